@@ -1,0 +1,50 @@
+# make demo   install, train the demo, score it, say where the report is
+# make test   install, then format check, lint, types and tests
+# make proof  the slow proofs: kills at random moments, memory over ten epochs
+# make bench  the ratio of training speed to a bare PyTorch loop
+# make docs   write the generated pages
+
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: demo test check proof bench docs format clean
+
+demo: .venv/installed
+	$(BIN)/phalanx train demo --run-dir $(DEMO_RUN)
+	$(BIN)/phalanx validate $(DEMO_RUN)
+	@echo "look at $(DEMO_RUN)/report.html"
+
+test: .venv/installed-dev check
+	$(BIN)/python -m pytest
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+proof: .venv/installed-dev
+	$(BIN)/python -m pytest -m slow
+
+bench: .venv/installed
+	$(BIN)/phalanx bench overhead
+
+docs: .venv/installed
+	$(BIN)/python scripts/write_docs.py
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phalanx needs Python 3.11 or later")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
