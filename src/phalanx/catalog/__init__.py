@@ -1,0 +1,1 @@
+"""What exists, as tables: each fact about a model or a dataset stands here once."""

@@ -1,0 +1,61 @@
+"""Named configs: in ./presets, among the entries of ./configs.yml, then those of Phalanx."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from phalanx.config.text import read_entries
+from phalanx.errors import ConfigError, suggest
+
+LOCAL_FOLDER = Path("presets")
+LOCAL_ENTRIES = Path("configs.yml")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Where a preset is written down."""
+
+    name: str
+    path: Path
+    inside: str | None  # the entry of configs.yml
+    origin: str
+
+
+def our_folder() -> Path:
+    """The folder of the presets that come with Phalanx."""
+    return Path(str(resources.files("phalanx") / "presets"))
+
+
+def iterate_presets() -> Iterator[Preset]:
+    """All presets that can be named here, the ones that win first."""
+    for path in sorted(LOCAL_FOLDER.glob("*.yaml")):
+        yield Preset(path.stem, path, None, f"preset {path}")
+    if LOCAL_ENTRIES.is_file():
+        for entry in read_entries(LOCAL_ENTRIES):
+            yield Preset(entry.key, LOCAL_ENTRIES, entry.key, f"preset {entry.key} (configs.yml)")
+    for path in sorted(our_folder().glob("*.yaml")):
+        yield Preset(path.stem, path, None, f"preset {path.stem}")
+
+
+def find_preset(name: str) -> Preset:
+    """The preset or file of that name; a name with a slash or .yaml is a file."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(f"{name}: no such file; `phalanx presets ls` lists the presets")
+        return Preset(name, path, None, f"file {name}")
+    presets = list(iterate_presets())
+    found = next((preset for preset in presets if preset.name == name), None)
+    if found is None:
+        names = dict.fromkeys(preset.name for preset in presets)
+        raise ConfigError(f"{name}: no preset is called that; {suggest(name, names)}")
+    return found
+
+
+def header_of(preset: Preset) -> str:
+    """The first comment line of a preset's file: what it trains."""
+    if preset.inside is not None:
+        return f"an entry of {preset.path}"
+    first = preset.path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""

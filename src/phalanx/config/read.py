@@ -1,0 +1,212 @@
+"""Merging: default < preset (and what it extends) < file < flag, validated once, all problems told.
+
+Whatever can be known to be wrong is found here, before torch is imported.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.config.presets import Preset, find_preset
+from phalanx.config.schema import OPTIONS, SPELLINGS, Config
+from phalanx.config.text import WANTED, Given, given_in_file, plain_kind, value_from_text
+from phalanx.errors import ConfigError, suggest
+
+EXCLUSIVE = (("epochs", "steps"),)  # the higher layer's word wins; both in one layer is an error
+DEFAULT_EPOCHS = 10.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A config with its history: who set each option, and the preset it began with."""
+
+    config: Config
+    origins: dict[str, str]
+    name: str  # of the preset; run folders are called after it
+
+
+Layer = dict[str, Given]
+
+
+def read_settings(
+    preset: str | None = None,
+    flags: Mapping[str, str] | None = None,
+    *,
+    problems: Iterable[str] = (),
+) -> Settings:
+    """The complete config for a preset or file and the flags given with it.
+
+    `problems` were found before, on the command line; all are reported together.
+    """
+    found = list(problems)
+    flagged = read_flags(flags or {}, found)
+    try:
+        chosen = find_preset(preset or default_preset(flagged))
+        layers = [*read_preset(chosen, found), flagged]
+    except ConfigError as error:
+        raise joined([str(error), *found]) from None
+    return settle(layers, found, name=chosen.name.rsplit("/", 1)[-1].removesuffix(".yaml"))
+
+
+def read_flags(flags: Mapping[str, str], problems: list[str]) -> Layer:
+    """Flags by option name, as values of the option's type."""
+    layer: Layer = {}
+    for spelling, text in flags.items():
+        where = f"--{spelling}"
+        name = SPELLINGS.get(spelling)
+        if name is None:
+            problems.append(f"{where}: no such option; {suggest(spelling, SPELLINGS)}")
+            continue
+        try:
+            layer[name] = Given(value_from_text(name, text), where, "flag")
+        except ValueError as error:
+            problems.append(f"{where}: {error}")
+    return layer
+
+
+def default_preset(flags: Layer) -> str:
+    """The preset of the dataset that was named, or the demo."""
+    name = flags["data"].value if "data" in flags else "embedded"
+    if name not in DATASETS:
+        raise ConfigError(f"--data: no dataset is called {name!r}; {suggest(name, DATASETS)}")
+    return DATASETS[name].preset
+
+
+def read_preset(preset: Preset, problems: list[str]) -> list[Layer]:
+    """The preset's options above those of the presets it extends, lowest first."""
+    layers: list[Layer] = []
+    seen: list[str] = []
+    while True:
+        seen.append(preset.name)
+        layer, trouble, extends = given_in_file(
+            preset.path, inside=preset.inside, origin=preset.origin
+        )
+        layers.insert(0, layer)
+        problems.extend(trouble)
+        if extends is None:
+            return layers
+        if extends in seen:
+            raise ConfigError(f"{preset.path}: extends goes in a ring: {' > '.join(seen)}")
+        preset = find_preset(extends)
+
+
+def read_again(
+    stored: Mapping[str, Any], *, flags: Mapping[str, str], where: str, name: str
+) -> Settings:
+    """The config of an existing run, with flags on top."""
+    problems = [f"{where}: {key}: no such option" for key in stored if key not in OPTIONS]
+    base: Layer = {
+        key: Given(value, f"{where}: {key}", "run")
+        for key, value in stored.items()
+        if key in OPTIONS
+    }
+    flagged = read_flags(flags, problems)
+    return settle([base, flagged], problems, name=name)
+
+
+def settle(layers: list[Layer], problems: list[str], *, name: str) -> Settings:
+    """Lay the layers over the defaults and validate the result once."""
+    merged: Layer = {}
+    for layer in layers:
+        for pair in EXCLUSIVE:
+            present = [option for option in pair if option in layer and layer[option].value]
+            if len(present) > 1:
+                problems.append(f"{layer[pair[0]].where}: give {' or '.join(pair)}, not both")
+            if present:
+                for option in pair:
+                    merged.pop(option, None)
+        merged.update(layer)
+    complete(merged)
+    config = validate(merged, problems)
+    if config is not None:
+        problems.extend(impossible(config, merged))
+    if problems or config is None:
+        raise joined(problems)
+    origins = {
+        option: merged[option].origin if option in merged else "default" for option in OPTIONS
+    }
+    return Settings(config, origins, name)
+
+
+def complete(merged: Layer) -> None:
+    """Fill in what depends on other options: the length, and the folder from the environment."""
+    if not any(option in merged and merged[option].value for option in ("epochs", "steps")):
+        merged["epochs"] = Given(DEFAULT_EPOCHS, "--epochs", "default")
+    data = merged["data"].value if "data" in merged else "embedded"
+    needs_folder = data in DATASETS and DATASETS[data].needs_folder
+    given = merged["data-dir"].value if "data-dir" in merged else None
+    if needs_folder and given is None and os.environ.get("DATA_DIR"):
+        merged["data-dir"] = Given(os.environ["DATA_DIR"], "DATA_DIR", "environment DATA_DIR")
+
+
+def validate(merged: Layer, problems: list[str]) -> Config | None:
+    """The frozen Config, or None with what is wrong appended to the problems."""
+    nested: dict[str, dict[str, Any]] = {}
+    for name, given in merged.items():
+        nested.setdefault(OPTIONS[name].section, {})[name] = given.value
+    try:
+        return Config.model_validate(nested)
+    except ValidationError as error:
+        for detail in error.errors():
+            name = str(detail["loc"][1])
+            problems.append(f"{merged[name].where}: {explain(name, detail)}")
+        return None
+
+
+def explain(name: str, detail: ErrorDetails) -> str:
+    """One validation error in a person's words, with the way out."""
+    option, value = OPTIONS[name], detail["input"]
+    context = detail.get("ctx", {})
+    if detail["type"] == "greater_than_equal":
+        return f"must be at least {context['ge']}, got {value}"
+    if detail["type"] == "less_than_equal":
+        return f"must be at most {context['le']}, got {value}"
+    if detail["type"] == "literal_error":
+        choices = next(a for a in flatten(option.kind) if get_origin(a) is Literal)
+        return f"no choice is called {value!r}; {suggest(str(value), get_args(choices))}"
+    if detail["type"] == "value_error":
+        return str(context["error"])
+    return f"wants {WANTED[plain_kind(option.kind)]}, got {value!r}"
+
+
+def flatten(annotation: Any) -> list[Any]:
+    """An annotation and everything inside it."""
+    inner = () if get_origin(annotation) is Literal else get_args(annotation)
+    return [annotation, *(part for kind in inner for part in flatten(kind))]
+
+
+def impossible(config: Config, merged: Layer) -> list[str]:
+    """Combinations of sound options that cannot run together."""
+    problems = []
+    if not DATASETS[config.data.data].needs_folder and config.data.data_dir is not None:
+        folders = ", ".join(name for name, facts in DATASETS.items() if facts.needs_folder)
+        problems.append(
+            f"{merged['data-dir'].where}: {config.data.data} reads no folder; "
+            f"say what lies there with --data ({folders})"
+        )
+    return problems
+
+
+def joined(problems: list[str]) -> ConfigError:
+    """One error that tells all problems."""
+    if len(problems) == 1:
+        return ConfigError(problems[0])
+    return ConfigError("\n".join([f"{len(problems)} problems:", *(f"  {p}" for p in problems)]))
+
+
+def dump_config(config: Config) -> str:
+    """The config as YAML that reads back to the same values, a comment a section."""
+    lines = ["# every option of this run; read back by --resume and --fork"]
+    section = ""
+    for name, value in config.flat().items():
+        if OPTIONS[name].section != section:
+            section = OPTIONS[name].section
+            lines += ["", f"# {OPTIONS[name].heading}"]
+        lines.append(yaml.safe_dump({name: value}, default_flow_style=False).rstrip())
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,269 @@
+"""Every option of Phalanx: its default, its limits and its line of help, each in one place.
+
+A flag, a YAML key and an attribute are the same word: `--batch-size`, `batch-size:`,
+`config.data.batch_size`. Sections only group options in code, help and docs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.models import MODELS
+from phalanx.errors import ConfigError, suggest
+from phalanx.units import parse_duration, parse_rate, parse_share
+
+
+def checked(parse: Callable[[str], object]) -> AfterValidator:
+    """A check that the text can be parsed; the text itself stays the value."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    return AfterValidator(check)
+
+
+def known_name(kind: str, table: dict[str, Any]) -> AfterValidator:
+    """A check that the word is in a table of the catalog."""
+
+    def check(name: str) -> str:
+        if name not in table:
+            raise ValueError(f"no {kind} is called {name!r}; {suggest(name, table)}")
+        return name
+
+    return AfterValidator(check)
+
+
+DurationText = Annotated[str, checked(parse_duration)]
+RateText = Annotated[str, checked(parse_rate)]
+ShareText = Annotated[str, checked(lambda text: parse_share(text, 100))]
+ModelName = Annotated[str, known_name("model", MODELS)]
+DatasetName = Annotated[str, known_name("dataset", DATASETS)]
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    resumable: bool = False,
+    also: tuple[str, ...] = (),
+    auto: str = "",
+) -> Any:
+    """Declare an option.
+
+    resumable: a resume may change it, because it does not touch the maths. also: older
+    spellings that are accepted. auto: what stands in when the value is not given.
+    """
+    extra: dict[str, Any] = {"resumable": resumable, "also": list(also), "auto": auto}
+    return Field(default, description=help, ge=low, le=high, json_schema_extra=extra)
+
+
+class Section(BaseModel):
+    """A group of options; frozen, and closed to names it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+        populate_by_name=True,
+    )
+
+
+class DataConfig(Section):
+    """Data: what is read, and in which portions."""
+
+    data: DatasetName = option("embedded", "Which dataset: " + ", ".join(DATASETS) + ".")
+    data_dir: str | None = option(
+        None,
+        "Folder that holds the dataset; the environment's DATA_DIR stands in for it.",
+        resumable=True,
+        also=("imagenet-data-path",),
+    )
+    image_size: int | None = option(
+        None, "Height and width the model sees.", low=8, high=2048, auto="the dataset's own"
+    )
+    batch_size: int = option(
+        64, "Micro-batch: images in one forward pass of one replica.", low=1, high=65536
+    )
+    valid_batch_size: int | None = option(
+        None,
+        "Images in one forward pass when scoring; no score depends on it.",
+        low=1,
+        high=65536,
+        resumable=True,
+        auto="the larger of batch-size and 250",
+    )
+    epoch_tail: Literal["carry", "drop"] = option(
+        "carry", "carry: a step may take images of two epochs; drop: what fills no step is left."
+    )
+    iterations: int = option(
+        100, "Length of one epoch of generated and synthetic data, in steps.", low=1
+    )
+    workers: int | None = option(
+        None,
+        "Processes that decode and augment; batches are the same for any number.",
+        low=0,
+        high=256,
+        resumable=True,
+        auto="one per core, none for sets held in memory",
+    )
+    max_bad: ShareText | None = option(
+        None,
+        "Undecodable training images to put up with, such as 10 or 1%.",
+        resumable=True,
+        auto="10 images or 1 %, whichever is more",
+    )
+
+
+class ModelConfig(Section):
+    """Model: which network."""
+
+    model: ModelName = option("resnet8", "Which model: " + ", ".join(MODELS) + ".")
+    zero_init_residual: bool = option(
+        False, "Start each residual block as its bare shortcut: last norm's weight at zero."
+    )
+
+
+class OptimConfig(Section):
+    """Optimizer: how weights are updated."""
+
+    optimizer: Literal["sgd"] = option("sgd", "Update rule: sgd, with --momentum.")
+    lr: float = option(0.1, "Peak learning rate, for the whole global batch.", low=0)
+    momentum: float = option(0.9, "Momentum of sgd.", low=0, high=1)
+    weight_decay: float = option(
+        1e-4, "Decoupled decay of convolution and linear weights; norms and biases get none.", low=0
+    )
+    lr_schedule: Literal["cosine", "constant"] = option(
+        "cosine", "Shape of the learning rate over the run: cosine or constant."
+    )
+    warmup_epoch: DurationText = option(
+        "0ep", "Length of the linear warm-up: 5ep, 500st or 10%; a bare number counts epochs."
+    )
+    label_smoothing: float = option(
+        0.0, "Share of the target spread evenly over all classes.", low=0, high=0.999
+    )
+
+
+class TrainConfig(Section):
+    """Training: how long, how large a step, what is written when."""
+
+    epochs: float | None = option(
+        None, "Length of the run in epochs.", low=0.0001, also=("epoch",), auto="10 without --steps"
+    )
+    steps: int | None = option(None, "Length of the run in optimizer steps, instead.", low=1)
+    gradient_accumulation: int = option(
+        1, "Micro-batches per replica and optimizer step.", low=1, high=65536
+    )
+    seed: int = option(0, "Where all randomness starts.", low=0, high=2**63 - 1)
+    logs_per_epoch: RateText = option(
+        "5", "Log points per epoch: 5, 1/2 for every second epoch, 0 for none.", resumable=True
+    )
+
+
+class RunConfig(Section):
+    """Run: the folder and what is kept in it."""
+
+    run_dir: str | None = option(
+        None, "Folder of the run.", also=("checkpoint-path",), auto="runs/NAME-TIME"
+    )
+    ckpts_per_epoch: RateText = option(
+        "1",
+        "Checkpoints per epoch: 2, 1/2 for every second epoch, 0 for none but at a stop.",
+        resumable=True,
+    )
+    keep: int = option(
+        2, "Newest checkpoints to keep; the best one stays besides.", low=1, resumable=True
+    )
+
+
+class MachineConfig(Section):
+    """Machine: where it runs."""
+
+    device: str = option("auto", "auto, cpu, cuda, cuda:0,2 (those two) or mps.", resumable=True)
+    precision: Literal["auto", "32.32", "16.32"] = option(
+        "auto",
+        "Bits of computation and of weights: 32.32, or 16.32 (bfloat16 compute).",
+        auto="32.32 on a CPU, 16.32 on a GPU",
+    )
+    replicas: int = option(1, "Copies of the model that share a step.", low=1, high=65536)
+
+
+class Config(Section):
+    """All options, complete and frozen. Derived numbers live in the Plan, never here."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    run: RunConfig = RunConfig()
+    machine: MachineConfig = MachineConfig()
+
+    def flat(self) -> dict[str, Any]:
+        """Every option's value under its flag's name."""
+        return {
+            name: value
+            for section in self.model_dump(by_alias=True).values()
+            for name, value in section.items()
+        }
+
+
+@dataclass(frozen=True)
+class Option:
+    """What help, docs and the reader need to know of one option."""
+
+    name: str  # as in --name
+    section: str
+    heading: str
+    kind: Any  # the annotation
+    default: Any
+    help: str
+    auto: str
+    resumable: bool
+    also: tuple[str, ...]
+    low: float | None
+    high: float | None
+
+
+def limit(field: FieldInfo, name: str) -> float | None:
+    """A field's bound, which pydantic keeps among its metadata."""
+    return next((getattr(m, name) for m in field.metadata if hasattr(m, name)), None)
+
+
+def iterate_options() -> Iterator[Option]:
+    """All options in the order of the schema."""
+    for section, holder in Config.model_fields.items():
+        kind = holder.annotation
+        assert isinstance(kind, type) and issubclass(kind, Section)
+        for name, field in kind.model_fields.items():
+            extra = field.json_schema_extra
+            assert isinstance(extra, dict)
+            yield Option(
+                name=name.replace("_", "-"),
+                section=section,
+                heading=(kind.__doc__ or "").rstrip("."),
+                kind=field.annotation,
+                default=field.default,
+                help=field.description or "",
+                auto=str(extra["auto"]),
+                resumable=bool(extra["resumable"]),
+                also=tuple(str(old) for old in extra["also"]),  # type: ignore[union-attr]
+                low=limit(field, "ge"),
+                high=limit(field, "le"),
+            )
+
+
+OPTIONS: dict[str, Option] = {option.name: option for option in iterate_options()}
+SPELLINGS: dict[str, str] = {
+    spelling: o.name for o in OPTIONS.values() for spelling in (o.name, *o.also)
+}

@@ -1,0 +1,94 @@
+"""What a user can mend, as a family of exceptions. Everything else keeps its traceback.
+
+UserError                 exit  what it is about
+  ConfigError                2  options, presets, impossible combinations
+  DataError                  3  folders, files and images
+  CheckpointError            4  run folders and what is saved in them
+  DivergedError              5  training that left the finite numbers
+  DiskError                  6  no space, no permission, a write that did not read back
+Stopped                     75  a signal came; everything is saved and a resume goes on
+(second Ctrl-C)            130  left at once
+"""
+
+import errno
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+
+EXIT_STOPPED = 75
+EXIT_LEFT_AT_ONCE = 130
+
+
+class UserError(Exception):
+    """A mistake the user can mend: the message says where, what, and the way out."""
+
+    exit_code = 1
+
+
+class ConfigError(UserError):
+    """Options that do not exist, do not fit or contradict each other."""
+
+    exit_code = 2
+
+
+class DataError(UserError):
+    """Data that is missing, empty, unreadable or not what the run was started with."""
+
+    exit_code = 3
+
+
+class CheckpointError(UserError):
+    """A run or checkpoint that is missing, damaged, too new or not ours."""
+
+    exit_code = 4
+
+
+class DivergedError(UserError):
+    """A loss that is no longer a number."""
+
+    exit_code = 5
+
+
+class DiskError(UserError):
+    """A write that failed: no space, no permission, or bytes that read back differently."""
+
+    exit_code = 6
+
+
+class Stopped(Exception):
+    """A signal ended the run early; its state is saved."""
+
+    exit_code = EXIT_STOPPED
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The way out of a misspelt name: the nearest known one, or all when there are few.
+
+    >>> suggest("resnet19", ["resnet18", "resnet50"])
+    "did you mean 'resnet18'?"
+    """
+    known = list(known)
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"there are {', '.join(known)}" if len(known) <= 12 else f"{len(known)} exist"
+
+
+@contextmanager
+def blame_disk(path: Path) -> Iterator[None]:
+    """Turn what the system says of a write into a DiskError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(f"{path}: {error.strerror or error}; {disk_advice(path, error)}") from error
+
+
+def disk_advice(path: Path, error: OSError) -> str:
+    """The way out of a failed write."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
+        free = shutil.disk_usage(place).free // 2**20
+        return f"{free} MiB are free there; make room, then go on with --resume"
+    return "choose a folder that can be written with --run-dir"

@@ -1,0 +1,112 @@
+"""Durations and counts that carry their unit: "5ep", "500st", "10%", and numbers for people."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from phalanx.errors import ConfigError
+
+DURATION = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(ep|st|%)?\s*$")
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length of training in epochs, steps or percent of the whole run.
+
+    The amount is exact: 0.1 is one tenth, so that rounding never moves an event by a step.
+    """
+
+    amount: Fraction
+    unit: str  # "ep", "st" or "%"
+
+    def steps(self, *, images: int, global_batch: int, total_steps: int) -> int:
+        """This duration in whole optimizer steps, rounded up: half a step still takes one."""
+        whole = {
+            "ep": Fraction(images, global_batch),
+            "st": Fraction(1),
+            "%": Fraction(total_steps, 100),
+        }[self.unit]
+        return -int(-self.amount * whole // 1)
+
+    def __str__(self) -> str:
+        return f"{float(self.amount):g}{self.unit}"
+
+
+def parse_duration(text: str | int | float) -> Duration:
+    """Read "5ep", "500st" or "10%"; a bare number counts epochs.
+
+    >>> str(parse_duration("2.5ep")), str(parse_duration(5)), str(parse_duration("10 %"))
+    ('2.5ep', '5ep', '10%')
+    """
+    match = DURATION.match(str(text))
+    if not match:
+        raise ConfigError(f"wants a length such as 5ep, 500st or 10%, got {str(text)!r}")
+    amount, unit = Fraction(match[1]), match[2] or "ep"
+    if unit == "st" and amount.denominator != 1:
+        raise ConfigError(f"steps are whole, got {str(text)!r}; try {round(amount)}st")
+    if unit == "%" and amount > 100:
+        raise ConfigError(f"a share of the run is at most 100%, got {str(text)!r}")
+    return Duration(amount, unit)
+
+
+def parse_rate(text: str | int | float) -> Fraction:
+    """How often per epoch: 2 is twice an epoch, "1/2" every second epoch, 0 never.
+
+    >>> parse_rate("1/3"), parse_rate(2), parse_rate("0.5")
+    (Fraction(1, 3), Fraction(2, 1), Fraction(1, 2))
+    """
+    try:
+        rate = Fraction(str(text))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"wants times per epoch such as 2, 1/2 or 0, got {str(text)!r}") from None
+    if rate < 0:
+        raise ConfigError(f"cannot be negative, got {str(text)!r}")
+    return rate
+
+
+def parse_share(text: str | int, whole: int) -> int:
+    """A count, or a share of `whole` rounded down.
+
+    >>> parse_share("10", 8000), parse_share("1%", 8000)
+    (10, 80)
+    """
+    match = re.match(r"^\s*(\d+(?:\.\d*)?)\s*(%?)\s*$", str(text))
+    if not match or (not match[2] and "." in match[1]):
+        raise ConfigError(f"wants a count or a share such as 10 or 1%, got {str(text)!r}")
+    return int(Fraction(match[1]) * whole / 100) if match[2] else int(match[1])
+
+
+def format_count(number: float) -> str:
+    """A count with thousands set apart.
+
+    >>> format_count(1281167)
+    '1,281,167'
+    """
+    return f"{number:,.0f}"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in the unit a person would choose.
+
+    >>> format_bytes(3_000_000), format_bytes(512)
+    ('2.9 MiB', '512 B')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration on the clock.
+
+    >>> format_seconds(8), format_seconds(75), format_seconds(7322)
+    ('8s', '1m15s', '2h02m')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
