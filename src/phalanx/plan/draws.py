@@ -1,0 +1,57 @@
+"""Counter-based randomness: a draw is a pure function of (seed, name, position, lane).
+
+Nothing is stored and nothing advances, so any draw can be made again, alone, on any machine.
+The arithmetic is wrapping 64-bit integers throughout; no library's random stream is involved.
+"""
+
+from functools import lru_cache
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Words = NDArray[np.uint64]
+
+MASK = (1 << 64) - 1
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads neighbouring counters apart
+
+
+def mix(words: Words) -> Words:
+    """Each word scrambled by the splitmix64 finaliser: one flipped bit flips half of them.
+
+    Takes arrays only: numpy warns when a single number wraps around, and never for arrays.
+    """
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+@lru_cache(maxsize=4096)
+def stream_key(seed: int, name: str, lane: int) -> np.uint64:
+    """The key of one stream of draws."""
+    key = np.zeros(1, np.uint64)
+    for part in (seed, crc32(name.encode()), lane):
+        key = mix(key + GOLDEN + np.uint64(part & MASK))
+    return key[0]
+
+
+def draw_bits(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> Words:
+    """64 random bits for each position of the stream called `name`."""
+    places = np.asarray(positions, np.int64).view(np.uint64)
+    key = stream_key(seed, name, lane)
+    return mix(mix(np.atleast_1d(places) * GOLDEN + key) ^ key).reshape(places.shape)
+
+
+def draw_uniform(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> NDArray[np.float64]:
+    """A number in [0, 1) for each position, in steps of 2**-53."""
+    return (draw_bits(seed, name, positions, lane) >> np.uint64(11)) * 2.0**-53
+
+
+def draw_below(
+    bound: int, seed: int, name: str, positions: ArrayLike, lane: int = 0
+) -> NDArray[np.int64]:
+    """A whole number in [0, bound) for each position."""
+    if not 1 <= bound <= 1 << 32:
+        raise ValueError(f"a bound lies between 1 and 2**32, got {bound}")
+    high = draw_bits(seed, name, positions, lane) >> np.uint64(32)
+    return ((high * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)

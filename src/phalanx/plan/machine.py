@@ -1,0 +1,44 @@
+"""What this machine offers, found out without importing torch."""
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+from phalanx.errors import ConfigError
+
+DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
+
+
+def count_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def resolve_device(asked: str) -> str:
+    """The device that `asked` stands for; auto takes the fastest one that seems to be here.
+
+    torch has the last word when the run is assembled: this looks only at what the system shows.
+    """
+    if not DEVICES.match(asked):
+        raise ConfigError(f"--device: wants auto, cpu, cuda, cuda:0,2 or mps, got {asked!r}")
+    if asked != "auto":
+        return asked
+    if has_cuda():
+        return "cuda"
+    apple = platform.system() == "Darwin" and platform.machine() == "arm64"
+    return "mps" if apple else "cpu"
+
+
+def has_cuda() -> bool:
+    """Whether a CUDA device shows itself and torch was built to use it."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return False
+    try:
+        torch_version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+    return not torch_version.endswith("+cpu") and any(Path("/dev").glob("nvidia[0-9]*"))

@@ -1,0 +1,82 @@
+"""The order of training images: pure arithmetic from a stream position to an image."""
+
+from dataclasses import dataclass
+from math import isqrt
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phalanx.errors import ConfigError
+from phalanx.plan.draws import GOLDEN, Words, draw_bits, mix
+
+ROUNDS = 6  # four make a Feistel network indistinguishable from chance; two more for small sets
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Which image stands where in the training stream; nothing is stored, all is computed.
+
+    The stream is epoch 0's permutation, then epoch 1's, and so on: position p is place
+    p % images of epoch p // images.
+    """
+
+    images: int
+    global_batch: int
+    seed: int
+    drop_tail: bool = False  # leave out what does not fill a last whole batch of an epoch
+
+    def __post_init__(self) -> None:
+        if self.images < 1 or self.global_batch < 1:
+            raise ConfigError(
+                f"an order needs at least one image and a batch of one, got {self.images} images "
+                f"and a global batch of {self.global_batch}"
+            )
+        if self.drop_tail and self.global_batch > self.images:
+            raise ConfigError(
+                f"--epoch-tail drop leaves no step: a global batch of {self.global_batch} is more "
+                f"than all {self.images} images; use a smaller batch or --epoch-tail carry"
+            )
+
+    def positions(self, step: int) -> Positions:
+        """The stream positions of one step, [global_batch]."""
+        start = step * self.global_batch
+        if self.drop_tail:
+            epoch, place = divmod(step, self.images // self.global_batch)
+            start = epoch * self.images + place * self.global_batch
+        return np.arange(start, start + self.global_batch, dtype=np.int64)
+
+    def micro_batch(self, step: int, *, slice: int, size: int) -> Positions:
+        """The positions of one micro-batch; replica r of R has slices r, R + r, 2R + r..."""
+        return self.positions(step)[slice * size : (slice + 1) * size]
+
+    def indices(self, positions: ArrayLike) -> NDArray[np.int64]:
+        """The image at each position."""
+        places = np.asarray(positions, np.int64)
+        epochs, places = np.divmod(np.atleast_1d(places), self.images)
+        keys = draw_bits(self.seed, "order", epochs)
+        return permute(places, keys, size=self.images).reshape(np.shape(positions))
+
+
+def permute(places: Positions, keys: Words, *, size: int) -> NDArray[np.int64]:
+    """Where each place in 0..size-1 lands in the permutation that its key names.
+
+    A Feistel network permutes the square of side ceil(sqrt(size)), of which `size` fills nearly
+    all; a place that lands outside walks on along its cycle until it is inside again.
+    """
+    side = np.uint64(isqrt(size - 1) + 1)
+    landed = _feistel(places.astype(np.uint64), keys, side=side)
+    outside = np.flatnonzero(landed >= size)
+    while outside.size:
+        landed[outside] = _feistel(landed[outside], keys[outside], side=side)
+        outside = outside[landed[outside] >= size]
+    return landed.astype(np.int64)
+
+
+def _feistel(values: Words, keys: Words, *, side: np.uint64) -> Words:
+    left, right = np.divmod(values, side)
+    for turn in range(ROUNDS):
+        noise = mix(right * GOLDEN + (keys ^ np.uint64(turn)))
+        left, right = right, (left + noise % side) % side
+    return left * side + right
