@@ -1,0 +1,1 @@
+"""Images from files to batches of bytes; nothing in this room imports torch."""

@@ -1,0 +1,164 @@
+"""What a batch is made from, what it is, and the function that fills one."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.generated import GeneratedSpec
+from phalanx.data.pixels import BadImage, Pixels
+from phalanx.data.sources import Source, Split, open_source
+from phalanx.data.transforms import TRANSFORMS
+from phalanx.errors import ConfigError, DataError, suggest
+from phalanx.plan.order import Order
+
+NOTES_KEPT = 10
+BAD_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that decides a batch's pixels; travels to worker processes as JSON."""
+
+    data: str
+    data_dir: str | None = None
+    image_size: int
+    augment: str
+    seed: int
+    order: Order | None = None  # None where nothing is trained
+    generated_images: int = 0
+    generated_valid_images: int = 0
+
+    def __post_init__(self) -> None:
+        if self.augment not in TRANSFORMS:
+            way_out = suggest(self.augment, TRANSFORMS)
+            raise ConfigError(f"--augment: no such augmentation {self.augment!r}; {way_out}")
+
+    def open(self, split: Split) -> Source:
+        """The images of one split."""
+        lengths = {"train": self.generated_images, "valid": self.generated_valid_images}
+        generated = GeneratedSpec(images=lengths[split], image_size=self.image_size, seed=self.seed)
+        source = open_source(self.data, self.data_dir, split, generated=generated)
+        if split == "train" and self.order is not None and self.order.images != len(source):
+            raise DataError(
+                f"{self.data_dir or self.data}: {len(source):,} training images, but this run is "
+                f"laid out for {self.order.images:,}; restore the data or start a new run"
+            )
+        return source
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that `from_json` takes back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> "Recipe":
+        """The recipe that `to_json` was called on."""
+        order = plain["order"]
+        return cls(**{**plain, "order": None if order is None else Order(**order)})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one micro-batch, or of one portion when scoring."""
+
+    pixels: NDArray[np.uint8]  # [B, H, W, 3]
+    labels: NDArray[np.int64]  # [B]
+    indices: NDArray[np.int64]  # [B]; -1 on rows that only pad or could not be read
+    positions: NDArray[np.int64]  # [B]; in the stream when training, else in the split
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What came up while reading one split, by image; grows as reading goes on."""
+
+    bad: dict[int, str] = field(default_factory=dict)  # its name and what is wrong with it
+    notes: dict[int, str] = field(default_factory=dict)  # the first few that had to be enlarged
+
+
+class Rows(NamedTuple):
+    """What a fill says of its rows."""
+
+    labels: NDArray[np.int64]
+    indices: NDArray[np.int64]
+
+
+class Reader:
+    """Fills rows of pixels from one split and remembers which images were bad or small."""
+
+    def __init__(self, recipe: Recipe, split: Split, *, findings: Findings, max_bad: int | None):
+        self.recipe = recipe
+        self.split = split
+        self.max_bad = max_bad if split == "train" else None
+        self.source = recipe.open(split)
+        self.transform = TRANSFORMS[recipe.augment]
+        self.findings = findings
+
+    def fill(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
+        """Write an image into each row: keys are stream positions, or indices when scoring."""
+        fill = self._fill_training if self.split == "train" else self._fill_scoring
+        return fill(keys, out)
+
+    def _fill_training(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
+        if self.recipe.order is None:
+            raise ValueError("a recipe without an order has no training batches")
+        draws = self.transform.draw(self.recipe.seed, keys)
+        indices = self.recipe.order.indices(keys)
+        for row, wanted in enumerate(indices.tolist()):
+            indices[row], image = self._read_or_next(wanted)
+            self.transform.train(image, draws[row], out[row])
+        return Rows(self.source.labels[indices], indices)
+
+    def _fill_scoring(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
+        indices = keys.copy()
+        for row, index in enumerate(keys.tolist()):
+            image = self._read(index)
+            if image is None:
+                out[row] = 0
+                indices[row] = -1
+            else:
+                self.transform.evaluate(image, out[row])
+        return Rows(np.where(indices < 0, 0, self.source.labels[keys]), indices)
+
+    def _read_or_next(self, index: int) -> tuple[int, Pixels]:
+        image = self._read(index)
+        while image is None:
+            bad = self.findings.bad
+            if len(bad) == len(self.source):
+                raise DataError(describe_bad(bad, "none of the training images can be read"))
+            index = (index + 1) % len(self.source)
+            image = self._read(index)
+        return index, image
+
+    def _read(self, index: int) -> Pixels | None:
+        if index in self.findings.bad:
+            return None
+        try:
+            image = self.source.read(index)
+        except BadImage as bad:
+            self.findings.bad[index] = str(bad)
+            check_bad(self.findings.bad, self.max_bad)
+            return None
+        self._note_size(index, image)
+        return image
+
+    def _note_size(self, index: int, image: Pixels) -> None:
+        size = self.recipe.image_size
+        height, width, _ = image.shape
+        if (height < size or width < size) and len(self.findings.notes) < NOTES_KEPT:
+            name = self.source.name(index)
+            self.findings.notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
+
+
+def check_bad(bad: dict[int, str], max_bad: int | None) -> None:
+    """Raise DataError when more training images are bad than the run puts up with."""
+    if max_bad is not None and len(bad) > max_bad:
+        raise DataError(
+            describe_bad(bad, f"more than {max_bad} training images cannot be read")
+            + "\nmend or remove them, or allow more with --max-bad"
+        )
+
+
+def describe_bad(bad: dict[int, str], what: str) -> str:
+    """The first bad images by name, under a line that says what they mean."""
+    return "\n".join([f"{what}, the first are:", *(bad[i] for i in sorted(bad)[:BAD_SHOWN])])

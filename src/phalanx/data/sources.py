@@ -1,0 +1,75 @@
+"""Where images come from: one table from a dataset's name to what opens it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.arrays import open_embedded
+from phalanx.data.cifar import open_cifar10
+from phalanx.data.folder import open_folder
+from phalanx.data.generated import GeneratedSpec, open_generated
+from phalanx.data.idx import open_idx
+from phalanx.errors import ConfigError, DataError, suggest
+
+Split = Literal["train", "valid"]
+
+
+class Source(Protocol):
+    """Random access to the images of one split."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The class of each image."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The image as RGB, [height, width, 3]; raises BadImage."""
+
+    def name(self, index: int) -> str:
+        """What a person can find the image by."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Counts and a hash that change when the data does."""
+
+
+Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
+
+OPENERS: dict[str, Opener] = {  # "synthetic" is made on the device and has nothing to open
+    "embedded": lambda _dir, split, _spec: open_embedded(split),
+    "fashion-mnist": lambda data_dir, split, _spec: open_idx(
+        "fashion-mnist", _existing_folder(data_dir), split
+    ),
+    "mnist": lambda data_dir, split, _spec: open_idx("mnist", _existing_folder(data_dir), split),
+    "cifar10": lambda data_dir, split, _spec: open_cifar10(_existing_folder(data_dir), split),
+    "folder": lambda data_dir, split, _spec: open_folder(_existing_folder(data_dir), split),
+    "generated": lambda _dir, _split, spec: open_generated(spec),
+}
+
+
+def open_source(
+    data: str, data_dir: str | None, split: Split, *, generated: GeneratedSpec | None = None
+) -> Source:
+    """The images of one split of a dataset."""
+    if data not in OPENERS:
+        raise ConfigError(f"--data: {data!r} has no images to read; {suggest(data, OPENERS)}")
+    return OPENERS[data](data_dir, split, generated)
+
+
+def _existing_folder(data_dir: str | None) -> Path:
+    if not data_dir:
+        raise DataError(
+            "this dataset lies in a folder: give --data-dir DIR, or set DATA_DIR in the environment"
+        )
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "no such folder"
+        raise DataError(f"{folder}: {what}; give the dataset's folder with --data-dir or DATA_DIR")
+    return folder
