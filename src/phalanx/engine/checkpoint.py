@@ -1,0 +1,115 @@
+"""From a training state to a checkpoint and back, and saving that training does not wait for."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor, nn
+
+from phalanx.engine.shelf import FORMAT, prune, read_files, write_checkpoint
+from phalanx.engine.state import TrainState, hash_weights
+from phalanx.errors import CheckpointError
+from phalanx.optim.sgd import named_state, restore_state
+
+WEIGHTS, OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state at rest: copies that training no longer touches."""
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    plain: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """The step it was taken at."""
+        return int(self.plain["step"])
+
+
+def take_snapshot(state: TrainState) -> Snapshot:
+    """Copy the state to host memory. Waits for the device."""
+
+    def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+
+    plain = json.loads(json.dumps(state.plain()))
+    optimizer = named_state(state.model, state.optimizer)
+    return Snapshot(copied(state.model.state_dict()), copied(optimizer), plain)
+
+
+def pack(snapshot: Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
+    """The files of a checkpoint; `about` is what travels with every checkpoint of a run."""
+    facts = {
+        "format": FORMAT,
+        "state": snapshot.plain,
+        "weights_sha256": hash_weights(snapshot.weights),
+        **about,
+    }
+    return {
+        WEIGHTS: tensors_to_bytes(snapshot.weights),
+        OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
+        FACTS: json.dumps(facts, indent=1).encode(),
+    }
+
+
+class Saver:
+    """Writes checkpoints in the background, one at a time; a failure is raised at the next call."""
+
+    def __init__(self, shelf: Path, *, keep: int, about: dict[str, Any]) -> None:
+        self._shelf, self._keep, self._about = shelf, keep, about
+        self._thread: Thread | None = None
+        self._failure: Exception | None = None
+
+    def save(self, state: TrainState) -> None:
+        """Copy the state now and write it while training goes on."""
+        self.wait()
+        snapshot = take_snapshot(state)
+        self._thread = Thread(target=self._write, args=(snapshot,), name="saver")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return once everything handed over is on disk, or raise what prevented it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            write_checkpoint(self._shelf, snapshot.step, pack(snapshot, self._about))
+            scores = {int(step): top1 for step, top1 in snapshot.plain["scores"].items()}
+            prune(self._shelf, keep=self._keep, scores=scores)
+        except Exception as failure:  # noqa: BLE001 - carried to the training thread, raised there
+            self._failure = failure
+
+
+def restore(state: TrainState, checkpoint: Path) -> None:
+    """Put a checkpoint's contents into a freshly built state."""
+    files = read_files(checkpoint)
+    load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
+    restore_state(state.model, state.optimizer, tensors_from_bytes(files[OPTIMIZER]))
+    state.restore_plain(json.loads(files[FACTS])["state"])
+
+
+def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
+    """Fill a model; names and shapes must be exactly its own."""
+    found, wanted = tensors_from_bytes(content), model.state_dict()
+    problems = [f"{name} is missing" for name in wanted.keys() - found.keys()]
+    problems += [f"{name} is not of this model" for name in found.keys() - wanted.keys()]
+    problems += [
+        f"{name} is {tuple(found[name].shape)}, the model wants {tuple(wanted[name].shape)}"
+        for name in wanted.keys() & found.keys()
+        if found[name].shape != wanted[name].shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise CheckpointError(f"{where}: {'; '.join(sorted(problems)[:3])}{more}")
+    model.load_state_dict(found)

@@ -1,0 +1,100 @@
+"""Scores that count every image exactly once."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.engine.step import StepRule
+from phalanx.errors import DataError
+
+
+class ValidBatch(NamedTuple):
+    """Images to score; index -1 marks rows that only pad the batch or could not be read."""
+
+    images: Tensor  # [N, 3, H, W]
+    labels: Tensor  # [N]
+    indices: Tensor  # [N]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the model got right, and every single answer behind it."""
+
+    indices: np.ndarray  # int64 [n], place of each image in its split
+    labels: np.ndarray  # int64 [n]
+    ranked: np.ndarray  # int64 [n, min(5, classes)], best answer first
+    confidence: np.ndarray  # float32 [n], of the best answer
+    losses: np.ndarray  # float32 [n]
+    classes: int
+
+    @property
+    def scored(self) -> int:
+        """Images that count."""
+        return len(self.indices)
+
+    @property
+    def hits(self) -> int:
+        """Images whose best answer is right."""
+        return int((self.ranked[:, 0] == self.labels).sum())
+
+    @property
+    def top1(self) -> float:
+        """Share of images whose best answer is right."""
+        return self.hits / self.scored
+
+    @property
+    def top5(self) -> float | None:
+        """Share with the label among five answers; None where five classes or fewer exist."""
+        if self.classes <= 5:
+            return None
+        return int((self.ranked == self.labels[:, None]).any(1).sum()) / self.scored
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy, without smoothing."""
+        return float(self.losses.mean(dtype=np.float64))
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[ValidBatch],
+    *,
+    rule: StepRule,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Score | None:
+    """Score all batches; None when it was interrupted on the way."""
+    model.eval()
+    answers = []
+    classes = 0
+    for batch in batches:
+        if interrupted():
+            return None
+        with rule.precision():
+            logits = model(batch.images).float()
+        classes = logits.shape[1]
+        answers.append(answer(logits, batch))
+    if not answers:
+        raise DataError("there is no image to score: the validation split is empty")
+    columns = {name: torch.cat([row[name] for row in answers]).cpu().numpy() for name in answers[0]}
+    real = columns["indices"] >= 0
+    if not real.any():
+        raise DataError("there is no image to score: none of the validation split decodes")
+    return Score(**{name: column[real] for name, column in columns.items()}, classes=classes)
+
+
+def answer(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
+    """What is kept of each row of a batch."""
+    best = logits.softmax(1).topk(min(5, logits.shape[1]))
+    return {
+        "indices": batch.indices,
+        "labels": batch.labels,
+        "ranked": best.indices,
+        "confidence": best.values[:, 0],
+        "losses": F.cross_entropy(logits, batch.labels, reduction="none"),
+    }

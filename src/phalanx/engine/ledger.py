@@ -1,0 +1,34 @@
+"""Each step's numbers, kept on the device until somebody must look."""
+
+import torch
+from torch import Tensor
+
+from phalanx.engine.state import Sums
+
+CAPACITY = 512  # steps; a run that never logs is read this often
+
+
+class Ledger:
+    """A buffer of [loss, gradient norm, top-1] a step, read in one go."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._rows = torch.zeros(CAPACITY, 3, device=device)
+        self._count = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the buffer must be read before the next step."""
+        return self._count == CAPACITY
+
+    def add(self, numbers: Tensor) -> None:
+        """Take one step's numbers, without waiting for them."""
+        self._rows[self._count] = numbers
+        self._count += 1
+
+    def settle(self, sums: Sums) -> list[tuple[float, float, float]]:
+        """All steps since the last time, added to the sums. Waits for the device."""
+        rows = [tuple(row) for row in self._rows[: self._count].tolist()]
+        self._count = 0
+        for loss, grad_norm, top1 in rows:
+            sums.add(loss=loss, grad_norm=grad_norm, top1=top1)
+        return rows

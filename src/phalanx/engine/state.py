@@ -1,0 +1,92 @@
+"""What changes while training, and nothing else."""
+
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Sums:
+    """Running sums since the last log point; part of the state, so that a resume loses none."""
+
+    steps: int = 0
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    top1: float = 0.0
+
+    def add(self, *, loss: float, grad_norm: float, top1: float) -> None:
+        """Take one step in."""
+        self.steps += 1
+        self.loss += loss
+        self.grad_norm += grad_norm
+        self.top1 += top1
+
+
+@dataclass
+class Clock:
+    """Time spent training: waiting for data counts, evaluation and saving do not."""
+
+    images: int = 0
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+
+    def add(self, *, images: int, busy_s: float, wait_s: float) -> None:
+        """Take a stretch of training in."""
+        self.images += images
+        self.busy_s += busy_s
+        self.wait_s += wait_s
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Rate over all that was measured, or None."""
+        return self.images / self.busy_s if self.busy_s else None
+
+    @property
+    def data_wait(self) -> float | None:
+        """Share of the time spent waiting for data, or None."""
+        return self.wait_s / self.busy_s if self.busy_s else None
+
+
+@dataclass
+class TrainState:
+    """Everything a checkpoint must bring back."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    scores: dict[int, float] = field(default_factory=dict)  # step to validation top-1
+    sums: Sums = field(default_factory=Sums)
+    clock: Clock = field(default_factory=Clock)
+    bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
+
+    def plain(self) -> dict[str, Any]:
+        """The part that is no tensor, ready for JSON."""
+        return {
+            "step": self.step,
+            "scores": {str(step): top1 for step, top1 in self.scores.items()},
+            "sums": asdict(self.sums),
+            "clock": asdict(self.clock),
+            "bad_images": self.bad_images,
+        }
+
+    def restore_plain(self, plain: dict[str, Any]) -> None:
+        """Take back what `plain` gave; a missing entry is an error, never a default."""
+        self.step = plain["step"]
+        self.scores = {int(step): top1 for step, top1 in plain["scores"].items()}
+        self.sums = Sums(**plain["sums"])
+        self.clock = Clock(**plain["clock"])
+        self.bad_images = dict(plain["bad_images"])
+
+
+def hash_weights(tensors: dict[str, Tensor]) -> str:
+    """sha256 over name, dtype, shape and bytes of all parameters and buffers, sorted by name."""
+    digest = sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        digest.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,107 @@
+"""The loop. No callbacks, no events, no hidden order: the order is the text."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from time import perf_counter
+from typing import Protocol
+
+from torch import Tensor
+
+from phalanx.engine.evaluate import Score
+from phalanx.engine.ledger import Ledger
+from phalanx.engine.state import Clock, TrainState
+from phalanx.engine.step import MicroBatch
+from phalanx.errors import DivergedError, Stopped
+from phalanx.plan.plan import Plan
+
+UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
+
+
+class Watch(Protocol):
+    """What the loop tells the outside."""
+
+    def progress(self, step: int) -> None:
+        """A step is done; called after every one."""
+
+    def steps(self, first: int, rows: list[tuple[float, float, float]]) -> None:
+        """The numbers of the steps from `first` on are known."""
+
+    def log(self, state: TrainState, stretch: Clock) -> None:
+        """A log point: state.sums covers the steps since the last one."""
+
+    def score(self, state: TrainState, score: Score) -> None:
+        """The model was scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a run is made of, as far as the loop must know."""
+
+    batches_from: Callable[[int], Iterator[Sequence[MicroBatch]]]
+    train_step: Callable[[TrainState, Sequence[MicroBatch], float], Tensor]
+    evaluate: Callable[[TrainState], Score | None]
+    save: Callable[[TrainState], None]
+    stopping: Callable[[], bool]
+    images_of: Callable[[int], str]  # names the images of a step, for a person to look at
+    watch: Watch
+
+
+def fit(state: TrainState, plan: Plan, *, parts: Parts, ledger: Ledger) -> None:
+    """Train from state.step to the end, whether the state is fresh or restored."""
+    watch, stretch = parts.watch, Clock()
+    score_if_due(state, plan, parts)  # a stop may have come before the score
+    started_at = state.step
+    batches = parts.batches_from(state.step)
+    while state.step < plan.total_steps:
+        lr = plan.lr(state.step)
+        begin = perf_counter()
+        passes = next(batches)
+        wait_s = perf_counter() - begin
+        ledger.add(parts.train_step(state, passes, lr))
+        step = state.step
+        logging, saving = plan.log.due(step), plan.save.due(step)
+        stopping = parts.stopping() and step < plan.total_steps
+        warm = step - started_at == UNTIMED_STEPS
+        if logging or saving or stopping or warm or ledger.full or plan.evaluate.due(step):
+            settle(state, ledger, parts)  # waits for the device
+        if step - started_at > UNTIMED_STEPS:
+            busy_s = perf_counter() - begin
+            for clock in (state.clock, stretch):
+                clock.add(images=plan.global_batch, busy_s=busy_s, wait_s=wait_s)
+        watch.progress(step)
+        if logging:
+            watch.log(state, stretch)
+            state.sums, stretch = type(state.sums)(), Clock()
+        if not stopping:
+            score_if_due(state, plan, parts)
+        # the signal may have come while scoring: then the score is left to the resume
+        stopping = parts.stopping() and step < plan.total_steps
+        if saving or stopping:
+            parts.save(state)
+        if stopping:
+            raise Stopped(f"stopped after step {step:,} of {plan.total_steps:,}")
+
+
+def settle(state: TrainState, ledger: Ledger, parts: Parts) -> None:
+    """Read the steps since the last time, hand them on, and stop at the first unsound one."""
+    rows = ledger.settle(state.sums)
+    first = state.step - len(rows) + 1
+    parts.watch.steps(first, rows)
+    for step, (loss, grad_norm, _) in enumerate(rows, start=first):
+        if not (isfinite(loss) and isfinite(grad_norm)):
+            raise DivergedError(
+                f"step {step:,}: loss {loss:g}, gradient norm {grad_norm:g}; "
+                f"its images were {parts.images_of(step)}. Nothing of it was saved: "
+                "fork the last checkpoint with a lower --lr or a longer --warmup-epoch"
+            )
+
+
+def score_if_due(state: TrainState, plan: Plan, parts: Parts) -> None:
+    """Evaluate at the points of the plan, once each."""
+    if not plan.evaluate.due(state.step) or state.step in state.scores:
+        return
+    score = parts.evaluate(state)
+    if score is not None:
+        state.scores[state.step] = score.top1
+        parts.watch.score(state, score)
