@@ -1,0 +1,1 @@
+"""What the outside sees of a run: its folder, its records, the console and the report page."""

@@ -1,0 +1,219 @@
+"""Two runs side by side: what was asked, where the numbers part, and which scores better."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from phalanx.report.folder import RunFolder
+from phalanx.report.predictions import read_predictions
+from phalanx.report.records import STEP_FIELDS, ScoreRow, read_scores, read_steps
+from phalanx.report.scores import paired_test
+
+ABSENT = "(not set)"
+SURROUNDINGS = ("environment", "chosen")  # the facts about code and machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing the two runs do not share."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """The first step at which the recorded numbers differ."""
+
+    step: int
+    quantity: str
+    a: float
+    b: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What two runs share and where they differ; `as_json` makes it plain data."""
+
+    a: str
+    b: str
+    options: list[Difference]
+    data: list[Difference]
+    surroundings: list[Difference]
+    steps_a: int
+    steps_b: int
+    steps_shared: int  # up to here both have a line of metrics
+    parting: Parting | None  # None: identical as far as both go
+    score_a: ScoreRow | None
+    score_b: ScoreRow | None
+    paired: dict[str, Any] | None  # None where no image was scored by both
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data that any JSON writer takes; numbers that are not finite become text."""
+        return plain(asdict(self))
+
+
+def plain(value: Any) -> Any:
+    """The same value without tuples and without numbers JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def compare_runs(a: RunFolder, b: RunFolder) -> Comparison:
+    """Everything that differs between two runs, from the files in their folders."""
+    facts_a, facts_b = a.facts, b.facts
+    steps_a, steps_b = read_steps(a.path), read_steps(b.path)
+    scores_a, scores_b = read_scores(a.path), read_scores(b.path)
+    return Comparison(
+        a=str(a.path),
+        b=str(b.path),
+        options=differences(a.options, b.options),
+        data=differences(flat_facts(facts_a, "data"), flat_facts(facts_b, "data")),
+        surroundings=differences(
+            flat_facts(facts_a, *SURROUNDINGS), flat_facts(facts_b, *SURROUNDINGS)
+        ),
+        steps_a=len(steps_a["step"]),
+        steps_b=len(steps_b["step"]),
+        steps_shared=min(len(steps_a["step"]), len(steps_b["step"])),
+        parting=first_parting(steps_a, steps_b),
+        score_a=scores_a[-1] if scores_a else None,
+        score_b=scores_b[-1] if scores_b else None,
+        paired=pair_predictions(a, b),
+    )
+
+
+def flat_facts(facts: dict[str, Any], *sections: str) -> dict[str, str]:
+    """Some sections of run.json as dotted names and text."""
+    flat: dict[str, str] = {}
+    for section in sections:
+        for name, value in (facts.get(section) or {}).items():
+            nested = value if isinstance(value, dict) else {"": value}
+            flat |= {f"{name}.{key}".rstrip("."): str(item) for key, item in nested.items()}
+    return flat
+
+
+def differences(a: dict[str, str], b: dict[str, str]) -> list[Difference]:
+    """The names whose values differ, in the order of the first run."""
+    names = [*a, *(name for name in b if name not in a)]
+    rows = [Difference(name=n, a=a.get(n, ABSENT), b=b.get(n, ABSENT)) for n in names]
+    return [row for row in rows if row.a != row.b]
+
+
+def first_parting(a: dict[str, list[float]], b: dict[str, list[float]]) -> Parting | None:
+    """The first step, and its first quantity, whose bits differ; None where none does."""
+    shared = min(len(a["step"]), len(b["step"]))
+    found = None
+    for name in STEP_FIELDS:
+        x, y = (np.asarray(columns[name][:shared], dtype=np.float64) for columns in (a, b))
+        differ = np.flatnonzero(~((x == y) | (np.isnan(x) & np.isnan(y))))
+        if len(differ) and (found is None or differ[0] < found[0]):
+            found = (int(differ[0]), name)
+    if found is None:
+        return None
+    at, name = found
+    return Parting(step=int(a["step"][at]), quantity=name, a=a[name][at], b=b[name][at])
+
+
+def pair_predictions(a: RunFolder, b: RunFolder) -> dict[str, Any] | None:
+    """The paired test over the images both scored under the same label; None without any."""
+    first = {row.id: row for row in read_predictions(a.path)}
+    second = {row.id: row for row in read_predictions(b.path)}
+    shared = [i for i, row in first.items() if i in second and row.label == second[i].label]
+    if not shared:
+        return None
+    test = paired_test(
+        [first[i].correct for i in shared],
+        [second[i].correct for i in shared],
+    )
+    return {**test, "only_in_a": len(first) - len(shared), "only_in_b": len(second) - len(shared)}
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The comparison as text for a terminal."""
+    c = comparison
+    return "\n".join(
+        [
+            f"A  {c.a}",
+            f"B  {c.b}",
+            "",
+            *difference_lines("Options", c.options, same="the same"),
+            *difference_lines("Data", c.data, same="the same fingerprints"),
+            *difference_lines("Code and machine", c.surroundings, same="the same"),
+            "Numbers",
+            f"  {describe_parting(c)}",
+            "",
+            "Scores",
+            *(f"  {line}" for line in score_lines(c)),
+        ]
+    )
+
+
+def difference_lines(title: str, rows: list[Difference], *, same: str) -> list[str]:
+    """What differs, one line a name, in columns."""
+    if not rows:
+        return [title, f"  {same}", ""]
+    table = [("", "A", "B"), *((row.name, row.a, row.b) for row in rows)]
+    widths = [max(len(line[k]) for line in table) for k in (0, 1)]
+    lines = [f"  {n:<{widths[0]}}  {a:<{widths[1]}}  {b}" for n, a, b in table]
+    return [title, *lines, ""]
+
+
+def describe_parting(c: Comparison) -> str:
+    """Where the numbers part, in words."""
+    if c.steps_shared == 0:
+        return "there is no step that both runs recorded"
+    if c.parting is None:
+        longer = "" if c.steps_a == c.steps_b else f" (A has {c.steps_a:,}, B has {c.steps_b:,})"
+        return f"identical to step {c.steps_shared:,}{longer}"
+    p = c.parting
+    return f"part at step {p.step:,}: {p.quantity} is {p.a!r} in A and {p.b!r} in B"
+
+
+def score_lines(c: Comparison) -> list[str]:
+    """Both scores, and what the paired test says of them."""
+    lines = [describe_score("A", c.score_a), describe_score("B", c.score_b)]
+    if c.paired is not None:
+        return [*lines, *paired_lines(c.paired)]
+    if c.score_a and c.score_b:
+        lines.append(unpaired_verdict(c.score_a, c.score_b))
+    return lines
+
+
+def describe_score(name: str, row: ScoreRow | None) -> str:
+    """The newest score of a run."""
+    if row is None:
+        return f"{name}  no evaluation yet"
+    low, high = row.interval95
+    return (
+        f"{name}  top-1 {row.top1:.2%} (95% interval {low:.2%} to {high:.2%}) "
+        f"of {row.scored:,} images, step {row.step:,}"
+    )
+
+
+def paired_lines(test: dict[str, Any]) -> list[str]:
+    """The paired test in words."""
+    low, high = (bound * 100 for bound in test["interval95"])
+    alone = test["only_in_a"] + test["only_in_b"]
+    apart = f" ({test['only_in_a']:,} only in A, {test['only_in_b']:,} only in B)" if alone else ""
+    return [
+        f"{test['n']:,} images were scored by both{apart}: "
+        f"{test['n10']:,} right only in A, {test['n01']:,} right only in B",
+        f"A - B = {test['difference'] * 100:+.2f} points "
+        f"(95% interval {low:+.2f} to {high:+.2f}), p = {test['p']:.3g}: {test['verdict']}",
+    ]
+
+
+def unpaired_verdict(a: ScoreRow, b: ScoreRow) -> str:
+    """What the two intervals alone can say."""
+    told = "no image was scored by both, so only the intervals speak: "
+    if a.interval95[0] > b.interval95[1]:
+        return f"{told}A is better"
+    if b.interval95[0] > a.interval95[1]:
+        return f"{told}B is better"
+    return f"{told}they overlap"

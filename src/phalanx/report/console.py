@@ -1,0 +1,255 @@
+"""What a run says while it trains: a live line on a terminal, plain lines without one.
+
+Everything said also goes to log.txt with the time. A standard output that fails, such as a pipe
+whose reader left, silences the console and never ends a run.
+"""
+
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.report.folder import disk_errors
+from phalanx.report.records import LogRow, ScoreRow
+from phalanx.units import format_count, format_seconds
+
+REFRESH_S = 0.1
+NARROW = 100  # columns; below, the live line keeps to the essentials
+
+
+class Console:
+    """The voice of one run."""
+
+    def __init__(
+        self,
+        *,
+        total_steps: int,
+        epochs: float,
+        log_file: Path | None = None,
+        stream: TextIO | None = None,
+    ):
+        self.total_steps, self.epochs = total_steps, epochs
+        self.stream = stream or sys.stdout
+        self.log_file = log_file
+        self._rich = RichConsole(file=self.stream, highlight=False, soft_wrap=True)
+        self.is_live = self.stream.isatty() and not self._rich.is_dumb_terminal
+        self._live: Live | None = None
+        self._step = 0
+        self._newest: LogRow | None = None
+        self._activity = ""
+        self._pace = Pace()
+        self._next_draw = 0.0
+
+    def __enter__(self) -> "Console":
+        if self.is_live:
+            # stderr that goes to a file must stay there, away from the terminal
+            self._live = Live(
+                console=self._rich,
+                auto_refresh=False,
+                transient=True,
+                redirect_stderr=sys.stderr.isatty(),
+                get_renderable=self._draw,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._write(text)
+
+    def warn(self, text: str) -> None:
+        """Print a line that asks to be read."""
+        self._write(f"warning: {text}", style="yellow")
+
+    def progress(self, step: int) -> None:
+        """Note that a step is done. Costs microseconds: the line is redrawn ten times a second."""
+        self._step = step
+        now = time.monotonic()
+        self._pace.note(step, now)
+        if self._live and now >= self._next_draw:
+            self._activity = ""
+            self._redraw(now)
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Note how many images an evaluation has scored; as cheap as `progress`."""
+        now = time.monotonic()
+        if self._live and now >= self._next_draw:
+            self._activity = f"validating {done / max(total, 1):.0%}"
+            self._redraw(now)
+
+    def log(self, row: LogRow) -> None:
+        """Tell the numbers of a log point: in the live line, or as a line of their own."""
+        self._step, self._newest = row.step, row
+        line = "  ".join([self._place(row.step, row.epoch), *log_parts(row), self._left()]).rstrip()
+        if self._live:
+            self._record(line)
+            self._redraw(time.monotonic())
+        else:
+            self._write(line)
+
+    def score(self, row: ScoreRow, *, best: bool = False) -> None:
+        """Tell the result of an evaluation."""
+        self._activity = ""
+        mark = "  best" if best else ""
+        line = f"{self._place(row.step, row.epoch)}  {describe_score(row)}{mark}"
+        if not self._live:
+            self._write(line)
+            return
+        self._record(line)
+        short = f"epoch {row.epoch:.2f}  {describe_score(row, short=self._is_narrow)}{mark}"
+        self._safely_print(short, "bold green" if best else "bold")
+
+    def restore_terminal(self) -> None:
+        """Show the cursor again, without locks or buffers: for a process about to vanish."""
+        if self._live:
+            os.write(self.stream.fileno(), b"\x1b[?25h\r\n")
+
+    def _write(self, text: str, style: str = "") -> None:
+        for line in map(printable, text.split("\n")):
+            self._record(line)
+            self._safely_print(line, style)
+
+    def _safely_print(self, line: str, style: str) -> None:
+        try:
+            self._print(line, style)
+        except OSError:
+            self._go_silent()
+
+    def _print(self, line: str, style: str) -> None:
+        if self.is_live:
+            self._rich.print(Text(line, style=style))
+            return
+        encoding = self.stream.encoding or "ascii"
+        self.stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        self.stream.flush()
+
+    def _record(self, text: str) -> None:
+        if self.log_file:
+            stamp = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+            with disk_errors(self.log_file), self.log_file.open("a", encoding="utf-8") as file:
+                file.write(f"{stamp}  {text}\n")
+
+    def _go_silent(self) -> None:
+        # Python flushes stdout once more at its end, and that too must not fail.
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), self.stream.fileno())
+
+    def _place(self, step: int, epoch: float) -> str:
+        whole = str(self.total_steps)
+        return f"step {step:>{len(whole)}}/{whole}  epoch {epoch:.2f}"
+
+    def _left(self) -> str:
+        seconds = self._pace.seconds_for(self.total_steps - self._step)
+        return "" if seconds is None else f"{format_seconds(seconds)} left"
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self._rich.width < NARROW
+
+    def _redraw(self, now: float) -> None:
+        self._next_draw = now + REFRESH_S
+        if self._live:
+            try:
+                self._live.refresh()
+            except OSError:
+                self._go_silent()
+
+    def _draw(self) -> Table:
+        epoch = self._step / max(self.total_steps, 1) * self.epochs
+        bar = ProgressBar(total=self.total_steps, completed=self._step, complete_style="cyan")
+        cells: list[Text | ProgressBar] = [
+            Text(f"epoch {epoch:.1f}/{self.epochs:g}", style="bold"),
+            bar,
+            Text(f"{self._step}/{self.total_steps}"),
+            *(Text(part) for part in live_parts(self._newest, narrow=self._is_narrow)),
+            Text(self._activity or self._left(), style="cyan"),
+        ]
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for cell in cells:
+            table.add_column(no_wrap=True, ratio=1 if cell is bar else None)
+        table.add_row(*cells)
+        return table
+
+
+class Pace:
+    """How long a step takes, measured from the second step on: the first one warms up."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.first_step, self.started_at = 0, 0.0
+        self.step, self.now = 0, 0.0
+
+    def note(self, step: int, now: float) -> None:
+        """A step was done at this time."""
+        if self.calls < 2:
+            self.calls += 1
+            self.first_step, self.started_at = step, now
+        self.step, self.now = step, now
+
+    def seconds_for(self, steps: int) -> float | None:
+        """How long this many steps would take; None while nothing is known."""
+        done = self.step - self.first_step
+        return (self.now - self.started_at) / done * max(steps, 0) if done > 0 else None
+
+
+def log_parts(row: LogRow) -> list[str]:
+    """The numbers of a log point, each with its name."""
+    parts = [
+        f"loss {row.loss:.4f}",
+        f"top-1 {row.top1:.2%}",
+        f"lr {row.lr:.4g}",
+        f"grad {row.grad_norm:.3g}",
+    ]
+    if row.images_per_second is not None:
+        parts.append(f"{format_count(row.images_per_second)} images/s")
+    if row.data_wait is not None:
+        parts.append(f"data wait {row.data_wait:.1%}")
+    return parts
+
+
+def live_parts(row: LogRow | None, *, narrow: bool) -> list[str]:
+    """The numbers of the live line: loss, speed and share of waiting."""
+    if row is None:
+        return []
+    parts = [f"loss {row.loss:.4f}"]
+    if row.images_per_second is not None:
+        parts.append(f"{format_count(row.images_per_second)} {'im/s' if narrow else 'images/s'}")
+    if row.data_wait is not None:
+        parts.append(f"{'wait' if narrow else 'data wait'} {row.data_wait:.0%}")
+    return parts
+
+
+def describe_score(row: ScoreRow, *, short: bool = False) -> str:
+    """An evaluation as text, with its 95 % interval and the images it counted."""
+    low, high = row.interval95
+    if short:
+        interval, images = f"({low:.1%} to {high:.1%})", ""
+    else:
+        interval = f"(95% interval {low:.2%} to {high:.2%})"
+        images = f"  {format_count(row.scored)} images"
+    top5 = "" if row.top5 is None else f"  top-5 {row.top5:.2%}"
+    return f"valid top-1 {row.top1:.2%} {interval}{top5}  loss {row.loss:.4f}{images}"
+
+
+def printable(line: str) -> str:
+    """One line without the characters that steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in line.expandtabs())

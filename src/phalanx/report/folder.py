@@ -1,0 +1,342 @@
+"""The run folder: where everything about one training lives, and how its files are written.
+
+config.yaml        every option                     run.json         facts about the run
+metrics.jsonl      one line a step                  lock             held by whoever trains
+training.csv       one row per log point            validation.csv   one row per evaluation
+log.txt            what the console said            predictions.csv  the newest evaluation
+worst.npz          its most confident mistakes      summary.json     the result in numbers
+report.html        the result to look at            checkpoints/     what a resume reads
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from phalanx.errors import CheckpointError, ConfigError, DiskError
+from phalanx.units import format_bytes
+
+FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
+NO_PERMISSION = "no permission; make it writable, or choose another --run-dir"
+DISK_MISTAKES = {
+    errno.EACCES: NO_PERMISSION,
+    errno.EPERM: NO_PERMISSION,
+    errno.EROFS: "the file system is read-only; choose another --run-dir",
+    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another --run-dir",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter --run-dir",
+    errno.EDQUOT: "your disk quota is used up; free some space, then go on with --resume",
+}
+HELD_LOCKS: set[int] = set()  # raw descriptors: a forked child closes its copies
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """A block whose system errors become a DiskError that names `path` and the way out."""
+    try:
+        yield
+    except OSError as cause:
+        raise DiskError(f"{path}: {explain_disk_error(cause, path)}") from cause
+
+
+def explain_disk_error(error: OSError, path: Path) -> str:
+    """What went wrong with a write, and what to do about it."""
+    if error.errno == errno.ENOSPC:
+        return f"no space left{free_space(path)}; free some space, then go on with --resume"
+    known = DISK_MISTAKES.get(error.errno or 0)
+    return known or f"cannot be written ({error.strerror or error}); check the disk"
+
+
+def free_space(path: Path) -> str:
+    """How much room the nearest existing folder has, as " (12.0 KiB free on /data)"."""
+    place = next((p for p in path.absolute().parents if p.is_dir()), None)
+    if place is None:
+        return ""
+    return f" ({format_bytes(shutil.disk_usage(place).free)} free on {place})"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write the whole file or nothing: under a temporary name, synced, then renamed."""
+    # a file name that is no UTF-8 comes as escapes, and goes back as the bytes it was
+    data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with disk_errors(path):
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            remove_quietly(part)
+            raise
+        sync_folder(path.parent)
+
+
+def remove_quietly(path: Path) -> None:
+    """Take a leftover away where that is possible; the error that left it is the one to tell."""
+    try:
+        path.unlink()
+    except OSError:
+        return
+
+
+def sync_folder(path: Path) -> None:
+    """Make a rename inside this folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def to_json(value: Any) -> str:
+    """JSON for people: indented, in the order given, ending in a newline."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object a JSON file of a run holds."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+    except OSError as cause:
+        raise CheckpointError(f"{path}: cannot be read ({cause.strerror})") from cause
+    except ValueError as cause:
+        raise CheckpointError(
+            f"{path}: is damaged, it is not JSON ({cause}); restore it from a copy"
+        ) from cause
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: is damaged, it holds no JSON object; restore it")
+    return value
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """Every option, as YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def run(self) -> Path:
+        """Facts about the run, as JSON."""
+        return self.path / "run.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """The file whoever trains holds."""
+        return self.path / "lock"
+
+    @property
+    def metrics(self) -> Path:
+        """One line a step, and one per evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def training(self) -> Path:
+        """One row per log point."""
+        return self.path / "training.csv"
+
+    @property
+    def validation(self) -> Path:
+        """One row per evaluation."""
+        return self.path / "validation.csv"
+
+    @property
+    def log(self) -> Path:
+        """What the console said."""
+        return self.path / "log.txt"
+
+    @property
+    def predictions(self) -> Path:
+        """The newest evaluation, one row per image."""
+        return self.path / "predictions.csv"
+
+    @property
+    def worst(self) -> Path:
+        """Thumbnails of the most confident mistakes."""
+        return self.path / "worst.npz"
+
+    @property
+    def summary(self) -> Path:
+        """The result in numbers."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The result to look at."""
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def config_text(self) -> str:
+        """config.yaml as it was written."""
+        try:
+            return self.config.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as cause:
+            raise CheckpointError(f"{self.config}: cannot be read ({cause})") from cause
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Every option and its value, as text exactly as config.yaml spells it."""
+        try:
+            # the base loader leaves 16.16 and 5e-5 alone
+            values = yaml.load(self.config_text, Loader=yaml.BaseLoader)
+        except yaml.YAMLError as cause:
+            raise CheckpointError(
+                f"{self.config}: is damaged, it is not YAML; restore it"
+            ) from cause
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{self.config}: is damaged, it holds no options; restore it")
+        return {str(name): spell(value) for name, value in values.items()}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What run.json holds."""
+        facts = read_json_object(self.run)
+        found = facts.get("format")
+        if not isinstance(found, int):
+            raise CheckpointError(f"{self.run}: is damaged, it has no format number; restore it")
+        if found > FORMAT:
+            raise CheckpointError(
+                f"{self.run}: format {found} is newer than this program ({FORMAT}); "
+                "use the version of Phalanx that wrote it, or a later one"
+            )
+        return facts
+
+    def update_facts(self, **changes: Any) -> None:
+        """Change some facts in run.json, whole or not at all."""
+        write_atomically(self.run, to_json({**self.facts, **changes}))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that trains this run; the lock dies with the process."""
+        with disk_errors(self.lock_file):
+            handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+        HELD_LOCKS.add(handle)
+        try:
+            self._take(handle)
+            yield
+        finally:
+            # a forked child that comes by here has let go of it already
+            if handle in HELD_LOCKS:
+                HELD_LOCKS.remove(handle)
+                os.close(handle)
+
+    def _take(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(self._held_message()) from None
+        with disk_errors(self.lock_file):
+            os.ftruncate(handle, 0)
+            os.write(handle, json.dumps(holder_facts()).encode())
+
+    def _held_message(self) -> str:
+        try:
+            holder = json.loads(self.lock_file.read_text(encoding="utf-8"))
+            who = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            who = "another process"  # it took the lock this moment and has not signed yet
+        return f"{self.path}: is being trained by {who}; stop that one first, or --fork this run"
+
+
+def spell(value: Any) -> str:
+    """A value of config.yaml on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(spell(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {spell(item)}' for key, item in value.items())}}}"
+    return str(value)
+
+
+def holder_facts() -> dict[str, Any]:
+    """Who this process is, for the one that finds the lock taken."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
+
+
+def utc_now() -> str:
+    """The time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def forget_locks() -> None:
+    """Let a forked child drop the lock's descriptor, or a worker could outlive and hold it."""
+    for handle in HELD_LOCKS:
+        os.close(handle)
+    HELD_LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=forget_locks)
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether this folder holds a run."""
+    return (path / "run.json").is_file()
+
+
+def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
+    """A new run folder with its options and facts written."""
+    refuse_used(path)
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    run = RunFolder(path)
+    write_atomically(run.config, config_text)
+    # run.json comes last: a folder that has it is complete.
+    write_atomically(run.run, to_json({"format": FORMAT, "created": utc_now(), **facts}))
+    return run
+
+
+def refuse_used(path: Path) -> None:
+    """Raise unless `path` is free: absent, or an empty folder."""
+    if is_run_folder(path):
+        raise ConfigError(
+            f"--run-dir {path}: holds a run already; go on with it by --resume {path}, "
+            "or choose another --run-dir"
+        )
+    if path.is_dir() and any(path.iterdir()):
+        raise ConfigError(f"--run-dir {path}: is not empty; choose another --run-dir")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"--run-dir {path}: is a file; choose another --run-dir")
+
+
+def open_run(path: Path) -> RunFolder:
+    """The run in an existing folder."""
+    if is_run_folder(path):
+        return RunFolder(path)
+    what = "there is no such folder" if not path.exists() else "is not a run folder"
+    raise CheckpointError(
+        f"{path}: {what}; a run folder holds run.json, config.yaml and checkpoints/{nearby(path)}"
+    )
+
+
+def nearby(path: Path) -> str:
+    """A run the user may have meant: one around this path, or a sibling with a similar name."""
+    around = next((p for p in path.absolute().parents if is_run_folder(p)), None)
+    if around:
+        return f"; it is inside the run {around}"
+    folder = path.absolute().parent
+    siblings = folder.iterdir() if folder.is_dir() else []
+    names = [p.name for p in siblings if is_run_folder(p)]
+    near = get_close_matches(path.name, names, n=3, cutoff=0.4)
+    return (
+        f"; did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
+    )

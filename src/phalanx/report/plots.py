@@ -1,0 +1,194 @@
+"""The curves of a run, as inline SVG whose colours the page's style sheet decides."""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phalanx.report.records import LogRow, ScoreRow
+
+# Colours no one would draw with; each becomes a variable, so that one drawing suits light and dark.
+INK, RULE, TRAIN, PALE, VALID = "#010203", "#020304", "#030405", "#040506", "#050607"
+VARIABLES = {
+    INK: "var(--muted)",
+    RULE: "var(--rule)",
+    TRAIN: "var(--train)",
+    PALE: "var(--train-pale)",
+    VALID: "var(--valid)",
+}
+SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "phalanx",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": INK,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.xmargin": 0.01,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "xtick.color": RULE,
+    "xtick.labelcolor": INK,
+    "ytick.color": RULE,
+    "ytick.labelcolor": INK,
+    "ytick.left": False,
+    "legend.frameon": False,
+    "lines.solid_capstyle": "round",
+}
+MOST_POINTS = 1_600  # more than a screen can tell apart
+Columns = dict[str, list[float]]
+Size = tuple[float, float]
+# inches: two wide ones, or three small ones, fill a row of the page with letters of one size
+WIDE: Size = (5.6, 2.7)
+SMALL: Size = (3.7, 2.1)
+DOTS = {"marker": "o", "markersize": 3.5}
+
+
+def draw(paint: Callable[[Any], None], *, label: str, size: Size = WIDE) -> str:
+    """One drawing as an <svg> element; `paint` gets its axes."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        paint(axes)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("epoch")
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return as_inline(file.getvalue(), label)
+
+
+def as_inline(svg: str, label: str) -> str:
+    """The drawing without what only a file of its own needs."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # counted anew in each drawing: not unique
+    svg = re.sub(r'^<svg[^>]*?viewBox="([^"]*)"[^>]*>', svg_tag(label), svg, flags=re.DOTALL)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    return svg
+
+
+def svg_tag(label: str) -> str:
+    """The opening tag, as a replacement for the one matplotlib writes."""
+    return (
+        rf'<svg viewBox="\1" role="img" aria-label="{label}" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    )
+
+
+def thin(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The curve in points a screen can show: of each stretch the lowest and the highest."""
+    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    ys = np.where(np.isfinite(ys), ys, np.nan)
+    stretch = len(xs) // (MOST_POINTS // 2)
+    if stretch < 4:
+        return xs, ys
+    whole = len(xs) // stretch * stretch
+    parts = ys[:whole].reshape(-1, stretch)
+    bounds = np.stack([np.fmin.reduce(parts, axis=1), np.fmax.reduce(parts, axis=1)], axis=1)
+    return np.repeat(xs[:whole:stretch], 2), bounds.reshape(-1)
+
+
+def plot_loss(steps: Columns, logs: Sequence[LogRow], *, scores: Sequence[ScoreRow]) -> str:
+    """Loss of every step, its mean per log point, and in validation."""
+
+    def paint(axes: Any) -> None:
+        axes.plot(*thin(steps["epoch"], steps["loss"]), color=PALE, lw=0.8, label="each step")
+        if logs:
+            axes.plot(*log_curve(logs, "loss"), color=TRAIN, lw=1.6, label="training")
+        if scores:
+            axes.plot(*score_curve(scores, "loss"), color=VALID, lw=1.6, label="validation", **DOTS)
+        axes.set_ylim(*loss_limits(steps, scores))
+        axes.legend()
+
+    return draw(paint, label="loss by epoch")
+
+
+def loss_limits(steps: Columns, scores: Sequence[ScoreRow]) -> tuple[float, float]:
+    """The heights to show: all but the rarest spikes, which would flatten the rest."""
+    losses = [*steps["loss"], *(row.loss for row in scores)]
+    finite = np.array([loss for loss in losses if np.isfinite(loss)] or [1.0])
+    low, high = float(finite.min()), float(np.percentile(finite, 99.5))
+    room = max(high - low, 1e-6) * 0.06
+    return low - room, high + room
+
+
+def plot_top1(logs: Sequence[LogRow], scores: Sequence[ScoreRow]) -> str:
+    """Top-1 in training and in validation, the latter with its 95 % interval."""
+
+    def paint(axes: Any) -> None:
+        if logs:
+            axes.plot(*log_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
+        if scores:
+            x, y = score_curve(scores, "top1", scale=100)
+            low, high = (np.array([row.interval95[k] for row in scores]) * 100 for k in (0, 1))
+            axes.fill_between(x, low, high, color=VALID, alpha=0.2, lw=0)
+            axes.plot(x, y, color=VALID, lw=1.6, label="validation, 95% interval", **DOTS)
+        axes.yaxis.set_major_formatter("{x:g}%")
+        axes.legend(loc="lower right")
+
+    return draw(paint, label="top-1 by epoch")
+
+
+def plot_rate(steps: Columns) -> str:
+    """Learning rate of every step."""
+
+    def paint(axes: Any) -> None:
+        axes.plot(*thin(steps["epoch"], steps["lr"]), color=TRAIN, lw=1.6)
+        axes.set_ylim(bottom=0)
+
+    return draw(paint, label="learning rate by epoch", size=SMALL)
+
+
+def plot_speed(logs: Sequence[LogRow]) -> str:
+    """Images per second at each log point."""
+
+    def paint(axes: Any) -> None:
+        x, y = log_curve(logs, "images_per_second")
+        axes.plot(x, y, color=TRAIN, lw=1.6)
+        axes.set_ylim(0, max(y[np.isfinite(y)], default=1.0) * 1.15)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+
+    return draw(paint, label="images per second by epoch", size=SMALL)
+
+
+def plot_waiting(logs: Sequence[LogRow]) -> str:
+    """Share of the time spent waiting for data at each log point."""
+
+    def paint(axes: Any) -> None:
+        x, y = log_curve(logs, "data_wait", scale=100)
+        axes.fill_between(x, 0, y, color=TRAIN, alpha=0.2, lw=0)
+        axes.plot(x, y, color=TRAIN, lw=1.6)
+        highest = max(y[np.isfinite(y)], default=0.0)
+        axes.set_ylim(0, max(10.0, min(100.0, highest * 1.1)))
+        axes.yaxis.set_major_formatter("{x:g}%")
+
+    return draw(paint, label="share of time waiting for data by epoch", size=SMALL)
+
+
+def log_curve(
+    logs: Sequence[LogRow], name: str, *, scale: float = 1
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One column of the log points over epochs; what was not measured leaves a gap."""
+    values = [getattr(row, name) for row in logs]
+    numbers = [np.nan if value is None else value * scale for value in values]
+    return thin([row.epoch for row in logs], numbers)
+
+
+def score_curve(
+    scores: Sequence[ScoreRow], name: str, *, scale: float = 1
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One column of the evaluations over epochs."""
+    x = np.array([row.epoch for row in scores])
+    return x, np.array([getattr(row, name) * scale for row in scores])

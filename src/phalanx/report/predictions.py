@@ -1,0 +1,125 @@
+"""What the model said about every scored image, and its most confident mistakes."""
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phalanx.errors import CheckpointError
+from phalanx.report.folder import write_atomically
+
+NAME, WORST = "predictions.csv", "worst.npz"
+TOP = 5
+HEADER = ("index", "id", "label", *(f"top{k}" for k in range(1, TOP + 1)), "confidence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the model said about one image."""
+
+    index: int  # in the scored split
+    id: str  # the image's name
+    label: int
+    top: tuple[int, ...]  # class numbers, likeliest first; five, or fewer with fewer classes
+    confidence: float  # softmax probability of top[0]
+
+    @property
+    def correct(self) -> bool:
+        """Whether the first guess is the label."""
+        return self.top[0] == self.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worst:
+    """Thumbnails of the most confident mistakes of one evaluation."""
+
+    step: int
+    indices: NDArray[np.int64]  # in the scored split, the worst first
+    pixels: NDArray[np.uint8]  # [n, height, width, 3]
+
+
+def write_predictions(folder: Path, rows: Iterable[Prediction]) -> None:
+    """Write predictions.csv, whole or not at all."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(HEADER)
+    table.writerows(prediction_cells(row) for row in rows)
+    write_atomically(folder / NAME, text.getvalue())
+
+
+def prediction_cells(row: Prediction) -> list[object]:
+    """One image as the cells of its row."""
+    guesses = [*row.top, *[""] * (TOP - len(row.top))]
+    return [row.index, row.id, row.label, *guesses, repr(float(row.confidence))]
+
+
+def read_predictions(folder: Path) -> list[Prediction]:
+    """The newest evaluation, image by image; empty where there was none."""
+    path = folder / NAME
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            return [parse_prediction(row) for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        return []
+    except (KeyError, TypeError, ValueError, csv.Error) as cause:
+        raise CheckpointError(
+            f"{path}: is damaged ({type(cause).__name__}: {cause}); validate the run again"
+        ) from cause
+
+
+def parse_prediction(row: dict[str, str]) -> Prediction:
+    """One row of predictions.csv."""
+    guesses = (row[f"top{k}"] for k in range(1, TOP + 1))
+    return Prediction(
+        index=int(row["index"]),
+        id=row["id"],
+        label=int(row["label"]),
+        top=tuple(int(guess) for guess in guesses if guess),
+        confidence=float(row["confidence"]),
+    )
+
+
+def write_worst(
+    folder: Path, indices: Sequence[int], *, pixels: NDArray[np.uint8], step: int
+) -> None:
+    """Write worst.npz: these images of the scored split, as [n, height, width, 3]."""
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+        raise ValueError(f"wants uint8 [n, h, w, 3], got {pixels.dtype} {pixels.shape}")
+    if len(indices) != len(pixels):
+        raise ValueError(f"{len(indices)} indices for {len(pixels)} images")
+    file = io.BytesIO()
+    numbers = np.asarray(indices, dtype=np.int64)
+    np.savez_compressed(file, indices=numbers, pixels=pixels, step=np.int64(step))
+    write_atomically(folder / WORST, file.getvalue())
+
+
+def read_worst(folder: Path) -> Worst | None:
+    """The thumbnails of the newest evaluation; None where there are none."""
+    path = folder / WORST
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            return Worst(step=int(saved["step"]), indices=saved["indices"], pixels=saved["pixels"])
+    except FileNotFoundError:
+        return None
+    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as cause:
+        raise CheckpointError(
+            f"{path}: is damaged ({type(cause).__name__}); validate the run again"
+        ) from cause
+
+
+def most_confidently_wrong(predictions: Sequence[Prediction], n: int = 24) -> list[int]:
+    """Positions in `predictions` of the n surest mistakes, the surest first."""
+    wrong = [at for at, row in enumerate(predictions) if not row.correct]
+    return sorted(wrong, key=lambda at: (-predictions[at].confidence, at))[:n]
+
+
+def confusion_matrix(labels: ArrayLike, predicted: ArrayLike, *, classes: int) -> NDArray[np.int64]:
+    """How often each true class (row) was taken for each class (column)."""
+    pairs = np.asarray(labels, dtype=np.int64) * classes + np.asarray(predicted, dtype=np.int64)
+    counts = np.bincount(pairs, minlength=classes * classes)
+    return counts.reshape(classes, classes).astype(np.int64)

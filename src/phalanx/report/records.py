@@ -1,0 +1,278 @@
+"""What training wrote down: metrics.jsonl, training.csv and validation.csv.
+
+metrics.jsonl holds no clock reading, so that a run that was killed and resumed ends with the
+same bytes as one that never stopped. Numbers keep every bit; what is not finite is a string,
+because JSON has no word for it.
+"""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import CheckpointError
+from phalanx.report.folder import disk_errors, write_atomically
+
+METRICS, TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """One optimizer step."""
+
+    step: int
+    epoch: float
+    lr: float
+    loss: float
+    grad_norm: float
+    top1: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRow:
+    """Means over the steps since the last log point, and what the clock said."""
+
+    step: int
+    epoch: float
+    lr: float
+    loss: float
+    grad_norm: float
+    top1: float
+    images_per_second: float | None
+    data_wait: float | None  # share of the time, 0 to 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRow:
+    """One evaluation."""
+
+    step: int
+    epoch: float
+    scored: int
+    top1: float
+    top5: float | None  # None where the model knows five classes or fewer
+    loss: float
+    interval95: tuple[float, float]
+
+
+STEP_FIELDS = tuple(f.name for f in fields(StepRow))
+LOG_FIELDS = tuple(f.name for f in fields(LogRow))
+SCORE_FIELDS = ("step", "epoch", "scored", "top1", "top1_low", "top1_high", "top5", "loss")
+HEADERS = {TRAINING: LOG_FIELDS, VALIDATION: SCORE_FIELDS}
+
+
+class Records:
+    """The three files of one run. Lines wait in memory until the next log, score or flush."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._waiting: dict[str, str] = {}
+
+    def steps(self, rows: Iterable[StepRow]) -> None:
+        """Add one line of metrics per step."""
+        self._add(METRICS, "".join(step_line(row) for row in rows))
+
+    def log(self, row: LogRow) -> None:
+        """Add a row of training.csv, and flush."""
+        self._add(TRAINING, csv_line(asdict(row).values()))
+        self.flush()
+
+    def score(self, row: ScoreRow) -> None:
+        """Add an evaluation to metrics.jsonl and validation.csv, and flush."""
+        self._add(METRICS, score_line(row))
+        low, high = row.interval95
+        cells = (row.step, row.epoch, row.scored, row.top1, low, high, row.top5, row.loss)
+        self._add(VALIDATION, csv_line(cells))
+        self.flush()
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Append what waits to the files; with `sync`, see all of them onto the disk."""
+        names = (METRICS, TRAINING, VALIDATION) if sync else tuple(self._waiting)
+        for name in names:
+            append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
+
+    def cut_back(self, step: int, *, scored: bool) -> None:
+        """Drop everything after `step`, torn lines, and the score at `step` unless `scored`."""
+        self.flush()
+        last_score = step if scored else step - 1
+        cut_file(
+            self.folder / METRICS,
+            lambda line: keep_metrics(line, last_step=step, last_score=last_score),
+        )
+        cut_file(self.folder / TRAINING, lambda line: keep_csv(line, LOG_FIELDS, last_step=step))
+        cut_file(
+            self.folder / VALIDATION,
+            lambda line: keep_csv(line, SCORE_FIELDS, last_step=last_score),
+        )
+
+    def _add(self, name: str, text: str) -> None:
+        self._waiting[name] = self._waiting.get(name, "") + text
+
+
+def append(path: Path, text: str, *, sync: bool) -> None:
+    """Write text at the end of a file, after the header if the file is a new table."""
+    with disk_errors(path), path.open("a", encoding="utf-8", newline="") as file:
+        if path.name in HEADERS and file.tell() == 0:
+            file.write(csv_line(HEADERS[path.name]))
+        file.write(text)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def json_number(value: float) -> float | str:
+    """The number itself, or its name where JSON cannot write it."""
+    value = float(value)
+    return value if math.isfinite(value) else repr(value)
+
+
+def step_line(row: StepRow) -> str:
+    """One step as a line of metrics.jsonl."""
+    numbers = {name: json_number(getattr(row, name)) for name in STEP_FIELDS[1:]}
+    return json.dumps({"step": int(row.step), **numbers}, allow_nan=False) + "\n"
+
+
+def score_line(row: ScoreRow) -> str:
+    """One evaluation as a line of metrics.jsonl."""
+    valid = {
+        "scored": int(row.scored),
+        "top1": json_number(row.top1),
+        "top5": None if row.top5 is None else json_number(row.top5),
+        "loss": json_number(row.loss),
+        "interval95": [json_number(bound) for bound in row.interval95],
+    }
+    line = {"step": int(row.step), "epoch": json_number(row.epoch), "valid": valid}
+    return json.dumps(line, allow_nan=False) + "\n"
+
+
+def csv_line(cells: Iterable[object]) -> str:
+    """Cells as a line of CSV; numbers keep every bit, None is empty."""
+    return ",".join(csv_cell(cell) for cell in cells) + "\n"
+
+
+def csv_cell(cell: object) -> str:
+    """One cell as text."""
+    if cell is None:
+        return ""
+    return repr(float(cell)) if isinstance(cell, float) else str(cell)
+
+
+def cut_file(path: Path, keep: Callable[[bytes], bool]) -> None:
+    """Keep only whole lines that `keep` wants, byte for byte."""
+    try:
+        before = path.read_bytes()
+    except FileNotFoundError:
+        return
+    lines = before.splitlines(keepends=True)
+    after = b"".join(line for line in lines if line.endswith(b"\n") and keep(line))
+    if after != before:
+        write_atomically(path, after)
+
+
+def keep_metrics(line: bytes, *, last_step: int, last_score: int) -> bool:
+    """Whether a line of metrics belongs to the run up to this step."""
+    entry = parse_metrics(line)
+    if entry is None:
+        return False
+    return bool(entry["step"] <= (last_score if "valid" in entry else last_step))
+
+
+def keep_csv(line: bytes, header: tuple[str, ...], *, last_step: int) -> bool:
+    """Whether a row, or the header, belongs to the run up to this step."""
+    cells = line.decode(errors="replace").rstrip("\r\n").split(",")
+    if cells == list(header):
+        return True
+    return len(cells) == len(header) and cells[0].isdecimal() and int(cells[0]) <= last_step
+
+
+def parse_metrics(line: bytes) -> dict[str, Any] | None:
+    """The entry on a line, or None where the line is torn."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int) else None
+
+
+def read_metrics(folder: Path, *, scores: bool) -> Iterator[dict[str, Any]]:
+    """The whole entries of metrics.jsonl, in order: the evaluations alone, or the steps alone."""
+    try:
+        with (folder / METRICS).open("rb") as file:
+            # told apart before they are parsed: a long run has many steps and few evaluations
+            wanted = (line for line in file if (b'"valid"' in line) == scores)
+            yield from (entry for line in wanted if (entry := parse_metrics(line)) is not None)
+    except FileNotFoundError:
+        return
+
+
+def read_steps(folder: Path) -> dict[str, list[float]]:
+    """The steps of metrics.jsonl as columns: step, epoch, lr, loss, grad_norm and top1."""
+    try:
+        rows = [step_cells(entry) for entry in read_metrics(folder, scores=False)]
+    except (KeyError, TypeError, ValueError) as cause:
+        raise damaged(folder / METRICS, cause) from cause
+    return {name: [row[at] for row in rows] for at, name in enumerate(STEP_FIELDS)}
+
+
+def step_cells(entry: dict[str, Any]) -> tuple[float, ...]:
+    """One step from its entry in metrics.jsonl, in the order of its columns."""
+    return (entry["step"], *(float(entry[name]) for name in STEP_FIELDS[1:]))
+
+
+def read_scores(folder: Path) -> list[ScoreRow]:
+    """The evaluations in metrics.jsonl, in order."""
+    try:
+        return [parse_score(entry) for entry in read_metrics(folder, scores=True)]
+    except (KeyError, TypeError, ValueError) as cause:
+        raise damaged(folder / METRICS, cause) from cause
+
+
+def parse_score(entry: dict[str, Any]) -> ScoreRow:
+    """One evaluation from its entry in metrics.jsonl."""
+    valid = entry["valid"]
+    low, high = valid["interval95"]
+    return ScoreRow(
+        step=entry["step"],
+        epoch=float(entry["epoch"]),
+        scored=int(valid["scored"]),
+        top1=float(valid["top1"]),
+        top5=None if valid["top5"] is None else float(valid["top5"]),
+        loss=float(valid["loss"]),
+        interval95=(float(low), float(high)),
+    )
+
+
+def read_logs(folder: Path) -> list[LogRow]:
+    """The rows of training.csv, in order; a torn last row is left out."""
+    path = folder / TRAINING
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    try:
+        return [parse_log(row) for row in csv.DictReader(whole.splitlines())]
+    except (KeyError, TypeError, ValueError) as cause:
+        raise damaged(path, cause) from cause
+
+
+def parse_log(row: dict[str, str]) -> LogRow:
+    """One row of training.csv."""
+    numbers = {name: optional_float(row[name]) for name in LOG_FIELDS[1:]}
+    return LogRow(step=int(row["step"]), **numbers)  # type: ignore[arg-type]
+
+
+def optional_float(text: str) -> float | None:
+    """The number in a cell, or None where the cell is empty."""
+    return float(text) if text else None
+
+
+def damaged(path: Path, cause: Exception) -> CheckpointError:
+    """The error for a record that no run of ours wrote."""
+    return CheckpointError(
+        f"{path}: is damaged ({type(cause).__name__}: {cause}); "
+        "move it away, or restore it from a copy"
+    )

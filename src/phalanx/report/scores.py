@@ -1,0 +1,73 @@
+"""How sure a score is, and whether two scores differ."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Z95 = 1.96
+CONVINCING = 0.05  # the usual line for a p-value
+
+
+def wilson_interval(hits: int, n: int, *, z: float = Z95) -> tuple[float, float]:
+    """The interval (low, high) that holds the true share, 95 times in 100 at z = 1.96.
+
+    Wilson's, not the textbook one: it stays inside 0 to 1 and is right near both ends.
+    """
+    if n == 0:
+        return 0.0, 1.0  # nothing was seen, anything is possible
+    share = hits / n
+    scale = 1 + z * z / n
+    middle = (share + z * z / (2 * n)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
+    """Whether A or B is better on the same images: counts, difference, interval, p and verdict.
+
+    Only images that exactly one of the two got right say anything (McNemar's exact test).
+    """
+    a, b = np.asarray(a_correct, dtype=bool), np.asarray(b_correct, dtype=bool)
+    n = len(a)
+    if n == 0 or a.shape != b.shape:
+        raise ValueError(f"wants two equally long rows of images, got {a.shape} and {b.shape}")
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    p = sign_test(only_a, only_b)
+    return {
+        "n": n,
+        "n10": only_a,
+        "n01": only_b,
+        "top1_a": float(a.mean()),
+        "top1_b": float(b.mean()),
+        "difference": (only_a - only_b) / n,
+        "interval95": list(paired_interval(only_a, only_b, n=n)),
+        "p": p,
+        "verdict": verdict(only_a, only_b, n=n, p=p),
+    }
+
+
+def sign_test(only_a: int, only_b: int) -> float:
+    """The chance of a split at least this uneven between equals, two-sided and exact."""
+    tosses, fewer = only_a + only_b, min(only_a, only_b)
+    ways, tail = 1, 0
+    for heads in range(fewer + 1):
+        tail += ways
+        ways = ways * (tosses - heads) // (heads + 1)
+    return min(1.0, 2 * tail / 2**tosses)  # whole numbers to the end: no rounding on the way
+
+
+def paired_interval(only_a: int, only_b: int, *, n: int, z: float = Z95) -> tuple[float, float]:
+    """The 95 % interval of the difference A - B (Bonett and Price's adjusted Wald, 2012)."""
+    share_a, share_b = (only_a + 1) / (n + 2), (only_b + 1) / (n + 2)
+    middle = share_a - share_b
+    half = z * math.sqrt((share_a + share_b - middle * middle) / (n + 2))
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def verdict(only_a: int, only_b: int, *, n: int, p: float) -> str:
+    """The outcome in words."""
+    if p >= CONVINCING:
+        return f"no difference that {n:,} images can show"
+    return "A is better" if only_a > only_b else "B is better"

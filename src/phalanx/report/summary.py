@@ -1,0 +1,72 @@
+"""summary.json: the result of a run in numbers, for scripts to read."""
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import CheckpointError
+from phalanx.report.folder import read_json_object, to_json, write_atomically
+
+NAME = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best evaluation of a run."""
+
+    step: int
+    top1: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What came out of a run. None stands for what was not measured."""
+
+    steps: int
+    epochs: float
+    images: int  # training images seen
+    scored: int | None  # images of the newest evaluation
+    top1: float | None
+    top5: float | None  # None too where the model knows five classes or fewer
+    interval95: tuple[float, float] | None  # of top1
+    images_per_second: float | None
+    data_wait: float | None  # share of the time spent waiting for data, 0 to 1
+    weights_sha256: str
+    best: Best | None
+    checkpoint: str | None  # relative to the run folder
+    bad_images: int
+    finished: bool
+
+
+def write_summary(folder: Path, summary: Summary) -> None:
+    """Write summary.json, whole or not at all."""
+    write_atomically(folder / NAME, to_json(asdict(summary)))
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary of a run; a CheckpointError where it is missing or not ours."""
+    path = folder / NAME
+    values = read_json_object(path)
+    refuse_other_keys(path, values, kind=Summary)
+    best, interval = values["best"], values["interval95"]
+    if best is not None:
+        refuse_other_keys(path, best, kind=Best)
+    changes = {
+        "best": None if best is None else Best(**best),
+        "interval95": None if interval is None else tuple(interval),
+    }
+    return Summary(**{**values, **changes})
+
+
+def refuse_other_keys(path: Path, values: Any, *, kind: type[Summary] | type[Best]) -> None:
+    """Raise where keys are missing or unknown."""
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: is damaged, {values!r} is no {kind.__name__.lower()}")
+    wanted = {field.name for field in fields(kind)}
+    lists = (("lacks", wanted - values.keys()), ("has unknown", values.keys() - wanted))
+    problems = [f"{verb} {', '.join(sorted(names))}" for verb, names in lists if names]
+    if problems:
+        raise CheckpointError(
+            f"{path}: {' and '.join(problems)}; another version of Phalanx wrote it, "
+            "or it was edited by hand"
+        )

@@ -1,0 +1,138 @@
+import json
+import math
+from dataclasses import replace
+
+from synthetic_run import (
+    CONFIG,
+    make_facts,
+    make_predictions,
+    make_run,
+    step_row,
+    write_history,
+)
+
+from phalanx.report.compare import compare_runs, render_comparison
+from phalanx.report.folder import create_run
+from phalanx.report.predictions import write_predictions
+from phalanx.report.records import Records
+
+
+def short_run(path, steps, *, seed=0):
+    run = create_run(path, config_text=CONFIG.format(lr=0.1), facts=make_facts())
+    write_history(path, steps, seed=seed)
+    return run
+
+
+def test_equal_runs_are_identical(tmp_path, finished_run):
+    twin = make_run(tmp_path / "twin")
+    comparison = compare_runs(finished_run, twin)
+    assert comparison.options == comparison.data == comparison.surroundings == []
+    assert comparison.parting is None
+    assert comparison.paired["p"] == 1.0
+    text = render_comparison(comparison)
+    assert "identical to step 625\n" in text
+    assert "the same fingerprints" in text
+    assert "no difference that 1,500 images can show" in text
+
+
+def test_different_runs_say_where_and_which_is_better(tmp_path, finished_run):
+    other = make_run(
+        tmp_path / "other",
+        lr="0.2",
+        accuracy=0.95,
+        data={"train": "5f0c", "valid": "ffff"},
+        chosen={"device": "cuda:0", "precision": "32.32", "threads": 2},
+        environment={"phalanx": "0.1.0", "torch": "2.14.0", "python": "3.11.7"},
+    )
+    text = render_comparison(compare_runs(finished_run, other))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["learning-rate", "0.1", "0.2"] in lines
+    assert ["valid", "91aa", "ffff"] in lines
+    assert ["torch", "2.13.0", "2.14.0"] in lines
+    assert ["commit", "1a2b", "(not", "set)"] in lines
+    assert ["device", "cpu", "cuda:0"] in lines
+    assert not any("python" in line for line in lines)
+    assert "1,500 images were scored by both: 0 right only in A" in text
+    assert text.endswith("B is better")
+
+
+def test_the_first_differing_step_and_quantity_are_named(tmp_path):
+    a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
+    other = step_row(13, seed=9)
+    records = Records(b.path)
+    records.steps([other, step_row(14)])
+    records.flush()
+    parting = compare_runs(a, b).parting
+    assert (parting.step, parting.quantity) == (13, "loss")
+    assert (parting.a, parting.b) == (step_row(13).loss, other.loss)
+    told = f"part at step 13: loss is {parting.a!r} in A and {parting.b!r} in B"
+    assert told in render_comparison(compare_runs(a, b))
+
+
+def test_the_earliest_difference_counts_whatever_the_quantity(tmp_path):
+    a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
+    records = Records(b.path)
+    records.steps([replace(step_row(13), grad_norm=7.0), replace(step_row(14), loss=7.0)])
+    records.flush()
+    parting = compare_runs(a, b).parting
+    assert (parting.step, parting.quantity, parting.b) == (13, "grad_norm", 7.0)
+
+
+def test_a_shorter_run_is_identical_as_far_as_it_goes(tmp_path):
+    a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
+    text = render_comparison(compare_runs(a, b))
+    assert "identical to step 12 (A has 20, B has 12)" in text
+    assert "A  no evaluation yet" in text
+
+
+def test_runs_that_recorded_nothing_say_so(tmp_path):
+    a, b = short_run(tmp_path / "a", 0), short_run(tmp_path / "b", 5)
+    assert "there is no step that both runs recorded" in render_comparison(compare_runs(a, b))
+
+
+def test_a_loss_that_is_no_number_equals_itself(tmp_path):
+    runs = [short_run(tmp_path / name, 3) for name in "ab"]
+    for run in runs:
+        line = (
+            '{"step": 4, "epoch": 0.1, "lr": 0.1, "loss": "nan", "grad_norm": "inf", "top1": 0.0}'
+        )
+        with run.metrics.open("a") as file:
+            file.write(line + "\n")
+    assert compare_runs(*runs).parting is None
+
+
+def test_only_images_that_both_scored_are_paired(tmp_path):
+    a, b = short_run(tmp_path / "a", 125), short_run(tmp_path / "b", 125)
+    rows = make_predictions(images=100)
+    write_predictions(a.path, rows)
+    write_predictions(b.path, list(reversed(rows[:60])))
+    comparison = compare_runs(a, b)
+    assert comparison.paired["n"] == 60
+    told = "60 images were scored by both (40 only in A, 0 only in B)"
+    assert told in render_comparison(comparison)
+
+
+def test_an_image_under_another_label_is_another_image(tmp_path):
+    a, b = short_run(tmp_path / "a", 125), short_run(tmp_path / "b", 125)
+    rows = make_predictions(images=10)
+    write_predictions(a.path, rows)
+    write_predictions(b.path, [replace(rows[0], label=rows[0].label + 1), *rows[1:]])
+    assert compare_runs(a, b).paired["n"] == 9
+
+
+def test_without_shared_images_the_intervals_speak(tmp_path):
+    a, b = short_run(tmp_path / "a", 125), short_run(tmp_path / "b", 625)
+    text = render_comparison(compare_runs(a, b))
+    assert text.endswith("no image was scored by both, so only the intervals speak: B is better")
+    same = render_comparison(compare_runs(a, a))
+    assert same.endswith("they overlap")
+
+
+def test_a_comparison_is_plain_data(tmp_path):
+    a, b = short_run(tmp_path / "a", 3), short_run(tmp_path / "b", 2)
+    records = Records(b.path)
+    records.steps([replace(step_row(3), loss=math.nan)])
+    records.flush()
+    values = json.loads(json.dumps(compare_runs(a, b).as_json(), allow_nan=False))
+    assert values["parting"]["quantity"] == "loss"
+    assert values["parting"]["b"] == "nan"

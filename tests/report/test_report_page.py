@@ -1,0 +1,226 @@
+import math
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from synthetic_run import CONFIG, make_facts, make_run, write_history
+
+from phalanx.errors import CheckpointError
+from phalanx.report.folder import create_run
+from phalanx.report.page import waiting_verdict, write_report
+from phalanx.report.plots import MOST_POINTS, plot_loss, thin
+from phalanx.report.records import Records, StepRow
+
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+SECTIONS = ["curves", "confusion", "gallery", "options", "environment", "files"]
+
+
+class Page(HTMLParser):
+    """A page taken apart: fails where tags do not nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.sections, self.tags, self.addresses, self.words = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.tags.append(tag)
+        self.addresses += [values[name] for name in ("src", "href", "xlink:href") if name in values]
+        if tag == "section":
+            self.sections.append(values["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data.strip())
+
+    @property
+    def text(self):
+        return " ".join(word for word in self.words if word)
+
+
+def read_page(run):
+    return Page(write_report(run).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def page(finished_run):
+    return read_page(finished_run)
+
+
+def test_a_finished_run_shows_everything(page):
+    assert page.sections == SECTIONS
+    assert page.tags.count("svg") == 5
+    assert page.tags.count("img") == 24
+    for words in (
+        "demo-2026-03-01 finished",
+        "top-1 85.20% of 1,500 images\n95% interval 83.31 to 86.91",
+        "best top-1 85.20% at step 625",
+        "steps 625 5 epochs",
+        "images per second 2,310 on cpu",
+        "The data kept up: training waited for it 1.2% of the time.",
+        "Most frequent mistakes",
+        "2 of 11 options differ from their defaults",
+        "learning-rate 0.1 flag",
+        "replicas.folded 2",
+        "step-00000625",
+    ):
+        assert words in page.text
+
+
+def test_changed_options_come_first(page):
+    assert page.text.index("learning-rate 0.1 flag") < page.text.index("data embedded")
+
+
+def test_the_page_needs_nothing_from_outside(page):
+    assert len(page.addresses) > 24
+    assert all(address.startswith(("data:image/png;base64,", "#")) for address in page.addresses)
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+
+
+def test_the_same_folder_gives_the_same_page(finished_run):
+    first = write_report(finished_run).read_bytes()
+    finished_run.report.unlink()
+    # report.html itself must not be part of what it is made from
+    assert write_report(finished_run).read_bytes() == first
+
+
+def test_a_run_that_has_not_begun_says_so(tmp_path):
+    run = create_run(tmp_path / "new", config_text=CONFIG.format(lr=1), facts=make_facts())
+    page = read_page(run)
+    assert page.sections == SECTIONS
+    assert "unfinished" in page.text
+    assert "Nothing trained yet." in page.text
+    assert page.text.count("No evaluation yet.") == 1
+    assert "No pictures of mistakes were kept yet." in page.text
+
+
+@pytest.mark.parametrize("steps", [3, 30, 140])
+def test_an_unfinished_run_shows_what_there_is(tmp_path, steps):
+    run = create_run(tmp_path / "new", config_text=CONFIG.format(lr=1), facts=make_facts())
+    write_history(run.path, steps)
+    with run.metrics.open("a") as file:
+        file.write('{"step": 141, "epo')
+    page = read_page(run)
+    assert f"steps {steps} " in page.text
+    assert ("no evaluation yet" in page.text) == (steps < 125)
+    assert page.tags.count("svg") == {3: 2, 30: 5, 140: 5}[steps]
+
+
+def test_texts_cannot_break_the_page(tmp_path):
+    evil = "<script>alert('x')</script>&\""
+    run = make_run(
+        tmp_path / "evil",
+        classes=[f"{evil}{k}" for k in range(7)],
+        name=evil,
+        command=evil,
+        origins={"model": evil},
+        environment={evil: evil},
+        data={evil: evil},
+        parent={"run": evil},
+    )
+    run.config.write_text(f"model: '{evil.replace(chr(39), chr(39) * 2)}'\n")
+    page = read_page(run)
+    assert "script" not in page.tags
+    assert page.sections == SECTIONS
+    assert page.text.count("alert('x')") > 10
+
+
+def test_many_classes_get_pairs_and_no_matrix(tmp_path):
+    run = make_run(tmp_path / "many", classes=[f"kind {k}" for k in range(41)])
+    text = write_report(run).read_text()
+    assert 'class="matrix"' not in text
+    assert "Most frequent mistakes" in text
+    few = make_run(tmp_path / "few", classes=[f"kind {k}" for k in range(40)])
+    assert 'class="matrix"' in write_report(few).read_text()
+
+
+def test_classes_without_names_are_numbered(tmp_path):
+    run = make_run(tmp_path / "run")
+    run.update_facts(classes=[])
+    assert "class 8" in read_page(run).text
+
+
+def test_a_diverged_run_is_still_drawn(tmp_path):
+    run = create_run(tmp_path / "nan", config_text=CONFIG.format(lr=9), facts=make_facts())
+    records = Records(run.path)
+    records.steps(
+        StepRow(
+            step=step,
+            epoch=step / 10,
+            lr=9.0,
+            loss=math.nan if step > 5 else float(step),
+            grad_norm=math.inf,
+            top1=0.1,
+        )
+        for step in range(1, 11)
+    )
+    records.flush()
+    assert "loss by epoch" in write_report(run).read_text()
+
+
+def test_damage_is_named_and_not_drawn_over(tmp_path):
+    run = make_run(tmp_path / "run")
+    run.summary.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"summary\.json: lacks"):
+        write_report(run)
+
+
+def test_long_curves_are_thinned_to_their_bounds():
+    x, y = np.arange(100_000), np.zeros(100_000)
+    y[77_777], y[77_778], y[5], y[9] = 3.0, -2.0, np.nan, np.inf
+    xs, ys = thin(x, y)
+    assert len(xs) == len(ys) <= MOST_POINTS * 1.1
+    assert (np.nanmax(ys), np.nanmin(ys)) == (3.0, -2.0)
+    assert not np.isnan(ys).any()
+    assert len(thin(x[:900], y[:900])[0]) == 900
+
+
+def test_drawings_leave_their_colours_to_the_page():
+    columns = {"epoch": [0.1, 0.2], "loss": [2.0, 1.0]}
+    svg = plot_loss(columns, [], scores=[])
+    assert "var(--train-pale)" in svg
+    assert "#040506" not in svg
+    assert svg.startswith('<svg viewBox="')
+
+
+@pytest.mark.parametrize(
+    ("wait", "words"),
+    [
+        (None, "Nothing is known"),
+        (0.01, "kept up"),
+        (0.1, "nearly kept up"),
+        (0.5, "held training"),
+    ],
+)
+def test_waiting_gets_a_verdict(wait, words):
+    assert words in waiting_verdict(wait)
+
+
+def test_a_report_needs_no_torch(finished_run):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from phalanx.report import compare, console, page\n"
+        "from phalanx.report.folder import open_run\n"
+        "run = open_run(Path(sys.argv[1])); page.write_report(run)\n"
+        "compare.compare_runs(run, run)\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    env = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin"}
+    command = [sys.executable, "-c", code, str(finished_run.path)]
+    assert subprocess.run(command, env=env, check=False).returncode == 0
