@@ -1,0 +1,100 @@
+"""Phalanx trains convolutional image classifiers.
+
+The commands, as functions. Options are keywords: `phalanx.train("demo", epochs=2)`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.assemble.score import Answer
+    from phalanx.plan.plan import Plan
+    from phalanx.report.records import ScoreRow
+    from phalanx.report.summary import Summary
+
+__version__ = "0.1.0"
+__all__ = ["compare", "load", "plan", "predict", "report", "train", "validate"]
+
+PathLike = str | Path
+
+
+def train(
+    preset: str | None = None,
+    *,
+    resume: PathLike | None = None,
+    fork: PathLike | None = None,
+    **options: Any,
+) -> "Summary":
+    """Train a preset or file, resume a run, or fork one; the summary of the run."""
+    from phalanx.assemble.prepare import prepare_fork, prepare_new, prepare_resume
+    from phalanx.config.read import read_settings
+    from phalanx.errors import ConfigError
+
+    flags, line = _flags(options), "phalanx.train()"
+    if (preset is not None) + (resume is not None) + (fork is not None) > 1:
+        raise ConfigError("train: give a preset, resume or fork, not two of them")
+    if resume is not None:
+        prepared = prepare_resume(Path(resume), flags)
+    elif fork is not None:
+        prepared = prepare_fork(Path(fork), flags, line=line)
+    else:
+        prepared = prepare_new(read_settings(preset, flags), line=line)
+    from phalanx.assemble.train import train as run
+
+    return run(prepared)
+
+
+def validate(checkpoint: PathLike, **options: Any) -> "ScoreRow":
+    """The score of a run's newest checkpoint, or of a checkpoint."""
+    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.assemble.score import load_checkpoint, score_model
+
+    row, _ = score_model(load_checkpoint(checkpoint_in(Path(checkpoint)), _flags(options)))
+    return row
+
+
+def plan(preset: str | None = None, **options: Any) -> "Plan":
+    """Every number derived from a preset or file and options."""
+    from phalanx.assemble.prepare import plan_of
+    from phalanx.config.read import read_settings
+
+    return plan_of(read_settings(preset, _flags(options)))[0]
+
+
+def load(checkpoint: PathLike, **options: Any) -> Any:
+    """The trained torch module of a run or checkpoint, in evaluation mode."""
+    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.assemble.score import load_checkpoint
+
+    return load_checkpoint(checkpoint_in(Path(checkpoint)), _flags(options)).model.eval()
+
+
+def predict(checkpoint: PathLike, images: list[PathLike], **options: Any) -> "list[Answer]":
+    """What a run or checkpoint says of each image file."""
+    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.assemble.score import load_checkpoint
+    from phalanx.assemble.score import predict as answers
+
+    model = load_checkpoint(checkpoint_in(Path(checkpoint)), _flags(options))
+    return list(answers(model, [Path(image) for image in images]))
+
+
+def report(run: PathLike) -> Path:
+    """Remake a run's report.html; its path."""
+    from phalanx.report.folder import open_run
+    from phalanx.report.page import write_report
+
+    return write_report(open_run(Path(run)))
+
+
+def compare(first: PathLike, second: PathLike) -> dict[str, Any]:
+    """Where two runs differ, as plain values."""
+    from phalanx.report.compare import compare_runs
+    from phalanx.report.folder import open_run
+
+    return compare_runs(open_run(Path(first)), open_run(Path(second))).as_json()
+
+
+def _flags(options: dict[str, Any]) -> dict[str, str]:
+    """Keywords as the flags they stand for."""
+    return {name.replace("_", "-"): str(value) for name, value in options.items()}

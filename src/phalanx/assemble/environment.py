@@ -1,0 +1,64 @@
+"""Where a run ran: versions, machine and code. Found out without importing torch."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import phalanx
+from phalanx.plan.machine import count_cores
+
+PACKAGES = ("torch", "numpy", "safetensors", "opencv-python-headless", "simplejpeg", "Pillow")
+
+
+def describe_environment() -> dict[str, str | int]:
+    """Facts that explain why two machines may differ."""
+    versions = {f"{name} version": installed_version(name) or "none" for name in PACKAGES}
+    return {
+        "phalanx version": phalanx.__version__,
+        "commit": code_commit(),
+        "python version": platform.python_version(),
+        **versions,
+        "system": platform.platform(),
+        "processor": processor_name(),
+        "cores": count_cores(),
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """The installed version of a package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def code_commit() -> str:
+    """The commit this code was checked out from, marked when files were changed since."""
+    folder = Path(phalanx.__file__).parents[2]
+    if not (folder / ".git").exists():
+        return "none"
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "none"
+    return described.stdout.strip() or "none"
+
+
+def processor_name() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

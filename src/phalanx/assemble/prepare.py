@@ -1,0 +1,354 @@
+"""Up to the moment torch is needed: settings, data and plan, and the run folder on disk."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from phalanx.assemble.environment import describe_environment
+from phalanx.catalog.datasets import DATASETS
+from phalanx.config.read import Settings, dump_config, read_again
+from phalanx.config.schema import OPTIONS, Config
+from phalanx.data.batches import Recipe
+from phalanx.data.sources import open_source
+from phalanx.engine.shelf import newest_checkpoint, read_facts, tidy
+from phalanx.errors import CheckpointError, ConfigError, DataError
+from phalanx.plan.order import Order
+from phalanx.plan.plan import Chosen, DataFacts, Plan, choose, make_plan
+from phalanx.report.folder import RunFolder, create_run, open_run, write_atomically
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataView:
+    """What a look at the data told, without reading an image."""
+
+    facts: DataFacts
+    classes: tuple[str, ...]
+    fingerprints: dict[str, Any]  # by split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where training begins when it does not begin at the beginning."""
+
+    checkpoint: Path
+    facts: dict[str, Any]  # the checkpoint's
+    forked: bool  # another run's checkpoint: its scores and clock are not ours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run on disk that torch can take over."""
+
+    run: RunFolder
+    settings: Settings
+    plan: Plan
+    view: DataView
+    start: Start | None
+
+    @property
+    def config(self) -> Config:
+        """The options."""
+        return self.settings.config
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.run.summary.exists()
+
+
+def look_at_data(config: Config) -> DataView:
+    """Count images and classes and take fingerprints."""
+    if config.data.data in ("generated", "synthetic"):
+        return look_at_made_up(config)
+    splits = ("train", "valid")
+    sources = {
+        split: open_source(config.data.data, config.data.data_dir, split)  # type: ignore[arg-type]
+        for split in splits
+    }
+    classes = sources["train"].classes
+    facts = DataFacts(
+        train_images=len(sources["train"]), valid_images=len(sources["valid"]), classes=len(classes)
+    )
+    fingerprints = {split: sources[split].fingerprint() for split in splits}
+    return DataView(facts=facts, classes=classes, fingerprints=fingerprints)
+
+
+def look_at_made_up(config: Config) -> DataView:
+    """Data without files: its length comes from --iterations."""
+    classes = DATASETS[config.data.data].classes
+    assert classes is not None
+    step = config.data.batch_size * config.train.gradient_accumulation * config.machine.replicas
+    train = step * config.data.iterations
+    facts = DataFacts(train_images=train, valid_images=max(step, train // 10), classes=len(classes))
+    return DataView(
+        facts=facts, classes=classes, fingerprints={"train": {"images": train}, "valid": {}}
+    )
+
+
+def look_up_data(config: Config) -> DataView | None:
+    """What the catalog knows of a dataset that is not here; None where only files can tell."""
+    dataset = DATASETS[config.data.data]
+    if dataset.train_images is None or dataset.valid_images is None or dataset.classes is None:
+        return None
+    facts = DataFacts(
+        train_images=dataset.train_images,
+        valid_images=dataset.valid_images,
+        classes=len(dataset.classes),
+    )
+    return DataView(facts=facts, classes=dataset.classes, fingerprints={})
+
+
+def plan_of(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DataView]:
+    """Every derived number of a run that does not exist yet.
+
+    without_data: a folder that is not named is made up for by what the catalog knows.
+    """
+    config = settings.config
+    missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
+    known = look_up_data(config) if without_data and missing else None
+    view = known or look_at_data(config)
+    return make_plan(config, view.facts, choose(config)), view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How pixels become the model's input; travels with the weights."""
+
+    image_size: int
+    augment: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
+    """The preprocessing a new run trains with."""
+    dataset = DATASETS[config.data.data]
+    return Preprocessing(
+        image_size=plan.image_size, augment=dataset.augment, mean=dataset.mean, std=dataset.std
+    )
+
+
+def recipe_of(config: Config, plan: Plan) -> Recipe:
+    """How this run's batches are made."""
+    order = Order(
+        images=plan.train_images,
+        global_batch=plan.global_batch,
+        seed=config.train.seed,
+        drop_tail=config.data.epoch_tail == "drop",
+    )
+    return Recipe(
+        data=config.data.data,
+        data_dir=config.data.data_dir,
+        image_size=plan.image_size,
+        augment=DATASETS[config.data.data].augment,
+        seed=config.train.seed,
+        order=order,
+        generated_images=plan.train_images,
+        generated_valid_images=plan.valid_images,
+    )
+
+
+def prepare_new(settings: Settings, *, line: str) -> Prepared:
+    """A fresh run: its folder is on disk when this returns."""
+    plan, view = plan_of(settings)
+    refuse_replicas(plan)
+    run = write_run(settings, plan, view, line=line, parent=None)
+    return Prepared(run=run, settings=settings, plan=plan, view=view, start=None)
+
+
+def refuse_replicas(plan: Plan) -> None:
+    """Training on several replicas is planned for, but not yet possible."""
+    if plan.replicas > 1:
+        raise ConfigError(
+            f"--replicas {plan.replicas}: train runs one replica so far; for the same global "
+            f"batch use --replicas 1 --gradient-accumulation {plan.replicas * plan.accumulation}"
+        )
+
+
+def write_run(
+    settings: Settings, plan: Plan, view: DataView, *, line: str, parent: dict[str, Any] | None
+) -> RunFolder:
+    """Create the run folder with everything that is known before training."""
+    path = run_path(settings)
+    facts = {
+        "name": settings.name,
+        "command": line,
+        "origins": settings.origins,
+        "chosen": asdict(chosen_by(plan)),
+        "plan": plan.facts(),
+        "environment": describe_environment(),
+        "classes": list(view.classes),
+        "data": view.fingerprints,
+        "parent": parent,
+    }
+    return create_run(path, config_text=dump_config(settings.config), facts=facts)
+
+
+def run_path(settings: Settings) -> Path:
+    """The folder asked for, or runs/NAME-TIME; two started in one second get a number."""
+    if settings.config.run.run_dir:
+        return Path(settings.config.run.run_dir)
+    stem = f"{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    tried = (Path("runs") / (stem + suffix) for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
+    return next(path for path in tried if not path.exists())
+
+
+def chosen_by(plan: Plan) -> Chosen:
+    """What a resume must take over from the plan of the first start."""
+    return Chosen(device=plan.device, precision=plan.precision, threads=plan.threads)
+
+
+def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
+    """An existing run, ready to go on from its newest checkpoint."""
+    run = open_run(path)
+    facts = run.facts
+    stored = yaml.safe_load(run.config_text)
+    settings = read_again(stored, flags=flags, where=str(run.config), name=facts["name"])
+    refuse_other_maths(settings, stored, run)
+    origins = {**facts["origins"], **changed_origins(settings, stored)}
+    settings = replace(settings, origins=origins)
+    chosen = Chosen(**facts["chosen"])
+    if "device" in flags:
+        chosen = replace(chosen, device=choose(settings.config).device)
+    view = look_at_data(settings.config)
+    refuse_other_data(view, facts["data"], run)
+    plan = make_plan(settings.config, view.facts, chosen)
+    start = find_start(run)
+    return Prepared(run=run, settings=settings, plan=plan, view=view, start=start)
+
+
+def refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFolder) -> None:
+    """A resume may change how a run is run, never what it computes."""
+    now = settings.config.flat()
+    changed = [
+        f"--{name}: the run has {stored[name]}, a resume cannot make it {now[name]}"
+        for name in OPTIONS
+        if name in stored and now[name] != stored[name] and not OPTIONS[name].resumable
+    ]
+    if changed:
+        way_out = f"to change it, start a new run: phalanx train --fork {run.path} --run-dir NEW"
+        raise ConfigError("\n".join([*changed, way_out]))
+
+
+def changed_origins(settings: Settings, stored: Mapping[str, Any]) -> dict[str, str]:
+    """Who set the options that this resume changes."""
+    now = settings.config.flat()
+    return {name: "flag at resume" for name in now if now[name] != stored.get(name)}
+
+
+def refuse_other_data(view: DataView, stored: Mapping[str, Any], run: RunFolder) -> None:
+    """A resume goes on with the very same images."""
+    for split, now in view.fingerprints.items():
+        before = stored[split]
+        if now != before:
+            parts = [
+                f"{key} {before.get(key)} then, {now.get(key)} now"
+                for key in sorted({*before, *now})
+                if before.get(key) != now.get(key)
+            ]
+            raise DataError(
+                f"{run.path}: its {split} data has changed: {'; '.join(parts)}. Bring the old data "
+                f"back, or start a new run: phalanx train --fork {run.path} --run-dir NEW"
+            )
+
+
+def find_start(run: RunFolder) -> Start | None:
+    """The newest checkpoint; for a fork that has none yet, its parent's; else the beginning."""
+    checkpoint = newest_checkpoint(run.checkpoints)
+    if checkpoint is not None:
+        facts = read_or_advise(checkpoint, run)
+        return Start(checkpoint=checkpoint, facts=facts, forked=False)
+    parent = run.facts["parent"]
+    if parent is None:
+        return None
+    checkpoint = Path(parent["checkpoint"])
+    return Start(checkpoint=checkpoint, facts=read_facts(checkpoint), forked=True)
+
+
+def read_or_advise(checkpoint: Path, run: RunFolder) -> dict[str, Any]:
+    """A checkpoint's facts; where it is damaged, the error names the way around it."""
+    try:
+        return read_facts(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}. Remove {checkpoint} and resume again: the run goes on from the one before"
+        ) from error
+
+
+def take_over(prepared: Prepared) -> None:
+    """Note a resume's changed options in the run, and clear what a kill left behind."""
+    run, settings = prepared.run, prepared.settings
+    tidy(run.checkpoints)
+    if run.config_text != dump_config(settings.config):
+        write_atomically(run.config, dump_config(settings.config))
+        run.update_facts(origins=settings.origins)
+
+
+def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared:
+    """A new run that starts from another one's checkpoint, with changed options."""
+    checkpoint = checkpoint_in(path)
+    facts = read_facts(checkpoint)
+    base = {name: value for name, value in facts["config"].items() if name != "run-dir"}
+    settings = read_again(base, flags=flags, where=str(checkpoint), name=facts["run"])
+    origins = {
+        name: f"run {facts['run']}" if origin == "run" else origin
+        for name, origin in settings.origins.items()
+    }
+    settings = replace(settings, origins=origins)
+    plan, view = plan_of(settings)
+    refuse_replicas(plan)
+    start = Start(checkpoint=checkpoint, facts=facts, forked=True)
+    refuse_shorter(plan, start)
+    parent = {
+        "run": facts["run"],
+        "checkpoint": str(checkpoint.absolute()),
+        "step": facts["state"]["step"],
+        "weights_sha256": facts["weights_sha256"],
+    }
+    run = write_run(settings, plan, view, line=line, parent=parent)
+    return Prepared(run=run, settings=settings, plan=plan, view=view, start=start)
+
+
+def checkpoint_in(path: Path) -> Path:
+    """The checkpoint a path stands for: itself, or the newest one of a run."""
+    if (path / "manifest.json").exists():
+        return path.resolve()
+    run = open_run(path)
+    checkpoint = newest_checkpoint(run.checkpoints)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{path}: the run has no checkpoint yet; train it first: phalanx train --resume {path}"
+        )
+    return checkpoint
+
+
+def first_step(plan: Plan, start: Start) -> int:
+    """The step training begins at. Progress is kept in images, whatever a step takes now."""
+    step, then = start.facts["state"]["step"], start.facts["global_batch"]
+    return int(step * then // plan.global_batch)
+
+
+def refuse_shorter(plan: Plan, start: Start) -> None:
+    """A fork needs something left to train."""
+    begin = first_step(plan, start)
+    if begin >= plan.total_steps:
+        raise ConfigError(
+            f"--fork: {start.checkpoint.name} stands at step {begin:,} of {plan.total_steps:,}, "
+            f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
+        )
+
+
+def describe_fork(plan: Plan, start: Start) -> str:
+    """What the schedule becomes, in a line."""
+    begin = first_step(plan, start)
+    then = start.facts["plan"]
+    return (
+        f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: "
+        f"{plan.total_steps:,} steps instead of {then['total_steps']:,}, "
+        f"{plan.lr_shape} from {plan.lr_peak:g}, "
+        f"learning rate {plan.lr(begin):.4g} now and {plan.lr(plan.total_steps - 1):.4g} at the end"
+    )

@@ -1,0 +1,169 @@
+"""Score and answer: a checkpoint, several, or a fresh model, on any data."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from phalanx.assemble.build import build_network, prepare_torch, step_rule
+from phalanx.assemble.feed import Feed, LoadedFeed, normaliser_of, open_feed
+from phalanx.assemble.prepare import Preprocessing, plan_of, preprocessing_of, recipe_of
+from phalanx.assemble.watch import score_row
+from phalanx.config.read import read_again, read_settings
+from phalanx.config.schema import Config
+from phalanx.data.pixels import BadImage, decode
+from phalanx.data.transforms import TRANSFORMS
+from phalanx.engine.checkpoint import WEIGHTS, load_weights
+from phalanx.engine.evaluate import Score, evaluate
+from phalanx.engine.shelf import read_facts, read_files
+from phalanx.engine.step import StepRule
+from phalanx.errors import DataError
+from phalanx.models.units import UnitModel
+from phalanx.plan.plan import DataFacts, Plan, choose, make_plan
+from phalanx.report.records import ScoreRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorable:
+    """A model that can answer, with what it must be given."""
+
+    model: UnitModel
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    config: Config
+    plan: Plan
+    device: torch.device
+    step: int
+
+    @property
+    def rule(self) -> StepRule:
+        """The precision it answers in."""
+        return step_rule(self.config, self.plan, self.device)
+
+
+def load_checkpoint(checkpoint: Path, flags: Mapping[str, str] | None = None) -> Scorable:
+    """The model of a checkpoint, its options changed by the flags."""
+    facts = read_facts(checkpoint)
+    settings = read_again(
+        facts["config"], flags=flags or {}, where=str(checkpoint), name=facts["run"]
+    )
+    config, classes = settings.config, tuple(facts["classes"])
+    counts = DataFacts(
+        train_images=facts["plan"]["train_images"],
+        valid_images=facts["plan"]["valid_images"],
+        classes=len(classes),
+    )
+    preprocessing = Preprocessing(**facts["preprocessing"])
+    plan = make_plan(config, counts, choose(config))
+    plan = replace(plan, image_size=preprocessing.image_size)
+    device = prepare_torch(plan)
+    model = build_network(config, plan, device)
+    load_weights(model, read_files(checkpoint)[WEIGHTS], where=checkpoint / WEIGHTS)
+    return Scorable(
+        model=model,
+        classes=classes,
+        preprocessing=preprocessing,
+        config=config,
+        plan=plan,
+        device=device,
+        step=facts["state"]["step"],
+    )
+
+
+def build_fresh(model: str, flags: Mapping[str, str]) -> Scorable:
+    """An untrained model, for the numbers that chance gives."""
+    settings = read_settings(None, {**flags, "model": model})
+    config = settings.config
+    plan, view = plan_of(settings)
+    device = prepare_torch(plan)
+    return Scorable(
+        model=build_network(config, plan, device),
+        classes=view.classes,
+        preprocessing=preprocessing_of(config, plan),
+        config=config,
+        plan=plan,
+        device=device,
+        step=0,
+    )
+
+
+def score_model(scorable: Scorable) -> tuple[ScoreRow, dict[str, str]]:
+    """The score on the validation images, and the images that could not be read."""
+    with validation_feed(scorable) as feed:
+        score = evaluate(scorable.model, feed.validation(), rule=scorable.rule)
+        assert isinstance(score, Score)
+        row = score_row(score, step=scorable.step, epoch=scorable.plan.epoch_at(scorable.step))
+        return row, feed.bad_images()
+
+
+@contextmanager
+def validation_feed(scorable: Scorable) -> Iterator[Feed]:
+    """The validation images, preprocessed as the model was trained, labelled as it counts."""
+    config, plan, preprocessing = scorable.config, scorable.plan, scorable.preprocessing
+    recipe = replace(
+        recipe_of(config, plan),
+        order=None,
+        image_size=preprocessing.image_size,
+        augment=preprocessing.augment,
+    )
+    normaliser = normaliser_of(preprocessing, scorable.device)
+    with open_feed(recipe, plan, normaliser) as feed:
+        if isinstance(feed, LoadedFeed):
+            feed.relabel(match_classes(feed.loader.source("valid").classes, scorable.classes))
+        yield feed
+
+
+def match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
+    """For each class of some data, its number in the model; DataError for one it never learnt."""
+    strange = [name for name in found if name not in known]
+    if strange:
+        raise DataError(
+            f"the model knows no class {', '.join(map(repr, strange[:5]))}; "
+            f"it knows {', '.join(known[:10])}{'...' if len(known) > 10 else ''}"
+        )
+    return np.array([list(known).index(name) for name in found], np.int64)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of one image: its five likeliest classes, or why it cannot be read."""
+
+    image: str
+    guesses: tuple[tuple[str, float], ...]  # class and probability, likeliest first
+    problem: str = ""
+
+
+def predict(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
+    """An answer for each image file, in their order."""
+    size = scorable.plan.valid_batch
+    for first in range(0, len(images), size):
+        yield from answer_some(scorable, images[first : first + size])
+
+
+@torch.inference_mode()
+def answer_some(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
+    """Answers for as many images as fit in one pass."""
+    edge = scorable.preprocessing.image_size
+    transform = TRANSFORMS[scorable.preprocessing.augment]
+    pixels = np.zeros((len(images), edge, edge, 3), np.uint8)
+    problems = {}
+    for row, path in enumerate(images):
+        try:
+            transform.evaluate(decode(path.read_bytes(), str(path)), pixels[row])
+        except BadImage as bad:
+            problems[row] = bad.why
+        except OSError as error:
+            problems[row] = error.strerror or str(error)
+    scorable.model.eval()
+    with scorable.rule.precision():
+        inputs = normaliser_of(scorable.preprocessing, scorable.device).images(pixels)
+        logits = scorable.model(inputs).float()
+    best = logits.softmax(1).topk(min(5, len(scorable.classes)))
+    for row, path in enumerate(images):
+        guesses = zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
+        named = tuple((scorable.classes[number], share) for number, share in guesses)
+        yield Answer(str(path), () if row in problems else named, problems.get(row, ""))

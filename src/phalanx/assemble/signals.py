@@ -1,0 +1,51 @@
+"""SIGINT and SIGTERM ask a run to stop; a second SIGINT does not ask."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from phalanx.errors import EXIT_LEFT_AT_ONCE
+
+
+class StopRequest:
+    """Set by a signal, read by the loop after every step."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+
+    def __call__(self) -> bool:
+        """Whether a signal has come."""
+        return self._name is not None
+
+    def note(self, name: str) -> None:
+        """A signal of that name has come."""
+        self._name = name
+
+
+@contextmanager
+def listening(
+    stop: StopRequest, *, say: Callable[[str], None], leave: Callable[[], None]
+) -> Iterator[None]:
+    """Take signals as requests to stop; `leave` puts the terminal right before an exit at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a run inside somebody's thread: signals are theirs
+        return
+
+    def take(number: int, frame: FrameType | None) -> None:
+        if stop() and number == signal.SIGINT:
+            leave()
+            os._exit(EXIT_LEFT_AT_ONCE)
+        if not stop():
+            name = signal.Signals(number).name
+            stop.note(name)
+            say(f"{name}: finishing this step and saving (Ctrl-C again leaves at once)")
+
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

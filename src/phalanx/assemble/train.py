@@ -1,0 +1,205 @@
+"""Train: from a prepared run to its summary."""
+
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from phalanx.assemble.build import build_state, prepare_torch, step_rule
+from phalanx.assemble.environment import describe_environment
+from phalanx.assemble.feed import Feed, normaliser_of, open_feed
+from phalanx.assemble.prepare import (
+    Prepared,
+    describe_fork,
+    first_step,
+    preprocessing_of,
+    recipe_of,
+    take_over,
+)
+from phalanx.assemble.signals import StopRequest, listening
+from phalanx.assemble.watch import RunWatch
+from phalanx.engine.checkpoint import Saver, restore
+from phalanx.engine.evaluate import Score, evaluate
+from phalanx.engine.ledger import Ledger
+from phalanx.engine.shelf import find_best, newest_checkpoint, prune
+from phalanx.engine.state import Clock, Sums, TrainState, hash_weights
+from phalanx.engine.step import train_step
+from phalanx.engine.train import Parts, fit
+from phalanx.report.console import Console
+from phalanx.report.page import write_report
+from phalanx.report.records import Records, read_scores
+from phalanx.report.summary import Best, Summary, read_summary, write_summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A run whose parts are all there."""
+
+    prepared: Prepared
+    device: torch.device
+    state: TrainState
+    feed: Feed
+    records: Records
+    console: Console
+    saver: Saver
+
+
+def train(prepared: Prepared) -> Summary:
+    """Train a run to its end, from wherever it stands; write its summary and report."""
+    run = prepared.run
+    with ExitStack() as stack:
+        stack.enter_context(run.lock())
+        if run.summary.exists():
+            write_report(run)
+            return read_summary(run.path)
+        take_over(prepared)
+        training = assemble(prepared, stack)
+        go_to_start(training)
+        greet(training)
+        run_loop(training)
+        summary = finish(training)
+    write_report(run)
+    return summary
+
+
+def assemble(prepared: Prepared, stack: ExitStack) -> Training:
+    """Build every part; the stack takes them down again."""
+    run, plan, config = prepared.run, prepared.plan, prepared.config
+    console = Console(total_steps=plan.total_steps, epochs=plan.epochs, log_file=run.log)
+    device = prepare_torch(plan)
+    state = build_state(config, plan, device)
+    records = Records(run.path)
+    saver = Saver(run.checkpoints, keep=config.run.keep, about=about(prepared))
+    normaliser = normaliser_of(preprocessing_of(config, plan), device)
+    feed = stack.enter_context(open_feed(recipe_of(config, plan), plan, normaliser))
+    stack.enter_context(console)
+    return Training(
+        prepared=prepared,
+        device=device,
+        state=state,
+        feed=feed,
+        records=records,
+        console=console,
+        saver=saver,
+    )
+
+
+def about(prepared: Prepared) -> dict[str, Any]:
+    """What travels in every checkpoint beside the state."""
+    return {
+        "run": prepared.run.path.name,
+        "config": prepared.config.flat(),
+        "classes": list(prepared.view.classes),
+        "preprocessing": asdict(preprocessing_of(prepared.config, prepared.plan)),
+        "data": prepared.view.fingerprints,
+        "global_batch": prepared.plan.global_batch,
+        "plan": prepared.plan.facts(),
+        "code": describe_environment(),
+    }
+
+
+def go_to_start(training: Training) -> None:
+    """Bring the state and the records to the step this process begins at."""
+    state, prepared = training.state, training.prepared
+    start = prepared.start
+    if start is not None:
+        restore(state, start.checkpoint)
+    if start is not None and start.forked:
+        state.step = first_step(prepared.plan, start)
+        state.scores, state.sums, state.clock = {}, Sums(), Clock()
+        training.saver.save(state)  # the parent may go; this run must stand on its own
+    if state.step == prepared.plan.total_steps:
+        state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
+    training.records.cut_back(state.step, scored=state.step in state.scores)
+
+
+def greet(training: Training) -> None:
+    """Say what is about to happen."""
+    prepared, plan, console = training.prepared, training.prepared.plan, training.console
+    config, start = prepared.config, prepared.start
+    console.say(
+        f"{config.model.model} on {config.data.data}: {plan.train_images:,} images, "
+        f"{plan.total_steps:,} steps of {plan.global_batch:,}, {plan.epochs:g} epochs, "
+        f"on {plan.device} in {plan.precision}"
+    )
+    console.say(f"run folder {prepared.run.path}")
+    if start is not None and start.forked:
+        console.say(describe_fork(plan, start))
+    elif training.state.step:
+        console.say(f"resumed at step {training.state.step:,}")
+
+
+def run_loop(training: Training) -> None:
+    """Train until the end, a signal, or trouble; whatever was handed to the saver is written."""
+    state, plan, console = training.state, training.prepared.plan, training.console
+    stop = StopRequest()
+    try:
+        with listening(stop, say=console.say, leave=console.restore_terminal):
+            fit(state, plan, parts=parts_of(training, stop), ledger=Ledger(training.device))
+    finally:
+        training.saver.wait()
+        for note in training.feed.notes():
+            console.say(note)
+
+
+def parts_of(training: Training, stop: StopRequest) -> Parts:
+    """What the loop needs, each as a function of the state."""
+    prepared, feed = training.prepared, training.feed
+    rule = step_rule(prepared.config, prepared.plan, training.device)
+
+    def score(state: TrainState) -> Score | None:
+        return evaluate(state.model, feed.validation(), rule=rule, interrupted=stop)
+
+    def save(state: TrainState) -> None:
+        state.bad_images |= feed.bad_images()
+        training.records.flush(sync=True)
+        training.saver.save(state)
+
+    return Parts(
+        batches_from=feed.batches_from,
+        train_step=partial(train_step, rule=rule),
+        evaluate=score,
+        save=save,
+        stopping=stop,
+        images_of=feed.images_of,
+        watch=RunWatch(
+            training.records,
+            training.console,
+            prepared.plan,
+            names=feed.names,
+            thumbnails=feed.thumbnails,
+        ),
+    )
+
+
+def finish(training: Training) -> Summary:
+    """Write what came out."""
+    state, prepared = training.state, training.prepared
+    run, plan = prepared.run, prepared.plan
+    state.bad_images |= training.feed.bad_images()
+    training.records.flush(sync=True)
+    if newest_checkpoint(run.checkpoints) is not None:
+        prune(run.checkpoints, keep=prepared.config.run.keep, scores=state.scores)
+    best = find_best(run.checkpoints, state.scores)
+    newest = newest_checkpoint(run.checkpoints)
+    row = read_scores(run.path)[-1]
+    summary = Summary(
+        steps=state.step,
+        epochs=plan.epochs,
+        images=state.step * plan.global_batch,
+        scored=row.scored,
+        top1=row.top1,
+        top5=row.top5,
+        interval95=row.interval95,
+        images_per_second=state.clock.images_per_second,
+        data_wait=state.clock.data_wait,
+        weights_sha256=hash_weights(state.model.state_dict()),
+        best=Best(step=best.step, top1=best.top1) if best else None,
+        checkpoint=str(newest.relative_to(run.path)) if newest else None,
+        bad_images=len(state.bad_images),
+        finished=True,
+    )
+    write_summary(run.path, summary)
+    return summary

@@ -1,0 +1,78 @@
+"""What Phalanx costs over a bare PyTorch loop that gets the same batches ready-made."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.nn.functional as F
+
+from phalanx.assemble.build import build_network
+from phalanx.assemble.prepare import prepare_new
+from phalanx.assemble.signals import StopRequest
+from phalanx.assemble.train import Training, assemble, parts_of
+from phalanx.bench.paired import Ratio, measure_pairs
+from phalanx.config.read import read_settings
+from phalanx.engine.ledger import Ledger
+from phalanx.engine.step import MicroBatch
+from phalanx.engine.train import fit
+from phalanx.errors import Stopped
+
+
+def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> Ratio:
+    """Images/s of the training loop over a bare one, in interleaved blocks of that many steps."""
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        flags = {"run-dir": str(Path(folder) / "run"), "steps": str((pairs + 2) * steps)}
+        training = assemble(prepare_new(read_settings("demo", flags), line="bench"), stack)
+        ours = phalanx_block(training, steps)
+        bare = bare_block(training, steps)
+        ours()  # caches fill, kernels are chosen
+        bare()
+        return measure_pairs(ours, bare, pairs=pairs, done=done)
+
+
+def phalanx_block(training: Training, steps: int) -> Callable[[], int]:
+    """The loop that `phalanx train` runs, with its loader, records and log points.
+
+    It neither scores nor saves: the published rate leaves both out.
+    """
+    state, plan = training.state, training.prepared.plan
+    plan = replace(plan, evaluate=replace(plan.evaluate, rate=Fraction(0)))
+
+    def block() -> int:
+        end = state.step + steps
+        parts = replace(
+            parts_of(training, StopRequest()),
+            stopping=lambda: state.step >= end,
+            save=lambda state: None,
+        )
+        with suppress(Stopped):
+            fit(state, plan, parts=parts, ledger=Ledger(training.device))
+        return steps * plan.global_batch
+
+    return block
+
+
+def bare_block(training: Training, steps: int) -> Callable[[], int]:
+    """What anybody would write in ten lines, fed from memory."""
+    plan, config = training.prepared.plan, training.prepared.config
+    model = build_network(config, plan, training.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    ready: Sequence[MicroBatch] = [
+        passes[0] for passes in islice(training.feed.batches_from(0), steps)
+    ]
+
+    def block() -> int:
+        model.train()
+        for images, labels in ready:
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return steps * plan.global_batch
+
+    return block

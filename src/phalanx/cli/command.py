@@ -1,0 +1,136 @@
+"""What a command is, and how its words are read: argparse, filled from the schema."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from phalanx.config.schema import OPTIONS, SPELLINGS
+from phalanx.config.text import plain_kind
+from phalanx.errors import ConfigError, suggest
+
+ALL_OPTIONS = tuple(OPTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One word of a command that is not an option of a run: a path, a switch."""
+
+    name: str  # "run" stands for itself, "--json" is a flag
+    help: str
+    metavar: str = ""
+    many: bool = False
+    required: bool = False
+    switch: bool = False  # a flag without a value
+    default: Any = None
+
+    @property
+    def key(self) -> str:
+        """The word under which a request holds it."""
+        return self.name.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line that was understood."""
+
+    words: dict[str, Any]  # the command's own arguments
+    flags: dict[str, str]  # options of the run, as text
+    problems: tuple[str, ...]  # what was not understood, to be told with the rest
+    line: str  # as it was typed
+
+    def __getitem__(self, name: str) -> Any:
+        return self.words[name]
+
+    def refuse_problems(self) -> None:
+        """Raise if anything was not understood; for commands that read no config."""
+        if self.problems:
+            raise ConfigError("\n".join(self.problems))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: its help, its words, and what it does."""
+
+    name: str
+    summary: str
+    usage: str
+    run: Callable[[Request], int]
+    examples: tuple[tuple[str, str], ...]  # (command line, what it does)
+    arguments: tuple[Argument, ...] = ()
+    options: tuple[str, ...] = field(default=())
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises what it has to say."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of leaving the process."""
+        raise ConfigError(message)
+
+
+def parse(command: Command, argv: Sequence[str]) -> Request:
+    """Read a command's words; unknown flags become problems, so that all are told together."""
+    known, problems = set_unknown_apart(command, argv)
+    parser = build_parser(command)
+    words = vars(parser.parse_args(known))
+    flags = {
+        name: words.pop(f"option {name}") for name in command.options if f"option {name}" in words
+    }
+    line = " ".join(["phalanx", command.name, *argv])
+    return Request(words, flags, tuple(problems), line)
+
+
+def spellings_of(command: Command) -> dict[str, str]:
+    """Every spelling of the options this command takes, to the option's name."""
+    return {old: name for old, name in SPELLINGS.items() if name in command.options}
+
+
+def set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words argparse will understand, and a line for each flag it would not.
+
+    An unknown flag takes its value along: otherwise the value would pass for a preset's name.
+    """
+    flags = {a.name for a in command.arguments if a.name.startswith("--")}
+    flags |= {f"--{old}" for old in spellings_of(command)}
+    known: list[str] = []
+    problems: list[str] = []
+    skip = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if name.startswith("--") and name not in flags:
+            problems.append(f"{name}: no such option; {suggest(name, sorted(flags))}")
+            skip = not equals
+        elif skip and not word.startswith("--"):
+            skip = False
+        else:
+            known.append(word)
+            skip = False
+    return known, problems
+
+
+def build_parser(command: Command) -> Parser:
+    """An argparse parser for the command's arguments and options."""
+    parser = Parser(prog=f"phalanx {command.name}", add_help=False, allow_abbrev=False)
+    for argument in command.arguments:
+        add_argument(parser, argument)
+    for spelling, name in spellings_of(command).items():
+        bare: dict[str, Any] = (
+            {"nargs": "?", "const": "true"} if plain_kind(OPTIONS[name].kind) is bool else {}
+        )
+        parser.add_argument(
+            f"--{spelling}", dest=f"option {name}", default=argparse.SUPPRESS, **bare
+        )
+    return parser
+
+
+def add_argument(parser: Parser, argument: Argument) -> None:
+    """Give argparse one of the command's own words."""
+    if argument.switch:
+        parser.add_argument(argument.name, dest=argument.key, action="store_true")
+    elif argument.name.startswith("--"):
+        parser.add_argument(argument.name, dest=argument.key, default=argument.default)
+    else:
+        several = "+" if argument.required else "*"
+        single = None if argument.required else "?"
+        parser.add_argument(argument.key, nargs=several if argument.many else single)

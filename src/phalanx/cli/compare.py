@@ -1,0 +1,37 @@
+"""`phalanx compare`: say where two runs differ."""
+
+import json
+from pathlib import Path
+
+from phalanx.cli.command import Argument, Command, Request
+
+
+def run(request: Request) -> int:
+    """Compare options, data, code, numbers and scores."""
+    request.refuse_problems()
+    from phalanx.report.compare import compare_runs, render_comparison
+    from phalanx.report.folder import open_run
+
+    comparison = compare_runs(open_run(Path(request["first"])), open_run(Path(request["second"])))
+    if request["json"]:
+        print(json.dumps(comparison.as_json(), indent=2))
+    else:
+        print(render_comparison(comparison))
+    return 0
+
+
+COMMANDS = {
+    "compare": Command(
+        name="compare",
+        summary="Say where two runs differ: options, data, code, the first step at which numbers "
+        "part, and scores with a paired test.",
+        usage="phalanx compare RUN RUN [--json]",
+        run=run,
+        arguments=(
+            Argument(name="first", metavar="RUN", help="A run folder.", required=True),
+            Argument(name="second", metavar="RUN", help="Another one.", required=True),
+            Argument(name="--json", help="Print a JSON object.", switch=True),
+        ),
+        examples=(("phalanx compare runs/a runs/b", "why is b better than a?"),),
+    ),
+}

@@ -1,0 +1,81 @@
+"""`phalanx data show`: draw the augmented batch of a step."""
+
+from pathlib import Path
+
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
+from phalanx.config.read import Settings, read_settings
+from phalanx.errors import ConfigError
+
+
+def show(request: Request) -> int:
+    """Draw what the model sees in one step, before normalisation."""
+    settings = find_settings(request)
+    from phalanx.assemble.prepare import plan_of, recipe_of
+    from phalanx.data.loader import Loader
+    from phalanx.report.sheet import write_sheet
+
+    plan, view = plan_of(settings)
+    step = read_step(request["step"], last=plan.total_steps)
+    if settings.config.data.data == "synthetic":
+        raise ConfigError("--data synthetic: its noise is made on the device, nothing to draw")
+    with Loader(recipe_of(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
+        (batch,) = next(loader.steps_from(step - 1, step, micro_batch=plan.global_batch))
+    captions = [
+        f"{view.classes[label]} #{index}"
+        for label, index in zip(batch.labels, batch.indices, strict=True)
+    ]
+    title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {len(captions)} images"
+    out = Path(request["out"])
+    write_sheet(out, batch.pixels, captions, title=title)
+    print(f"{out}: step {step:,}, {len(captions)} images")
+    return 0
+
+
+def find_settings(request: Request) -> Settings:
+    """The config of a run folder, or of a preset with flags."""
+    name = request["preset"]
+    if name and (Path(name) / "run.json").is_file():
+        import yaml
+
+        from phalanx.config.read import read_again
+        from phalanx.report.folder import open_run
+
+        request.refuse_problems()
+        run = open_run(Path(name))
+        stored = yaml.safe_load(run.config_text)
+        return read_again(
+            stored, flags=request.flags, where=str(run.config), name=run.facts["name"]
+        )
+    return read_settings(name, request.flags, problems=request.problems)
+
+
+def read_step(text: str, *, last: int) -> int:
+    """The number of a step, counted from 1 as in metrics.jsonl."""
+    step = int(text) if text.isdecimal() else 0
+    if not 1 <= step <= last:
+        raise ConfigError(f"--step: wants a step from 1 to {last:,}, got {text!r}")
+    return step
+
+
+COMMANDS = {
+    "data show": Command(
+        name="data show",
+        summary="Draw the augmented batch of a step, exactly as training saw or will see it.",
+        usage="phalanx data show [PRESET|FILE|RUN] --step K --out FILE",
+        run=show,
+        arguments=(
+            Argument(
+                name="preset",
+                metavar="PRESET|FILE|RUN",
+                help="A preset, a YAML file, or a run folder.",
+            ),
+            Argument(name="--step", help="Which step, counted from 1.", default="1"),
+            Argument(name="--out", help="Image file to write.", default="batch.png"),
+        ),
+        options=ALL_OPTIONS,
+        examples=(
+            ("phalanx data show --step 1 --out batch.png", "the first batch of the demo"),
+            ("phalanx data show runs/demo --step 731", "what a past step of a run saw"),
+        ),
+    ),
+}

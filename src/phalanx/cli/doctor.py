@@ -1,0 +1,123 @@
+"""`phalanx doctor`: what this machine has, and what is missing, with the line that installs it."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+
+from phalanx.cli.command import Argument, Command, Request
+from phalanx.units import format_bytes
+
+PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
+    "torch": ("torch", "everything", False),
+    "numpy": ("numpy", "arrays", False),
+    "safetensors": ("safetensors", "checkpoints", False),
+    "pydantic": ("pydantic", "options", False),
+    "yaml": ("PyYAML", "presets", False),
+    "rich": ("rich", "progress and help", False),
+    "matplotlib": ("matplotlib", "reports", False),
+    "simplejpeg": ("simplejpeg", "fast JPEG decoding; Pillow stands in", True),
+    "cv2": ("opencv-python-headless", "resizing", False),
+    "PIL": ("Pillow", "PNG and odd JPEGs", False),
+}
+ENOUGH_DISK = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    what: str
+    found: str
+    state: str  # "ok", "note" or "missing"
+    remedy: str = ""
+
+
+def run(request: Request) -> int:
+    """Look at the machine; the code is 1 when something Phalanx needs is missing."""
+    request.refuse_problems()
+    findings = [*look_at_python(), *look_at_packages(), *look_at_devices(), *look_at_room()]
+    if request["json"]:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        show(findings)
+    return 1 if any(finding.state == "missing" for finding in findings) else 0
+
+
+def show(findings: list[Finding]) -> None:
+    """A line a finding, and the remedies under them."""
+    marks = {"ok": "ok  ", "note": "note", "missing": "MISS"}
+    for finding in findings:
+        print(f"{marks[finding.state]}  {finding.what:<24}{finding.found}")
+        if finding.remedy:
+            print(f"      {'':<24}-> {finding.remedy}")
+    missing = sum(finding.state == "missing" for finding in findings)
+    print(f"\n{missing} missing" if missing else "\nready to train: phalanx train")
+
+
+def look_at_python() -> Iterator[Finding]:
+    """The interpreter."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    enough = sys.version_info >= (3, 11)
+    remedy = "" if enough else "install Python 3.11 or later"
+    yield Finding("python", version, "ok" if enough else "missing", remedy)
+
+
+def look_at_packages() -> Iterator[Finding]:
+    """Every package Phalanx imports: whether it is there and can be imported."""
+    for name, (package, purpose, optional) in PACKAGES.items():
+        try:
+            import_module(name)
+        except ImportError as error:
+            state = "note" if optional else "missing"
+            yield Finding(package, f"{error} ({purpose})", state, f"pip install {package}")
+        else:
+            yield Finding(package, f"{metadata.version(package)} ({purpose})", "ok")
+
+
+def look_at_devices() -> Iterator[Finding]:
+    """Cores and accelerators, as torch sees them."""
+    from phalanx.plan.machine import count_cores
+
+    yield Finding("cpu", f"{count_cores()} cores", "ok")
+    try:
+        import torch
+    except ImportError:
+        return
+    for number in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(number)
+        yield Finding(f"cuda:{number}", f"{facts.name}, {format_bytes(facts.total_memory)}", "ok")
+    if torch.backends.mps.is_available():
+        yield Finding("mps", "Apple GPU", "ok")
+    if not torch.cuda.device_count() and not torch.backends.mps.is_available():
+        yield Finding("gpu", "none that torch can use; training runs on the CPU", "note")
+
+
+def look_at_room() -> Iterator[Finding]:
+    """Memory and disk."""
+    pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    whole = os.sysconf("SC_PHYS_PAGES") * size
+    yield Finding("memory", f"{format_bytes(pages * size)} free of {format_bytes(whole)}", "ok")
+    for what, folder in (("disk here", os.getcwd()), ("temporary", tempfile.gettempdir())):
+        free = shutil.disk_usage(folder).free
+        scarce = free < ENOUGH_DISK
+        remedy = "checkpoints may not fit; make room or use another --run-dir" if scarce else ""
+        yield Finding(
+            what, f"{format_bytes(free)} free in {folder}", "note" if scarce else "ok", remedy
+        )
+
+
+COMMANDS = {
+    "doctor": Command(
+        name="doctor",
+        summary="Say what this machine has and what is missing, with the line that installs it.",
+        usage="phalanx doctor [--json]",
+        run=run,
+        arguments=(Argument(name="--json", help="Print a JSON list.", switch=True),),
+        examples=(("phalanx doctor", "before the first run on a new machine"),),
+    ),
+}

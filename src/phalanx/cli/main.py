@@ -1,0 +1,93 @@
+"""The console script: finds the command, runs it, and turns mistakes into a line and a code."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from phalanx.errors import EXIT_LEFT_AT_ONCE, ConfigError, Stopped, UserError, suggest
+
+COMMANDS = {  # name: (module, what it does)
+    "train": ("train", "train a model, resume a run, or fork one"),
+    "validate": ("validate", "score a run, a checkpoint, a folder of them or a fresh model"),
+    "predict": ("predict", "name what is on images of your own"),
+    "plan": ("plan", "show every derived number before anything runs"),
+    "report": ("report", "remake a run's report.html"),
+    "compare": ("compare", "say where two runs differ"),
+    "data show": ("data", "draw the augmented batch of a step"),
+    "presets ls": ("presets", "list the presets"),
+    "presets cat": ("presets", "print a preset"),
+    "presets cp": ("presets", "copy a preset to edit it"),
+    "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
+    "doctor": ("doctor", "say what this machine has and what is missing"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code says how it ended (see phalanx.errors)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name, rest = find_command(words)
+    try:
+        return run_command(name, rest)
+    except UserError as error:
+        print(f"phalanx {name or ''}".rstrip() + f": {error}", file=sys.stderr)
+        return error.exit_code
+    except Stopped as stop:
+        print(f"phalanx {name}: {stop}", file=sys.stderr)
+        return stop.exit_code
+    except KeyboardInterrupt:
+        print(f"phalanx {name}: left at once", file=sys.stderr)
+        return EXIT_LEFT_AT_ONCE
+    except BrokenPipeError:
+        # whoever read our output has enough; Python would complain again while flushing
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def find_command(words: list[str]) -> tuple[str | None, list[str]]:
+    """The command's name, one word or two, and the words after it."""
+    pair = " ".join(words[:2])
+    if pair in COMMANDS:
+        return pair, words[2:]
+    if words and words[0] in COMMANDS:
+        return words[0], words[1:]
+    return None, words
+
+
+def run_command(name: str | None, words: list[str]) -> int:
+    """Run one command, or show what there is."""
+    if name is None:
+        return show_overview(words)
+    module, _ = COMMANDS[name]
+    command = import_module(f"phalanx.cli.{module}").COMMANDS[name]
+    if any(word in ("--help", "-h") for word in words):
+        from phalanx.cli.help import show_command_help
+
+        show_command_help(command)
+        return 0
+    from phalanx.cli.command import parse
+
+    return int(command.run(parse(command, words)))
+
+
+def show_overview(words: list[str]) -> int:
+    """Print the commands; a word that is none of them is a mistake."""
+    if words == ["--version"]:
+        from phalanx import __version__
+
+        print(f"phalanx {__version__}")
+        return 0
+    asked = [word for word in words if word not in ("--help", "-h")]
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
+    if asked and asked[0] not in groups:
+        raise ConfigError(f"no command is called {asked[0]!r}; {suggest(asked[0], COMMANDS)}")
+    if len(asked) > 1:
+        pair = " ".join(asked[:2])
+        raise ConfigError(f"no command is called {pair!r}; {suggest(pair, COMMANDS)}")
+    chosen = {n: c for n, c in COMMANDS.items() if not asked or n.split()[0] == asked[0]}
+    print("usage: phalanx COMMAND [ARGUMENTS]    (phalanx COMMAND --help tells more)\n")
+    for name, (_, summary) in chosen.items():
+        print(f"  {name:<16}{summary}")
+    if not asked:
+        print("\nTo begin: phalanx train        trains a small model on data that is built in")
+    return 0

@@ -1,0 +1,117 @@
+"""`phalanx plan`: every derived number, before anything runs."""
+
+import json
+from typing import TYPE_CHECKING
+
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
+from phalanx.config.read import Settings, read_settings
+
+if TYPE_CHECKING:
+    from phalanx.plan.plan import Plan
+
+BARS = " ▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 60
+
+
+def run(request: Request) -> int:
+    """Print the plan of a config."""
+    preset = request["preset"] or request["config"]
+    settings = read_settings(preset, request.flags, problems=request.problems)
+
+    from phalanx.assemble.prepare import plan_of
+
+    plan, _ = plan_of(settings, without_data=True)
+    if request["json"]:
+        print(json.dumps(as_json(settings, plan), indent=2))
+        return 0
+    show_plan(settings, plan)
+    if request["origin"]:
+        show_origins(settings)
+    return 0
+
+
+def as_json(settings: Settings, plan: "Plan") -> dict[str, object]:
+    """The plan, every option and where it came from."""
+    return {
+        "name": settings.name,
+        "plan": plan.facts(),
+        "options": settings.config.flat(),
+        "origins": settings.origins,
+    }
+
+
+def show_plan(settings: Settings, plan: "Plan") -> None:
+    """The plan in words and a curve."""
+    config = settings.config
+    devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
+    rows = [
+        ("config", settings.name),
+        ("model", f"{config.model.model}, {plan.num_classes} classes"),
+        ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
+        ("image size", f"{plan.image_size} x {plan.image_size}"),
+        ("device", f"{devices}{plan.device}, {plan.precision}, {plan.threads} threads"),
+        ("workers", f"{plan.workers}"),
+        (
+            "global batch",
+            f"{plan.global_batch:,} = micro-batch {plan.micro_batch} x "
+            f"accumulation {plan.accumulation} x replicas {plan.replicas}",
+        ),
+        (
+            "length",
+            f"{plan.total_steps:,} steps = {plan.epochs:g} epochs of "
+            f"{float(plan.steps_per_epoch):g} steps",
+        ),
+        ("images", f"{plan.total_steps * plan.global_batch:,} trained in all"),
+        (
+            "learning rate",
+            f"{plan.lr_shape} from {plan.lr_peak:g}, warm-up {plan.warmup_steps:,} steps",
+        ),
+        ("", f"|{draw_curve(plan)}|"),
+        ("log points", f"{plan.log.count():,}"),
+        ("evaluations", f"{plan.evaluate.count():,}, batches of {plan.valid_batch:,}"),
+        ("checkpoints", f"{plan.save.count():,}, the newest {config.run.keep} and the best kept"),
+        ("bad images", f"up to {plan.max_bad:,} are put up with"),
+    ]
+    for name, text in rows:
+        print(f"{name:<14}{text}")
+
+
+def draw_curve(plan: "Plan") -> str:
+    """The learning rate over the run as a line of blocks."""
+    steps = [place * plan.total_steps // CURVE_WIDTH for place in range(CURVE_WIDTH)]
+    peak = max(plan.lr(step) for step in steps) or 1.0
+    return "".join(BARS[round(plan.lr(step) / peak * (len(BARS) - 1))] for step in steps)
+
+
+def show_origins(settings: Settings) -> None:
+    """Every option with its value and who set it."""
+    values = {name: str(value) for name, value in settings.config.flat().items()}
+    names, texts = max(map(len, values)), max(map(len, values.values()))
+    print()
+    for name, text in values.items():
+        shown = text if text != "None" else "-"
+        print(f"{name:<{names}}  {shown:<{texts}}  {settings.origins[name]}")
+
+
+COMMANDS = {
+    "plan": Command(
+        name="plan",
+        summary="Show every derived number before anything runs; nothing is written.",
+        usage="phalanx plan [PRESET|FILE] [--option value]... [--origin] [--json]",
+        run=run,
+        arguments=(
+            Argument(name="preset", metavar="PRESET|FILE", help="A preset, or a YAML file."),
+            Argument(name="--config", help="The same, as a flag."),
+            Argument(
+                name="--origin", help="Also say where each option's value came from.", switch=True
+            ),
+            Argument(name="--json", help="Print a JSON object.", switch=True),
+        ),
+        options=ALL_OPTIONS,
+        examples=(
+            ("phalanx plan", "what `phalanx train` would do"),
+            ("phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8", "on 8 devices"),
+            ("phalanx plan demo --epochs 3 --origin", "and who set which option"),
+        ),
+    ),
+}

@@ -1,0 +1,80 @@
+"""`phalanx presets ls | cat | cp`: look at named configs, and copy one to edit it."""
+
+import json
+from pathlib import Path
+
+from phalanx.cli.command import Argument, Command, Request
+from phalanx.config.presets import LOCAL_FOLDER, find_preset, header_of, iterate_presets
+from phalanx.errors import ConfigError, blame_disk
+
+
+def ls(request: Request) -> int:
+    """List the presets, the ones that win first."""
+    request.refuse_problems()
+    presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
+    rows = [(name, header_of(presets[name])) for name in sorted(presets)]
+    if request["json"]:
+        print(json.dumps([{"name": name, "about": about} for name, about in rows], indent=2))
+        return 0
+    width = max(len(name) for name, _ in rows)
+    for name, about in rows:
+        print(f"{name:<{width}}  {about}")
+    return 0
+
+
+def cat(request: Request) -> int:
+    """Print a preset as it is written."""
+    request.refuse_problems()
+    print(find_preset(request["name"]).path.read_text(encoding="utf-8"), end="")
+    return 0
+
+
+def cp(request: Request) -> int:
+    """Copy a preset into ./presets, where it wins over ours of the same name."""
+    request.refuse_problems()
+    source = find_preset(request["name"]).path
+    target = Path(request["to"]) if request["to"] else LOCAL_FOLDER / source.name
+    if target.is_dir():
+        target = target / source.name
+    if target.exists():
+        raise ConfigError(f"{target}: exists already; name another target")
+    with blame_disk(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+    print(f"{target}: edit it, then run `phalanx train {target}`")
+    return 0
+
+
+NAME = Argument(name="name", metavar="NAME", help="A preset, or a YAML file.", required=True)
+
+COMMANDS = {
+    "presets ls": Command(
+        name="presets ls",
+        summary="List the presets: yours in ./presets and ./configs.yml first, then ours.",
+        usage="phalanx presets ls [--json]",
+        run=ls,
+        arguments=(Argument(name="--json", help="Print a JSON list.", switch=True),),
+        examples=(("phalanx presets ls", "what can be trained by name"),),
+    ),
+    "presets cat": Command(
+        name="presets cat",
+        summary="Print a preset as it is written.",
+        usage="phalanx presets cat NAME",
+        run=cat,
+        arguments=(NAME,),
+        examples=(("phalanx presets cat demo", "what `phalanx train` does without arguments"),),
+    ),
+    "presets cp": Command(
+        name="presets cp",
+        summary="Copy a preset to edit it.",
+        usage="phalanx presets cp NAME [TO]",
+        run=cp,
+        arguments=(
+            NAME,
+            Argument(name="to", metavar="TO", help="File or folder to copy to [presets/]."),
+        ),
+        examples=(
+            ("phalanx presets cp demo mine.yaml", "then: phalanx train mine.yaml --epochs 2"),
+        ),
+    ),
+}

@@ -1,0 +1,27 @@
+"""`phalanx report`: remake a run's page from what its folder holds."""
+
+from pathlib import Path
+
+from phalanx.cli.command import Argument, Command, Request
+
+
+def run(request: Request) -> int:
+    """Write report.html again; the data need not be there any more."""
+    request.refuse_problems()
+    from phalanx.report.folder import open_run
+    from phalanx.report.page import write_report
+
+    print(f"report: {write_report(open_run(Path(request['run'])))}")
+    return 0
+
+
+COMMANDS = {
+    "report": Command(
+        name="report",
+        summary="Remake a run's report.html from what its folder holds.",
+        usage="phalanx report RUN",
+        run=run,
+        arguments=(Argument(name="run", metavar="RUN", help="A run folder.", required=True),),
+        examples=(("phalanx report runs/demo", "also while the run is still training"),),
+    ),
+}

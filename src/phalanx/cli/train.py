@@ -1,0 +1,93 @@
+"""`phalanx train`: train a preset, resume a run, or fork one."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
+from phalanx.config.read import read_settings
+from phalanx.errors import ConfigError
+
+
+def run(request: Request) -> int:
+    """Prepare without torch, then train."""
+    from phalanx.assemble.prepare import Prepared, prepare_fork, prepare_new, prepare_resume
+
+    prepared: Prepared
+    if request["resume"] and request["fork"]:
+        raise ConfigError("--resume goes on with a run, --fork starts a new one: give one of them")
+    if request["resume"]:
+        request.refuse_problems()
+        prepared = prepare_resume(Path(request["resume"]), request.flags)
+    elif request["fork"]:
+        request.refuse_problems()
+        prepared = prepare_fork(Path(request["fork"]), request.flags, line=request.line)
+    else:
+        preset = request["preset"] or request["config"]
+        settings = read_settings(preset, request.flags, problems=request.problems)
+        prepared = prepare_new(settings, line=request.line)
+
+    from phalanx.assemble.train import train
+
+    summary = train(prepared)
+    if request["json"]:
+        print(json.dumps(asdict(summary)))
+    else:
+        show_result(prepared.run.path, prepared.run.report)
+    return 0
+
+
+def show_result(folder: Path, report: Path) -> None:
+    """The last lines of a run: what it reached and where to look."""
+    from phalanx.report.records import read_scores
+    from phalanx.report.summary import read_summary
+
+    summary, row = read_summary(folder), read_scores(folder)[-1]
+    low, high = row.interval95
+    print(
+        f"top-1 {row.top1:.2%} of {row.scored:,} images "
+        f"(95 % interval {low:.2%} to {high:.2%}) after {summary.steps:,} steps"
+    )
+    if summary.best:
+        print(f"best checkpoint: step {summary.best.step:,}, top-1 {summary.best.top1:.2%}")
+    if summary.bad_images:
+        print(f"{summary.bad_images} images could not be read; the report names them")
+    print(f"report: {report}")
+
+
+COMMANDS = {
+    "train": Command(
+        name="train",
+        summary="Train a preset or a config file; resume a run bit for bit; or fork one.",
+        usage="phalanx train [PRESET|FILE] [--option value]... | --resume RUN | --fork RUN",
+        run=run,
+        arguments=(
+            Argument(
+                name="preset",
+                metavar="PRESET|FILE",
+                help="A preset by name, or a YAML file; without one, the dataset's own preset.",
+            ),
+            Argument(name="--config", help="The same, as a flag."),
+            Argument(
+                name="--resume",
+                help="Go on with this run from its newest checkpoint; never changes the maths.",
+            ),
+            Argument(
+                name="--fork",
+                help="Start a new run from a run's or checkpoint's state, with changed options.",
+            ),
+            Argument(name="--json", help="Print the summary as JSON at the end.", switch=True),
+        ),
+        options=ALL_OPTIONS,
+        examples=(
+            ("phalanx train", "the demo: a small ResNet on built-in data, about a minute"),
+            ("phalanx train demo --epochs 2 --run-dir runs/short", "the same, shorter"),
+            ("phalanx train --data cifar10 --data-dir ~/cifar10", "that dataset's own preset"),
+            ("phalanx train --resume runs/short", "go on after a kill, a signal or a power cut"),
+            (
+                "phalanx train --fork runs/short --run-dir runs/long --epochs 4",
+                "a longer run from the same weights",
+            ),
+        ),
+    ),
+}

@@ -1,0 +1,102 @@
+"""`phalanx validate`: score a run, a checkpoint, a folder of checkpoints or a fresh model."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.catalog.models import MODELS
+from phalanx.cli.command import Argument, Command, Request
+from phalanx.errors import CheckpointError, suggest
+
+if TYPE_CHECKING:
+    from phalanx.report.records import ScoreRow
+
+OPTIONS = ("data", "data-dir", "valid-batch-size", "workers", "device", "precision", "seed")
+
+
+def run(request: Request) -> int:
+    """Score what was named, one line each."""
+    request.refuse_problems()
+    target = request["target"]
+    fresh = target in MODELS and not Path(target).exists()
+    checkpoints = [] if fresh else find_checkpoints(target, every=request["all"])
+
+    from phalanx.assemble.score import build_fresh, load_checkpoint, score_model
+
+    if fresh:
+        print(f"{target}: a fresh model with random weights", file=sys.stderr)
+        show(target, *score_model(build_fresh(target, request.flags)), as_json=request["json"])
+    for checkpoint in checkpoints:
+        scored = score_model(load_checkpoint(checkpoint, request.flags))
+        show(str(checkpoint), *scored, as_json=request["json"])
+    return 0
+
+
+def find_checkpoints(target: str, *, every: bool) -> list[Path]:
+    """The checkpoints that a path stands for."""
+    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.engine.shelf import list_checkpoints
+
+    path = Path(target)
+    if not path.exists():
+        raise CheckpointError(
+            f"{target}: no such run, checkpoint or model; {suggest(target, MODELS)}"
+        )
+    shelves = [list_checkpoints(path), list_checkpoints(path / "checkpoints")]
+    found = next((shelf for shelf in shelves if shelf), [])
+    if every and not found:
+        raise CheckpointError(f"{path}: there is no checkpoint in it")
+    if every:
+        return found
+    if shelves[0]:
+        raise CheckpointError(
+            f"{path}: holds {len(shelves[0])} checkpoints; name one, or score each with --all"
+        )
+    return [checkpoint_in(path)]
+
+
+def show(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: bool) -> None:
+    """One score as a line."""
+    if as_json:
+        print(json.dumps({"target": name, **asdict(row), "bad_images": bad}))
+        return
+    low, high = row.interval95
+    fifth = f", top-5 {row.top5:.2%}" if row.top5 is not None else ""
+    print(
+        f"{name}: top-1 {row.top1:.2%} ({low:.2%} to {high:.2%}){fifth} "
+        f"of {row.scored:,} images, loss {row.loss:.4f}"
+    )
+    for reason in bad.values():
+        print(f"not counted: {reason}", file=sys.stderr)
+
+
+COMMANDS = {
+    "validate": Command(
+        name="validate",
+        summary="Score a run, a checkpoint, a folder of checkpoints or a fresh model; "
+        "every image counts once.",
+        usage="phalanx validate RUN|CHECKPOINT|FOLDER|MODEL [--all] [--option value]...",
+        run=run,
+        arguments=(
+            Argument(
+                name="target",
+                metavar="RUN|...",
+                help="A run (its newest checkpoint), a checkpoint, a folder of them, "
+                "or a model's name.",
+                required=True,
+            ),
+            Argument(name="--all", help="Score every checkpoint in there.", switch=True),
+            Argument(name="--json", help="Print one JSON object per score.", switch=True),
+        ),
+        options=OPTIONS,
+        examples=(
+            ("phalanx validate runs/demo", "the newest checkpoint of a run"),
+            ("phalanx validate runs/demo/checkpoints/best --json", "one checkpoint, for a script"),
+            ("phalanx validate runs/demo --all", "all checkpoints of a run"),
+            ("phalanx validate runs/cats --data-dir more-cats", "other images of its classes"),
+            ("phalanx validate resnet8", "what an untrained model scores"),
+        ),
+    ),
+}

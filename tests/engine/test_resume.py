@@ -1,0 +1,249 @@
+"""Promise 2: a run that was stopped goes on bit for bit."""
+
+import csv
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import make_digits, run_phalanx, small_run, start_phalanx
+
+import phalanx
+from phalanx.cli.main import main
+from phalanx.errors import CheckpointError, ConfigError, DataError
+
+CLOCK_COLUMNS = {"images_per_second", "data_wait"}
+
+
+def summary_of(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def training_rows(run: Path) -> list[dict]:
+    with (run / "training.csv").open() as file:
+        return [
+            {name: cell for name, cell in row.items() if name not in CLOCK_COLUMNS}
+            for row in csv.DictReader(file)
+        ]
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    assert summary_of(a)["weights_sha256"] == summary_of(b)["weights_sha256"]
+    assert (a / "metrics.jsonl").read_bytes() == (b / "metrics.jsonl").read_bytes()
+    assert (a / "validation.csv").read_bytes() == (b / "validation.csv").read_bytes()
+    assert (a / "predictions.csv").read_bytes() == (b / "predictions.csv").read_bytes()
+    assert training_rows(a) == training_rows(b)
+    for key in ("steps", "images", "scored", "top1", "top5", "best", "checkpoint"):
+        assert summary_of(a)[key] == summary_of(b)[key], key
+
+
+@pytest.fixture(scope="module")
+def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that never stopped."""
+    run = tmp_path_factory.mktemp("straight") / "run"
+    assert main(small_run(digits, run)) == 0
+    return run
+
+
+def stop_at_step(words: list[str], run: Path, step: int, number: signal.Signals) -> None:
+    """Start a process and send it a signal once its metrics show that step."""
+    process = start_phalanx(*words)
+    metrics = run / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and f'"step": {step},' in metrics.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, (process.returncode, out, err)
+    assert "stopped after step" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_resume_is_the_same_as_never_stopping(
+    straight, digits, tmp_path, number
+):
+    run = tmp_path / "run"
+    # log points only at the end of each epoch: the sums since the last one must survive the stop
+    words = small_run(digits, run, epochs=60, logs_per_epoch="1", ckpts_per_epoch="1/2")
+    stop_at_step(words, run, 18, number)
+    assert not (run / "summary.json").exists()
+    assert main(["train", "--resume", str(run)]) == 0
+    whole = tmp_path / "whole"
+    assert main(small_run(digits, whole, epochs=60, logs_per_epoch="1", ckpts_per_epoch="1/2")) == 0
+    assert_same_run(whole, run)
+
+
+def test_a_second_sigint_leaves_at_once(digits, tmp_path):
+    run = tmp_path / "run"
+    # one step of this takes seconds, so the first signal is still being honoured
+    process = start_phalanx(*small_run(digits, run, batch_size=8, gradient_accumulation=600, steps=5))
+    deadline = time.monotonic() + 60
+    while not (run / "log.txt").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert not list((run / "checkpoints").glob("step-*"))
+
+
+def test_resuming_a_run_without_a_checkpoint_starts_at_step_0(straight, digits, tmp_path):
+    run = tmp_path / "run"
+    words = small_run(digits, run)
+    process = start_phalanx(*words)
+    while not (run / "run.json").exists():  # before torch is imported
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert (run / "config.yaml").exists()
+    assert not (run / "checkpoints").exists()
+    assert main(["train", "--resume", str(run)]) == 0
+    assert_same_run(straight, run)
+
+
+def test_a_finished_run_remakes_its_report(straight, capsys):
+    before = (straight / "metrics.jsonl").read_bytes()
+    (straight / "report.html").unlink()
+    assert main(["train", "--resume", str(straight)]) == 0
+    assert (straight / "report.html").exists()
+    assert (straight / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_killed_before_its_summary_finishes_the_same(straight, digits, tmp_path):
+    run = tmp_path / "run"
+    assert main(small_run(digits, run)) == 0
+    (run / "summary.json").unlink()
+    assert main(["train", "--resume", str(run)]) == 0
+    assert_same_run(straight, run)
+
+
+def test_a_resume_may_change_how_but_not_what(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    main(small_run(digits, run))
+    (run / "summary.json").unlink()
+    assert main(["train", "--resume", str(run), "--lr", "0.2", "--seed", "4"]) == 2
+    message = capsys.readouterr().err
+    assert "--lr: the run has 0.05, a resume cannot make it 0.2" in message
+    assert "--seed: the run has 0" in message
+    assert "--fork" in message
+    assert main(["train", "--resume", str(run), "--keep", "7", "--lr", "0.05"]) == 0
+    assert "keep: 7" in (run / "config.yaml").read_text()
+    assert json.loads((run / "run.json").read_text())["origins"]["keep"] == "flag at resume"
+
+
+def test_a_resume_refuses_changed_data(tmp_path, capsys):
+    data = make_digits(tmp_path / "data", train=96, valid=40)
+    run = tmp_path / "run"
+    main(small_run(data, run, steps=2))
+    (run / "summary.json").unlink()
+    make_digits(data, train=96, valid=40, seed=2)
+    assert main(["train", "--resume", str(run)]) == DataError.exit_code
+    assert "its train data has changed: sha256" in capsys.readouterr().err
+    make_digits(data, train=90, valid=40)
+    assert main(["train", "--resume", str(run)]) == DataError.exit_code
+    assert "images 96 then, 90 now" in capsys.readouterr().err
+
+
+def test_two_processes_cannot_train_one_run(digits, tmp_path):
+    run = tmp_path / "run"
+    words = small_run(digits, run, epochs=2000, ckpts_per_epoch=0)
+    process = start_phalanx(*words)
+    while not (run / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    second = run_phalanx("train", "--resume", run)
+    process.kill()
+    process.communicate()
+    assert second.returncode == CheckpointError.exit_code
+    assert f"process {process.pid}" in second.stderr
+
+
+def test_metrics_hold_no_clock(straight):
+    lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 18 + 3
+    for line in lines:
+        assert set(line) <= {"step", "epoch", "lr", "loss", "grad_norm", "top1", "valid"}
+
+
+def test_the_thread_count_is_stored_and_reused(digits, tmp_path):
+    run = tmp_path / "run"
+    main(small_run(digits, run, steps=2))
+    facts = json.loads((run / "run.json").read_text())
+    facts["chosen"]["threads"] = 1
+    (run / "run.json").write_text(json.dumps(facts))
+    (run / "summary.json").unlink()
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        assert main(["train", "--resume", str(run)]) == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_fork_goes_on_with_changed_options(straight, digits, tmp_path, capsys):
+    run = tmp_path / "fork"
+    words = ["train", "--fork", str(straight), "--run-dir", str(run), "--epochs", "5"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "forked from" in said and "30 steps instead of 18" in said
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["parent"]["step"] == 18
+    assert facts["parent"]["weights_sha256"] == summary_of(straight)["weights_sha256"]
+    assert facts["origins"]["epochs"] == "flag"
+    assert summary_of(run)["steps"] == 30
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps[0] == 18  # the score of what it starts from
+    assert "--resume" not in facts["command"]
+
+
+def test_a_fork_killed_before_its_first_checkpoint_starts_from_its_parent(
+    straight, digits, tmp_path
+):
+    run, again = tmp_path / "fork", tmp_path / "again"
+    main(["train", "--fork", str(straight), "--run-dir", str(run), "--epochs", "4"])
+    main(["train", "--fork", str(straight), "--run-dir", str(again), "--epochs", "4"])
+    import shutil
+
+    shutil.rmtree(again / "checkpoints")
+    (again / "summary.json").unlink()
+    assert main(["train", "--resume", str(again)]) == 0
+    assert_same_run(run, again)
+
+
+def test_a_fork_keeps_progress_in_images(straight, tmp_path):
+    run = tmp_path / "fork"
+    words = ["train", "--fork", str(straight), "--run-dir", str(run)]
+    assert main([*words, "--epochs", "4", "--batch-size", "32"]) == 0
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert min(steps) == 9  # 18 steps of 16 images
+    assert summary_of(run)["steps"] == 12
+
+
+def test_a_fork_needs_something_left_to_train(straight, tmp_path, capsys):
+    words = ["train", "--fork", str(straight), "--run-dir", str(tmp_path / "fork")]
+    assert main(words) == ConfigError.exit_code
+    assert "nothing is left to train; give --epochs more than 3" in capsys.readouterr().err
+    assert not (tmp_path / "fork").exists()
+
+
+def test_accumulation_gives_the_same_images_a_step(digits, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    phalanx.train("mnist-resnet8", **python_options(digits, whole, batch_size=16))
+    phalanx.train(
+        "mnist-resnet8",
+        **python_options(digits, parts, batch_size=8, gradient_accumulation=2),
+    )
+    first = json.loads((whole / "metrics.jsonl").read_text().splitlines()[0])
+    second = json.loads((parts / "metrics.jsonl").read_text().splitlines()[0])
+    # BatchNorm works per micro-batch: close, not equal
+    assert first["loss"] == pytest.approx(second["loss"], rel=0.2)
+
+
+def python_options(data_dir: Path, run_dir: Path, **options: object) -> dict:
+    return {"data_dir": data_dir, "run_dir": run_dir, "image_size": 12, "steps": 4, **options}
