@@ -6,6 +6,10 @@ The commands, as functions. Options are keywords: `phalanx.train("demo", epochs=
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# the rooms of these names come first: an import of them later would hide the functions
+import phalanx.plan
+import phalanx.report  # noqa: F401
+
 if TYPE_CHECKING:
     from phalanx.assemble.score import Answer
     from phalanx.plan.plan import Plan

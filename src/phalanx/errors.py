@@ -10,12 +10,8 @@ Stopped                     75  a signal came; everything is saved and a resume 
 (second Ctrl-C)            130  left at once
 """
 
-import errno
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from difflib import get_close_matches
-from pathlib import Path
 
 EXIT_STOPPED = 75
 EXIT_LEFT_AT_ONCE = 130
@@ -74,21 +70,3 @@ def suggest(word: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"there are {', '.join(known)}" if len(known) <= 12 else f"{len(known)} exist"
-
-
-@contextmanager
-def blame_disk(path: Path) -> Iterator[None]:
-    """Turn what the system says of a write into a DiskError that names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(f"{path}: {error.strerror or error}; {disk_advice(path, error)}") from error
-
-
-def disk_advice(path: Path, error: OSError) -> str:
-    """The way out of a failed write."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        place = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
-        free = shutil.disk_usage(place).free // 2**20
-        return f"{free} MiB are free there; make room, then go on with --resume"
-    return "choose a folder that can be written with --run-dir"

@@ -10,7 +10,7 @@ POSITIONS = np.arange(4000)
 
 def train(name, image, draws, size):
     out = np.full((size, size, 3), 77, np.uint8)
-    TRANSFORMS[name].train(image, draws, out)
+    TRANSFORMS[name].train([image], [draws], out[None])
     return out
 
 
@@ -57,7 +57,7 @@ def test_pad_crop_shifts_and_flips_evenly():
 
 def test_pad_crop_brings_other_sizes_to_size_first():
     out = np.empty((32, 32, 3), np.uint8)
-    pad_crop(np.full((70, 40, 3), 9, np.uint8), [0.5, 0.5, 0.9], out)
+    pad_crop([np.full((70, 40, 3), 9, np.uint8)], [[0.5, 0.5, 0.9]], out[None])
     assert (out == 9).all()
 
 

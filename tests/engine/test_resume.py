@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import make_digits, run_phalanx, small_run, start_phalanx
 
 import phalanx
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError, ConfigError, DataError
+from small_runs import make_digits, run_phalanx, small_run, start_phalanx
 
 CLOCK_COLUMNS = {"images_per_second", "data_wait"}
 
@@ -79,7 +79,9 @@ def test_a_signal_saves_and_the_resume_is_the_same_as_never_stopping(
 def test_a_second_sigint_leaves_at_once(digits, tmp_path):
     run = tmp_path / "run"
     # one step of this takes seconds, so the first signal is still being honoured
-    process = start_phalanx(*small_run(digits, run, batch_size=8, gradient_accumulation=600, steps=5))
+    process = start_phalanx(
+        *small_run(digits, run, batch_size=8, gradient_accumulation=600, steps=5)
+    )
     deadline = time.monotonic() + 60
     while not (run / "log.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.01)

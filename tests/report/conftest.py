@@ -1,6 +1,7 @@
 """A finished run for tests that only read."""
 
 import pytest
+
 from synthetic_run import make_run
 
 

@@ -147,7 +147,7 @@ def make_summary(**changes):
         "weights_sha256": "ab" * 32,
         "best": Best(step=625, top1=score.top1),
         "checkpoint": "checkpoints/step-00000625",
-        "bad_images": 0,
+        "bad_images": (),
         "finished": True,
     }
     return Summary(**{**values, **changes})

@@ -2,6 +2,10 @@ import json
 import math
 from dataclasses import replace
 
+from phalanx.report.compare import compare_runs, render_comparison
+from phalanx.report.folder import create_run
+from phalanx.report.predictions import write_predictions
+from phalanx.report.records import Records
 from synthetic_run import (
     CONFIG,
     make_facts,
@@ -10,11 +14,6 @@ from synthetic_run import (
     step_row,
     write_history,
 )
-
-from phalanx.report.compare import compare_runs, render_comparison
-from phalanx.report.folder import create_run
-from phalanx.report.predictions import write_predictions
-from phalanx.report.records import Records
 
 
 def short_run(path, steps, *, seed=0):

@@ -6,10 +6,10 @@ import sys
 import time
 
 import pytest
-from synthetic_run import log_row, score_row
 
 from phalanx.errors import DiskError
 from phalanx.report.console import Console, Pace
+from synthetic_run import log_row, score_row
 
 
 class Terminal:

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from synthetic_run import make_pictures, make_predictions
 
 from phalanx.errors import CheckpointError
 from phalanx.report.predictions import (
@@ -12,6 +11,7 @@ from phalanx.report.predictions import (
     write_predictions,
     write_worst,
 )
+from synthetic_run import make_pictures, make_predictions
 
 
 def prediction(index, label, top, confidence, name="x.png"):

@@ -5,13 +5,13 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from synthetic_run import CONFIG, make_facts, make_run, write_history
 
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import create_run
 from phalanx.report.page import waiting_verdict, write_report
 from phalanx.report.plots import MOST_POINTS, plot_loss, thin
 from phalanx.report.records import Records, StepRow
+from synthetic_run import CONFIG, make_facts, make_run, write_history
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 SECTIONS = ["curves", "confusion", "gallery", "options", "environment", "files"]

@@ -8,15 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from synthetic_run import CONFIG, make_facts
 
+from phalanx.disk import explain_disk_error, write_atomically
 from phalanx.errors import CheckpointError, ConfigError, DiskError
-from phalanx.report.folder import (
-    create_run,
-    explain_disk_error,
-    open_run,
-    write_atomically,
-)
+from phalanx.report.folder import create_run, open_run
+from synthetic_run import CONFIG, make_facts
 
 
 def new_run(path):

@@ -2,7 +2,6 @@ import json
 import math
 
 import pytest
-from synthetic_run import log_row, score_row, step_row, write_history
 
 from phalanx.errors import CheckpointError, DiskError
 from phalanx.report.records import (
@@ -12,6 +11,7 @@ from phalanx.report.records import (
     read_scores,
     read_steps,
 )
+from synthetic_run import log_row, score_row, step_row, write_history
 
 FILES = ("metrics.jsonl", "training.csv", "validation.csv")
 

@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from synthetic_run import make_summary
 
 from phalanx.errors import CheckpointError
 from phalanx.report.summary import read_summary, write_summary
+from synthetic_run import make_summary
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,12 @@ class LoadedFeed:
         return {
             self.loader.names(split, [index])[0]: reason
             for split, found in self.loader.bad.items()
-            for index, reason in found.items()
+            for index, reason in found.copy().items()  # reading goes on in another thread
         }
 
     def notes(self) -> list[str]:
         """What a person should know of the images so far."""
-        return [note for found in self.loader.notes.values() for note in found.values()]
+        return [note for found in self.loader.notes.values() for note in found.copy().values()]
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
         """Validation images as the model sees them, before normalisation."""

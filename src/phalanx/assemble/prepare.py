@@ -14,11 +14,12 @@ from phalanx.config.read import Settings, dump_config, read_again
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.data.batches import Recipe
 from phalanx.data.sources import open_source
+from phalanx.disk import write_atomically
 from phalanx.engine.shelf import newest_checkpoint, read_facts, tidy
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.order import Order
 from phalanx.plan.plan import Chosen, DataFacts, Plan, choose, make_plan
-from phalanx.report.folder import RunFolder, create_run, open_run, write_atomically
+from phalanx.report.folder import RunFolder, create_run, open_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,12 +281,13 @@ def read_or_advise(checkpoint: Path, run: RunFolder) -> dict[str, Any]:
 
 
 def take_over(prepared: Prepared) -> None:
-    """Note a resume's changed options in the run, and clear what a kill left behind."""
+    """Note in the run what a resume changed, and clear what a kill left behind."""
     run, settings = prepared.run, prepared.settings
     tidy(run.checkpoints)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
-        run.update_facts(origins=settings.origins)
+        chosen = asdict(chosen_by(prepared.plan))
+        run.update_facts(origins=settings.origins, chosen=chosen)
 
 
 def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared:

@@ -140,8 +140,6 @@ def run_loop(training: Training) -> None:
             fit(state, plan, parts=parts_of(training, stop), ledger=Ledger(training.device))
     finally:
         training.saver.wait()
-        for note in training.feed.notes():
-            console.say(note)
 
 
 def parts_of(training: Training, stop: StopRequest) -> Parts:
@@ -168,8 +166,7 @@ def parts_of(training: Training, stop: StopRequest) -> Parts:
             training.records,
             training.console,
             prepared.plan,
-            names=feed.names,
-            thumbnails=feed.thumbnails,
+            feed=feed,
         ),
     )
 
@@ -198,7 +195,7 @@ def finish(training: Training) -> Summary:
         weights_sha256=hash_weights(state.model.state_dict()),
         best=Best(step=best.step, top1=best.top1) if best else None,
         checkpoint=str(newest.relative_to(run.path)) if newest else None,
-        bad_images=len(state.bad_images),
+        bad_images=tuple(state.bad_images.values()),
         finished=True,
     )
     write_summary(run.path, summary)

@@ -1,10 +1,6 @@
 """What the loop tells goes into the run folder and to the person watching."""
 
-from collections.abc import Callable
-
-import numpy as np
-from numpy.typing import NDArray
-
+from phalanx.assemble.feed import Feed
 from phalanx.engine.evaluate import Score
 from phalanx.engine.state import Clock, TrainState
 from phalanx.plan.plan import Plan
@@ -28,11 +24,11 @@ class RunWatch:
         console: Console,
         plan: Plan,
         *,
-        names: Callable[[NDArray[np.int64]], list[str]],
-        thumbnails: Callable[[list[int]], NDArray[np.uint8]],
+        feed: Feed,
     ) -> None:
         self._records, self._console, self._plan = records, console, plan
-        self._names, self._thumbnails = names, thumbnails
+        self._feed = feed
+        self._told: set[str] = set()
 
     def progress(self, step: int) -> None:
         """A step is done."""
@@ -67,6 +63,15 @@ class RunWatch:
         )
         self._records.log(row)
         self._console.log(row)
+        self._tell_of_images()
+
+    def _tell_of_images(self) -> None:
+        """Name each image that could not be read, or is odd, once."""
+        bad = self._feed.bad_images()
+        for text in [*bad.values(), *self._feed.notes()]:
+            if text not in self._told:
+                self._told.add(text)
+                self._console.warn(text)
 
     def score(self, state: TrainState, score: Score) -> None:
         """The score, every prediction behind it, and the surest mistakes to look at."""
@@ -74,12 +79,13 @@ class RunWatch:
         self._records.score(row)
         earlier = [top1 for step, top1 in state.scores.items() if step != state.step]
         self._console.score(row, best=bool(earlier) and score.top1 > max(earlier))
-        rows = predictions_of(score, self._names(score.indices))
+        rows = predictions_of(score, self._feed.names(score.indices))
         folder = self._records.folder
         write_predictions(folder, rows)
         worst = [rows[place].index for place in most_confidently_wrong(rows)]
+        self._tell_of_images()
         if worst:
-            write_worst(folder, worst, pixels=self._thumbnails(worst), step=state.step)
+            write_worst(folder, worst, pixels=self._feed.thumbnails(worst), step=state.step)
 
 
 def score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:

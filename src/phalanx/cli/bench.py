@@ -69,10 +69,10 @@ COMMANDS = {
         usage="phalanx bench overhead [--pairs N] [--steps N] [--json]",
         run=overhead,
         arguments=(
-            Argument(name="--pairs", help="Interleaved pairs of blocks [24].", default="24"),
+            Argument(name="--pairs", help="Interleaved pairs of blocks [40].", default="40"),
             Argument(name="--steps", help="Steps in a block [25].", default="25"),
             Argument(name="--json", help="Print a JSON object.", switch=True),
         ),
-        examples=(("phalanx bench overhead", "the median of 24 paired ratios; about a minute"),),
+        examples=(("phalanx bench overhead", "the median of 40 paired ratios; about two minutes"),),
     ),
 }

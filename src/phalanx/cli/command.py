@@ -1,6 +1,7 @@
 """What a command is, and how its words are read: argparse, filled from the schema."""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -66,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving the process."""
-        raise ConfigError(message)
+        raise ConfigError(f"{message.removeprefix('argument ')}; {self.prog} --help tells more")
 
 
 def parse(command: Command, argv: Sequence[str]) -> Request:
@@ -93,20 +94,29 @@ def set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str],
     """
     flags = {a.name for a in command.arguments if a.name.startswith("--")}
     flags |= {f"--{old}" for old in spellings_of(command)}
+    old = {f"--{spelling}" for spelling in SPELLINGS if spelling not in OPTIONS}
+    today = sorted(flags - old)
     known: list[str] = []
     problems: list[str] = []
     skip = False
     for word in argv:
         name, equals, _ = word.partition("=")
         if name.startswith("--") and name not in flags:
-            problems.append(f"{name}: no such option; {suggest(name, sorted(flags))}")
+            problems.append(f"{name}: no such option; {suggest(name, today)}")
             skip = not equals
+        elif is_negative(word) and known and known[-1] in flags:
+            known[-1] += f"={word}"  # argparse would take -1e-3 for a flag
         elif skip and not word.startswith("--"):
             skip = False
         else:
             known.append(word)
             skip = False
     return known, problems
+
+
+def is_negative(word: str) -> bool:
+    """Whether the word is a number below zero."""
+    return re.fullmatch(r"-\d*\.?\d+(e[-+]?\d+)?", word, re.IGNORECASE) is not None
 
 
 def build_parser(command: Command) -> Parser:

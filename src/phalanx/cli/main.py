@@ -28,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     name, rest = find_command(words)
     try:
-        return run_command(name, rest)
+        code = run_command(name, rest)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"phalanx {name or ''}".rstrip() + f": {error}", file=sys.stderr)
         return error.exit_code

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from phalanx.cli.command import Argument, Command, Request
-from phalanx.config.presets import LOCAL_FOLDER, find_preset, header_of, iterate_presets
-from phalanx.errors import ConfigError, blame_disk
+from phalanx.config.presets import LOCAL_FOLDER, find_preset, header_of, iterate_presets, text_of
+from phalanx.disk import disk_errors
+from phalanx.errors import ConfigError
 
 
 def ls(request: Request) -> int:
@@ -25,22 +26,23 @@ def ls(request: Request) -> int:
 def cat(request: Request) -> int:
     """Print a preset as it is written."""
     request.refuse_problems()
-    print(find_preset(request["name"]).path.read_text(encoding="utf-8"), end="")
+    print(text_of(find_preset(request["name"])), end="")
     return 0
 
 
 def cp(request: Request) -> int:
     """Copy a preset into ./presets, where it wins over ours of the same name."""
     request.refuse_problems()
-    source = find_preset(request["name"]).path
-    target = Path(request["to"]) if request["to"] else LOCAL_FOLDER / source.name
+    source = find_preset(request["name"])
+    name = f"{source.inside}.yaml" if source.inside else source.path.name
+    target = Path(request["to"]) if request["to"] else LOCAL_FOLDER / name
     if target.is_dir():
-        target = target / source.name
+        target = target / name
     if target.exists():
         raise ConfigError(f"{target}: exists already; name another target")
-    with blame_disk(target):
+    with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(source.read_bytes())
+        target.write_text(text_of(source), encoding="utf-8")
     print(f"{target}: edit it, then run `phalanx train {target}`")
     return 0
 

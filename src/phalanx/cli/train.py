@@ -3,29 +3,21 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
 
+if TYPE_CHECKING:
+    from phalanx.assemble.prepare import Prepared
+
 
 def run(request: Request) -> int:
     """Prepare without torch, then train."""
-    from phalanx.assemble.prepare import Prepared, prepare_fork, prepare_new, prepare_resume
-
-    prepared: Prepared
     if request["resume"] and request["fork"]:
         raise ConfigError("--resume goes on with a run, --fork starts a new one: give one of them")
-    if request["resume"]:
-        request.refuse_problems()
-        prepared = prepare_resume(Path(request["resume"]), request.flags)
-    elif request["fork"]:
-        request.refuse_problems()
-        prepared = prepare_fork(Path(request["fork"]), request.flags, line=request.line)
-    else:
-        preset = request["preset"] or request["config"]
-        settings = read_settings(preset, request.flags, problems=request.problems)
-        prepared = prepare_new(settings, line=request.line)
+    prepared = prepare(request)
 
     from phalanx.assemble.train import train
 
@@ -35,6 +27,22 @@ def run(request: Request) -> int:
     else:
         show_result(prepared.run.path, prepared.run.report)
     return 0
+
+
+def prepare(request: Request) -> "Prepared":
+    """A run on disk; mistakes in options are told before anything heavy is imported."""
+    if request["resume"] or request["fork"]:
+        request.refuse_problems()
+        from phalanx.assemble.prepare import prepare_fork, prepare_resume
+
+        if request["resume"]:
+            return prepare_resume(Path(request["resume"]), request.flags)
+        return prepare_fork(Path(request["fork"]), request.flags, line=request.line)
+    preset = request["preset"] or request["config"]
+    settings = read_settings(preset, request.flags, problems=request.problems)
+    from phalanx.assemble.prepare import prepare_new
+
+    return prepare_new(settings, line=request.line)
 
 
 def show_result(folder: Path, report: Path) -> None:
@@ -51,7 +59,7 @@ def show_result(folder: Path, report: Path) -> None:
     if summary.best:
         print(f"best checkpoint: step {summary.best.step:,}, top-1 {summary.best.top1:.2%}")
     if summary.bad_images:
-        print(f"{summary.bad_images} images could not be read; the report names them")
+        print(f"{len(summary.bad_images)} images could not be read; the report names them")
     print(f"report: {report}")
 
 

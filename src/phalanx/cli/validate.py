@@ -40,7 +40,7 @@ def find_checkpoints(target: str, *, every: bool) -> list[Path]:
     from phalanx.engine.shelf import list_checkpoints
 
     path = Path(target)
-    if not path.exists():
+    if not path.exists() and "/" not in target:
         raise CheckpointError(
             f"{target}: no such run, checkpoint or model; {suggest(target, MODELS)}"
         )

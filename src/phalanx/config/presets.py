@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from phalanx.config.text import read_entries
+from phalanx.config.text import as_yaml, read_entries
 from phalanx.errors import ConfigError, suggest
 
 LOCAL_FOLDER = Path("presets")
@@ -51,6 +51,13 @@ def find_preset(name: str) -> Preset:
         names = dict.fromkeys(preset.name for preset in presets)
         raise ConfigError(f"{name}: no preset is called that; {suggest(name, names)}")
     return found
+
+
+def text_of(preset: Preset) -> str:
+    """A preset as it is written; of an entry, its own options, merges resolved."""
+    if preset.inside is None:
+        return preset.path.read_text(encoding="utf-8")
+    return as_yaml(read_entries(preset.path, preset.inside))
 
 
 def header_of(preset: Preset) -> str:

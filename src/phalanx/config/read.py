@@ -51,7 +51,12 @@ def read_settings(
         layers = [*read_preset(chosen, found), flagged]
     except ConfigError as error:
         raise joined([str(error), *found]) from None
-    return settle(layers, found, name=chosen.name.rsplit("/", 1)[-1].removesuffix(".yaml"))
+    return settle(layers, found, name=run_name(chosen.name))
+
+
+def run_name(preset: str) -> str:
+    """What runs of a preset or file are called."""
+    return preset.rsplit("/", 1)[-1].removesuffix(".yaml").removesuffix(".yml")
 
 
 def read_flags(flags: Mapping[str, str], problems: list[str]) -> Layer:
@@ -61,7 +66,7 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> Layer:
         where = f"--{spelling}"
         name = SPELLINGS.get(spelling)
         if name is None:
-            problems.append(f"{where}: no such option; {suggest(spelling, SPELLINGS)}")
+            problems.append(f"{where}: no such option; {suggest(spelling, OPTIONS)}")
             continue
         try:
             layer[name] = Given(value_from_text(name, text), where, "flag")
@@ -115,12 +120,7 @@ def settle(layers: list[Layer], problems: list[str], *, name: str) -> Settings:
     merged: Layer = {}
     for layer in layers:
         for pair in EXCLUSIVE:
-            present = [option for option in pair if option in layer and layer[option].value]
-            if len(present) > 1:
-                problems.append(f"{layer[pair[0]].where}: give {' or '.join(pair)}, not both")
-            if present:
-                for option in pair:
-                    merged.pop(option, None)
+            drop_rivals(pair, merged=merged, layer=layer, problems=problems)
         merged.update(layer)
     complete(merged)
     config = validate(merged, problems)
@@ -132,6 +132,15 @@ def settle(layers: list[Layer], problems: list[str], *, name: str) -> Settings:
         option: merged[option].origin if option in merged else "default" for option in OPTIONS
     }
     return Settings(config, origins, name)
+
+
+def drop_rivals(pair: tuple[str, ...], *, merged: Layer, layer: Layer, problems: list[str]) -> None:
+    """Forget what lower layers said of a pair of which this layer names one."""
+    present = [option for option in pair if option in layer and layer[option].value]
+    if len(present) > 1:
+        problems.append(f"{layer[pair[0]].where}: give {' or '.join(pair)}, not both")
+    for option in pair if present else ():
+        merged.pop(option, None)
 
 
 def complete(merged: Layer) -> None:

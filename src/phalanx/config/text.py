@@ -83,6 +83,8 @@ def read_entries(path: Path, inside: str | None = None) -> list[Entry]:
     """The keys of a YAML file, or of one named mapping inside it."""
     try:
         loader = Loader(path.read_text(encoding="utf-8"))
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error.reason}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -103,12 +105,23 @@ def read_entries(path: Path, inside: str | None = None) -> list[Entry]:
         loader.dispose()
 
 
+def as_yaml(entries: list[Entry]) -> str:
+    """Entries as the YAML file they could stand in."""
+    pairs = [(yaml.ScalarNode("tag:yaml.org,2002:str", e.key), e.node) for e in entries]
+    node = yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=False)
+    return yaml.serialize(node, Dumper=yaml.SafeDumper)
+
+
 def mapping_entries(loader: Loader, node: yaml.Node | None, path: Path) -> list[Entry]:
     """A mapping's keys, merges (<<) resolved; a key given twice is refused."""
     if node is None:
         return []
     if not isinstance(node, yaml.MappingNode):
         line = node.start_mark.line + 1
+        raise ConfigError(f"{path}:{line}: wants lines of the form `option: value`")
+    odd = next((key for key, _ in node.value if not isinstance(key, yaml.ScalarNode)), None)
+    if odd:
+        line = odd.start_mark.line + 1
         raise ConfigError(f"{path}:{line}: wants lines of the form `option: value`")
     own = [key.value for key, _ in node.value]
     twice = next((key for key in own if own.count(key) > 1), None)
@@ -134,6 +147,9 @@ def value_from_node(name: str, node: yaml.Node) -> Any:
     loader = Loader("")
     try:
         return loader.construct_object(node)
+    except (ValueError, yaml.YAMLError):
+        wanted = WANTED[plain_kind(option.kind)]
+        raise ValueError(f"wants {wanted}, got {node.value!r}") from None
     finally:
         loader.dispose()
 
@@ -149,9 +165,13 @@ def given_in_file(
         where = f"{path}:{entry.line}: {entry.key}"
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if entry.key == "extends":
-            extends = str(entry.node.value)
+            if not isinstance(entry.node, yaml.ScalarNode):
+                raise ConfigError(f"{where}: wants the name of one preset")
+            extends = entry.node.value
         elif name is None:
-            problems.append(f"{where}: no such option; {suggest(entry.key, SPELLINGS)}")
+            problems.append(f"{where}: no such option; {suggest(entry.key, OPTIONS)}")
+        elif name in given:
+            problems.append(f"{where}: {name} is given twice")
         else:
             try:
                 given[name] = Given(value_from_node(name, entry.node), where, origin)

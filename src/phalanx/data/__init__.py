@@ -1,1 +1,1 @@
-"""Images from files to batches of bytes; nothing in this room imports torch."""
+"""Images from files to batches of bytes; only device.py imports torch, which workers never do."""

@@ -14,6 +14,7 @@ from phalanx.errors import ConfigError, DataError, suggest
 from phalanx.plan.order import Order
 
 NOTES_KEPT = 10
+STRETCH = 1024  # positions of the stream whose chances are drawn together
 BAD_SHOWN = 5
 
 
@@ -93,6 +94,7 @@ class Reader:
         self.source = recipe.open(split)
         self.transform = TRANSFORMS[recipe.augment]
         self.findings = findings
+        self._stretches: dict[int, tuple[NDArray[np.int64], list[list[float]]]] = {}
 
     def fill(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
         """Write an image into each row: keys are stream positions, or indices when scoring."""
@@ -100,14 +102,41 @@ class Reader:
         return fill(keys, out)
 
     def _fill_training(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
-        if self.recipe.order is None:
-            raise ValueError("a recipe without an order has no training batches")
-        draws = self.transform.draw(self.recipe.seed, keys)
-        indices = self.recipe.order.indices(keys)
+        indices, draws = self._look_up(keys)
+        images = []
         for row, wanted in enumerate(indices.tolist()):
-            indices[row], image = self._read_or_next(wanted)
-            self.transform.train(image, draws[row], out[row])
+            image = self._read(wanted)
+            if image is None:
+                indices[row], image = self._next_readable(wanted)
+            images.append(image)
+        self.transform.train(images, draws, out)
         return Rows(self.source.labels[indices], indices)
+
+    def _look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[list[float]]]:
+        """The image and the draws of consecutive positions, which may lie in two stretches."""
+        indices, draws = [], []
+        first, last = int(positions[0]), int(positions[-1])
+        for number in range(first // STRETCH, last // STRETCH + 1):
+            start = number * STRETCH
+            part = slice(max(first - start, 0), last + 1 - start)
+            stretch = self._draw_stretch(number)
+            indices.append(stretch[0][part])
+            draws += stretch[1][part]
+        return np.concatenate(indices), draws
+
+    def _draw_stretch(self, number: int) -> tuple[NDArray[np.int64], list[list[float]]]:
+        """What happens in a stretch of the stream; drawn in one go, for many steps to come."""
+        if number not in self._stretches:
+            if self.recipe.order is None:
+                raise ValueError("a recipe without an order has no training batches")
+            positions = np.arange(number * STRETCH, (number + 1) * STRETCH, dtype=np.int64)
+            drawn = (
+                self.recipe.order.indices(positions),
+                self.transform.draw(self.recipe.seed, positions),
+            )
+            kept = list(self._stretches.items())[-1:]  # a step may straddle two
+            self._stretches = dict([*kept, (number, drawn)])
+        return self._stretches[number]
 
     def _fill_scoring(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
         indices = keys.copy()
@@ -120,8 +149,8 @@ class Reader:
                 self.transform.evaluate(image, out[row])
         return Rows(np.where(indices < 0, 0, self.source.labels[keys]), indices)
 
-    def _read_or_next(self, index: int) -> tuple[int, Pixels]:
-        image = self._read(index)
+    def _next_readable(self, index: int) -> tuple[int, Pixels]:
+        image = None
         while image is None:
             bad = self.findings.bad
             if len(bad) == len(self.source):

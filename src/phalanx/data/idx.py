@@ -37,7 +37,7 @@ def open_idx(data: str, folder: Path, split: str) -> ArraySource:
 
 def find_file(data: str, folder: Path, name: str) -> Path:
     """Where the file lies, plain before gzipped."""
-    for place in FOLDERS[data]:
+    for place in FOLDERS.get(data, ("",)):
         for path in (folder / place / name, folder / place / f"{name}.gz"):
             if path.is_file():
                 return path

@@ -8,6 +8,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.data.ahead import read_ahead
 from phalanx.data.batches import Batch, Findings, Reader, Recipe, check_bad
 from phalanx.data.pool import ROWS, Chunk, Pool
 from phalanx.data.sources import Source, Split
@@ -76,7 +77,8 @@ class Loader:
         """End the workers; does nothing the second time."""
         if self._pool is not None:
             self._pool.close()
-        self._walks.clear()
+        while self._walks:
+            self._walks.popitem()[1].close()
 
     def __enter__(self) -> "Loader":
         return self
@@ -99,8 +101,10 @@ class Loader:
     def _walk(self, split: Split, groups: Iterable[Keys]) -> Walk:
         if split in self._walks:
             self._walks.pop(split).close()
-        fill = self._fill_by_workers if self.workers else self._fill_here
-        self._walks[split] = fill(split, groups)
+        if self.workers:
+            self._walks[split] = self._fill_by_workers(split, groups)
+        else:
+            self._walks[split] = read_ahead(self._fill_here(split, groups))
         return self._walks[split]
 
     def _fill_here(self, split: Split, groups: Iterable[Keys]) -> Walk:

@@ -86,7 +86,8 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
 
 def mirror(image: Pixels) -> Pixels:
     """The image with left and right exchanged."""
-    return cv2.flip(image, 1).astype(np.uint8, copy=False)
+    flipped: Pixels = cv2.flip(image, 1)  # type: ignore[assignment]
+    return flipped
 
 
 def grey_to_rgb(grey: NDArray[np.uint8]) -> Pixels:

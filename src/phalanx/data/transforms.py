@@ -26,10 +26,10 @@ Columns = tuple[tuple[str, int], ...]  # the name and lane of each number a tran
 
 @dataclass(frozen=True, kw_only=True)
 class Transform:
-    """What happens to an image in training and when scoring; both write into the last argument."""
+    """What happens to images in training, and to one when scoring; both write into `out`."""
 
     columns: Columns
-    train: Callable[[Pixels, Draws, Pixels], None]
+    train: Callable[[Sequence[Pixels], Sequence[Draws], NDArray[np.uint8]], None]
     evaluate: Callable[[Pixels, Pixels], None]
 
     def draw(self, seed: int, positions: NDArray[np.int64]) -> list[list[float]]:
@@ -40,22 +40,25 @@ class Transform:
         return rows.tolist()
 
 
-def pad_crop(image: Pixels, draws: Draws, out: Pixels) -> None:
+def pad_crop(images: Sequence[Pixels], draws: Sequence[Draws], out: NDArray[np.uint8]) -> None:
     """Shift by up to four pixels, black moving in, and mirror every other image."""
-    down, right, flip = draws
-    size = len(out)
-    top, left = int(down * (2 * PADDING + 1)), int(right * (2 * PADDING + 1))
-    canvas = np.zeros((size + 2 * PADDING, size + 2 * PADDING, 3), np.uint8)
-    canvas[PADDING:-PADDING, PADDING:-PADDING] = _maybe_mirror(resize(image, size, size), flip)
-    out[:] = canvas[top : top + size, left : left + size]
+    size, places = out.shape[1], 2 * PADDING + 1
+    edge = size + 2 * PADDING
+    canvas = np.zeros((len(images), edge, edge, 3), np.uint8)  # one for all: this path is hot
+    middle = canvas[:, PADDING:-PADDING, PADDING:-PADDING]
+    for row, (image, (down, right, flip)) in enumerate(zip(images, draws, strict=True)):
+        top, left = int(down * places), int(right * places)
+        middle[row] = _maybe_mirror(resize(image, size, size), flip)
+        out[row] = canvas[row, top : top + size, left : left + size]
 
 
-def resized_crop(image: Pixels, draws: Draws, out: Pixels) -> None:
+def resized_crop(images: Sequence[Pixels], draws: Sequence[Draws], out: NDArray[np.uint8]) -> None:
     """Cut a part of random area and shape, bring it to size, and mirror every other image."""
-    flip, *place = draws
-    top, left, height, width = choose_crop(image.shape[0], image.shape[1], place)
-    part = image[top : top + height, left : left + width]
-    out[:] = _maybe_mirror(resize(part, len(out), len(out)), flip)
+    size = out.shape[1]
+    for row, (image, (flip, *place)) in enumerate(zip(images, draws, strict=True)):
+        top, left, height, width = choose_crop(image.shape[0], image.shape[1], place)
+        part = image[top : top + height, left : left + width]
+        out[row] = _maybe_mirror(resize(part, size, size), flip)
 
 
 def choose_crop(height: int, width: int, draws: Draws) -> tuple[int, int, int, int]:
@@ -78,9 +81,10 @@ def fit(image: Pixels, out: Pixels) -> None:
     out[:] = resize(image, len(out), len(out))
 
 
-def fit_in_training(image: Pixels, draws: Draws, out: Pixels) -> None:
-    """Bring the image to size and leave it otherwise alone."""
-    fit(image, out)
+def fit_all(images: Sequence[Pixels], draws: Sequence[Draws], out: NDArray[np.uint8]) -> None:
+    """Bring images to size and leave them otherwise alone."""
+    for image, row in zip(images, out, strict=True):
+        fit(image, row)
 
 
 def centre_crop(image: Pixels, out: Pixels) -> None:
@@ -111,5 +115,5 @@ TRANSFORMS: dict[str, Transform] = {
         train=resized_crop,
         evaluate=centre_crop,
     ),
-    "none": Transform(columns=(), train=fit_in_training, evaluate=fit),
+    "none": Transform(columns=(), train=fit_all, evaluate=fit),
 }

@@ -40,7 +40,7 @@ class Worker:
         found = reader.findings
         known_bad, known_notes = len(found.bad), len(found.notes)
         keys = np.array(task["keys"], np.int64)
-        rows = reader.fill(keys, self.slots[task["slot"]])
+        rows = reader.fill(keys, self.slots[task["slot"]][: len(keys)])
         return {
             "split": task["split"],
             "labels": rows.labels.tolist(),

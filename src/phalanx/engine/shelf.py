@@ -9,7 +9,6 @@ checkpoints/
 """
 
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import CheckpointError, DiskError, blame_disk
+from phalanx.disk import disk_errors, sync_folder, write_synced
+from phalanx.errors import CheckpointError, DiskError
 
 FORMAT = 1  # raise it when the layout changes, and teach `read_files` the older one
 NAME = re.compile(r"^step-(\d{8,})$")
@@ -33,7 +33,7 @@ def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
         "format": FORMAT,
         "files": {name: describe(content) for name, content in files.items()},
     }
-    with blame_disk(target):
+    with disk_errors(target):
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         for name, content in files.items():
@@ -44,7 +44,7 @@ def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
         read_files(part)
     except CheckpointError as error:
         raise DiskError(f"{target}: what was written does not read back ({error})") from error
-    with blame_disk(target):
+    with disk_errors(target):
         if target.exists():
             remove(target)
         part.rename(target)
@@ -55,23 +55,6 @@ def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
 def describe(content: bytes) -> dict[str, Any]:
     """What the manifest says of one file."""
     return {"bytes": len(content), "sha256": sha256(content).hexdigest()}
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until the disk has it."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the disk knows the folder's names."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_files(checkpoint: Path) -> dict[str, bytes]:
@@ -147,7 +130,7 @@ def newest_checkpoint(shelf: Path) -> Path | None:
 
 def tidy(shelf: Path) -> None:
     """Remove what a killed process left half done."""
-    with blame_disk(shelf):
+    with disk_errors(shelf):
         for path in shelf.glob(".*"):
             if path.is_symlink():
                 path.unlink()
@@ -182,7 +165,7 @@ def find_best(shelf: Path, scores: dict[int, float]) -> Best | None:
 
 def prune(shelf: Path, *, keep: int, scores: dict[int, float]) -> None:
     """Keep the newest few and the best, and point the link at the best."""
-    with blame_disk(shelf):
+    with disk_errors(shelf):
         best = find_best(shelf, scores)
         for checkpoint in list_checkpoints(shelf)[:-keep]:
             if best is None or step_of(checkpoint) != best.step:

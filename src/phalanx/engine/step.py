@@ -1,7 +1,7 @@
 """One optimizer step."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.engine.state import TrainState
-from phalanx.optim.sgd import update
+from phalanx.optim.sgd import gradients_of, update
 
 
 class MicroBatch(NamedTuple):
@@ -30,7 +30,9 @@ class StepRule:
 
     def precision(self) -> AbstractContextManager[None]:
         """The context forward passes run in."""
-        return torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.half)
+        if not self.half:
+            return nullcontext()
+        return torch.autocast(self.device_type, dtype=torch.bfloat16)
 
 
 def train_step(
@@ -40,10 +42,10 @@ def train_step(
 
     Waits for nothing: only log points and saves read values.
     """
-    state.model.train()
+    if not state.model.training:
+        state.model.train()
     images = sum(len(labels) for _, labels in passes)
-    loss_sum = torch.zeros((), device=passes[0].labels.device)
-    hits = torch.zeros((), device=passes[0].labels.device)
+    tallies = []
     for pixels, labels in passes:
         with rule.precision():
             logits = state.model(pixels).float()
@@ -53,10 +55,10 @@ def train_step(
         )
         (loss / images).backward()
         with torch.no_grad():
-            loss_sum += loss
-            hits += (logits.argmax(1) == labels).sum()
-    gradients = [w.grad for w in state.model.parameters() if w.grad is not None]
-    grad_norm = torch.nn.utils.get_total_norm(gradients)
+            tallies.append(torch.stack([loss, (logits.argmax(1) == labels).sum()]))
+    norms = torch._foreach_norm(gradients_of(state.optimizer))
+    grad_norm = torch.linalg.vector_norm(torch.stack(norms))
     update(state.optimizer, lr)
     state.step += 1
+    loss_sum, hits = sum(tallies[1:], tallies[0])
     return torch.stack([loss_sum / images, grad_norm, hits / images])

@@ -29,6 +29,12 @@ def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All gradients there are; walking the groups is far cheaper than walking the modules."""
+    weights = (weight for group in optimizer.param_groups for weight in group["params"])
+    return [weight.grad for weight in weights if weight.grad is not None]
+
+
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Every tensor the optimizer remembers, under the name of its parameter."""
     names = {id(weight): name for name, weight in model.named_parameters()}

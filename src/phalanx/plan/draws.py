@@ -44,7 +44,8 @@ def draw_bits(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> Word
 
 def draw_uniform(seed: int, name: str, positions: ArrayLike, lane: int = 0) -> NDArray[np.float64]:
     """A number in [0, 1) for each position, in steps of 2**-53."""
-    return (draw_bits(seed, name, positions, lane) >> np.uint64(11)) * 2.0**-53
+    bits = draw_bits(seed, name, positions, lane) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
 
 
 def draw_below(

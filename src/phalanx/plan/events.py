@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,14 @@ class Every:
             return True
         return self._passed(step) > self._passed(step - 1)
 
+    @cached_property
+    def _per_step(self) -> tuple[int, int]:
+        # whole numbers: this is asked after every step, and fractions are slow
+        return (self.rate / self.steps_per_epoch).as_integer_ratio()
+
     def _passed(self, step: int) -> int:
-        return int(step * self.rate / self.steps_per_epoch)
+        numerator, denominator = self._per_step
+        return step * numerator // denominator
 
     def count(self) -> int:
         """How often it comes over the whole run."""

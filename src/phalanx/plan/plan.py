@@ -109,7 +109,7 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
     steps_per_epoch = count_steps_per_epoch(config, data.train_images, global_batch)
     total = count_steps(config, steps_per_epoch)
     warmup = parse_duration(config.optim.warmup_epoch).steps(
-        images=data.train_images, global_batch=global_batch, total_steps=total
+        images=int(steps_per_epoch * global_batch), global_batch=global_batch, total_steps=total
     )
     if warmup > total:
         raise ConfigError(

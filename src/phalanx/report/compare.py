@@ -45,7 +45,7 @@ class Comparison:
     surroundings: list[Difference]
     steps_a: int
     steps_b: int
-    steps_shared: int  # up to here both have a line of metrics
+    steps_shared: int  # the last step both have a line of metrics for
     parting: Parting | None  # None: identical as far as both go
     score_a: ScoreRow | None
     score_b: ScoreRow | None
@@ -80,7 +80,7 @@ def compare_runs(a: RunFolder, b: RunFolder) -> Comparison:
         ),
         steps_a=len(steps_a["step"]),
         steps_b=len(steps_b["step"]),
-        steps_shared=min(len(steps_a["step"]), len(steps_b["step"])),
+        steps_shared=int(max(set(steps_a["step"]) & set(steps_b["step"]), default=0)),
         parting=first_parting(steps_a, steps_b),
         score_a=scores_a[-1] if scores_a else None,
         score_b=scores_b[-1] if scores_b else None,
@@ -107,17 +107,17 @@ def differences(a: dict[str, str], b: dict[str, str]) -> list[Difference]:
 
 def first_parting(a: dict[str, list[float]], b: dict[str, list[float]]) -> Parting | None:
     """The first step, and its first quantity, whose bits differ; None where none does."""
-    shared = min(len(a["step"]), len(b["step"]))
+    shared, at_a, at_b = np.intersect1d(a["step"], b["step"], return_indices=True)
     found = None
     for name in STEP_FIELDS:
-        x, y = (np.asarray(columns[name][:shared], dtype=np.float64) for columns in (a, b))
+        x, y = np.asarray(a[name])[at_a], np.asarray(b[name])[at_b]
         differ = np.flatnonzero(~((x == y) | (np.isnan(x) & np.isnan(y))))
         if len(differ) and (found is None or differ[0] < found[0]):
             found = (int(differ[0]), name)
     if found is None:
         return None
     at, name = found
-    return Parting(step=int(a["step"][at]), quantity=name, a=a[name][at], b=b[name][at])
+    return Parting(step=int(shared[at]), quantity=name, a=a[name][at_a[at]], b=b[name][at_b[at]])
 
 
 def pair_predictions(a: RunFolder, b: RunFolder) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.report.folder import disk_errors
+from phalanx.disk import disk_errors
 from phalanx.report.records import LogRow, ScoreRow
 from phalanx.units import format_count, format_seconds
 

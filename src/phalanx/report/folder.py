@@ -8,11 +8,9 @@ worst.npz          its most confident mistakes      summary.json     the result 
 report.html        the result to look at            checkpoints/     what a resume reads
 """
 
-import errno
 import fcntl
 import json
 import os
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,80 +22,11 @@ from typing import Any
 
 import yaml
 
-from phalanx.errors import CheckpointError, ConfigError, DiskError
-from phalanx.units import format_bytes
+from phalanx.disk import disk_errors, write_atomically
+from phalanx.errors import CheckpointError, ConfigError
 
 FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
-NO_PERMISSION = "no permission; make it writable, or choose another --run-dir"
-DISK_MISTAKES = {
-    errno.EACCES: NO_PERMISSION,
-    errno.EPERM: NO_PERMISSION,
-    errno.EROFS: "the file system is read-only; choose another --run-dir",
-    errno.ENOTDIR: "a part of this path is a file, not a folder; choose another --run-dir",
-    errno.ENAMETOOLONG: "the name is too long; choose a shorter --run-dir",
-    errno.EDQUOT: "your disk quota is used up; free some space, then go on with --resume",
-}
 HELD_LOCKS: set[int] = set()  # raw descriptors: a forked child closes its copies
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """A block whose system errors become a DiskError that names `path` and the way out."""
-    try:
-        yield
-    except OSError as cause:
-        raise DiskError(f"{path}: {explain_disk_error(cause, path)}") from cause
-
-
-def explain_disk_error(error: OSError, path: Path) -> str:
-    """What went wrong with a write, and what to do about it."""
-    if error.errno == errno.ENOSPC:
-        return f"no space left{free_space(path)}; free some space, then go on with --resume"
-    known = DISK_MISTAKES.get(error.errno or 0)
-    return known or f"cannot be written ({error.strerror or error}); check the disk"
-
-
-def free_space(path: Path) -> str:
-    """How much room the nearest existing folder has, as " (12.0 KiB free on /data)"."""
-    place = next((p for p in path.absolute().parents if p.is_dir()), None)
-    if place is None:
-        return ""
-    return f" ({format_bytes(shutil.disk_usage(place).free)} free on {place})"
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write the whole file or nothing: under a temporary name, synced, then renamed."""
-    # a file name that is no UTF-8 comes as escapes, and goes back as the bytes it was
-    data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with disk_errors(path):
-        try:
-            with part.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except OSError:
-            remove_quietly(part)
-            raise
-        sync_folder(path.parent)
-
-
-def remove_quietly(path: Path) -> None:
-    """Take a leftover away where that is possible; the error that left it is the one to tell."""
-    try:
-        path.unlink()
-    except OSError:
-        return
-
-
-def sync_folder(path: Path) -> None:
-    """Make a rename inside this folder survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def to_json(value: Any) -> str:

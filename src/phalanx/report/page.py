@@ -5,8 +5,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from phalanx.disk import write_atomically
 from phalanx.report import plots
-from phalanx.report.folder import RunFolder, write_atomically
+from phalanx.report.folder import RunFolder
 from phalanx.report.markup import flatten, note, section, table
 from phalanx.report.material import Material, gather
 from phalanx.report.mistakes import confusion, gallery
@@ -58,7 +59,7 @@ def headline(material: Material) -> str:
         f'<p class="muted">started {escape(created)} by '
         f"<code>{escape(str(facts.get('command', '')))}</code>{parent_note(facts)}</p>\n"
         f'<div class="tiles">{tiles}</div>\n'
-        f"<p>{escape(waiting_verdict(material.data_wait))}{bad_images_note(material)}</p>\n</header>"
+        f"<p>{escape(waiting_verdict(material.data_wait))}</p>\n{bad_images_note(material)}</header>"
     )
 
 
@@ -124,15 +125,18 @@ def waiting_verdict(wait: float | None) -> str:
         return f"The data nearly kept up: training waited for it {share} of the time."
     return (
         f"The data held training up: it waited {share} of the time. "
-        "phalanx data bench shows what the data path can do."
+        "More --workers or a faster disk would help."
     )
 
 
 def bad_images_note(material: Material) -> str:
-    """How many images did not decode, if any."""
-    bad = material.summary.bad_images if material.summary else 0
+    """The images that did not decode, by name, if any."""
+    bad = material.summary.bad_images if material.summary else ()
+    if not bad:
+        return ""
+    names = "".join(f"<li>{escape(text)}</li>" for text in bad)
     return (
-        f" {format_count(bad)} unreadable images were replaced; log.txt names them." if bad else ""
+        f"<details><summary>{len(bad)} images could not be read</summary><ul>{names}</ul></details>"
     )
 
 

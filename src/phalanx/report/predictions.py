@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
-from phalanx.report.folder import write_atomically
 
 NAME, WORST = "predictions.csv", "worst.npz"
 TOP = 5

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from phalanx.disk import disk_errors, write_atomically
 from phalanx.errors import CheckpointError
-from phalanx.report.folder import disk_errors, write_atomically
 
 METRICS, TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
 

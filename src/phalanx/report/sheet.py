@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from phalanx.errors import ConfigError, blame_disk
+from phalanx.disk import disk_errors
+from phalanx.errors import ConfigError
 
 CELL, GAP, CAPTION = 120, 8, 18  # pixels
 INK, PAPER = (20, 24, 40), (255, 255, 255)
@@ -33,7 +34,7 @@ def write_sheet(
         smooth = Image.Resampling.LANCZOS if len(picture) > CELL else Image.Resampling.NEAREST
         sheet.paste(Image.fromarray(picture).resize((CELL, CELL), smooth), (x, y))
         draw.text((x, y + CELL + 1), fitted(caption, font), INK, font)
-    with blame_disk(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(path)
 

@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
-from phalanx.report.folder import read_json_object, to_json, write_atomically
+from phalanx.report.folder import read_json_object, to_json
 
 NAME = "summary.json"
 
@@ -34,7 +35,7 @@ class Summary:
     weights_sha256: str
     best: Best | None
     checkpoint: str | None  # relative to the run folder
-    bad_images: int
+    bad_images: tuple[str, ...]  # each by name, with what is wrong with it
     finished: bool
 
 
@@ -54,6 +55,7 @@ def read_summary(folder: Path) -> Summary:
     changes = {
         "best": None if best is None else Best(**best),
         "interval95": None if interval is None else tuple(interval),
+        "bad_images": tuple(values["bad_images"]),
     }
     return Summary(**{**values, **changes})
 

@@ -1,0 +1,293 @@
+"""The commands that need no training: what they say, and how soon."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import phalanx
+from phalanx.cli.main import COMMANDS, main
+from phalanx.config.presets import our_folder
+from phalanx.config.schema import OPTIONS
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATA_DIR", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def say(capsys):
+    """Run a command line that goes well; what it printed."""
+
+    def run(*words: str) -> str:
+        assert main(words) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out
+
+    return run
+
+
+def start(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx", *words], capture_output=True, text=True, check=False
+    )
+
+
+# --- help ---
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_the_overview_lists_every_command(say, words):
+    out = say(*words)
+    assert out.startswith("usage: phalanx COMMAND") and len(COMMANDS) >= 12
+    for name, (_, summary) in COMMANDS.items():
+        assert f"  {name} " in out and summary in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_with_examples(say, name):
+    out = say(*name.split(), "--help")
+    assert out.startswith(f"usage: phalanx {name}")
+    assert f"  phalanx {name}" in out.partition("Examples")[2]
+
+
+def test_a_group_lists_its_commands(say):
+    for words in (["presets"], ["presets", "--help"]):
+        out = say(*words)
+        assert "presets ls" in out and "presets cp" in out and "doctor" not in out
+
+
+def test_the_help_of_train_names_every_option_with_its_default(say):
+    out = say("train", "--help")
+    for name in OPTIONS:
+        assert f"--{name} " in out
+    assert "[64]" in out and "[runs/NAME-TIME]" in out and "[off]" in out
+
+
+def test_help_wins_over_mistakes(say):
+    assert say("train", "--epochz", "3", "--help").startswith("usage: phalanx train")
+
+
+def test_the_version(say):
+    assert say("--version") == f"phalanx {phalanx.__version__}\n"
+
+
+# --- speed ---
+
+QUICK = {
+    "overview": (["--help"], 0),
+    "help of train": (["train", "--help"], 0),
+    "misspelt option": (["train", "--epochz", "3"], 2),
+    "two wrong values": (["train", "demo", "--lr", "fast", "--keep", "0"], 2),
+    "misspelt preset": (["plan", "dmeo"], 2),
+}
+
+
+@pytest.mark.parametrize("what", QUICK)
+def test_help_and_mistakes_take_less_than_half_a_second_of_cpu_time(what, monkeypatch):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # compile once, not every time
+    words, code = QUICK[what]
+    taken = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert start(*words).returncode == code
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(taken) < 0.5, f"{what}: {min(taken):.2f} s of CPU time, the best of 3"
+
+
+WITHOUT_TORCH = """
+import json, sys
+from phalanx.cli.main import main
+
+for words, code in json.loads(sys.argv[1]):
+    found = main(words)
+    assert found == code, f"{words} ended with {found}"
+    assert "torch" not in sys.modules, f"{words} imported torch"
+"""
+
+
+def test_help_plans_and_mistakes_never_import_torch():
+    lines = [
+        *QUICK.values(),
+        *(([*name.split(), "--help"], 0) for name in COMMANDS),
+        (["plan", "--json"], 0),
+        (["plan", "cifar10-resnet20", "--origin"], 0),
+        (["presets", "ls"], 0),
+        (["data", "show"], 0),
+        (["data", "show", "--step", "0"], 2),
+        (["train", "--data", "folder"], 3),
+        (["train", "--data", "folder", "--data-dir", "nowhere"], 3),
+        (["train", "--resume", "nowhere"], 4),
+        (["train", "--fork", "nowhere"], 4),
+        (["validate", "nowhere"], 4),
+        (["predict", "nowhere", "nothing.png"], 3),
+        (["report", "nowhere"], 4),
+        (["compare", "nowhere", "nowhere"], 4),
+        (["train", "--replicas", "2"], 2),
+        (["bench", "overhead", "--pairs", "none"], 2),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, json.dumps(lines)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("phalanx train: ") >= 7, "the mistakes were told"
+
+
+# --- plan ---
+
+
+def test_a_plan_as_json_holds_numbers_options_and_origins(say):
+    answer = json.loads(say("plan", "demo", "--batch-size", "32", "--replicas", "2", "--json"))
+    assert answer["name"] == "demo"
+    assert answer["plan"]["global_batch"] == 64 and answer["plan"]["total_steps"] == 1000
+    assert answer["options"]["batch-size"] == 32 and list(answer["options"]) == list(OPTIONS)
+    assert (answer["origins"]["batch-size"], answer["origins"]["lr"]) == ("flag", "preset demo")
+
+
+def test_a_plan_in_words_shows_the_arithmetic(say):
+    out = say("plan", "--batch-size", "16", "--gradient-accumulation", "2", "--replicas", "4")
+    assert "128 = micro-batch 16 x accumulation 2 x replicas 4" in out
+    assert "500 steps = 8 epochs of 62.5 steps" in out
+    assert not Path("runs").exists(), "a plan writes nothing"
+
+
+def test_origins_say_who_set_each_option(say):
+    Path("mine.yaml").write_text("extends: demo\nlr: 0.3\n")
+    out = say("plan", "mine.yaml", "--seed", "7", "--origin")
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    assert set(OPTIONS) <= set(rows)
+    assert rows["lr"].split() == ["lr", "0.3", "file", "mine.yaml"]
+    assert rows["seed"].endswith("flag") and rows["keep"].endswith("default")
+    assert rows["momentum"].endswith("preset demo")
+
+
+def test_a_preset_can_be_named_three_ways(say):
+    named = [say("plan", *words, "--json") for words in (["demo"], ["--config", "demo"], [])]
+    assert len(set(named)) == 1
+
+
+def test_the_catalog_stands_in_for_data_that_is_not_here(say):
+    answer = json.loads(say("plan", "--data", "cifar10", "--json"))
+    assert answer["plan"]["train_images"] == 50_000 and answer["plan"]["num_classes"] == 10
+
+
+def test_old_spellings_work_as_flags(say):
+    words = ("--epoch", "2", "--checkpoint-path", "runs/a", "--imagenet-data-path", "pictures")
+    Path("pictures").mkdir()
+    options = json.loads(say("plan", "demo", *words[:4], "--json"))["options"]
+    assert (options["epochs"], options["run-dir"]) == (2.0, "runs/a")
+    assert main(["plan", "folder-resnet18", *words[4:]]) == 3, "the folder is empty, and was found"
+
+
+def test_a_switch_may_stand_alone_or_with_a_word(say):
+    for words in (["--zero-init-residual"], ["--zero-init-residual=yes"]):
+        assert json.loads(say("plan", *words, "--json"))["options"]["zero-init-residual"] is True
+
+
+# --- presets ---
+
+
+def test_presets_are_listed_with_what_they_are(say):
+    Path("presets").mkdir()
+    Path("presets/cats.yaml").write_text("# cats at night\nlr: 1\n")
+    lines = dict(line.split(None, 1) for line in say("presets", "ls").splitlines())
+    assert lines["cats"] == "cats at night"
+    ours = {path.stem for path in our_folder().glob("*.yaml")}
+    assert len(ours) >= 8 and set(lines) == ours | {"cats"}
+    listed = json.loads(say("presets", "ls", "--json"))
+    assert {row["name"]: row["about"] for row in listed} == lines
+
+
+def test_a_preset_is_printed_as_it_is_written(say):
+    assert say("presets", "cat", "demo") == (our_folder() / "demo.yaml").read_text()
+
+
+def test_a_copied_preset_is_the_one_that_is_used(say, capsys):
+    assert "presets/demo.yaml" in say("presets", "cp", "demo")
+    copy = Path("presets/demo.yaml")
+    assert copy.read_text() == (our_folder() / "demo.yaml").read_text()
+    copy.write_text(copy.read_text().replace("epochs: 8", "epochs: 4"))
+    answer = json.loads(say("plan", "demo", "--json"))
+    assert answer["plan"]["epochs"] == 4.0
+    assert answer["origins"]["epochs"] == "preset presets/demo.yaml"
+    assert main(["presets", "cp", "demo"]) == 2
+    assert "presets/demo.yaml: exists already; name another" in capsys.readouterr().err
+
+
+def test_a_preset_is_copied_to_a_file_or_into_a_folder(say):
+    Path("shelf").mkdir()
+    say("presets", "cp", "mnist-resnet8", "shelf")
+    say("presets", "cp", "mnist-resnet8", "deep/er/mine.yaml")
+    texts = {Path(p).read_text() for p in ("shelf/mnist-resnet8.yaml", "deep/er/mine.yaml")}
+    assert texts == {(our_folder() / "mnist-resnet8.yaml").read_text()}
+
+
+def test_an_entry_of_configs_yml_is_printed_and_copied_alone(say):
+    Path("configs.yml").write_text("cats:\n  lr: 0.5\ndogs:\n  lr: 0.25\n")
+    assert "0.5" in say("presets", "cat", "cats")
+    assert "0.25" not in say("presets", "cat", "cats")
+    say("presets", "cp", "cats", "mine.yaml")
+    assert json.loads(say("plan", "mine.yaml", "--json"))["options"]["lr"] == 0.5
+
+
+# --- data show, doctor ---
+
+
+def test_data_show_draws_the_batch_of_a_step(say):
+    words = ("data", "show", "demo", "--batch-size", "6")
+    assert say(*words, "--step", "3", "--out", "a.png") == "a.png: step 3, 6 images\n"
+    say(*words, "--step", "3", "--workers", "2", "--out", "b.png")
+    say(*words, "--step", "4", "--out", "c.png")
+    with Image.open("a.png") as first, Image.open("b.png") as again, Image.open("c.png") as other:
+        assert first.format == "PNG" and min(first.size) > 100
+        below_the_title = (0, first.height // 2, first.width, first.height)
+        sheets = [sheet.crop(below_the_title).tobytes() for sheet in (first, again, other)]
+    assert sheets[0] == sheets[1] != sheets[2]
+
+
+def test_the_doctor_looks_at_everything(say):
+    findings = {row["what"]: row for row in json.loads(say("doctor", "--json"))}
+    assert {"python", "torch", "numpy", "safetensors", "cpu", "memory", "disk here"} <= set(
+        findings
+    )
+    assert all(row["state"] in ("ok", "note") for row in findings.values())
+    assert "ready to train" in say("doctor")
+
+
+# --- the process ---
+
+
+def test_the_process_ends_with_the_commands_code():
+    good, bad = start("presets", "cat", "demo"), start("trian")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.startswith("# ResNet-8")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == "phalanx: no command is called 'trian'; did you mean 'train'?\n"
+
+
+def test_a_reader_that_has_enough_is_no_error(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "phalanx", "presets", "ls"],
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,249 @@
+"""Every mistake gets where, what and the way out, a code, and no traceback."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from phalanx.cli.main import main
+
+CONFIG, DATA, CHECKPOINT = 2, 3, 4
+
+
+def add_images(folder: str, count: int = 1) -> None:
+    Path(folder).mkdir(parents=True)
+    for number in range(count):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(Path(folder) / f"{number}.png")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATA_DIR", raising=False)
+
+
+@pytest.fixture
+def fail(capsys):
+    """Run a command line that goes wrong; what it said. Nothing may be left behind."""
+
+    def run(*words: str, code: int) -> str:
+        before = sorted(Path().rglob("*"))
+        assert main(words) == code, capsys.readouterr().err
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("phalanx") and err.endswith("\n") and "Traceback" not in err
+        assert sorted(Path().rglob("*")) == before, "a mistake leaves nothing behind"
+        return err.removesuffix("\n")
+
+    return run
+
+
+SPELLING = [
+    ("trian", "phalanx: no command is called 'trian'; did you mean 'train'?"),
+    ("data shwo", "phalanx: no command is called 'data shwo'; did you mean 'data show'?"),
+    ("--halp", "phalanx: no command is called '--halp'; "),
+    ("train --batch-sise 3", "phalanx train: --batch-sise: no such option; did you mean '--batch"),
+    ("train --batch-sise=3", "phalanx train: --batch-sise: no such option; did you mean '--batch"),
+    ("train --epochz 3", "phalanx train: --epochz: no such option; did you mean '--epochs'?"),
+    ("train --resum runs/a", "phalanx train: --resum: no such option; did you mean '--resume'?"),
+    ("plan --jsn", "phalanx plan: --jsn: no such option; did you mean '--json'?"),
+    ("doctor --jsn", "phalanx doctor: --jsn: no such option; did you mean '--json'?"),
+    ("validate resnet8 --lr 1", "phalanx validate: --lr: no such option; "),
+    ("train dmeo", "phalanx train: dmeo: no preset is called that; did you mean 'demo'?"),
+    ("presets cat dmeo", "phalanx presets cat: dmeo: no preset is called that; did you mean 'demo"),
+    ("train mine.yaml", "phalanx train: mine.yaml: no such file; `phalanx presets ls` lists"),
+    ("train --model resnet19", "phalanx train: --model: no model is called 'resnet19'; did you m"),
+    ("train --data cifar", "phalanx train: --data: no dataset is called 'cifar'; did you mean 'c"),
+    ("train demo --data cifar", "phalanx train: --data: no dataset is called 'cifar'; did you me"),
+    ("train --lr-schedule cosin", "phalanx train: --lr-schedule: no choice is called 'cosin'; di"),
+]
+
+VALUES = [
+    ("train --batch-size many", "--batch-size: wants a whole number, got 'many'"),
+    ("train --batch-size 1.5", "--batch-size: wants a whole number, got '1.5'"),
+    ("train --lr fast", "--lr: wants a number, got 'fast'"),
+    ("train --lr nan", "--lr: wants a number, got nan"),
+    ("train --lr -1e-3", "--lr: must be at least 0.0, got -0.001"),
+    ("train --batch-size 0", "--batch-size: must be at least 1, got 0"),
+    ("train --momentum 2", "--momentum: must be at most 1.0, got 2.0"),
+    ("train --zero-init-residual=maybe", "--zero-init-residual: wants true or false, got 'maybe'"),
+    ("train --warmup-epoch soon", "--warmup-epoch: wants a length such as 5ep, 500st or 10%, got"),
+    ("train --warmup-epoch 9ep", "--warmup-epoch: 9ep is 1125 steps, longer than the run of 1000"),
+    ("train --epochs 0.001", "--epochs: 0.001 epochs of 125 steps are not one step; train longer"),
+    ("train --epochs 2 --steps 3", "--epochs: give epochs or steps, not both"),
+    ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images fill no global"),
+    ("train --device nonsense", "--device: wants auto, cpu, cuda, cuda:0,2 or mps, got 'nonsense'"),
+    ("train --data-dir x", "--data-dir: embedded reads no folder; say what lies there with --data"),
+    ("train --replicas 2", "--replicas 2: train runs one replica so far; for the same global batch"
+     " use --replicas 1 --gradient-accumulation 2"),
+    ("train --resume a --fork b", "--resume goes on with a run, --fork starts a new one: give one"),
+    ("data show --step 0", "--step: wants a step from 1 to 1,000, got '0'"),
+    ("data show --step 1001", "--step: wants a step from 1 to 1,000, got '1001'"),
+    ("data show --step x", "--step: wants a step from 1 to 1,000, got 'x'"),
+    ("data show --data synthetic", "--data synthetic: its noise is made on the device"),
+    ("bench overhead --pairs 1", "--pairs: wants a whole number of at least 3, got '1'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "said"), SPELLING, ids=[line for line, _ in SPELLING])
+def test_a_misspelt_name_is_answered_with_the_near_one(fail, line, said):
+    assert fail(*line.split(), code=CONFIG).startswith(said)
+
+
+@pytest.mark.parametrize(("line", "said"), VALUES, ids=[line for line, _ in VALUES])
+def test_a_wrong_value_is_answered_with_what_is_wanted(fail, line, said):
+    words = line.split()
+    name = next(two for two in (" ".join(words[:2]), words[0]) if two in KNOWN)
+    assert fail(*words, code=CONFIG).startswith(f"phalanx {name}: {said}")
+
+
+KNOWN = ("train", "data show", "bench overhead")
+
+
+def test_two_problems_are_both_told(fail):
+    said = fail("train", "--epochz", "3", "--keep", "0", "--lr", "fast", code=CONFIG)
+    assert said.startswith("phalanx train: 3 problems:\n")
+    for part in ("--epochz: no such option", "--keep: must be at least 1", "--lr: wants a number"):
+        assert f"\n  {part}" in said
+    twice = fail("doctor", "--jsn", "--al", code=CONFIG)
+    assert "--jsn: no such option" in twice and "--al: no such option" in twice
+
+
+def test_problems_of_a_file_name_its_lines(fail):
+    Path("mine.yaml").write_text("# mine\nbatch-sise: 3\nlr: fast\n")
+    said = fail("plan", "mine.yaml", "--keep", "0", code=CONFIG)
+    assert "\n  mine.yaml:2: batch-sise: no such option; did you mean 'batch-size'?" in said
+    assert "\n  mine.yaml:3: lr: wants a number, got 'fast'" in said
+    assert "\n  --keep: must be at least 1, got 0" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["predict", "validate", "compare a", "presets cat", "train demo extra", "train --epochs"],
+)
+def test_words_too_few_or_too_many_point_to_the_help(fail, line):
+    words = line.split()
+    said = fail(*words, code=CONFIG)
+    assert "--help" in said or "usage: " in said, said
+
+
+# --- data ---
+
+
+def test_a_folder_that_is_not_named_or_not_there(fail):
+    said = fail("train", "--data", "folder", code=DATA)
+    assert "give --data-dir DIR, or set DATA_DIR" in said
+    said = fail("train", "--data", "folder", "--data-dir", "nowhere", code=DATA)
+    assert said.startswith("phalanx train: nowhere: no such folder; give the dataset's folder with")
+    Path("file").write_text("")
+    said = fail("train", "--data", "mnist", "--data-dir", "file", code=DATA)
+    assert "file: is a file, not a folder" in said
+
+
+@pytest.mark.parametrize("data", ["folder", "mnist", "fashion-mnist", "cifar10"])
+def test_an_empty_folder_says_what_should_be_in_it(fail, data):
+    Path("empty").mkdir()
+    said = fail("train", "--data", data, "--data-dir", "empty", code=DATA)
+    assert said.startswith("phalanx train: empty") and len(said) > 60
+    wanted = {"folder": "train/CLASS/", "cifar10": "data_batch_1.bin"}
+    assert wanted.get(data, "train-images") in said
+
+
+def test_a_class_folder_without_an_image_is_named(fail):
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        add_images(f"pets/{name}")
+    Path("pets/train/bird").mkdir()
+    Path("pets/train/fish").mkdir()
+    said = fail("train", "--data", "folder", "--data-dir", "pets", code=DATA)
+    for name in ("bird", "fish"):
+        assert f"pets/train/{name}: no .jpg, .jpeg, .png file in this class folder" in said
+    assert said.endswith("add images to these folders, rename them or remove them")
+
+
+def test_one_class_is_not_enough(fail):
+    add_images("pets/train/cat")
+    add_images("pets/val/cat")
+    said = fail("train", "--data", "folder", "--data-dir", "pets", code=DATA)
+    assert "pets/train: has only one class folder, cat/; a classifier needs two" in said
+
+
+def test_a_class_that_training_never_saw_is_named(fail):
+    for name in ("train/cat", "train/dog", "val/cat", "val/dogs"):
+        add_images(f"pets/{name}")
+    said = fail("train", "--data", "folder", "--data-dir", "pets", code=DATA)
+    assert "pets/val/dogs: train/ has no such class; did you mean 'dog'?" in said
+
+
+def test_images_to_predict_that_are_not_there(fail):
+    assert "x.png: no such file or folder" in fail("predict", "runs/a", "x.png", code=DATA)
+    Path("empty").mkdir()
+    said = fail("predict", "runs/a", "empty", code=DATA)
+    assert "empty: no JPEG or PNG image in this folder" in said
+
+
+# --- runs ---
+
+
+def test_a_run_folder_that_exists_is_left_alone(fail):
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/run.json").write_text("{}")
+    said = fail("train", "--run-dir", "runs/a", code=CONFIG)
+    assert said.startswith("phalanx train: --run-dir runs/a: holds a run already; ")
+    assert "--resume runs/a" in said
+    Path("notes").mkdir()
+    Path("notes/diary.txt").write_text("dear diary")
+    assert "notes: is not empty" in fail("train", "--run-dir", "notes", code=CONFIG)
+    said = fail("train", "--run-dir", "notes/diary.txt", code=CONFIG)
+    assert "notes/diary.txt: is a file; choose another --run-dir" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["train --resume {}", "train --fork {}", "report {}", "compare {} {}", "validate {}"],
+)
+def test_what_is_no_run_is_refused(fail, line):
+    Path("notes").mkdir()
+    name = " ".join(line.split()[:1])
+    said = fail(*line.format("notes", "notes").split(), code=CHECKPOINT)
+    assert said.startswith(f"phalanx {name}: notes: is not a run folder; a run folder holds run.js")
+    said = fail(*line.format("nowhere", "nowhere").split(), code=CHECKPOINT)
+    assert said.startswith(f"phalanx {name}: nowhere: ") and "no such" in said
+
+
+def test_a_misspelt_run_names_the_near_one(fail):
+    Path("runs/first").mkdir(parents=True)
+    Path("runs/first/run.json").write_text("{}")
+    said = fail("train", "--resume", "runs/frist", code=CHECKPOINT)
+    assert said.endswith("did you mean runs/first?")
+
+
+def test_a_damaged_run_is_refused(fail):
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/run.json").write_text("{")
+    said = fail("train", "--resume", "runs/a", code=CHECKPOINT)
+    assert "runs/a/run.json: is damaged, it is not JSON" in said
+
+
+def test_a_file_where_a_folder_should_be_is_a_disk_error(fail):
+    Path("file").write_text("")
+    said = fail("train", "--run-dir", "file/a", code=6)
+    assert "file/a: a part of this path is a file" in said
+
+
+# --- devices ---
+
+
+def test_a_device_that_is_not_here_is_refused(capsys):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    for device in ("cuda", "cuda:1"):
+        assert main(["train", "--steps", "20", "--device", device, "--run-dir", device]) == CONFIG
+        err = capsys.readouterr().err
+        assert err.startswith("phalanx train: --device")
+        assert "CUDA" in err and "--device cpu" in err and "Traceback" not in err
+
+
+def test_replicas_are_planned_though_not_trained(capsys):
+    assert main(["plan", "--replicas", "2"]) == 0
+    assert "replicas 2" in capsys.readouterr().out

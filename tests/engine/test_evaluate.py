@@ -1,0 +1,111 @@
+"""Promise 4: every image is counted once, whatever the batch size."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.cli.main import main
+from phalanx.engine.evaluate import ValidBatch, evaluate
+from phalanx.engine.step import StepRule
+from phalanx.errors import DataError
+from small_runs import small_run
+
+RULE = StepRule(label_smoothing=0.0, device_type="cpu", half=False)
+
+
+class Fixed(torch.nn.Module):
+    """A model whose logits are its input."""
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
+def batch(rows, labels, indices):
+    logits = torch.tensor(rows, dtype=torch.float32)[:, :, None, None]
+    return ValidBatch(logits, torch.tensor(labels), torch.tensor(indices))
+
+
+def test_padding_and_unreadable_rows_do_not_count():
+    good, bad = [0.0, 9.0, 0.0], [9.0, 0.0, 0.0]
+    score = evaluate(
+        Fixed(),
+        [batch([good, bad, good], [1, 1, 1], [0, 1, -1]), batch([good, bad], [1, 1], [3, -1])],
+        rule=RULE,
+    )
+    assert (score.scored, score.hits) == (3, 2)
+    assert score.top1 == pytest.approx(2 / 3)
+    assert score.indices.tolist() == [0, 1, 3]
+
+
+def test_five_classes_or_fewer_have_no_top5():
+    few = evaluate(Fixed(), [batch([[1.0, 0, 0, 0, 0]], [0], [0])], rule=RULE)
+    many = evaluate(Fixed(), [batch([[5.0, 4, 3, 2, 1, 0]], [4], [0])], rule=RULE)
+    assert few.top5 is None
+    assert (many.top1, many.top5) == (0.0, 1.0)
+
+
+def test_confidence_and_loss_are_what_they_say():
+    score = evaluate(Fixed(), [batch([[np.log(3.0), 0.0]], [1], [0])], rule=RULE)
+    assert score.confidence[0] == pytest.approx(0.75)
+    assert score.loss == pytest.approx(-np.log(0.25), rel=1e-6)
+
+
+def test_nothing_to_score_is_said():
+    with pytest.raises(DataError, match="no image to score"):
+        evaluate(Fixed(), [], rule=RULE)
+    with pytest.raises(DataError, match="none of the validation split decodes"):
+        evaluate(Fixed(), [batch([[1.0, 0.0]], [0], [-1])], rule=RULE)
+
+
+def test_an_interrupted_evaluation_gives_no_score():
+    one = batch([[1.0, 0.0]], [0], [0])
+    assert evaluate(Fixed(), [one], rule=RULE, interrupted=lambda: True) is None
+
+
+@pytest.fixture(scope="module")
+def trained(digits, tmp_path_factory):
+    run = tmp_path_factory.mktemp("scores") / "run"
+    assert main(small_run(digits, run, epochs=10)) == 0
+    return run
+
+
+def scores(capsys, *words):
+    capsys.readouterr()
+    assert main(["validate", *map(str, words), "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_score_does_not_depend_on_batch_size_or_workers(trained, capsys):
+    summary = json.loads((trained / "summary.json").read_text())
+    for size in (1, 7, 16, 39, 40, 41, 1000):
+        (row,) = scores(capsys, trained, "--valid-batch-size", size)
+        assert row["scored"] == 40
+        assert row["top1"] == summary["top1"], f"batch size {size}"
+        assert row["loss"] == pytest.approx(scores_loss(trained), rel=1e-5)
+    (row,) = scores(capsys, trained, "--workers", 2)
+    assert (row["scored"], row["top1"]) == (40, summary["top1"])
+
+
+def scores_loss(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return lines[-1]["valid"]["loss"]
+
+
+def test_all_checkpoints_and_one_of_them(trained, capsys):
+    every = scores(capsys, trained, "--all")
+    assert len(every) == len(list((trained / "checkpoints").glob("step-*")))
+    assert every == scores(capsys, trained / "checkpoints", "--all")
+    (best,) = scores(capsys, trained / "checkpoints" / "best")
+    assert best["top1"] == max(row["top1"] for row in every)
+    assert main(["validate", str(trained / "checkpoints")]) == 4
+    assert "--all" in capsys.readouterr().err
+
+
+def test_a_fresh_model_says_so(digits, capsys):
+    words = ["resnet8", "--data", "mnist", "--data-dir", str(digits)]
+    assert main(["validate", *words, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "fresh model" in captured.err
+    assert json.loads(captured.out)["scored"] == 40
