@@ -1,12 +1,12 @@
 # make demo   install, train the demo, score it, say where the report is
 # make test   install, then format check, lint, types and tests
-# make proof  the slow proofs: kills at random moments, memory over ten epochs
+# make proof  the slow proofs: memory over ten epochs of the demo
 # make bench  the ratio of training speed to a bare PyTorch loop
 # make docs   write the generated pages
 
 PYTHON ?= python3
 BIN := .venv/bin
-DEMO_RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: demo test check proof bench docs format clean
 

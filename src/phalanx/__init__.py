@@ -30,7 +30,12 @@ def train(
     **options: Any,
 ) -> "Summary":
     """Train a preset or file, resume a run, or fork one; the summary of the run."""
-    from phalanx.assemble.prepare import prepare_fork, prepare_new, prepare_resume
+    from phalanx.assemble.prepare import (
+        prepare_fork,
+        prepare_new,
+        prepare_resume,
+        remake_finished,
+    )
     from phalanx.config.read import read_settings
     from phalanx.errors import ConfigError
 
@@ -38,6 +43,9 @@ def train(
     if (preset is not None) + (resume is not None) + (fork is not None) > 1:
         raise ConfigError("train: give a preset, resume or fork, not two of them")
     if resume is not None:
+        finished = remake_finished(Path(resume))
+        if finished is not None:
+            return finished
         prepared = prepare_resume(Path(resume), flags)
     elif fork is not None:
         prepared = prepare_fork(Path(fork), flags, line=line)
@@ -50,16 +58,16 @@ def train(
 
 def validate(checkpoint: PathLike, **options: Any) -> "ScoreRow":
     """The score of a run's newest checkpoint, or of a checkpoint."""
-    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.assemble.prepare import describe_checkpoint
     from phalanx.assemble.score import load_checkpoint, score_model
 
-    row, _ = score_model(load_checkpoint(checkpoint_in(Path(checkpoint)), _flags(options)))
+    row, _ = score_model(load_checkpoint(describe_checkpoint(Path(checkpoint), _flags(options))))
     return row
 
 
 def plan(preset: str | None = None, **options: Any) -> "Plan":
     """Every number derived from a preset or file and options."""
-    from phalanx.assemble.prepare import plan_of
+    from phalanx.assemble.view import plan_of
     from phalanx.config.read import read_settings
 
     return plan_of(read_settings(preset, _flags(options)))[0]
@@ -67,19 +75,19 @@ def plan(preset: str | None = None, **options: Any) -> "Plan":
 
 def load(checkpoint: PathLike, **options: Any) -> Any:
     """The trained torch module of a run or checkpoint, in evaluation mode."""
-    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.assemble.prepare import describe_checkpoint
     from phalanx.assemble.score import load_checkpoint
 
-    return load_checkpoint(checkpoint_in(Path(checkpoint)), _flags(options)).model.eval()
+    return load_checkpoint(describe_checkpoint(Path(checkpoint), _flags(options))).model.eval()
 
 
 def predict(checkpoint: PathLike, images: list[PathLike], **options: Any) -> "list[Answer]":
     """What a run or checkpoint says of each image file."""
-    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.assemble.prepare import describe_checkpoint
     from phalanx.assemble.score import load_checkpoint
     from phalanx.assemble.score import predict as answers
 
-    model = load_checkpoint(checkpoint_in(Path(checkpoint)), _flags(options))
+    model = load_checkpoint(describe_checkpoint(Path(checkpoint), _flags(options)))
     return list(answers(model, [Path(image) for image in images]))
 
 

@@ -76,7 +76,7 @@ VALUES = [
     ("train --data-dir x", "--data-dir: embedded reads no folder; say what lies there with --data"),
     ("train --replicas 2", "--replicas 2: train runs one replica so far; for the same global batch"
      " use --replicas 1 --gradient-accumulation 2"),
-    ("train --resume a --fork b", "--resume goes on with a run, --fork starts a new one: give one"),
+    ("train --resume a --fork b", "--resume goes on with a run, --fork starts a new one from its"),
     ("data show --step 0", "--step: wants a step from 1 to 1,000, got '0'"),
     ("data show --step 1001", "--step: wants a step from 1 to 1,000, got '1001'"),
     ("data show --step x", "--step: wants a step from 1 to 1,000, got 'x'"),

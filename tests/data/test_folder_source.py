@@ -96,7 +96,6 @@ def remove(folder, name):
     [
         (["train"], "train", r"no train/ folder \(found val\)"),
         (["val"], "valid", r"no val/ or validation/ folder \(found train\)"),
-        (["train"], "valid", "no train/ folder"),
         (["train", "val"], "train", r"no train/ folder \(found no folders at all\)"),
         (["train", "val"], "valid", "no class folders"),
         (["train/cat"], "train", "only one class folder, dog/"),
@@ -135,3 +134,11 @@ def test_a_dataset_without_files_is_refused_by_name():
 
 def test_labels_are_int64(folder):
     assert open_source("folder", str(folder), "train").labels.dtype == np.int64
+
+
+def test_a_folder_without_train_is_there_to_be_scored(folder):
+    whole = open_source("folder", str(folder), "valid")
+    remove(folder, "train")
+    alone = open_source("folder", str(folder), "valid")
+    assert alone.classes == whole.classes
+    assert alone.labels.tolist() == whole.labels.tolist()

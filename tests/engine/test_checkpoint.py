@@ -18,6 +18,7 @@ from phalanx.engine.shelf import (
     list_checkpoints,
     newest_checkpoint,
     prune,
+    read_facts,
     read_files,
     tidy,
     write_checkpoint,
@@ -152,7 +153,10 @@ write_checkpoint(Path(sys.argv[1]), 2, {"weights.safetensors": b"w" * 20000})
 def test_a_write_that_fails_leaves_the_older_checkpoint(tmp_path):
     write_checkpoint(tmp_path, 1, FILES)
     done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "DiskError" in done.stderr and "step-00000002" in done.stderr
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]
@@ -187,7 +191,9 @@ def tiny_disk(tmp_path_factory):
     """A file system of 1.5 MB, where a second checkpoint does not fit."""
     place = tmp_path_factory.mktemp("tiny")
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(place)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip("mounting a small file system needs root")
@@ -234,7 +240,7 @@ def test_no_checkpoints_when_none_are_asked_for(digits, tmp_path, capsys):
     assert not list_checkpoints(run / "checkpoints")
     assert json.loads((run / "summary.json").read_text())["checkpoint"] is None
     assert main(["validate", str(run)]) == CheckpointError.exit_code
-    assert "no checkpoint yet" in capsys.readouterr().err
+    assert "has no checkpoint" in capsys.readouterr().err
 
 
 def test_keep_and_best(digits, tmp_path):
@@ -247,3 +253,20 @@ def test_keep_and_best(digits, tmp_path):
     assert os.readlink(run / "checkpoints" / "best") == best
     rows = (run / "validation.csv").read_text().splitlines()[1:]
     assert summary["best"]["top1"] == max(float(row.split(",")[3]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"format": 1, "files": {"facts.json": {"sha256": "0"}}},
+        {"format": 1, "files": {}},
+        {"format": 1, "files": []},
+        {"format": "one", "files": {}},
+        [],
+    ],
+)
+def test_a_manifest_that_was_edited_is_refused(tmp_path, manifest):
+    checkpoint = write_checkpoint(tmp_path, 1, FILES)
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError):
+        read_facts(checkpoint)

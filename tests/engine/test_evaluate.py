@@ -67,7 +67,7 @@ def test_an_interrupted_evaluation_gives_no_score():
 @pytest.fixture(scope="module")
 def trained(digits, tmp_path_factory):
     run = tmp_path_factory.mktemp("scores") / "run"
-    assert main(small_run(digits, run, epochs=10)) == 0
+    assert main(small_run(digits, run, epochs=10, ckpts_per_epoch=1, keep=4)) == 0
     return run
 
 

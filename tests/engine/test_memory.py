@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from small_runs import make_digits, small_run, start_phalanx
 
 

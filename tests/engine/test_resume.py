@@ -249,3 +249,68 @@ def test_accumulation_gives_the_same_images_a_step(digits, tmp_path):
 
 def python_options(data_dir: Path, run_dir: Path, **options: object) -> dict:
     return {"data_dir": data_dir, "run_dir": run_dir, "image_size": 12, "steps": 4, **options}
+
+
+def test_an_edited_config_cannot_change_the_maths(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    main(small_run(digits, run, steps=4))
+    (run / "summary.json").unlink()
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("lr: 0.05", "lr: 0.5"))
+    assert main(["train", "--resume", str(run)]) == ConfigError.exit_code
+    assert "--lr: the run has 0.05" in capsys.readouterr().err
+    (run / "config.yaml").write_text("lr: [1\n")
+    assert main(["train", "--resume", str(run)]) == ConfigError.exit_code
+    assert "config.yaml" in capsys.readouterr().err
+
+
+def test_a_fork_keeps_its_model_and_leaves_no_folder_when_refused(straight, tmp_path, capsys):
+    words = ["train", "--fork", str(straight), "--run-dir", str(tmp_path / "fork"), "--epochs", "5"]
+    assert main([*words, "--model", "resnet20"]) == ConfigError.exit_code
+    assert "--model: the checkpoint holds a resnet8" in capsys.readouterr().err
+    assert not (tmp_path / "fork").exists()
+
+
+def test_a_finished_run_needs_no_data(tmp_path, capsys):
+    data = make_digits(tmp_path / "data", train=96, valid=40)
+    run = tmp_path / "run"
+    main(small_run(data, run, steps=4))
+    for file in data.iterdir():
+        file.unlink()
+    assert main(["train", "--resume", str(run)]) == 0
+    assert "report:" in capsys.readouterr().out
+
+
+class StopOnCall:
+    """Says that a signal has come from the n-th time it is asked on."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 3, 4, 5, 6, 7, 8])
+def test_a_stop_at_any_point_of_the_loop_loses_no_score(
+    straight, digits, tmp_path, monkeypatch, calls
+):
+    """The loop asks for a signal before, during and after scoring: each answer must be safe."""
+    import phalanx.assemble.train as assemble_train
+
+    run = tmp_path / "run"
+    words = small_run(digits, run)
+    for _ in range(60):  # every process is stopped soon after it began
+        monkeypatch.setattr(assemble_train, "StopRequest", lambda: StopOnCall(calls))
+        code = main(words)
+        words = ["train", "--resume", str(run)]
+        if code == 0:
+            break
+        assert code == 75
+        if calls < 2:  # no progress is possible: the next one may run
+            monkeypatch.undo()
+    else:
+        monkeypatch.undo()
+        assert main(words) == 0
+    assert_same_run(straight, run)

@@ -71,7 +71,8 @@ def test_predictions_agree_with_the_score(trained):
 def test_it_learns(trained):
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "valid" not in line]
-    assert steps[-1]["loss"] < 0.75 * steps[0]["loss"]
+    first, last = (np.mean([s["loss"] for s in part]) for part in (steps[:6], steps[-6:]))
+    assert last < first - 0.15
 
 
 def test_training_rows_are_means_since_the_last(trained):
@@ -163,7 +164,7 @@ def test_a_loss_that_is_no_number_stops_before_it_is_saved(digits, tmp_path, cap
     assert code == DivergedError.exit_code
     assert "train-images-idx3-ubyte[" in message and "--lr" in message
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    bad = next(line["step"] for line in lines if isinstance(line.get("grad_norm"), str))
+    bad = next(line["step"] for line in lines if "nan" in line.values() or "inf" in line.values())
     assert f"step {bad}:" in message
     for checkpoint in (run / "checkpoints").glob("step-*"):
         assert int(checkpoint.name[5:]) < bad

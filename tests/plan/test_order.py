@@ -78,13 +78,6 @@ def test_a_dropped_tail_never_straddles_epochs():
     assert steps == [[0, 1, 2, 3], [4, 5, 6, 7], [10, 11, 12, 13], [14, 15, 16, 17]]
 
 
-def test_a_micro_batch_is_a_slice_of_its_step():
-    order = Order(images=100, global_batch=12, seed=1)
-    replicas, size = 2, 3
-    of_replica_1 = [order.micro_batch(5, slice=a * replicas + 1, size=size) for a in range(2)]
-    assert [part.tolist() for part in of_replica_1] == [[63, 64, 65], [69, 70, 71]]
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -142,7 +142,7 @@ def test_a_device_that_is_named_is_kept(device):
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0,", "cpu:0", "", "CUDA"])
 def test_a_device_that_is_none_is_refused(device):
     with pytest.raises(ConfigError, match=r"--device: wants auto, cpu, cuda, cuda:0,2 or mps"):
-        resolve_device(device)
+        read_settings("demo", {"device": device})
 
 
 def test_what_the_machine_decides():

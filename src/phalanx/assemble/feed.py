@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phalanx.assemble.prepare import Preprocessing
+from phalanx.assemble.view import Preprocessing
 from phalanx.data.batches import Batch, Recipe
 from phalanx.data.device import Normaliser
 from phalanx.data.loader import Loader

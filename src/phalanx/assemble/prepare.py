@@ -6,29 +6,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from phalanx.assemble.environment import describe_environment
-from phalanx.catalog.datasets import DATASETS
+from phalanx.assemble.view import DataView, look_at_data, plan_of
 from phalanx.config.read import Settings, dump_config, read_again
 from phalanx.config.schema import OPTIONS, Config
-from phalanx.data.batches import Recipe
-from phalanx.data.sources import open_source
+from phalanx.config.text import given_in_file
 from phalanx.disk import write_atomically
 from phalanx.engine.shelf import newest_checkpoint, read_facts, tidy
 from phalanx.errors import CheckpointError, ConfigError, DataError
-from phalanx.plan.order import Order
-from phalanx.plan.plan import Chosen, DataFacts, Plan, choose, make_plan
+from phalanx.plan.plan import Chosen, Plan, choose, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataView:
-    """What a look at the data told, without reading an image."""
-
-    facts: DataFacts
-    classes: tuple[str, ...]
-    fingerprints: dict[str, Any]  # by split
+from phalanx.report.page import write_report
+from phalanx.report.summary import Summary, read_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,103 +43,6 @@ class Prepared:
     def config(self) -> Config:
         """The options."""
         return self.settings.config
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether there is nothing left to train."""
-        return self.run.summary.exists()
-
-
-def look_at_data(config: Config) -> DataView:
-    """Count images and classes and take fingerprints."""
-    if config.data.data in ("generated", "synthetic"):
-        return look_at_made_up(config)
-    splits = ("train", "valid")
-    sources = {
-        split: open_source(config.data.data, config.data.data_dir, split)  # type: ignore[arg-type]
-        for split in splits
-    }
-    classes = sources["train"].classes
-    facts = DataFacts(
-        train_images=len(sources["train"]), valid_images=len(sources["valid"]), classes=len(classes)
-    )
-    fingerprints = {split: sources[split].fingerprint() for split in splits}
-    return DataView(facts=facts, classes=classes, fingerprints=fingerprints)
-
-
-def look_at_made_up(config: Config) -> DataView:
-    """Data without files: its length comes from --iterations."""
-    classes = DATASETS[config.data.data].classes
-    assert classes is not None
-    step = config.data.batch_size * config.train.gradient_accumulation * config.machine.replicas
-    train = step * config.data.iterations
-    facts = DataFacts(train_images=train, valid_images=max(step, train // 10), classes=len(classes))
-    return DataView(
-        facts=facts, classes=classes, fingerprints={"train": {"images": train}, "valid": {}}
-    )
-
-
-def look_up_data(config: Config) -> DataView | None:
-    """What the catalog knows of a dataset that is not here; None where only files can tell."""
-    dataset = DATASETS[config.data.data]
-    if dataset.train_images is None or dataset.valid_images is None or dataset.classes is None:
-        return None
-    facts = DataFacts(
-        train_images=dataset.train_images,
-        valid_images=dataset.valid_images,
-        classes=len(dataset.classes),
-    )
-    return DataView(facts=facts, classes=dataset.classes, fingerprints={})
-
-
-def plan_of(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DataView]:
-    """Every derived number of a run that does not exist yet.
-
-    without_data: a folder that is not named is made up for by what the catalog knows.
-    """
-    config = settings.config
-    missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
-    known = look_up_data(config) if without_data and missing else None
-    view = known or look_at_data(config)
-    return make_plan(config, view.facts, choose(config)), view
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preprocessing:
-    """How pixels become the model's input; travels with the weights."""
-
-    image_size: int
-    augment: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
-    """The preprocessing a new run trains with."""
-    dataset = DATASETS[config.data.data]
-    return Preprocessing(
-        image_size=plan.image_size, augment=dataset.augment, mean=dataset.mean, std=dataset.std
-    )
-
-
-def recipe_of(config: Config, plan: Plan) -> Recipe:
-    """How this run's batches are made."""
-    order = Order(
-        images=plan.train_images,
-        global_batch=plan.global_batch,
-        seed=config.train.seed,
-        drop_tail=config.data.epoch_tail == "drop",
-    )
-    return Recipe(
-        data=config.data.data,
-        data_dir=config.data.data_dir,
-        image_size=plan.image_size,
-        augment=DATASETS[config.data.data].augment,
-        seed=config.train.seed,
-        order=order,
-        generated_images=plan.train_images,
-        generated_valid_images=plan.valid_images,
-    )
 
 
 def prepare_new(settings: Settings, *, line: str) -> Prepared:
@@ -206,10 +98,12 @@ def chosen_by(plan: Plan) -> Chosen:
 def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     """An existing run, ready to go on from its newest checkpoint."""
     run = open_run(path)
-    facts = run.facts
-    stored = yaml.safe_load(run.config_text)
+    facts, stored = run.facts, stored_options(run)
     settings = read_again(stored, flags=flags, where=str(run.config), name=facts["name"])
-    refuse_other_maths(settings, stored, run)
+    start = find_start(run)
+    # a checkpoint remembers the options it was made with; config.yaml could have been edited
+    began_with = stored if start is None or start.forked else start.facts["config"]
+    refuse_other_maths(settings, began_with, run)
     origins = {**facts["origins"], **changed_origins(settings, stored)}
     settings = replace(settings, origins=origins)
     chosen = Chosen(**facts["chosen"])
@@ -218,8 +112,26 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     view = look_at_data(settings.config)
     refuse_other_data(view, facts["data"], run)
     plan = make_plan(settings.config, view.facts, chosen)
-    start = find_start(run)
     return Prepared(run=run, settings=settings, plan=plan, view=view, start=start)
+
+
+def stored_options(run: RunFolder) -> dict[str, Any]:
+    """The options in a run's config.yaml, as values."""
+    given, problems, _ = given_in_file(run.config, inside=None, origin="run")
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    if not given:
+        raise CheckpointError(f"{run.config}: is empty; restore it from a copy")
+    return {name: option.value for name, option in given.items()}
+
+
+def remake_finished(path: Path) -> Summary | None:
+    """The summary of a finished run, its report remade; None where training is left to do."""
+    run = open_run(path)
+    if not run.summary.exists():
+        return None
+    write_report(run)
+    return read_summary(run.path)
 
 
 def refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFolder) -> None:
@@ -280,14 +192,18 @@ def read_or_advise(checkpoint: Path, run: RunFolder) -> dict[str, Any]:
         ) from error
 
 
-def take_over(prepared: Prepared) -> None:
-    """Note in the run what a resume changed, and clear what a kill left behind."""
+def take_over(prepared: Prepared) -> Prepared:
+    """Once the lock is held: clear what a kill left, note what a resume changed, find the start.
+
+    The start is looked for again, because another process may have trained until this moment.
+    """
     run, settings = prepared.run, prepared.settings
     tidy(run.checkpoints)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
         chosen = asdict(chosen_by(prepared.plan))
         run.update_facts(origins=settings.origins, chosen=chosen)
+    return replace(prepared, start=find_start(run))
 
 
 def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared:
@@ -304,6 +220,7 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
     plan, view = plan_of(settings)
     refuse_replicas(plan)
     start = Start(checkpoint=checkpoint, facts=facts, forked=True)
+    refuse_other_model(settings.config, view, facts)
     refuse_shorter(plan, start)
     parent = {
         "run": facts["run"],
@@ -323,15 +240,48 @@ def checkpoint_in(path: Path) -> Path:
     checkpoint = newest_checkpoint(run.checkpoints)
     if checkpoint is None:
         raise CheckpointError(
-            f"{path}: the run has no checkpoint yet; train it first: phalanx train --resume {path}"
+            f"{path}: the run has no checkpoint; it was trained with --ckpts-per-epoch 0, or "
+            f"goes on with: phalanx train --resume {path}"
         )
     return checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """A checkpoint's own account of itself, and the options it is to be used with."""
+
+    checkpoint: Path
+    facts: dict[str, Any]
+    settings: Settings
+    chosen: Chosen
+
+
+def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
+    """The checkpoint a path stands for, read and checked without torch."""
+    checkpoint = checkpoint_in(path)
+    facts = read_facts(checkpoint)
+    settings = read_again(facts["config"], flags=flags, where=str(checkpoint), name=facts["run"])
+    return Described(
+        checkpoint=checkpoint, facts=facts, settings=settings, chosen=choose(settings.config)
+    )
 
 
 def first_step(plan: Plan, start: Start) -> int:
     """The step training begins at. Progress is kept in images, whatever a step takes now."""
     step, then = start.facts["state"]["step"], start.facts["global_batch"]
     return int(step * then // plan.global_batch)
+
+
+def refuse_other_model(config: Config, view: DataView, facts: Mapping[str, Any]) -> None:
+    """A fork goes on with the weights it finds: the same model, the same number of classes."""
+    before = facts["config"]["model"]
+    if config.model.model != before:
+        raise ConfigError(f"--model: the checkpoint holds a {before}, not a {config.model.model}")
+    if len(view.classes) != len(facts["classes"]):
+        raise ConfigError(
+            f"--data: the checkpoint knows {len(facts['classes'])} classes, this data has "
+            f"{len(view.classes)}; a fork needs as many"
+        )
 
 
 def refuse_shorter(plan: Plan, start: Start) -> None:

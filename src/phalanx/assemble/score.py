@@ -11,19 +11,20 @@ from numpy.typing import NDArray
 
 from phalanx.assemble.build import build_network, prepare_torch, step_rule
 from phalanx.assemble.feed import Feed, LoadedFeed, normaliser_of, open_feed
-from phalanx.assemble.prepare import Preprocessing, plan_of, preprocessing_of, recipe_of
+from phalanx.assemble.prepare import Described
+from phalanx.assemble.view import Preprocessing, plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.watch import score_row
-from phalanx.config.read import read_again, read_settings
+from phalanx.config.read import read_settings
 from phalanx.config.schema import Config
 from phalanx.data.pixels import BadImage, decode
 from phalanx.data.transforms import TRANSFORMS
 from phalanx.engine.checkpoint import WEIGHTS, load_weights
 from phalanx.engine.evaluate import Score, evaluate
-from phalanx.engine.shelf import read_facts, read_files
+from phalanx.engine.shelf import read_files
 from phalanx.engine.step import StepRule
 from phalanx.errors import DataError
 from phalanx.models.units import UnitModel
-from phalanx.plan.plan import DataFacts, Plan, choose, make_plan
+from phalanx.plan.plan import DataFacts, Plan, make_plan
 from phalanx.report.records import ScoreRow
 
 
@@ -45,20 +46,17 @@ class Scorable:
         return step_rule(self.config, self.plan, self.device)
 
 
-def load_checkpoint(checkpoint: Path, flags: Mapping[str, str] | None = None) -> Scorable:
-    """The model of a checkpoint, its options changed by the flags."""
-    facts = read_facts(checkpoint)
-    settings = read_again(
-        facts["config"], flags=flags or {}, where=str(checkpoint), name=facts["run"]
-    )
-    config, classes = settings.config, tuple(facts["classes"])
+def load_checkpoint(described: Described) -> Scorable:
+    """The model of a checkpoint."""
+    facts, checkpoint = described.facts, described.checkpoint
+    config, classes = described.settings.config, tuple(facts["classes"])
     counts = DataFacts(
         train_images=facts["plan"]["train_images"],
         valid_images=facts["plan"]["valid_images"],
         classes=len(classes),
     )
     preprocessing = Preprocessing(**facts["preprocessing"])
-    plan = make_plan(config, counts, choose(config))
+    plan = make_plan(config, counts, described.chosen)
     plan = replace(plan, image_size=preprocessing.image_size)
     device = prepare_torch(plan)
     model = build_network(config, plan, device)
@@ -122,7 +120,7 @@ def match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int6
     strange = [name for name in found if name not in known]
     if strange:
         raise DataError(
-            f"the model knows no class {', '.join(map(repr, strange[:5]))}; "
+            f"the data has classes the model never learnt: {', '.join(strange[:5])}; "
             f"it knows {', '.join(known[:10])}{'...' if len(known) > 10 else ''}"
         )
     return np.array([list(known).index(name) for name in found], np.int64)

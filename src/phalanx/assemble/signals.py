@@ -26,9 +26,7 @@ class StopRequest:
 
 
 @contextmanager
-def listening(
-    stop: StopRequest, *, say: Callable[[str], None], leave: Callable[[], None]
-) -> Iterator[None]:
+def listening(stop: StopRequest, *, leave: Callable[[], None]) -> Iterator[None]:
     """Take signals as requests to stop; `leave` puts the terminal right before an exit at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # a run inside somebody's thread: signals are theirs
@@ -41,7 +39,8 @@ def listening(
         if not stop():
             name = signal.Signals(number).name
             stop.note(name)
-            say(f"{name}: finishing this step and saving (Ctrl-C again leaves at once)")
+            # straight to the terminal: a handler may interrupt a print, which must not print again
+            os.write(2, f"\n{name}: finishing this step and saving\n".encode())
 
     before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

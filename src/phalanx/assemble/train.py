@@ -1,9 +1,10 @@
 """Train: from a prepared run to its summary."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -14,14 +15,13 @@ from phalanx.assemble.prepare import (
     Prepared,
     describe_fork,
     first_step,
-    preprocessing_of,
-    recipe_of,
     take_over,
 )
 from phalanx.assemble.signals import StopRequest, listening
+from phalanx.assemble.view import preprocessing_of, recipe_of
 from phalanx.assemble.watch import RunWatch
 from phalanx.engine.checkpoint import Saver, restore
-from phalanx.engine.evaluate import Score, evaluate
+from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.ledger import Ledger
 from phalanx.engine.shelf import find_best, newest_checkpoint, prune
 from phalanx.engine.state import Clock, Sums, TrainState, hash_weights
@@ -30,7 +30,7 @@ from phalanx.engine.train import Parts, fit
 from phalanx.report.console import Console
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_scores
-from phalanx.report.summary import Best, Summary, read_summary, write_summary
+from phalanx.report.summary import Best, Summary, write_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +46,15 @@ class Training:
     saver: Saver
 
 
-def train(prepared: Prepared) -> Summary:
-    """Train a run to its end, from wherever it stands; write its summary and report."""
+def train(prepared: Prepared, *, stream: TextIO | None = None) -> Summary:
+    """Train a run to its end, from wherever it stands; write its summary and report.
+
+    `stream` is where the run speaks to, standard output if not given.
+    """
     run = prepared.run
     with ExitStack() as stack:
         stack.enter_context(run.lock())
-        if run.summary.exists():
-            write_report(run)
-            return read_summary(run.path)
-        take_over(prepared)
-        training = assemble(prepared, stack)
+        training = assemble(take_over(prepared), stack, stream=stream)
         go_to_start(training)
         greet(training)
         run_loop(training)
@@ -64,13 +63,16 @@ def train(prepared: Prepared) -> Summary:
     return summary
 
 
-def assemble(prepared: Prepared, stack: ExitStack) -> Training:
+def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = None) -> Training:
     """Build every part; the stack takes them down again."""
     run, plan, config = prepared.run, prepared.plan, prepared.config
-    console = Console(total_steps=plan.total_steps, epochs=plan.epochs, log_file=run.log)
+    console = Console(
+        total_steps=plan.total_steps, epochs=plan.epochs, log_file=run.log, stream=stream
+    )
     device = prepare_torch(plan)
     state = build_state(config, plan, device)
     records = Records(run.path)
+    stack.callback(records.flush)  # a run that diverges has its last steps on disk
     saver = Saver(run.checkpoints, keep=config.run.keep, about=about(prepared))
     normaliser = normaliser_of(preprocessing_of(config, plan), device)
     feed = stack.enter_context(open_feed(recipe_of(config, plan), plan, normaliser))
@@ -135,20 +137,28 @@ def run_loop(training: Training) -> None:
     """Train until the end, a signal, or trouble; whatever was handed to the saver is written."""
     state, plan, console = training.state, training.prepared.plan, training.console
     stop = StopRequest()
-    try:
-        with listening(stop, say=console.say, leave=console.restore_terminal):
+    with listening(stop, leave=console.restore_terminal):
+        try:
             fit(state, plan, parts=parts_of(training, stop), ledger=Ledger(training.device))
-    finally:
-        training.saver.wait()
+        finally:
+            training.saver.wait()
 
 
 def parts_of(training: Training, stop: StopRequest) -> Parts:
     """What the loop needs, each as a function of the state."""
-    prepared, feed = training.prepared, training.feed
-    rule = step_rule(prepared.config, prepared.plan, training.device)
+    feed, plan = training.feed, training.prepared.plan
+    rule = step_rule(training.prepared.config, plan, training.device)
 
     def score(state: TrainState) -> Score | None:
-        return evaluate(state.model, feed.validation(), rule=rule, interrupted=stop)
+        # the last score is finished whatever comes: it ends the run
+        last = state.step == plan.total_steps
+        interrupted = (lambda: False) if last else stop
+        return evaluate(state.model, shown(), rule=rule, interrupted=interrupted)
+
+    def shown() -> Iterator[ValidBatch]:
+        for number, batch in enumerate(feed.validation()):
+            training.console.evaluating(number * plan.valid_batch, plan.valid_images)
+            yield batch
 
     def save(state: TrainState) -> None:
         state.bad_images |= feed.bad_images()
@@ -165,7 +175,7 @@ def parts_of(training: Training, stop: StopRequest) -> Parts:
         watch=RunWatch(
             training.records,
             training.console,
-            prepared.plan,
+            plan,
             feed=feed,
         ),
     )
@@ -195,7 +205,7 @@ def finish(training: Training) -> Summary:
         weights_sha256=hash_weights(state.model.state_dict()),
         best=Best(step=best.step, top1=best.top1) if best else None,
         checkpoint=str(newest.relative_to(run.path)) if newest else None,
-        bad_images=tuple(state.bad_images.values()),
+        bad_images=tuple(sorted(state.bad_images.values())),
         finished=True,
     )
     write_summary(run.path, summary)

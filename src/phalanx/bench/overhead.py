@@ -1,5 +1,6 @@
 """What Phalanx costs over a bare PyTorch loop that gets the same batches ready-made."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -27,7 +28,9 @@ def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> 
     """Images/s of the training loop over a bare one, in interleaved blocks of that many steps."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         flags = {"run-dir": str(Path(folder) / "run"), "steps": str((pairs + 2) * steps)}
-        training = assemble(prepare_new(read_settings("demo", flags), line="bench"), stack)
+        silence = stack.enter_context(open(os.devnull, "w"))
+        prepared = prepare_new(read_settings("demo", flags), line="bench")
+        training = assemble(prepared, stack, stream=silence)
         ours = phalanx_block(training, steps)
         bare = bare_block(training, steps)
         ours()  # caches fill, kernels are chosen

@@ -62,6 +62,14 @@ class Command:
     options: tuple[str, ...] = field(default=())
 
 
+def preset_named(request: Request) -> str | None:
+    """The preset or file of a command that takes one, as its first word or by --config."""
+    words = [request[word] for word in ("preset", "config") if request[word]]
+    if len(words) > 1:
+        raise ConfigError(f"--config {words[1]}: the preset {words[0]} is named already; give one")
+    return words[0] if words else None
+
+
 class Parser(argparse.ArgumentParser):
     """argparse that raises what it has to say."""
 

@@ -10,7 +10,7 @@ from phalanx.errors import ConfigError
 def show(request: Request) -> int:
     """Draw what the model sees in one step, before normalisation."""
     settings = find_settings(request)
-    from phalanx.assemble.prepare import plan_of, recipe_of
+    from phalanx.assemble.view import plan_of, recipe_of
     from phalanx.data.loader import Loader
     from phalanx.report.sheet import write_sheet
 
@@ -35,16 +35,17 @@ def find_settings(request: Request) -> Settings:
     """The config of a run folder, or of a preset with flags."""
     name = request["preset"]
     if name and (Path(name) / "run.json").is_file():
-        import yaml
-
+        from phalanx.assemble.prepare import stored_options
         from phalanx.config.read import read_again
         from phalanx.report.folder import open_run
 
         request.refuse_problems()
         run = open_run(Path(name))
-        stored = yaml.safe_load(run.config_text)
         return read_again(
-            stored, flags=request.flags, where=str(run.config), name=run.facts["name"]
+            stored_options(run),
+            flags=request.flags,
+            where=str(run.config),
+            name=run.facts["name"],
         )
     return read_settings(name, request.flags, problems=request.problems)
 

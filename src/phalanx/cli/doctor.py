@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
+from pathlib import Path
 
 from phalanx.cli.command import Argument, Command, Request
 from phalanx.units import format_bytes
@@ -72,11 +73,19 @@ def look_at_packages() -> Iterator[Finding]:
     for name, (package, purpose, optional) in PACKAGES.items():
         try:
             import_module(name)
-        except ImportError as error:
+        except (ImportError, OSError) as error:  # OSError: a library behind it does not load
             state = "note" if optional else "missing"
             yield Finding(package, f"{error} ({purpose})", state, f"pip install {package}")
         else:
-            yield Finding(package, f"{metadata.version(package)} ({purpose})", "ok")
+            yield Finding(package, f"{version_of(package)} ({purpose})", "ok")
+
+
+def version_of(package: str) -> str:
+    """The installed version; another package may provide the same module."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "from another package"
 
 
 def look_at_devices() -> Iterator[Finding]:
@@ -86,7 +95,7 @@ def look_at_devices() -> Iterator[Finding]:
     yield Finding("cpu", f"{count_cores()} cores", "ok")
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError):
         return
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
@@ -94,14 +103,17 @@ def look_at_devices() -> Iterator[Finding]:
     if torch.backends.mps.is_available():
         yield Finding("mps", "Apple GPU", "ok")
     if not torch.cuda.device_count() and not torch.backends.mps.is_available():
-        yield Finding("gpu", "none that torch can use; training runs on the CPU", "note")
+        seen = any(Path("/dev").glob("nvidia[0-9]*"))
+        remedy = "a GPU is there: install a torch build with CUDA" if seen else ""
+        yield Finding("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
 
 
 def look_at_room() -> Iterator[Finding]:
     """Memory and disk."""
-    pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    whole = os.sysconf("SC_PHYS_PAGES") * size
-    yield Finding("memory", f"{format_bytes(pages * size)} free of {format_bytes(whole)}", "ok")
+    size, whole = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    told = "SC_AVPHYS_PAGES" in os.sysconf_names  # macOS does not tell
+    text = f"{format_bytes(os.sysconf('SC_AVPHYS_PAGES') * size)} free of " if told else ""
+    yield Finding("memory", f"{text}{format_bytes(whole * size)}", "ok")
     for what, folder in (("disk here", os.getcwd()), ("temporary", tempfile.gettempdir())):
         free = shutil.disk_usage(folder).free
         scarce = free < ENOUGH_DISK

@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.config.read import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -15,10 +15,9 @@ CURVE_WIDTH = 60
 
 def run(request: Request) -> int:
     """Print the plan of a config."""
-    preset = request["preset"] or request["config"]
-    settings = read_settings(preset, request.flags, problems=request.problems)
+    settings = read_settings(preset_named(request), request.flags, problems=request.problems)
 
-    from phalanx.assemble.prepare import plan_of
+    from phalanx.assemble.view import plan_of
 
     plan, _ = plan_of(settings, without_data=True)
     if request["json"]:

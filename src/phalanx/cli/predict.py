@@ -20,10 +20,13 @@ def run(request: Request) -> int:
     request.refuse_problems()
     images = find_images(request["images"])
 
-    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.assemble.prepare import describe_checkpoint
+
+    described = describe_checkpoint(Path(request["run"]), request.flags)
+
     from phalanx.assemble.score import load_checkpoint, predict
 
-    model = load_checkpoint(checkpoint_in(Path(request["run"])), request.flags)
+    model = load_checkpoint(described)
     show = next((SHOW[form] for form in ("csv", "json") if request[form]), show_text)
     bad = 0
     for answer in predict(model, images):

@@ -1,11 +1,12 @@
 """`phalanx train`: train a preset, resume a run, or fork one."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
 
@@ -15,21 +16,33 @@ if TYPE_CHECKING:
 
 def run(request: Request) -> int:
     """Prepare without torch, then train."""
-    if request["resume"] and request["fork"]:
-        raise ConfigError("--resume goes on with a run, --fork starts a new one: give one of them")
-    prepared = prepare(request)
+    preset = preset_named(request)
+    ways = [way for way in ("resume", "fork") if request[way]]
+    if len(ways) > 1 or (ways and preset):
+        raise ConfigError(
+            "--resume goes on with a run, --fork starts a new one from its checkpoint, a preset "
+            "begins afresh: give one of them"
+        )
+    if request["resume"] and is_finished(request["resume"]):
+        request.refuse_problems()
+        from phalanx.assemble.prepare import remake_finished
+
+        remake_finished(Path(request["resume"]))
+        return show_result(Path(request["resume"]), as_json=request["json"])
+    prepared = prepare(request, preset)
 
     from phalanx.assemble.train import train
 
-    summary = train(prepared)
-    if request["json"]:
-        print(json.dumps(asdict(summary)))
-    else:
-        show_result(prepared.run.path, prepared.run.report)
-    return 0
+    train(prepared, stream=sys.stderr if request["json"] else None)
+    return show_result(prepared.run.path, as_json=request["json"])
 
 
-def prepare(request: Request) -> "Prepared":
+def is_finished(run: str) -> bool:
+    """Whether a run has nothing left to train."""
+    return (Path(run) / "run.json").is_file() and (Path(run) / "summary.json").is_file()
+
+
+def prepare(request: Request, preset: str | None) -> "Prepared":
     """A run on disk; mistakes in options are told before anything heavy is imported."""
     if request["resume"] or request["fork"]:
         request.refuse_problems()
@@ -38,19 +51,22 @@ def prepare(request: Request) -> "Prepared":
         if request["resume"]:
             return prepare_resume(Path(request["resume"]), request.flags)
         return prepare_fork(Path(request["fork"]), request.flags, line=request.line)
-    preset = request["preset"] or request["config"]
     settings = read_settings(preset, request.flags, problems=request.problems)
     from phalanx.assemble.prepare import prepare_new
 
     return prepare_new(settings, line=request.line)
 
 
-def show_result(folder: Path, report: Path) -> None:
+def show_result(folder: Path, *, as_json: bool) -> int:
     """The last lines of a run: what it reached and where to look."""
+    from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores
     from phalanx.report.summary import read_summary
 
     summary, row = read_summary(folder), read_scores(folder)[-1]
+    if as_json:
+        print(json.dumps(asdict(summary)))
+        return 0
     low, high = row.interval95
     print(
         f"top-1 {row.top1:.2%} of {row.scored:,} images "
@@ -60,7 +76,8 @@ def show_result(folder: Path, report: Path) -> None:
         print(f"best checkpoint: step {summary.best.step:,}, top-1 {summary.best.top1:.2%}")
     if summary.bad_images:
         print(f"{len(summary.bad_images)} images could not be read; the report names them")
-    print(f"report: {report}")
+    print(f"report: {open_run(folder).report}")
+    return 0
 
 
 COMMANDS = {

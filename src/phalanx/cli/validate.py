@@ -23,14 +23,18 @@ def run(request: Request) -> int:
     fresh = target in MODELS and not Path(target).exists()
     checkpoints = [] if fresh else find_checkpoints(target, every=request["all"])
 
+    from phalanx.assemble.prepare import describe_checkpoint
+
+    described = [describe_checkpoint(checkpoint, request.flags) for checkpoint in checkpoints]
+
     from phalanx.assemble.score import build_fresh, load_checkpoint, score_model
 
     if fresh:
         print(f"{target}: a fresh model with random weights", file=sys.stderr)
         show(target, *score_model(build_fresh(target, request.flags)), as_json=request["json"])
-    for checkpoint in checkpoints:
-        scored = score_model(load_checkpoint(checkpoint, request.flags))
-        show(str(checkpoint), *scored, as_json=request["json"])
+    for one in described:
+        scored = score_model(load_checkpoint(one))
+        show(str(one.checkpoint), *scored, as_json=request["json"])
     return 0
 
 

@@ -4,6 +4,7 @@ A flag, a YAML key and an attribute are the same word: `--batch-size`, `batch-si
 `config.data.batch_size`. Sections only group options in code, help and docs.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -41,6 +42,15 @@ def known_name(kind: str, table: dict[str, Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def check_device(text: str) -> str:
+    """The text, if it names devices."""
+    if not DEVICES.match(text):
+        raise ConfigError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
+    return text
+
+
+DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
+DeviceText = Annotated[str, checked(check_device)]
 DurationText = Annotated[str, checked(parse_duration)]
 RateText = Annotated[str, checked(parse_rate)]
 ShareText = Annotated[str, checked(lambda text: parse_share(text, 100))]
@@ -190,7 +200,9 @@ class RunConfig(Section):
 class MachineConfig(Section):
     """Machine: where it runs."""
 
-    device: str = option("auto", "auto, cpu, cuda, cuda:0,2 (those two) or mps.", resumable=True)
+    device: DeviceText = option(
+        "auto", "auto, cpu, cuda, cuda:0,2 (those two) or mps.", resumable=True
+    )
     precision: Literal["auto", "32.32", "16.32"] = option(
         "auto",
         "Bits of computation and of weights: 32.32, or 16.32 (bfloat16 compute).",

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +63,9 @@ class FolderSource:
 def open_folder(root: Path, split: str) -> FolderSource:
     """One split of a data folder; all that is wrong with it is said at once."""
     folders = {name: find_split(root, name) for name in SPLIT_NAMES}
-    if split == "valid" and not any(folders.values()):
-        return _scan(root, root, _class_names(root))  # class folders alone are one split
+    if split == "valid" and folders["train"] is None:
+        alone = folders["valid"] or root  # nothing to train on: the folder is there to be scored
+        return _scan(root, alone, tuple(_subfolders(alone)))
     missing = [name for name in {"train", split} if folders[name] is None]
     if missing:
         raise DataError(_describe_missing(root, missing))
@@ -86,8 +89,16 @@ def _describe_missing(root: Path, missing: list[str]) -> str:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
+    with _readable(folder), os.scandir(folder) as entries:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        raise DataError(f"{folder}: cannot be read ({cause.strerror}); mend its rights") from cause
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
@@ -130,6 +141,6 @@ def _describe_findings(findings: list[str]) -> str:
 
 
 def _image_files(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
+    with _readable(folder), os.scandir(folder) as entries:
         names = [e.name for e in entries if e.name.lower().endswith(ENDINGS) and not e.is_dir()]
     return sorted(name for name in names if not name.startswith("."))

@@ -37,11 +37,12 @@ def open_idx(data: str, folder: Path, split: str) -> ArraySource:
 
 def find_file(data: str, folder: Path, name: str) -> Path:
     """Where the file lies, plain before gzipped."""
-    for place in FOLDERS.get(data, ("",)):
+    places = FOLDERS.get(data, ("",))
+    for place in places:
         for path in (folder / place / name, folder / place / f"{name}.gz"):
             if path.is_file():
                 return path
-    looked = ", ".join(place or "the folder itself" for place in FOLDERS[data])
+    looked = ", ".join(place or "the folder itself" for place in places)
     raise DataError(
         f"{folder}: {data} needs {name} or {name}.gz, looked in {looked}; point --data-dir at "
         "the folder that holds the four idx files"

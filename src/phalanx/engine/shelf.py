@@ -35,7 +35,10 @@ def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
     }
     with disk_errors(target):
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        if not shelf.exists():
+            shelf.mkdir(parents=True)
+            sync_folder(shelf.parent)
+        part.mkdir()
         for name, content in files.items():
             write_synced(part / name, content)
         write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
@@ -86,15 +89,17 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
         written_by, files = manifest["format"], manifest["files"]
-        if not isinstance(written_by, int) or not isinstance(files, dict):
+        if not isinstance(written_by, int):
             raise TypeError
+        for expected in files.values():
+            int(expected["bytes"]), str(expected["sha256"])
     except FileNotFoundError:
         raise CheckpointError(
             f"{checkpoint}: not a Phalanx checkpoint (no manifest.json)"
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path}: damaged, or not of Phalanx") from None
     if written_by > FORMAT:
         raise CheckpointError(
@@ -106,7 +111,10 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says about itself, all its files checked."""
-    return json.loads(read_files(checkpoint)["facts.json"])
+    files = read_files(checkpoint)
+    if "facts.json" not in files:
+        raise CheckpointError(f"{checkpoint}: not a whole checkpoint (facts.json is not listed)")
+    return json.loads(files["facts.json"])
 
 
 def step_of(checkpoint: Path) -> int:

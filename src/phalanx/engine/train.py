@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phalanx.engine.evaluate import Score
 from phalanx.engine.ledger import Ledger
-from phalanx.engine.state import Clock, TrainState
+from phalanx.engine.state import Clock, Sums, TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError, Stopped
 from phalanx.plan.plan import Plan
@@ -51,6 +51,8 @@ def fit(state: TrainState, plan: Plan, *, parts: Parts, ledger: Ledger) -> None:
     """Train from state.step to the end, whether the state is fresh or restored."""
     watch, stretch = parts.watch, Clock()
     score_if_due(state, plan, parts)  # a stop may have come before the score
+    if parts.stopping() and state.step < plan.total_steps:
+        raise stopped(state, plan)  # what is saved is where this process began
     started_at = state.step
     batches = parts.batches_from(state.step)
     while state.step < plan.total_steps:
@@ -72,15 +74,21 @@ def fit(state: TrainState, plan: Plan, *, parts: Parts, ledger: Ledger) -> None:
         watch.progress(step)
         if logging:
             watch.log(state, stretch)
-            state.sums, stretch = type(state.sums)(), Clock()
+            state.sums, stretch = Sums(), Clock()
         if not stopping:
             score_if_due(state, plan, parts)
         # the signal may have come while scoring: then the score is left to the resume
         stopping = parts.stopping() and step < plan.total_steps
         if saving or stopping:
+            settle(state, ledger, parts)  # the signal may have come after the last look
             parts.save(state)
         if stopping:
-            raise Stopped(f"stopped after step {step:,} of {plan.total_steps:,}")
+            raise stopped(state, plan)
+
+
+def stopped(state: TrainState, plan: Plan) -> Stopped:
+    """What a stop says."""
+    return Stopped(f"stopped after step {state.step:,} of {plan.total_steps:,}; all is saved")
 
 
 def settle(state: TrainState, ledger: Ledger, parts: Parts) -> None:
@@ -93,7 +101,8 @@ def settle(state: TrainState, ledger: Ledger, parts: Parts) -> None:
             raise DivergedError(
                 f"step {step:,}: loss {loss:g}, gradient norm {grad_norm:g}; "
                 f"its images were {parts.images_of(step)}. Nothing of it was saved: "
-                "fork the last checkpoint with a lower --lr or a longer --warmup-epoch"
+                "start again, or fork the last checkpoint, with a lower --lr or a longer "
+                "--warmup-epoch"
             )
 
 

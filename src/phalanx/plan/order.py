@@ -47,10 +47,6 @@ class Order:
             start = epoch * self.images + place * self.global_batch
         return np.arange(start, start + self.global_batch, dtype=np.int64)
 
-    def micro_batch(self, step: int, *, slice: int, size: int) -> Positions:
-        """The positions of one micro-batch; replica r of R has slices r, R + r, 2R + r..."""
-        return self.positions(step)[slice * size : (slice + 1) * size]
-
     def indices(self, positions: ArrayLike) -> NDArray[np.int64]:
         """The image at each position."""
         places = np.asarray(positions, np.int64)

@@ -103,9 +103,7 @@ def choose(config: Config) -> Chosen:
 
 def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
     """Derive every number of the run; refuse what cannot be done."""
-    global_batch = (
-        config.data.batch_size * config.train.gradient_accumulation * config.machine.replicas
-    )
+    global_batch = count_global_batch(config)
     steps_per_epoch = count_steps_per_epoch(config, data.train_images, global_batch)
     total = count_steps(config, steps_per_epoch)
     warmup = parse_duration(config.optim.warmup_epoch).steps(
@@ -142,6 +140,11 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
         lr_shape=config.optim.lr_schedule,
         lr_peak=config.optim.lr,
     )
+
+
+def count_global_batch(config: Config) -> int:
+    """Images in one optimizer step, over all replicas."""
+    return config.data.batch_size * config.train.gradient_accumulation * config.machine.replicas
 
 
 def count_steps_per_epoch(config: Config, images: int, global_batch: int) -> Fraction:

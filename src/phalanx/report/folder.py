@@ -22,11 +22,10 @@ from typing import Any
 
 import yaml
 
-from phalanx.disk import disk_errors, write_atomically
-from phalanx.errors import CheckpointError, ConfigError
+from phalanx.disk import disk_errors, sync_folder, write_atomically
+from phalanx.errors import CheckpointError, ConfigError, DiskError
 
 FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
-HELD_LOCKS: set[int] = set()  # raw descriptors: a forked child closes its copies
 
 
 def to_json(value: Any) -> str:
@@ -160,21 +159,22 @@ class RunFolder:
         """Be the only process that trains this run; the lock dies with the process."""
         with disk_errors(self.lock_file):
             handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
-        HELD_LOCKS.add(handle)
         try:
             self._take(handle)
             yield
         finally:
-            # a forked child that comes by here has let go of it already
-            if handle in HELD_LOCKS:
-                HELD_LOCKS.remove(handle)
-                os.close(handle)
+            os.close(handle)
 
     def _take(self, handle: int) -> None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CheckpointError(self._held_message()) from None
+        except OSError as cause:
+            raise DiskError(
+                f"{self.lock_file}: this file system cannot lock ({cause.strerror}); "
+                "choose a --run-dir on another one"
+            ) from cause
         with disk_errors(self.lock_file):
             os.ftruncate(handle, 0)
             os.write(handle, json.dumps(holder_facts()).encode())
@@ -207,16 +207,6 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def forget_locks() -> None:
-    """Let a forked child drop the lock's descriptor, or a worker could outlive and hold it."""
-    for handle in HELD_LOCKS:
-        os.close(handle)
-    HELD_LOCKS.clear()
-
-
-os.register_at_fork(after_in_child=forget_locks)
-
-
 def is_run_folder(path: Path) -> bool:
     """Whether this folder holds a run."""
     return (path / "run.json").is_file()
@@ -227,6 +217,7 @@ def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFol
     refuse_used(path)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
     run = RunFolder(path)
     write_atomically(run.config, config_text)
     # run.json comes last: a folder that has it is complete.

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from phalanx.disk import disk_errors, write_atomically
+from phalanx.disk import disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError
 
 METRICS, TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
@@ -122,6 +122,7 @@ def append(path: Path, text: str, *, sync: bool) -> None:
         if sync:
             file.flush()
             os.fsync(file.fileno())
+            sync_folder(path.parent)
 
 
 def json_number(value: float) -> float | str:

@@ -13,7 +13,7 @@ NAME = "summary.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The best evaluation of a run."""
+    """The best-scored checkpoint of a run."""
 
     step: int
     top1: float

@@ -1,0 +1,113 @@
+"""What a config meets: a look at the data, the plan that follows, and how batches are made."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.config.read import Settings
+from phalanx.config.schema import Config
+from phalanx.data.batches import Recipe
+from phalanx.data.sources import open_source
+from phalanx.plan.order import Order
+from phalanx.plan.plan import DataFacts, Plan, choose, count_global_batch, make_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataView:
+    """What a look at the data told, without reading an image."""
+
+    facts: DataFacts
+    classes: tuple[str, ...]
+    fingerprints: dict[str, Any]  # by split
+
+
+def look_at_data(config: Config) -> DataView:
+    """Count images and classes and take fingerprints."""
+    if config.data.data in ("generated", "synthetic"):
+        return look_at_made_up(config)
+    splits = ("train", "valid")
+    sources = {
+        split: open_source(config.data.data, config.data.data_dir, split)  # type: ignore[arg-type]
+        for split in splits
+    }
+    classes = sources["train"].classes
+    facts = DataFacts(
+        train_images=len(sources["train"]), valid_images=len(sources["valid"]), classes=len(classes)
+    )
+    fingerprints = {split: sources[split].fingerprint() for split in splits}
+    return DataView(facts=facts, classes=classes, fingerprints=fingerprints)
+
+
+def look_at_made_up(config: Config) -> DataView:
+    """Data without files: its length comes from --iterations."""
+    classes = DATASETS[config.data.data].classes
+    assert classes is not None
+    step = count_global_batch(config)
+    train = step * config.data.iterations
+    facts = DataFacts(train_images=train, valid_images=max(step, train // 10), classes=len(classes))
+    return DataView(
+        facts=facts, classes=classes, fingerprints={"train": {"images": train}, "valid": {}}
+    )
+
+
+def look_up_data(config: Config) -> DataView | None:
+    """What the catalog knows of a dataset that is not here; None where only files can tell."""
+    dataset = DATASETS[config.data.data]
+    if dataset.train_images is None or dataset.valid_images is None or dataset.classes is None:
+        return None
+    facts = DataFacts(
+        train_images=dataset.train_images,
+        valid_images=dataset.valid_images,
+        classes=len(dataset.classes),
+    )
+    return DataView(facts=facts, classes=dataset.classes, fingerprints={})
+
+
+def plan_of(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DataView]:
+    """Every derived number of a run that does not exist yet.
+
+    without_data: a folder that is not named is made up for by what the catalog knows.
+    """
+    config = settings.config
+    missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
+    known = look_up_data(config) if without_data and missing else None
+    view = known or look_at_data(config)
+    return make_plan(config, view.facts, choose(config)), view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How pixels become the model's input; travels with the weights."""
+
+    image_size: int
+    augment: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
+    """The preprocessing a new run trains with."""
+    dataset = DATASETS[config.data.data]
+    return Preprocessing(
+        image_size=plan.image_size, augment=dataset.augment, mean=dataset.mean, std=dataset.std
+    )
+
+
+def recipe_of(config: Config, plan: Plan) -> Recipe:
+    """How this run's batches are made."""
+    order = Order(
+        images=plan.train_images,
+        global_batch=plan.global_batch,
+        seed=config.train.seed,
+        drop_tail=config.data.epoch_tail == "drop",
+    )
+    return Recipe(
+        data=config.data.data,
+        data_dir=config.data.data_dir,
+        image_size=plan.image_size,
+        augment=DATASETS[config.data.data].augment,
+        seed=config.train.seed,
+        order=order,
+        generated_images=plan.train_images,
+        generated_valid_images=plan.valid_images,
+    )
