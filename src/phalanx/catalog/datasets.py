@@ -4,7 +4,7 @@ Sources of the figures: CIFAR-10 mean and std over its 50,000 training images; F
 over its 60,000; ImageNet's are the ones every published recipe uses.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FASHION_CLASSES = (
@@ -56,43 +56,45 @@ def grey(value: float) -> tuple[float, float, float]:
     return (value, value, value)
 
 
+FASHION_MNIST = Dataset(
+    help="Fashion-MNIST's four idx files, plain or gzipped",
+    preset="fashion-mnist-resnet20",
+    mean=grey(0.2860),
+    std=grey(0.3530),
+    image_size=28,
+    augment="pad-crop",
+    needs_folder=True,
+    in_memory=True,
+    train_images=60_000,
+    valid_images=10_000,
+    classes=FASHION_CLASSES,
+)
+GENERATED = Dataset(
+    help="random images made on the host: measures everything but the disk",
+    preset="generated-resnet50",
+    mean=IMAGENET_MEAN,
+    std=IMAGENET_STD,
+    image_size=224,
+    augment="none",
+    classes=tuple(f"class{i:04d}" for i in range(1000)),
+)
+
 DATASETS: dict[str, Dataset] = {
-    "embedded": Dataset(
+    "embedded": replace(
+        FASHION_MNIST,
         help="8,000 + 1,500 Fashion-MNIST images that come with Phalanx",
         preset="demo",
-        mean=grey(0.2860),
-        std=grey(0.3530),
-        image_size=28,
-        augment="pad-crop",
-        in_memory=True,
+        needs_folder=False,
         train_images=8_000,
         valid_images=1_500,
-        classes=FASHION_CLASSES,
     ),
-    "fashion-mnist": Dataset(
-        help="Fashion-MNIST's four idx files, plain or gzipped",
-        preset="fashion-mnist-resnet20",
-        mean=grey(0.2860),
-        std=grey(0.3530),
-        image_size=28,
-        augment="pad-crop",
-        needs_folder=True,
-        in_memory=True,
-        train_images=60_000,
-        valid_images=10_000,
-        classes=FASHION_CLASSES,
-    ),
-    "mnist": Dataset(
+    "fashion-mnist": FASHION_MNIST,
+    "mnist": replace(
+        FASHION_MNIST,
         help="MNIST's four idx files, plain or gzipped",
         preset="mnist-resnet8",
         mean=grey(0.1307),
         std=grey(0.3081),
-        image_size=28,
-        augment="pad-crop",
-        needs_folder=True,
-        in_memory=True,
-        train_images=60_000,
-        valid_images=10_000,
         classes=DIGITS,
     ),
     "cifar10": Dataset(
@@ -117,22 +119,10 @@ DATASETS: dict[str, Dataset] = {
         augment="resized-crop",
         needs_folder=True,
     ),
-    "generated": Dataset(
-        help="random images made on the host: measures everything but the disk",
-        preset="generated-resnet50",
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        image_size=224,
-        augment="none",
-        classes=tuple(f"class{i:04d}" for i in range(1000)),
-    ),
-    "synthetic": Dataset(
+    "generated": GENERATED,
+    "synthetic": replace(
+        GENERATED,
         help="random images made once on the device: measures the model alone",
         preset="synthetic-resnet50",
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        image_size=224,
-        augment="none",
-        classes=tuple(f"class{i:04d}" for i in range(1000)),
     ),
 }

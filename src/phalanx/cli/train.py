@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.config.read import read_settings
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
     from phalanx.assemble.prepare import Prepared
@@ -33,7 +33,11 @@ def run(request: Request) -> int:
 
     from phalanx.assemble.train import train
 
-    train(prepared, stream=sys.stderr if request["json"] else None)
+    try:
+        train(prepared, stream=sys.stderr if request["json"] else None)
+    except Stopped as stop:
+        way_on = f"phalanx train --resume {prepared.run.path}"
+        raise Stopped(f"{stop}; go on with: {way_on}") from None
     return show_result(prepared.run.path, as_json=request["json"])
 
 
