@@ -98,7 +98,7 @@ def test_the_report_remakes_itself_without_the_data(tmp_path):
     (run / "report.html").unlink()
     assert phalanx.report(run) == run / "report.html"
     page = (run / "report.html").read_text()
-    assert "Most confidently wrong" in page and "train-images" not in page[:200]
+    assert "Most confidently wrong" in page and "Confusion" in page
 
 
 def test_two_equal_runs_and_two_that_part(digits, tmp_path):
@@ -107,9 +107,7 @@ def test_two_equal_runs_and_two_that_part(digits, tmp_path):
     assert phalanx.compare(tmp_path / "a", tmp_path / "b")["parting"] is None
     other = phalanx.compare(tmp_path / "a", tmp_path / "c")
     assert other["parting"]["step"] == 1
-    assert [row["name"] for row in other["options"]] == ["seed", "run-dir"] or {
-        row["name"] for row in other["options"]
-    } == {"seed", "run-dir"}
+    assert {row["name"] for row in other["options"]} == {"seed", "run-dir"}
     assert other["paired"]["n"] == 40
 
 
