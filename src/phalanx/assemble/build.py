@@ -1,14 +1,19 @@
 """The torch side of a plan: device, threads, model and optimizer."""
 
+from pathlib import Path
+
 import torch
+from torch import nn
 
 from phalanx.config.schema import Config
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepRule
-from phalanx.errors import ConfigError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.units import UnitModel
+from phalanx.models.weights import fill, layout_in, read_weights
 from phalanx.optim.sgd import build_sgd
+from phalanx.plan.model import variant_of
 from phalanx.plan.plan import Plan
 
 
@@ -35,9 +40,35 @@ def first_device(devices: str) -> str:
 
 def build_network(config: Config, plan: Plan, device: torch.device) -> UnitModel:
     """The model with its first weights, in the memory layout convolutions are fastest in."""
-    model = build_model(config.model.model, num_classes=plan.num_classes)
-    initialise(model, config.train.seed, zero_residual=config.model.zero_init_residual)
+    variant = variant_of(config)
+    model = build_model(variant, num_classes=plan.num_classes)
+    initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def begin_with_weights(model: nn.Module, config: Config) -> None:
+    """Replace a fresh model's weights by those of --init-weights, if any are named."""
+    if config.model.init_weights is None:
+        return
+    path, variant = Path(config.model.init_weights).expanduser(), variant_of(config)
+    tensors = read_weights(path)
+    if layout_in(path) != variant.norm.layout:
+        raise CheckpointError(
+            f"{path}: its group norms are {layout_in(path)}, this model's {variant.norm.layout}; "
+            "give or leave away --enable-fast-groupnorm as the weights were trained"
+        )
+    spared = variant.head if config.model.reset_head else ""
+    try:
+        fill(model, tensors, where=str(path), spared=spared)
+    except CheckpointError as error:
+        head = tensors.get(f"{variant.head}.weight")
+        own = model.state_dict().get(f"{variant.head}.weight")
+        if head is None or own is None or len(head) == len(own):
+            raise
+        raise CheckpointError(
+            f"{error}; it knows {len(head)} classes, the data has {len(own)}: "
+            "--reset-head begins with a new classifier"
+        ) from error
 
 
 def build_state(config: Config, plan: Plan, device: torch.device) -> TrainState:
@@ -55,4 +86,5 @@ def step_rule(config: Config, plan: Plan, device: torch.device) -> StepRule:
         label_smoothing=config.optim.label_smoothing,
         device_type=device.type,
         half=plan.precision == "16.32",
+        seed=config.train.seed,
     )

@@ -38,7 +38,8 @@ class LoadedFeed:
 
     def _on_device(self, batch: Batch) -> MicroBatch:
         images = self._normaliser.images(batch.pixels)
-        return MicroBatch(images, self._normaliser.integers(batch.labels))
+        first = int(batch.positions[0])
+        return MicroBatch(images, self._normaliser.integers(batch.labels), first)
 
     def validation(self) -> Iterator[ValidBatch]:
         """Every validation image once."""
@@ -98,11 +99,12 @@ class SyntheticFeed:
         self._labels = labels.to(device)
 
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
-        """The same passes for every step."""
-        rows = self._plan.micro_batch
-        batch = MicroBatch(self._images[:rows], self._labels[:rows])
-        for _ in range(step, self._plan.total_steps):
-            yield [batch] * self._plan.accumulation
+        """The same images for every pass."""
+        rows, passes = self._plan.micro_batch, self._plan.accumulation
+        images, labels = self._images[:rows], self._labels[:rows]
+        for now in range(step, self._plan.total_steps):
+            begin = now * self._plan.global_batch
+            yield [MicroBatch(images, labels, begin + rows * number) for number in range(passes)]
 
     def validation(self) -> Iterator[ValidBatch]:
         """The same images until as many are scored as the plan says."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.assemble.environment import describe_environment
 from phalanx.assemble.view import DataView, look_at_data, plan_of
-from phalanx.config.read import Settings, dump_config, read_again
+from phalanx.config.read import Settings, dump_config, fill_older, read_again
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import given_in_file
 from phalanx.disk import write_atomically
@@ -18,6 +18,16 @@ from phalanx.plan.plan import Chosen, Plan, choose, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
 from phalanx.report.summary import Summary, read_summary
+
+SHAPING = (  # options that decide which weights a model has, or what they mean
+    "model",
+    "norm-type",
+    "enable-fast-groupnorm",
+    "shortcut-type",
+    "stage1-projection",
+    "efficientnet-group-dim",
+    "efficientnet-expand-ratio",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +57,22 @@ class Prepared:
 
 def prepare_new(settings: Settings, *, line: str) -> Prepared:
     """A fresh run: its folder is on disk when this returns."""
+    refuse_missing_weights(settings.config)
     plan, view = plan_of(settings)
     refuse_replicas(plan)
     run = write_run(settings, plan, view, line=line, parent=None)
     return Prepared(run=run, settings=settings, plan=plan, view=view, start=None)
+
+
+def refuse_missing_weights(config: Config) -> None:
+    """The file of --init-weights is looked for before anything heavy begins."""
+    if config.model.init_weights is None:
+        return
+    path = Path(config.model.init_weights).expanduser()
+    if path.is_dir():
+        raise CheckpointError(f"{path}: is a folder; name the file with the weights in it")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; --init-weights wants .safetensors or .pth")
 
 
 def refuse_replicas(plan: Plan) -> None:
@@ -102,7 +124,7 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     settings = read_again(stored, flags=flags, where=str(run.config), name=facts["name"])
     start = find_start(run)
     # a checkpoint remembers the options it was made with; config.yaml could have been edited
-    began_with = stored if start is None or start.forked else start.facts["config"]
+    began_with = stored if start is None or start.forked else fill_older(start.facts["config"])
     refuse_other_maths(settings, began_with, run)
     origins = {**facts["origins"], **changed_origins(settings, stored)}
     settings = replace(settings, origins=origins)
@@ -122,7 +144,7 @@ def stored_options(run: RunFolder) -> dict[str, Any]:
         raise CheckpointError("; ".join(problems))
     if not given:
         raise CheckpointError(f"{run.config}: is empty; restore it from a copy")
-    return {name: option.value for name, option in given.items()}
+    return fill_older({name: option.value for name, option in given.items()})
 
 
 def remake_finished(path: Path) -> Summary | None:
@@ -274,9 +296,14 @@ def first_step(plan: Plan, start: Start) -> int:
 
 def refuse_other_model(config: Config, view: DataView, facts: Mapping[str, Any]) -> None:
     """A fork goes on with the weights it finds: the same model, the same number of classes."""
-    before = facts["config"]["model"]
-    if config.model.model != before:
-        raise ConfigError(f"--model: the checkpoint holds a {before}, not a {config.model.model}")
+    before = fill_older(facts["config"])
+    now = config.flat()
+    for name in SHAPING:
+        if now[name] != before.get(name, OPTIONS[name].default):
+            raise ConfigError(
+                f"--{name}: the checkpoint was trained with {before[name]}, its weights fit no "
+                f"other; a fork cannot make it {now[name]}"
+            )
     if len(view.classes) != len(facts["classes"]):
         raise ConfigError(
             f"--data: the checkpoint knows {len(facts['classes'])} classes, this data has "

@@ -9,9 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phalanx.assemble.build import build_network, prepare_torch, step_rule
+from phalanx.assemble.build import (
+    begin_with_weights,
+    build_network,
+    prepare_torch,
+    step_rule,
+)
 from phalanx.assemble.feed import Feed, LoadedFeed, normaliser_of, open_feed
-from phalanx.assemble.prepare import Described
+from phalanx.assemble.prepare import Described, refuse_missing_weights
 from phalanx.assemble.view import Preprocessing, plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.watch import score_row
 from phalanx.config.read import read_settings
@@ -76,10 +81,13 @@ def build_fresh(model: str, flags: Mapping[str, str]) -> Scorable:
     """An untrained model, for the numbers that chance gives."""
     settings = read_settings(None, {**flags, "model": model})
     config = settings.config
+    refuse_missing_weights(config)
     plan, view = plan_of(settings)
     device = prepare_torch(plan)
+    network = build_network(config, plan, device)
+    begin_with_weights(network, config)
     return Scorable(
-        model=build_network(config, plan, device),
+        model=network,
         classes=view.classes,
         preprocessing=preprocessing_of(config, plan),
         config=config,

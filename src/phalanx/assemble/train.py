@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import torch
 
-from phalanx.assemble.build import build_state, prepare_torch, step_rule
+from phalanx.assemble.build import begin_with_weights, build_state, prepare_torch, step_rule
 from phalanx.assemble.environment import describe_environment
 from phalanx.assemble.feed import Feed, normaliser_of, open_feed
 from phalanx.assemble.prepare import (
@@ -27,6 +27,7 @@ from phalanx.engine.shelf import find_best, newest_checkpoint, prune
 from phalanx.engine.state import Clock, Sums, TrainState, hash_weights
 from phalanx.engine.step import train_step
 from phalanx.engine.train import Parts, fit
+from phalanx.plan.model import variant_of
 from phalanx.report.console import Console
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_scores
@@ -94,6 +95,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
         "run": prepared.run.path.name,
         "config": prepared.config.flat(),
         "classes": list(prepared.view.classes),
+        "norm_layout": variant_of(prepared.config).norm.layout,
         "preprocessing": asdict(preprocessing_of(prepared.config, prepared.plan)),
         "data": prepared.view.fingerprints,
         "global_batch": prepared.plan.global_batch,
@@ -108,6 +110,8 @@ def go_to_start(training: Training) -> None:
     start = prepared.start
     if start is not None:
         restore(state, start.checkpoint)
+    else:
+        begin_with_weights(state.model, prepared.config)
     if start is not None and start.forked:
         state.step = first_step(prepared.plan, start)
         state.scores, state.sums, state.clock = {}, Sums(), Clock()
@@ -131,6 +135,9 @@ def greet(training: Training) -> None:
         console.say(describe_fork(plan, start))
     elif training.state.step:
         console.say(f"resumed at step {training.state.step:,}")
+    elif config.model.init_weights:
+        fresh = ", with a new classifier" if config.model.reset_head else ""
+        console.say(f"weights from {config.model.init_weights}{fresh}")
 
 
 def run_loop(training: Training) -> None:

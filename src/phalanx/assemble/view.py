@@ -103,6 +103,7 @@ def recipe_of(config: Config, plan: Plan) -> Recipe:
     )
     return Recipe(
         data=config.data.data,
+        plugin=config.run.plugin,
         data_dir=config.data.data_dir,
         image_size=plan.image_size,
         augment=DATASETS[config.data.data].augment,

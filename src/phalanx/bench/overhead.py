@@ -71,7 +71,7 @@ def bare_block(training: Training, steps: int) -> Callable[[], int]:
 
     def block() -> int:
         model.train()
-        for images, labels in ready:
+        for images, labels, _ in ready:
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()

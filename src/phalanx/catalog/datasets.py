@@ -43,6 +43,7 @@ class Dataset:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     image_size: int
+    any_size: bool = False  # images of many sizes, or made to order: the model says what it sees
     augment: str  # "pad-crop" for small images, "resized-crop" for large, "none"
     needs_folder: bool = False
     in_memory: bool = False  # decoded arrays: a worker process would only copy them
@@ -75,6 +76,7 @@ GENERATED = Dataset(
     mean=IMAGENET_MEAN,
     std=IMAGENET_STD,
     image_size=224,
+    any_size=True,
     augment="none",
     classes=tuple(f"class{i:04d}" for i in range(1000)),
 )
@@ -116,6 +118,7 @@ DATASETS: dict[str, Dataset] = {
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         image_size=224,
+        any_size=True,
         augment="resized-crop",
         needs_folder=True,
     ),

@@ -6,21 +6,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.catalog.models import MODELS
+from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.catalog.plugins import load_plugins
 from phalanx.cli.command import Argument, Command, Request
-from phalanx.errors import CheckpointError, suggest
+from phalanx.config.schema import OPTIONS
+from phalanx.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
     from phalanx.report.records import ScoreRow
 
-OPTIONS = ("data", "data-dir", "valid-batch-size", "workers", "device", "precision", "seed")
+DATA_OPTIONS = ("data", "data-dir", "valid-batch-size", "workers", "device", "precision", "seed")
+MODEL_OPTIONS = tuple(
+    option.name
+    for option in OPTIONS.values()
+    if option.section in ("model", "resnet", "efficientnet") and option.name != "model"
+)
 
 
 def run(request: Request) -> int:
     """Score what was named, one line each."""
     request.refuse_problems()
     target = request["target"]
-    fresh = target in MODELS and not Path(target).exists()
+    if "plugin" in request.flags:
+        load_plugins(request.flags["plugin"])
+    fresh = (target in MODELS or target in OLD_NAMES) and not Path(target).exists()
+    if not fresh:
+        refuse_model_options(request)
     checkpoints = [] if fresh else find_checkpoints(target, every=request["all"])
 
     from phalanx.assemble.prepare import describe_checkpoint
@@ -30,12 +41,27 @@ def run(request: Request) -> int:
     from phalanx.assemble.score import build_fresh, load_checkpoint, score_model
 
     if fresh:
-        print(f"{target}: a fresh model with random weights", file=sys.stderr)
+        start = (
+            f"weights from {file}"
+            if (file := request.flags.get("init-weights"))
+            else "random weights"
+        )
+        print(f"{target}: a fresh model, {start}", file=sys.stderr)
         show(target, *score_model(build_fresh(target, request.flags)), as_json=request["json"])
     for one in described:
         scored = score_model(load_checkpoint(one))
         show(str(one.checkpoint), *scored, as_json=request["json"])
     return 0
+
+
+def refuse_model_options(request: Request) -> None:
+    """A checkpoint brings its own model."""
+    for name in ("image-size", *MODEL_OPTIONS):
+        if name in request.flags:
+            raise ConfigError(
+                f"--{name}: {request['target']} says itself what its model is like; "
+                "only a fresh model takes such options, as in: phalanx validate resnet50"
+            )
 
 
 def find_checkpoints(target: str, *, every: bool) -> list[Path]:
@@ -94,13 +120,18 @@ COMMANDS = {
             Argument(name="--all", help="Score every checkpoint in there.", switch=True),
             Argument(name="--json", help="Print one JSON object per score.", switch=True),
         ),
-        options=OPTIONS,
+        options=(*DATA_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
         examples=(
             ("phalanx validate runs/demo", "the newest checkpoint of a run"),
             ("phalanx validate runs/demo/checkpoints/best --json", "one checkpoint, for a script"),
             ("phalanx validate runs/demo --all", "all checkpoints of a run"),
             ("phalanx validate runs/cats --data-dir more-cats", "other images of its classes"),
             ("phalanx validate resnet8", "what an untrained model scores"),
+            (
+                "phalanx validate resnet50 --init-weights resnet50.safetensors "
+                "--data folder --data-dir ~/imagenet",
+                "what weights from elsewhere score",
+            ),
         ),
     ),
 }

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.catalog.plugins import load_plugins
 from phalanx.config.presets import Preset, find_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS, Config
 from phalanx.config.text import WANTED, Given, given_in_file, plain_kind, value_from_text
@@ -46,6 +48,7 @@ def read_settings(
     """
     found = list(problems)
     flagged = read_flags(flags or {}, found)
+    load_named_plugins([flagged])  # it may add the dataset whose preset is looked for
     try:
         chosen = find_preset(preset or default_preset(flagged))
         layers = [*read_preset(chosen, found), flagged]
@@ -106,6 +109,7 @@ def read_again(
 ) -> Settings:
     """The config of an existing run, with flags on top."""
     problems = [f"{where}: {key}: no such option" for key in stored if key not in OPTIONS]
+    stored = fill_older(stored)
     base: Layer = {
         key: Given(value, f"{where}: {key}", "run")
         for key, value in stored.items()
@@ -115,12 +119,33 @@ def read_again(
     return settle([base, flagged], problems, name=name)
 
 
+def fill_older(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run that was written before they existed, as they were understood then."""
+    filled = dict(stored)
+    if "shortcut-type" not in stored:  # of the same age: an image's size was the dataset's
+        filled["shortcut-type"] = "B"
+        data = DATASETS.get(stored.get("data", "embedded"))
+        if stored.get("image-size") is None and data is not None:
+            filled["image-size"] = data.image_size
+    return filled
+
+
+def load_named_plugins(layers: list[Layer]) -> None:
+    """Import the plugins that the topmost layer to name any asks for."""
+    named = [layer["plugin"].value for layer in layers if "plugin" in layer]
+    if named and isinstance(named[-1], str):
+        load_plugins(named[-1])
+
+
 def settle(layers: list[Layer], problems: list[str], *, name: str) -> Settings:
     """Lay the layers over the defaults and validate the result once."""
+    load_named_plugins(layers)
     merged: Layer = {}
     for layer in layers:
         for pair in EXCLUSIVE:
             drop_rivals(pair, merged=merged, layer=layer, problems=problems)
+        if "model" in layer:
+            drop_other_families(layer["model"].value, merged)
         merged.update(layer)
     complete(merged)
     config = validate(merged, problems)
@@ -141,6 +166,19 @@ def drop_rivals(pair: tuple[str, ...], *, merged: Layer, layer: Layer, problems:
         problems.append(f"{layer[pair[0]].where}: give {' or '.join(pair)}, not both")
     for option in pair if present else ():
         merged.pop(option, None)
+
+
+def drop_other_families(model: Any, merged: Layer) -> None:
+    """Forget what lower layers said for the model they had, where this one is no such model."""
+    for name in [name for name in merged if OPTIONS[name].family]:
+        if family_of(model) != OPTIONS[name].family:
+            del merged[name]
+
+
+def family_of(model: Any) -> str:
+    """The family of a model, in any spelling; empty where there is no such model."""
+    found = MODELS.get(OLD_NAMES.get(model, model))
+    return found.family if found else ""
 
 
 def complete(merged: Layer) -> None:
@@ -192,7 +230,18 @@ def flatten(annotation: Any) -> list[Any]:
 
 def impossible(config: Config, merged: Layer) -> list[str]:
     """Combinations of sound options that cannot run together."""
-    problems = []
+    problems = [
+        f"{given.where}: only {OPTIONS[name].family} models have it, "
+        f"{config.model.model} is none; leave it away"
+        for name, given in merged.items()
+        if OPTIONS[name].family not in ("", family_of(config.model.model))
+        and given.value != OPTIONS[name].default
+    ]
+    if config.model.reset_head and config.model.init_weights is None:
+        problems.append(
+            f"{merged['reset-head'].where}: there is no head to reset; "
+            "name the weights to begin with: --init-weights FILE"
+        )
     if not DATASETS[config.data.data].needs_folder and config.data.data_dir is not None:
         folders = ", ".join(name for name, facts in DATASETS.items() if facts.needs_folder)
         problems.append(

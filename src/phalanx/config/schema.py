@@ -4,90 +4,23 @@ A flag, a YAML key and an attribute are the same word: `--batch-size`, `batch-si
 `config.data.batch_size`. Sections only group options in code, help and docs.
 """
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.catalog.models import MODELS
-from phalanx.errors import ConfigError, suggest
-from phalanx.units import parse_duration, parse_rate, parse_share
-
-
-def checked(parse: Callable[[str], object]) -> AfterValidator:
-    """A check that the text can be parsed; the text itself stays the value."""
-
-    def check(text: str) -> str:
-        try:
-            parse(text)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return text
-
-    return AfterValidator(check)
-
-
-def known_name(kind: str, table: dict[str, Any]) -> AfterValidator:
-    """A check that the word is in a table of the catalog."""
-
-    def check(name: str) -> str:
-        if name not in table:
-            raise ValueError(f"no {kind} is called {name!r}; {suggest(name, table)}")
-        return name
-
-    return AfterValidator(check)
-
-
-def check_device(text: str) -> str:
-    """The text, if it names devices."""
-    if not DEVICES.match(text):
-        raise ConfigError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
-    return text
-
-
-DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
-DeviceText = Annotated[str, checked(check_device)]
-DurationText = Annotated[str, checked(parse_duration)]
-RateText = Annotated[str, checked(parse_rate)]
-ShareText = Annotated[str, checked(lambda text: parse_share(text, 100))]
-ModelName = Annotated[str, known_name("model", MODELS)]
-DatasetName = Annotated[str, known_name("dataset", DATASETS)]
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    resumable: bool = False,
-    also: tuple[str, ...] = (),
-    auto: str = "",
-) -> Any:
-    """Declare an option.
-
-    resumable: a resume may change it, because it does not touch the maths. also: older
-    spellings that are accepted. auto: what stands in when the value is not given.
-    """
-    extra: dict[str, Any] = {"resumable": resumable, "also": list(also), "auto": auto}
-    return Field(default, description=help, ge=low, le=high, json_schema_extra=extra)
-
-
-class Section(BaseModel):
-    """A group of options; frozen, and closed to names it does not know."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        alias_generator=lambda name: name.replace("_", "-"),
-        populate_by_name=True,
-    )
+from phalanx.config.fields import (
+    DatasetName,
+    DeviceText,
+    DurationText,
+    ModelName,
+    RateText,
+    Section,
+    ShareText,
+    option,
+)
 
 
 class DataConfig(Section):
@@ -101,7 +34,11 @@ class DataConfig(Section):
         also=("imagenet-data-path",),
     )
     image_size: int | None = option(
-        None, "Height and width the model sees.", low=8, high=2048, auto="the dataset's own"
+        None,
+        "Height and width the model sees.",
+        low=8,
+        high=2048,
+        auto="the model's own for photographs, else the dataset's",
     )
     batch_size: int = option(
         64, "Micro-batch: images in one forward pass of one replica.", low=1, high=65536
@@ -137,11 +74,93 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """Model: which network."""
+    """Model: which network, and how it differs from its published form."""
 
-    model: ModelName = option("resnet8", "Which model: " + ", ".join(MODELS) + ".")
+    model: ModelName = option(
+        "resnet8", "Which model, such as resnet50 or efficientnet_b0; `phalanx models ls` has all."
+    )
+    norm_type: Literal["batch", "group", "none"] = option(
+        "batch", "What normalises activations: batch, group or none."
+    )
+    norm_num_groups: int = option(
+        32, "Groups of group norm; must divide every layer's channels.", low=1, high=4096
+    )
+    batchnorm_momentum: float = option(
+        0.1, "Share of each new batch in batch norm's running statistics.", low=0, high=1
+    )
+    norm_eps: float = option(
+        1e-5, "Added to the variance; TensorFlow's EfficientNet has 1e-3.", low=0, high=1
+    )
+    full_precision_norm: bool = option(False, "Compute norms in 32 bits, whatever the precision.")
+    disable_stable_batchnorm: bool = option(
+        False, "Take batch norm's variance from one pass: one read less, fewer sound digits."
+    )
+    enable_fast_groupnorm: bool = option(
+        False, "Group channels g, g+G, g+2G...; weights of the other layout are refused."
+    )
+    padding: Literal["symmetric", "same"] = option(
+        "symmetric", "symmetric, or same: as TensorFlow pads strided convolutions."
+    )
+    drop_path: float | None = option(
+        None,
+        "Rate at which the last block is skipped while training; earlier ones less.",
+        low=0,
+        high=0.999,
+        also=("drop-connect",),
+        auto="the model's own",
+    )
+    dropout_rate: float | None = option(
+        None,
+        "Rate of dropout before the classifier.",
+        low=0,
+        high=0.999,
+        auto="the model's own",
+    )
+    init_weights: str | None = option(
+        None, "Weights to begin with: .safetensors or .pth, with timm's or torchvision's names."
+    )
+    reset_head: bool = option(
+        False, "With --init-weights: begin with a new classifier, for other classes."
+    )
+
+
+class ResNetConfig(Section):
+    """ResNet and ResNeXt only: how blocks are joined."""
+
+    family: ClassVar[str] = "ResNet"
     zero_init_residual: bool = option(
-        False, "Start each residual block as its bare shortcut: last norm's weight at zero."
+        False,
+        "Start each residual block as its bare shortcut: last norm's weight at zero.",
+    )
+    stride_in: Literal["3x3", "1x1"] = option(
+        "3x3",
+        "Where a bottleneck strides: its 3x3 (v1.5) or its first 1x1 (v1).",
+    )
+    shortcut_type: Literal["A", "B", "C"] | None = option(
+        None,
+        "A: slice and pad with zeros; B: project where shapes differ; C: project always.",
+        auto="A for 6n+2 layers, else B",
+    )
+    stage1_projection: bool = option(
+        False, "Project in the first block of stage 1 too, where shapes agree."
+    )
+
+
+class EfficientNetConfig(Section):
+    """EfficientNet only: what its blocks are like."""
+
+    family: ClassVar[str] = "EfficientNet"
+    efficientnet_group_dim: int = option(
+        1,
+        "Channels a group of the middle convolution has; 1 is depthwise.",
+        low=1,
+        high=4096,
+    )
+    efficientnet_expand_ratio: int = option(
+        6,
+        "Channels inside a block, per channel that comes in.",
+        low=1,
+        high=64,
     )
 
 
@@ -195,6 +214,9 @@ class RunConfig(Section):
     keep: int = option(
         2, "Newest checkpoints to keep; the best one stays besides.", low=1, resumable=True
     )
+    plugin: str | None = option(
+        None, "Modules that add models and datasets of your own, with commas.", resumable=True
+    )
 
 
 class MachineConfig(Section):
@@ -216,6 +238,8 @@ class Config(Section):
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    resnet: ResNetConfig = ResNetConfig()
+    efficientnet: EfficientNetConfig = EfficientNetConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
@@ -243,6 +267,7 @@ class Option:
     auto: str
     resumable: bool
     also: tuple[str, ...]
+    family: str
     low: float | None
     high: float | None
 
@@ -270,6 +295,7 @@ def iterate_options() -> Iterator[Option]:
                 auto=str(extra["auto"]),
                 resumable=bool(extra["resumable"]),
                 also=tuple(str(old) for old in extra["also"]),  # type: ignore[union-attr]
+                family=kind.family,
                 low=limit(field, "ge"),
                 high=limit(field, "le"),
             )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.catalog.plugins import load_plugins
 from phalanx.data.generated import GeneratedSpec
 from phalanx.data.pixels import BadImage, Pixels
 from phalanx.data.sources import Source, Split, open_source
@@ -23,6 +24,7 @@ class Recipe:
     """All that decides a batch's pixels; travels to worker processes as JSON."""
 
     data: str
+    plugin: str | None = None  # modules that add datasets to the tables
     data_dir: str | None = None
     image_size: int
     augment: str
@@ -38,6 +40,8 @@ class Recipe:
 
     def open(self, split: Split) -> Source:
         """The images of one split."""
+        if self.plugin:
+            load_plugins(self.plugin)
         lengths = {"train": self.generated_images, "valid": self.generated_valid_images}
         generated = GeneratedSpec(images=lengths[split], image_size=self.image_size, seed=self.seed)
         source = open_source(self.data, self.data_dir, split, generated=generated)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from phalanx.engine.shelf import FORMAT, prune, read_files, write_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
-from phalanx.errors import CheckpointError
+from phalanx.models.weights import LAYOUT, fill
 from phalanx.optim.sgd import named_state, restore_state
 
 WEIGHTS, OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
@@ -52,7 +52,7 @@ def pack(snapshot: Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
         **about,
     }
     return {
-        WEIGHTS: tensors_to_bytes(snapshot.weights),
+        WEIGHTS: tensors_to_bytes(snapshot.weights, metadata={LAYOUT: about["norm_layout"]}),
         OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
         FACTS: json.dumps(facts, indent=1).encode(),
     }
@@ -100,16 +100,5 @@ def restore(state: TrainState, checkpoint: Path) -> None:
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
-    """Fill a model; names and shapes must be exactly its own."""
-    found, wanted = tensors_from_bytes(content), model.state_dict()
-    problems = [f"{name} is missing" for name in wanted.keys() - found.keys()]
-    problems += [f"{name} is not of this model" for name in found.keys() - wanted.keys()]
-    problems += [
-        f"{name} is {tuple(found[name].shape)}, the model wants {tuple(wanted[name].shape)}"
-        for name in wanted.keys() & found.keys()
-        if found[name].shape != wanted[name].shape
-    ]
-    if problems:
-        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise CheckpointError(f"{where}: {'; '.join(sorted(problems)[:3])}{more}")
-    model.load_state_dict(found)
+    """Fill a model from a checkpoint's weights; names and shapes must be exactly its own."""
+    fill(model, tensors_from_bytes(content), where=str(where))

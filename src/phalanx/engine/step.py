@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from phalanx.engine.state import TrainState
+from phalanx.models.chance import draw_chances
 from phalanx.optim.sgd import gradients_of, update
 
 
@@ -18,6 +19,7 @@ class MicroBatch(NamedTuple):
 
     images: Tensor  # [N, 3, H, W], channels_last in memory
     labels: Tensor  # [N]
+    first: int  # place of the first image in the training stream; the others follow
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,27 @@ class StepRule:
     label_smoothing: float
     device_type: str
     half: bool  # 16-bit compute, 32-bit weights
+    seed: int = 0  # of what is dropped
 
     def precision(self) -> AbstractContextManager[None]:
         """The context forward passes run in."""
         if not self.half:
             return nullcontext()
         return torch.autocast(self.device_type, dtype=torch.bfloat16)
+
+
+def forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
+    """Logits of a training pass; what the model drops depends on the images' places alone."""
+    chances = draw_chances(
+        getattr(model, "chances", {}),
+        seed=rule.seed,
+        first=batch.first,
+        images=len(batch.labels),
+        device=batch.images.device,
+    )
+    with rule.precision():
+        logits: Tensor = model(batch.images, chances) if chances else model(batch.images)
+    return logits.float()
 
 
 def train_step(
@@ -44,11 +61,10 @@ def train_step(
     """
     if not state.model.training:
         state.model.train()
-    images = sum(len(labels) for _, labels in passes)
+    images = sum(len(batch.labels) for batch in passes)
     tallies = []
-    for pixels, labels in passes:
-        with rule.precision():
-            logits = state.model(pixels).float()
+    for batch in passes:
+        logits, labels = forward(state.model, batch, rule=rule), batch.labels
         # a sum divided by the step's images: the same gradient however the step is cut
         loss = F.cross_entropy(
             logits, labels, label_smoothing=rule.label_smoothing, reduction="sum"

@@ -1,22 +1,57 @@
-"""From a name to a model with its first weights."""
+"""From a row of the tables to a model with its first weights."""
 
 import math
+from collections.abc import Callable
 from hashlib import sha256
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.catalog.models import MODELS
-from phalanx.errors import ConfigError, suggest
-from phalanx.models.resnet import BasicBlock, Bottleneck, ResNet
+from phalanx.catalog.efficientnets import EfficientNetVariant
+from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
+from phalanx.catalog.variant import OwnVariant, Variant
+from phalanx.errors import ConfigError
+from phalanx.models.efficientnet import EfficientNet
+from phalanx.models.fast_resnet import FastResNet
+from phalanx.models.resnet import ResidualBlock, ResNet
 from phalanx.models.units import UnitModel
 
 
-def build_model(name: str, *, num_classes: int) -> UnitModel:
+def build_own(variant: OwnVariant, *, num_classes: int) -> UnitModel:
+    """The network a plugin's function makes."""
+    module, _, function = variant.build.partition(":")
+    try:
+        build = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--plugin: {variant.build} cannot be called: {error}") from error
+    model = build(num_classes)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"--plugin: {variant.build} gave a {type(model).__name__}, not a module")
+    return model if isinstance(model, UnitModel) else WholeModel(model)
+
+
+class WholeModel(UnitModel):
+    """Any module as one unit."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.units["model"] = ("model",)
+
+
+FAMILIES: dict[type[Variant], Callable[..., UnitModel]] = {
+    ResNetVariant: ResNet,
+    FastResNetVariant: FastResNet,
+    EfficientNetVariant: EfficientNet,
+    OwnVariant: build_own,
+}
+
+
+def build_model(variant: Variant, *, num_classes: int) -> UnitModel:
     """A model of the catalog, on the current default device, its weights not yet drawn."""
-    if name not in MODELS:
-        raise ConfigError(f"--model: no model is called {name!r}; {suggest(name, MODELS)}")
-    return ResNet(MODELS[name], num_classes=num_classes)
+    return FAMILIES[type(variant)](variant, num_classes=num_classes)
 
 
 def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
@@ -26,15 +61,41 @@ def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
     construction nor a layer more or less elsewhere changes it.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.Conv2d):
-            fan_out = module.out_channels * math.prod(module.kernel_size) // module.groups
-            draw_normal(module.weight, math.sqrt(2 / fan_out), seed, f"{name}.weight")
-        elif isinstance(module, nn.Linear):
-            bound = 1 / math.sqrt(module.in_features)
-            draw_uniform(module.weight, bound, seed, f"{name}.weight")
-            draw_uniform(module.bias, bound, seed, f"{name}.bias")
-        elif zero_residual and isinstance(module, BasicBlock | Bottleneck):
-            nn.init.zeros_(module.last_norm.weight)
+        for kind, draw in DRAWN.items():
+            if isinstance(module, kind):
+                draw(module, seed, name)
+    for module in model.modules() if zero_residual else ():
+        if isinstance(module, ResidualBlock):
+            silence(module)
+
+
+def draw_conv(conv: nn.Conv2d, seed: int, name: str) -> None:
+    """Normal values that keep the size of gradients, by the outputs each weight reaches."""
+    fan_out = conv.out_channels * math.prod(conv.kernel_size) // conv.groups
+    draw_normal(conv.weight, math.sqrt(2 / fan_out), seed, f"{name}.weight")
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+
+
+def draw_linear(linear: nn.Linear, seed: int, name: str) -> None:
+    """Uniform values within 1 / sqrt(inputs)."""
+    bound = 1 / math.sqrt(linear.in_features)
+    draw_uniform(linear.weight, bound, seed, f"{name}.weight")
+    if linear.bias is not None:
+        draw_uniform(linear.bias, bound, seed, f"{name}.bias")
+
+
+DRAWN: dict[type[nn.Module], Callable[[Any, int, str], None]] = {
+    nn.Conv2d: draw_conv,
+    nn.Linear: draw_linear,
+}
+
+
+def silence(block: ResidualBlock) -> None:
+    """Start a block as its bare shortcut: its last norm gives zeros, or its last convolution."""
+    conv, norm = block.last
+    last = conv if isinstance(norm, nn.Identity) else norm
+    nn.init.zeros_(last.get_parameter("weight"))
 
 
 @torch.no_grad()

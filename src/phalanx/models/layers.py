@@ -1,11 +1,68 @@
 """The pieces models are made of."""
 
+from dataclasses import dataclass
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phalanx.catalog.variant import Norm, Variant
+from phalanx.models.norms import build_norm
 
-def conv(inp: int, out: int, size: int, *, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the image's size at stride 1; the norm after it has the bias."""
-    return nn.Conv2d(inp, out, size, stride=stride, padding=size // 2, bias=False)
+
+def pad_same(x: Tensor, size: int, stride: int, *, value: float = 0.0) -> Tensor:
+    """Pad so that ceil(edge / stride) windows fit, the odd pixel below and to the right."""
+    wanted = [max((-(-edge // stride) - 1) * stride + size - edge, 0) for edge in x.shape[2:]]
+    high, wide = wanted
+    return F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2), value=value)
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution that pads as TensorFlow's SAME does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pad, then convolve."""
+        return super().forward(pad_same(x, self.kernel_size[0], self.stride[0]))
+
+
+class SameMaxPool(nn.Module):
+    """3x3 max-pool of stride 2 that pads as TensorFlow's SAME does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pad with what never wins, then pool."""
+        return F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
+
+
+@dataclass(frozen=True)
+class Kit:
+    """Convolutions, norms and pools as one variant wants them."""
+
+    norm_spec: Norm
+    padding: str
+
+    def conv(self, inp: int, out: int, size: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+        """A convolution that keeps the image's size at stride 1.
+
+        The norm after it has the bias; where there is none, the convolution has it.
+        """
+        bias = self.norm_spec.type == "none"
+        if self.padding == "same" and stride > 1:  # at stride 1 both paddings are the same
+            return SameConv2d(inp, out, size, stride=stride, groups=groups, bias=bias)
+        return nn.Conv2d(inp, out, size, stride=stride, padding=size // 2, groups=groups, bias=bias)
+
+    def norm(self, channels: int) -> nn.Module:
+        """A norm layer."""
+        return build_norm(self.norm_spec, channels)
+
+    def max_pool(self) -> nn.Module:
+        """3x3, stride 2."""
+        if self.padding == "same":
+            return SameMaxPool()
+        return nn.MaxPool2d(3, stride=2, padding=1)
+
+
+def kit_of(variant: Variant) -> Kit:
+    """What a variant is built with."""
+    return Kit(variant.norm, variant.padding)
 
 
 class GlobalPool(nn.Module):
@@ -14,3 +71,30 @@ class GlobalPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] to [N, C]."""
         return x.mean((2, 3))
+
+
+class Dropout(nn.Module):
+    """Zeroes values at a rate, by chances drawn outside; without them it does nothing."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor, chances: Tensor | None = None) -> Tensor:
+        """`chances`: uniform numbers in [0, 1), of x's shape."""
+        return x if chances is None else drop(x, self.rate, chances)
+
+
+def drop(x: Tensor, rate: float, chances: Tensor) -> Tensor:
+    """Zero where the chance falls below the rate, and scale the rest so that the mean stays."""
+    return x * ((chances >= rate).to(x.dtype) / (1 - rate))
+
+
+def drop_path(x: Tensor, rate: float, chances: Tensor | None) -> Tensor:
+    """Drop a block's whole contribution for some of the images; `chances` is [N, 1]."""
+    return x if chances is None else drop(x, rate, chances[:, :, None, None])
+
+
+def path_rate(variant: Variant, place: int, blocks: int) -> float:
+    """Rate at which the block at that place is dropped: none at first, growing evenly."""
+    return variant.drop_path * place / blocks

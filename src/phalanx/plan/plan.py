@@ -6,10 +6,12 @@ from fractions import Fraction
 from typing import Any
 
 from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.models import MODELS
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.events import Every
 from phalanx.plan.machine import count_cores, resolve_device
+from phalanx.plan.model import check_variant, variant_of
 from phalanx.plan.schedule import lr_at
 from phalanx.units import parse_duration, parse_rate, parse_share
 
@@ -115,13 +117,16 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
             f"longer than the run of {total}; shorten it or give it as a share, such as 10%"
         )
 
+    image_size = choose_image_size(config)
+    check_variant(config.model.model, variant_of(config), image_size)
+
     def every(rate: str) -> Every:
         return Every(parse_rate(rate), steps_per_epoch, total)
 
     return Plan(
         **asdict(chosen),
         workers=choose_workers(config),
-        image_size=config.data.image_size or DATASETS[config.data.data].image_size,
+        image_size=image_size,
         num_classes=data.classes,
         train_images=data.train_images,
         valid_images=data.valid_images,
@@ -171,6 +176,13 @@ def count_steps(config: Config, steps_per_epoch: Fraction) -> int:
             f"are not one step; train longer or lower --batch-size"
         )
     return total
+
+
+def choose_image_size(config: Config) -> int:
+    """As asked, else the model's own where images are cut to size anyway, else the dataset's."""
+    dataset = DATASETS[config.data.data]
+    own = MODELS[config.model.model].image_size if dataset.any_size else dataset.image_size
+    return config.data.image_size or own
 
 
 def choose_workers(config: Config) -> int:

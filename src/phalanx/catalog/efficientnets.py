@@ -1,0 +1,168 @@
+"""EfficientNet: one table of seven stages, scaled in width and depth to all its sizes.
+
+Sources: Tan and Le 2019 (B0 to B7) and the authors' EfficientNet-Lite of 2020: no
+squeeze-and-excite, ReLU6, and a stem, first stage, last stage and top that do not scale.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from phalanx.catalog.variant import Variant
+
+CHANNEL_STEP = 8
+
+
+class Stage(NamedTuple):
+    """Blocks that work at one resolution."""
+
+    kernel: int
+    repeats: int
+    channels_out: int
+    stride: int
+
+
+STAGES = (
+    Stage(3, 1, 16, 1),
+    Stage(3, 2, 24, 2),
+    Stage(5, 2, 40, 2),
+    Stage(3, 3, 80, 2),
+    Stage(5, 3, 112, 1),
+    Stage(5, 4, 192, 2),
+    Stage(3, 1, 320, 1),
+)
+STEM_CHANNELS, TOP_CHANNELS = 32, 1280
+
+
+@dataclass(frozen=True)
+class InvertedBlock:
+    """One block: widen by a 1x1, filter each group of channels, weigh, narrow by a 1x1."""
+
+    stage: int  # from 0, as in blocks.0
+    index: int  # from 0
+    channels_in: int
+    width: int  # channels in the middle; of the first stage, the channels that come in
+    channels_out: int
+    kernel: int
+    stride: int
+    groups: int  # of the filter in the middle
+    squeezed: int  # channels inside squeeze-and-excite; 0 for none
+
+    @property
+    def unit(self) -> str:
+        """The name splits and reports use."""
+        return f"blocks/{self.stage}/{self.index}"
+
+    @property
+    def widens(self) -> bool:
+        """Whether it begins with a 1x1: the first stage has nothing to widen."""
+        return self.stage > 0
+
+    @property
+    def skips(self) -> bool:
+        """Whether its input is added to its output."""
+        return self.stride == 1 and self.channels_in == self.channels_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficientNetVariant(Variant):
+    """One size of EfficientNet."""
+
+    family: ClassVar[str] = "EfficientNet"
+    head: str = "classifier"
+    width: float
+    depth: float
+    lite: bool = False
+    small: bool = False  # for CIFAR: the stem and the second stage keep the image's size
+    expand_ratio: int = 6
+    group_dim: int = 1  # channels a group of the middle convolution has; 1: depthwise
+
+    @property
+    def stem_channels(self) -> int:
+        """Channels the stem hands on."""
+        return STEM_CHANNELS if self.lite else round_channels(STEM_CHANNELS * self.width)
+
+    @property
+    def features(self) -> int:
+        """Channels the classifier sees."""
+        return TOP_CHANNELS if self.lite else round_channels(TOP_CHANNELS * self.width)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Stem, every block, head."""
+        return ("stem", *(block.unit for block in inverted_blocks_of(self)), "head")
+
+    @property
+    def halvings(self) -> int:
+        """Once in the stem of large ones, then wherever the table says."""
+        return len([b for b in inverted_blocks_of(self) if b.stride == 2]) + (not self.small)
+
+    def norm_channels(self) -> dict[str, int]:
+        """Every norm layer's path and channels."""
+        found = {"bn1": self.stem_channels}
+        for block in inverted_blocks_of(self):
+            path = f"blocks.{block.stage}.{block.index}"
+            widths = [block.width] * (1 + block.widens) + [block.channels_out]
+            found |= {f"{path}.bn{place}": width for place, width in enumerate(widths, start=1)}
+        return found | {"bn2": self.features}
+
+
+def round_channels(channels: float) -> int:
+    """The nearest multiple of eight, but never more than a tenth below what was asked."""
+    rounded = max(CHANNEL_STEP, int(channels + CHANNEL_STEP / 2) // CHANNEL_STEP * CHANNEL_STEP)
+    return rounded + CHANNEL_STEP if rounded < 0.9 * channels else rounded
+
+
+def repeats_of(variant: EfficientNetVariant, number: int) -> int:
+    """Blocks of a stage; Lite leaves the first and the last stage as they are."""
+    fixed = variant.lite and number in (0, len(STAGES) - 1)
+    repeats = STAGES[number].repeats
+    return repeats if fixed else math.ceil(repeats * variant.depth)
+
+
+def inverted_blocks_of(variant: EfficientNetVariant) -> Iterator[InvertedBlock]:
+    """The blocks in order."""
+    channels = variant.stem_channels
+    for number, stage in enumerate(STAGES):
+        out = round_channels(stage.channels_out * variant.width)
+        stride = 1 if variant.small and number == 1 else stage.stride
+        for index in range(repeats_of(variant, number)):
+            inner = channels * (variant.expand_ratio if number else 1)
+            yield InvertedBlock(
+                stage=number,
+                index=index,
+                channels_in=channels,
+                width=inner,
+                channels_out=out,
+                kernel=stage.kernel,
+                stride=stride if index == 0 else 1,
+                groups=max(inner // variant.group_dim, 1),
+                squeezed=0 if variant.lite else max(1, channels // 4),
+            )
+            channels = out
+
+
+def sized(width: float, depth: float, dropout: float, image_size: int) -> EfficientNetVariant:
+    """A row of the paper's table."""
+    return EfficientNetVariant(
+        width=width, depth=depth, dropout=dropout, image_size=image_size, drop_path=0.2
+    )
+
+
+B0 = sized(1.0, 1.0, 0.2, 224)
+
+EFFICIENTNETS: dict[str, Variant] = {
+    "efficientnet_b0": B0,
+    "efficientnet_b1": sized(1.0, 1.1, 0.2, 240),
+    "efficientnet_b2": sized(1.1, 1.2, 0.3, 260),
+    "efficientnet_b3": sized(1.2, 1.4, 0.3, 300),
+    "efficientnet_b4": sized(1.4, 1.8, 0.4, 380),
+    "efficientnet_b5": sized(1.6, 2.2, 0.4, 456),
+    "efficientnet_b6": sized(1.8, 2.6, 0.5, 528),
+    "efficientnet_b7": sized(2.0, 3.1, 0.5, 600),
+    "efficientnet_cifar": replace(sized(0.5, 1.0, 0.0, 32), small=True, classes=10),
+    "efficientnet_lite0": replace(B0, lite=True),
+    "efficientnet_lite1": replace(sized(1.0, 1.1, 0.2, 240), lite=True),
+    "efficientnet_lite2": replace(sized(1.1, 1.2, 0.3, 260), lite=True),
+}

@@ -1,0 +1,41 @@
+"""A user's own models and datasets: a module that adds rows to the tables when it is imported."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.models import MODELS
+from phalanx.errors import ConfigError
+
+TABLES: dict[str, dict[str, Any]] = {"model": MODELS, "dataset": DATASETS}
+
+
+def load_plugins(names: str) -> None:
+    """Import the modules of a list with commas; the current folder is searched too."""
+    for name in names.split(","):
+        load_plugin(name.strip())
+
+
+def load_plugin(name: str) -> None:
+    """Import one module, and see that it took nothing from the tables."""
+    ours = {kind: dict(table) for kind, table in TABLES.items()}
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"--plugin {name}: {error}; give a module's name, without .py, that lies in this "
+            "folder, is installed, or is reached by PYTHONPATH"
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"--plugin {name}: {type(error).__name__}: {error}") from error
+    for kind, table in TABLES.items():
+        taken = [row for row, value in ours[kind].items() if table.get(row) is not value]
+        if taken:
+            raise ConfigError(
+                f"--plugin {name}: replaces the {kind} {taken[0]!r}; give yours another name"
+            )

@@ -1,0 +1,208 @@
+"""ResNet and ResNeXt: depths, widths and strides, from which the networks are built.
+
+Sources: He et al. 2015 (sizes, shortcut types A, B and C), Xie et al. 2016 (ResNeXt), and for
+the fast ResNet-9 D. Page's entry to the DAWNBench competition of 2018.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from phalanx.catalog.variant import Variant
+
+
+@dataclass(frozen=True)
+class Block:
+    """One residual block: its place, channels and stride."""
+
+    stage: int  # from 1, as in layer1
+    index: int  # from 0
+    channels_in: int
+    width: int
+    channels_out: int
+    stride: int
+
+    @property
+    def unit(self) -> str:
+        """The name splits and reports use."""
+        return f"layer{self.stage}/{self.index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetVariant(Variant):
+    """One size of ResNet or ResNeXt."""
+
+    family: ClassVar[str] = "ResNet"
+    block: str  # "basic": 3x3, 3x3; "bottleneck": 1x1, 3x3, 1x1
+    depths: tuple[int, ...]  # blocks per stage
+    widths: tuple[int, ...]  # channels inside the blocks of each stage, before groups widen them
+    stem: str  # "large": 7x7 stride 2 and max-pool; "small": 3x3
+    groups: int = 1  # of the 3x3 in a bottleneck: ResNeXt's cardinality
+    group_width: int | None = None  # channels a group has in the first stage
+    shortcut: str = "B"  # A: slice and pad with zeros; B: project where shapes differ; C: always
+    project_first: bool = False  # a projection in stage 1's first block even where shapes agree
+    stride_in: str = "3x3"  # of a bottleneck: "3x3" (v1.5) or "1x1" (v1, as in the paper)
+    zero_init: bool = False  # start each block as its bare shortcut
+
+    @property
+    def stem_width(self) -> int:
+        """Channels the stem hands to the first stage."""
+        return self.widths[0]
+
+    @property
+    def expansion(self) -> int:
+        """Channels that leave a block, per channel of its stage's width."""
+        return {"basic": 1, "bottleneck": 4}[self.block]
+
+    @property
+    def features(self) -> int:
+        """Channels the classifier sees."""
+        return self.widths[-1] * self.expansion
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Stem, every residual block, head."""
+        return ("stem", *(block.unit for block in blocks_of(self)), "head")
+
+    @property
+    def halvings(self) -> int:
+        """Twice in a large stem, then once at every stage but the first."""
+        return len(self.depths) - 1 + (2 if self.stem == "large" else 0)
+
+    def norm_channels(self) -> dict[str, int]:
+        """Every norm layer's path and channels."""
+        found = {"bn1": self.stem_width}
+        for block in blocks_of(self):
+            path = f"layer{block.stage}.{block.index}"
+            inner = {"basic": 1, "bottleneck": 2}[self.block]
+            found |= {f"{path}.bn{place}": block.width for place in range(1, inner + 1)}
+            found[f"{path}.bn{inner + 1}"] = block.channels_out
+        return found
+
+    def projects(self, block: Block) -> bool:
+        """Whether a block's shortcut has weights."""
+        if self.shortcut == "C" or (self.project_first and block.index == 0):
+            return True
+        changes = block.stride > 1 or block.channels_in != block.channels_out
+        return self.shortcut == "B" and changes
+
+
+def blocks_of(variant: ResNetVariant) -> Iterator[Block]:
+    """The residual blocks in order; every stage but the first halves the image."""
+    channels = variant.stem_width
+    per_group = variant.group_width or variant.widths[0]
+    for stage, (depth, width) in enumerate(
+        zip(variant.depths, variant.widths, strict=True), start=1
+    ):
+        for index in range(depth):
+            stride = 2 if stage > 1 and index == 0 else 1
+            inner = width * per_group * variant.groups // variant.widths[0]
+            out = width * variant.expansion
+            yield Block(stage, index, channels, inner, out, stride)
+            channels = out
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastResNetVariant(Variant):
+    """A shallow, wide network that learns CIFAR in seconds."""
+
+    family: ClassVar[str] = "ResNet-9"
+    widths: tuple[int, ...] = (64, 128, 256, 512)  # of the stem and each stage
+    residual: tuple[bool, ...] = (True, False, True)  # stages with a residual block
+    logit_scale: float = 0.125
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Stem, then per stage a strided convolution and perhaps a residual block, head."""
+        stages = [
+            f"layer{stage}/{index}"
+            for stage, extra in enumerate(self.residual, start=1)
+            for index in range(1 + extra)
+        ]
+        return ("stem", *stages, "head")
+
+    @property
+    def halvings(self) -> int:
+        """Once a stage."""
+        return len(self.residual)
+
+    def norm_channels(self) -> dict[str, int]:
+        """Every norm layer's path and channels."""
+        found = {"bn1": self.widths[0]}
+        for stage, extra in enumerate(self.residual, start=1):
+            width = self.widths[stage]
+            found[f"layer{stage}.0.bn1"] = width
+            if extra:
+                found |= {f"layer{stage}.1.bn1": width, f"layer{stage}.1.bn2": width}
+        return found
+
+
+def small(block: str, blocks: int, *, shortcut: str) -> ResNetVariant:
+    """The paper's CIFAR network of three stages: 6n+2 layers, or 9n+2 with bottlenecks."""
+    return ResNetVariant(
+        block=block,
+        depths=(blocks,) * 3,
+        widths=(16, 32, 64),
+        stem="small",
+        image_size=32,
+        classes=10,
+        shortcut=shortcut,
+    )
+
+
+def large(block: str, *depths: int) -> ResNetVariant:
+    """The paper's ImageNet network of four stages."""
+    return ResNetVariant(
+        block=block, depths=depths, widths=(64, 128, 256, 512), stem="large", image_size=224
+    )
+
+
+def widened(variant: ResNetVariant, groups: int, group_width: int) -> ResNetVariant:
+    """The ResNeXt of the same depths."""
+    return replace(variant, groups=groups, group_width=group_width)
+
+
+BASIC_LARGE = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+BOTTLENECK_LARGE = {
+    14: (1, 1, 1, 1),
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+BASIC_SMALL = (8, 14, 20, 32, 44, 56, 110)  # 6n+2 layers
+BOTTLENECK_SMALL = (11, 29, 38, 47, 56, 65)  # 9n+2 layers
+
+RESNETS: dict[str, Variant] = {
+    **{f"resnet{size}": large("basic", *depths) for size, depths in BASIC_LARGE.items()},
+    **{f"resnet{size}": large("bottleneck", *depths) for size, depths in BOTTLENECK_LARGE.items()},
+    **{
+        f"resnet{size}" + ("_small" if size in BOTTLENECK_LARGE else ""): small(
+            "basic", (size - 2) // 6, shortcut="A"
+        )
+        for size in BASIC_SMALL
+    },
+    **{
+        f"resnet{size}" + ("_bottleneck" if size in BASIC_SMALL else ""): small(
+            "bottleneck", (size - 2) // 9, shortcut="B"
+        )
+        for size in BOTTLENECK_SMALL
+    },
+    "resnet18_small": replace(large("basic", 2, 2, 2, 2), stem="small", image_size=32, classes=10),
+    "resnet9": FastResNetVariant(image_size=32, classes=10),
+}
+
+RESNEXTS: dict[str, Variant] = {
+    **{
+        f"resnext{size}_32x4d": widened(large("bottleneck", *depths), 32, 4)
+        for size, depths in BOTTLENECK_LARGE.items()
+    },
+    "resnext101_32x8d": widened(large("bottleneck", *BOTTLENECK_LARGE[101]), 32, 8),
+    **{
+        f"resnext{size}_32x4d": widened(small("bottleneck", (size - 2) // 9, shortcut="B"), 32, 4)
+        for size in BOTTLENECK_SMALL
+    },
+    "resnext29_32x4d_wide": replace(
+        widened(small("bottleneck", 3, shortcut="B"), 32, 4), widths=(64, 128, 256)
+    ),
+}

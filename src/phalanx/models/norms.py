@@ -1,0 +1,97 @@
+"""The norms: torch's own where they do what is asked, and what they do not offer."""
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.catalog.variant import Norm
+
+
+class OnePassBatchNorm(nn.BatchNorm2d):
+    """Batch norm with the variance from one pass, mean(x*x) - mean(x)**2.
+
+    One read of the input instead of two; loses digits where the mean is far larger than the
+    spread, which is why it is not the default.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise with the batch's statistics in training, with the running ones else."""
+        if not self.training:
+            return super().forward(x)
+        wide = x.float()
+        mean = wide.mean((0, 2, 3))
+        variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp_min(0)
+        self._follow(mean.detach(), variance.detach(), images=x.numel() // x.shape[1])
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        shift = self.bias - mean * scale
+        return (wide * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, variance: Tensor, *, images: int) -> None:
+        """Move the running statistics as torch does: with the unbiased variance."""
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None and self.momentum is not None
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(variance * (images / max(images - 1, 1)), self.momentum)
+
+
+class InterleavedGroupNorm(nn.GroupNorm):
+    """Group norm whose group g holds channels g, g+G, g+2G..., for G groups."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each image's groups."""
+        rows, channels = x.shape[:2]
+        grouped = x.float().reshape(rows, channels // self.num_groups, self.num_groups, -1)
+        variance, mean = torch.var_mean(grouped, (1, 3), correction=0, keepdim=True)
+        plain = (grouped - mean) * torch.rsqrt(variance + self.eps)
+        scaled = plain.view(x.shape) * self.weight[:, None, None] + self.bias[:, None, None]
+        return scaled.to(x.dtype)
+
+
+class FullPrecision(nn.Module):
+    """Mixed into a norm: computes in 32 bits whatever comes in, and hands on what came."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm below this class, with autocast off."""
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.float()).to(x.dtype)
+
+
+class FullBatchNorm(FullPrecision, nn.BatchNorm2d):
+    """Batch norm in 32 bits."""
+
+
+class FullOnePassBatchNorm(FullPrecision, OnePassBatchNorm):
+    """One-pass batch norm in 32 bits."""
+
+
+class FullGroupNorm(FullPrecision, nn.GroupNorm):
+    """Group norm in 32 bits."""
+
+
+class FullInterleavedGroupNorm(FullPrecision, InterleavedGroupNorm):
+    """Interleaved group norm in 32 bits."""
+
+
+BATCH: dict[tuple[bool, bool], type[nn.BatchNorm2d]] = {  # by (stable, full precision)
+    (True, False): nn.BatchNorm2d,
+    (True, True): FullBatchNorm,
+    (False, False): OnePassBatchNorm,
+    (False, True): FullOnePassBatchNorm,
+}
+GROUP: dict[tuple[bool, bool], type[nn.GroupNorm]] = {  # by (interleaved, full precision)
+    (False, False): nn.GroupNorm,
+    (False, True): FullGroupNorm,
+    (True, False): InterleavedGroupNorm,
+    (True, True): FullInterleavedGroupNorm,
+}
+
+
+def build_norm(norm: Norm, channels: int) -> nn.Module:
+    """A norm layer for that many channels."""
+    if norm.type == "batch":
+        kind = BATCH[norm.stable, norm.full_precision]
+        return kind(channels, eps=norm.eps, momentum=norm.momentum)
+    if norm.type == "group":
+        return GROUP[norm.interleaved, norm.full_precision](norm.groups, channels, eps=norm.eps)
+    return nn.Identity()

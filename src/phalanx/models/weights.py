@@ -1,0 +1,149 @@
+"""Weights from elsewhere: read without running anything, renamed where needed, checked by name."""
+
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from phalanx.errors import CheckpointError
+
+LAYOUT = "norm-layout"  # the key in a file's metadata; see Norm.layout
+WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # where scripts put the weights
+PREFIXES = ("module.", "_orig_mod.")  # left by DistributedDataParallel and torch.compile
+COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
+SHOWN = 3
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or .pth file, under timm's names."""
+    read = read_safetensors if path.suffix == ".safetensors" else read_pickled
+    return renamed({without_prefixes(name): tensor for name, tensor in read(path).items()})
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: is not a whole safetensors file: {error}") from error
+
+
+def layout_in(path: Path) -> str:
+    """How the norms behind a file's weights group their channels."""
+    if path.suffix != ".safetensors":
+        return "contiguous"
+    with safe_open(path, framework="pt") as file:
+        return str((file.metadata() or {}).get(LAYOUT, "contiguous"))
+
+
+def read_pickled(path: Path) -> dict[str, Tensor]:
+    """The state dict of a .pth file, through torch's reader of tensors alone."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = found[1] if found else "objects that are no tensors"
+        raise CheckpointError(
+            f"{path}: wants to run code ({what}), which Phalanx never does; where it comes from, "
+            "save the state dict alone, best as .safetensors"
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: is not a whole file of torch weights: {error}") from error
+    tensors = unwrapped(content)
+    if not tensors:
+        raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
+    return tensors
+
+
+def unwrapped(content: Any) -> dict[str, Tensor]:
+    """The state dict among what a training script saved; empty where there is none."""
+    if not isinstance(content, Mapping):
+        return {}
+    for wrapper in WRAPPERS:
+        if isinstance(content.get(wrapper), Mapping):
+            return unwrapped(content[wrapper])
+    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def without_prefixes(name: str) -> str:
+    """A parameter's name without what wrappers put before it."""
+    while name.startswith(PREFIXES):
+        name = name.partition(".")[2]
+    return name
+
+
+TORCHVISION_STEPS = {  # of EfficientNet: modules of a block, by how many its steps are
+    3: ("conv_dw bn1", "se", "conv_pw bn2"),
+    4: ("conv_pw bn1", "conv_dw bn2", "se", "conv_pwl bn3"),
+}
+TORCHVISION_ENDS = {
+    "features.0.0": "conv_stem",
+    "features.0.1": "bn1",
+    "features.8.0": "conv_head",
+    "features.8.1": "bn2",
+    "classifier.1": "classifier",
+}
+TORCHVISION_BLOCK = re.compile(r"features\.(\d)\.(\d+)\.block\.(\d)\.(0|1|fc1|fc2)\.(\w+)")
+SQUEEZE = {"fc1": "conv_reduce", "fc2": "conv_expand"}
+
+
+def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """torchvision's EfficientNet under timm's names; everything else as it is."""
+    if "features.0.0.weight" not in tensors:
+        return tensors
+    blocks = [match for name in tensors if (match := TORCHVISION_BLOCK.fullmatch(name))]
+    steps: dict[tuple[str, str], int] = {}
+    for match in blocks:
+        place = match[1], match[2]
+        steps[place] = max(steps.get(place, 0), int(match[3]) + 1)
+    return {new_name(name, steps): tensor for name, tensor in tensors.items()}
+
+
+def new_name(name: str, steps: Mapping[tuple[str, str], int]) -> str:
+    """timm's name for one of torchvision's EfficientNet; `steps`: how many each block has."""
+    match = TORCHVISION_BLOCK.fullmatch(name)
+    if match is None:
+        path, _, leaf = name.rpartition(".")
+        return f"{TORCHVISION_ENDS.get(path, path)}.{leaf}"
+    stage, index, step, part, leaf = match.groups()
+    modules = TORCHVISION_STEPS[steps[stage, index]][int(step)]
+    inner = f"{modules}.{SQUEEZE[part]}" if part in SQUEEZE else modules.split()[int(part)]
+    return f"blocks.{int(stage) - 1}.{index}.{inner}.{leaf}"
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str, spared: str = "") -> None:
+    """Copy tensors into a model; names and shapes must be its own.
+
+    spared: a module's path whose weights stay as they are, whatever the tensors hold.
+    """
+    wanted = {n: t for n, t in model.state_dict().items() if not is_under(n, spared)}
+    found = {n: t for n, t in tensors.items() if not is_under(n, spared)}
+    problems = sorted(compare(wanted, found))
+    if problems:
+        more = f" (and {len(problems) - SHOWN} more)" if len(problems) > SHOWN else ""
+        raise CheckpointError(f"{where}: {'; '.join(problems[:SHOWN])}{more}")
+    model.load_state_dict(found, strict=False)
+
+
+def is_under(name: str, path: str) -> bool:
+    """Whether a tensor belongs to the module at a path."""
+    return bool(path) and name.startswith(f"{path}.")
+
+
+def compare(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterator[str]:
+    """What keeps tensors from being a model's, one by one."""
+    for name in wanted.keys() - found.keys():
+        if not name.endswith(COUNTER):
+            yield f"{name} is missing"
+    for name in found.keys() - wanted.keys():
+        yield f"{name} is not of this model"
+    for name in wanted.keys() & found.keys():
+        if found[name].shape != wanted[name].shape:
+            has, wants = tuple(found[name].shape), tuple(wanted[name].shape)
+            yield f"{name} is {has}, the model wants {wants}"
