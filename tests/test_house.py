@@ -44,11 +44,15 @@ ORDER = (  # lowest first; rooms of one line do not import each other
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}
 ALLOWED = {("assemble", "report")}
 OPTION_NAMES = [
-    "batch-size", "ckpts-per-epoch", "data", "data-dir", "device", "epoch-tail", "epochs",
-    "gradient-accumulation", "image-size", "iterations", "keep", "label-smoothing",
-    "logs-per-epoch", "lr", "lr-schedule", "max-bad", "model", "momentum", "optimizer",
-    "precision", "replicas", "run-dir", "seed", "steps", "valid-batch-size", "warmup-epoch",
-    "weight-decay", "workers", "zero-init-residual",
+    "batch-size", "batchnorm-momentum", "ckpts-per-epoch", "data", "data-dir", "device",
+    "disable-stable-batchnorm", "drop-path", "dropout-rate", "efficientnet-expand-ratio",
+    "efficientnet-group-dim", "enable-fast-groupnorm", "epoch-tail", "epochs",
+    "full-precision-norm", "gradient-accumulation", "image-size", "init-weights", "iterations",
+    "keep", "label-smoothing", "logs-per-epoch", "lr", "lr-schedule", "max-bad", "model",
+    "momentum", "norm-eps", "norm-num-groups", "norm-type", "optimizer", "padding", "plugin",
+    "precision", "replicas", "reset-head", "run-dir", "seed", "shortcut-type",
+    "stage1-projection", "steps", "stride-in", "valid-batch-size", "warmup-epoch", "weight-decay",
+    "workers", "zero-init-residual",
 ]  # fmt: skip
 
 

@@ -81,7 +81,7 @@ class ResNetVariant(Variant):
 
     def projects(self, block: Block) -> bool:
         """Whether a block's shortcut has weights."""
-        if self.shortcut == "C" or (self.project_first and block.index == 0):
+        if self.shortcut == "C" or (self.project_first and block.unit == "layer1/0"):
             return True
         changes = block.stride > 1 or block.channels_in != block.channels_out
         return self.shortcut == "B" and changes

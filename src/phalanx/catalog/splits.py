@@ -78,7 +78,9 @@ KERAS_WORDS = (
     "layer1_conv layer1_conv_ds layer1_bn layer1_gn layer1_relu "
     "layer2_conv layer2_conv_ds layer2_bn layer2_gn layer2_relu shortcut post_addition_relu"
 )
-TIMM_WORDS = "conv_pw bn1 conv_dw bn2 se se/conv_reduce se/conv_expand conv_pwl bn3"
+TIMM_WORDS = (
+    "conv_pw bn1 act1 conv_dw bn2 act2 se se/conv_reduce se/act1 se/conv_expand conv_pwl bn3"
+)
 UNDERSCORE_WORDS = (  # of the package efficientnet_pytorch
     "_expand_conv _bn0 _depthwise_conv _bn1 _se_reduce _se_expand _project_conv _bn2"
 )
@@ -95,7 +97,7 @@ SPELLINGS: dict[str, tuple[Spelling, ...]] = {
         Spelling("conv{stage}_block{block}", KERAS_WORDS, "_", stage_from=2, block_from=1),
     ),
     "ResNet-9": (
-        Spelling("layer{stage}/{block}", "conv1 bn1 act1 conv2 bn2 act2", stage_from=1),
+        Spelling("layer{stage}/{block}", "conv1 bn1 act1 pool conv2 bn2 act2", stage_from=1),
         Spelling("layer{stage}", stage_from=1),
     ),
     "EfficientNet": (
@@ -115,10 +117,10 @@ KINDS: dict[tuple[str, int], Kind] = {  # by family and count of norms
     ("ResNet", 2): Kind(RESIDUAL_FIRST, missing="conv3 bn3 act3 3_conv 3_bn 3_gn 3_relu"),
     ("ResNet", 3): Kind(RESIDUAL_FIRST),
     ("ResNet-9", 1): Kind("conv1", missing="conv2 bn2 act2"),
-    ("ResNet-9", 2): Kind("conv1"),
+    ("ResNet-9", 2): Kind("conv1", missing="pool"),
     # the first stage does not widen: it begins with the filter, and conv_pw narrows
     ("EfficientNet", 2): Kind(
-        "conv_dw _depthwise_conv b", missing="conv_pwl bn3 _expand_conv _bn0"
+        "conv_dw _depthwise_conv b", missing="act2 conv_pwl bn3 _expand_conv _bn0"
     ),
     ("EfficientNet", 3): Kind("conv_pw _expand_conv"),
 }
@@ -129,14 +131,14 @@ ENDS: dict[str, dict[str, tuple[str, str]]] = {  # words for the first thing, wo
             "layer0 b0 stage0 conv1 conv1_pad conv1_conv",
             "bn1 act1 relu maxpool conv1_bn conv1_gn conv1_relu pool1_pad pool1_pool",
         ),
-        "head": ("global_pool avgpool avg_pool reduce_mean", "fc fc1 fc_layer predictions"),
+        "head": ("global_pool avgpool avg_pool reduce_mean", "drop fc fc1 fc_layer predictions"),
     },
-    "ResNet-9": {"stem": ("layer0 conv1", "bn1 act1"), "head": ("global_pool", "fc")},
+    "ResNet-9": {"stem": ("layer0 conv1", "bn1 act1"), "head": ("global_pool", "drop fc scale")},
     "EfficientNet": {
         "stem": ("block0 conv_stem _conv_stem", "bn1 act1 _bn0"),
         "head": (
             "conv_head _conv_head Top",
-            "bn2 act2 _bn1 global_pool avgpool avg_pool reduce_mean classifier fc fc1 _fc",
+            "bn2 act2 _bn1 global_pool avgpool avg_pool reduce_mean drop classifier fc fc1 _fc",
         ),
     },
 }
@@ -212,9 +214,9 @@ def spelled(variant: Variant, spelling: Spelling) -> Iterator[tuple[str, Place]]
             name = spelling.form.format(stage=stage, block=block, flat=flat, letter=letter)
             yield name, Place(unit, True)
             kind = KINDS.get((variant.family, norms[unit]), Kind())
-            missing = kind.missing.split()
+            first, missing = kind.first.split(), kind.missing.split()
             for word in (word for word in spelling.words.split() if word not in missing):
-                yield f"{name}{spelling.joint}{word}", Place(unit, word in kind.first.split())
+                yield f"{name}{spelling.joint}{word}", Place(unit, word in first)
             flat += 1
 
 

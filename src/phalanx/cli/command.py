@@ -11,6 +11,11 @@ from phalanx.config.text import plain_kind
 from phalanx.errors import ConfigError, suggest
 
 ALL_OPTIONS = tuple(OPTIONS)
+MODEL_OPTIONS = tuple(
+    option.name
+    for option in OPTIONS.values()
+    if option.section in ("model", "resnet", "efficientnet") and option.name != "model"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +152,9 @@ def add_argument(parser: Parser, argument: Argument) -> None:
     if argument.switch:
         parser.add_argument(argument.name, dest=argument.key, action="store_true")
     elif argument.name.startswith("--"):
-        parser.add_argument(argument.name, dest=argument.key, default=argument.default)
+        several: dict[str, Any] = {"nargs": "+", "action": "extend"} if argument.many else {}
+        parser.add_argument(argument.name, dest=argument.key, default=argument.default, **several)
     else:
-        several = "+" if argument.required else "*"
+        many = "+" if argument.required else "*"
         single = None if argument.required else "?"
-        parser.add_argument(argument.key, nargs=several if argument.many else single)
+        parser.add_argument(argument.key, nargs=many if argument.many else single)

@@ -1,31 +1,84 @@
 """Help to look at: usage, arguments, options by section, real examples."""
 
+from collections.abc import Sequence
+
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phalanx.catalog.models import MODELS
+from phalanx.catalog.plugins import load_plugins
+from phalanx.catalog.resnets import ResNetVariant
 from phalanx.cli.command import Command
+from phalanx.config.fields import model_name
 from phalanx.config.schema import OPTIONS, Option
+from phalanx.errors import ConfigError
 
 
-def show_command_help(command: Command) -> None:
-    """Print one command's page."""
+def show_command_help(command: Command, words: Sequence[str] = ()) -> None:
+    """Print one command's page; with --model among the words, it ends with that model's options."""
+    model = model_asked_for(words) if "model" in command.options else None
     console = Console(highlight=False)
     console.print(Text.assemble(("usage: ", "bold"), command.usage))
     console.print(f"\n{command.summary}\n")
     if command.arguments:
         rows = [(a.metavar or a.name, a.help, "") for a in command.arguments]
         print_rows(console, "Arguments", rows)
-    sections: dict[str, list[tuple[str, str, str]]] = {}
-    for name in command.options:
-        option = OPTIONS[name]
-        sections.setdefault(option.heading, []).append(option_row(option))
-    for heading, rows in sections.items():
-        print_rows(console, heading, rows)
+    options = [OPTIONS[name] for name in command.options]
+    print_options(console, [o for o in options if model is None or not o.family])
     console.print(Text("Examples", style="bold"))
     for line, meaning in command.examples:
         console.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
         console.print(Text(f"      {meaning}", style="dim"))
+    if model is not None:
+        console.print()
+        print_options(console, [o for o in options if o.family == MODELS[model].family])
+        print_rows(console, f"Defaults of {model}", model_rows(model))
+
+
+def model_asked_for(words: Sequence[str]) -> str | None:
+    """The model that --model names among a command's words, by its name of today."""
+    given = {name: found for name in ("plugin", "model") if (found := flag_in(words, name))}
+    if "plugin" in given:
+        load_plugins(given["plugin"])
+    if "model" not in given:
+        return None
+    try:
+        return model_name(given["model"])
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}") from None
+
+
+def flag_in(words: Sequence[str], name: str) -> str | None:
+    """The value of a flag, written with a space or an equals sign."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == f"--{name}":
+            return following or None
+        if word.startswith(f"--{name}="):
+            return word.partition("=")[2] or None
+    return None
+
+
+def model_rows(model: str) -> list[tuple[str, str, str]]:
+    """What the options that a model decides are for this one."""
+    variant = MODELS[model]
+    values: dict[str, object] = {
+        "image-size": variant.image_size,
+        "drop-path": variant.drop_path,
+        "dropout-rate": variant.dropout,
+    }
+    if isinstance(variant, ResNetVariant):
+        values["shortcut-type"] = variant.shortcut
+    return [(f"--{name}", f"{value}", "") for name, value in values.items()]
+
+
+def print_options(console: Console, options: list[Option]) -> None:
+    """Options under the headings of their sections."""
+    sections: dict[str, list[tuple[str, str, str]]] = {}
+    for option in options:
+        sections.setdefault(option.heading, []).append(option_row(option))
+    for heading, rows in sections.items():
+        print_rows(console, heading, rows)
 
 
 def option_row(option: Option) -> tuple[str, str, str]:
@@ -46,7 +99,7 @@ def print_rows(console: Console, heading: str, rows: list[tuple[str, str, str]])
     """A titled table whose columns line up with the other sections'."""
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
     table.add_column(width=2)
-    table.add_column(style="cyan", no_wrap=True, width=24)
+    table.add_column(style="cyan", no_wrap=True, width=28)
     table.add_column(ratio=1)
     for name, text, default in rows:
         table.add_row("", name, with_default(text, default))

@@ -15,6 +15,8 @@ COMMANDS = {  # name: (module, what it does)
     "report": ("report", "remake a run's report.html"),
     "compare": ("compare", "say where two runs differ"),
     "data show": ("data", "draw the augmented batch of a step"),
+    "models ls": ("models", "list the models"),
+    "models show": ("models", "show what each unit of a model holds and costs"),
     "presets ls": ("presets", "list the presets"),
     "presets cat": ("presets", "print a preset"),
     "presets cp": ("presets", "copy a preset to edit it"),
@@ -65,7 +67,7 @@ def run_command(name: str | None, words: list[str]) -> int:
     if any(word in ("--help", "-h") for word in words):
         from phalanx.cli.help import show_command_help
 
-        show_command_help(command)
+        show_command_help(command, words)
         return 0
     from phalanx.cli.command import parse
 

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.plugins import load_plugins
-from phalanx.cli.command import Argument, Command, Request
-from phalanx.config.schema import OPTIONS
+from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, Request
 from phalanx.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
     from phalanx.report.records import ScoreRow
 
 DATA_OPTIONS = ("data", "data-dir", "valid-batch-size", "workers", "device", "precision", "seed")
-MODEL_OPTIONS = tuple(
-    option.name
-    for option in OPTIONS.values()
-    if option.section in ("model", "resnet", "efficientnet") and option.name != "model"
-)
 
 
 def run(request: Request) -> int:

@@ -42,10 +42,11 @@ def model_name(name: str) -> str:
 
 
 def suggest_model(name: str) -> str:
-    """The way out of a model's name that does not exist."""
+    """The way out of a model's name that does not exist: the near ones, and where all are."""
     near = get_close_matches(name, [*MODELS, *OLD_NAMES], n=3, cutoff=0.6)
-    named = f"near it are {', '.join(near)}; " if near else ""
-    return f"{named}`phalanx models ls` lists all"
+    quoted = " or ".join(f"{word!r}" for word in near)
+    named = f"did you mean {quoted}? " if near else ""
+    return f"{named}`phalanx models ls` lists all {len(MODELS)}"
 
 
 def check_device(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,15 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # where scripts p
 PREFIXES = ("module.", "_orig_mod.")  # left by DistributedDataParallel and torch.compile
 COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 SHOWN = 3
+BROKEN = (  # what torch's reader trips over in a file that is cut short or is something else
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    LookupError,
+    AssertionError,
+    struct.error,
+)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -53,7 +63,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
             f"{path}: wants to run code ({what}), which Phalanx never does; where it comes from, "
             "save the state dict alone, best as .safetensors"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except BROKEN as error:
         raise CheckpointError(f"{path}: is not a whole file of torch weights: {error}") from error
     tensors = unwrapped(content)
     if not tensors:
@@ -108,7 +118,7 @@ def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def new_name(name: str, steps: Mapping[tuple[str, str], int]) -> str:
     """timm's name for one of torchvision's EfficientNet; `steps`: how many each block has."""
     match = TORCHVISION_BLOCK.fullmatch(name)
-    if match is None:
+    if match is None or steps[match[1], match[2]] not in TORCHVISION_STEPS:
         path, _, leaf = name.rpartition(".")
         return f"{TORCHVISION_ENDS.get(path, path)}.{leaf}"
     stage, index, step, part, leaf = match.groups()

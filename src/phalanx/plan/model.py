@@ -77,7 +77,7 @@ def check_group_dim(variant: EfficientNetVariant) -> None:
     """A grouped convolution needs as many channels in every group, or one group."""
     blocks, dim = list(inverted_blocks_of(variant)), variant.group_dim
     for block in blocks:
-        if block.width > dim and block.width % dim:
+        if block.width % block.groups:
             works = divisors(gcd(*(b.width for b in blocks)))
             raise ConfigError(
                 f"--efficientnet-group-dim {dim}: {block.unit} has {block.width} channels, which "

@@ -1,0 +1,358 @@
+"""`phalanx models ls | show`: which models there are, and what each unit of one holds and costs."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from phalanx.catalog.models import MODELS
+from phalanx.catalog.plugins import load_plugins
+from phalanx.catalog.sizes import about, load_sizes, old_names_of, short
+from phalanx.catalog.splits import Split, find_split
+from phalanx.catalog.variant import OwnVariant, Variant
+from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, Request
+from phalanx.config.fields import model_name
+from phalanx.config.read import Settings, joined, read_flags, settle
+from phalanx.errors import ConfigError, suggest
+from phalanx.plan.model import check_variant, variant_of
+from phalanx.units import format_bytes
+
+if TYPE_CHECKING:
+    from phalanx.models.count import UnitCount
+
+OF_WEIGHTS = ("init-weights", "reset-head")  # no figure depends on them
+MOST_CLASSES = 1_000_000
+LIST_HEAD = ("params", "MACs", "px", "classes", "what it is")
+UNIT_HEAD = ("unit", "output", "parameters", "MACs", "activations", "params", "MACs", "activ.")
+FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "activations"}
+
+
+def ls(request: Request) -> int:
+    """List the models, or those whose names hold every word."""
+    request.refuse_problems()
+    if "plugin" in request.flags:
+        load_plugins(request.flags["plugin"])
+    words = request["word"]
+    rows = [facts_of(name) for name in MODELS if holds(name, words)]
+    if not rows:
+        told = " and ".join(map(repr, words))
+        raise ConfigError(f"no model's name holds {told}; `phalanx models ls` lists all")
+    if request["json"]:
+        print(json.dumps(rows, indent=2))
+        return 0
+    show_list(rows)
+    return 0
+
+
+def show_list(rows: list[dict[str, Any]]) -> None:
+    """The models as a table, family by family."""
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    heads = [(family, *LIST_HEAD) for family in families]
+    lines = lined_up([*heads, *map(list_cells, rows)], left=(0, 5))
+    for place, (family, head) in enumerate(zip(families, lines, strict=False)):
+        print(f"\n{head}" if place else head)
+        for row, line in zip(rows, lines[len(heads) :], strict=True):
+            if row["family"] == family:
+                print(line)
+
+
+def holds(name: str, words: Sequence[str]) -> bool:
+    """Whether every word is part of the model's name, or of one that it had before."""
+    names = " ".join([name, *old_names_of(name)]).lower()
+    return all(word.lower() in names for word in words)
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """What is told of a model; a plugin's is counted now."""
+    variant = MODELS[name]
+    size, units = load_sizes().get(name), len(variant.units)
+    if size is None:
+        from phalanx.models.count import count_size
+
+        size, units = count_size(variant)
+    return {
+        "name": name,
+        "family": variant.family,
+        **asdict(size),
+        "image_size": variant.image_size,
+        "classes": variant.classes,
+        "smallest_image": variant.smallest_image,
+        "units": units,
+        "old_names": old_names_of(name),
+    }
+
+
+def list_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A model as a row of the list."""
+    return (
+        row["name"],
+        short(row["parameters"]),
+        short(row["macs"]),
+        f"{row['image_size']}",
+        f"{row['classes']:,}",
+        about(MODELS[row["name"]]),
+    )
+
+
+def lined_up(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
+    """The rows as lines whose columns agree; those in `left` begin alike, the others end alike."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if place in left else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A model taken apart, with what it was counted for."""
+
+    name: str
+    variant: Variant
+    image_size: int
+    batch_size: int
+    classes: int
+    precision: str
+    units: "list[UnitCount]"
+    splits: list[Split]
+
+    def total(self, figure: str, *, first: int = 0, end: int | None = None) -> int:
+        """The sum of a figure over all units, or those from the first until before the end."""
+        return sum(getattr(unit, figure) for unit in self.units[first:end])
+
+    def share(self, figure: str, *, first: int = 0, end: int | None = None) -> float:
+        """What these units have of the whole figure, from 0 to 1."""
+        return self.total(figure, first=first, end=end) / max(self.total(figure), 1)
+
+    def starts(self) -> list[int]:
+        """The places of the units at which stages start."""
+        names = [unit.name for unit in self.units]
+        return [0, *(names.index(split.unit) for split in self.splits)]
+
+
+def show(request: Request) -> int:
+    """Print the units of a model, and its stages where it is split."""
+    sheet = take_apart(request)
+    if request["json"]:
+        print(json.dumps(as_json(sheet), indent=2))
+        return 0
+    show_sheet(sheet)
+    return 0
+
+
+def take_apart(request: Request) -> Sheet:
+    """Count what was asked for; mistakes are told before torch is imported."""
+    config = find_settings(request).config
+    name, variant = config.model.model, variant_of(config)
+    image_size = config.data.image_size or variant.image_size
+    check_variant(name, variant, image_size)
+    classes = read_classes(request["classes"]) or variant.classes
+    asked = request["pipeline_splits"] or []
+    own = isinstance(variant, OwnVariant)
+    splits = [] if own else [find_split(variant, split, model=name) for split in asked]
+    check_order(splits, variant.units)
+
+    from phalanx.models.count import count_units
+
+    units = count_units(
+        variant,
+        num_classes=classes,
+        batch=config.data.batch_size,
+        image_size=image_size,
+        half=config.machine.precision == "16.32",
+    )
+    if own:  # only the network itself knows its units
+        splits = [find_own_split(split, [unit.name for unit in units]) for split in asked]
+        check_order(splits, [unit.name for unit in units])
+    return Sheet(
+        name=name,
+        variant=variant,
+        image_size=image_size,
+        batch_size=config.data.batch_size,
+        classes=classes,
+        precision="16.32" if config.machine.precision == "16.32" else "32.32",
+        units=units,
+        splits=splits,
+    )
+
+
+def find_settings(request: Request) -> Settings:
+    """The options that were given, over the defaults; no preset has a say in what a model is."""
+    if "plugin" in request.flags:
+        load_plugins(request.flags["plugin"])
+    try:
+        flags = {"model": model_name(request["name"]), **request.flags}
+    except ValueError as error:
+        raise joined([str(error), *request.problems]) from None
+    own = ("image-size", "precision")
+    flags |= {name: text for name in own if (text := request[name.replace("-", "_")])}
+    problems = list(request.problems)
+    return settle([read_flags(flags, problems)], problems, name=flags["model"])
+
+
+def read_classes(text: str | None) -> int | None:
+    """The number of classes, if one is given."""
+    if text is None:
+        return None
+    classes = int(text) if text.isdecimal() else 0
+    if not 1 <= classes <= MOST_CLASSES:
+        raise ConfigError(f"--classes: wants a number from 1 to {MOST_CLASSES:,}, got {text!r}")
+    return classes
+
+
+def find_own_split(name: str, units: Sequence[str]) -> Split:
+    """A split of a plugin's model, which has no names but its units'."""
+    if name not in units:
+        raise ConfigError(f"--pipeline-splits: no unit is called {name!r}; {suggest(name, units)}")
+    return Split(name, name, "")
+
+
+def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
+    """Refuse splits between which nothing is left: every stage has a unit or more."""
+    for before, split in pairwise([Split("the model", units[0], ""), *splits]):
+        if units.index(split.unit) <= units.index(before.unit):
+            raise ConfigError(
+                f"--pipeline-splits {split.name}: starts at {split.unit}, and {before.name} at "
+                f"{before.unit}; name splits in the order of the data, with a unit or more between"
+            )
+
+
+def as_json(sheet: Sheet) -> dict[str, Any]:
+    """The sheet for a script; cumulative figures are shares from 0 to 1."""
+    return {
+        "name": sheet.name,
+        "family": sheet.variant.family,
+        "image_size": sheet.image_size,
+        "batch_size": sheet.batch_size,
+        "classes": sheet.classes,
+        "precision": sheet.precision,
+        **{figure: sheet.total(figure) for figure in FIGURES},
+        "units": [
+            asdict(unit)
+            | {
+                f"cumulative_{word.lower()}": sheet.share(figure, end=place)
+                for figure, word in FIGURES.items()
+            }
+            for place, unit in enumerate(sheet.units, start=1)
+        ],
+        "splits": [asdict(split) for split in sheet.splits],
+    }
+
+
+def show_sheet(sheet: Sheet) -> None:
+    """The sheet as a table, with a rule where a stage starts."""
+    edge = f"{sheet.image_size} x {sheet.image_size}"
+    print(f"{sheet.name}: {sheet.variant.family}, {about(sheet.variant)}")
+    print(f"images of {edge}, {sheet.classes:,} classes; MACs are those of one image")
+    kept = f"what {sheet.batch_size:,} images keep for the backward pass"
+    print(f"activations are {kept}, precision {sheet.precision}\n")
+    rows = [unit_cells(sheet, place) for place in range(len(sheet.units))]
+    head, *lines, total = lined_up([UNIT_HEAD, *rows, total_cells(sheet)], left=(0, 1))
+    width, starts = len(head), sheet.starts()
+    print(f"{'cumulative shares':>{width}}\n{head}")
+    for place, line in enumerate(lines):
+        if place in starts:
+            print(rule(sheet, starts.index(place)).ljust(width, "─"))
+        print(line)
+    print(f"{'─' * width}\n{total}")
+    for split in sheet.splits:
+        if split.shifted:
+            print(split.shifted)
+
+
+def unit_cells(sheet: Sheet, place: int) -> tuple[str, ...]:
+    """A unit as a row of the table."""
+    unit = sheet.units[place]
+    return (
+        unit.name,
+        "x".join(map(str, unit.shape)),
+        f"{unit.parameters:,}",
+        short(unit.macs),
+        format_bytes(unit.activation_bytes),
+        *(f"{sheet.share(figure, end=place + 1):.1%}" for figure in FIGURES),
+    )
+
+
+def total_cells(sheet: Sheet) -> tuple[str, ...]:
+    """The last row of the table."""
+    parameters, macs, kept = (sheet.total(figure) for figure in FIGURES)
+    return ("total", "", f"{parameters:,}", short(macs), format_bytes(kept), "", "", "")
+
+
+def rule(sheet: Sheet, stage: int) -> str:
+    """The line above a stage: what it has of the whole. Without splits there is one stage."""
+    if not sheet.splits:
+        return ""
+    starts = [*sheet.starts(), len(sheet.units)]
+    first, end = starts[stage : stage + 2]
+    shares = ", ".join(
+        f"{word} {sheet.share(figure, first=first, end=end):.1%}"
+        for figure, word in FIGURES.items()
+    )
+    return f"── stage {stage + 1}: {shares} "
+
+
+JSON = Argument(name="--json", help="Print JSON.", switch=True)
+
+COMMANDS = {
+    "models ls": Command(
+        name="models ls",
+        summary="List the models by family, with their size at their own images and classes.",
+        usage="phalanx models ls [WORD...] [--plugin MODULE] [--json]",
+        run=ls,
+        arguments=(
+            Argument(
+                name="word",
+                metavar="WORD",
+                help="Only models whose names, or former names, hold every word.",
+                many=True,
+            ),
+            JSON,
+        ),
+        options=("plugin",),
+        examples=(
+            ("phalanx models ls", "all of them"),
+            ("phalanx models ls resnext 32x4d", "those with both words in their name"),
+            ("phalanx models ls --plugin mine --json", "yours too, for a script"),
+        ),
+    ),
+    "models show": Command(
+        name="models show",
+        summary="Show a model's units: output, parameters, MACs, activations, cumulative shares.",
+        usage="phalanx models show NAME [--pipeline-splits NAME...] [--option value]...",
+        run=show,
+        arguments=(
+            Argument(name="name", metavar="NAME", help="A model.", required=True),
+            Argument(name="--image-size", help="Height and width of images  [the model's own]"),
+            Argument(name="--classes", help="Classes to tell apart  [the model's own]"),
+            Argument(
+                name="--precision",
+                help="Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]",
+            ),
+            Argument(
+                name="--pipeline-splits",
+                help="Where stages start: units, or names of theirs in older programs.",
+                many=True,
+            ),
+            JSON,
+        ),
+        options=(
+            "batch-size",
+            "plugin",
+            *(name for name in MODEL_OPTIONS if name not in OF_WEIGHTS),
+        ),
+        examples=(
+            ("phalanx models show resnet50", "its units at 224 x 224"),
+            ("phalanx models show efficientnet_b0 --batch-size 8 --json", "for a script"),
+            (
+                "phalanx models show resnet50 --pipeline-splits b1/2/relu b2/3/relu b3/5/relu",
+                "what each of four stages would have",
+            ),
+            ("phalanx models show resnet20 --norm-type group --norm-num-groups 8", "a variation"),
+        ),
+    ),
+}

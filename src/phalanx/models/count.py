@@ -1,0 +1,159 @@
+"""What each unit of a model holds, costs and keeps, counted on the meta device: nothing is run."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from phalanx.catalog.sizes import Size
+from phalanx.catalog.variant import Variant
+from phalanx.errors import ConfigError
+from phalanx.models.build import build_model
+from phalanx.models.units import UnitModel
+
+MULTIPLY_ADD_FLOPS = 2
+IN_HALF = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+IN_FULL = (nn.GroupNorm, nn.LayerNorm)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, *IN_FULL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitCount:
+    """The figures of one unit."""
+
+    name: str
+    shape: tuple[int, ...]  # of its output, for one image
+    parameters: int
+    macs: int  # multiply-adds of convolutions and linear layers, for one image
+    activation_bytes: int  # what the backward pass of the whole batch needs from it
+
+
+def count_units(
+    variant: Variant, *, num_classes: int, batch: int, image_size: int, half: bool = False
+) -> list[UnitCount]:
+    """The figures of every unit in the order of the data; half: activations as 16.32 keeps them."""
+    full_norms = variant.norm.full_precision
+    # these norms name the device to autocast, which knows no meta; to_half does what they do
+    variant = replace(variant, norm=replace(variant.norm, full_precision=False))
+    try:
+        with torch.device("meta"):
+            model = build_model(variant, num_classes=num_classes)
+    except RuntimeError as error:  # of a plugin: our own networks never look at values
+        raise ConfigError(
+            f"--plugin: its network cannot be counted: {error}; it is built on torch's device "
+            "meta, where tensors have shapes but no values"
+        ) from error
+    if half:
+        to_half(model, full_norms=full_norms)
+    images = torch.empty(batch, 3, image_size, image_size, device="meta")
+    return walk(model, images)
+
+
+def count_size(variant: Variant) -> tuple[Size, int]:
+    """The whole model's figures at its own image size and classes, and how many units it has."""
+    counts = count_units(
+        variant, num_classes=variant.classes, batch=2, image_size=variant.image_size
+    )
+    size = Size(sum(unit.parameters for unit in counts), sum(unit.macs for unit in counts))
+    return size, len(counts)
+
+
+def walk(model: UnitModel, images: Tensor) -> list[UnitCount]:
+    """The figures of every unit for that batch, in training and with nothing dropped."""
+    model.train()
+    kept = Kept([*model.parameters(), *model.buffers()])
+    counted: set[nn.Parameter] = set()
+    found, x = [], images
+    for unit in model.units:
+        before = kept.bytes
+        with saved_tensors_hooks(kept.add, refuse), FlopCounterMode(display=False) as flops:
+            x = run_unit(model, unit, x)
+        own = parameters_of(model, unit) - counted
+        counted |= own
+        found.append(
+            UnitCount(
+                name=unit,
+                shape=tuple(x.shape[1:]),
+                parameters=sum(parameter.numel() for parameter in own),
+                macs=flops.get_total_flops() // (MULTIPLY_ADD_FLOPS * len(images)),
+                activation_bytes=kept.bytes - before,
+            )
+        )
+    return found
+
+
+def run_unit(model: UnitModel, unit: str, x: Tensor) -> Tensor:
+    """The unit's output; what it cannot take is a mistake in the sizes, or a plugin's."""
+    try:
+        return model.run_unit(unit, x)
+    except (RuntimeError, ValueError) as error:
+        shape = " x ".join(map(str, x.shape))
+        raise ConfigError(
+            f"{unit} cannot take a batch of {shape}: {str(error).rstrip('.')}; "
+            "try another --batch-size or --image-size"
+        ) from error
+
+
+def parameters_of(model: UnitModel, unit: str) -> set[nn.Parameter]:
+    """The weights that a unit calls its own."""
+    return {
+        parameter
+        for path in model.units[unit]
+        for parameter in model.get_submodule(path).parameters()
+    }
+
+
+class Kept:
+    """The storages autograd holds on to, each counted once, without those there anyway."""
+
+    def __init__(self, anyway: Iterable[Tensor]):
+        self.bytes = 0
+        # held, so that no address is given out a second time
+        self._seen = {tensor.untyped_storage()._cdata: tensor for tensor in anyway}
+
+    def add(self, tensor: Tensor) -> None:
+        """Count what a saved tensor keeps alive: of a view, all it is a view of."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen[storage._cdata] = tensor.detach()
+            self.bytes += storage.nbytes()
+
+
+def refuse(kept: None) -> Tensor:
+    """Nothing goes backward here: what was counted is not there to be taken out again."""
+    raise AssertionError("a count has no backward pass")
+
+
+def to_half(model: nn.Module, *, full_norms: bool) -> None:
+    """Make a model on meta give each tensor the bits that it has under autocast on a GPU.
+
+    Convolutions and linear layers compute in 16 bits, batch norm in what comes in, group norm
+    in 32. Weights are made 16 bits too, which changes no figure: they are not counted in bytes.
+    """
+    for module in model.modules():
+        if isinstance(module, IN_HALF):
+            module.bfloat16()
+            module.register_forward_pre_hook(narrow_input)
+        elif full_norms and isinstance(module, NORMS):
+            module.register_forward_pre_hook(widen_input)
+            module.register_forward_hook(narrow_output)
+        elif type(module) in IN_FULL:
+            module.register_forward_pre_hook(widen_input)
+
+
+def narrow_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The input in 16 bits."""
+    return inputs[0].bfloat16()
+
+
+def widen_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The input in 32 bits."""
+    return inputs[0].float()
+
+
+def narrow_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """The output in 16 bits."""
+    return output.bfloat16()

@@ -1,0 +1,215 @@
+"""A user's own models and datasets, from a module beside the run."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.models import MODELS
+from phalanx.catalog.plugins import load_plugins
+from phalanx.catalog.variant import OwnVariant
+from phalanx.cli.main import main
+from phalanx.errors import ConfigError
+from phalanx.models.build import build_model
+from small_runs import run_phalanx
+
+PLUGIN = '''
+"""Stripes of three colours, and two networks that tell them apart."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.models import MODELS
+from phalanx.catalog.variant import OwnVariant
+from phalanx.data.arrays import ArraySource
+from phalanx.data.sources import OPENERS
+
+COLOURS = ("red", "green", "blue")
+MODELS["mini"] = OwnVariant(image_size=8, classes=3, build="stripes:build_mini", head="model.4")
+MODELS["resnet8_thin"] = replace(MODELS["resnet8"], widths=(4, 8, 16))
+DATASETS["stripes"] = replace(
+    DATASETS["mnist"], preset="demo", image_size=8, needs_folder=False, classes=COLOURS
+)
+OPENERS["stripes"] = lambda _folder, split, _spec: open_stripes(split)
+
+
+def open_stripes(split):
+    images = {"train": 48, "valid": 12}[split]
+    pixels = np.random.default_rng(images).integers(0, 99, (images, 8, 8, 3)).astype(np.uint8)
+    labels = np.arange(images) % 3
+    pixels[np.arange(images), :, 3, labels] = 255
+    return ArraySource(pixels=pixels, labels=labels, classes=COLOURS, files=(split,))
+
+
+def build_mini(num_classes):
+    from torch import nn
+
+    conv, linear = nn.Conv2d(3, 4, 3), nn.Linear(4, num_classes)
+    return nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear)
+'''
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to write plugins into; whatever they change is put right again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    kept = [(table, dict(table)) for table in (MODELS, DATASETS)]
+    modules = set(sys.modules)
+    yield tmp_path
+    for table, rows in kept:
+        table.clear()
+        table.update(rows)
+    for name in set(sys.modules) - modules:
+        if not name.startswith("phalanx"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def stripes(tmp_path, monkeypatch):
+    """A folder with the plugin in it, which only Phalanx itself puts on the search path."""
+    (tmp_path / "stripes.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    return tmp_path
+
+
+def train(folder: Path, run: str, **options: object) -> None:
+    given = {"plugin": "stripes", "data": "stripes", "batch-size": 12, "steps": 4, "lr": 0.05}
+    given |= {"warmup-epoch": "1st", "ckpts-per-epoch": 4, "keep": 9, "device": "cpu", **options}
+    done = run_phalanx(
+        "train", *(f"--{name}={value}" for name, value in given.items()), f"--run-dir={run}",
+        cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def summary_of(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_a_plugins_network_trains_on_a_plugins_data(stripes):
+    train(stripes, "own", model="mini", workers=0)
+    summary = summary_of(stripes / "own")
+    assert (summary["steps"], summary["scored"]) == (4, 12)
+    facts = json.loads((stripes / "own" / summary["checkpoint"] / "facts.json").read_text())
+    assert facts["classes"] == ["red", "green", "blue"]
+    assert facts["config"]["plugin"] == "stripes"
+
+
+def test_a_plugins_row_trains_with_a_worker_and_its_resume_is_the_same(stripes):
+    train(stripes, "row", model="resnet8_thin", workers=1)
+    run = stripes / "row"
+    straight = summary_of(run)
+    for step in (3, 4):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
+    (run / "summary.json").unlink()
+    done = run_phalanx("train", "--resume", "row", "--workers", "0", cwd=stripes)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 2" in done.stdout
+    assert summary_of(run)["weights_sha256"] == straight["weights_sha256"]
+
+
+def test_a_run_whose_plugin_is_gone_says_so(stripes):
+    done = run_phalanx("plan", "--plugin", "stripes", "--model", "mini", cwd=stripes)
+    assert done.returncode == 0, done.stderr
+    (stripes / "stripes.py").unlink()
+    done = run_phalanx("plan", "--plugin", "stripes", "--model", "mini", cwd=stripes)
+    assert done.returncode == 2
+    assert done.stderr.startswith("phalanx plan: --plugin stripes: No module named 'stripes'; ")
+
+
+# --- mistakes ---
+
+
+def said_by(name: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_plugins(name)
+    return str(caught.value)
+
+
+def test_a_plugin_that_is_not_there_says_where_it_is_looked_for(here, capsys):
+    assert main(["plan", "--plugin", "nowhere_at_all"]) == 2
+    assert capsys.readouterr().err == (
+        "phalanx plan: --plugin nowhere_at_all: No module named 'nowhere_at_all'; give a module's "
+        "name, without .py, that lies in this folder, is installed, or is reached by PYTHONPATH\n"
+    )
+    (here / "mine.py").write_text("")
+    assert "without .py" in said_by("mine.py")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("1 / 0", "--plugin mine: ZeroDivisionError: division by zero"),
+        ("def (", "--plugin mine: SyntaxError: "),
+        ("raise ValueError('no such luck')", "--plugin mine: ValueError: no such luck"),
+        ("import nothing_like_this", "--plugin mine: No module named 'nothing_like_this'; "),
+    ],
+)
+def test_a_plugin_that_fails_is_told_with_its_reason(here, source, said):
+    (here / "mine.py").write_text(source)
+    assert said_by("mine").startswith(said)
+
+
+TAKERS = {
+    "replaces a model": (
+        "from phalanx.catalog.models import MODELS\nMODELS['resnet18'] = MODELS['resnet34']",
+        "--plugin mine: replaces the model 'resnet18'; give yours another name",
+    ),
+    "removes a model": (
+        "from phalanx.catalog.models import MODELS\ndel MODELS['resnet18']",
+        "--plugin mine: replaces the model 'resnet18'; give yours another name",
+    ),
+    "replaces a dataset": (
+        "from phalanx.catalog.datasets import DATASETS\nDATASETS['mnist'] = DATASETS['cifar10']",
+        "--plugin mine: replaces the dataset 'mnist'; give yours another name",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAKERS)
+def test_a_plugin_takes_nothing_from_the_tables(here, what):
+    source, said = TAKERS[what]
+    (here / "mine.py").write_text(source)
+    assert said_by("mine") == said
+
+
+def test_two_plugins_add_their_rows_and_do_not_take_each_others(here):
+    row = "from phalanx.catalog.models import MODELS\nMODELS['{}'] = MODELS['resnet{}']"
+    (here / "first.py").write_text(row.format("a", 18))
+    (here / "second.py").write_text(row.format("b", 34))
+    (here / "third.py").write_text(row.format("a", 50))
+    load_plugins("first, second")
+    assert MODELS["a"] is MODELS["resnet18"] and MODELS["b"] is MODELS["resnet34"]
+    load_plugins("first,second")
+    assert "--plugin third: replaces the model 'a'" in said_by("third")
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        ("mine:nothing", "mine:nothing cannot be called: module 'mine' has no attribute 'nothing'"),
+        ("not_there:build", "not_there:build cannot be called: No module named 'not_there'"),
+        ("mine", "mine cannot be called: "),
+        ("mine:text", "mine:text gave a str, not a module"),
+    ],
+)
+def test_a_network_that_cannot_be_made_is_told(here, build, said):
+    (here / "mine.py").write_text("def text(classes):\n    return 'words'\n")
+    load_plugins("mine")
+    with pytest.raises(ConfigError) as caught:
+        build_model(OwnVariant(image_size=8, build=build), num_classes=3)
+    assert str(caught.value).startswith(f"--plugin: {said}")
+
+
+def test_a_network_of_ones_own_is_one_unit(here):
+    (here / "stripes.py").write_text(PLUGIN)
+    load_plugins("stripes")
+    model = build_model(MODELS["mini"], num_classes=5)
+    assert tuple(model.units) == MODELS["mini"].units == ("model",)
+    assert model.get_submodule(MODELS["mini"].head).out_features == 5

@@ -1,0 +1,141 @@
+"""--init-weights and --reset-head, from the outside."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from phalanx.cli.main import main
+from small_runs import small_run
+
+CONFIG, CHECKPOINT = 2, 4
+GROUPED = {"norm_type": "group", "norm_num_groups": 4, "steps": 1}  # no running statistics
+
+
+def weights_of(run: Path) -> Path:
+    return next(run.glob("checkpoints/*/weights.safetensors"))
+
+
+def sha_of(run: Path) -> str:
+    return json.loads((run / "summary.json").read_text())["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def contiguous(digits, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("contiguous") / "run"
+    assert main(small_run(digits, run, **GROUPED)) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def interleaved(digits, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("interleaved") / "run"
+    assert main(small_run(digits, run, enable_fast_groupnorm=True, **GROUPED)) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Path:
+    """A folder of two classes."""
+    folder = tmp_path_factory.mktemp("pair")
+    for number, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
+        (folder / place).mkdir(parents=True)
+        for image in range(8):
+            picture = Image.new("RGB", (12, 12), (20 * number, 9 * image, 0))
+            picture.save(folder / place / f"{image}.png")
+    return folder
+
+
+def test_a_run_begins_with_another_runs_weights(contiguous, digits, tmp_path, capsys):
+    run, weights = tmp_path / "run", weights_of(contiguous)
+    still = {**GROUPED, "lr": 0, "seed": 7}  # of its own it would begin with other weights
+    assert main(small_run(digits, run, init_weights=weights, **still)) == 0
+    assert f"weights from {weights}\n" in capsys.readouterr().out
+    assert sha_of(run) == sha_of(contiguous)
+
+
+def test_other_classes_need_a_new_head(contiguous, pair, tmp_path, capsys):
+    options = {**GROUPED, "data": "folder", "workers": 0, "batch_size": 4}
+    options |= {"init_weights": weights_of(contiguous), "model": "resnet8"}
+    assert main(small_run(pair, tmp_path / "a", **options)) == CHECKPOINT
+    err = capsys.readouterr().err
+    assert "fc.weight is (10, 64), the model wants (2, 64)" in err
+    assert "it knows 10 classes, the data has 2: --reset-head begins with a new classifier" in err
+    assert main(small_run(pair, tmp_path / "b", reset_head=True, **options)) == 0
+    assert "weights.safetensors, with a new classifier\n" in capsys.readouterr().out
+
+
+def test_weights_of_another_model_are_told_without_talk_of_classes(
+    contiguous, digits, tmp_path, capsys
+):
+    options = {**GROUPED, "init_weights": weights_of(contiguous), "model": "resnet14_small"}
+    assert main(small_run(digits, tmp_path / "a", **options)) == CHECKPOINT
+    err = capsys.readouterr().err
+    assert "layer1.1.bn1.bias is missing" in err and "classes" not in err
+
+
+def test_norms_of_the_other_layout_are_refused_both_ways(
+    contiguous, interleaved, digits, tmp_path, capsys
+):
+    plain = {**GROUPED, "init_weights": weights_of(interleaved)}
+    assert main(small_run(digits, tmp_path / "a", **plain)) == CHECKPOINT
+    err = capsys.readouterr().err
+    assert "its group norms are interleaved, this model's contiguous; " in err
+    assert "--enable-fast-groupnorm" in err
+    fast = {**GROUPED, "init_weights": weights_of(contiguous), "enable_fast_groupnorm": True}
+    assert main(small_run(digits, tmp_path / "b", **fast)) == CHECKPOINT
+    assert "its group norms are contiguous, this model's interleaved; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("--norm-type=batch", "--norm-type: the checkpoint was trained with group"),
+        ("--enable-fast-groupnorm", "--enable-fast-groupnorm: the checkpoint was trained with Fa"),
+        ("--shortcut-type=C", "--shortcut-type: the checkpoint was trained with None"),
+        ("--stage1-projection", "--stage1-projection: the checkpoint was trained with False"),
+        ("--model=resnet14_small", "--model: the checkpoint was trained with resnet8"),
+    ],
+)
+def test_a_fork_cannot_change_what_the_weights_mean(contiguous, tmp_path, capsys, change, said):
+    run = tmp_path / "fork"
+    words = ["train", "--fork", str(contiguous), "--run-dir", str(run), "--steps", "2", change]
+    assert main(words) == CONFIG
+    err = capsys.readouterr().err
+    assert err.startswith(f"phalanx train: {said}") and "a fork cannot make it" in err
+    assert not run.exists()
+
+
+MISTAKES = [  # words, exit code, what is said
+    (["--init-weights", "nowhere.pth"], CHECKPOINT, "nowhere.pth: no such file; --init-weights wa"),
+    (["--init-weights", "."], CHECKPOINT, ".: is a folder; name the file with the weights in it"),
+    (["--reset-head"], CONFIG, "--reset-head: there is no head to reset; name the weights to beg"),
+]
+WITHOUT_TORCH = """
+import json, sys
+from phalanx.cli.main import main
+
+for words, code, _ in json.loads(sys.argv[1]):
+    found = main(["train", *words])
+    assert found == code, f"{words} ended with {found}"
+    assert "torch" not in sys.modules, f"{words} imported torch"
+"""
+
+
+def test_mistakes_are_told_before_torch_and_leave_nothing_behind(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, json.dumps(MISTAKES)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(MISTAKES)
+    for line, (_, _, said) in zip(lines, MISTAKES, strict=True):
+        assert line.startswith(f"phalanx train: {said}")
+    assert not list(tmp_path.iterdir())
