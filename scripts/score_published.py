@@ -158,7 +158,7 @@ def rows(
 
 
 def read_words() -> argparse.Namespace:
-    """The command line, with every name of weights known."""
+    """The command line, with every name known and every file there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("images", type=Path, metavar="IMAGES")
     parser.add_argument("synsets", type=Path, metavar="SYNSETS")
@@ -171,9 +171,12 @@ def read_words() -> argparse.Namespace:
         help=f"repeatable; NAME is one of {', '.join(PUBLISHED)}",
     )
     words = parser.parse_args()
-    for name, _, _ in words.weights:
+    for name, original, converted in words.weights:
         if name not in PUBLISHED:
             parser.error(f"--weights: no weights are called {name!r}: {', '.join(PUBLISHED)}")
+        for path in (words.images, words.synsets, Path(original), Path(converted)):
+            if not path.exists():  # said now, not after minutes of numpy
+                parser.error(f"{path}: no such file; how to get it: {__file__}, first lines")
     return words
 
 

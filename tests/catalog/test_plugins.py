@@ -12,6 +12,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.plugins import load_plugins
 from phalanx.catalog.variant import OwnVariant
 from phalanx.cli.main import main
+from phalanx.data.sources import OPENERS
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
 from small_runs import run_phalanx
@@ -59,14 +60,13 @@ def here(tmp_path, monkeypatch):
     """An empty folder to write plugins into; whatever they change is put right again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    kept = [(table, dict(table)) for table in (MODELS, DATASETS)]
-    modules = set(sys.modules)
+    kept = [(table, dict(table)) for table in (MODELS, DATASETS, OPENERS)]
     yield tmp_path
     for table, rows in kept:
         table.clear()
         table.update(rows)
-    for name in set(sys.modules) - modules:
-        if not name.startswith("phalanx"):
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
 
 

@@ -48,6 +48,7 @@ class Prepared:
     plan: Plan
     view: DataView
     start: Start | None
+    fresh: bool = True  # made by this command; a resume finds what another one made
 
     @property
     def config(self) -> Config:
@@ -134,7 +135,7 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     view = look_at_data(settings.config)
     refuse_other_data(view, facts["data"], run)
     plan = make_plan(settings.config, view.facts, chosen)
-    return Prepared(run=run, settings=settings, plan=plan, view=view, start=start)
+    return Prepared(run=run, settings=settings, plan=plan, view=view, start=start, fresh=False)
 
 
 def stored_options(run: RunFolder) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from phalanx.engine.shelf import find_best, newest_checkpoint, prune
 from phalanx.engine.state import Clock, Sums, TrainState, hash_weights
 from phalanx.engine.step import train_step
 from phalanx.engine.train import Parts, fit
+from phalanx.errors import UserError
 from phalanx.plan.model import variant_of
 from phalanx.report.console import Console
 from phalanx.report.page import write_report
@@ -55,13 +56,25 @@ def train(prepared: Prepared, *, stream: TextIO | None = None) -> Summary:
     run = prepared.run
     with ExitStack() as stack:
         stack.enter_context(run.lock())
-        training = assemble(take_over(prepared), stack, stream=stream)
-        go_to_start(training)
+        training = begin(prepared, stack, stream=stream)
         greet(training)
         run_loop(training)
         summary = finish(training)
     write_report(run)
     return summary
+
+
+def begin(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None) -> Training:
+    """A run at its first step. One that this command made and cannot begin leaves no folder."""
+    try:
+        training = assemble(take_over(prepared), stack, stream=stream)
+        go_to_start(training)
+    except UserError:
+        stack.close()
+        if prepared.fresh:
+            prepared.run.discard()
+        raise
+    return training
 
 
 def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = None) -> Training:

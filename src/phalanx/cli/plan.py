@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.config.read import Settings, read_settings
+from phalanx.config.schema import Config
 
 if TYPE_CHECKING:
     from phalanx.plan.plan import Plan
@@ -45,7 +46,7 @@ def show_plan(settings: Settings, plan: "Plan") -> None:
     devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
     rows = [
         ("config", settings.name),
-        ("model", f"{config.model.model}, {plan.num_classes} classes"),
+        ("model", f"{config.model.model}, {norm_of(config)}, {plan.num_classes} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
         ("image size", f"{plan.image_size} x {plan.image_size}"),
         ("device", f"{devices}{plan.device}, {plan.precision}, {plan.threads} threads"),
@@ -73,6 +74,12 @@ def show_plan(settings: Settings, plan: "Plan") -> None:
     ]
     for name, text in rows:
         print(f"{name:<14}{text}")
+
+
+def norm_of(config: Config) -> str:
+    """How the model normalises, in words."""
+    groups = f" of {config.model.norm_num_groups} groups" * (config.model.norm_type == "group")
+    return f"{config.model.norm_type} norm{groups}".replace("none norm", "no norm")
 
 
 def draw_curve(plan: "Plan") -> str:

@@ -11,6 +11,7 @@ report.html        the result to look at            checkpoints/     what a resu
 import fcntl
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,11 @@ class RunFolder:
         if not isinstance(values, dict):
             raise CheckpointError(f"{self.config}: is damaged, it holds no options; restore it")
         return {str(name): spell(value) for name, value in values.items()}
+
+    def discard(self) -> None:
+        """Remove a run in which nothing was trained."""
+        with disk_errors(self.path):
+            shutil.rmtree(self.path)
 
     @property
     def facts(self) -> dict[str, Any]:
