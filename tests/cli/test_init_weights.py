@@ -88,6 +88,7 @@ def test_norms_of_the_other_layout_are_refused_both_ways(
     fast = {**GROUPED, "init_weights": weights_of(contiguous), "enable_fast_groupnorm": True}
     assert main(small_run(digits, tmp_path / "b", **fast)) == CHECKPOINT
     assert "its group norms are contiguous, this model's interleaved; " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "a run that cannot begin leaves nothing behind"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_separable_block_is_its_figure(name):
     act, squeezed = ACTIVATIONS[name], 2 * (name == "efficientnet_b0")
     place = InvertedBlock(0, 1, 6, 6, 6, kernel=3, stride=1, groups=3, squeezed=squeezed)
     block = shaken(SeparableBlock(place, MODELS[name]))
-    x = torch.randn(2, 6, 7, 8)
+    x = 20 * torch.randn(2, 6, 7, 8)  # beyond the 6 of ReLU6
     inner = act(normed(block.bn1, F.conv2d(x, block.conv_dw.weight, padding=1, groups=3)))
     inner = weighed(block.se, inner) if squeezed else inner
     expected = x + normed(block.bn2, F.conv2d(inner, block.conv_pw.weight))
@@ -98,7 +98,7 @@ def test_a_widening_block_is_its_figure(name, stride):
     act, squeezed = ACTIVATIONS[name], 2 * (name == "efficientnet_b0")
     place = InvertedBlock(1, 1, 4, 12, 4, kernel=5, stride=stride, groups=12, squeezed=squeezed)
     block = shaken(WideningBlock(place, MODELS[name]))
-    x = torch.randn(2, 4, 7, 8)
+    x = 20 * torch.randn(2, 4, 7, 8)  # beyond the 6 of ReLU6
     inner = act(normed(block.bn1, F.conv2d(x, block.conv_pw.weight)))
     inner = F.conv2d(inner, block.conv_dw.weight, stride=stride, padding=2, groups=12)
     inner = act(normed(block.bn2, inner))
@@ -172,6 +172,8 @@ def test_first_weights_depend_on_seed_and_name_alone():
     initialise(c, 6, zero_residual=False)
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.conv1.weight, c.conv1.weight)
+    block = a.get_submodule("layer1.0")
+    assert not torch.equal(block.conv1.weight, block.conv2.weight), "as large, but another name"
     spread = a.get_submodule("layer3.0.conv2").weight.std().item()
     assert spread == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
     deeper = build_model(MODELS["resnet14_small"], num_classes=10)

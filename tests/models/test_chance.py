@@ -128,11 +128,13 @@ def test_without_chances_a_model_in_training_is_the_same_twice_and_drops_nothing
         ("resnet8", "layer2.0", 16),
         ("resnet11", "layer3.0", 128),
         ("resnet9", "layer3.1", 512),
+        ("efficientnet_cifar", "blocks.0.1", 8),
         ("efficientnet_cifar", "blocks.3.1", 40),
     ],
 )
 def test_a_dropped_image_is_exactly_its_shortcut_and_the_others_are_scaled(name, path, channels):
-    block = chancy(name).get_submodule(path)
+    deeper = {"depth": 2.0} if "efficientnet" in name else {}  # a second block in the first stage
+    block = chancy(name, **deeper).get_submodule(path)
     x = torch.randn(3, channels, 6, 6)
     chances = torch.tensor([[block.rate], [block.rate - 2**-20], [1 - 2**-24]])  # only one below
     y, undropped = block(x, chances), block(x)

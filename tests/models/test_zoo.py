@@ -222,10 +222,23 @@ def test_the_image_is_halved_as_often_as_the_table_says(name):
     assert model.run_unit(head, x).shape == (2, variant.classes)
 
 
-@pytest.mark.parametrize("name", [*SMALL, "resnet10", "resnet18_small", "efficientnet_lite0"])
-def test_the_smallest_image_that_an_option_can_ask_for_passes(name):
-    edge = max(MODELS[name].smallest_image, 8)
-    assert shape_of(name)(torch.empty(2, 3, edge, edge, device="meta")).shape[0] == 2
+def least_strided_edge(name: str, edge: int) -> int:
+    """The smallest image that a layer of stride 2 is given."""
+    model, seen = bare(MODELS[name], 2), []
+    for layer in model.modules():
+        if getattr(layer, "stride", 1) in (2, (2, 2)):
+            layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[-1]))
+    model(torch.empty(2, 3, edge, edge, device="meta"))
+    return min(seen)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet8", "resnet10", "resnet18_small", "efficientnet_cifar", "efficientnet_b0"]
+)
+def test_in_the_smallest_image_every_stride_has_something_to_choose_from(name):
+    least = MODELS[name].smallest_image
+    assert least_strided_edge(name, least) == 2
+    assert least_strided_edge(name, least - 1) == 1
 
 
 @pytest.mark.parametrize("name", SMALL)

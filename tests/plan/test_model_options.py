@@ -133,6 +133,9 @@ def presets(tmp_path, monkeypatch):
     (folder / "lower.yaml").write_text("# x\nmodel: resnet50\nzero-init-residual: true\n")
     (folder / "upper.yaml").write_text("# x\nextends: lower\nmodel: efficientnet_b0\n")
     (folder / "deeper.yaml").write_text("# x\nextends: lower\nmodel: resnet101\n")
+    (folder / "grouped.yaml").write_text(
+        "# x\nmodel: efficientnet_b0\nefficientnet-group-dim: 16\n"
+    )
     (folder / "mixed.yaml").write_text("# x\nmodel: efficientnet_b0\nstride-in: 1x1\n")
 
 
@@ -148,6 +151,7 @@ def test_what_a_preset_said_for_another_family_is_forgotten(presets):
 def test_what_a_preset_said_for_the_same_family_stays(presets):
     expected = replace(MODELS["resnet101"], zero_init=True)
     assert asked(preset="deeper") == asked(preset="lower", model="resnet101") == expected
+    assert asked(preset="grouped", model="efficientnet-b1").group_dim == 16, "an old spelling"
 
 
 def test_a_file_that_contradicts_itself_is_refused(presets):
