@@ -30,12 +30,8 @@ def train(
     **options: Any,
 ) -> "Summary":
     """Train a preset or file, resume a run, or fork one; the summary of the run."""
-    from phalanx.assemble.prepare import (
-        prepare_fork,
-        prepare_new,
-        prepare_resume,
-        remake_finished,
-    )
+    from phalanx.assemble.fork import prepare_fork
+    from phalanx.assemble.prepare import prepare_new, prepare_resume, remake_finished
     from phalanx.config.read import read_settings
     from phalanx.errors import ConfigError
 

@@ -15,6 +15,7 @@ from phalanx.cli.main import main
 from phalanx.data.sources import OPENERS
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
+from phalanx.models.units import as_units
 from small_runs import run_phalanx
 
 PLUGIN = '''
@@ -31,7 +32,7 @@ from phalanx.data.arrays import ArraySource
 from phalanx.data.sources import OPENERS
 
 COLOURS = ("red", "green", "blue")
-MODELS["mini"] = OwnVariant(image_size=8, classes=3, build="stripes:build_mini", head="model.4")
+MODELS["mini"] = OwnVariant(image_size=8, classes=3, build="stripes:build_mini", head="4")
 MODELS["resnet8_thin"] = replace(MODELS["resnet8"], widths=(4, 8, 16))
 DATASETS["stripes"] = replace(
     DATASETS["mnist"], preset="demo", image_size=8, needs_folder=False, classes=COLOURS
@@ -148,7 +149,10 @@ def test_a_plugin_that_is_not_there_says_where_it_is_looked_for(here, capsys):
         ("1 / 0", "--plugin mine: ZeroDivisionError: division by zero"),
         ("def (", "--plugin mine: SyntaxError: "),
         ("raise ValueError('no such luck')", "--plugin mine: ValueError: no such luck"),
-        ("import nothing_like_this", "--plugin mine: No module named 'nothing_like_this'; "),
+        (
+            "import nothing_like_this",
+            "--plugin mine: No module named 'nothing_like_this', which it imports",
+        ),
     ],
 )
 def test_a_plugin_that_fails_is_told_with_its_reason(here, source, said):
@@ -211,5 +215,5 @@ def test_a_network_of_ones_own_is_one_unit(here):
     (here / "stripes.py").write_text(PLUGIN)
     load_plugins("stripes")
     model = build_model(MODELS["mini"], num_classes=5)
-    assert tuple(model.units) == MODELS["mini"].units == ("model",)
+    assert tuple(as_units(model).units) == MODELS["mini"].units == ("model",)
     assert model.get_submodule(MODELS["mini"].head).out_features == 5

@@ -96,7 +96,7 @@ def test_norms_of_the_other_layout_are_refused_both_ways(
     [
         ("--norm-type=batch", "--norm-type: the checkpoint was trained with group"),
         ("--enable-fast-groupnorm", "--enable-fast-groupnorm: the checkpoint was trained with Fa"),
-        ("--shortcut-type=C", "--shortcut-type: the checkpoint was trained with None"),
+        ("--shortcut-type=C", "--shortcut-type: the checkpoint was trained with A"),
         ("--stage1-projection", "--stage1-projection: the checkpoint was trained with False"),
         ("--model=resnet14_small", "--model: the checkpoint was trained with resnet8"),
     ],

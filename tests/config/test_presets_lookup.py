@@ -84,7 +84,7 @@ def test_a_misspelt_preset_names_the_near_one():
         read_settings("kitten")
     with pytest.raises(ConfigError, match=r"dmeo: .*did you mean 'demo'"):
         read_settings("dmeo")
-    with pytest.raises(ConfigError, match=r"zzz: .*there are kittens, cifar10-resnet20, demo"):
+    with pytest.raises(ConfigError, match=r"zzz: .* exist; `phalanx presets ls` lists them"):
         read_settings("zzz")
 
 

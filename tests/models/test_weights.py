@@ -213,7 +213,7 @@ def test_torchvisions_efficientnet_is_renamed(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "features.1.0.block.0.0.weight",  # EfficientNet V2: a block of one step
+        "features.2.0.block.2.0.weight",  # EfficientNet has the squeeze in this place
         "features.1.block.0.0.weight",  # MobileNet V3
         "features.1.conv.0.0.weight",  # MobileNet V2
     ],

@@ -1,6 +1,6 @@
 """The network a config asks for: each option in its place, and what cannot be built refused."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -69,7 +69,6 @@ CHANGES = {  # model, flags, and what becomes of the row
     "drop-connect": ("resnet18", {"drop_connect": 0.4}, {"drop_path": 0.4}),
     "dropout-rate": ("resnet18", {"dropout_rate": 0.1}, {"dropout": 0.1}),
     "no dropout": ("efficientnet_b0", {"dropout_rate": 0}, {"dropout": 0.0}),
-    "zero-init-residual": ("resnet18", {"zero_init_residual": True}, {"zero_init": True}),
     "stride-in": ("resnet50", {"stride_in": "1x1"}, {"stride_in": "1x1"}),
     "shortcut-type": ("resnet8", {"shortcut_type": "C"}, {"shortcut": "C"}),
     "stage1-projection": ("resnet18", {"stage1_projection": True}, {"project_first": True}),
@@ -149,8 +148,9 @@ def test_what_a_preset_said_for_another_family_is_forgotten(presets):
 
 
 def test_what_a_preset_said_for_the_same_family_stays(presets):
-    expected = replace(MODELS["resnet101"], zero_init=True)
-    assert asked(preset="deeper") == asked(preset="lower", model="resnet101") == expected
+    for same in (settings("deeper", {}), settings("lower", {"model": "resnet101"})):
+        assert same.config.resnet.zero_init_residual
+        assert variant_of(same.config) == MODELS["resnet101"]
     assert asked(preset="grouped", model="efficientnet-b1").group_dim == 16, "an old spelling"
 
 
@@ -277,7 +277,7 @@ def test_a_run_of_before_is_understood_as_it_was_meant():
     assert fill_older({**OLDER, "data": "folder"})["image-size"] == 224
     again = read_again(OLDER, flags={}, where="run/config.yaml", name="old")
     variant = variant_of(again.config)
-    assert (variant.shortcut, variant.zero_init) == ("B", True)
+    assert (variant.shortcut, again.config.resnet.zero_init_residual) == ("B", True)
     assert make_plan(again.config, FACTS, CPU).image_size == 28
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepRule
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models.build import build_model, initialise
-from phalanx.models.units import UnitModel
 from phalanx.models.weights import fill, layout_in, read_weights
 from phalanx.optim.sgd import build_sgd
 from phalanx.plan.model import variant_of
@@ -38,11 +38,16 @@ def first_device(devices: str) -> str:
     return devices.partition(",")[0]
 
 
-def build_network(config: Config, plan: Plan, device: torch.device) -> UnitModel:
-    """The model with its first weights, in the memory layout convolutions are fastest in."""
+def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module:
+    """The model with its first weights, in the memory layout convolutions are fastest in.
+
+    A plugin's network draws its own, from torch's generator, which is seeded for it.
+    """
     variant = variant_of(config)
+    torch.manual_seed(config.train.seed)
     model = build_model(variant, num_classes=plan.num_classes)
-    initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
+    if not isinstance(variant, OwnVariant):
+        initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,6 @@ from phalanx.plan.plan import Chosen, Plan, choose, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
 from phalanx.report.summary import Summary, read_summary
-
-SHAPING = (  # options that decide which weights a model has, or what they mean
-    "model",
-    "norm-type",
-    "enable-fast-groupnorm",
-    "shortcut-type",
-    "stage1-projection",
-    "efficientnet-group-dim",
-    "efficientnet-expand-ratio",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +67,24 @@ def refuse_missing_weights(config: Config) -> None:
         raise CheckpointError(f"{path}: no such file; --init-weights wants .safetensors or .pth")
 
 
+def hash_of_weights(config: Config) -> str | None:
+    """sha256 of the file of --init-weights."""
+    if config.model.init_weights is None:
+        return None
+    with Path(config.model.init_weights).expanduser().open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def refuse_other_weights(run: RunFolder, config: Config) -> None:
+    """A run that has no checkpoint yet begins again with the very same weights."""
+    refuse_missing_weights(config)
+    if hash_of_weights(config) != run.facts.get("init_weights_sha256"):
+        raise CheckpointError(
+            f"{config.model.init_weights}: has changed since the run began with it; bring the "
+            "old file back, or start a new run"
+        )
+
+
 def refuse_replicas(plan: Plan) -> None:
     """Training on several replicas is planned for, but not yet possible."""
     if plan.replicas > 1:
@@ -100,6 +109,7 @@ def write_run(
         "classes": list(view.classes),
         "data": view.fingerprints,
         "parent": parent,
+        "init_weights_sha256": hash_of_weights(settings.config),
     }
     return create_run(path, config_text=dump_config(settings.config), facts=facts)
 
@@ -129,6 +139,8 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     refuse_other_maths(settings, began_with, run)
     origins = {**facts["origins"], **changed_origins(settings, stored)}
     settings = replace(settings, origins=origins)
+    if start is None:
+        refuse_other_weights(run, settings.config)
     chosen = Chosen(**facts["chosen"])
     if "device" in flags:
         chosen = replace(chosen, device=choose(settings.config).device)
@@ -229,32 +241,6 @@ def take_over(prepared: Prepared) -> Prepared:
     return replace(prepared, start=find_start(run))
 
 
-def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared:
-    """A new run that starts from another one's checkpoint, with changed options."""
-    checkpoint = checkpoint_in(path)
-    facts = read_facts(checkpoint)
-    base = {name: value for name, value in facts["config"].items() if name != "run-dir"}
-    settings = read_again(base, flags=flags, where=str(checkpoint), name=facts["run"])
-    origins = {
-        name: f"run {facts['run']}" if origin == "run" else origin
-        for name, origin in settings.origins.items()
-    }
-    settings = replace(settings, origins=origins)
-    plan, view = plan_of(settings)
-    refuse_replicas(plan)
-    start = Start(checkpoint=checkpoint, facts=facts, forked=True)
-    refuse_other_model(settings.config, view, facts)
-    refuse_shorter(plan, start)
-    parent = {
-        "run": facts["run"],
-        "checkpoint": str(checkpoint.absolute()),
-        "step": facts["state"]["step"],
-        "weights_sha256": facts["weights_sha256"],
-    }
-    run = write_run(settings, plan, view, line=line, parent=parent)
-    return Prepared(run=run, settings=settings, plan=plan, view=view, start=start)
-
-
 def checkpoint_in(path: Path) -> Path:
     """The checkpoint a path stands for: itself, or the newest one of a run."""
     if (path / "manifest.json").exists():
@@ -286,49 +272,4 @@ def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
     settings = read_again(facts["config"], flags=flags, where=str(checkpoint), name=facts["run"])
     return Described(
         checkpoint=checkpoint, facts=facts, settings=settings, chosen=choose(settings.config)
-    )
-
-
-def first_step(plan: Plan, start: Start) -> int:
-    """The step training begins at. Progress is kept in images, whatever a step takes now."""
-    step, then = start.facts["state"]["step"], start.facts["global_batch"]
-    return int(step * then // plan.global_batch)
-
-
-def refuse_other_model(config: Config, view: DataView, facts: Mapping[str, Any]) -> None:
-    """A fork goes on with the weights it finds: the same model, the same number of classes."""
-    before = fill_older(facts["config"])
-    now = config.flat()
-    for name in SHAPING:
-        if now[name] != before.get(name, OPTIONS[name].default):
-            raise ConfigError(
-                f"--{name}: the checkpoint was trained with {before[name]}, its weights fit no "
-                f"other; a fork cannot make it {now[name]}"
-            )
-    if len(view.classes) != len(facts["classes"]):
-        raise ConfigError(
-            f"--data: the checkpoint knows {len(facts['classes'])} classes, this data has "
-            f"{len(view.classes)}; a fork needs as many"
-        )
-
-
-def refuse_shorter(plan: Plan, start: Start) -> None:
-    """A fork needs something left to train."""
-    begin = first_step(plan, start)
-    if begin >= plan.total_steps:
-        raise ConfigError(
-            f"--fork: {start.checkpoint.name} stands at step {begin:,} of {plan.total_steps:,}, "
-            f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
-        )
-
-
-def describe_fork(plan: Plan, start: Start) -> str:
-    """What the schedule becomes, in a line."""
-    begin = first_step(plan, start)
-    then = start.facts["plan"]
-    return (
-        f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: "
-        f"{plan.total_steps:,} steps instead of {then['total_steps']:,}, "
-        f"{plan.lr_shape} from {plan.lr_peak:g}, "
-        f"learning rate {plan.lr(begin):.4g} now and {plan.lr(plan.total_steps - 1):.4g} at the end"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from phalanx.assemble.build import (
     begin_with_weights,
@@ -28,7 +29,6 @@ from phalanx.engine.evaluate import Score, evaluate
 from phalanx.engine.shelf import read_files
 from phalanx.engine.step import StepRule
 from phalanx.errors import DataError
-from phalanx.models.units import UnitModel
 from phalanx.plan.plan import DataFacts, Plan, make_plan
 from phalanx.report.records import ScoreRow
 
@@ -37,7 +37,7 @@ from phalanx.report.records import ScoreRow
 class Scorable:
     """A model that can answer, with what it must be given."""
 
-    model: UnitModel
+    model: nn.Module
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     config: Config

@@ -11,12 +11,8 @@ import torch
 from phalanx.assemble.build import begin_with_weights, build_state, prepare_torch, step_rule
 from phalanx.assemble.environment import describe_environment
 from phalanx.assemble.feed import Feed, normaliser_of, open_feed
-from phalanx.assemble.prepare import (
-    Prepared,
-    describe_fork,
-    first_step,
-    take_over,
-)
+from phalanx.assemble.fork import describe_fork, first_step
+from phalanx.assemble.prepare import Prepared, take_over
 from phalanx.assemble.signals import StopRequest, listening
 from phalanx.assemble.view import preprocessing_of, recipe_of
 from phalanx.assemble.watch import RunWatch

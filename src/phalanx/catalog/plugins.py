@@ -27,6 +27,8 @@ def load_plugin(name: str) -> None:
     try:
         import_module(name)
     except ImportError as error:
+        if error.name not in (None, name, name.partition(".")[0]):
+            raise ConfigError(f"--plugin {name}: {error}, which it imports") from error
         raise ConfigError(
             f"--plugin {name}: {error}; give a module's name, without .py, that lies in this "
             "folder, is installed, or is reached by PYTHONPATH"

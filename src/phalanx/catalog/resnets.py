@@ -42,7 +42,6 @@ class ResNetVariant(Variant):
     shortcut: str = "B"  # A: slice and pad with zeros; B: project where shapes differ; C: always
     project_first: bool = False  # a projection in stage 1's first block even where shapes agree
     stride_in: str = "3x3"  # of a bottleneck: "3x3" (v1.5) or "1x1" (v1, as in the paper)
-    zero_init: bool = False  # start each block as its bare shortcut
 
     @property
     def stem_width(self) -> int:
@@ -125,6 +124,11 @@ class FastResNetVariant(Variant):
     def halvings(self) -> int:
         """Once a stage."""
         return len(self.residual)
+
+    @property
+    def smallest_image(self) -> int:
+        """Its pools round down: every one needs two pixels."""
+        return 2**self.halvings
 
     def norm_channels(self) -> dict[str, int]:
         """Every norm layer's path and channels."""

@@ -33,7 +33,7 @@ class Variant(ABC):
     classes: int = 1000  # of the data it was published for
     norm: Norm = Norm()
     padding: str = "symmetric"  # or "same", as TensorFlow pads: more below and to the right
-    drop_path: float = 0.0  # rate at which the last block is skipped; earlier ones less
+    drop_path: float = 0.0  # rate of skipping whole blocks: grows evenly towards this at the end
     dropout: float = 0.0  # rate before the classifier
 
     @property

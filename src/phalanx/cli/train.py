@@ -50,7 +50,8 @@ def prepare(request: Request, preset: str | None) -> "Prepared":
     """A run on disk; mistakes in options are told before anything heavy is imported."""
     if request["resume"] or request["fork"]:
         request.refuse_problems()
-        from phalanx.assemble.prepare import prepare_fork, prepare_resume
+        from phalanx.assemble.fork import prepare_fork
+        from phalanx.assemble.prepare import prepare_resume
 
         if request["resume"]:
             return prepare_resume(Path(request["resume"]), request.flags)

@@ -49,7 +49,8 @@ def find_preset(name: str) -> Preset:
     found = next((preset for preset in presets if preset.name == name), None)
     if found is None:
         names = dict.fromkeys(preset.name for preset in presets)
-        raise ConfigError(f"{name}: no preset is called that; {suggest(name, names)}")
+        way_out = f"{suggest(name, names)}; `phalanx presets ls` lists them"
+        raise ConfigError(f"{name}: no preset is called that; {way_out}")
     return found
 
 

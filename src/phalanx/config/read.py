@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.plugins import load_plugins
+from phalanx.catalog.variant import OwnVariant
 from phalanx.config.presets import Preset, find_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS, Config
 from phalanx.config.text import WANTED, Given, given_in_file, plain_kind, value_from_text
@@ -170,9 +171,16 @@ def drop_rivals(pair: tuple[str, ...], *, merged: Layer, layer: Layer, problems:
 
 def drop_other_families(model: Any, merged: Layer) -> None:
     """Forget what lower layers said for the model they had, where this one is no such model."""
-    for name in [name for name in merged if OPTIONS[name].family]:
-        if family_of(model) != OPTIONS[name].family:
-            del merged[name]
+    for name in [name for name in merged if not has_option(family_of(model), name)]:
+        del merged[name]
+
+
+def has_option(family: str, name: str) -> bool:
+    """Whether models of a family have an option; a plugin's own network has none of a network."""
+    option = OPTIONS[name]
+    if family == OwnVariant.family and option.section == "model":
+        return name in ("model", "init-weights", "reset-head")
+    return option.family in ("", family)
 
 
 def family_of(model: Any) -> str:
@@ -231,10 +239,10 @@ def flatten(annotation: Any) -> list[Any]:
 def impossible(config: Config, merged: Layer) -> list[str]:
     """Combinations of sound options that cannot run together."""
     problems = [
-        f"{given.where}: only {OPTIONS[name].family} models have it, "
+        f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, "
         f"{config.model.model} is none; leave it away"
         for name, given in merged.items()
-        if OPTIONS[name].family not in ("", family_of(config.model.model))
+        if not has_option(family_of(config.model.model), name)
         and given.value != OPTIONS[name].default
     ]
     if config.model.reset_head and config.model.init_weights is None:

@@ -103,7 +103,7 @@ class ModelConfig(Section):
     )
     drop_path: float | None = option(
         None,
-        "Rate at which the last block is skipped while training; earlier ones less.",
+        "Rate of skipping whole blocks while training: growing towards this at the end.",
         low=0,
         high=0.999,
         also=("drop-connect",),

@@ -16,10 +16,9 @@ from phalanx.errors import ConfigError
 from phalanx.models.efficientnet import EfficientNet
 from phalanx.models.fast_resnet import FastResNet
 from phalanx.models.resnet import ResidualBlock, ResNet
-from phalanx.models.units import UnitModel
 
 
-def build_own(variant: OwnVariant, *, num_classes: int) -> UnitModel:
+def build_own(variant: OwnVariant, *, num_classes: int) -> nn.Module:
     """The network a plugin's function makes."""
     module, _, function = variant.build.partition(":")
     try:
@@ -29,19 +28,10 @@ def build_own(variant: OwnVariant, *, num_classes: int) -> UnitModel:
     model = build(num_classes)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"--plugin: {variant.build} gave a {type(model).__name__}, not a module")
-    return model if isinstance(model, UnitModel) else WholeModel(model)
+    return model
 
 
-class WholeModel(UnitModel):
-    """Any module as one unit."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-        self.units["model"] = ("model",)
-
-
-FAMILIES: dict[type[Variant], Callable[..., UnitModel]] = {
+FAMILIES: dict[type[Variant], Callable[..., nn.Module]] = {
     ResNetVariant: ResNet,
     FastResNetVariant: FastResNet,
     EfficientNetVariant: EfficientNet,
@@ -49,9 +39,10 @@ FAMILIES: dict[type[Variant], Callable[..., UnitModel]] = {
 }
 
 
-def build_model(variant: Variant, *, num_classes: int) -> UnitModel:
+def build_model(variant: Variant, *, num_classes: int) -> nn.Module:
     """A model of the catalog, on the current default device, its weights not yet drawn."""
-    return FAMILIES[type(variant)](variant, num_classes=num_classes)
+    build = next(build for kind, build in FAMILIES.items() if isinstance(variant, kind))
+    return build(variant, num_classes=num_classes)
 
 
 def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:

@@ -12,7 +12,7 @@ from phalanx.catalog.sizes import Size
 from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
-from phalanx.models.units import UnitModel
+from phalanx.models.units import UnitModel, as_units
 
 MULTIPLY_ADD_FLOPS = 2
 IN_HALF = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -40,7 +40,7 @@ def count_units(
     variant = replace(variant, norm=replace(variant.norm, full_precision=False))
     try:
         with torch.device("meta"):
-            model = build_model(variant, num_classes=num_classes)
+            model = as_units(build_model(variant, num_classes=num_classes))
     except RuntimeError as error:  # of a plugin: our own networks never look at values
         raise ConfigError(
             f"--plugin: its network cannot be counted: {error}; it is built on torch's device "

@@ -6,6 +6,11 @@ from torch import Tensor, nn
 from phalanx.catalog.variant import Norm
 
 
+def at_least_single(x: Tensor) -> Tensor:
+    """The values in 32 bits, or in 64 where they come so."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class OnePassBatchNorm(nn.BatchNorm2d):
     """Batch norm with the variance from one pass, mean(x*x) - mean(x)**2.
 
@@ -17,7 +22,7 @@ class OnePassBatchNorm(nn.BatchNorm2d):
         """Normalise with the batch's statistics in training, with the running ones else."""
         if not self.training:
             return super().forward(x)
-        wide = x.float()
+        wide = at_least_single(x)
         mean = wide.mean((0, 2, 3))
         variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp_min(0)
         self._follow(mean.detach(), variance.detach(), images=x.numel() // x.shape[1])
@@ -41,7 +46,7 @@ class InterleavedGroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each image's groups."""
         rows, channels = x.shape[:2]
-        grouped = x.float().reshape(rows, channels // self.num_groups, self.num_groups, -1)
+        grouped = at_least_single(x).reshape(rows, channels // self.num_groups, self.num_groups, -1)
         variance, mean = torch.var_mean(grouped, (1, 3), correction=0, keepdim=True)
         plain = (grouped - mean) * torch.rsqrt(variance + self.eps)
         scaled = plain.view(x.shape) * self.weight[:, None, None] + self.bias[:, None, None]

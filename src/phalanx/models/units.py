@@ -5,6 +5,16 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 
+def as_units(model: nn.Module) -> "UnitModel":
+    """A model as a table of units: any that has none is one unit."""
+    if isinstance(model, UnitModel):
+        return model
+    whole = UnitModel()
+    whole.add_module("model", model)
+    whole.units["model"] = ("model",)
+    return whole
+
+
 class UnitModel(nn.Module):
     """A module tree with timm's names, and the order in which its parts are called.
 

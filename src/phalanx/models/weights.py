@@ -17,6 +17,7 @@ LAYOUT = "norm-layout"  # the key in a file's metadata; see Norm.layout
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # where scripts put the weights
 PREFIXES = ("module.", "_orig_mod.")  # left by DistributedDataParallel and torch.compile
 COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
+TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
 SHOWN = 3
 BROKEN = (  # what torch's reader trips over in a file that is cut short or is something else
     RuntimeError,
@@ -41,7 +42,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise CheckpointError(f"{path}: is not a whole safetensors file: {error}") from error
+        raise CheckpointError(
+            f"{path}: is not a whole safetensors file: {error}; fetch it again"
+        ) from error
 
 
 def layout_in(path: Path) -> str:
@@ -54,6 +57,7 @@ def layout_in(path: Path) -> str:
 
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """The state dict of a .pth file, through torch's reader of tensors alone."""
+    check_begins(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -64,11 +68,22 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
             "save the state dict alone, best as .safetensors"
         ) from error
     except BROKEN as error:
-        raise CheckpointError(f"{path}: is not a whole file of torch weights: {error}") from error
+        raise CheckpointError(
+            f"{path}: is cut short or damaged: {error}; fetch it again"
+        ) from error
     tensors = unwrapped(content)
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
     return tensors
+
+
+def check_begins(path: Path) -> None:
+    """Refuse what torch never wrote: a web page or a picture that was saved under the name."""
+    with path.open("rb") as file:
+        first = file.read(16)
+    if not first.startswith(TORCH_BEGINS):
+        found = f"it begins with {first!r}" if first else "it is empty"
+        raise CheckpointError(f"{path}: is not a file of torch weights, {found}; fetch it again")
 
 
 def unwrapped(content: Any) -> dict[str, Tensor]:
@@ -88,10 +103,8 @@ def without_prefixes(name: str) -> str:
     return name
 
 
-TORCHVISION_STEPS = {  # of EfficientNet: modules of a block, by how many its steps are
-    3: ("conv_dw bn1", "se", "conv_pw bn2"),
-    4: ("conv_pw bn1", "conv_dw bn2", "se", "conv_pwl bn3"),
-}
+FIRST_STEPS = ("conv_dw bn1", "se", "conv_pw bn2")  # torchvision's EfficientNet, stage by stage
+LATER_STEPS = ("conv_pw bn1", "conv_dw bn2", "se", "conv_pwl bn3")
 TORCHVISION_ENDS = {
     "features.0.0": "conv_stem",
     "features.0.1": "bn1",
@@ -107,23 +120,21 @@ def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """torchvision's EfficientNet under timm's names; everything else as it is."""
     if "features.0.0.weight" not in tensors:
         return tensors
-    blocks = [match for name in tensors if (match := TORCHVISION_BLOCK.fullmatch(name))]
-    steps: dict[tuple[str, str], int] = {}
-    for match in blocks:
-        place = match[1], match[2]
-        steps[place] = max(steps.get(place, 0), int(match[3]) + 1)
-    return {new_name(name, steps): tensor for name, tensor in tensors.items()}
+    return {new_name(name): tensor for name, tensor in tensors.items()}
 
 
-def new_name(name: str, steps: Mapping[tuple[str, str], int]) -> str:
-    """timm's name for one of torchvision's EfficientNet; `steps`: how many each block has."""
+def new_name(name: str) -> str:
+    """timm's name for one of torchvision's EfficientNet; what is none of its names stays."""
     match = TORCHVISION_BLOCK.fullmatch(name)
-    if match is None or steps[match[1], match[2]] not in TORCHVISION_STEPS:
+    if match is None:
         path, _, leaf = name.rpartition(".")
         return f"{TORCHVISION_ENDS.get(path, path)}.{leaf}"
     stage, index, step, part, leaf = match.groups()
-    modules = TORCHVISION_STEPS[steps[stage, index]][int(step)]
-    inner = f"{modules}.{SQUEEZE[part]}" if part in SQUEEZE else modules.split()[int(part)]
+    steps = FIRST_STEPS if stage == "1" else LATER_STEPS
+    modules = steps[int(step)] if int(step) < len(steps) else ""
+    if (modules == "se") != (part in SQUEEZE):
+        return name  # another network with names like these
+    inner = f"se.{SQUEEZE[part]}" if part in SQUEEZE else modules.split()[int(part)]
     return f"blocks.{int(stage) - 1}.{index}.{inner}.{leaf}"
 
 

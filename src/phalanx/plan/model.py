@@ -34,7 +34,6 @@ def variant_of(config: Config) -> Variant:
     if isinstance(variant, ResNetVariant):
         return replace(
             variant,
-            zero_init=config.resnet.zero_init_residual,
             stride_in=config.resnet.stride_in,
             shortcut=config.resnet.shortcut_type or variant.shortcut,
             project_first=config.resnet.stage1_projection,
@@ -48,8 +47,8 @@ def variant_of(config: Config) -> Variant:
     return variant
 
 
-def check_variant(name: str, variant: Variant, image_size: int) -> None:
-    """Refuse what cannot be built, and images that would vanish on the way."""
+def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: int = 2) -> None:
+    """Refuse what cannot be built or trained, and images that would vanish on the way."""
     if variant.norm.type == "group":
         check_norm_groups(variant)
     if isinstance(variant, EfficientNetVariant):
@@ -58,6 +57,11 @@ def check_variant(name: str, variant: Variant, image_size: int) -> None:
         raise ConfigError(
             f"--image-size {image_size}: {name} halves the image {variant.halvings} times, which "
             f"leaves nothing; it needs {variant.smallest_image} pixels or more"
+        )
+    if micro_batch == 1 and variant.norm.type == "batch" and image_size <= 2**variant.halvings:
+        raise ConfigError(
+            f"--batch-size 1: at {image_size} pixels {name} ends with one value a channel, which "
+            "batch norm cannot normalise; take two images or more, or --norm-type group"
         )
 
 

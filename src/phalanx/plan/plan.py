@@ -118,7 +118,9 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
         )
 
     image_size = choose_image_size(config)
-    check_variant(config.model.model, variant_of(config), image_size)
+    check_variant(
+        config.model.model, variant_of(config), image_size, micro_batch=config.data.batch_size
+    )
 
     def every(rate: str) -> Every:
         return Every(parse_rate(rate), steps_per_epoch, total)

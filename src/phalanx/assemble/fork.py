@@ -1,0 +1,114 @@
+"""Fork: a new run that starts from another one's checkpoint, with changed options."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.assemble.prepare import (
+    Prepared,
+    Start,
+    checkpoint_in,
+    refuse_replicas,
+    write_run,
+)
+from phalanx.assemble.view import DataView, plan_of
+from phalanx.catalog.resnets import ResNetVariant
+from phalanx.config.read import read_again
+from phalanx.config.schema import Config
+from phalanx.engine.shelf import read_facts
+from phalanx.errors import ConfigError
+from phalanx.plan.model import variant_of
+from phalanx.plan.plan import Plan
+
+BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
+NOT_INHERITED = ("run-dir", *BEGINNING)
+SHAPING = (  # options that decide which weights a model has, or what they mean
+    "model",
+    "norm-type",
+    "enable-fast-groupnorm",
+    "shortcut-type",
+    "stage1-projection",
+    "efficientnet-group-dim",
+    "efficientnet-expand-ratio",
+)
+
+
+def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared:
+    """A new run that starts from another one's checkpoint, with changed options."""
+    for name in (name for name in BEGINNING if name in flags):
+        raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it away")
+    checkpoint = checkpoint_in(path)
+    facts = read_facts(checkpoint)
+    base = {name: value for name, value in facts["config"].items() if name not in NOT_INHERITED}
+    settings = read_again(base, flags=flags, where=str(checkpoint), name=facts["run"])
+    origins = {
+        name: f"run {facts['run']}" if origin == "run" else origin
+        for name, origin in settings.origins.items()
+    }
+    settings = replace(settings, origins=origins)
+    plan, view = plan_of(settings)
+    refuse_replicas(plan)
+    start = Start(checkpoint=checkpoint, facts=facts, forked=True)
+    refuse_other_model(settings.config, view, facts)
+    refuse_shorter(plan, start)
+    parent = {
+        "run": facts["run"],
+        "checkpoint": str(checkpoint.absolute()),
+        "step": facts["state"]["step"],
+        "weights_sha256": facts["weights_sha256"],
+    }
+    run = write_run(settings, plan, view, line=line, parent=parent)
+    return Prepared(run=run, settings=settings, plan=plan, view=view, start=start)
+
+
+def first_step(plan: Plan, start: Start) -> int:
+    """The step training begins at. Progress is kept in images, whatever a step takes now."""
+    step, then = start.facts["state"]["step"], start.facts["global_batch"]
+    return int(step * then // plan.global_batch)
+
+
+def refuse_other_model(config: Config, view: DataView, facts: Mapping[str, Any]) -> None:
+    """A fork goes on with the weights it finds: the same model, the same number of classes."""
+    before = resolved(read_again(facts["config"], flags={}, where="", name="").config)
+    now = resolved(config)
+    for name in SHAPING:
+        if now[name] != before[name]:
+            raise ConfigError(
+                f"--{name}: the checkpoint was trained with {before[name]}, its weights fit no "
+                f"other; a fork cannot make it {now[name]}"
+            )
+    if len(view.classes) != len(facts["classes"]):
+        raise ConfigError(
+            f"--data: the checkpoint knows {len(facts['classes'])} classes, this data has "
+            f"{len(view.classes)}; a fork needs as many"
+        )
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """Every option's value, with the model's own shortcuts where none were asked for."""
+    variant = variant_of(config)
+    own = {"shortcut-type": variant.shortcut} if isinstance(variant, ResNetVariant) else {}
+    return config.flat() | own
+
+
+def refuse_shorter(plan: Plan, start: Start) -> None:
+    """A fork needs something left to train."""
+    begin = first_step(plan, start)
+    if begin >= plan.total_steps:
+        raise ConfigError(
+            f"--fork: {start.checkpoint.name} stands at step {begin:,} of {plan.total_steps:,}, "
+            f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
+        )
+
+
+def describe_fork(plan: Plan, start: Start) -> str:
+    """What the schedule becomes, in a line."""
+    begin = first_step(plan, start)
+    then = start.facts["plan"]
+    return (
+        f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: "
+        f"{plan.total_steps:,} steps instead of {then['total_steps']:,}, "
+        f"{plan.lr_shape} from {plan.lr_peak:g}, "
+        f"learning rate {plan.lr(begin):.4g} now and {plan.lr(plan.total_steps - 1):.4g} at the end"
+    )
