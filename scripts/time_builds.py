@@ -1,6 +1,6 @@
 """Build every model on the meta device and print how long the slowest take.
 
-    python scripts/time_builds.py [--repeat 5]
+python scripts/time_builds.py [--repeat 5]
 """
 
 import argparse
