@@ -46,6 +46,10 @@ TORCHVISION = {
     "resnext50_32x4d": ("resnext50_32x4d", {}),
     "resnext101_32x8d": ("resnext101_32x8d", {}),
     **{f"efficientnet_b{size}": (f"efficientnet_b{size}", {}) for size in range(5)},
+    **{
+        f"efficientnet_b{size}": (f"efficientnet_b{size}", {"norm": Norm(eps=1e-3)})
+        for size in (5, 6, 7)
+    },
 }
 
 

@@ -217,3 +217,16 @@ def test_a_network_of_ones_own_is_one_unit(here):
     model = build_model(MODELS["mini"], num_classes=5)
     assert tuple(as_units(model).units) == MODELS["mini"].units == ("model",)
     assert model.get_submodule(MODELS["mini"].head).out_features == 5
+
+
+def test_the_example_of_the_page_works(here, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    (here / "my_things.py").write_text(page.split("```python\n")[1].split("```")[0])
+    assert main(["models", "show", "tiny", "--plugin", "my_things", "--classes", "7"]) == 0
+    assert "made by my_things:build_tiny" in capsys.readouterr().out
+    assert main(["plan", "--plugin", "my_things", "--model", "resnet16_wide"]) == 0
+
+
+def test_rows_that_are_no_rows_are_refused(here):
+    (here / "odd.py").write_text("from phalanx.catalog.models import MODELS\nMODELS['z'] = 3\n")
+    assert said_by("odd").startswith("--plugin odd: the model 'z' is no Variant; ")

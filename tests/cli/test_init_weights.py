@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from phalanx.cli.main import main
 from small_runs import small_run
@@ -111,8 +113,16 @@ def test_a_fork_cannot_change_what_the_weights_mean(contiguous, tmp_path, capsys
 
 
 MISTAKES = [  # words, exit code, what is said
-    (["--init-weights", "nowhere.pth"], CHECKPOINT, "nowhere.pth: no such file; --init-weights wa"),
-    (["--init-weights", "."], CHECKPOINT, ".: is a folder; name the file with the weights in it"),
+    (
+        ["--init-weights", "nowhere.pth"],
+        CHECKPOINT,
+        "{here}/nowhere.pth: no such file; --init-weights wa",
+    ),
+    (
+        ["--init-weights", "."],
+        CHECKPOINT,
+        "{here}: is a folder; name the file with the weights in it",
+    ),
     (["--reset-head"], CONFIG, "--reset-head: there is no head to reset; name the weights to beg"),
 ]
 WITHOUT_TORCH = """
@@ -138,5 +148,33 @@ def test_mistakes_are_told_before_torch_and_leave_nothing_behind(tmp_path):
     lines = done.stderr.splitlines()
     assert len(lines) == len(MISTAKES)
     for line, (_, _, said) in zip(lines, MISTAKES, strict=True):
-        assert line.startswith(f"phalanx train: {said}")
+        assert line.startswith(f"phalanx train: {said.format(here=tmp_path)}")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [torch.tensor(1.0), torch.zeros(10, 64).to_sparse(), torch.zeros(10, 64, device="meta")],
+    ids=["a number", "sparse", "without values"],
+)
+def test_a_head_that_is_none_is_refused_and_leaves_no_folder(
+    contiguous, digits, tmp_path, capsys, head
+):
+    weights = tmp_path / "odd.pth"
+    torch.save({**load_file(weights_of(contiguous)), "fc.weight": head}, weights)
+    run = tmp_path / "run"
+    assert main(small_run(digits, run, init_weights=weights, **GROUPED)) == CHECKPOINT
+    assert "fc.weight" in capsys.readouterr().err
+    assert not run.exists()
+
+
+def test_a_run_that_cannot_begin_takes_only_what_it_made(contiguous, digits, tmp_path, capsys):
+    before = tmp_path / "before"
+    before.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(before)
+    for run in (before, link):
+        wrong = {"init_weights": weights_of(contiguous), "norm_type": "batch", "steps": 1}
+        assert main(small_run(digits, run, **wrong)) == CHECKPOINT
+        assert "is this another network? --model and its options" in capsys.readouterr().err
+        assert list(before.iterdir()) == []

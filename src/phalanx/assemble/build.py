@@ -1,9 +1,10 @@
 """The torch side of a plan: device, threads, model and optimizer."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
@@ -55,7 +56,7 @@ def begin_with_weights(model: nn.Module, config: Config) -> None:
     """Replace a fresh model's weights by those of --init-weights, if any are named."""
     if config.model.init_weights is None:
         return
-    path, variant = Path(config.model.init_weights).expanduser(), variant_of(config)
+    path, variant = Path(config.model.init_weights), variant_of(config)
     tensors = read_weights(path)
     if layout_in(path) != variant.norm.layout:
         raise CheckpointError(
@@ -66,14 +67,22 @@ def begin_with_weights(model: nn.Module, config: Config) -> None:
     try:
         fill(model, tensors, where=str(path), spared=spared)
     except CheckpointError as error:
-        head = tensors.get(f"{variant.head}.weight")
-        own = model.state_dict().get(f"{variant.head}.weight")
-        if head is None or own is None or len(head) == len(own):
-            raise
-        raise CheckpointError(
-            f"{error}; it knows {len(head)} classes, the data has {len(own)}: "
+        raise CheckpointError(f"{error}; {advise(model, tensors, variant.head)}") from error
+
+
+def advise(model: nn.Module, tensors: Mapping[str, Tensor], head: str) -> str:
+    """The way out when weights do not fit: the head alone may be wrong, or the network is."""
+    weight = f"{head}.weight"
+    has, wants = (w[weight].shape[:1] if weight in w else () for w in (tensors, model.state_dict()))
+    if has and wants and has != wants:
+        return (
+            f"it knows {has[0]} classes, the data has {wants[0]}: "
             "--reset-head begins with a new classifier"
-        ) from error
+        )
+    return (
+        "is this another network? --model and its options, such as --norm-type and "
+        "--shortcut-type, must be those of the weights"
+    )
 
 
 def build_state(config: Config, plan: Plan, device: torch.device) -> TrainState:

@@ -23,7 +23,7 @@ from phalanx.plan.plan import Plan
 
 BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
 NOT_INHERITED = ("run-dir", *BEGINNING)
-SHAPING = (  # options that decide which weights a model has, or what they mean
+SHAPING = (  # options that decide which weights a model has, and group norm's layout
     "model",
     "norm-type",
     "enable-fast-groupnorm",
@@ -86,9 +86,11 @@ def refuse_other_model(config: Config, view: DataView, facts: Mapping[str, Any])
 
 
 def resolved(config: Config) -> dict[str, Any]:
-    """Every option's value, with the model's own shortcuts where none were asked for."""
+    """Every option's value, with what the model makes of those that shape it."""
     variant = variant_of(config)
-    own = {"shortcut-type": variant.shortcut} if isinstance(variant, ResNetVariant) else {}
+    own: dict[str, Any] = {"enable-fast-groupnorm": variant.norm.layout == "interleaved"}
+    if isinstance(variant, ResNetVariant):
+        own["shortcut-type"] = variant.shortcut
     return config.flat() | own
 
 

@@ -60,7 +60,7 @@ def refuse_missing_weights(config: Config) -> None:
     """The file of --init-weights is looked for before anything heavy begins."""
     if config.model.init_weights is None:
         return
-    path = Path(config.model.init_weights).expanduser()
+    path = Path(config.model.init_weights)
     if path.is_dir():
         raise CheckpointError(f"{path}: is a folder; name the file with the weights in it")
     if not path.is_file():
@@ -71,7 +71,7 @@ def hash_of_weights(config: Config) -> str | None:
     """sha256 of the file of --init-weights."""
     if config.model.init_weights is None:
         return None
-    with Path(config.model.init_weights).expanduser().open("rb") as file:
+    with Path(config.model.init_weights).open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
 
@@ -183,9 +183,12 @@ def refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFo
 
 
 def changed_origins(settings: Settings, stored: Mapping[str, Any]) -> dict[str, str]:
-    """Who set the options that this resume changes."""
+    """Who set the options that this resume changes, or that the run was written without."""
     now = settings.config.flat()
-    return {name: "flag at resume" for name in now if now[name] != stored.get(name)}
+    new = {name: "default" for name in now if name not in stored}
+    return new | {
+        name: "flag at resume" for name in now if name in stored and now[name] != stored[name]
+    }
 
 
 def refuse_other_data(view: DataView, stored: Mapping[str, Any], run: RunFolder) -> None:

@@ -5,11 +5,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.datasets import DATASETS, Dataset
 from phalanx.catalog.models import MODELS
+from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
 
-TABLES: dict[str, dict[str, Any]] = {"model": MODELS, "dataset": DATASETS}
+TABLES: dict[str, tuple[dict[str, Any], type]] = {
+    "model": (MODELS, Variant),
+    "dataset": (DATASETS, Dataset),
+}
 
 
 def load_plugins(names: str) -> None:
@@ -20,7 +24,7 @@ def load_plugins(names: str) -> None:
 
 def load_plugin(name: str) -> None:
     """Import one module, and see that it took nothing from the tables."""
-    ours = {kind: dict(table) for kind, table in TABLES.items()}
+    ours = {kind: dict(table) for kind, (table, _) in TABLES.items()}
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -33,9 +37,15 @@ def load_plugin(name: str) -> None:
             f"--plugin {name}: {error}; give a module's name, without .py, that lies in this "
             "folder, is installed, or is reached by PYTHONPATH"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"--plugin {name}: {type(error).__name__}: {error}") from error
-    for kind, table in TABLES.items():
+    for kind, (table, rows) in TABLES.items():
+        strange = [row for row, value in table.items() if not isinstance(value, rows)]
+        if strange:
+            raise ConfigError(
+                f"--plugin {name}: the {kind} {strange[0]!r} is no {rows.__name__}; "
+                "docs/extending.md shows what a row is made of"
+            )
         taken = [row for row, value in ours[kind].items() if table.get(row) is not value]
         if taken:
             raise ConfigError(

@@ -112,7 +112,7 @@ class FastResNetVariant(Variant):
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Stem, then per stage a strided convolution and perhaps a residual block, head."""
+        """Stem, then per stage a convolution with a pool and perhaps a residual block, head."""
         stages = [
             f"layer{stage}/{index}"
             for stage, extra in enumerate(self.residual, start=1)

@@ -40,7 +40,8 @@ def old_names_of(name: str) -> list[str]:
 
 def about(variant: Variant) -> str:
     """What a model is, in a few words."""
-    return WORDS[type(variant)](variant)
+    known = (words for kind, words in WORDS.items() if isinstance(variant, kind))
+    return next(known, lambda _: variant.family)(variant)
 
 
 def about_resnet(variant: ResNetVariant) -> str:

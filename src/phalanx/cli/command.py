@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from phalanx.catalog.plugins import load_plugins
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import plain_kind
 from phalanx.errors import ConfigError, suggest
@@ -47,6 +48,11 @@ class Request:
 
     def __getitem__(self, name: str) -> Any:
         return self.words[name]
+
+    def load_plugins(self) -> None:
+        """Import what --plugin names; for commands that look into the tables themselves."""
+        if "plugin" in self.flags:
+            load_plugins(self.flags["plugin"])
 
     def refuse_problems(self) -> None:
         """Raise if anything was not understood; for commands that read no config."""

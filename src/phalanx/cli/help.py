@@ -63,7 +63,7 @@ def model_rows(model: str) -> list[tuple[str, str, str]]:
     """What the options that a model decides are for this one."""
     variant = MODELS[model]
     values: dict[str, object] = {
-        "image-size": variant.image_size,
+        "image-size": f"{variant.image_size} for photographs; small images keep their own",
         "drop-path": variant.drop_path,
         "dropout-rate": variant.dropout,
     }

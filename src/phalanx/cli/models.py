@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from phalanx.catalog.models import MODELS
-from phalanx.catalog.plugins import load_plugins
 from phalanx.catalog.sizes import about, load_sizes, old_names_of, short
 from phalanx.catalog.splits import Split, find_split
 from phalanx.catalog.variant import OwnVariant, Variant
@@ -31,8 +30,7 @@ FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "acti
 def ls(request: Request) -> int:
     """List the models, or those whose names hold every word."""
     request.refuse_problems()
-    if "plugin" in request.flags:
-        load_plugins(request.flags["plugin"])
+    request.load_plugins()
     words = request["word"]
     rows = [facts_of(name) for name in MODELS if holds(name, words)]
     if not rows:
@@ -182,8 +180,7 @@ def take_apart(request: Request) -> Sheet:
 
 def find_settings(request: Request) -> Settings:
     """The options that were given, over the defaults; no preset has a say in what a model is."""
-    if "plugin" in request.flags:
-        load_plugins(request.flags["plugin"])
+    request.load_plugins()
     try:
         flags = {"model": model_name(request["name"]), **request.flags}
     except ValueError as error:

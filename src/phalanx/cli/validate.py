@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.catalog.plugins import load_plugins
 from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, Request
 from phalanx.errors import CheckpointError, ConfigError, suggest
 
@@ -21,8 +20,7 @@ def run(request: Request) -> int:
     """Score what was named, one line each."""
     request.refuse_problems()
     target = request["target"]
-    if "plugin" in request.flags:
-        load_plugins(request.flags["plugin"])
+    request.load_plugins()
     fresh = (target in MODELS or target in OLD_NAMES) and not Path(target).exists()
     if not fresh:
         refuse_model_options(request)

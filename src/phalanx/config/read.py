@@ -5,7 +5,8 @@ Whatever can be known to be wrong is found here, before torch is imported.
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
@@ -190,7 +191,7 @@ def family_of(model: Any) -> str:
 
 
 def complete(merged: Layer) -> None:
-    """Fill in what depends on other options: the length, and the folder from the environment."""
+    """Fill in what depends on other options, on the environment, or on the current folder."""
     if not any(option in merged and merged[option].value for option in ("epochs", "steps")):
         merged["epochs"] = Given(DEFAULT_EPOCHS, "--epochs", "default")
     data = merged["data"].value if "data" in merged else "embedded"
@@ -198,6 +199,10 @@ def complete(merged: Layer) -> None:
     given = merged["data-dir"].value if "data-dir" in merged else None
     if needs_folder and given is None and os.environ.get("DATA_DIR"):
         merged["data-dir"] = Given(os.environ["DATA_DIR"], "DATA_DIR", "environment DATA_DIR")
+    weights = merged.get("init-weights")
+    if weights is not None and isinstance(weights.value, str):  # found again from any folder
+        whole = str(Path(weights.value).expanduser().absolute())
+        merged["init-weights"] = replace(weights, value=whole)
 
 
 def validate(merged: Layer, problems: list[str]) -> Config | None:

@@ -41,15 +41,25 @@ def count_units(
     try:
         with torch.device("meta"):
             model = as_units(build_model(variant, num_classes=num_classes))
-    except RuntimeError as error:  # of a plugin: our own networks never look at values
-        raise ConfigError(
-            f"--plugin: its network cannot be counted: {error}; it is built on torch's device "
-            "meta, where tensors have shapes but no values"
-        ) from error
+    except Exception as error:  # of a plugin: our own networks never look at values
+        raise uncountable(error) from error
     if half:
         to_half(model, full_norms=full_norms)
     images = torch.empty(batch, 3, image_size, image_size, device="meta")
-    return walk(model, images)
+    try:
+        return walk(model, images)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise uncountable(error) from error
+
+
+def uncountable(error: Exception) -> ConfigError:
+    """What to say of a plugin's network that cannot be built or run without values."""
+    return ConfigError(
+        f"--plugin: its network cannot be counted: {error}; it is built on torch's device meta, "
+        "where tensors have shapes but no values"
+    )
 
 
 def count_size(variant: Variant) -> tuple[Size, int]:

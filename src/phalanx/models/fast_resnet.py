@@ -86,7 +86,7 @@ class FastResNet(UnitModel):
         inp, width = variant.widths[stage - 1 : stage + 1]
         parts: list[nn.Module] = [HalvingConv(inp, width, kit)]
         if variant.residual[stage - 1]:
-            rate = path_rate(variant, stage, len(variant.residual))
+            rate = path_rate(variant, stage - 1, len(variant.residual))
             parts.append(LateSum(width, kit, rate=rate))
             if rate:
                 self.chances[f"layer{stage}.1"] = 1

@@ -50,8 +50,8 @@ class BasicBlock(ResidualBlock):
 class Bottleneck(ResidualBlock):
     """1x1 narrow, 3x3, 1x1 widen, plus the shortcut.
 
-    The stride sits on the 3x3 ("v1.5"): the paper puts it on the first 1x1 ("v1"), which throws
-    three quarters of the input away before anything looks at it.
+    The stride sits on the 3x3 ("v1.5") unless the variant says otherwise: the paper has it on the
+    first 1x1 ("v1"), which throws three quarters of the input away before anything looks at it.
     """
 
     def __init__(self, block: Block, variant: ResNetVariant, *, rate: float = 0.0):

@@ -68,9 +68,12 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
             "save the state dict alone, best as .safetensors"
         ) from error
     except BROKEN as error:
-        raise CheckpointError(
-            f"{path}: is cut short or damaged: {error}; fetch it again"
-        ) from error
+        if "TorchScript" in str(error):
+            raise CheckpointError(
+                f"{path}: is a TorchScript program, which Phalanx does not run; where it comes "
+                "from, save the state dict alone, best as .safetensors"
+            ) from error
+        raise CheckpointError(f"{path}: is cut short or damaged; fetch it again") from error
     tensors = unwrapped(content)
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
@@ -168,3 +171,10 @@ def compare(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterat
         if found[name].shape != wanted[name].shape:
             has, wants = tuple(found[name].shape), tuple(wanted[name].shape)
             yield f"{name} is {has}, the model wants {wants}"
+        elif not is_plain(found[name]):
+            yield f"{name} holds no plain numbers ({found[name].dtype}, {found[name].layout})"
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's values can be copied: dense, in memory, real."""
+    return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_complex()

@@ -53,6 +53,8 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
         check_norm_groups(variant)
     if isinstance(variant, EfficientNetVariant):
         check_group_dim(variant)
+    if isinstance(variant, ResNetVariant):
+        check_stride(name, variant)
     if image_size < variant.smallest_image:
         raise ConfigError(
             f"--image-size {image_size}: {name} halves the image {variant.halvings} times, which "
@@ -62,6 +64,14 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
         raise ConfigError(
             f"--batch-size 1: at {image_size} pixels {name} ends with one value a channel, which "
             "batch norm cannot normalise; take two images or more, or --norm-type group"
+        )
+
+
+def check_stride(name: str, variant: ResNetVariant) -> None:
+    """Only bottlenecks have a 1x1 before their 3x3."""
+    if variant.block == "basic" and variant.stride_in == "1x1":
+        raise ConfigError(
+            f"--stride-in 1x1: {name} has no bottlenecks and so no 1x1 to stride in; leave it away"
         )
 
 

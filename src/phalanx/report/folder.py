@@ -11,10 +11,9 @@ report.html        the result to look at            checkpoints/     what a resu
 import fcntl
 import json
 import os
-import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -23,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from phalanx.disk import disk_errors, sync_folder, write_atomically
+from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 from phalanx.errors import CheckpointError, ConfigError, DiskError
 
 FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
@@ -54,6 +53,7 @@ class RunFolder:
     """One run on disk."""
 
     path: Path
+    made: bool = False  # its folder, by this process
 
     @property
     def config(self) -> Path:
@@ -138,9 +138,12 @@ class RunFolder:
         return {str(name): spell(value) for name, value in values.items()}
 
     def discard(self) -> None:
-        """Remove a run in which nothing was trained."""
-        with disk_errors(self.path):
-            shutil.rmtree(self.path)
+        """Remove what a run in which nothing was trained has written, as far as that goes."""
+        for file in (self.config, self.run, self.lock_file, self.log, self.metrics):
+            remove_quietly(file)
+        if self.made:
+            with suppress(OSError):  # something else lies there too
+                self.path.rmdir()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -222,9 +225,10 @@ def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFol
     """A new run folder with its options and facts written."""
     refuse_used(path)
     with disk_errors(path):
+        made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
-    run = RunFolder(path)
+    run = RunFolder(path, made)
     write_atomically(run.config, config_text)
     # run.json comes last: a folder that has it is complete.
     write_atomically(run.run, to_json({"format": FORMAT, "created": utc_now(), **facts}))
