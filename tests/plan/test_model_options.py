@@ -1,6 +1,7 @@
 """The network a config asks for: each option in its place, and what cannot be built refused."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,7 @@ def refused(**options: object) -> str:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_options_a_model_is_its_row(name):
-    assert asked(model=name) == MODELS[name]
+    assert asked(preset="generated-resnet50", model=name) == MODELS[name]
 
 
 CHANGES = {  # model, flags, and what becomes of the row
@@ -264,6 +265,14 @@ def test_photographs_are_cut_to_the_models_own_size_and_small_sets_keep_theirs()
         assert plan_for(data="generated", model=model).image_size == size
         assert plan_for(data="generated", model=model, image_size=64).image_size == 64
         assert plan_for(model=model).image_size == 28
+
+
+def test_what_every_model_has_its_own_of_is_forgotten_with_the_model(presets):
+    own = Path("presets/own.yaml")
+    own.write_text("# x\nmodel: resnet8\nshortcut-type: C\ndrop-path: 0.5\n")
+    assert asked(preset="own").shortcut == asked(preset="own", model="resnet8").shortcut == "C"
+    assert asked(preset="own", model="resnet20") == MODELS["resnet20"]
+    assert asked(model="resnet20") == MODELS["resnet20"], "the demo's shortcuts are resnet8's"
 
 
 # --- runs of before ---

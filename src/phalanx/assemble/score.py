@@ -20,7 +20,7 @@ from phalanx.assemble.feed import Feed, LoadedFeed, normaliser_of, open_feed
 from phalanx.assemble.prepare import Described, refuse_missing_weights
 from phalanx.assemble.view import Preprocessing, plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.watch import score_row
-from phalanx.config.read import read_settings
+from phalanx.config.read import read_flags, settle
 from phalanx.config.schema import Config
 from phalanx.data.pixels import BadImage, decode
 from phalanx.data.transforms import TRANSFORMS
@@ -79,7 +79,9 @@ def load_checkpoint(described: Described) -> Scorable:
 
 def build_fresh(model: str, flags: Mapping[str, str]) -> Scorable:
     """An untrained model, for the numbers that chance gives."""
-    settings = read_settings(None, {**flags, "model": model})
+    problems: list[str] = []
+    given = read_flags({**flags, "model": model}, problems)
+    settings = settle([given], problems, name=model)  # no preset has a say in what a model is
     config = settings.config
     refuse_missing_weights(config)
     plan, view = plan_of(settings)

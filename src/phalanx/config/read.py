@@ -24,6 +24,7 @@ from phalanx.errors import ConfigError, suggest
 
 EXCLUSIVE = (("epochs", "steps"),)  # the higher layer's word wins; both in one layer is an error
 DEFAULT_EPOCHS = 10.0
+OF_THE_MODEL = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own default
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def settle(layers: list[Layer], problems: list[str], *, name: str) -> Settings:
         for pair in EXCLUSIVE:
             drop_rivals(pair, merged=merged, layer=layer, problems=problems)
         if "model" in layer:
-            drop_other_families(layer["model"].value, merged)
+            drop_said_for_another(layer["model"].value, merged)
         merged.update(layer)
     complete(merged)
     config = validate(merged, problems)
@@ -170,10 +171,13 @@ def drop_rivals(pair: tuple[str, ...], *, merged: Layer, layer: Layer, problems:
         merged.pop(option, None)
 
 
-def drop_other_families(model: Any, merged: Layer) -> None:
-    """Forget what lower layers said for the model they had, where this one is no such model."""
+def drop_said_for_another(model: Any, merged: Layer) -> None:
+    """Forget what lower layers said for the model they had, where it means nothing for this one."""
+    other = "model" in merged and merged["model"].value != model
     for name in [name for name in merged if not has_option(family_of(model), name)]:
         del merged[name]
+    for name in OF_THE_MODEL if other else ():
+        merged.pop(name, None)
 
 
 def has_option(family: str, name: str) -> bool:
