@@ -94,7 +94,7 @@ def test_each_option_changes_its_part_of_the_row_and_nothing_else(option):
         part, _, leaf = place.rpartition(".")
         (inside if part else row)[leaf] = value
     row["norm"] = inside
-    found = asked(model=model, **flags)
+    found = asked(preset="generated-resnet50", model=model, **flags)
     assert asdict(found) == row
     assert found != MODELS[model] and type(found) is type(MODELS[model])
 
