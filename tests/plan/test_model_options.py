@@ -291,7 +291,7 @@ def test_a_run_of_before_is_understood_as_it_was_meant():
 
 
 def test_a_run_of_today_is_left_as_it_is():
-    today = settings(None, {"model": "resnet8"}).config.flat()
+    today = settings("mnist-resnet8", {}).config.flat()
     assert fill_older(today) == today
     again = read_again(today, flags={}, where="run/config.yaml", name="new")
     assert variant_of(again.config) == MODELS["resnet8"]
