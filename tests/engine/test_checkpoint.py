@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from phalanx.catalog.models import MODELS
 from phalanx.cli.main import main
 from phalanx.engine.checkpoint import Saver, restore, take_snapshot
 from phalanx.engine.shelf import (
@@ -33,7 +34,7 @@ FILES = {"facts.json": b"{}", "weights.safetensors": b"w" * 100}
 
 
 def small_state(seed: int = 0) -> TrainState:
-    model = build_model("resnet8", num_classes=10)
+    model = build_model(MODELS["resnet8"], num_classes=10)
     initialise(model, seed, zero_residual=False)
     model = model.to(memory_format=torch.channels_last)
     return TrainState(model, build_sgd(model, momentum=0.9, weight_decay=1e-3))
@@ -53,7 +54,7 @@ def test_a_restored_state_trains_on_bit_for_bit(tmp_path):
     straight = small_state()
     train_a_little(straight, 3)
     straight.scores[3] = 0.5
-    saver = Saver(tmp_path, keep=2, about={"run": "x"})
+    saver = Saver(tmp_path, keep=2, about={"run": "x", "norm_layout": "contiguous"})
     saver.save(straight)
     saver.wait()
     train_a_little(straight, 3)
@@ -179,7 +180,7 @@ def test_a_write_that_does_not_read_back_is_loud(tmp_path, monkeypatch):
 def test_a_failed_background_save_is_raised_at_the_next_call(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("a file where the folder should be")
-    saver = Saver(blocked, keep=1, about={})
+    saver = Saver(blocked, keep=1, about={"norm_layout": "contiguous"})
     saver.save(small_state())
     with pytest.raises(DiskError, match="--run-dir"):
         saver.wait()

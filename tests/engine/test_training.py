@@ -128,7 +128,7 @@ def test_accumulated_gradients_equal_the_full_batch():
         images = torch.randn(12, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double()
         labels = torch.arange(12) % 3
         passes = [
-            MicroBatch(i, label)
+            MicroBatch(i, label, 0)
             for i, label in zip(images.split(sizes), labels.split(sizes), strict=True)
         ]
         numbers = train_step(state, passes, 1.0, rule=RULE)
@@ -150,7 +150,7 @@ def test_label_smoothing_is_the_seeds_formula():
     with torch.no_grad():
         model[1].weight.copy_(torch.eye(3))
     state = TrainState(model, build_sgd(model, momentum=0.0, weight_decay=0.0))
-    batch = MicroBatch(logits[:, :, None, None], torch.tensor([0]))
+    batch = MicroBatch(logits[:, :, None, None], torch.tensor([0]), 0)
     loss = train_step(state, [batch], 0.0, rule=RULE)[0]
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
