@@ -249,7 +249,7 @@ def test_an_edited_config_cannot_change_the_maths(digits, tmp_path, capsys):
 def test_a_fork_keeps_its_model_and_leaves_no_folder_when_refused(straight, tmp_path, capsys):
     words = ["train", "--fork", str(straight), "--run-dir", str(tmp_path / "fork"), "--epochs", "5"]
     assert main([*words, "--model", "resnet20"]) == ConfigError.exit_code
-    assert "--model: the checkpoint holds a resnet8" in capsys.readouterr().err
+    assert "--model: the checkpoint was trained with resnet8" in capsys.readouterr().err
     assert not (tmp_path / "fork").exists()
 
 
