@@ -31,8 +31,8 @@ def train(
 ) -> "Summary":
     """Train a preset or file, resume a run, or fork one; the summary of the run."""
     from phalanx.assemble.fork import prepare_fork
+    from phalanx.assemble.infer import read_with_data
     from phalanx.assemble.prepare import prepare_new, prepare_resume, remake_finished
-    from phalanx.config.read import read_settings
     from phalanx.errors import ConfigError
 
     flags, line = _flags(options), "phalanx.train()"
@@ -46,7 +46,7 @@ def train(
     elif fork is not None:
         prepared = prepare_fork(Path(fork), flags, line=line)
     else:
-        prepared = prepare_new(read_settings(preset, flags), line=line)
+        prepared = prepare_new(read_with_data(preset, flags), line=line)
     from phalanx.assemble.train import train as run
 
     return run(prepared)
@@ -63,10 +63,10 @@ def validate(checkpoint: PathLike, **options: Any) -> "ScoreRow":
 
 def plan(preset: str | None = None, **options: Any) -> "Plan":
     """Every number derived from a preset or file and options."""
+    from phalanx.assemble.infer import read_with_data
     from phalanx.assemble.view import plan_of
-    from phalanx.config.read import read_settings
 
-    return plan_of(read_settings(preset, _flags(options)))[0]
+    return plan_of(read_with_data(preset, _flags(options)))[0]
 
 
 def load(checkpoint: PathLike, **options: Any) -> Any:

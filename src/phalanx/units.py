@@ -49,6 +49,21 @@ def parse_duration(text: str | int | float) -> Duration:
     return Duration(amount, unit)
 
 
+def parse_pair(text: str) -> tuple[float, float]:
+    """Two numbers with a comma, the smaller first; fractions are understood.
+
+    >>> parse_pair("3/4, 4/3")
+    (0.75, 1.3333333333333333)
+    """
+    try:
+        low, high = (float(Fraction(part.strip())) for part in text.split(","))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"wants two numbers with a comma, such as 0.08,1, got {text!r}") from None
+    if not 0 < low <= high:
+        raise ConfigError(f"wants two numbers above zero, the smaller first, got {text!r}")
+    return low, high
+
+
 def parse_rate(text: str | int | float) -> Fraction:
     """How often per epoch: 2 is twice an epoch, "1/2" every second epoch, 0 never.
 

@@ -22,17 +22,22 @@ def here(tmp_path, monkeypatch):
     monkeypatch.delenv("DATA_DIR", raising=False)
 
 
+def files_here() -> list[Path]:
+    """Everything but the indices that are kept beside data."""
+    return sorted(path for path in Path().rglob("*") if ".phalanx" not in path.parts)
+
+
 @pytest.fixture
 def fail(capsys):
     """Run a command line that goes wrong; what it said. Nothing may be left behind."""
 
     def run(*words: str, code: int) -> str:
-        before = sorted(Path().rglob("*"))
+        before = files_here()
         assert main(words) == code, capsys.readouterr().err
         out, err = capsys.readouterr()
         assert out == ""
         assert err.startswith("phalanx") and err.endswith("\n") and "Traceback" not in err
-        assert sorted(Path().rglob("*")) == before, "a mistake leaves nothing behind"
+        assert files_here() == before, "a mistake leaves nothing behind"
         return err.removesuffix("\n")
 
     return run

@@ -4,6 +4,7 @@ from PIL import Image
 
 from phalanx.data.batches import Recipe
 from phalanx.data.loader import Loader
+from phalanx.data.transforms import Treatment
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
 
@@ -27,7 +28,12 @@ def spoiled(tmp_path_factory):
 def recipe_for(root):
     order = Order(images=12, global_batch=12, seed=0)
     return Recipe(
-        data="folder", data_dir=str(root), image_size=16, augment="none", seed=0, order=order
+        data="folder",
+        data_dir=str(root),
+        image_size=16,
+        treatment=Treatment(augment="none"),
+        seed=0,
+        order=order,
     )
 
 
@@ -67,7 +73,7 @@ def test_findings_of_different_workers_count_together(tmp_path):
         data="folder",
         data_dir=str(tmp_path),
         image_size=8,
-        augment="none",
+        treatment=Treatment(augment="none"),
         seed=0,
         order=Order(images=64, global_batch=64, seed=0),
     )
@@ -94,7 +100,7 @@ def test_a_set_without_a_readable_image_is_refused(tmp_path, workers):
         data="folder",
         data_dir=str(tmp_path),
         image_size=8,
-        augment="none",
+        treatment=Treatment(augment="none"),
         seed=0,
         order=Order(images=2, global_batch=2, seed=0),
     )

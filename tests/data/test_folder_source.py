@@ -1,7 +1,11 @@
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from phalanx.data import folder as folders
+from phalanx.data.folder import locate, looks_like, open_split_folder, stamp_place
 from phalanx.data.pixels import BadImage
 from phalanx.data.sources import OPENERS, open_source
 from phalanx.errors import ConfigError, DataError
@@ -129,7 +133,7 @@ def test_a_missing_data_dir_names_the_option(tmp_path, data, split):
 def test_a_dataset_without_files_is_refused_by_name():
     with pytest.raises(ConfigError, match="'synthetic' has no images"):
         open_source("synthetic", None, "train")
-    assert len(OPENERS) == 6
+    assert len(OPENERS) == 12
 
 
 def test_labels_are_int64(folder):
@@ -142,3 +146,160 @@ def test_a_folder_without_train_is_there_to_be_scored(folder):
     alone = open_source("folder", str(folder), "valid")
     assert alone.classes == whole.classes
     assert alone.labels.tolist() == whole.labels.tolist()
+
+
+# --- the kept index ---
+
+
+def kept(root, key):
+    return root / ".phalanx" / f"{key}.index"
+
+
+def test_an_index_is_kept_and_used_again(folder):
+    open_source("folder", str(folder), "train")
+    made = kept(folder, "folder-train").stat()
+    source = open_source("folder", str(folder), "train")
+    assert kept(folder, "folder-train").stat().st_ino == made.st_ino
+    assert source.read(4)[0, 0].tolist() == [1, 0, 0] and len(source) == 6
+
+
+def test_an_index_is_built_anew_when_an_image_comes_goes_or_is_written_over(folder):
+    open_source("folder", str(folder), "train")
+    write_image(folder / "train/cat/new.png")
+    assert len(open_source("folder", str(folder), "train")) == 7
+    (folder / "train/cat/new.png").unlink()
+    assert len(open_source("folder", str(folder), "train")) == 6
+    before = kept(folder, "folder-train").stat().st_ino
+    os.utime(folder / "train/dog/2.png", ns=(1, 1))
+    open_source("folder", str(folder), "train")
+    assert kept(folder, "folder-train").stat().st_ino != before
+
+
+def test_a_new_training_class_shifts_the_labels_of_validation(folder):
+    assert open_source("folder", str(folder), "valid").labels.tolist() == [0, 0, 1, 1]
+    write_image(folder / "train/bird/0.png")
+    assert open_source("folder", str(folder), "valid").labels.tolist() == [1, 1, 2, 2]
+
+
+def test_a_large_folder_is_stamped_by_a_sample(folder, monkeypatch):
+    monkeypatch.setattr(folders, "ALL_STAMPED", 3)
+    monkeypatch.setattr(folders, "FILES_STAMPED", 2)
+    place = locate(folder, "train")
+    before = stamp_place(folder, place)
+    os.utime(folder / "train/dog/2.png", ns=(1, 1))
+    assert stamp_place(folder, place) == before, "the third file of a class is not in the sample"
+    os.utime(folder / "train/dog/0.png", ns=(1, 1))
+    assert stamp_place(folder, place) != before
+    before = stamp_place(folder, place)
+    (folder / "train/dog/2.png").unlink()
+    assert stamp_place(folder, place) != before, "the folder's own time tells"
+
+
+def test_a_file_that_changed_is_a_bad_image_with_both_sizes(folder):
+    source = open_source("folder", str(folder), "train")
+    size = (folder / "train/cat/1.png").stat().st_size
+    with (folder / "train/cat/1.png").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(
+        BadImage, match=rf"train/cat/1\.png: has changed: {size + 4} bytes, {size} "
+    ):
+        source.read(1)
+
+
+def test_a_dangling_link_is_a_bad_image_and_not_the_end(folder):
+    (folder / "train/cat/9.png").symlink_to("nowhere.png")
+    source = open_source("folder", str(folder), "train")
+    assert len(source) == 7
+    with pytest.raises(BadImage, match=r"9\.png: No such file"):
+        source.read(3)
+
+
+def test_strange_names_are_read(folder):
+    for name in ("with space.png", "Ä ö.png", os.fsdecode(b"bad\xff.png")):
+        write_image(folder / "train/cat" / name, value=77)
+    source = open_source("folder", str(folder), "train")
+    names = [source.name(place).rpartition("/")[2] for place in range(6)]
+    assert set(names[3:]) == {"with space.png", "Ä ö.png", os.fsdecode(b"bad\xff.png")}
+    assert all(source.read(place)[0, 0, 0] == 77 for place in (3, 4, 5))
+
+
+def test_a_valid_folder_is_a_validation_split(folder):
+    (folder / "val").rename(folder / "valid")
+    assert open_source("folder", str(folder), "valid").name(0) == "valid/cat/0.png"
+
+
+# --- a folder that is split by chance ---
+
+
+@pytest.fixture
+def classes_only(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(200):
+            (tmp_path / name / f"{number}.png").write_bytes(b"x")
+    return tmp_path
+
+
+def names_of(source):
+    return {source.name(place) for place in range(len(source))}
+
+
+def split(root, side, share=0.1, seed=0):
+    return open_split_folder(root, side, share=share, seed=seed)
+
+
+def test_a_split_gives_every_image_to_one_side(classes_only):
+    train, valid = split(classes_only, "train"), split(classes_only, "valid")
+    assert not names_of(train) & names_of(valid)
+    assert len(names_of(train) | names_of(valid)) == 400
+    counts = np.bincount(valid.labels)
+    assert len(counts) == 2 and all(8 <= count <= 33 for count in counts)
+    assert train.classes == valid.classes == ("cat", "dog")
+
+
+def test_a_split_follows_seed_and_share(classes_only):
+    first = names_of(split(classes_only, "valid"))
+    assert names_of(split(classes_only, "valid", seed=1)) != first
+    assert first < names_of(split(classes_only, "valid", share=0.3))
+    assert first == names_of(split(classes_only, "valid"))
+
+
+def test_images_keep_their_side_when_others_are_added(classes_only):
+    train, valid = names_of(split(classes_only, "train")), names_of(split(classes_only, "valid"))
+    for number in range(200, 400):
+        (classes_only / "cat" / f"{number}.png").write_bytes(b"x")
+    (classes_only / "bird").mkdir()
+    (classes_only / "bird/0.png").write_bytes(b"x")
+    assert train < names_of(split(classes_only, "train"))
+    assert valid < names_of(split(classes_only, "valid"))
+
+
+def test_a_small_class_has_an_image_on_each_side(folder):
+    (folder / "train/dog/2.png").unlink()
+    for share in (0.001, 0.999):
+        for side in ("train", "valid"):
+            assert set(split(folder / "train", side, share=share).labels.tolist()) == {0, 1}
+    remove(folder, "val")
+    assert names_of(split(folder, "valid", share=0.001)) == {
+        f"train/{name}" for name in names_of(split(folder / "train", "valid", share=0.001))
+    }
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
+def test_a_share_of_nothing_or_all_is_refused(classes_only, share):
+    with pytest.raises(ConfigError, match="--val-split: wants a share between"):
+        split(classes_only, "train", share=share)
+
+
+def test_a_folder_with_its_own_validation_is_not_split(folder):
+    with pytest.raises(ConfigError, match=r"val is there to be scored; leave the option out"):
+        split(folder, "train")
+
+
+def test_a_folder_is_told_from_other_folders(folder, tmp_path_factory):
+    assert looks_like(folder) and looks_like(folder / "train")
+    assert not looks_like(folder / "train/cat")
+    other = tmp_path_factory.mktemp("other")
+    (other / "a").mkdir()
+    write_image(other / "b/0.png")
+    assert not looks_like(other)

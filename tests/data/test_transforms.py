@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from phalanx.data.transforms import TRANSFORMS, centre_crop, choose_crop, fit, pad_crop
+from phalanx.data.transforms import CROPS, Treatment, build_transform, choose_crop, fit, pad_crop
+
+TRANSFORMS = {kind: build_transform(Treatment(augment=kind)) for kind in CROPS}
 
 RANDOM = np.random.default_rng(0)
 IMAGE = RANDOM.integers(1, 256, (28, 28, 3), np.uint8)
@@ -10,7 +12,7 @@ POSITIONS = np.arange(4000)
 
 def train(name, image, draws, size):
     out = np.full((size, size, 3), 77, np.uint8)
-    TRANSFORMS[name].train([image], [draws], out[None])
+    TRANSFORMS[name].train([image], [draws], out[None], None)
     return out
 
 
@@ -107,8 +109,8 @@ def test_scoring_large_images_takes_the_middle_seven_eighths():
     image[:, 256:768] = 200  # the middle square
     image[:24], image[-24:] = 50, 50  # 12 rows each once the short side is 256
     out = np.empty((224, 224, 3), np.uint8)
-    centre_crop(image, out)
+    TRANSFORMS["resized-crop"].evaluate(image, out)
     assert (out == 200).all()
     out = np.empty((240, 240, 3), np.uint8)  # of a short side of 274: 17 rows are cut each side
-    centre_crop(image, out)
+    TRANSFORMS["resized-crop"].evaluate(image, out)
     assert (out == 200).all()

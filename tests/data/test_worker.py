@@ -5,17 +5,20 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from phalanx.data import pool
 from phalanx.data.batches import Recipe
 from phalanx.data.loader import Loader
+from phalanx.data.transforms import Treatment
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
 
 RECIPE = Recipe(
     data="embedded",
     image_size=28,
-    augment="pad-crop",
+    treatment=Treatment(augment="pad-crop"),
     seed=1,
     order=Order(images=8000, global_batch=64, seed=1),
 )
@@ -25,10 +28,11 @@ PARENT = """
 import sys, time
 from phalanx.data.batches import Recipe
 from phalanx.data.loader import Loader
+from phalanx.data.transforms import Treatment
 from phalanx.plan.order import Order
 order = Order(images=4000, global_batch=512, seed=1)
-recipe = Recipe(data="generated", image_size=512, augment="resized-crop", seed=1, order=order,
-                generated_images=4000)
+recipe = Recipe(data="generated", image_size=512, treatment=Treatment(augment="resized-crop"),
+                seed=1, order=order, generated_images=4000)
 loader = Loader(recipe, workers=3)
 steps = loader.steps_from(0, 1000, micro_batch=512)
 {wait}
@@ -118,29 +122,55 @@ def test_modules_of_a_worker_do_not_import_torch():
     assert answer.stdout == "False\n"
 
 
-def test_a_killed_worker_is_named(started):
-    loader, steps = started
-    victim = pids(loader)[1]
-    os.kill(victim, signal.SIGKILL)
-    with pytest.raises(DataError, match=rf"\(pid {victim}\) was killed by SIGKILL.*--workers 0"):
-        for _ in range(100):
+def same_as_without_workers(steps, count: int) -> bool:
+    """Whether the next steps are those that no worker ever touched."""
+    with Loader(RECIPE, workers=0) as plain:
+        twins = plain.steps_from(0, count, micro_batch=64)
+        return all(np.array_equal(next(steps)[0].pixels, twin[0].pixels) for twin in list(twins))
+
+
+def test_a_killed_worker_is_named_and_started_again():
+    with Loader(RECIPE, workers=2) as loader:
+        steps = loader.steps_from(0, 60, micro_batch=64)
+        next(steps)
+        victim = pids(loader)[1]
+        os.kill(victim, signal.SIGKILL)
+        for _ in range(20):
             next(steps)
+        (note,) = loader.notes["train"].values()
+        assert f"(pid {victim}) was killed by SIGKILL; it was started again" in note
+        os.kill(pids(loader)[1], signal.SIGKILL)
+        said = r"was killed by SIGKILL; the one before it was killed by SIGKILL.*--workers 0"
+        with pytest.raises(DataError, match=said):
+            for _ in range(30):
+                next(steps)
+
+
+def test_batches_are_the_same_when_a_worker_had_to_be_started_again(monkeypatch):
+    monkeypatch.setattr(pool, "HUNG_S", 1.0)
+    for blow in (signal.SIGKILL, signal.SIGSTOP):  # gone, and hung
+        with Loader(RECIPE, workers=2) as loader:
+            steps = loader.steps_from(0, 20, micro_batch=64)
+            loader._started_pool()
+            os.kill(pids(loader)[0], blow)
+            assert same_as_without_workers(steps, 20), blow
+            assert len(loader.notes["train"]) == 1
 
 
 def test_an_unforeseen_error_in_a_worker_brings_its_traceback(started):
     loader, _ = started
-    pool = loader._pool
-    pool._send(0, {"split": "train", "keys": [0], "slot": 10_000})
+    crew = loader._pool
+    crew._send(0, {"split": "train", "keys": [0], "slot": 10_000})
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*IndexError.*10000"):
         while True:
-            pool._receive(0)
+            crew._receive(0)
 
 
 def test_the_ring_is_bounded(started):
     loader, steps = started
     for _ in range(20):
         next(steps)
-    pool = loader._pool
-    under_way = sum(len(queue) for queue in pool.waiting)
-    assert under_way <= pool.depth == 2 * 4 + 2 * 4  # chunks for each worker, and two steps
-    assert pool.submitted <= 21 * 4 + pool.depth
+    crew = loader._pool
+    under_way = sum(len(queue) for queue in crew.waiting)
+    assert under_way <= crew.depth == 2 * 4 + 2 * 4  # chunks for each worker, and two steps
+    assert crew.submitted <= 21 * 4 + crew.depth

@@ -11,7 +11,7 @@ from phalanx.assemble.view import Preprocessing
 from phalanx.data.batches import Batch, Recipe
 from phalanx.data.device import Normaliser
 from phalanx.data.loader import Loader
-from phalanx.data.transforms import TRANSFORMS
+from phalanx.data.transforms import build_transform
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.plan.plan import Plan
@@ -80,8 +80,9 @@ class LoadedFeed:
         """Validation images as the model sees them, before normalisation."""
         recipe, source = self.loader.recipe, self.loader.source("valid")
         pictures = np.zeros((len(indices), recipe.image_size, recipe.image_size, 3), np.uint8)
+        evaluate = build_transform(recipe.treatment).evaluate
         for row, index in enumerate(indices):
-            TRANSFORMS[recipe.augment].evaluate(source.read(index), pictures[row])
+            evaluate(source.read(index), pictures[row])
         return pictures
 
 

@@ -23,7 +23,7 @@ from phalanx.assemble.watch import score_row
 from phalanx.config.read import read_flags, settle
 from phalanx.config.schema import Config
 from phalanx.data.pixels import BadImage, decode
-from phalanx.data.transforms import TRANSFORMS
+from phalanx.data.transforms import build_transform
 from phalanx.engine.checkpoint import WEIGHTS, load_weights
 from phalanx.engine.evaluate import Score, evaluate
 from phalanx.engine.shelf import read_files
@@ -116,7 +116,7 @@ def validation_feed(scorable: Scorable) -> Iterator[Feed]:
         recipe_of(config, plan),
         order=None,
         image_size=preprocessing.image_size,
-        augment=preprocessing.augment,
+        treatment=preprocessing.treatment,
     )
     normaliser = normaliser_of(preprocessing, scorable.device)
     with open_feed(recipe, plan, normaliser) as feed:
@@ -156,7 +156,7 @@ def predict(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
 def answer_some(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
     """Answers for as many images as fit in one pass."""
     edge = scorable.preprocessing.image_size
-    transform = TRANSFORMS[scorable.preprocessing.augment]
+    transform = build_transform(scorable.preprocessing.treatment)
     pixels = np.zeros((len(images), edge, edge, 3), np.uint8)
     problems = {}
     for row, path in enumerate(images):

@@ -7,9 +7,13 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.batches import Recipe
-from phalanx.data.sources import open_source
+from phalanx.data.sources import Split, ValSplit, open_source
+from phalanx.data.transforms import CENTRE_SHARE, Treatment
 from phalanx.plan.order import Order
 from phalanx.plan.plan import DataFacts, Plan, choose, count_global_batch, make_plan
+from phalanx.units import parse_pair, parse_share
+
+SHARE_STEPS = 10_000  # a share is understood to a hundredth of a percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +29,26 @@ def look_at_data(config: Config) -> DataView:
     """Count images and classes and take fingerprints."""
     if config.data.data in ("generated", "synthetic"):
         return look_at_made_up(config)
-    splits = ("train", "valid")
+    splits: tuple[Split, ...] = ("train", "valid")
+    chosen = val_split_of(config)
     sources = {
-        split: open_source(config.data.data, config.data.data_dir, split)  # type: ignore[arg-type]
+        split: open_source(config.data.data, config.data.data_dir, split, val_split=chosen)
         for split in splits
     }
     classes = sources["train"].classes
     facts = DataFacts(
         train_images=len(sources["train"]), valid_images=len(sources["valid"]), classes=len(classes)
     )
-    fingerprints = {split: sources[split].fingerprint() for split in splits}
+    fingerprints: dict[str, Any] = {s: sources[s].fingerprint() for s in splits}
     return DataView(facts=facts, classes=classes, fingerprints=fingerprints)
+
+
+def val_split_of(config: Config) -> ValSplit | None:
+    """How the data is split, if the config says so."""
+    if config.data.val_split is None:
+        return None
+    share = parse_share(config.data.val_split, SHARE_STEPS) / SHARE_STEPS
+    return ValSplit(share, config.train.seed)
 
 
 def look_at_made_up(config: Config) -> DataView:
@@ -83,13 +96,23 @@ class Preprocessing:
     augment: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    eval_crop: float = CENTRE_SHARE
+
+    @property
+    def treatment(self) -> Treatment:
+        """What happens to images that are scored."""
+        return Treatment(augment=self.augment, centre=self.eval_crop)
 
 
 def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
     """The preprocessing a new run trains with."""
     dataset = DATASETS[config.data.data]
     return Preprocessing(
-        image_size=plan.image_size, augment=dataset.augment, mean=dataset.mean, std=dataset.std
+        image_size=plan.image_size,
+        augment=dataset.augment,
+        mean=dataset.mean,
+        std=dataset.std,
+        eval_crop=config.data.eval_crop,
     )
 
 
@@ -106,9 +129,24 @@ def recipe_of(config: Config, plan: Plan) -> Recipe:
         plugin=config.run.plugin,
         data_dir=config.data.data_dir,
         image_size=plan.image_size,
-        augment=DATASETS[config.data.data].augment,
+        treatment=treatment_of(config),
         seed=config.train.seed,
         order=order,
         generated_images=plan.train_images,
         generated_valid_images=plan.valid_images,
+        val_split=None if (chosen := val_split_of(config)) is None else chosen.share,
+    )
+
+
+def treatment_of(config: Config) -> Treatment:
+    """What happens to this run's images."""
+    return Treatment(
+        augment=DATASETS[config.data.data].augment,
+        scale=parse_pair(config.data.crop_scale),
+        ratio=parse_pair(config.data.crop_ratio),
+        boxes=config.data.use_bbox_info,
+        jitter=config.data.color_jitter,
+        auto=config.data.auto_augment,
+        erasing=config.data.random_erasing,
+        centre=config.data.eval_crop,
     )

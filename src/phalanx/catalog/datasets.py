@@ -1,7 +1,7 @@
 """The datasets Phalanx knows by name, with the facts the rest is built from.
 
-Sources of the figures: CIFAR-10 mean and std over its 50,000 training images; Fashion-MNIST
-over its 60,000; ImageNet's are the ones every published recipe uses.
+Sources of the figures: CIFAR-10 and CIFAR-100 mean and std over their 50,000 training images;
+Fashion-MNIST over its 60,000; ImageNet's are the ones every published recipe uses.
 """
 
 from dataclasses import dataclass, replace
@@ -32,6 +32,20 @@ CIFAR10_CLASSES = (
     "ship",
     "truck",
 )
+CIFAR100_CLASSES = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle",
+    "bowl", "boy", "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle",
+    "chair", "chimpanzee", "clock", "cloud", "cockroach", "couch", "crab", "crocodile", "cup",
+    "dinosaur", "dolphin", "elephant", "flatfish", "forest", "fox", "girl", "hamster", "house",
+    "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion", "lizard", "lobster", "man",
+    "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange", "orchid",
+    "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy",
+    "porcupine", "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal",
+    "shark", "shrew", "skunk", "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar",
+    "sunflower", "sweet_pepper", "table", "tank", "telephone", "television", "tiger", "tractor",
+    "train", "trout", "tulip", "turtle", "wardrobe", "whale", "willow_tree", "wolf", "woman",
+    "worm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +84,19 @@ FASHION_MNIST = Dataset(
     valid_images=10_000,
     classes=FASHION_CLASSES,
 )
+CIFAR10 = Dataset(
+    help="CIFAR-10's binary files, data_batch_1.bin to 5 and test_batch.bin, or their .tar.gz",
+    preset="cifar10-resnet20",
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+    image_size=32,
+    augment="pad-crop",
+    needs_folder=True,
+    in_memory=True,
+    train_images=50_000,
+    valid_images=10_000,
+    classes=CIFAR10_CLASSES,
+)
 GENERATED = Dataset(
     help="random images made on the host: measures everything but the disk",
     preset="generated-resnet50",
@@ -79,6 +106,16 @@ GENERATED = Dataset(
     any_size=True,
     augment="none",
     classes=tuple(f"class{i:04d}" for i in range(1000)),
+)
+PHOTOGRAPHS = Dataset(
+    help="train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/), JPEG or PNG",
+    preset="folder-resnet18",
+    mean=IMAGENET_MEAN,
+    std=IMAGENET_STD,
+    image_size=224,
+    any_size=True,
+    augment="resized-crop",
+    needs_folder=True,
 )
 
 DATASETS: dict[str, Dataset] = {
@@ -99,29 +136,24 @@ DATASETS: dict[str, Dataset] = {
         std=grey(0.3081),
         classes=DIGITS,
     ),
-    "cifar10": Dataset(
-        help="CIFAR-10's binary files, data_batch_1.bin to 5 and test_batch.bin",
-        preset="cifar10-resnet20",
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
-        image_size=32,
-        augment="pad-crop",
-        needs_folder=True,
-        in_memory=True,
-        train_images=50_000,
-        valid_images=10_000,
-        classes=CIFAR10_CLASSES,
+    "cifar10": CIFAR10,
+    "cifar100": replace(
+        CIFAR10,
+        help="CIFAR-100's binary files, train.bin and test.bin, or their .tar.gz; fine labels",
+        preset="cifar100-resnet20",
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        classes=CIFAR100_CLASSES,
     ),
-    "folder": Dataset(
-        help="train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/), JPEG or PNG",
-        preset="folder-resnet18",
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        image_size=224,
-        any_size=True,
-        augment="resized-crop",
-        needs_folder=True,
+    "folder": PHOTOGRAPHS,
+    "imagenet": replace(
+        PHOTOGRAPHS,
+        help="ImageNet as folders of synsets, with its bounding boxes where they are there",
     ),
+    "tfrecord": replace(PHOTOGRAPHS, help="ImageNet's train-00000-of-01024 and so on"),
+    "tar": replace(PHOTOGRAPHS, help="WebDataset's train-000000.tar and so on"),
+    "parquet": replace(PHOTOGRAPHS, help="train-*.parquet with a column of images"),
+    "packed": replace(PHOTOGRAPHS, help="train.phx and valid.phx, made by `phalanx data build`"),
     "generated": GENERATED,
     "synthetic": replace(
         GENERATED,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
-from phalanx.config.read import Settings, read_settings
+from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 
 
@@ -47,7 +47,9 @@ def find_settings(request: Request) -> Settings:
             where=str(run.config),
             name=run.facts["name"],
         )
-    return read_settings(name, request.flags, problems=request.problems)
+    from phalanx.assemble.infer import read_with_data
+
+    return read_with_data(name, request.flags, problems=request.problems)
 
 
 def read_step(text: str, *, last: int) -> int:

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
-from phalanx.config.read import Settings, read_settings
+from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ CURVE_WIDTH = 60
 
 def run(request: Request) -> int:
     """Print the plan of a config."""
-    settings = read_settings(preset_named(request), request.flags, problems=request.problems)
+    from phalanx.assemble.infer import read_with_data
+
+    settings = read_with_data(preset_named(request), request.flags, problems=request.problems)
 
     from phalanx.assemble.view import plan_of
 

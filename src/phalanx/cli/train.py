@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
-from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
@@ -56,7 +55,9 @@ def prepare(request: Request, preset: str | None) -> "Prepared":
         if request["resume"]:
             return prepare_resume(Path(request["resume"]), request.flags)
         return prepare_fork(Path(request["fork"]), request.flags, line=request.line)
-    settings = read_settings(preset, request.flags, problems=request.problems)
+    from phalanx.assemble.infer import read_with_data
+
+    settings = read_with_data(preset, request.flags, problems=request.problems)
     from phalanx.assemble.prepare import prepare_new
 
     return prepare_new(settings, line=request.line)

@@ -16,6 +16,7 @@ from phalanx.config.fields import (
     DeviceText,
     DurationText,
     ModelName,
+    PairText,
     RateText,
     Section,
     ShareText,
@@ -64,6 +65,30 @@ class DataConfig(Section):
         high=256,
         resumable=True,
         auto="one per core, none for sets held in memory",
+    )
+    crop_scale: PairText = option(
+        "0.08,1", "Least and most share of the image's area that a random crop takes."
+    )
+    crop_ratio: PairText = option(
+        "3/4,4/3", "Narrowest and widest shape of a random crop, width over height."
+    )
+    use_bbox_info: bool = option(
+        False, "Random crops show a tenth of the object's box or more, where the data has boxes."
+    )
+    color_jitter: float = option(
+        0.0, "Strength of random changes of brightness, contrast and colour.", low=0, high=1
+    )
+    auto_augment: Literal["none", "rand-augment", "trivial-augment"] = option(
+        "none", "Random changes by a published policy: rand-augment or trivial-augment."
+    )
+    random_erasing: float = option(
+        0.0, "Share of training images that lose a random part.", low=0, high=1
+    )
+    eval_crop: float = option(
+        0.875, "Share of the short side that is scored, of photographs.", low=0.1, high=1
+    )
+    val_split: ShareText | None = option(
+        None, "Share of a folder's images to validate on, where it has no split of its own."
     )
     max_bad: ShareText | None = option(
         None,

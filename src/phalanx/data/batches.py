@@ -1,5 +1,6 @@
 """What a batch is made from, what it is, and the function that fills one."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,10 +9,10 @@ from numpy.typing import NDArray
 
 from phalanx.catalog.plugins import load_plugins
 from phalanx.data.generated import GeneratedSpec
-from phalanx.data.pixels import BadImage, Pixels
-from phalanx.data.sources import Source, Split, open_source
-from phalanx.data.transforms import TRANSFORMS
-from phalanx.errors import ConfigError, DataError, suggest
+from phalanx.data.pixels import BadImage, Image, Picture, sides_of
+from phalanx.data.sources import Source, Split, ValSplit, open_source
+from phalanx.data.transforms import Treatment, build_transform
+from phalanx.errors import DataError
 from phalanx.plan.order import Order
 
 NOTES_KEPT = 10
@@ -27,16 +28,12 @@ class Recipe:
     plugin: str | None = None  # modules that add datasets to the tables
     data_dir: str | None = None
     image_size: int
-    augment: str
+    treatment: Treatment
     seed: int
     order: Order | None = None  # None where nothing is trained
     generated_images: int = 0
     generated_valid_images: int = 0
-
-    def __post_init__(self) -> None:
-        if self.augment not in TRANSFORMS:
-            way_out = suggest(self.augment, TRANSFORMS)
-            raise ConfigError(f"--augment: no such augmentation {self.augment!r}; {way_out}")
+    val_split: float | None = None  # share of a folder's images that become its validation split
 
     def open(self, split: Split) -> Source:
         """The images of one split."""
@@ -44,7 +41,8 @@ class Recipe:
             load_plugins(self.plugin)
         lengths = {"train": self.generated_images, "valid": self.generated_valid_images}
         generated = GeneratedSpec(images=lengths[split], image_size=self.image_size, seed=self.seed)
-        source = open_source(self.data, self.data_dir, split, generated=generated)
+        chosen = None if self.val_split is None else ValSplit(self.val_split, self.seed)
+        source = open_source(self.data, self.data_dir, split, generated=generated, val_split=chosen)
         if split == "train" and self.order is not None and self.order.images != len(source):
             raise DataError(
                 f"{self.data_dir or self.data}: {len(source):,} training images, but this run is "
@@ -59,8 +57,15 @@ class Recipe:
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> "Recipe":
         """The recipe that `to_json` was called on."""
-        order = plain["order"]
-        return cls(**{**plain, "order": None if order is None else Order(**order)})
+        order, treatment = plain["order"], plain["treatment"]
+        pairs = {name: tuple(treatment[name]) for name in ("scale", "ratio")}
+        return cls(
+            **{
+                **plain,
+                "order": None if order is None else Order(**order),
+                "treatment": Treatment(**{**treatment, **pairs}),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ class Reader:
         self.split = split
         self.max_bad = max_bad if split == "train" else None
         self.source = recipe.open(split)
-        self.transform = TRANSFORMS[recipe.augment]
+        self.transform = build_transform(recipe.treatment)
+        self._boxes = getattr(self.source, "box", None) if recipe.treatment.boxes else None
         self.findings = findings
         self._stretches: dict[int, tuple[NDArray[np.int64], list[list[float]]]] = {}
 
@@ -107,14 +113,29 @@ class Reader:
 
     def _fill_training(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
         indices, draws = self._look_up(keys)
-        images = []
-        for row, wanted in enumerate(indices.tolist()):
-            image = self._read(wanted)
-            if image is None:
-                indices[row], image = self._next_readable(wanted)
-            images.append(image)
-        self.transform.train(images, draws, out)
+        images = [self._read(wanted) for wanted in indices.tolist()]
+        plain = not any(image is None or isinstance(image, Picture) for image in images)
+        if plain:  # pixels in memory: the whole batch in one call
+            self.transform.train(images, draws, out, None)  # type: ignore[arg-type]
+            return Rows(self.source.labels[indices], indices)
+        for row, image in enumerate(images):
+            indices[row] = self._fill_row(int(indices[row]), image, draws[row], out[row])
         return Rows(self.source.labels[indices], indices)
+
+    def _fill_row(
+        self, index: int, image: Image | None, draws: Sequence[float], out: NDArray[np.uint8]
+    ) -> int:
+        """Write one image, or the next one that decodes; gives the index it has."""
+        while True:
+            if image is None:
+                index, image = self._next_readable(index)
+            boxes = None if self._boxes is None else [self._boxes(index)]
+            try:
+                self.transform.train([image], [draws], out[None], boxes)
+                return index
+            except BadImage as bad:
+                self._set_aside(index, bad)
+                image = None
 
     def _look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[list[float]]]:
         """The image and the draws of consecutive positions, which may lie in two stretches."""
@@ -146,14 +167,18 @@ class Reader:
         indices = keys.copy()
         for row, index in enumerate(keys.tolist()):
             image = self._read(index)
+            try:
+                if image is not None:
+                    self.transform.evaluate(image, out[row])
+            except BadImage as bad:
+                self._set_aside(index, bad)
+                image = None
             if image is None:
                 out[row] = 0
                 indices[row] = -1
-            else:
-                self.transform.evaluate(image, out[row])
         return Rows(np.where(indices < 0, 0, self.source.labels[keys]), indices)
 
-    def _next_readable(self, index: int) -> tuple[int, Pixels]:
+    def _next_readable(self, index: int) -> tuple[int, Image]:
         image = None
         while image is None:
             bad = self.findings.bad
@@ -163,24 +188,36 @@ class Reader:
             image = self._read(index)
         return index, image
 
-    def _read(self, index: int) -> Pixels | None:
+    def _read(self, index: int) -> Image | None:
+        """The image, decoded or to be decoded; None for one that is known to be bad."""
         if index in self.findings.bad:
             return None
         try:
-            image = self.source.read(index)
+            image = open_image(self.source, index)
         except BadImage as bad:
-            self.findings.bad[index] = str(bad)
-            check_bad(self.findings.bad, self.max_bad)
+            self._set_aside(index, bad)
             return None
         self._note_size(index, image)
         return image
 
-    def _note_size(self, index: int, image: Pixels) -> None:
+    def _set_aside(self, index: int, bad: BadImage) -> None:
+        self.findings.bad[index] = str(bad)
+        check_bad(self.findings.bad, self.max_bad)
+
+    def _note_size(self, index: int, image: Image) -> None:
         size = self.recipe.image_size
-        height, width, _ = image.shape
+        height, width = sides_of(image)
         if (height < size or width < size) and len(self.findings.notes) < NOTES_KEPT:
             name = self.source.name(index)
             self.findings.notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
+
+
+def open_image(source: Source, index: int) -> Image:
+    """An image of a source: decoded where it lies so in memory, else when it is needed."""
+    encoded = getattr(source, "encoded", None)
+    if encoded is None or getattr(source, "raw", False):
+        return source.read(index)
+    return Picture(encoded(index), source.name(index))
 
 
 def check_bad(bad: dict[int, str], max_bad: int | None) -> None:

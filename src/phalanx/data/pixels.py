@@ -1,14 +1,18 @@
 """Bytes of an image file to pixels, and pixels to another size."""
 
 import io
+import math
 import struct
+import warnings
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image as Pillow
+from PIL import UnidentifiedImageError
 
 try:
     import simplejpeg
@@ -17,6 +21,8 @@ except ImportError:  # Pillow stands in, with the same pixels at half the speed
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 
+SPARE = 1.5
+MOST_PIXELS = 178_000_000  # an image of more is taken for an attack, as Pillow does
 JPEG_START = b"\xff\xd8"
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # what hides behind a .jpg or .png now and then
 PILLOW_ERRORS = (
@@ -27,7 +33,7 @@ PILLOW_ERRORS = (
     IndexError,
     struct.error,
     zlib.error,
-    Image.DecompressionBombError,
+    Pillow.DecompressionBombError,
 )
 
 cv2.setNumThreads(0)  # one image, one thread: workers share the cores, and results do not vary
@@ -42,27 +48,101 @@ class BadImage(Exception):
         self.why = why
 
 
-def decode(data: bytes, name: str) -> Pixels:
-    """The image as RGB; its EXIF orientation is ignored. Raises BadImage, with `name` in it."""
+def decode(
+    data: bytes,
+    name: str,
+    *,
+    least: tuple[int, int] | None = None,
+    sides: tuple[int, int] | None = None,
+) -> Pixels:
+    """The image as RGB; its EXIF orientation is ignored. Raises BadImage, with `name` in it.
+
+    least: height and width that are enough. A JPEG is then decoded at a half, a quarter or an
+    eighth of its size where that is no smaller: most of the work is saved. sides: its height and
+    width, where they are known.
+    """
+    if simplejpeg is not None and data.startswith(JPEG_START):
+        refuse_bomb(*(sides or size_of(data, name)), name)
+        high, wide = least or (0, 0)
+        with suppress(ValueError):  # CMYK, stray bytes, damage: Pillow reads it or says why not
+            return simplejpeg.decode_jpeg(
+                data, min_height=high, min_width=wide, min_factor=2 if least else 1
+            )
+    with _pillow(data, name) as image:
+        refuse_bomb(image.height, image.width, name)
+        return _to_rgb(image)
+
+
+def size_of(data: bytes, name: str) -> tuple[int, int]:
+    """Height and width, from the first bytes alone; raises BadImage."""
+    if simplejpeg is not None and data.startswith(JPEG_START):
+        with suppress(ValueError):
+            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+            return height, width
+    with _pillow(data, name) as image:
+        return image.height, image.width
+
+
+def refuse_bomb(height: int, width: int, name: str) -> None:
+    """Raise BadImage for an image that would fill the memory."""
+    if height * width > MOST_PIXELS:
+        most = f"{MOST_PIXELS // 1_000_000} million"
+        raise BadImage(name, f"{width}x{height} pixels are more than the {most} that are decoded")
+
+
+@contextmanager
+def _pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
+    """The image as Pillow opens it; what goes wrong with it is a BadImage."""
     if not data:
         raise BadImage(name, "the file is empty")
-    if simplejpeg is not None and data.startswith(JPEG_START):
-        with suppress(ValueError):  # CMYK, stray bytes, damage: Pillow reads it or says why not
-            return simplejpeg.decode_jpeg(data)
-    return _decode_with_pillow(data, name)
-
-
-def _decode_with_pillow(data: bytes, name: str) -> Pixels:
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return _to_rgb(image)
+        with warnings.catch_warnings(), Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
+            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
+            yield image
     except UnidentifiedImageError:
         raise BadImage(name, "neither a JPEG nor a PNG image") from None
     except PILLOW_ERRORS as cause:
         raise BadImage(name, str(cause) or type(cause).__name__) from None
 
 
-def _to_rgb(image: Image.Image) -> Pixels:
+class Picture:
+    """An encoded image: its size is known at once, its pixels when they are asked for."""
+
+    def __init__(self, data: bytes, name: str):
+        self.data, self.name = data, name
+        self.height, self.width = size_of(data, name)
+
+    def pixels(self, scale: float = 1.0) -> Pixels:
+        """The whole image, at no less than that scale of its size, and some to spare.
+
+        The spare half keeps the result within five 255ths of a resize of the whole image.
+        """
+        scale *= SPARE
+        least = math.ceil(self.height * scale), math.ceil(self.width * scale)
+        return decode(
+            self.data,
+            self.name,
+            least=least if scale <= 0.5 else None,
+            sides=(self.height, self.width),
+        )
+
+
+Image = Pixels | Picture
+
+
+def sides_of(image: Image) -> tuple[int, int]:
+    """Height and width, decoded or not."""
+    if isinstance(image, Picture):
+        return image.height, image.width
+    return image.shape[0], image.shape[1]
+
+
+def pixels_of(image: Image, *, scale: float = 1.0) -> Pixels:
+    """The whole image, at no less than that scale of its size."""
+    return image.pixels(scale) if isinstance(image, Picture) else image
+
+
+def _to_rgb(image: Pillow.Image) -> Pixels:
     if image.mode.startswith("I"):  # 16 bits a pixel: the upper eight are the picture
         grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
         return grey_to_rgb(grey)

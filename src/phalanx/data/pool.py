@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from phalanx.errors import DataError
 ROWS = 16  # rows of one task: few enough that several workers share a step
 SHARED_BYTES = 1 << 29  # the most that waits, filled, for the training loop
 GOODBYE_S = 2.0
+HUNG_S = 300.0  # a worker that says nothing for so long will not speak again
 
 
 class Chunk(NamedTuple):
@@ -41,8 +43,29 @@ class Ticket(NamedTuple):
     rows: int
 
 
+class Lines:
+    """The lines that come out of a pipe, with an end to the patience."""
+
+    def __init__(self, fd: int):
+        self._fd, self._rest = fd, b""
+
+    def next(self, patience_s: float) -> bytes | None:
+        """One line; None when the pipe is closed. Raises TimeoutError when none comes."""
+        while b"\n" not in self._rest:
+            if not select.select([self._fd], [], [], patience_s)[0]:
+                raise TimeoutError
+            piece = os.read(self._fd, 1 << 16)
+            if not piece:
+                return None
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+
 class Pool:
     """Workers that fill chunks of rows ahead of their use.
+
+    A worker that dies or hangs is started once more, with the tasks it had not answered.
 
     Each split has a ring of slots of its own, so that scoring can run amid training. Tasks go to
     the workers in turn and each answers in order: the answer to a task is found without searching.
@@ -62,23 +85,25 @@ class Pool:
         slot_bytes = ROWS * size * size * 3
         self.depth = max(workers, min(depth, SHARED_BYTES // slot_bytes))
         self.rings: dict[Split, int] = {"train": 0, "valid": self.depth}  # each one's first slot
-        start = {
+        self.memory = _anonymous_memory(2 * self.depth * slot_bytes)
+        self.start = {
             "recipe": recipe.to_json(),
             "max_bad": max_bad,
             "slots": 2 * self.depth,
             "rows": ROWS,
+            "fd": self.memory.fileno(),
         }
         self.submitted = 0
+        self.tasks: dict[int, dict[str, Any]] = {}  # sent and not answered, by number
+        self.restarted: dict[int, str] = {}  # worker to what happened to it
         self.answers: dict[int, dict[str, Any]] = {}  # came while another was waited for
         self.waiting: list[deque[int]] = [deque() for _ in range(workers)]
-        self.processes: list[subprocess.Popen[str]] = []
-        with _anonymous_memory(2 * self.depth * slot_bytes) as memory:
-            shared = mmap.mmap(memory.fileno(), 2 * self.depth * slot_bytes)
-            self.slots = np.frombuffer(shared, np.uint8).reshape(-1, ROWS, size, size, 3)
-            for _ in range(workers):
-                self.processes.append(_start_worker(memory.fileno()))
-            for worker in range(workers):
-                self._send(worker, {**start, "fd": memory.fileno()})
+        shared = mmap.mmap(self.memory.fileno(), 2 * self.depth * slot_bytes)
+        self.slots = np.frombuffer(shared, np.uint8).reshape(-1, ROWS, size, size, 3)
+        self.processes = [_start_worker(self.memory.fileno()) for _ in range(workers)]
+        self.lines = [_lines_of(process) for process in self.processes]
+        for worker in range(workers):
+            self._send(worker, self.start)
 
     def stream(
         self, split: Split, chunks: Iterator[NDArray[np.int64]]
@@ -100,8 +125,10 @@ class Pool:
     def _submit(self, split: Split, keys: NDArray[np.int64], slot: int) -> Ticket:
         ticket = Ticket(self.submitted, slot, len(keys))
         worker = ticket.number % len(self.processes)
-        self._send(worker, {"split": split, "keys": keys.tolist(), "slot": slot})
+        task = {"split": split, "keys": keys.tolist(), "slot": slot}
         self.waiting[worker].append(ticket.number)
+        self.tasks[ticket.number] = task
+        self._send(worker, task)
         self.submitted += 1
         return ticket
 
@@ -109,7 +136,9 @@ class Pool:
         worker = ticket.number % len(self.processes)
         while ticket.number not in self.answers:
             answer = self._receive(worker)
-            self.answers[self.waiting[worker].popleft()] = answer
+            number = self.waiting[worker].popleft()
+            self.tasks.pop(number)
+            self.answers[number] = answer
             self._remember(answer)
         answer = self.answers.pop(ticket.number)
         if "error" in answer:
@@ -129,30 +158,44 @@ class Pool:
             stdin.write(json.dumps(message) + "\n")
             stdin.flush()
         except BrokenPipeError:
-            raise self._death(worker) from None
+            self._restart(worker, how_it_ended(self.processes[worker]))
 
     def _receive(self, worker: int) -> dict[str, Any]:
-        stdout = self.processes[worker].stdout
-        assert stdout is not None
-        line = stdout.readline()
-        if not line.endswith("\n"):
-            raise self._death(worker)
+        while True:
+            try:
+                line = self.lines[worker].next(HUNG_S)
+            except TimeoutError:
+                self.processes[worker].kill()
+                self._restart(worker, f"gave no answer for {HUNG_S:g} s")
+                continue
+            if line is not None:
+                break
+            self._restart(worker, how_it_ended(self.processes[worker]))
         answer: dict[str, Any] = json.loads(line)
         if "crash" in answer:
             raise RuntimeError(f"data worker {worker} failed:\n{answer['crash']}")
         return answer
 
-    def _death(self, worker: int) -> DataError:
+    def _restart(self, worker: int, how: str) -> None:
+        """A new process in the place of one that is gone, with its tasks; the second time an error.
+
+        Tasks are pure functions of their keys: done again, they fill the same bytes.
+        """
         process = self.processes[worker]
-        try:
-            status = process.wait(GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            status = 0
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left ({status})"
-        return DataError(
-            f"data worker {worker} (pid {process.pid}) {how}; when memory ran out, use fewer "
-            "--workers or a smaller batch, and --workers 0 shows what happens in one process"
-        )
+        told = f"data worker {worker} (pid {process.pid}) {how}"
+        before = self.restarted.get(worker)
+        if before is not None:
+            raise DataError(
+                f"{told}; the one before it {before}. When memory ran out, use fewer --workers "
+                "or a smaller batch; --workers 0 shows what happens in one process"
+            )
+        self.restarted[worker] = how
+        self.findings["train"].notes[-1 - worker] = f"{told}; it was started again"
+        end(process)
+        self.processes[worker] = _start_worker(self.memory.fileno())
+        self.lines[worker] = _lines_of(self.processes[worker])
+        for message in (self.start, *(self.tasks[number] for number in self.waiting[worker])):
+            self._send(worker, message)
 
     def close(self) -> None:
         """End the workers; does nothing the second time."""
@@ -160,12 +203,34 @@ class Pool:
         for process in processes:
             _close_pipe(process.stdin)
         for process in processes:
-            try:
-                process.wait(GOODBYE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            _close_pipe(process.stdout)
+            end(process)
+        if processes:
+            self.memory.close()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """See a worker off, and its pipes."""
+    _close_pipe(process.stdin)
+    try:
+        process.wait(GOODBYE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _close_pipe(process.stdout)
+
+
+def how_it_ended(process: subprocess.Popen[str]) -> str:
+    """What became of a worker whose pipe is closed."""
+    try:
+        status = process.wait(GOODBYE_S)
+    except subprocess.TimeoutExpired:
+        status = 0
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left ({status})"
+
+
+def _lines_of(process: subprocess.Popen[str]) -> Lines:
+    assert process.stdout is not None
+    return Lines(process.stdout.fileno())
 
 
 def _anonymous_memory(size: int) -> Any:

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.arrays import open_embedded
-from phalanx.data.cifar import open_cifar10
-from phalanx.data.folder import open_folder
+from phalanx.data.detect import FORMS
+from phalanx.data.folder import open_split_folder
 from phalanx.data.generated import GeneratedSpec, open_generated
-from phalanx.data.idx import open_idx
 from phalanx.errors import ConfigError, DataError, suggest
 
 Split = Literal["train", "valid"]
@@ -42,24 +41,41 @@ class Source(Protocol):
 
 Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
 
+
+class ValSplit(NamedTuple):
+    """How a folder without a validation split gets one."""
+
+    share: float
+    seed: int
+
+
+def in_folder(open_form: Callable[[Path, str], Source]) -> Opener:
+    """The opener of a form that lies in --data-dir."""
+    return lambda data_dir, split, _spec: open_form(_existing_folder(data_dir), split)
+
+
 OPENERS: dict[str, Opener] = {  # "synthetic" is made on the device and has nothing to open
     "embedded": lambda _dir, split, _spec: open_embedded(split),
-    "fashion-mnist": lambda data_dir, split, _spec: open_idx(
-        "fashion-mnist", _existing_folder(data_dir), split
-    ),
-    "mnist": lambda data_dir, split, _spec: open_idx("mnist", _existing_folder(data_dir), split),
-    "cifar10": lambda data_dir, split, _spec: open_cifar10(_existing_folder(data_dir), split),
-    "folder": lambda data_dir, split, _spec: open_folder(_existing_folder(data_dir), split),
     "generated": lambda _dir, _split, spec: open_generated(spec),
+    **{name: in_folder(form.open) for name, form in FORMS.items() if form.open is not None},
 }
 
 
 def open_source(
-    data: str, data_dir: str | None, split: Split, *, generated: GeneratedSpec | None = None
+    data: str,
+    data_dir: str | None,
+    split: Split,
+    *,
+    generated: GeneratedSpec | None = None,
+    val_split: ValSplit | None = None,
 ) -> Source:
     """The images of one split of a dataset."""
     if data not in OPENERS:
         raise ConfigError(f"--data: {data!r} has no images to read; {suggest(data, OPENERS)}")
+    if val_split is not None:
+        return open_split_folder(
+            _existing_folder(data_dir), split, share=val_split.share, seed=val_split.seed
+        )
     return OPENERS[data](data_dir, split, generated)
 
 

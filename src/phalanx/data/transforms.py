@@ -4,24 +4,53 @@ A transform is a pure function of the image and a row of numbers in [0, 1); the 
 for a whole batch at once, keyed by each image's position in the training stream.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.pixels import Pixels, mirror, resize
+from phalanx.data.augment import (
+    AUGMENTS,
+    BOX_COLUMNS,
+    CROP_TRIES,
+    Augment,
+    Box,
+    Columns,
+    Draws,
+    Part,
+    box_crop,
+    colour_jitter,
+    random_erasing,
+)
+from phalanx.data.pixels import Image, Pixels, mirror, pixels_of, resize, sides_of
 from phalanx.plan.draws import draw_uniform
 
 PADDING = 4
 AREA_SHARE = (0.08, 1.0)
-LOG_RATIO = (math.log(3 / 4), math.log(4 / 3))
-CROP_TRIES = 10
+RATIO = (3 / 4, 4 / 3)
 CENTRE_SHARE = 0.875  # of the short side, when scoring large images
+HUE_SHARE = 0.25  # of --color-jitter's strength: colours turn less than they brighten
+FIXED_COLUMNS = BOX_COLUMNS[: 2 + 2 * CROP_TRIES]  # of crops that look for no box
+PAD_COLUMNS: Columns = (("crop", 0), ("crop", 1), ("flip", 0))
 
-Draws = Sequence[float]
-Columns = tuple[tuple[str, int], ...]  # the name and lane of each number a transform takes
+Boxes = Sequence[Box | None] | None
+Train = Callable[[Sequence[Image], Sequence[Draws], NDArray[np.uint8], Boxes], None]
+Evaluate = Callable[[Image, Pixels], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Treatment:
+    """How images become the model's input."""
+
+    augment: str  # "pad-crop", "resized-crop" or "none"
+    scale: tuple[float, float] = AREA_SHARE  # of a resized crop: its share of the image's area
+    ratio: tuple[float, float] = RATIO  # of a resized crop: width over height
+    boxes: bool = False  # crops look for the object's box
+    jitter: float = 0.0  # strength of changes of colour
+    auto: str = "none"  # "rand-augment" or "trivial-augment"
+    erasing: float = 0.0  # share of images that lose a part
+    centre: float = CENTRE_SHARE  # of the short side, when scoring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +58,8 @@ class Transform:
     """What happens to images in training, and to one when scoring; both write into `out`."""
 
     columns: Columns
-    train: Callable[[Sequence[Pixels], Sequence[Draws], NDArray[np.uint8]], None]
-    evaluate: Callable[[Pixels, Pixels], None]
+    train: Train
+    evaluate: Evaluate
 
     def draw(self, seed: int, positions: NDArray[np.int64]) -> list[list[float]]:
         """For each position, the numbers that `train` takes."""
@@ -40,7 +69,9 @@ class Transform:
         return rows.tolist()
 
 
-def pad_crop(images: Sequence[Pixels], draws: Sequence[Draws], out: NDArray[np.uint8]) -> None:
+def pad_crop(
+    images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
+) -> None:
     """Shift by up to four pixels, black moving in, and mirror every other image."""
     size, places = out.shape[1], 2 * PADDING + 1
     edge = size + 2 * PADDING
@@ -48,72 +79,115 @@ def pad_crop(images: Sequence[Pixels], draws: Sequence[Draws], out: NDArray[np.u
     middle = canvas[:, PADDING:-PADDING, PADDING:-PADDING]
     for row, (image, (down, right, flip)) in enumerate(zip(images, draws, strict=True)):
         top, left = int(down * places), int(right * places)
-        middle[row] = _maybe_mirror(resize(image, size, size), flip)
+        middle[row] = _maybe_mirror(resize(pixels_of(image), size, size), flip)
         out[row] = canvas[row, top : top + size, left : left + size]
 
 
-def resized_crop(images: Sequence[Pixels], draws: Sequence[Draws], out: NDArray[np.uint8]) -> None:
+def resized_crop(treatment: Treatment) -> Train:
     """Cut a part of random area and shape, bring it to size, and mirror every other image."""
-    size = out.shape[1]
-    for row, (image, (flip, *place)) in enumerate(zip(images, draws, strict=True)):
-        top, left, height, width = choose_crop(image.shape[0], image.shape[1], place)
-        part = image[top : top + height, left : left + width]
-        out[row] = _maybe_mirror(resize(part, size, size), flip)
+
+    def train(
+        images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
+    ) -> None:
+        for row, (image, (flip, *place)) in enumerate(zip(images, draws, strict=True)):
+            box = boxes[row] if boxes is not None else None
+            part = box_crop(
+                *sides_of(image), box, place, scale=treatment.scale, ratio=treatment.ratio
+            )
+            out[row] = _maybe_mirror(cut(image, part, out.shape[1]), flip)
+
+    return train
 
 
-def choose_crop(height: int, width: int, draws: Draws) -> tuple[int, int, int, int]:
+def choose_crop(height: int, width: int, draws: Draws) -> Part:
     """Top, left, height and width of a random part; the middle when no try fits the image."""
-    down, right, *tries = draws
-    for share, shape in zip(tries[::2], tries[1::2], strict=True):
-        area = height * width * (AREA_SHARE[0] + share * (AREA_SHARE[1] - AREA_SHARE[0]))
-        ratio = math.exp(LOG_RATIO[0] + shape * (LOG_RATIO[1] - LOG_RATIO[0]))
-        tall, wide = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-        if 0 < tall <= height and 0 < wide <= width:
-            return int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide
-    longest = math.exp(LOG_RATIO[1])
-    tall = min(height, max(1, round(width * longest)))
-    wide = min(width, max(1, round(height * longest)))
-    return (height - tall) // 2, (width - wide) // 2, tall, wide
+    return box_crop(height, width, None, draws, scale=AREA_SHARE, ratio=RATIO)
 
 
-def fit(image: Pixels, out: Pixels) -> None:
+def cut(image: Image, part: Part, size: int) -> Pixels:
+    """A part of an image as a square of that size; no more is decoded than that needs."""
+    top, left, tall, wide = part
+    height, width = sides_of(image)
+    pixels = pixels_of(image, scale=max(size / tall, size / wide))
+    down, across = pixels.shape[0] / height, pixels.shape[1] / width  # 1, or what was decoded
+    top, bottom = round(top * down), max(round((top + tall) * down), round(top * down) + 1)
+    left, right = round(left * across), max(round((left + wide) * across), round(left * across) + 1)
+    return resize(pixels[top:bottom, left:right], size, size)
+
+
+def fit(image: Image, out: Pixels) -> None:
     """Bring the image to size, whatever its shape."""
-    out[:] = resize(image, len(out), len(out))
+    out[:] = resize(pixels_of(image), len(out), len(out))
 
 
-def fit_all(images: Sequence[Pixels], draws: Sequence[Draws], out: NDArray[np.uint8]) -> None:
+def fit_all(
+    images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
+) -> None:
     """Bring images to size and leave them otherwise alone."""
     for image, row in zip(images, out, strict=True):
         fit(image, row)
 
 
-def centre_crop(image: Pixels, out: Pixels) -> None:
-    """Bring the short side to size / 0.875 and keep the middle."""
-    size = len(out)
-    height, width = image.shape[:2]
-    scale = round(size / CENTRE_SHARE) / min(height, width)
-    image = resize(image, max(size, round(height * scale)), max(size, round(width * scale)))
-    top, left = (image.shape[0] - size) // 2, (image.shape[1] - size) // 2
-    out[:] = image[top : top + size, left : left + size]
+def centre_crop(share: float) -> Evaluate:
+    """Bring the short side to size / share and keep the middle."""
+
+    def evaluate(image: Image, out: Pixels) -> None:
+        size = len(out)
+        height, width = sides_of(image)
+        scale = round(size / share) / min(height, width)
+        pixels = resize(
+            pixels_of(image, scale=scale),
+            max(size, round(height * scale)),
+            max(size, round(width * scale)),
+        )
+        top, left = (pixels.shape[0] - size) // 2, (pixels.shape[1] - size) // 2
+        out[:] = pixels[top : top + size, left : left + size]
+
+    return evaluate
 
 
 def _maybe_mirror(image: Pixels, flip: float) -> Pixels:
     return mirror(image) if flip < 0.5 else image
 
 
-TRANSFORMS: dict[str, Transform] = {
-    "pad-crop": Transform(
-        columns=(("crop", 0), ("crop", 1), ("flip", 0)), train=pad_crop, evaluate=fit
+def build_transform(treatment: Treatment) -> Transform:
+    """The transform that a treatment describes."""
+    crop = CROPS[treatment.augment](treatment)
+    augments = list(chosen(treatment))
+    if not augments:
+        return crop
+    ends = np.cumsum([len(crop.columns), *(len(augment.columns) for augment in augments)]).tolist()
+
+    def train(
+        images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
+    ) -> None:
+        crop.train(images, [row[: ends[0]] for row in draws], out, boxes)
+        for row, numbers in enumerate(draws):
+            for augment, begin, end in zip(augments, ends, ends[1:], strict=False):
+                out[row] = augment.apply(out[row], numbers[begin:end])
+
+    columns = sum((augment.columns for augment in augments), crop.columns)
+    return Transform(columns=columns, train=train, evaluate=crop.evaluate)
+
+
+def chosen(treatment: Treatment) -> Iterator[Augment]:
+    """The augmentations after the crop, in their order."""
+    strength = treatment.jitter
+    if strength:
+        hue = min(strength * HUE_SHARE, 0.5)
+        yield colour_jitter(strength, strength, saturation=strength, hue=hue)
+    if treatment.auto != "none":
+        yield AUGMENTS[treatment.auto]
+    if treatment.erasing:
+        yield random_erasing(treatment.erasing)
+
+
+CROPS: dict[str, Callable[[Treatment], Transform]] = {
+    "pad-crop": lambda _: Transform(columns=PAD_COLUMNS, train=pad_crop, evaluate=fit),
+    "resized-crop": lambda treatment: Transform(
+        columns=(("flip", 0), *(BOX_COLUMNS if treatment.boxes else FIXED_COLUMNS)),
+        train=resized_crop(treatment),
+        evaluate=centre_crop(treatment.centre),
     ),
-    "resized-crop": Transform(
-        columns=(
-            ("flip", 0),
-            ("crop", 0),
-            ("crop", 1),
-            *(("crop-shape", lane) for lane in range(2 * CROP_TRIES)),
-        ),
-        train=resized_crop,
-        evaluate=centre_crop,
-    ),
-    "none": Transform(columns=(), train=fit_all, evaluate=fit),
+    "none": lambda _: Transform(columns=(), train=fit_all, evaluate=fit),
 }

@@ -1,0 +1,172 @@
+"""What an index of ImageNet's size costs: opening it, holding it in four processes, seeking.
+
+python scripts/measure_index.py [--images 1281167] [--workers 4] [--files]
+
+The index is made up, with file names as long as ImageNet's; no image is read. With --files the
+class folders are really there, with empty files in them, and opening includes looking at them.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from phalanx.data.folder import locate, open_folder, stamp_place
+from phalanx.data.index import Index, Stamp, find_index, pack_texts
+from phalanx.plan.order import Order
+
+CLASSES = 1000
+STEPS = 200
+BATCH = 256
+MIB = 2**20
+
+
+def make_index(images: int) -> Index:
+    """An index such as a folder of ImageNet has."""
+    labels = np.sort(np.arange(images, dtype=np.int64) % CLASSES)
+    return Index(
+        classes=tuple(map(class_name, range(CLASSES))),
+        files=pack_texts(file_name(int(label), n) for n, label in enumerate(labels)),
+        file_of=np.arange(images, dtype=np.int32),
+        offsets=np.zeros(images, np.int64),
+        sizes=np.zeros(images, np.int64),
+        labels=labels,
+    )
+
+
+def class_name(label: int) -> str:
+    """A name as long as a synset's."""
+    return f"n{label:08d}"
+
+
+def file_name(label: int, number: int) -> str:
+    """A path as long as ImageNet's."""
+    return f"train/{class_name(label)}/{class_name(label)}_{number:07d}.JPEG"
+
+
+def write_files(root: Path, images: int) -> None:
+    """Empty files under the names of the made-up index."""
+    for label in range(CLASSES):
+        (root / "train" / class_name(label)).mkdir(parents=True)
+    for number, label in enumerate(np.sort(np.arange(images) % CLASSES).tolist()):
+        os.close(os.open(root / file_name(label, number), os.O_CREAT | os.O_WRONLY))
+
+
+def open_kept(root: Path, images: int, *, files: bool) -> Index:
+    """The index as a run opens it; made when it is not there."""
+    if files:
+        return open_folder(root, "train").index
+    stamp: Stamp = [[class_name(label), 0] for label in range(CLASSES)]
+    return find_index(root, "measured", stamp=stamp, build=lambda: make_index(images))
+
+
+def memory() -> tuple[float, float]:
+    """The resident memory of this process, and its share of what it shares, in MiB."""
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return kib["Rss"] / 1024, kib["Pss"] / 1024
+
+
+def work(root: Path, images: int, *, files: bool) -> None:
+    """Be a worker: open, touch every array, wait until all have, and tell the figures."""
+    rss, pss = memory()
+    begin = perf_counter()
+    index = open_kept(root, images, files=files)
+    opened = perf_counter() - begin
+    touched = int(index.labels.sum() + index.sizes.sum() + index.file_of.sum())
+    touched += len(index.name(images - 1)) + int(index.files.letters.sum())
+    print("ready", flush=True)
+    sys.stdin.readline()
+    after = memory()
+    print(opened, after[0] - rss, after[1] - pss, touched, flush=True)
+    sys.stdin.readline()  # so that the others still share with this one while they look
+
+
+def ask_workers(words: list[str], count: int) -> list[list[float]]:
+    """The figures of workers that all hold the index at the same time."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    workers = [
+        subprocess.Popen([sys.executable, __file__, *words], **pipes)  # type: ignore[call-overload]
+        for _ in range(count)
+    ]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    figures = []
+    for worker in workers:
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        figures.append([float(word) for word in worker.stdout.readline().split()])
+    for worker in workers:
+        worker.communicate("\n")
+    return figures
+
+
+def seek_times(index: Index) -> list[float]:
+    """Milliseconds to find the images, labels and names of any step of 300 epochs."""
+    order = Order(images=len(index), global_batch=BATCH, seed=0)
+    steps = np.random.default_rng(0).integers(0, 300 * len(index) // BATCH, STEPS)
+    times = []
+    for step in steps.tolist():
+        begin = perf_counter()
+        places = order.indices(order.positions(step))
+        labels, names = index.labels[places], [index.name(int(place)) for place in places]
+        times.append(1e3 * (perf_counter() - begin))
+        assert len(labels) == len(names)
+    return times
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=1_281_167)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--files", action="store_true")
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.images, files=args.files)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), args)
+
+
+def measure(root: Path, args: argparse.Namespace) -> None:
+    """Build once, then open again and again."""
+    if args.files:
+        write_files(root, args.images)
+    begin = perf_counter()
+    open_kept(root, args.images, files=args.files)
+    built = perf_counter() - begin
+    begin = perf_counter()
+    index = open_kept(root, args.images, files=args.files)
+    opened = perf_counter() - begin
+    words = ["--images", str(args.images), "--work", str(root), *["--files"][: args.files]]
+    figures = ask_workers(words, args.workers)
+    seeks = seek_times(index)
+    opening, resident, shared, _ = zip(*figures, strict=True)
+    size = sum(path.stat().st_size for path in (root / ".phalanx").iterdir()) / MIB
+    rows = {
+        f"built once, {args.images:,} images": f"{built:.1f} s, {size:.1f} MiB on the disk",
+        "opened again, one process": f"{opened:.3f} s",
+        f"opened by {args.workers} at once, the slowest": f"{max(opening):.3f} s",
+        f"added resident size, {args.workers} together": f"{sum(resident):.1f} MiB",
+        f"added proportional size, {args.workers} together": f"{sum(shared):.1f} MiB",
+        f"seek to a step of {BATCH}, median of {STEPS}": f"{median(seeks):.2f} ms",
+        "seek to a step, the slowest": f"{max(seeks):.2f} ms",
+    }
+    if args.files:
+        begin = perf_counter()
+        stamp_place(root, locate(root, "train"))
+        rows["looking at the files, alone"] = f"{perf_counter() - begin:.3f} s"
+    for what, figure in rows.items():
+        print(f"{what:<48}{figure}")
+
+
+if __name__ == "__main__":
+    main()

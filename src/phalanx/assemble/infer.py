@@ -1,0 +1,49 @@
+"""Which dataset --data-dir holds, when nobody said."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.config.read import Settings, read_settings
+from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx.data.detect import Finding
+
+
+def read_with_data(
+    preset: str | None, flags: Mapping[str, str], *, problems: tuple[str, ...] = ()
+) -> Settings:
+    """The settings of a command line; without --data, what lies in the data folder decides.
+
+    A preset that names one kind of photographs takes any other; one for a set of small images,
+    such as CIFAR-10, keeps to it.
+    """
+    place = flags.get("data-dir") or flags.get("imagenet-data-path") or os.environ.get("DATA_DIR")
+    if "data" in flags or not place or not Path(place).expanduser().is_dir():
+        return read_settings(preset, flags, problems=problems)
+    from phalanx.data.detect import detect  # half a second of imports, for those who need it
+
+    found = [f for f in detect(Path(place).expanduser()) if f.data in DATASETS]
+    if preset is None:
+        return read_settings(None, {**flags, **chosen(found, place)}, problems=problems)
+    said = read_settings(preset, flags, problems=problems)
+    if not DATASETS[said.config.data.data].any_size or said.config.data.data in {
+        finding.data for finding in found
+    }:
+        return said
+    photographs = [finding for finding in found if DATASETS[finding.data].any_size]
+    return read_settings(preset, {**flags, **chosen(photographs, place)}, problems=problems)
+
+
+def chosen(found: "list[Finding]", place: str) -> dict[str, str]:
+    """The flags that name the dataset; none where nothing is known to lie there."""
+    if not found:
+        return {}
+    if len(found) > 1:
+        lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.why})" for f in found]
+        head = f"{place}: several datasets lie here; say which one:"
+        raise ConfigError("\n".join([head, *lines]))
+    return {"data": found[0].data, "data-dir": str(found[0].folder)}

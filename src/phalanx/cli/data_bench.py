@@ -1,0 +1,75 @@
+"""`phalanx data bench`: how fast images come, and whether that is enough."""
+
+import json
+from typing import TYPE_CHECKING
+
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
+from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx.bench.feeding import Feeding
+
+
+def run(request: Request) -> int:
+    """Measure and print."""
+    from phalanx.assemble.infer import read_with_data
+
+    flags = dict(request.flags)
+    if request["dir"]:
+        flags["data-dir"] = request["dir"]
+    settings = read_with_data(request["config"], flags, problems=request.problems)
+    seconds = read_seconds(request["seconds"])
+    from phalanx.bench.feeding import measure_feeding
+
+    found = measure_feeding(settings, seconds=seconds)
+    if request["json"]:
+        print(json.dumps(found.facts(), indent=2))
+        return 0
+    show(found)
+    return 0
+
+
+def read_seconds(text: str) -> float:
+    """How long each rate is measured."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 600:
+        raise ConfigError(f"--seconds: wants a number up to 600, got {text!r}")
+    return seconds
+
+
+def show(found: "Feeding") -> None:
+    """The rates as a table, and the verdict."""
+    print("one core, each stage alone          images/s")
+    for rate in found.stages:
+        print(f"  {rate.stage:<12}{rate.images_per_second:>32,.0f}  {rate.what}")
+    print("all together")
+    print(f"  {'1 worker':<12}{found.one_worker:>32,.0f}")
+    words = f"{found.workers} workers"
+    print(f"  {words:<12}{found.all_workers:>32,.0f}  {found.scaling:.2f} of as many times one")
+    print(f"  {'the model':<12}{found.eaten:>32,.0f}  {found.model} on {found.device}")
+    print(found.verdict())
+
+
+COMMANDS = {
+    "data bench": Command(
+        name="data bench",
+        summary="Time reading, decoding, augmenting and copying, alone and together, and say what "
+        "limits training.",
+        usage="phalanx data bench [DIR] [--option value]... [--json]",
+        run=run,
+        arguments=(
+            Argument(name="dir", metavar="DIR", help="The data; without it, the demo's."),
+            Argument(name="--config", help="A preset or file to take the options from."),
+            Argument(name="--seconds", help="How long each rate is measured  [3]", default="3"),
+            Argument(name="--json", help="Print JSON.", switch=True),
+        ),
+        options=ALL_OPTIONS,
+        examples=(
+            ("phalanx data bench ~/imagenet", "is this disk, are these cores enough?"),
+            ("phalanx data bench ~/imagenet --model resnet50 --workers 16", "for that model"),
+        ),
+    ),
+}

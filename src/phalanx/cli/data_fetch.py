@@ -1,0 +1,66 @@
+"""`phalanx data fetch`: download a published dataset, checked and resumable."""
+
+import os
+import sys
+from pathlib import Path
+
+from phalanx.cli.command import Argument, Command, Request
+from phalanx.errors import ConfigError
+from phalanx.units import format_bytes
+
+
+class Progress:
+    """One line for the file under way: rewritten on a terminal, else said once it is whole."""
+
+    def __init__(self) -> None:
+        self.tty = sys.stderr.isatty()
+        self.shown = ""
+
+    def __call__(self, file: str, have: int, whole: int | None) -> None:
+        """Tell how far a file is."""
+        done = have == whole
+        line = f"{file}: {format_bytes(have)}" + (f" of {format_bytes(whole)}" if whole else "")
+        if line == self.shown or not (self.tty or done):
+            return
+        self.shown = line
+        begin, end = ("\r\033[K", "\n" if done else "") if self.tty else ("", "\n")
+        print(f"{begin}{line}", end=end, file=sys.stderr, flush=True)
+
+
+def fetch_data(request: Request) -> int:
+    """Make sure a set is here, and say where."""
+    request.refuse_problems()
+    from phalanx.data.fetch import SETS, fetch
+
+    data = request["data"]
+    if data is None:
+        raise ConfigError(f"say which set to fetch: {', '.join(SETS)}")
+    data_dir = request["data_dir"] or os.environ.get("DATA_DIR")
+    fetched = fetch(data, Path(data_dir) if data_dir else None, tell=Progress())
+    how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
+    how = how.replace("1 files", "1 file")
+    print(f"{data}: {how}, every checksum is right")
+    print(f"phalanx train --data {data} --data-dir {fetched.folder}")
+    return 0
+
+
+COMMANDS = {
+    "data fetch": Command(
+        name="data fetch",
+        summary="Download a published dataset, check it, and go on where a download broke off.",
+        usage="phalanx data fetch cifar10|cifar100|mnist|fashion-mnist [--data-dir DIR]",
+        run=fetch_data,
+        arguments=(
+            Argument(name="data", metavar="SET", help="Which dataset."),
+            Argument(
+                name="--data-dir",
+                help="Where to put it; DATA_DIR when that is set, else data/SET. Without either, "
+                "a system package that holds the set is used where it is.",
+            ),
+        ),
+        examples=(
+            ("phalanx data fetch cifar10", "into data/cifar10"),
+            ("phalanx data fetch fashion-mnist --data-dir ~/data", "into a folder of your own"),
+        ),
+    ),
+}

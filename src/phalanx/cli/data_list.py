@@ -1,0 +1,117 @@
+"""`phalanx data list`: which data can be read, and what lies in a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from phalanx.cli.command import Argument, Command, Request
+from phalanx.errors import DataError
+
+MADE_UP = {  # sets that lie in no folder: what they are, how to get them
+    "embedded": ("8,000 + 1,500 Fashion-MNIST images", "comes with Phalanx"),
+    "generated": ("random images made on the host", "made when asked for"),
+    "synthetic": ("random images made on the device", "made when asked for"),
+}
+
+
+def list_data(request: Request) -> int:
+    """Print the forms that can be read, or what was found in a folder."""
+    request.refuse_problems()
+    rows = find_rows(Path(request["dir"]).expanduser()) if request["dir"] else form_rows()
+    if request["json"]:
+        print(json.dumps(rows, indent=2))
+    elif request["dir"]:
+        show_findings(rows)
+    else:
+        show_forms(rows)
+    return 0
+
+
+def form_rows() -> list[dict[str, Any]]:
+    """Every form with what lies there and how to get it."""
+    from phalanx.data.detect import FORMS
+
+    rows = [{"data": name, "what": form.what, "get": form.get} for name, form in FORMS.items()]
+    made_up = [{"data": name, "what": what, "get": get} for name, (what, get) in MADE_UP.items()]
+    return [*made_up, *rows]
+
+
+def find_rows(root: Path) -> list[dict[str, Any]]:
+    """What lies in a folder, with counts and classes; nothing there is a mistake."""
+    from phalanx.data.detect import DEPTH, detect
+
+    found = detect(root)
+    if not found:
+        raise DataError(
+            f"{root}: nothing that can be read lies here or up to {DEPTH} folders below; "
+            "`phalanx data list` says what can"
+        )
+    return [
+        {"data": f.data, "folder": str(f.folder), "why": f.why, **count(f.data, f.folder)}
+        for f in found
+    ]
+
+
+def count(data: str, folder: Path) -> dict[str, Any]:
+    """The images and classes of a set; what is wrong with a split stands in place of its count."""
+    from phalanx.data.detect import FORMS
+
+    opener = FORMS[data].open
+    if opener is None:
+        return {"train": None, "valid": None, "classes": None, "problems": [FORMS[data].get]}
+    counts: dict[str, Any] = {}
+    problems: list[str] = []
+    classes: int | None = None
+    for split in ("train", "valid"):
+        try:
+            source = opener(folder, split)
+        except DataError as error:
+            counts[split] = None
+            problems.append(str(error))
+        else:
+            counts[split], classes = len(source), len(source.classes)
+    return {**counts, "classes": classes, "problems": problems}
+
+
+def show_findings(rows: list[dict[str, Any]]) -> None:
+    """What lies in a folder, a line for each set and one for each thing wrong with it."""
+    for row in rows:
+        figures = " + ".join(
+            "none" if row[s] is None else f"{row[s]:,}" for s in ("train", "valid")
+        )
+        told = "" if row["classes"] is None else f": {figures} images, {row['classes']:,} classes"
+        print(f"{row['data']} in {row['folder']}{told}")
+        print(f"  {row['why']}")
+        for problem in row["problems"]:
+            print("  " + problem.replace("\n", "\n  "))
+
+
+def show_forms(rows: list[dict[str, Any]]) -> None:
+    """The forms as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for head in ("data", "what lies there", "how to get it"):
+        table.add_column(head)
+    for row in rows:
+        table.add_row(row["data"], row["what"], row["get"])
+    Console(highlight=False).print(table)
+
+
+COMMANDS = {
+    "data list": Command(
+        name="data list",
+        summary="Say which data can be read, or what lies in a folder and up to three below it.",
+        usage="phalanx data list [DIR] [--json]",
+        run=list_data,
+        arguments=(
+            Argument(name="dir", metavar="DIR", help="The folder to look into."),
+            Argument(name="--json", help="Print JSON.", switch=True),
+        ),
+        examples=(
+            ("phalanx data list", "every form that can be read, and how to get it"),
+            ("phalanx data list ~/data", "what lies there, with counts and classes"),
+        ),
+    ),
+}

@@ -1,0 +1,143 @@
+"""`phalanx data verify`: look at every image and say what is wrong."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.data_build import Progress, printable, read_number
+from phalanx.errors import ConfigError, DataError
+from phalanx.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from phalanx.data.verify import Place, Verdict
+
+SHOWN = 5
+
+
+def verify_data(request: Request) -> int:
+    """Look at every image; the code is 0 when nothing is wrong."""
+    request.refuse_problems()
+    from phalanx.data.verify import verify
+
+    if not request["dir"]:
+        raise ConfigError("say which folder to look at: phalanx data verify DIR")
+    root, began = Path(request["dir"]).expanduser(), time.monotonic()
+    out = read_out(request["out"])
+    verdict = verify(root, workers=read_number(request, "workers"), tell=Progress("looked at"))
+    elapsed = time.monotonic() - began
+    if out is not None:
+        write_page(out, root, verdict)
+    if request["json"]:
+        print(json.dumps(verdict.to_json(), indent=2))
+    else:
+        show_verdict(verdict, elapsed)
+        if out is not None:
+            print(f"pictures: {out}")
+    return DataError.exit_code if verdict.wrong else 0
+
+
+def read_out(text: str | None) -> Path | None:
+    """Where the page goes; None where none is asked for."""
+    if text is None:
+        return None
+    path = Path(text).expanduser()
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {path}: wants a name that ends in .html")
+    return path
+
+
+def write_page(out: Path, root: Path, verdict: "Verdict") -> None:
+    """The page with pictures of what was found."""
+    from phalanx.data.origin import find_parts
+    from phalanx.data.pixels import BadImage, Pixels
+    from phalanx.report.verify_page import write_verify_page
+
+    sources = {part.split: part.source for part in find_parts(root)}
+
+    def look(split: str, number: int) -> Pixels | None:
+        try:
+            return sources[split].read(number)
+        except BadImage:
+            return None
+
+    write_verify_page(out, verdict, look)
+
+
+def show_verdict(verdict: "Verdict", elapsed: float) -> None:
+    """The findings as a table, and the first of each kind by name."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from phalanx.data.verify import NOTES, count_wrong
+
+    images = sum(verdict.images.values())
+    rate = images / elapsed if elapsed > 0 else 0.0
+    told = " + ".join(f"{format_count(n)} {split}" for split, n in verdict.images.items())
+    print(f"{verdict.folder}: {verdict.data}, {told}, {len(verdict.classes):,} classes")
+    print(f"looked at in {format_seconds(elapsed)} ({format_count(rate)} images/s)\n")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("what")
+    table.add_column("found", justify="right")
+    for kind, count in verdict.totals.items():
+        table.add_row(f"{kind} (a note)" if kind in NOTES else kind, format_count(count))
+    table.add_row(*balance_row(verdict))
+    Console(highlight=False).print(table)
+    for kind, places in verdict.single.items():
+        show_first("" if kind in NOTES else kind, [describe(place) for place in places])
+    for kind, groups in verdict.groups.items():
+        show_first(kind, [describe_group(group) for group in groups])
+    show_first("class missing in a split", verdict.missing)
+    print(f"\n{count_wrong(verdict.wrong)}; manifest {verdict.manifest}")
+
+
+def balance_row(verdict: "Verdict") -> tuple[str, str]:
+    """How unequal the classes are, in one line."""
+    counts = next(iter(verdict.counts.values()))
+    split = next(iter(verdict.counts))
+    return f"images of a class, {split}", f"{min(counts):,} to {max(counts):,}"
+
+
+def show_first(kind: str, lines: list[str]) -> None:
+    """The first few lines of one kind of finding."""
+    if not kind or not lines:
+        return
+    print(f"\n{kind}:")
+    print("\n".join(f"  {printable(line)}" for line in lines[:SHOWN]))
+    if len(lines) > SHOWN:
+        print(f"  and {len(lines) - SHOWN:,} more; --json and --out page.html have them")
+
+
+def describe(place: "Place") -> str:
+    """An image in one line."""
+    return f"{place.name}: {place.why}" if place.why else place.name
+
+
+def describe_group(group: list["Place"]) -> str:
+    """Images that are the same in one line."""
+    names = " = ".join(place.name for place in group[:SHOWN])
+    more = f" and {len(group) - SHOWN:,} more" if len(group) > SHOWN else ""
+    labels = " / ".join(sorted({place.label for place in group}))
+    return f"{names}{more}" + (f" (labels differ: {labels})" if "/" in labels else "")
+
+
+COMMANDS = {
+    "data verify": Command(
+        name="data verify",
+        summary="Look at every image of a set, on all cores, and say what is wrong; the code is 0 "
+        "when nothing is.",
+        usage="phalanx data verify DIR [--json] [--out report.html]",
+        run=verify_data,
+        arguments=(
+            Argument(name="dir", metavar="DIR", help="The folder that the data lies in."),
+            Argument(name="--json", help="Print JSON.", switch=True),
+            Argument(name="--out", metavar="HTML", help="Write a page with pictures."),
+            Argument(name="--workers", metavar="N", help="Processes; by default one a core."),
+        ),
+        examples=(
+            ("phalanx data verify ~/photos", "damage, duplicates, leaks between the splits"),
+            ("phalanx data verify ~/photos --out photos.html", "with pictures of what was found"),
+        ),
+    ),
+}

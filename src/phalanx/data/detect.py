@@ -1,0 +1,198 @@
+"""Which dataset lies in a folder, told by what its files and folders are called."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.data import cifar, folder, idx, imagenet, packed, parquet, tarshards, tfrecord
+from phalanx.data.checksums import IDX_MD5, md5_of
+from phalanx.errors import DataError
+
+if TYPE_CHECKING:
+    from phalanx.data.sources import Source
+
+DEPTH = 3
+TREES = {"imagenet-official", "imagenet-kaggle", "imagenet", "tfrecord", "tar", "parquet", "folder"}
+IDX_IMAGES = ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A form that data can lie in."""
+
+    what: str  # what lies there
+    get: str  # how to come by it
+    looks_like: Callable[[Path], bool]
+    open: "Callable[[Path, str], Source] | None" = None  # None: to be built into another form first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A dataset that lies in a folder."""
+
+    data: str
+    folder: Path
+    why: str
+
+
+def name_idx(root: Path) -> str | None:
+    """Which of the two idx sets lies in a folder; None where neither does.
+
+    Their files are called alike: the test labels tell them apart, and the folder's name does where
+    those are missing or nobody's; what is left is taken for MNIST.
+    """
+    if not any((root / f"{name}{end}").is_file() for name in IDX_IMAGES for end in ("", ".gz")):
+        return None
+    labels = "t10k-labels-idx1-ubyte"
+    found = {md5_of(root / labels), md5_of(root / f"{labels}.gz", gunzip=True)}
+    by_sum = next((name for name, sums in IDX_MD5.items() if sums[labels] in found), None)
+    fashion = any("fashion" in part.lower() for part in root.absolute().parts[-2:])
+    return by_sum or ("fashion-mnist" if fashion else "mnist")
+
+
+def _is_idx(root: Path, data: str) -> bool:
+    return name_idx(root) == data
+
+
+FORMS: dict[str, Form] = {
+    "folder": Form(
+        what="train/CLASS/ and val/CLASS/ with .jpg or .png files",
+        get="your own images; phalanx data build --to folder",
+        looks_like=folder.looks_like,
+        open=folder.open_folder,
+    ),
+    "imagenet": Form(
+        what="train/SYNSET/ and val/SYNSET/, with imagenet_2012_bounding_boxes.csv or without",
+        get="image-net.org, or phalanx data build --to folder",
+        looks_like=imagenet.looks_like,
+        open=imagenet.open_imagenet,
+    ),
+    "imagenet-official": Form(
+        what="ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and the development kit",
+        get="image-net.org; convert with phalanx data build",
+        looks_like=imagenet.holds_archives,
+    ),
+    "imagenet-kaggle": Form(
+        what="ILSVRC/Data/CLS-LOC/ with LOC_*_solution.csv beside it",
+        get="kaggle.com; convert with phalanx data build",
+        looks_like=imagenet.holds_kaggle,
+    ),
+    "tfrecord": Form(
+        what="train-00000-of-01024 and validation-00000-of-00128",
+        get="phalanx data build --to tfrecord",
+        looks_like=tfrecord.looks_like,
+        open=tfrecord.open_tfrecord,
+    ),
+    "tar": Form(
+        what="train-000000.tar and validation-000000.tar, as WebDataset has them",
+        get="phalanx data build --to tar",
+        looks_like=tarshards.looks_like,
+        open=tarshards.open_tar,
+    ),
+    "parquet": Form(
+        what="train-*.parquet with a column of images, as Hugging Face publishes them",
+        get="huggingface.co",
+        looks_like=parquet.looks_like,
+        open=parquet.open_parquet,
+    ),
+    "packed": Form(
+        what="train.phx and valid.phx",
+        get="phalanx data build --to packed",
+        looks_like=packed.looks_like,
+        open=packed.open_packed,
+    ),
+    "cifar10": Form(
+        what="data_batch_1.bin to 5 and test_batch.bin, or cifar-10-binary.tar.gz",
+        get="phalanx data fetch cifar10",
+        looks_like=partial(cifar.looks_like, data="cifar10"),
+        open=cifar.open_cifar10,
+    ),
+    "cifar100": Form(
+        what="train.bin and test.bin, or cifar-100-binary.tar.gz",
+        get="phalanx data fetch cifar100",
+        looks_like=partial(cifar.looks_like, data="cifar100"),
+        open=cifar.open_cifar100,
+    ),
+    "mnist": Form(
+        what="four idx files, plain or gzipped",
+        get="phalanx data fetch mnist",
+        looks_like=partial(_is_idx, data="mnist"),
+        open=partial(idx.open_idx, "mnist"),
+    ),
+    "fashion-mnist": Form(
+        what="four idx files, plain or gzipped",
+        get="phalanx data fetch fashion-mnist",
+        looks_like=partial(_is_idx, data="fashion-mnist"),
+        open=partial(idx.open_idx, "fashion-mnist"),
+    ),
+}
+
+
+def detect(root: Path) -> list[Finding]:
+    """Every dataset in a folder and up to three levels below it, the nearest first."""
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "no such folder"
+        raise DataError(f"{root}: {what}; give a folder that data lies in")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise DataError(f"{root}: cannot be read (Permission denied); mend its rights")
+    found: list[Finding] = []
+    for place, names in _walk(root):
+        found += [
+            Finding(data=name, folder=place, why=FORMS[name].what)
+            for name in names
+            if not any(f.data == name and place.is_relative_to(f.folder) for f in found)
+        ]
+    return found
+
+
+def detect_one(root: Path) -> Finding:
+    """The one dataset that can be trained on in a folder; raises DataError for none or several."""
+    found = detect(root)
+    if not found:
+        raise DataError(
+            f"{root}: nothing that can be read lies here or up to {DEPTH} folders below; "
+            "`phalanx data list` says what can"
+        )
+    ready = [finding for finding in found if FORMS[finding.data].open is not None]
+    if not ready:
+        first = found[0]
+        raise DataError(
+            f"{first.folder}: {first.data} as it is handed out ({first.why}); convert it with "
+            f"`phalanx data build {first.folder} --to packed --out DIR`, then train on DIR"
+        )
+    if len(ready) > 1:
+        lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.why})" for f in ready]
+        told = "\n".join([f"{root}: several datasets lie here; say which one:", *lines])
+        raise DataError(told)
+    return ready[0]
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """The folders that hold something, level by level; a tree of images is not descended into."""
+    level = [root]
+    for depth in range(DEPTH + 1):
+        below: list[Path] = []
+        for place in level:
+            names = names_of(place)
+            if names:
+                yield place, names
+            if depth < DEPTH and not TREES & set(names):
+                below += _readable_below(place)
+        level = below
+
+
+def names_of(place: Path) -> list[str]:
+    """The datasets that lie in this very folder."""
+    names = [name for name, form in FORMS.items() if form.looks_like(place)]
+    if "folder" in names and "imagenet" in names:
+        names.remove("folder")  # the same files, of which more is known
+    return names
+
+
+def _readable_below(place: Path) -> list[Path]:
+    with os.scandir(place) as entries:
+        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    return [place / name for name in names if os.access(place / name, os.R_OK | os.X_OK)]

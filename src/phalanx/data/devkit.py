@@ -1,0 +1,158 @@
+"""ImageNet's development kit: which synset each validation image shows.
+
+The kit lists a number for each image, and says in meta.mat which synset a number stands for. That
+is a MATLAB file, version 5, of which just as much is read here as this takes: structures, text and
+numbers.
+"""
+
+import io
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phalanx.errors import DataError
+
+ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
+TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
+SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"  # one synset a line, image by image
+FORMAT_5_HEADER = 128
+MATRIX, COMPRESSED = 14, 15
+CELL_CLASS, STRUCT_CLASS, CHAR_CLASS = 1, 2, 4
+NUMBERS = {
+    1: "i1",
+    2: "u1",
+    3: "i2",
+    4: "u2",
+    5: "i4",
+    6: "u4",
+    7: "f4",
+    9: "f8",
+    12: "i8",
+    13: "u8",
+}
+TEXTS = {16: "utf-8", 17: "utf-16-le", 18: "utf-32-le", 4: "utf-16-le", 2: "latin-1", 1: "latin-1"}
+
+
+def read_validation_synsets(root: Path) -> list[str]:
+    """The synset of each validation image in the order of their names.
+
+    From the kit's archive, or from a text file with a synset a line where that lies beside it.
+    """
+    labels = root / SYNSET_LABELS
+    if labels.is_file():
+        return labels.read_text(encoding="utf-8").split()
+    kit = read_kit(root / ARCHIVE)
+    where = f"{root / ARCHIVE}: {META}"
+    try:
+        synsets = read_numbered_synsets(kit[META])
+    except (ValueError, KeyError, IndexError, struct.error, zlib.error) as cause:
+        raise DataError(
+            f"{where}: cannot be read ({cause}); put {SYNSET_LABELS}, the synset of each "
+            "validation image on a line of its own, beside the archive"
+        ) from None
+    numbers = [int(word) for word in kit[TRUTH].split()]
+    unknown = sorted(set(numbers) - set(synsets))
+    if unknown:
+        raise DataError(f"{where}: names no synset number {unknown[0]}, which {TRUTH} has")
+    return [synsets[number] for number in numbers]
+
+
+def read_kit(path: Path) -> dict[str, bytes]:
+    """The two files of the kit that tell what validation images show."""
+    if not path.is_file():
+        raise DataError(
+            f"{path}: not here, and without it nothing tells what the validation images show; "
+            f"put it there, or {SYNSET_LABELS}"
+        )
+    try:
+        with tarfile.open(path) as archive:
+            members = {Path(member.name).name: member for member in archive if member.isfile()}
+            files = {n: archive.extractfile(members[n]) for n in (TRUTH, META) if n in members}
+            found = {name: file.read() for name, file in files.items() if file}
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as cause:
+        raise DataError(f"{path}: cannot be read ({cause}); get it again") from None
+    missing = [name for name in (TRUTH, META) if name not in found]
+    if missing:
+        raise DataError(f"{path}: has no {missing[0]}; get it again")
+    return found
+
+
+def read_numbered_synsets(data: bytes) -> dict[int, str]:
+    """The synset that each ILSVRC2012_ID stands for."""
+    variables = read_mat(data)
+    table = variables["synsets"]
+    return {
+        int(np.ravel(number)[0]): str(name)
+        for number, name in zip(table["ILSVRC2012_ID"], table["WNID"], strict=True)
+    }
+
+
+def read_mat(data: bytes) -> dict[str, Any]:
+    """The variables of a MATLAB 5 file; a structure is a list of values for each field."""
+    if data[126:128] != b"IM":
+        raise ValueError("not a little-endian MATLAB 5 file")
+    variables = {}
+    for kind, content in _elements(data[FORMAT_5_HEADER:]):
+        if kind == MATRIX:
+            name, value = _read_matrix(content)
+            variables[name] = value
+    return variables
+
+
+def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The elements one after the other: what kind each is of, and its bytes."""
+    stream = io.BytesIO(data)
+    while tag := stream.read(8):
+        kind, size = struct.unpack("<II", tag)
+        if kind >> 16:  # up to four bytes lie in the tag itself
+            yield kind & 0xFFFF, tag[4 : 4 + (kind >> 16)]
+            continue
+        content = stream.read(size)
+        if len(content) < size:
+            raise ValueError("the file is cut short")
+        if kind == COMPRESSED:  # the only kind that is not filled up to eight bytes
+            yield from _elements(zlib.decompress(content))
+            continue
+        stream.read(-size % 8)
+        yield kind, content
+
+
+def _read_matrix(data: bytes) -> tuple[str, Any]:
+    """The name and the value of an array."""
+    parts = list(_elements(data))
+    if not parts:
+        return "", np.empty(0)
+    flags, shape, name = (content for _, content in parts[:3])
+    kind = flags[0]
+    count = int(np.prod(np.frombuffer(shape, "<i4")))
+    readers = {CELL_CLASS: _read_cells, STRUCT_CLASS: _read_structure, CHAR_CLASS: _read_text}
+    return name.decode("latin-1"), readers.get(kind, _read_numbers)(parts[3:], count)
+
+
+def _read_cells(parts: list[tuple[int, bytes]], count: int) -> list[Any]:
+    return [_read_matrix(content)[1] for _, content in parts[:count]]
+
+
+def _read_structure(parts: list[tuple[int, bytes]], count: int) -> dict[str, list[Any]]:
+    width = int.from_bytes(parts[0][1], "little")
+    names = parts[1][1]
+    fields = [
+        names[start : start + width].rstrip(b"\0").decode("latin-1")
+        for start in range(0, len(names), width)
+    ]
+    values = [_read_matrix(content)[1] for _, content in parts[2 : 2 + count * len(fields)]]
+    return {field: values[place :: len(fields)] for place, field in enumerate(fields)}
+
+
+def _read_text(parts: list[tuple[int, bytes]], count: int) -> str:
+    return parts[0][1].decode(TEXTS[parts[0][0]]) if parts else ""
+
+
+def _read_numbers(parts: list[tuple[int, bytes]], count: int) -> Any:
+    kind, content = parts[0]
+    return np.frombuffer(content, f"<{NUMBERS[kind]}")

@@ -1,0 +1,81 @@
+"""Images that an index knows the place of: whole files, or pieces of larger ones."""
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.index import Index
+from phalanx.data.pixels import BadImage, decode
+
+OPEN_FILES = 128  # shards kept open by one process
+
+
+class IndexedSource:
+    """Random access to images by an index, wherever their bytes lie."""
+
+    def __init__(self, root: Path, index: Index):
+        self.root, self.index = root, index
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The class of each image."""
+        return self.index.labels
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class."""
+        return self.index.classes
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The image as RGB; raises BadImage when it cannot be read or decoded."""
+        return decode(self.encoded(index), self.name(index))
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the image's file, or of its piece of one."""
+        file, size = int(self.index.file_of[index]), int(self.index.sizes[index])
+        try:
+            if self.index.names is None:
+                return (self.root / self.index.files[file]).read_bytes()
+            data = os.pread(self._handle(file), size, int(self.index.offsets[index]))
+        except OSError as cause:
+            raise BadImage(self.name(index), cause.strerror or str(cause)) from None
+        if len(data) < size:
+            raise BadImage(self.name(index), "the file ends before the image does")
+        return data
+
+    def _handle(self, file: int) -> int:
+        """A descriptor of a file that holds many images; the one unused longest is closed."""
+        if file in self._open:
+            self._open.move_to_end(file)
+            return self._open[file]
+        if len(self._open) == OPEN_FILES:
+            os.close(self._open.popitem(last=False)[1])
+        self._open[file] = os.open(self.root / self.index.files[file], os.O_RDONLY)
+        return self._open[file]
+
+    def name(self, index: int) -> str:
+        """What a person can find the image by."""
+        return self.index.name(index)
+
+    def box(self, index: int) -> tuple[float, float, float, float] | None:
+        """The part of the image that holds its object: left, top, right, bottom in 0..1."""
+        if self.index.boxes is None or np.isnan(self.index.boxes[index, 0]):
+            return None
+        left, top, right, bottom = map(float, self.index.boxes[index])
+        return left, top, right, bottom
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Counts, and a hash that changes when an image comes, goes or changes its size."""
+        return self.index.fingerprint()
+
+    def __del__(self) -> None:
+        for handle in self._open.values():
+            os.close(handle)

@@ -1,0 +1,197 @@
+"""Our own form for full speed: all images of a split in one file, train.phx and valid.phx.
+
+A magic word, the length of a JSON header, the header, the images (JPEG, or raw RGB), then the
+index (arrays, and a JSON directory of them) and a tail of 40 bytes with checksums of header and
+index. Everything starts at a multiple of 64 bytes. Each image has its own checksum, too.
+
+Images are read, not mapped: mapped pages would count as memory of every worker that touched them.
+The index is mapped, and shared by all.
+"""
+
+import hashlib
+import json
+import mmap
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.index import Index, Texts, pack_texts
+from phalanx.data.indexed import IndexedSource
+from phalanx.data.pixels import BadImage, decode
+from phalanx.data.sample import encode_png
+from phalanx.errors import DataError
+
+MAGIC, END_MAGIC = b"phalanxP", b"phalanxE"
+FORMAT = 1  # raise it when the layout changes
+ALIGN = 64
+HEAD = struct.Struct("<8sQ")  # magic, length of the header
+TAIL = struct.Struct("<QQQII8s")  # index begin, directory begin, its length, two checksums, magic
+ENDING = ".phx"
+SPLITS = ("train", "valid")
+AGAIN = "build it again with `phalanx data build --to packed`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a packed file says about itself, and its arrays, mapped."""
+
+    header: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+
+    def index(self, name: str) -> Index:
+        """Where the images lie in the file of this name."""
+        arrays = self.arrays
+        count = len(arrays["labels"])
+        return Index(
+            classes=tuple(self.header["classes"]),
+            files=pack_texts([name]),
+            names=Texts(arrays["names.letters"], arrays["names.ends"]),
+            file_of=np.broadcast_to(np.int32(0), (count,)),
+            offsets=arrays["offsets"],
+            sizes=arrays["sizes"],
+            labels=arrays["labels"],
+            boxes=arrays.get("boxes"),
+        )
+
+
+class PackedSource(IndexedSource):
+    """Random access to the images of a packed file."""
+
+    def __init__(self, path: Path, content: Content):
+        super().__init__(path.parent, content.index(path.name))
+        self.header, self.arrays = content.header, content.arrays
+        self.raw = content.header["encoding"] == "raw"
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The image as RGB; raises BadImage when it is damaged."""
+        data = super().encoded(index)
+        if self.raw:
+            return self._shape(data, index)
+        try:
+            return decode(data, self.name(index))
+        except BadImage:
+            if not self.is_intact(data, index):
+                raise BadImage(self.name(index), "its bytes changed after packing") from None
+            raise
+
+    def _shape(self, data: bytes, index: int) -> NDArray[np.uint8]:
+        if not data:
+            raise BadImage(self.name(index), "it could not be decoded when it was packed")
+        height, width = int(self.arrays["heights"][index]), int(self.arrays["widths"][index])
+        return np.frombuffer(data, np.uint8).reshape(height, width, 3)
+
+    def encoded(self, index: int) -> bytes:
+        """The image as a file: the JPEG as it lies there, or a PNG of raw pixels."""
+        return encode_png(self.read(index)) if self.raw else super().encoded(index)
+
+    def stored(self, index: int) -> bytes:
+        """The bytes of the image as they lie in the file."""
+        return super().encoded(index)
+
+    def is_intact(self, data: bytes, index: int) -> bool:
+        """Whether these are the bytes that were packed."""
+        return zlib.crc32(data) == int(self.arrays["checksums"][index])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Counts, and a hash over labels and the checksums of all images."""
+        digest = hashlib.sha256(self.header["encoding"].encode())
+        for name in ("labels", "checksums", "names.letters"):
+            digest.update(np.ascontiguousarray(self.arrays[name]).data)
+        return {"images": len(self), "classes": len(self.classes), "sha256": digest.hexdigest()}
+
+
+def looks_like(root: Path) -> bool:
+    """Whether packed files lie in the folder."""
+    return any(packed_path(root, split).is_file() for split in SPLITS)
+
+
+def packed_path(root: Path, split: str) -> Path:
+    """Where the packed file of a split lies."""
+    return root / f"{split}{ENDING}"
+
+
+def open_packed(root: Path, split: str) -> PackedSource:
+    """One split of a packed set; a file that is cut short or damaged in its index is refused."""
+    path = packed_path(root, split)
+    source = PackedSource(path, read_content(path))
+    other = packed_path(root, next(name for name in SPLITS if name != split))
+    if other.is_file() and tuple(read_header(other).get("classes", ())) != source.classes:
+        raise DataError(f"{root}: train.phx and valid.phx have other classes; {AGAIN}")
+    return source
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The JSON header of a packed file."""
+    with _reading(path) as file:
+        return _parse_header(file.read(HEAD.size), file.read, path)[1]
+
+
+def _reading(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as cause:
+        raise DataError(f"{path}: cannot be read ({cause.strerror}); {AGAIN}") from None
+
+
+def _parse_header(head: bytes, read: Any, path: Path) -> tuple[bytes, dict[str, Any]]:
+    """The bytes of the header and what they say."""
+    magic, length = HEAD.unpack(head) if len(head) == HEAD.size else (b"", 0)
+    if magic != MAGIC:
+        raise DataError(f"{path}: is no packed file; {AGAIN}")
+    text = read(min(length, path.stat().st_size))
+    try:
+        header: dict[str, Any] = json.loads(text)
+    except ValueError:
+        raise DataError(f"{path}: its header is damaged; {AGAIN}") from None
+    if header.get("format") != FORMAT:
+        raise DataError(
+            f"{path}: format {header.get('format')}, this Phalanx reads {FORMAT}; use the one that "
+            f"wrote it, or {AGAIN}"
+        )
+    return text, header
+
+
+def read_content(path: Path) -> Content:
+    """The header and the arrays of a packed file, after their checksums were verified."""
+    with _reading(path) as file:
+        text, header = _parse_header(file.read(HEAD.size), file.read, path)
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    size = len(content)
+    if size < HEAD.size + TAIL.size or bytes(content[-8:]) != END_MAGIC:
+        raise DataError(f"{path}: ends at byte {size:,} without its index: truncated; {AGAIN}")
+    begin, place, length, index_crc, header_crc, _ = TAIL.unpack(content[-TAIL.size :])
+    if not begin <= place <= place + length == size - TAIL.size:
+        raise DataError(f"{path}: its tail does not fit its size; {AGAIN}")
+    if zlib.crc32(text) != header_crc or zlib.crc32(content[begin : place + length]) != index_crc:
+        raise DataError(f"{path}: the checksum of its header or index does not fit; {AGAIN}")
+    arrays = {}
+    for name, (dtype, shape, offset) in json.loads(bytes(content[place : place + length])).items():
+        flat = np.frombuffer(content, dtype, int(np.prod(shape)), offset)
+        arrays[name] = flat.reshape(shape)
+    return Content(header=header, arrays=arrays)
+
+
+def verify_packed(path: Path) -> list[str]:
+    """Everything that is wrong with a packed file; every image's checksum is computed."""
+    try:
+        source = PackedSource(path, read_content(path))
+    except DataError as cause:
+        return [str(cause)]
+    problems = []
+    for index in range(len(source)):
+        try:
+            if not source.is_intact(source.stored(index), index):
+                where = f"at byte {int(source.index.offsets[index]):,}"
+                problems.append(f"{source.name(index)}: its checksum does not fit ({where})")
+        except BadImage as cause:
+            problems.append(str(cause))
+    if len(source) and int(source.labels.max()) >= len(source.classes):
+        problems.append(
+            f"{path}: a label is {source.labels.max()} of {len(source.classes)} classes"
+        )
+    return problems

@@ -1,0 +1,72 @@
+"""TFRecord's framing: length, its checksum, the data, its checksum, record after record.
+
+The checksum is CRC-32C (Castagnoli), rotated and shifted by a constant, so that the checksum of
+data that holds checksums is not a weak one.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from phalanx.errors import DataError
+
+try:
+    import google_crc32c
+except ImportError:  # told when a record is read: other data does without
+    google_crc32c = None  # type: ignore[assignment]
+
+HEAD, TAIL = 12, 4  # bytes before and after the data
+MASK = 0xA282EAD8
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC-32C of some bytes.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    if google_crc32c is None:
+        raise DataError(
+            "TFRecord files are checked with google-crc32c, which is missing; "
+            "pip install google-crc32c"
+        )
+    return int(google_crc32c.value(data))
+
+
+def masked(crc: int) -> int:
+    """A checksum as it stands in the file."""
+    return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
+
+
+def read_records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Where the data of each record begins, and the data; a damaged record is named."""
+    size, place = path.stat().st_size, 0
+    with path.open("rb") as file:
+        for number in range(size):
+            if place == size:
+                return
+            data = _read_record(file, size - place, f"{path}: record {number} at byte {place:,}")
+            yield place + HEAD, data
+            place += HEAD + len(data) + TAIL
+
+
+def _read_record(file: BinaryIO, left: int, where: str) -> bytes:
+    head = file.read(HEAD)
+    length = int.from_bytes(head[:8], "little")
+    # the length's own checksum first: a damaged length would look like a cut file
+    if len(head) == HEAD and int.from_bytes(head[8:], "little") != masked(crc32c(head[:8])):
+        raise DataError(f"{where}: the checksum of its length does not fit; fetch the shard again")
+    if left < HEAD + length + TAIL:
+        raise DataError(f"{where}: the shard is truncated there; fetch it again")
+    data, tail = file.read(length), file.read(TAIL)
+    if int.from_bytes(tail, "little") != masked(crc32c(data)):
+        raise DataError(f"{where}: the checksum of its data does not fit; fetch the shard again")
+    return data
+
+
+def write_record(file: BinaryIO, data: bytes) -> None:
+    """Add one record."""
+    head = len(data).to_bytes(8, "little")
+    file.write(head + masked(crc32c(head)).to_bytes(4, "little"))
+    file.write(data)
+    file.write(masked(crc32c(data)).to_bytes(4, "little"))

@@ -1,0 +1,154 @@
+"""The page about a set of images: what is wrong with it, with the pictures it is true of."""
+
+import base64
+import io
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.verify import MISSING, NOTES, Place, Verdict, count_wrong
+from phalanx.disk import write_atomically
+from phalanx.report.markup import note, section, table
+from phalanx.report.page_style import STYLE
+from phalanx.units import format_count
+
+SINGLE_SHOWN, GROUPS_SHOWN, MEMBERS_SHOWN = 24, 24, 6
+THUMBNAIL, QUALITY, FEW_PIXELS = 160, 80, 64
+CLASSES_SHOWN = 1000
+
+Pixels = NDArray[np.uint8]
+Look = Callable[[str, int], Pixels | None]  # the picture of a split's number, where there is one
+
+
+def write_verify_page(path: Path, verdict: Verdict, look: Look) -> None:
+    """Write the page; `look` gives the pictures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, render_page(verdict, look))
+
+
+def render_page(verdict: Verdict, look: Look) -> str:
+    """The whole page as HTML, pictures and all."""
+    kinds = sorted(verdict.single, key=lambda kind: kind in NOTES)  # notes come last
+    singles = [
+        single_section(kind, verdict.single[kind], look) for kind in kinds if verdict.single[kind]
+    ]
+    wrong = sum(1 for kind in kinds if verdict.single[kind] and kind not in NOTES)
+    groups = [group_section(kind, found, look) for kind, found in verdict.groups.items() if found]
+    found = [*singles[:wrong], *groups, *singles[wrong:]]
+    body = "\n".join([headline(verdict), findings(verdict), *found, balance(verdict)])
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{as_text(verdict.folder)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def headline(verdict: Verdict) -> str:
+    """The folder, whether all is well, and how much there is."""
+    state, word = "unfinished" if verdict.wrong else "finished", count_wrong(verdict.wrong)
+    tiles = [(split, format_count(count), "images") for split, count in verdict.images.items()]
+    tiles.append(("classes", format_count(len(verdict.classes)), ""))
+    drawn = "".join(
+        f'<div class="tile"><span>{label}</span><b>{value}</b><span>{detail}</span></div>'
+        for label, value, detail in tiles
+    )
+    return (
+        f'<header>\n<h1>{as_text(verdict.folder)} <span class="state {state}">{word}</span></h1>\n'
+        f'<p class="muted">{as_text(verdict.data)}, manifest <code>{verdict.manifest}</code></p>\n'
+        f'<div class="tiles">{drawn}</div>\n</header>'
+    )
+
+
+def findings(verdict: Verdict) -> str:
+    """How often each kind was found."""
+    rows = [
+        [escape(kind) + (" (a note)" if kind in NOTES else ""), format_count(count)]
+        for kind, count in verdict.totals.items()
+    ]
+    missing = [f"<li>{as_text(line)}</li>" for line in verdict.missing[:CLASSES_SHOWN]]
+    told = f"<h3 class='apart'>{escape(MISSING)}</h3><ul>{''.join(missing)}</ul>" if missing else ""
+    body = table(["what", "found"], rows, numbers=1) + told
+    return section("findings", "Findings", body=body)
+
+
+def single_section(kind: str, places: list[Place], look: Look) -> str:
+    """The images that one kind of finding is true of."""
+    figures = "".join(figure(place, look) for place in places[:SINGLE_SHOWN])
+    body = left_out(len(places), SINGLE_SHOWN) + f'<div class="gallery">\n{figures}\n</div>'
+    return section(as_id(kind), f"{as_title(kind)}: {format_count(len(places))}", body=body)
+
+
+def group_section(kind: str, groups: list[list[Place]], look: Look) -> str:
+    """Images that are the same, group by group."""
+    drawn = []
+    for group in groups[:GROUPS_SHOWN]:
+        figures = "".join(figure(place, look) for place in group[:MEMBERS_SHOWN])
+        drawn.append(
+            f"<h3 class='apart'>{len(group)} images</h3>"
+            f'{left_out(len(group), MEMBERS_SHOWN)}<div class="gallery">{figures}</div>'
+        )
+    body = left_out(len(groups), GROUPS_SHOWN) + "\n".join(drawn)
+    title = f"{as_title(kind)}: {format_count(len(groups))} groups"
+    return section(as_id(kind), title.replace(": 1 groups", ": 1 group"), body=body)
+
+
+def left_out(count: int, shown: int) -> str:
+    """A sentence that there is more than is shown."""
+    return note(f"The first {shown} of {format_count(count)}.") if count > shown else ""
+
+
+def figure(place: Place, look: Look) -> str:
+    """One image with where it lies and what is wrong with it."""
+    pixels = look(place.split, place.number)
+    said = f'<span class="said">{as_text(place.why)}</span><br>' if place.why else ""
+    return (
+        f"<figure>{picture(pixels, place.name)}<figcaption>{said}{place.split}, "
+        f'{as_text(place.label)}<br><span class="muted">{as_text(place.name)}</span>'
+        "</figcaption></figure>"
+    )
+
+
+def picture(pixels: Pixels | None, name: str) -> str:
+    """The image as a small JPEG inside the page; an empty frame where there is none to see."""
+    if pixels is None:
+        return '<img alt="cannot be shown" src="data:image/gif;base64,R0lGODlhAQABAAAAACw=">'
+    from PIL import Image
+
+    kind = "few" if max(pixels.shape) <= FEW_PIXELS else "many"
+    image = Image.fromarray(pixels)
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    file = io.BytesIO()
+    image.save(file, format="JPEG", quality=QUALITY)
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img class="{kind}" alt="{as_text(name)}" src="data:image/jpeg;base64,{data}">'
+
+
+def balance(verdict: Verdict) -> str:
+    """How many images each class has in each split."""
+    splits = list(verdict.counts)
+    rows = [
+        [as_text(name), *(format_count(verdict.counts[split][label]) for split in splits)]
+        for label, name in enumerate(verdict.classes[:CLASSES_SHOWN])
+    ]
+    body = left_out(len(verdict.classes), CLASSES_SHOWN)
+    body += table(["class", *splits], rows, numbers=len(splits))
+    return section("classes", "Images of each class", body=body)
+
+
+def as_text(text: str) -> str:
+    """Text for the page; bytes of a name that are no letters become question marks."""
+    return escape(text.encode(errors="replace").decode())
+
+
+def as_title(kind: str) -> str:
+    """A kind of finding as a heading."""
+    return kind[:1].upper() + kind[1:]
+
+
+def as_id(kind: str) -> str:
+    """A kind of finding as the name of its section."""
+    return kind.lower().replace(" ", "-")

@@ -1,0 +1,150 @@
+"""Data that nobody named, splits that nobody made, and options of augmentation."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from phalanx.assemble.infer import read_with_data
+from phalanx.assemble.view import plan_of, recipe_of
+from phalanx.cli.main import main
+from phalanx.data.loader import Loader
+from phalanx.data.transforms import Treatment
+from phalanx.errors import ConfigError
+from small_runs import make_digits
+
+BASE = {
+    "model": "resnet8",
+    "image-size": "16",
+    "batch-size": "8",
+    "steps": "9",
+    "warmup-epoch": "0ep",
+}
+RANDOM = np.random.default_rng(3)
+
+
+def add_photos(root: Path, *, images: int = 8, edge: int = 40) -> Path:
+    """Noise in two classes, as JPEG files."""
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for number in range(images):
+            pixels = RANDOM.integers(0, 256, (edge, edge, 3), np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.jpg", quality=95)
+    return root
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    for split in ("train", "val"):
+        add_photos(tmp_path / "photos" / split)
+    return tmp_path / "photos"
+
+
+def first_batch(settings) -> np.ndarray:
+    plan, _ = plan_of(settings)
+    with Loader(recipe_of(settings.config, plan), workers=0) as loader:
+        (batch,) = next(loader.steps_from(0, 1, micro_batch=plan.global_batch))
+    return batch.pixels
+
+
+def test_what_lies_in_the_folder_decides(tmp_path, photos):
+    nested = tmp_path / "deep" / "er"
+    nested.parent.mkdir()
+    photos.rename(nested)
+    found = read_with_data(None, {"data-dir": str(tmp_path / "deep")})
+    assert (found.config.data.data, found.config.data.data_dir) == ("folder", str(nested))
+    assert found.name == "folder-resnet18"
+    digits = make_digits(tmp_path / "digits", train=20, valid=20)
+    assert read_with_data(None, {"data-dir": str(digits)}).config.data.data == "mnist"
+
+
+def test_a_preset_for_photographs_takes_any_form_of_them(tmp_path, photos):
+    out = tmp_path / "packed"
+    assert main(["data", "build", str(photos), "--to", "packed", "--out", str(out)]) == 0
+    found = read_with_data("folder-resnet18", {"data-dir": str(out)})
+    assert found.config.data.data == "packed"
+    kept = read_with_data("cifar10-resnet20", {"data-dir": str(out)})
+    assert kept.config.data.data == "cifar10", "a preset for small images keeps to its set"
+
+
+def test_several_datasets_in_a_folder_have_to_be_told_apart(tmp_path, photos):
+    make_digits(tmp_path / "digits", train=20, valid=20)
+    with pytest.raises(ConfigError, match=r"(?s)several datasets lie here.*--data mnist"):
+        read_with_data(None, {"data-dir": str(tmp_path)})
+
+
+def test_a_folder_without_a_split_gets_one(tmp_path, capsys):
+    root = add_photos(tmp_path / "all", images=20)
+    words = [f"--{name}={value}" for name, value in BASE.items()]
+    words += ["--data", "folder", "--data-dir", str(root), "--val-split", "20%", "--json"]
+    assert main(["plan", *words]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["train_images"] + plan["valid_images"] == 40
+    assert 2 <= plan["valid_images"] <= 16
+    run = tmp_path / "run"
+    words[-1:] = ["--run-dir", str(run), "--workers", "1"]
+    assert main(["train", *words]) == 0
+    assert json.loads((run / "summary.json").read_text())["scored"] == plan["valid_images"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"color-jitter": "0.4"},
+        {"auto-augment": "rand-augment"},
+        {"auto-augment": "trivial-augment"},
+        {"random-erasing": "1"},
+        {"crop-scale": "0.9,1"},
+        {"crop-ratio": "1,1"},
+    ],
+    ids=str,
+)
+def test_every_option_of_augmentation_changes_the_batch_and_is_drawn_the_same(photos, flags):
+    def batch(flags):
+        return first_batch(read_with_data(None, {**BASE, "data-dir": str(photos), **flags}))
+
+    assert np.array_equal(batch(flags), batch(flags))
+    assert not np.array_equal(batch(flags), batch({}))
+
+
+def test_scoring_takes_the_share_it_is_told(photos):
+    def scored(share):
+        flags = {**BASE, "data-dir": str(photos), "eval-crop": share}
+        settings = read_with_data(None, flags)
+        plan, _ = plan_of(settings)
+        with Loader(recipe_of(settings.config, plan), workers=0) as loader:
+            return next(iter(loader.evaluation(8))).pixels
+
+    assert not np.array_equal(scored("0.875"), scored("1"))
+
+
+@pytest.mark.parametrize("text", ["1", "a,b", "0,1", "1,0.5", "1/0,2"])
+def test_a_pair_that_is_none_is_refused(photos, text):
+    with pytest.raises(ConfigError, match="--crop-scale: wants two numbers"):
+        read_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": text})
+
+
+def test_a_recipe_survives_the_way_to_a_worker(photos):
+    settings = read_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": "0.5,1"})
+    plan, _ = plan_of(settings)
+    recipe = recipe_of(settings.config, plan)
+    again = type(recipe).from_json(json.loads(json.dumps(recipe.to_json())))
+    assert again == recipe and isinstance(again.treatment, Treatment)
+    assert replace(recipe, seed=9) != again
+
+
+def test_the_input_is_timed(photos, capsys):
+    words = [f"--{name}={value}" for name, value in BASE.items()]
+    assert main(["data", "bench", str(photos), *words, "--seconds", "0.1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [rate["stage"] for rate in found["stages"]] == [
+        "read", "decode", "augment", "both", "copy",
+    ]  # fmt: skip
+    assert all(rate["images_per_second"] > 0 for rate in found["stages"])
+    assert found["one_worker"] > 0 and found["eaten"] > 0 and "resnet8 eats" in found["verdict"]
+    assert main(["data", "bench", str(photos), *words, "--seconds", "0.1"]) == 0
+    assert "all together" in capsys.readouterr().out
+    assert main(["data", "bench", str(photos), "--seconds", "soon"]) == 2

@@ -1,0 +1,238 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from phalanx.data import packing
+from phalanx.data.packed import looks_like, open_packed, read_header, verify_packed
+from phalanx.data.packing import PackedForm, write_packed
+from phalanx.data.pixels import BadImage, decode
+from phalanx.data.sample import Sample, look_at
+from phalanx.data.transforms import CROPS, Treatment, build_transform
+from phalanx.errors import DataError
+from small_samples import CLASSES, encode, folder_bytes, make_samples, undecodable
+
+RAW = PackedForm(encoding="raw")
+
+
+def write_both(folder, *, form=None, samples=None):
+    samples = make_samples(10, boxes=True) if samples is None else samples
+    for split in ("train", "valid"):
+        write_packed(iter(samples), folder, split, count=len(samples), classes=CLASSES, form=form)
+    return samples
+
+
+@pytest.mark.parametrize("form", [None, RAW])
+def test_what_is_packed_is_read_back(tmp_path, form):
+    samples = write_both(tmp_path, form=form)
+    source = open_packed(tmp_path, "train")
+    assert len(source) == 10 and source.classes == CLASSES and source.labels.dtype == np.int64
+    assert source.labels.tolist() == [sample.label for sample in samples]
+    for number, sample in enumerate(samples):
+        assert source.name(number) == f"train.phx:{sample.name}"
+        assert source.box(number) == sample.box
+        difference = source.read(number).astype(int) - decode(sample.data, sample.name)
+        assert np.abs(difference).max() <= (3 if form is None else 0), sample.name
+
+
+def test_a_plain_jpeg_is_kept_byte_for_byte_and_others_become_one(tmp_path):
+    samples = write_both(tmp_path)
+    source = open_packed(tmp_path, "valid")
+    assert source.encoded(0) == samples[0].data and source.encoded(1) == samples[1].data
+    assert [look_at(source.encoded(n)).mode for n in range(4)] == ["RGB", "L", "RGB", "RGB"]
+    assert {look_at(source.encoded(n)).form for n in range(4)} == {"JPEG"}
+
+
+def test_raw_images_leave_as_png_without_loss(tmp_path):
+    samples = write_both(tmp_path, form=RAW)
+    source = open_packed(tmp_path, "train")
+    data = source.encoded(0)
+    assert look_at(data).form == "PNG"
+    assert (decode(data, "") == decode(samples[0].data, "")).all()
+
+
+def test_raw_pixels_go_through_every_transform(tmp_path):
+    write_both(tmp_path, form=RAW)
+    image = open_packed(tmp_path, "train").read(0)
+    for transform in (build_transform(Treatment(augment=kind)) for kind in CROPS):
+        out = np.zeros((1, 12, 12, 3), np.uint8)
+        transform.train([image], transform.draw(0, np.arange(1)), out)
+        transform.evaluate(image, out[0])
+        assert out.any()
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
+def test_large_images_shrink_to_the_short_side_and_small_ones_stay(tmp_path, encoding):
+    sizes = [(40, 30), (30, 60), (9, 12), (12, 12)]
+    samples = [
+        Sample(name=str(size), data=encode("RGB", "JPEG", size=size), label=0) for size in sizes
+    ]
+    write_both(tmp_path, form=PackedForm(encoding=encoding, short_side=12), samples=samples)
+    source = open_packed(tmp_path, "train")
+    shapes = [source.read(number).shape for number in range(4)]
+    assert shapes == [(12, 16, 3), (24, 12, 3), (12, 9, 3), (12, 12, 3)]
+    assert source.arrays["widths"].tolist() == [16, 12, 9, 12]
+    assert source.arrays["heights"].tolist() == [12, 24, 12, 12]
+    if encoding == "jpeg":
+        assert source.encoded(3) == samples[3].data
+
+
+def test_the_header_says_what_was_packed(tmp_path):
+    form = PackedForm(short_side=256, source={"sha256": "abc"})
+    write_both(tmp_path, form=form)
+    assert read_header(tmp_path / "train.phx") == {
+        "format": 1,
+        "images": 10,
+        "classes": list(CLASSES),
+        "encoding": "jpeg",
+        "short_side": 256,
+        "source": {"sha256": "abc"},
+    }
+
+
+def test_everything_starts_at_a_multiple_of_64(tmp_path):
+    write_both(tmp_path)
+    assert not (open_packed(tmp_path, "train").arrays["offsets"] % 64).any()
+
+
+@pytest.mark.parametrize("form", [None, RAW, PackedForm(short_side=8)])
+def test_the_same_samples_give_the_same_bytes(tmp_path, form, monkeypatch):
+    write_both(tmp_path / "a", form=form)
+    monkeypatch.setattr(packing, "count_cores", lambda: 5)
+    write_both(tmp_path / "b", form=form)
+    assert folder_bytes(tmp_path / "a") == folder_bytes(tmp_path / "b")
+
+
+def test_boxes_cost_nothing_where_there_are_none(tmp_path):
+    write_both(tmp_path, samples=make_samples(3))
+    source = open_packed(tmp_path, "train")
+    assert "boxes" not in source.arrays and source.box(0) is None
+
+
+def test_an_image_that_cannot_be_decoded_keeps_its_place(tmp_path):
+    samples = [*make_samples(2), undecodable()]
+    write_both(tmp_path, samples=samples)
+    source = open_packed(tmp_path, "train")
+    assert source.encoded(2) == samples[2].data
+    with pytest.raises(BadImage, match=r"train.phx:broken.jpg: (?!its bytes changed)"):
+        source.read(2)
+    write_both(tmp_path, samples=samples, form=RAW)
+    source = open_packed(tmp_path, "train")
+    assert source.read(1).shape == (16, 20, 3) and verify_packed(tmp_path / "train.phx") == []
+    with pytest.raises(BadImage, match=r"broken.jpg: it could not be decoded when it was packed"):
+        source.read(2)
+
+
+def test_a_fingerprint_follows_pixels_labels_and_encoding(tmp_path):
+    samples = make_samples(4)
+    chosen = [
+        (samples, None),
+        (samples, RAW),
+        ([replace(samples[0], label=1), *samples[1:]], None),
+        ([replace(samples[0], data=encode("RGB", "JPEG", value=9)), *samples[1:]], None),
+    ]
+    prints = []
+    for number, (some, form) in enumerate(chosen):
+        write_both(tmp_path / str(number), samples=some, form=form)
+        prints.append(open_packed(tmp_path / str(number), "train").fingerprint())
+        assert prints[-1]["images"] == 4 and prints[-1]["classes"] == 3
+    assert len({found["sha256"] for found in prints}) == 4
+
+
+# --- damage ---
+
+
+def test_a_file_that_is_cut_anywhere_is_refused_at_once(tmp_path):
+    write_both(tmp_path)
+    path = tmp_path / "train.phx"
+    whole = path.read_bytes()
+    for keep in (0, 7, 12, 40, 300, len(whole) // 2, len(whole) - 41, len(whole) - 1):
+        path.write_bytes(whole[:keep])
+        with pytest.raises(DataError, match=r"train.phx: .*data build --to packed"):
+            open_packed(tmp_path, "train")
+        assert len(verify_packed(path)) == 1
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(DataError, match="truncated"):
+        open_packed(tmp_path, "train")
+
+
+def test_any_flipped_bit_is_found(tmp_path):
+    write_both(tmp_path, samples=make_samples(3))
+    path = tmp_path / "train.phx"
+    whole = path.read_bytes()
+    source = open_packed(tmp_path, "train")
+    begins = source.index.offsets.tolist()
+    covered = set(range(len(whole)))
+    for number, begin in enumerate(begins):  # what only fills up to 64 bytes carries nothing
+        end = begin + int(source.index.sizes[number])
+        covered -= set(range(end, end + -end % 64))
+    covered -= set(range(begins[0])[16 + len(read_header_text(whole)) :])
+    for place in sorted(covered)[::7]:
+        data = bytearray(whole)
+        data[place] ^= 1 << place % 8
+        path.write_bytes(data)
+        assert verify_packed(path), f"byte {place}"
+    path.write_bytes(whole)
+    assert verify_packed(path) == []
+
+
+def read_header_text(data):
+    return data[16 : 16 + int.from_bytes(data[8:16], "little")]
+
+
+def test_a_damaged_image_is_located_and_told_from_one_that_never_was_good(tmp_path):
+    write_both(tmp_path)
+    path = tmp_path / "train.phx"
+    offset = int(open_packed(tmp_path, "train").index.offsets[4])
+    data = bytearray(path.read_bytes())
+    data[offset : offset + 3] = b"xxx"
+    path.write_bytes(data)
+    [problem] = verify_packed(path)
+    assert problem.startswith("train.phx:train/dög/4 ü.jpg: its checksum does not fit")
+    assert f"at byte {offset:,}" in problem
+    source = open_packed(tmp_path, "train")
+    with pytest.raises(BadImage, match=r"4 ü\.jpg: its bytes changed after packing"):
+        source.read(4)
+    assert source.read(3).shape == (16, 20, 3)
+
+
+def test_a_file_of_another_format_number_is_refused(tmp_path):
+    write_both(tmp_path)
+    path = tmp_path / "train.phx"
+    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 9'))
+    with pytest.raises(DataError, match="format 9, this Phalanx reads 1"):
+        open_packed(tmp_path, "train")
+
+
+def test_splits_that_disagree_on_classes_are_refused(tmp_path):
+    write_both(tmp_path)
+    samples = make_samples(2)
+    write_packed(iter(samples), tmp_path, "valid", count=2, classes=("cat", "fish"))
+    for split in ("train", "valid"):
+        with pytest.raises(DataError, match="other classes"):
+            open_packed(tmp_path, split)
+
+
+def test_a_folder_without_packed_files_says_so(tmp_path):
+    assert not looks_like(tmp_path)
+    with pytest.raises(DataError, match=r"train.phx: cannot be read \(No such file"):
+        open_packed(tmp_path, "train")
+    write_packed(iter(make_samples(2)), tmp_path, "valid", count=2, classes=CLASSES)
+    assert looks_like(tmp_path) and len(open_packed(tmp_path, "valid")) == 2
+
+
+@pytest.mark.parametrize("given", [2, 4])
+def test_a_source_that_changed_leaves_nothing_behind(tmp_path, given):
+    with pytest.raises(DataError, match="changed while it was read"):
+        write_packed(iter(make_samples(given)), tmp_path, "train", count=3, classes=CLASSES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_of_samples_that_fails_leaves_nothing_behind(tmp_path):
+    def failing():
+        yield from make_samples(2)
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        write_packed(failing(), tmp_path, "train", count=3, classes=CLASSES)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,45 @@
+"""A few encoded images of every kind, to be written in one form and read back."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from phalanx.data.sample import Sample
+
+CLASSES = ("cat", "dög", "n01440764")
+KINDS = (("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"))
+BOX = (0.125, 0.25, 0.5, 0.75)
+
+
+def encode(mode, form, *, value=100, size=(20, 16)):
+    """An image file of smooth content, which a JPEG keeps almost as it is."""
+    width, height = size
+    ramp = np.linspace(0, 60, width)[None, :] + np.full((height, 1), value)
+    image = Image.fromarray(ramp.astype(np.uint8)).convert(mode)
+    file = io.BytesIO()
+    image.save(file, form, quality=95)
+    return file.getvalue()
+
+
+def make_samples(count=10, *, boxes=False):
+    """Images of all kinds in turn, in three classes, one name not ASCII."""
+    return [
+        Sample(
+            name=f"train/dög/{number} ü.jpg" if number % 3 == 1 else f"train/{number}.jpg",
+            data=encode(*KINDS[number % 4], value=10 * number),
+            label=number % 3,
+            box=BOX if boxes and number % 2 else None,
+        )
+        for number in range(count)
+    ]
+
+
+def undecodable(name="broken.jpg"):
+    """A JPEG that is none beyond its first bytes."""
+    return Sample(name=name, data=b"\xff\xd8 and then nothing", label=0)
+
+
+def folder_bytes(folder):
+    """The content of all files of a folder, by name, without the index kept there."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
