@@ -48,13 +48,14 @@ OPTION_NAMES = [
     "auto-augment", "batch-size", "batchnorm-momentum", "ckpts-per-epoch", "color-jitter",
     "crop-ratio", "crop-scale", "data", "data-dir", "device", "disable-stable-batchnorm",
     "drop-path", "dropout-rate", "efficientnet-expand-ratio", "efficientnet-group-dim",
-    "enable-fast-groupnorm", "epoch-tail", "epochs", "eval-crop", "full-precision-norm",
-    "gradient-accumulation", "image-size", "init-weights", "iterations", "keep",
-    "label-smoothing", "logs-per-epoch", "lr", "lr-schedule", "max-bad", "model", "momentum",
-    "norm-eps", "norm-num-groups", "norm-type", "optimizer", "padding", "plugin", "precision",
-    "random-erasing", "replicas", "reset-head", "run-dir", "seed", "shortcut-type",
-    "stage1-projection", "steps", "stride-in", "use-bbox-info", "val-split", "valid-batch-size",
-    "warmup-epoch", "weight-decay", "workers", "zero-init-residual",
+    "enable-fast-groupnorm", "epoch-tail", "epochs", "eval-crop", "flip-averaging",
+    "full-precision-norm", "gradient-accumulation", "image-size", "init-weights", "iterations",
+    "keep", "label-smoothing", "logs-per-epoch", "lr", "lr-schedule", "max-bad", "model",
+    "momentum", "norm-eps", "norm-num-groups", "norm-type", "normalization", "optimizer",
+    "padding", "plugin", "precision", "random-erasing", "replicas", "reset-head", "run-dir",
+    "seed", "shortcut-type", "stage1-projection", "steps", "stride-in", "use-bbox-info",
+    "val-split", "valid-batch-size", "warmup-epoch", "weight-decay", "workers",
+    "zero-init-residual",
 ]  # fmt: skip
 
 

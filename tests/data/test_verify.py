@@ -10,6 +10,7 @@ from PIL import Image
 
 from phalanx.data import packing
 from phalanx.data.build import BuildOptions, build
+from phalanx.data.examine import empty_facts
 from phalanx.data.sample import Sample
 from phalanx.data.twins import find_twins, group_equal, group_pairs
 from phalanx.data.verify import (
@@ -19,6 +20,7 @@ from phalanx.data.verify import (
     NEARLY_SHARED,
     OUT_OF_RANGE,
     SHARED,
+    manifest_id,
     verify,
 )
 from phalanx.errors import DataError
@@ -149,6 +151,14 @@ def test_the_manifest_follows_the_content_and_not_the_form(photos, tmp_path):
     moved = look(photos).manifest
     (photos / "train/dög/first.jpg").write_bytes(encode(photo(803)))
     assert len({first, renamed, moved, look(photos).manifest}) == 4
+
+
+def test_the_manifest_does_not_follow_the_order():
+    facts = empty_facts(3)
+    facts.lines[:] = np.random.default_rng(1).integers(0, 256, (3, 32))
+    first = manifest_id(("a", "b"), [facts])
+    facts.lines[:] = facts.lines[[2, 0, 1]].copy()
+    assert manifest_id(("a", "b"), [facts]) == first != manifest_id(("a", "c"), [facts])
 
 
 def test_processes_find_the_same(photos):

@@ -1,6 +1,7 @@
 """Promise 4: every image is counted once, whatever the batch size."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,23 @@ def test_confidence_and_loss_are_what_they_say():
     score = evaluate(Fixed(), [batch([[np.log(3.0), 0.0]], [1], [0])], rule=RULE)
     assert score.confidence[0] == pytest.approx(0.75)
     assert score.loss == pytest.approx(-np.log(0.25), rel=1e-6)
+
+
+class FirstColumn(torch.nn.Module):
+    """A model that only looks at the left edge."""
+
+    def forward(self, x):
+        return x[:, :, 0, 0]
+
+
+def test_an_image_and_its_mirror_image_are_scored_together():
+    images = torch.tensor([[[[1.0, 6.0]], [[3.0, 3.5]]]])  # two classes; left edge, right edge
+    both = ValidBatch(images, torch.tensor([0]), torch.tensor([0]))
+    plain = evaluate(FirstColumn(), [both], rule=RULE)
+    mirrored = evaluate(FirstColumn(), [both], rule=replace(RULE, flip=True))
+    assert (plain.top1, mirrored.top1) == (0.0, 1.0)
+    mean = torch.tensor([3.5, 3.25]).softmax(0)
+    assert mirrored.confidence[0] == pytest.approx(mean[0].item())
 
 
 def test_nothing_to_score_is_said():

@@ -101,4 +101,5 @@ def step_rule(config: Config, plan: Plan, device: torch.device) -> StepRule:
         device_type=device.type,
         half=plan.precision == "16.32",
         seed=config.train.seed,
+        flip=config.data.flip_averaging,
     )

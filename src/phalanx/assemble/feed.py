@@ -141,7 +141,9 @@ Feed = LoadedFeed | SyntheticFeed
 
 def normaliser_of(preprocessing: Preprocessing, device: torch.device) -> Normaliser:
     """What turns this preprocessing's bytes into the model's input."""
-    return Normaliser(preprocessing.mean, preprocessing.std, device=device)
+    return Normaliser(
+        preprocessing.mean, preprocessing.std, device=device, how=preprocessing.normalization
+    )
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from phalanx.data.transforms import build_transform
 from phalanx.engine.checkpoint import WEIGHTS, load_weights
 from phalanx.engine.evaluate import Score, evaluate
 from phalanx.engine.shelf import read_files
-from phalanx.engine.step import StepRule
+from phalanx.engine.step import StepRule, answer_to
 from phalanx.errors import DataError
 from phalanx.plan.plan import DataFacts, Plan, make_plan
 from phalanx.report.records import ScoreRow
@@ -167,9 +167,8 @@ def answer_some(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
         except OSError as error:
             problems[row] = error.strerror or str(error)
     scorable.model.eval()
-    with scorable.rule.precision():
-        inputs = normaliser_of(scorable.preprocessing, scorable.device).images(pixels)
-        logits = scorable.model(inputs).float()
+    inputs = normaliser_of(scorable.preprocessing, scorable.device).images(pixels)
+    logits = answer_to(scorable.model, inputs, rule=scorable.rule)
     best = logits.softmax(1).topk(min(5, len(scorable.classes)))
     for row, path in enumerate(images):
         guesses = zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)

@@ -97,6 +97,7 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     eval_crop: float = CENTRE_SHARE
+    normalization: str = "mean-std"
 
     @property
     def treatment(self) -> Treatment:
@@ -113,6 +114,7 @@ def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
         mean=dataset.mean,
         std=dataset.std,
         eval_crop=config.data.eval_crop,
+        normalization=config.data.normalization,
     )
 
 

@@ -145,32 +145,28 @@ COMMANDS = {
                 metavar="SRC",
                 help="Where the data lies, in any form that `phalanx data list` names.",
             ),
-            Argument(name="--to", metavar="FORM", help="folder, tar, tfrecord or packed."),
-            Argument(name="--out", metavar="DIR", help="An empty folder, or one to go on with."),
+            Argument(name="--to", help="folder, tar, tfrecord or packed."),
+            Argument(name="--out", help="An empty folder, or one to go on with."),
             Argument(
                 name="--short-side",
-                metavar="N",
                 help="Shrink images whose short side is longer. Without it images are copied.",
             ),
             Argument(
                 name="--quality",
-                metavar="N",
                 help="Of images that are encoded anew as JPEG: 90 with --short-side, else 95.",
             ),
             Argument(
                 name="--shards",
-                metavar="N",
                 help="Files of the training split, of tar and tfrecord; tfrecord's default is 1024 "
                 "and an eighth for validation, tar's a file for 1,024 images.",
             ),
             Argument(name="--raw", help="Pack pixels, not JPEG: larger, faster.", switch=True),
             Argument(
                 name="--max-bad",
-                metavar="N",
                 help="Bad images of a split to leave out, such as 10 or 1%; by default 10 or 1 %, "
                 "whichever is more.",
             ),
-            Argument(name="--workers", metavar="N", help="Processes; by default one a core."),
+            Argument(name="--workers", help="Processes; by default one a core."),
             Argument(name="--json", help="Print JSON.", switch=True),
         ),
         examples=(

@@ -132,8 +132,8 @@ COMMANDS = {
         arguments=(
             Argument(name="dir", metavar="DIR", help="The folder that the data lies in."),
             Argument(name="--json", help="Print JSON.", switch=True),
-            Argument(name="--out", metavar="HTML", help="Write a page with pictures."),
-            Argument(name="--workers", metavar="N", help="Processes; by default one a core."),
+            Argument(name="--out", help="Write a page with pictures."),
+            Argument(name="--workers", help="Processes; by default one a core."),
         ),
         examples=(
             ("phalanx data verify ~/photos", "damage, duplicates, leaks between the splits"),

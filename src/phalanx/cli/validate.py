@@ -13,7 +13,16 @@ from phalanx.errors import CheckpointError, ConfigError, suggest
 if TYPE_CHECKING:
     from phalanx.report.records import ScoreRow
 
-DATA_OPTIONS = ("data", "data-dir", "valid-batch-size", "workers", "device", "precision", "seed")
+DATA_OPTIONS = (
+    "data",
+    "data-dir",
+    "valid-batch-size",
+    "workers",
+    "device",
+    "precision",
+    "seed",
+    "flip-averaging",
+)
 
 
 def run(request: Request) -> int:

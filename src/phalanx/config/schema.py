@@ -87,6 +87,12 @@ class DataConfig(Section):
     eval_crop: float = option(
         0.875, "Share of the short side that is scored, of photographs.", low=0.1, high=1
     )
+    normalization: Literal["mean-std", "mean", "per-image"] = option(
+        "mean-std", "mean-std or mean: of the dataset; per-image: each image's own."
+    )
+    flip_averaging: bool = option(
+        False, "Score each image and its mirror image, and take the mean of the answers."
+    )
     val_split: ShareText | None = option(
         None, "Share of a folder's images to validate on, where it has no split of its own."
     )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.engine.step import StepRule
+from phalanx.engine.step import StepRule, answer_to
 from phalanx.errors import DataError
 
 
@@ -75,8 +75,7 @@ def evaluate(
     for batch in batches:
         if interrupted():
             return None
-        with rule.precision():
-            logits = model(batch.images).float()
+        logits = answer_to(model, batch.images, rule=rule)
         classes = logits.shape[1]
         answers.append(answer(logits, batch))
     if not answers:

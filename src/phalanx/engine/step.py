@@ -30,12 +30,22 @@ class StepRule:
     device_type: str
     half: bool  # 16-bit compute, 32-bit weights
     seed: int = 0  # of what is dropped
+    flip: bool = False  # score each image together with its mirror image
 
     def precision(self) -> AbstractContextManager[None]:
         """The context forward passes run in."""
         if not self.half:
             return nullcontext()
         return torch.autocast(self.device_type, dtype=torch.bfloat16)
+
+
+def answer_to(model: nn.Module, images: Tensor, *, rule: StepRule) -> Tensor:
+    """Logits of images that are scored."""
+    with rule.precision():
+        logits: Tensor = model(images).float()
+        if rule.flip:
+            logits = (logits + model(images.flip(3)).float()) / 2
+    return logits
 
 
 def forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
