@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx.data.index import Index, pack_texts
-from phalanx.data.pixels import BadImage, decode
+from phalanx.data.indexed import IndexedSource
+from phalanx.data.pixels import BadImage
 from phalanx.data.shards import (
     SPLIT_WORDS,
     Family,
@@ -60,36 +60,19 @@ def find_files(root: Path, split: str) -> list[Path]:
     return numbered or next((files for f in folders if (files := sorted(f.glob("*.parquet")))), [])
 
 
-class ParquetSource:
+class ParquetSource(IndexedSource):
     """Random access to the rows of parquet files."""
 
     def __init__(self, root: Path, index: Index):
-        self.root, self.index = root, index
+        super().__init__(root, index)
         self._files: dict[int, ParquetImages] = {}
         self._groups: OrderedDict[tuple[int, int], Any] = OrderedDict()
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """The class of each image."""
-        return self.index.labels
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The name of each class."""
-        return self.index.classes
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def read(self, index: int) -> NDArray[np.uint8]:
-        """The image as RGB; raises BadImage when it cannot be read or decoded."""
-        return decode(self.encoded(index), self.name(index))
 
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file, as they were put into the row."""
         file, row = int(self.index.file_of[index]), int(self.index.offsets[index])
         try:
-            images = self._open(file)
+            images = self._file(file)
             group, place = images.locate(row)
             value = self._group(file, group)[place].as_py()
         except ARROW_ERRORS as cause:
@@ -98,7 +81,7 @@ class ParquetSource:
             raise BadImage(self.name(index), "the row holds no image, at most the path of one")
         return bytes(value)
 
-    def _open(self, file: int) -> "ParquetImages":
+    def _file(self, file: int) -> "ParquetImages":
         if file not in self._files:
             self._files[file] = ParquetImages(self.root / self.index.files[file])
         return self._files[file]
@@ -107,7 +90,7 @@ class ParquetSource:
         """The decoded images of one row group; those unused longest make room."""
         key = file, group
         if key not in self._groups:
-            self._groups[key] = self._open(file).read_group(group)
+            self._groups[key] = self._file(file).read_group(group)
         self._groups.move_to_end(key)
         while len(self._groups) > GROUPS_KEPT or (len(self._groups) > 1 and self._is_full()):
             self._groups.popitem(last=False)
@@ -115,13 +98,6 @@ class ParquetSource:
 
     def _is_full(self) -> bool:
         return sum(group.nbytes for group in self._groups.values()) > BYTES_KEPT
-
-    def name(self, index: int) -> str:
-        """The file and the row in it."""
-        return self.index.name(index)
-
-    def box(self, index: int) -> None:
-        """No box: these files tell of none."""
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over labels and the names and sizes of the files."""
