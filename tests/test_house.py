@@ -51,10 +51,10 @@ OPTION_NAMES = [
     "enable-fast-groupnorm", "epoch-tail", "epochs", "eval-crop", "flip-averaging",
     "full-precision-norm", "gradient-accumulation", "image-size", "init-weights", "iterations",
     "keep", "label-smoothing", "logs-per-epoch", "lr", "lr-schedule", "max-bad", "model",
-    "momentum", "norm-eps", "norm-num-groups", "norm-type", "normalization", "optimizer",
-    "padding", "plugin", "precision", "random-erasing", "replicas", "reset-head", "run-dir",
-    "seed", "shortcut-type", "stage1-projection", "steps", "stride-in", "use-bbox-info",
-    "val-split", "valid-batch-size", "warmup-epoch", "weight-decay", "workers",
+    "momentum", "no-fetch", "norm-eps", "norm-num-groups", "norm-type", "normalization",
+    "optimizer", "padding", "plugin", "precision", "random-erasing", "replicas", "reset-head",
+    "run-dir", "seed", "shortcut-type", "stage1-projection", "steps", "stride-in",
+    "use-bbox-info", "val-split", "valid-batch-size", "warmup-epoch", "weight-decay", "workers",
     "zero-init-residual",
 ]  # fmt: skip
 

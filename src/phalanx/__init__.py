@@ -31,7 +31,7 @@ def train(
 ) -> "Summary":
     """Train a preset or file, resume a run, or fork one; the summary of the run."""
     from phalanx.assemble.fork import prepare_fork
-    from phalanx.assemble.infer import read_with_data
+    from phalanx.assemble.infer import fetch_missing, read_with_data
     from phalanx.assemble.prepare import prepare_new, prepare_resume, remake_finished
     from phalanx.errors import ConfigError
 
@@ -46,7 +46,7 @@ def train(
     elif fork is not None:
         prepared = prepare_fork(Path(fork), flags, line=line)
     else:
-        prepared = prepare_new(read_with_data(preset, flags), line=line)
+        prepared = prepare_new(fetch_missing(read_with_data(preset, flags), print), line=line)
     from phalanx.assemble.train import train as run
 
     return run(prepared)

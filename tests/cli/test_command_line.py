@@ -72,6 +72,34 @@ def test_the_help_of_train_names_every_option_with_its_default(say):
     assert "[64]" in out and "[runs/NAME-TIME]" in out and "[off]" in out
 
 
+@pytest.mark.parametrize(
+    ("model", "own", "others", "defaults"),
+    [
+        (
+            "efficientnet-b4",
+            "--efficientnet-group-dim",
+            "--shortcut-type",
+            ("380 for", "0.2", "0.4"),
+        ),
+        ("resnet20", "--shortcut-type", "--efficientnet-group-dim", ("32 for", "0.0", "A")),
+    ],
+)
+def test_help_with_a_model_ends_with_what_only_its_family_has(say, model, own, others, defaults):
+    for words in (["--model", model], [f"--model={model}"]):
+        out = say("train", *words, "--help")
+        tail = out.partition("Examples")[2]
+        assert own in tail and own not in out.partition("Examples")[0]
+        assert others not in out
+        last = tail.partition("Defaults of ")[2]
+        assert last.startswith(model.replace("-", "_"))
+        assert all(value in last for value in defaults)
+
+
+def test_help_with_a_model_that_does_not_exist_names_near_ones(capsys):
+    assert main(["train", "--model", "resnet51", "--help"]) == 2
+    assert "did you mean 'resnet65' or 'resnet56' or 'resnet50'?" in capsys.readouterr().err
+
+
 def test_help_wins_over_mistakes(say):
     assert say("train", "--epochz", "3", "--help").startswith("usage: phalanx train")
 

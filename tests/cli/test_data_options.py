@@ -1,8 +1,13 @@
 """Data that nobody named, splits that nobody made, and options of augmentation."""
 
+import gzip
+import hashlib
 import json
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ from PIL import Image
 from phalanx.assemble.infer import read_with_data
 from phalanx.assemble.view import plan_of, recipe_of
 from phalanx.cli.main import main
+from phalanx.data import fetch
 from phalanx.data.loader import Loader
 from phalanx.data.transforms import Treatment
 from phalanx.errors import ConfigError
@@ -148,3 +154,46 @@ def test_the_input_is_timed(photos, capsys):
     assert main(["data", "bench", str(photos), *words, "--seconds", "0.1"]) == 0
     assert "all together" in capsys.readouterr().out
     assert main(["data", "bench", str(photos), "--seconds", "soon"]) == 2
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A server with a small set in MNIST's form, in the place of the official one."""
+    digits, served = make_digits(tmp_path / "made", train=40, valid=20), tmp_path / "served"
+    served.mkdir()
+    sums = {}
+    for file in sorted(digits.glob("*-ubyte*")):
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        name = file.name.removesuffix(".gz")
+        (served / f"{name}.gz").write_bytes(gzip.compress(data, mtime=0))
+        sums[name] = hashlib.md5(data).hexdigest()
+    handler = partial(SimpleHTTPRequestHandler, directory=str(served))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        monkeypatch.setitem(fetch.SETS, "mnist", replace(fetch.SETS["mnist"], url=url, md5=sums))
+        yield server
+        server.shutdown()
+
+
+def test_a_published_set_that_is_not_there_is_fetched_first(published, tmp_path, capsys):
+    place, run = tmp_path / "new" / "digits", tmp_path / "run"
+    words = ["train", "--data", "mnist", "--data-dir", str(place), "--steps", "2"]
+    words += ["--batch-size", "8", "--warmup-epoch", "0ep", "--run-dir", str(run)]
+    assert main([*words, "--no-fetch"]) == 3
+    assert "no such folder" in capsys.readouterr().err and not place.exists()
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "4 files downloaded to" in said and "every checksum is right" in said
+    assert json.loads((run / "summary.json").read_text())["scored"] == 20
+    assert main([*words[:-1], str(tmp_path / "again")]) == 0
+    assert "downloaded" not in capsys.readouterr().err, "it is there now"
+
+
+def test_a_set_that_cannot_be_fetched_leaves_nothing(published, tmp_path, capsys):
+    published.shutdown()
+    published.server_close()
+    place = tmp_path / "new" / "digits"
+    assert main(["train", "--data", "mnist", "--data-dir", str(place)]) == 3
+    assert "cannot be reached" in capsys.readouterr().err
+    assert not place.parent.exists()

@@ -1,7 +1,8 @@
-"""Which dataset --data-dir holds, when nobody said."""
+"""Which dataset --data-dir holds, when nobody said; and fetching one that is not there."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,10 @@ from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.data.detect import Finding
+    from phalanx.data.fetch import Fetched
+
+IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
+PUBLISHED = ("cifar10", "cifar100", *IDX)
 
 
 def read_with_data(
@@ -47,3 +52,31 @@ def chosen(found: "list[Finding]", place: str) -> dict[str, str]:
         head = f"{place}: several datasets lie here; say which one:"
         raise ConfigError("\n".join([head, *lines]))
     return {"data": found[0].data, "data-dir": str(found[0].folder)}
+
+
+def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
+    """The settings with a published set in its place, downloaded if it is not there yet."""
+    options = settings.config.data
+    place = Path(options.data_dir).expanduser() if options.data_dir else None
+    if options.data not in PUBLISHED or options.no_fetch or (place and place.is_file()):
+        return settings
+    from phalanx.data.detect import detect
+    from phalanx.data.fetch import fetch
+
+    there = {finding.data for finding in detect(place)} if place and place.is_dir() else set()
+    if options.data in there or (options.data in IDX and there & set(IDX)):
+        return settings
+    say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
+    found = fetch(options.data, place)
+    say(f"{options.data}: {describe(found)}")
+    data = options.model_copy(update={"data_dir": str(found.folder)})
+    origins = {**settings.origins, "data-dir": "fetched"}
+    return replace(
+        settings, config=settings.config.model_copy(update={"data": data}), origins=origins
+    )
+
+
+def describe(found: "Fetched") -> str:
+    """What a fetch did, in words."""
+    how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
+    return f"{how} {found.folder}, every checksum is right"

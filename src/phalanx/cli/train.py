@@ -55,9 +55,10 @@ def prepare(request: Request, preset: str | None) -> "Prepared":
         if request["resume"]:
             return prepare_resume(Path(request["resume"]), request.flags)
         return prepare_fork(Path(request["fork"]), request.flags, line=request.line)
-    from phalanx.assemble.infer import read_with_data
+    from phalanx.assemble.infer import fetch_missing, read_with_data
 
     settings = read_with_data(preset, request.flags, problems=request.problems)
+    settings = fetch_missing(settings, lambda line: print(line, file=sys.stderr))
     from phalanx.assemble.prepare import prepare_new
 
     return prepare_new(settings, line=request.line)

@@ -34,6 +34,9 @@ class DataConfig(Section):
         resumable=True,
         also=("imagenet-data-path",),
     )
+    no_fetch: bool = option(
+        False, "Refuse to download a published set that is not in --data-dir.", resumable=True
+    )
     image_size: int | None = option(
         None,
         "Height and width the model sees.",

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -93,14 +93,21 @@ def fetch(
         if holds_set(root / place, published):
             return Fetched(folder=root)
     home = root / published.home
+    made = [folder for folder in (home, root, *root.parents) if not folder.exists()]
     downloaded = []
     with disk_errors(home):
         home.mkdir(parents=True, exist_ok=True)
-    for name in published.md5:
-        if find_intact(home, published, name) or copy_packaged(package, home, published, name):
-            continue
-        download(published, name, home, base=base or published.url, tell=tell)
-        downloaded.append(published.file(name))
+    try:
+        for name in published.md5:
+            if find_intact(home, published, name) or copy_packaged(package, home, published, name):
+                continue
+            download(published, name, home, base=base or published.url, tell=tell)
+            downloaded.append(published.file(name))
+    except DataError:
+        for folder in made:
+            with suppress(OSError):  # a part that the next try goes on with stays
+                folder.rmdir()
+        raise
     return Fetched(folder=root, downloaded=tuple(downloaded))
 
 
