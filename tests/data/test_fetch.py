@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.catalog.datasets import DATASETS
 from phalanx.data import fetch as fetching
 from phalanx.data.fetch import SETS, fetch
 from phalanx.errors import ConfigError, DataError, DiskError
@@ -189,3 +190,7 @@ def test_addresses_and_sums_are_those_of_the_publishers():
     for published in SETS.values():
         assert published.url.startswith("http") and published.url.endswith("/")
         assert all(len(bytes.fromhex(md5)) == 16 for md5 in published.md5.values())
+
+
+def test_the_catalog_knows_what_can_be_fetched():
+    assert {name for name, row in DATASETS.items() if row.published} == set(SETS)

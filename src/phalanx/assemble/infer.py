@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from phalanx.data.fetch import Fetched
 
 IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
-PUBLISHED = ("cifar10", "cifar100", *IDX)
 
 
 def read_with_data(
@@ -58,7 +57,8 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     """The settings with a published set in its place, downloaded if it is not there yet."""
     options = settings.config.data
     place = Path(options.data_dir).expanduser() if options.data_dir else None
-    if options.data not in PUBLISHED or options.no_fetch or (place and place.is_file()):
+    published = DATASETS[options.data].published
+    if not published or options.no_fetch or (place and place.is_file()):
         return settings
     from phalanx.data.detect import detect
     from phalanx.data.fetch import fetch

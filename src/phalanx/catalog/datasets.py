@@ -60,6 +60,7 @@ class Dataset:
     any_size: bool = False  # images of many sizes, or made to order: the model says what it sees
     augment: str  # "pad-crop" for small images, "resized-crop" for large, "none"
     needs_folder: bool = False
+    published: bool = False  # can be fetched from where it is published
     in_memory: bool = False  # decoded arrays: a worker process would only copy them
     train_images: int | None = None
     valid_images: int | None = None
@@ -79,6 +80,7 @@ FASHION_MNIST = Dataset(
     image_size=28,
     augment="pad-crop",
     needs_folder=True,
+    published=True,
     in_memory=True,
     train_images=60_000,
     valid_images=10_000,
@@ -92,6 +94,7 @@ CIFAR10 = Dataset(
     image_size=32,
     augment="pad-crop",
     needs_folder=True,
+    published=True,
     in_memory=True,
     train_images=50_000,
     valid_images=10_000,
@@ -124,6 +127,7 @@ DATASETS: dict[str, Dataset] = {
         help="8,000 + 1,500 Fashion-MNIST images that come with Phalanx",
         preset="demo",
         needs_folder=False,
+        published=False,
         train_images=8_000,
         valid_images=1_500,
     ),

@@ -213,11 +213,9 @@ class Reader:
 
 
 def open_image(source: Source, index: int) -> Image:
-    """An image of a source: decoded where it lies so in memory, else when it is needed."""
-    encoded = getattr(source, "encoded", None)
-    if encoded is None or getattr(source, "raw", False):
-        return source.read(index)
-    return Picture(encoded(index), source.name(index))
+    """An image of a source: one that can wait with decoding does, others have their pixels."""
+    image: Image = getattr(source, "image", source.read)(index)
+    return image
 
 
 def check_bad(bad: dict[int, str], max_bad: int | None) -> None:

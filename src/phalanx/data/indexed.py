@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.index import Index
-from phalanx.data.pixels import BadImage, decode
+from phalanx.data.pixels import BadImage, Image, Picture, decode
 
 OPEN_FILES = 128  # shards kept open by one process
 
@@ -37,6 +37,10 @@ class IndexedSource:
     def read(self, index: int) -> NDArray[np.uint8]:
         """The image as RGB; raises BadImage when it cannot be read or decoded."""
         return decode(self.encoded(index), self.name(index))
+
+    def image(self, index: int) -> Image:
+        """The image, to be decoded as far as it is needed; raises BadImage."""
+        return Picture(self.encoded(index), self.name(index))
 
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file, or of its piece of one."""

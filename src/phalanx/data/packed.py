@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.index import Index, Texts, pack_texts
 from phalanx.data.indexed import IndexedSource
-from phalanx.data.pixels import BadImage, decode
+from phalanx.data.pixels import BadImage, Image, decode
 from phalanx.data.sample import encode_png
 from phalanx.errors import DataError
 
@@ -78,6 +78,10 @@ class PackedSource(IndexedSource):
             if not self.is_intact(data, index):
                 raise BadImage(self.name(index), "its bytes changed after packing") from None
             raise
+
+    def image(self, index: int) -> Image:
+        """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
+        return self.read(index) if self.raw else super().image(index)
 
     def _shape(self, data: bytes, index: int) -> NDArray[np.uint8]:
         if not data:
