@@ -76,6 +76,12 @@ def test_a_preset_for_photographs_takes_any_form_of_them(tmp_path, photos):
     assert kept.config.data.data == "cifar10", "a preset for small images keeps to its set"
 
 
+def test_a_bare_command_is_the_demo_whatever_the_environment_holds(photos, monkeypatch):
+    monkeypatch.setenv("DATA_DIR", str(photos))
+    assert read_with_data(None, {}).config.data.data == "embedded"
+    assert read_with_data("folder-resnet18", {}).config.data.data_dir == str(photos)
+
+
 def test_several_datasets_in_a_folder_have_to_be_told_apart(tmp_path, photos):
     make_digits(tmp_path / "digits", train=20, valid=20)
     with pytest.raises(ConfigError, match=r"(?s)several datasets lie here.*--data mnist"):

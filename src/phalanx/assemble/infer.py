@@ -25,7 +25,9 @@ def read_with_data(
     A preset that names one kind of photographs takes any other; one for a set of small images,
     such as CIFAR-10, keeps to it.
     """
-    place = flags.get("data-dir") or flags.get("imagenet-data-path") or os.environ.get("DATA_DIR")
+    place = flags.get("data-dir") or flags.get("imagenet-data-path")
+    if preset is not None:  # a bare `phalanx train` is the demo, whatever the environment holds
+        place = place or os.environ.get("DATA_DIR")
     if "data" in flags or not place or not Path(place).expanduser().is_dir():
         return read_settings(preset, flags, problems=problems)
     from phalanx.data.detect import detect  # half a second of imports, for those who need it
@@ -47,9 +49,9 @@ def chosen(found: "list[Finding]", place: str) -> dict[str, str]:
     if not found:
         return {}
     if len(found) > 1:
-        lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.why})" for f in found]
-        head = f"{place}: several datasets lie here; say which one:"
-        raise ConfigError("\n".join([head, *lines]))
+        from phalanx.data.detect import tell_apart
+
+        raise ConfigError(tell_apart(Path(place), found))
     return {"data": found[0].data, "data-dir": str(found[0].folder)}
 
 

@@ -164,10 +164,14 @@ def detect_one(root: Path) -> Finding:
             f"`phalanx data build {first.folder} --to packed --out DIR`, then train on DIR"
         )
     if len(ready) > 1:
-        lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.why})" for f in ready]
-        told = "\n".join([f"{root}: several datasets lie here; say which one:", *lines])
-        raise DataError(told)
+        raise DataError(tell_apart(root, ready))
     return ready[0]
+
+
+def tell_apart(root: Path, found: list[Finding]) -> str:
+    """What to say where several datasets lie in a folder: how to name each."""
+    lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.why})" for f in found]
+    return "\n".join([f"{root}: several datasets lie here; say which one:", *lines])
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
