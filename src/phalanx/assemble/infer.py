@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.config.read import Settings, read_settings
 from phalanx.errors import ConfigError
 
@@ -59,8 +59,7 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     """The settings with a published set in its place, downloaded if it is not there yet."""
     options = settings.config.data
     place = Path(options.data_dir).expanduser() if options.data_dir else None
-    published = DATASETS[options.data].published
-    if not published or options.no_fetch or (place and place.is_file()):
+    if options.data not in PUBLISHED or options.no_fetch or (place and place.is_file()):
         return settings
     from phalanx.data.detect import detect
     from phalanx.data.fetch import fetch

@@ -60,7 +60,6 @@ class Dataset:
     any_size: bool = False  # images of many sizes, or made to order: the model says what it sees
     augment: str  # "pad-crop" for small images, "resized-crop" for large, "none"
     needs_folder: bool = False
-    published: bool = False  # can be fetched from where it is published
     in_memory: bool = False  # decoded arrays: a worker process would only copy them
     train_images: int | None = None
     valid_images: int | None = None
@@ -80,7 +79,6 @@ FASHION_MNIST = Dataset(
     image_size=28,
     augment="pad-crop",
     needs_folder=True,
-    published=True,
     in_memory=True,
     train_images=60_000,
     valid_images=10_000,
@@ -94,7 +92,6 @@ CIFAR10 = Dataset(
     image_size=32,
     augment="pad-crop",
     needs_folder=True,
-    published=True,
     in_memory=True,
     train_images=50_000,
     valid_images=10_000,
@@ -127,7 +124,6 @@ DATASETS: dict[str, Dataset] = {
         help="8,000 + 1,500 Fashion-MNIST images that come with Phalanx",
         preset="demo",
         needs_folder=False,
-        published=False,
         train_images=8_000,
         valid_images=1_500,
     ),
@@ -165,3 +161,5 @@ DATASETS: dict[str, Dataset] = {
         preset="synthetic-resnet50",
     ),
 }
+
+PUBLISHED = ("cifar10", "cifar100", "mnist", "fashion-mnist")  # can be fetched, by these names
