@@ -46,16 +46,19 @@ ALLOWED = {("assemble", "report")}
 PHOTOGRAPHS = ("folder", "imagenet", "tfrecord", "tar", "parquet", "packed")
 OPTION_NAMES = [
     "auto-augment", "batch-size", "batchnorm-momentum", "ckpts-per-epoch", "color-jitter",
-    "crop-ratio", "crop-scale", "data", "data-dir", "device", "disable-stable-batchnorm",
-    "drop-path", "dropout-rate", "efficientnet-expand-ratio", "efficientnet-group-dim",
+    "crop-ratio", "crop-scale", "cutmix-disable-prob", "cutmix-lambda", "cutmix-lambda-high",
+    "cutmix-lambda-low", "data", "data-dir", "dataloader-rebatch-size", "dataset-cache",
+    "device", "disable-stable-batchnorm", "drop-path", "dropout-rate",
+    "efficientnet-expand-ratio", "efficientnet-group-dim", "eight-bit-io",
     "enable-fast-groupnorm", "epoch-tail", "epochs", "eval-crop", "flip-averaging",
-    "full-precision-norm", "gradient-accumulation", "image-size", "init-weights", "iterations",
-    "keep", "label-smoothing", "logs-per-epoch", "lr", "lr-schedule", "max-bad", "model",
-    "momentum", "no-fetch", "norm-eps", "norm-num-groups", "norm-type", "normalization",
-    "optimizer", "padding", "plugin", "precision", "random-erasing", "replicas", "reset-head",
-    "run-dir", "seed", "shortcut-type", "stage1-projection", "steps", "stride-in",
-    "use-bbox-info", "val-split", "valid-batch-size", "warmup-epoch", "weight-decay", "workers",
-    "zero-init-residual",
+    "full-precision-norm", "gpu-decode", "gradient-accumulation", "image-size", "init-weights",
+    "iterations", "keep", "keep-on-device", "label-smoothing", "logs-per-epoch", "lr",
+    "lr-schedule", "max-bad", "mixup-alpha", "model", "momentum", "no-fetch", "norm-eps",
+    "norm-num-groups", "norm-type", "normalization", "normalization-location", "optimizer",
+    "padding", "plugin", "precision", "progressive-resolution", "random-erasing",
+    "repeated-augmentation", "replicas", "reset-head", "run-dir", "seed", "shortcut-type",
+    "stage1-projection", "steps", "stride-in", "use-bbox-info", "val-split", "valid-batch-size",
+    "warmup-epoch", "weight-decay", "workers", "zero-init-residual",
 ]  # fmt: skip
 
 
@@ -178,10 +181,13 @@ print("free")
 """
 
 
+ON_DEVICE = ("data/device.py", "data/resident.py", "data/gpu_jpeg.py")
+
+
 def is_torch_free(path: Path) -> bool:
     rooms = ("errors", "units", "disk", "catalog", "config", "plan", "port", "report", "data")
     single = ("engine/shelf.py", "assemble/prepare.py", "assemble/environment.py")
-    if path.as_posix() == "data/device.py":
+    if path.as_posix() in ON_DEVICE:
         return False
     return room_of(path) in (*rooms, "cli", "__init__") or path.as_posix() in single
 

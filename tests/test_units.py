@@ -87,13 +87,13 @@ def test_half_a_step_and_more_than_the_run_are_refused():
     ],
 )
 def test_a_duration_in_steps_is_rounded_up(text, steps):
-    run = {"images": 8000, "global_batch": 64, "total_steps": 1000}
+    run = {"steps_per_epoch": Fraction(125), "total_steps": 1000}
     assert parse_duration(text).steps(**run) == steps
 
 
 def test_decimal_fractions_never_cost_a_step():
     # in floating point 0.1 * 3 epochs of 10 steps is a hair more than 3 steps, and rounds up to 4
-    run = {"images": 10, "global_batch": 1, "total_steps": 10}
+    run = {"steps_per_epoch": Fraction(10), "total_steps": 10}
     assert [parse_duration(f"0.{n}ep").steps(**run) for n in range(1, 10)] == list(range(1, 10))
     assert parse_duration("30%").steps(**run) == 3
 

@@ -19,6 +19,7 @@ DISK_MISTAKES = {
     errno.ENAMETOOLONG: "the name is too long; choose a shorter --run-dir",
     errno.EDQUOT: "your disk quota is used up; free some space, then go on with --resume",
 }
+FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used up"}
 
 
 @contextmanager
@@ -36,6 +37,30 @@ def explain_disk_error(error: OSError, path: Path) -> str:
         return f"no space left{free_space(path)}; free some space, then go on with --resume"
     known = DISK_MISTAKES.get(error.errno or 0)
     return known or f"cannot be written ({error.strerror or error}); check the disk"
+
+
+@contextmanager
+def out_errors(out: Path, again: str) -> Iterator[None]:
+    """A block whose failed writes speak of --out; `again` says how to go on after a full disk."""
+    try:
+        yield
+    except DiskError as error:
+        cause = error.__cause__
+        raise _blame_out(
+            cause if isinstance(cause, OSError) else OSError(str(error)), out, again
+        ) from cause
+    except OSError as cause:
+        raise _blame_out(cause, out, again) from cause
+
+
+def _blame_out(cause: OSError, out: Path, again: str) -> DiskError:
+    path, code = cause.filename or out, cause.errno or 0
+    if code in FULL:
+        return DiskError(
+            f"{path}: {FULL[code]}{free_space(out / 'file')}; free some space, {again}"
+        )
+    known = DISK_MISTAKES.get(code, f"cannot be written ({cause.strerror or cause})")
+    return DiskError(f"{path}: {known.partition(';')[0]}; mend that or choose another --out")
 
 
 def free_space(path: Path) -> str:

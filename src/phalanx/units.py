@@ -19,10 +19,10 @@ class Duration:
     amount: Fraction
     unit: str  # "ep", "st" or "%"
 
-    def steps(self, *, images: int, global_batch: int, total_steps: int) -> int:
+    def steps(self, *, steps_per_epoch: Fraction, total_steps: int) -> int:
         """This duration in whole optimizer steps, rounded up: half a step still takes one."""
         whole = {
-            "ep": Fraction(images, global_batch),
+            "ep": steps_per_epoch,
             "st": Fraction(1),
             "%": Fraction(total_steps, 100),
         }[self.unit]
@@ -62,6 +62,23 @@ def parse_pair(text: str) -> tuple[float, float]:
     if not 0 < low <= high:
         raise ConfigError(f"wants two numbers above zero, the smaller first, got {text!r}")
     return low, high
+
+
+def parse_resolutions(text: str) -> tuple[tuple[int, Duration], ...]:
+    """Sizes and until when images have them.
+
+    >>> [(size, str(end)) for size, end in parse_resolutions("128:6ep, 176:60%")]
+    [(128, '6ep'), (176, '60%')]
+    """
+    found = []
+    for part in text.split(","):
+        size, colon, end = part.partition(":")
+        if not colon or not size.strip().isdigit() or not 8 <= int(size) <= 2048:
+            raise ConfigError(
+                f"wants sizes of 8 to 2048 and until when, such as 128:30%,176:60%, got {text!r}"
+            )
+        found.append((int(size), parse_duration(end)))
+    return tuple(found)
 
 
 def parse_rate(text: str | int | float) -> Fraction:

@@ -1,69 +1,16 @@
 import numpy as np
 import pytest
-from PIL import Image
 
 from phalanx.data.batches import Recipe
 from phalanx.data.loader import Loader
 from phalanx.data.transforms import Treatment
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
-
-GLOBAL_BATCH = 40
-FIELDS = ("pixels", "labels", "indices", "positions")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """A folder of small JPEG files: 23 to train, 8 to validate, all of different sizes."""
-    root = tmp_path_factory.mktemp("photos")
-    random = np.random.default_rng(1)
-    for number in range(31):
-        split, name = ("train" if number < 23 else "val"), ("cat", "dog")[number % 2]
-        coarse = random.integers(0, 256, (4, 5, 3), np.uint8)
-        path = root / split / name / f"{number:02}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(coarse).resize((60 + number, 90 - number)).save(path)
-    return root
-
-
-PAD_CROP, RESIZED_CROP = Treatment(augment="pad-crop"), Treatment(augment="resized-crop")
-
-
-def embedded_recipe(**values):
-    order = Order(images=8000, global_batch=GLOBAL_BATCH, seed=5)
-    values = {
-        "data": "embedded",
-        "image_size": 28,
-        "treatment": PAD_CROP,
-        "order": order,
-        **values,
-    }
-    return Recipe(seed=5, **values)
-
-
-def photo_recipe(root, **values):
-    order = Order(images=23, global_batch=GLOBAL_BATCH, seed=5)
-    values = {
-        "image_size": 32,
-        "treatment": RESIZED_CROP,
-        "order": order,
-        **values,
-    }
-    return Recipe(data="folder", data_dir=str(root), seed=5, **values)
+from small_batches import GLOBAL_BATCH, PAD_CROP, assert_same, embedded_recipe, joined, photo_recipe
 
 
 def recipe_for(data, photos):
     return embedded_recipe() if data == "embedded" else photo_recipe(photos)
-
-
-def joined(batches):
-    batches = list(batches)
-    return [np.concatenate([getattr(batch, name) for batch in batches]) for name in FIELDS]
-
-
-def assert_same(some, others):
-    for name, a, b in zip(FIELDS, joined(some), joined(others), strict=True):
-        assert np.array_equal(a, b), f"{name} differ"
 
 
 @pytest.mark.parametrize("data", ["embedded", "photos"])

@@ -39,3 +39,18 @@ def test_a_plain_image_does_not_blow_up():
     plain[0, 0, 0, 0] = 8
     spread = max(plain.std(), 48**-0.5)
     assert normalised(plain, "per-image").max() == pytest.approx((8 - plain.mean()) / spread)
+
+
+@pytest.mark.parametrize("how", ["mean-std", "mean", "per-image", "none"])
+def test_the_place_and_what_travels_change_no_value(how):
+    usual = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how)
+    floats = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how, as_bytes=False)
+    host = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how, on_host=True)
+    assert usual.move(PIXELS).dtype == torch.uint8 and floats.move(PIXELS).dtype == torch.float32
+    assert torch.equal(host.move(PIXELS).permute(0, 3, 1, 2), usual.images(PIXELS))
+    assert torch.equal(floats.images(PIXELS), usual.images(PIXELS))
+    assert torch.equal(host.images(PIXELS), usual.images(PIXELS))
+
+
+def test_none_leaves_values_between_zero_and_one():
+    assert np.allclose(normalised(PIXELS, "none"), PIXELS / 255, atol=1e-7)

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 from phalanx.data import packing
+from phalanx.data.batches import Recipe
+from phalanx.data.loader import Loader
 from phalanx.data.packed import looks_like, open_packed, read_header, verify_packed
-from phalanx.data.packing import PackedForm, write_packed
+from phalanx.data.packing import PackedForm, write_packed, written_packed
 from phalanx.data.pixels import BadImage, decode
 from phalanx.data.sample import Sample, look_at
 from phalanx.data.transforms import CROPS, Treatment, build_transform
 from phalanx.errors import DataError
+from phalanx.plan.order import Order
 from small_samples import CLASSES, encode, folder_bytes, make_samples, undecodable
 
 RAW = PackedForm(encoding="raw")
@@ -103,6 +106,60 @@ def test_the_same_samples_give_the_same_bytes(tmp_path, form, monkeypatch):
     assert folder_bytes(tmp_path / "a") == folder_bytes(tmp_path / "b")
 
 
+class Break(Exception):
+    pass
+
+
+def break_after(samples, count):
+    yield from samples[:count]
+    raise Break
+
+
+def break_off(folder, monkeypatch, *, samples, form=None):
+    """A packed file of which five images are noted and a few more are written."""
+    monkeypatch.setattr(packing, "BLOCK_IMAGES", 5)
+    monkeypatch.setattr(packing, "count_cores", lambda: 1)
+    facts = {"count": len(samples), "classes": CLASSES, "form": form}
+    with pytest.raises(Break):
+        write_packed(break_after(samples, 13), folder, "train", **facts)
+    return facts
+
+
+@pytest.mark.parametrize("form", [None, RAW, PackedForm(short_side=8)])
+def test_writing_goes_on_after_the_last_note_to_the_same_bytes(tmp_path, form, monkeypatch):
+    samples = make_samples(17, boxes=True)
+    write_packed(iter(samples), tmp_path / "whole", "train", count=17, classes=CLASSES, form=form)
+    facts = break_off(tmp_path / "broken", monkeypatch, samples=samples, form=form)
+    assert written_packed(tmp_path / "broken", "train", **facts) == 5
+    assert not looks_like(tmp_path / "broken")
+    write_packed(iter(samples[5:]), tmp_path / "broken", "train", start=5, **facts)
+    assert folder_bytes(tmp_path / "broken") == folder_bytes(tmp_path / "whole")
+    assert list((tmp_path / "broken/.phalanx").iterdir()) == []
+    assert written_packed(tmp_path / "broken", "train", **facts) == 17
+
+
+def test_a_name_that_is_no_text_survives_a_break(tmp_path, monkeypatch):
+    samples = [replace(sample, name=f"{sample.name}\udcff") for sample in make_samples(17)]
+    facts = break_off(tmp_path, monkeypatch, samples=samples)
+    write_packed(iter(samples[5:]), tmp_path, "train", start=5, **facts)
+    source = open_packed(tmp_path, "train")
+    assert [source.index.names[n] for n in range(17)] == [sample.name for sample in samples]
+
+
+def test_what_was_broken_off_is_not_gone_on_with_when_it_is_another_file(tmp_path, monkeypatch):
+    samples = make_samples(17)
+    facts = break_off(tmp_path, monkeypatch, samples=samples)
+    for changed in ({"count": 16}, {"classes": ("a", "b", "c")}, {"form": RAW}):
+        assert written_packed(tmp_path, "train", **{**facts, **changed}) == 0
+    part = tmp_path / "train.phx.part"
+    part.write_bytes(part.read_bytes()[:300])
+    assert written_packed(tmp_path, "train", **facts) == 0
+    with pytest.raises(ValueError, match="0 images are packed, not 5"):
+        write_packed(iter(samples[5:]), tmp_path, "train", start=5, **facts)
+    write_packed(iter(samples), tmp_path, "train", **facts)
+    assert verify_packed(tmp_path / "train.phx") == []
+
+
 def test_boxes_cost_nothing_where_there_are_none(tmp_path):
     write_both(tmp_path, samples=make_samples(3))
     source = open_packed(tmp_path, "train")
@@ -194,6 +251,31 @@ def test_a_damaged_image_is_located_and_told_from_one_that_never_was_good(tmp_pa
     with pytest.raises(BadImage, match=r"4 ü\.jpg: its bytes changed after packing"):
         source.read(4)
     assert source.read(3).shape == (16, 20, 3)
+
+
+@pytest.mark.parametrize("place", [0, 2, 300])  # the magic word, the header, the picture
+def test_training_tells_an_image_that_changed_from_one_that_never_was_good(tmp_path, place):
+    samples = [*make_samples(8), undecodable()]
+    write_both(tmp_path, samples=samples)
+    path = tmp_path / "train.phx"
+    source = open_packed(tmp_path, "train")
+    begin, size = int(source.index.offsets[4]), int(source.index.sizes[4])
+    data = bytearray(path.read_bytes())
+    data[begin + place : begin + size] = bytes(size - place)
+    path.write_bytes(data)
+    recipe = Recipe(
+        data="packed",
+        data_dir=str(tmp_path),
+        image_size=8,
+        treatment=Treatment(augment="resized-crop"),
+        seed=0,
+        order=Order(images=9, global_batch=9, seed=0),
+    )
+    with Loader(recipe, workers=0, max_bad=2) as loader:
+        next(loader.steps_from(0, 1, micro_batch=9))
+        assert sorted(loader.bad["train"]) == [4, 8]
+        assert loader.bad["train"][4].endswith("4 ü.jpg: its bytes changed after packing")
+        assert "changed" not in loader.bad["train"][8]
 
 
 def test_a_file_of_another_format_number_is_refused(tmp_path):

@@ -134,6 +134,13 @@ def test_a_truncated_file_is_named(tmp_path, keep):
         open_parquet(tmp_path, "train")
 
 
+def test_a_label_beyond_the_named_classes_is_located(tmp_path):
+    columns = {"image": [JPEG] * 5, "label": [0, 1, 2, 3, 1]}
+    write_table(tmp_path / "train-00000-of-00001.parquet", columns, names=NAMES)
+    with pytest.raises(DataError, match="row 3: label 3, but only 3 classes are named"):
+        open_parquet(tmp_path, "train")
+
+
 def test_a_missing_file_is_named(tmp_path):
     write_both(tmp_path)
     (tmp_path / "data/train-00000-of-00002.parquet").unlink()

@@ -1,4 +1,5 @@
 import io
+import math
 
 import cv2
 import numpy as np
@@ -6,7 +7,8 @@ import pytest
 from PIL import Image
 
 from phalanx.data import pixels
-from phalanx.data.pixels import BadImage, decode, mirror, resize
+from phalanx.data.pixels import BadImage, Picture, decode, decode_top, height_at, mirror, resize
+from phalanx.data.transforms import cut
 
 PICTURE = np.asarray(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)).resize((80, 60))
@@ -80,9 +82,9 @@ def test_stray_bytes_in_a_jpeg_are_forgiven():
 def test_a_truncated_file_is_bad_wherever_it_was_cut(kind, end):
     data = encoded(kind=kind)
     whole = len(data) - end
-    for cut in [1, 2, 3, 10, 30, *range(100, whole, len(data) // 12), whole]:
+    for cut_at in [1, 2, 3, 10, 30, *range(100, whole, len(data) // 12), whole]:
         with pytest.raises(BadImage, match=r"cats/a: ."):
-            decode(data[:cut], "cats/a")
+            decode(data[:cut_at], "cats/a")
 
 
 @pytest.mark.parametrize(
@@ -126,3 +128,100 @@ def test_views_can_be_resized_and_mirrored():
 
 def test_one_thread_works_on_an_image():
     assert cv2.getNumThreads() == 1
+
+
+LARGE = Image.fromarray(PICTURE).resize((203, 301))
+
+
+@pytest.mark.parametrize("least", [None, (150, 101), (100, 60), (70, 40), (37, 25)])
+@pytest.mark.parametrize("rows", [1, 40, 97, 180, 240])
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:2", "4:2:0", "4:1:1", "grey"])
+def test_the_top_of_a_jpeg_is_that_of_the_whole(kind, rows, least):
+    colours = {"grey": {}}.get(kind, {"subsampling": kind})
+    data = encoded(LARGE.convert("L") if kind == "grey" else LARGE, quality=90, **colours)
+    whole, top = decode(data, "a.jpg", least=least), decode_top(data, rows, least)
+    assert top is not None and top.shape == whole.shape
+    wanted = math.ceil(rows * len(whole) / 301) + 1
+    assert (top[:wanted] == whole[:wanted]).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_rows_below_the_top_are_not_decoded(mode):
+    data = bytearray(encoded(LARGE.convert(mode), quality=90))
+    top = decode_top(bytes(data), 100)
+    data[-200:-100] = b"\x55" * 100  # damage near the end changes nothing above
+    again = decode_top(bytes(data), 100)
+    assert top is not None and again is not None
+    assert (again[:100] == top[:100]).all()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(LARGE, progressive=True),
+        encoded(LARGE, restart_marker_rows=2),
+        encoded(LARGE.convert("CMYK")),
+        encoded(LARGE, "PNG"),
+        encoded(LARGE)[:2],
+        b"\xff\xd8" + b"junk" * 50,
+        b"",
+    ],
+    ids=["progressive", "restarts", "cmyk", "png", "two bytes", "junk", "empty"],
+)
+def test_what_cannot_be_left_early_is_decoded_whole(data):
+    assert decode_top(data, 100) is None
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"restart_marker_rows": 2}])
+def test_what_cannot_be_left_early_is_known_before_it_is_decoded(options):
+    assert height_at(encoded(LARGE)) is not None
+    assert height_at(encoded(LARGE, **options)) is None
+
+
+def test_rows_near_the_end_are_decoded_with_the_whole():
+    data = encoded(LARGE)
+    assert decode_top(data, 296) is not None
+    assert decode_top(data, 297) is None
+
+
+@pytest.mark.parametrize("width", [3, 7, 8, 9])
+@pytest.mark.parametrize("least", [None, (40, 1)])
+def test_a_narrow_image_has_the_same_top(width, least):
+    data = encoded(LARGE.resize((width, 301)))
+    whole = decode(data, "a.jpg", least=least)
+    top = decode_top(data, 100, least)
+    assert (top is None) == (width < 8)
+    assert top is None or (top[: len(whole) // 3] == whole[: len(whole) // 3]).all()
+
+
+def test_a_truncated_file_is_no_better_for_its_top():
+    data = encoded(LARGE, quality=90)
+    for cut_at in [1, 2, 3, 10, 30, *range(100, len(data) - 1, len(data) // 12), len(data) - 1]:
+        assert decode_top(data[:cut_at], 20) is None
+        with pytest.raises(BadImage, match=r"cats/a: ."):
+            Picture(data[:cut_at], "cats/a").top(20, 1.0)
+
+
+def test_an_end_amid_the_rows_that_are_wanted_is_noticed():
+    data = encoded(LARGE, quality=90)
+    broken = data[: len(data) // 3] + b"\xff\xd9" + data[len(data) // 3 :]
+    assert decode_top(broken, 200) is None
+
+
+def test_an_image_too_large_to_decode_has_no_top(monkeypatch):
+    monkeypatch.setattr(pixels, "MOST_PIXELS", 203 * 301 - 1)
+    with pytest.raises(BadImage, match="203x301 pixels are more than"):
+        Picture(encoded(LARGE), "a.jpg").top(20, 0.1)
+
+
+@pytest.mark.parametrize("part", [(0, 0, 60, 80), (30, 20, 100, 90), (200, 3, 101, 200)])
+def test_a_crop_of_a_file_is_that_of_its_pixels(part):
+    data = encoded(LARGE, quality=90)
+    assert (cut(Picture(data, "a.jpg"), part, 64) == cut(decode(data, "a.jpg"), part, 64)).all()
+
+
+def test_a_crop_can_do_without_simplejpeg(monkeypatch):
+    picture = Picture(encoded(LARGE, quality=90), "a.jpg")
+    fast = cut(picture, (30, 20, 100, 90), 64)
+    monkeypatch.setattr(pixels, "simplejpeg", None)
+    assert np.abs(cut(picture, (30, 20, 100, 90), 64).astype(int) - fast).max() <= 2

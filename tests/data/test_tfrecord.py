@@ -12,7 +12,7 @@ from phalanx.data.example import (
     read_spans,
     write_example,
 )
-from phalanx.data.pixels import decode
+from phalanx.data.pixels import BadImage, decode
 from phalanx.data.records import crc32c, masked, read_records, write_record
 from phalanx.data.sample import look_at
 from phalanx.data.tfrecord import (
@@ -199,34 +199,42 @@ def test_an_undecodable_image_is_kept_to_be_named_later(tmp_path):
 
 
 def records_of(path):
-    return [(begin, len(data)) for begin, data in read_records(path)]
+    return [(record.begin, len(record.data)) for record in read_records(path)]
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [(-9, "checksum of its length"), (-2, "checksum of its length"), (40, "checksum of its data")],
-)
-def test_a_flipped_bit_is_found_and_located(tmp_path, place, message):
+@pytest.mark.parametrize("place", [-9, -2])
+def test_a_flipped_bit_in_a_length_is_found_and_located(tmp_path, place):
     write_both(tmp_path)
     shard = tmp_path / "train-00001-of-00003"
     begin, _ = records_of(shard)[2]
-    data = bytearray(shard.read_bytes())
-    data[begin + place] ^= 4
-    shard.write_bytes(data)
-    where = rf"train-00001-of-00003: record 2 at byte {begin - 12:,}: the {message}"
+    flip_bit(shard, begin + place)
+    where = rf"train-00001-of-00003: record 2 at byte {begin - 12:,}: the checksum of its length"
     with pytest.raises(DataError, match=where):
         open_tfrecord(tmp_path, "train")
 
 
-def test_a_flipped_checksum_of_data_is_found(tmp_path):
+def flip_bit(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("from_begin", [0, 40, None])  # None: the checksum itself
+def test_a_record_whose_data_is_damaged_is_one_bad_image(tmp_path, from_begin):
     write_both(tmp_path)
-    shard = tmp_path / "validation-00000-of-00003"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    assert len(open_tfrecord(tmp_path, "train")) == 10
-    with pytest.raises(DataError, match="validation-00000-of-00003: record 0 at byte 0"):
-        open_tfrecord(tmp_path, "valid")
+    shard = tmp_path / "train-00001-of-00003"
+    begin, length = records_of(shard)[1]
+    flip_bit(shard, begin + (length + 2 if from_begin is None else from_begin))
+    source = open_tfrecord(tmp_path, "train")
+    assert len(source) == 10 and source.classes == CLASSES
+    why = (
+        rf"train-00001-of-00003:record 1 at byte {begin - 12:,}: the checksum of its data does not"
+    )
+    with pytest.raises(BadImage, match=why):
+        source.encoded(4)
+    with pytest.raises(BadImage, match=why):
+        source.image(4)
+    assert source.read(3).shape == source.read(5).shape == (16, 20, 3)
 
 
 @pytest.mark.parametrize("cut", [1, 4, 200])

@@ -5,7 +5,10 @@ import json
 import pytest
 import torch
 
+from phalanx.assemble.feed import normaliser_of, open_feed
+from phalanx.assemble.view import plan_of, preprocessing_of, recipe_of
 from phalanx.cli.main import main
+from phalanx.config.read import read_settings
 from small_runs import small_run
 
 pytestmark = [
@@ -33,3 +36,43 @@ def test_a_run_begun_on_the_gpu_is_scored_on_the_cpu(digits, tmp_path, capsys):
     capsys.readouterr()
     assert main(["validate", str(run), "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(top1, abs=0.051)
+
+
+def fed_images(digits, steps=5, **flags):
+    """The normalised images and labels of the first steps and of the validation split."""
+    flags = {"data": "mnist", "data-dir": str(digits), "image-size": "12", "batch-size": "16",
+             "model": "resnet8", "device": "cuda", **flags}  # fmt: skip
+    settings = read_settings(None, flags)
+    plan, _ = plan_of(settings)
+    config, device = settings.config, torch.device("cuda")
+    normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
+    with open_feed(recipe_of(config, plan), plan, normaliser, config) as feed:
+        found = []
+        for (batch,), _ in zip(feed.batches_from(0), range(steps), strict=False):
+            torch.cuda._sleep(20_000_000)  # the copies run ahead of the work
+            found += [batch.images.clone(), batch.labels]
+        for scored in feed.validation():
+            found += [scored.images, scored.labels, scored.indices]
+        return feed.loader.on_device, [tensor.cpu() for tensor in found]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_set_on_the_device_gives_the_hosts_images(digits, workers):
+    there, kept = fed_images(digits)  # by itself: the set is small
+    here, sent = fed_images(digits, **{"keep-on-device": "false", "workers": workers})
+    assert there and not here
+    assert all(torch.equal(a, b) for a, b in zip(kept, sent, strict=True))
+
+
+def test_floats_that_travel_are_the_same_images(digits):
+    usual = fed_images(digits, **{"keep-on-device": "false"})[1]
+    floats = fed_images(digits, **{"keep-on-device": "false", "eight-bit-io": "false"})[1]
+    host = fed_images(digits, **{"normalization-location": "host"})[1]
+    assert all(torch.equal(a, b) for a, b in zip(usual, floats, strict=True))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(usual, host, strict=True))
+
+
+def test_mixing_trains_on_the_device(digits, tmp_path):
+    mixed = {"mixup_alpha": 0.2, "cutmix_lambda_low": 0.5, "cutmix_lambda_high": 1.0}
+    assert main(small_run(digits, tmp_path / "run", device="cuda", epochs=12, **mixed)) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["top1"] > 0.3

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
+from phalanx.engine.mixing import Mixing
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepRule
 from phalanx.errors import CheckpointError, ConfigError
@@ -101,5 +102,12 @@ def step_rule(config: Config, plan: Plan, device: torch.device) -> StepRule:
         device_type=device.type,
         half=plan.precision == "16.32",
         seed=config.train.seed,
-        flip=config.data.flip_averaging,
+        flip=config.augment.flip_averaging,
+        mixing=Mixing(
+            mixup_alpha=config.augment.mixup_alpha,
+            cutmix_low=config.augment.cutmix_lambda_low,
+            cutmix_high=config.augment.cutmix_lambda_high,
+            cutmix_lambda=config.augment.cutmix_lambda,
+            cutmix_skip=config.augment.cutmix_disable_prob,
+        ),
     )

@@ -1,20 +1,37 @@
 """Batches on the device: from the loader, or made up there once for synthetic data."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from phalanx.assemble.view import Preprocessing
-from phalanx.data.batches import Batch, Recipe
-from phalanx.data.device import Normaliser
-from phalanx.data.loader import Loader
+from phalanx.catalog.datasets import DATASETS
+from phalanx.config.schema import Config
+from phalanx.data.ahead import read_ahead
+from phalanx.data.batches import Batch, Reader, Recipe
+from phalanx.data.device import Normaliser, copied_ahead, pinned_memory, take_over
+from phalanx.data.gpu_jpeg import GpuDecoder, gpu_decode_problem
+from phalanx.data.loader import Filler, Loader
+from phalanx.data.resident import ResidentFiller, has_room, why_not_resident
+from phalanx.data.sources import Split
 from phalanx.data.transforms import build_transform
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
+from phalanx.errors import ConfigError
 from phalanx.plan.plan import Plan
+
+
+class Moved(NamedTuple):
+    """A batch on the device, not yet normalised."""
+
+    first: int  # its first image's place in the training stream
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
 
 
 class LoadedFeed:
@@ -23,6 +40,12 @@ class LoadedFeed:
     def __init__(self, loader: Loader, plan: Plan, normaliser: Normaliser) -> None:
         self.loader, self._plan, self._normaliser = loader, plan, normaliser
         self._remap: NDArray[np.int64] | None = None
+        self._ahead: dict[str, Generator[Any, None, None]] = {}  # copies under way, by split
+
+    def close(self) -> None:
+        """Stop copying; comes before the loader's own end, whose batches the copies take."""
+        while self._ahead:
+            self._ahead.popitem()[1].close()
 
     def relabel(self, numbers: NDArray[np.int64]) -> None:
         """Score against another numbering of the classes: label i counts as numbers[i]."""
@@ -33,23 +56,43 @@ class LoadedFeed:
         steps = self.loader.steps_from(
             step, self._plan.total_steps, micro_batch=self._plan.micro_batch
         )
-        for passes in steps:
-            yield [self._on_device(batch) for batch in passes]
-
-    def _on_device(self, batch: Batch) -> MicroBatch:
-        images = self._normaliser.images(batch.pixels)
-        first = int(batch.positions[0])
-        return MicroBatch(images, self._normaliser.integers(batch.labels), first)
+        for passes in self._on_device(steps, "train"):
+            yield [
+                MicroBatch(self._normaliser.normal(moved.images), moved.labels, moved.first)
+                for moved in passes
+            ]
 
     def validation(self) -> Iterator[ValidBatch]:
         """Every validation image once."""
-        for batch in self.loader.evaluation(self._plan.valid_batch):
-            labels = batch.labels if self._remap is None else self._remap[batch.labels]
-            yield ValidBatch(
-                self._normaliser.images(batch.pixels),
-                self._normaliser.integers(labels),
-                self._normaliser.integers(batch.indices),
-            )
+        batches = ([batch] for batch in self.loader.evaluation(self._plan.valid_batch))
+        for (moved,) in self._on_device(batches, "valid"):
+            yield ValidBatch(self._normaliser.normal(moved.images), moved.labels, moved.indices)
+
+    def _on_device(self, steps: Iterator[list[Batch]], split: str) -> Iterator[list[Moved]]:
+        """Each step's batches where they are used; on a GPU they are copied while it works."""
+        if self._normaliser.device.type != "cuda":
+            yield from ([self._moved(batch) for batch in step] for step in steps)
+            return
+        copied = copied_ahead(
+            steps, lambda step: [self._moved(batch) for batch in step], self._normaliser.device
+        )
+        if split in self._ahead:
+            self._ahead[split].close()
+        self._ahead[split] = ahead = read_ahead(copied)
+        for step, done in ahead:
+            take_over((tensor for moved in step for tensor in moved[1:]), done)
+            yield step
+
+    def _moved(self, batch: Batch) -> Moved:
+        labels = batch.labels if self._remap is None else self._remap[batch.labels]
+        if batch.ready is not None:  # made on the device, on another stream than this one
+            batch.ready.wait()
+        return Moved(
+            int(batch.positions[0]),
+            self._normaliser.move(batch.pixels),
+            self._normaliser.integers(labels),
+            self._normaliser.integers(batch.indices),
+        )
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
         """What a person can find the validation images by."""
@@ -139,18 +182,70 @@ class SyntheticFeed:
 Feed = LoadedFeed | SyntheticFeed
 
 
-def normaliser_of(preprocessing: Preprocessing, device: torch.device) -> Normaliser:
-    """What turns this preprocessing's bytes into the model's input."""
+def normaliser_of(
+    preprocessing: Preprocessing, device: torch.device, config: Config | None = None
+) -> Normaliser:
+    """What turns this preprocessing's bytes into the model's input; the config says where."""
+    on_host = config is not None and config.data.normalization_location == "host"
     return Normaliser(
-        preprocessing.mean, preprocessing.std, device=device, how=preprocessing.normalization
+        preprocessing.mean,
+        preprocessing.std,
+        device=device,
+        how=preprocessing.normalization,
+        on_host=on_host,
+        as_bytes=config is None or config.data.eight_bit_io is not False,
     )
 
 
 @contextmanager
-def open_feed(recipe: Recipe, plan: Plan, normaliser: Normaliser) -> Iterator[Feed]:
+def open_feed(recipe: Recipe, plan: Plan, normaliser: Normaliser, config: Config) -> Iterator[Feed]:
     """The run's source of batches; worker processes end with the block."""
     if recipe.data == "synthetic":
         yield SyntheticFeed(plan, normaliser.device, recipe.seed)
         return
-    with Loader(recipe, workers=plan.workers, max_bad=plan.max_bad) as loader:
-        yield LoadedFeed(loader, plan, normaliser)
+    with (
+        open_loader(recipe, plan, normaliser.device, config) as loader,
+        closing(LoadedFeed(loader, plan, normaliser)) as feed,
+    ):
+        yield feed
+
+
+def open_loader(recipe: Recipe, plan: Plan, device: torch.device, config: Config) -> Loader:
+    """The loader a config asks for."""
+    return Loader(
+        recipe,
+        workers=plan.workers,
+        max_bad=plan.max_bad,
+        rows=config.data.dataloader_rebatch_size,
+        cache=config.data.dataset_cache,
+        empty=pinned_memory if device.type == "cuda" else None,
+        filler=choose_filler(recipe, device, config),
+    )
+
+
+def choose_filler(
+    recipe: Recipe, device: torch.device, config: Config
+) -> Callable[[Reader], Filler] | None:
+    """What makes images on the device itself, where the config and the device allow it."""
+    if config.data.gpu_decode:
+        problem = gpu_decode_problem(device)
+        if problem:
+            raise ConfigError(f"--gpu-decode: {problem}; leave the option away")
+        return lambda reader: GpuDecoder(reader, device)
+    asked = config.data.keep_on_device
+    if asked is False or (asked is None and not stays_unasked(device, config)):
+        return None
+    splits: tuple[Split, ...] = ("train", "valid")
+    sources = [recipe.open(split) for split in splits]
+    why_not = why_not_resident(recipe, sources[0])
+    if asked and why_not:
+        raise ConfigError(f"--keep-on-device: {why_not}; leave the option away")
+    if why_not or not (asked or has_room(sources, device)):
+        return None
+    return lambda reader: ResidentFiller(reader, device)
+
+
+def stays_unasked(device: torch.device, config: Config) -> bool:
+    """Whether a set may be kept on the device though nobody asked for it."""
+    small = DATASETS[config.data.data].in_memory
+    return small and device.type == "cuda" and config.data.normalization_location != "host"

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.assemble.environment import describe_environment
-from phalanx.assemble.view import DataView, look_at_data, plan_of
+from phalanx.assemble.view import DataView, look_at_data, normalization_of, plan_of
 from phalanx.config.read import Settings, dump_config, fill_older, read_again
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import given_in_file
+from phalanx.data.transforms import CENTRE_SHARE
 from phalanx.disk import write_atomically
 from phalanx.engine.shelf import newest_checkpoint, read_facts, tidy
 from phalanx.errors import CheckpointError, ConfigError, DataError
@@ -273,6 +274,24 @@ def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
     checkpoint = checkpoint_in(path)
     facts = read_facts(checkpoint)
     settings = read_again(facts["config"], flags=flags, where=str(checkpoint), name=facts["run"])
+    refuse_other_preprocessing(settings, facts, checkpoint)
     return Described(
         checkpoint=checkpoint, facts=facts, settings=settings, chosen=choose(settings.config)
     )
+
+
+def refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where: Path) -> None:
+    """A model sees images as it was trained to; scored otherwise it is not the same model."""
+    config, stored, prepared = settings.config, facts["config"], facts["preprocessing"]
+    asked_and_trained = {
+        "image-size": (config.data.image_size, fill_older(stored).get("image-size")),
+        "eval-crop": (config.augment.eval_crop, prepared.get("eval_crop", CENTRE_SHARE)),
+        "normalization": (normalization_of(config), prepared.get("normalization", "mean-std")),
+    }
+    for name, (asked, trained) in asked_and_trained.items():
+        if asked != trained:
+            raise CheckpointError(
+                f"--{name} {asked}: {where} was trained with {trained}, and images are prepared "
+                "for it as they were then; leave the option away, or train with it: "
+                "phalanx train --fork"
+            )

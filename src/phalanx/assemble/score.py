@@ -118,8 +118,8 @@ def validation_feed(scorable: Scorable) -> Iterator[Feed]:
         image_size=preprocessing.image_size,
         treatment=preprocessing.treatment,
     )
-    normaliser = normaliser_of(preprocessing, scorable.device)
-    with open_feed(recipe, plan, normaliser) as feed:
+    normaliser = normaliser_of(preprocessing, scorable.device, config)
+    with open_feed(recipe, plan, normaliser, config) as feed:
         if isinstance(feed, LoadedFeed):
             feed.relabel(match_classes(feed.loader.source("valid").classes, scorable.classes))
         yield feed

@@ -12,6 +12,7 @@ from phalanx.assemble.build import begin_with_weights, build_state, prepare_torc
 from phalanx.assemble.environment import describe_environment
 from phalanx.assemble.feed import Feed, normaliser_of, open_feed
 from phalanx.assemble.fork import describe_fork, first_step
+from phalanx.assemble.input_note import describe_input
 from phalanx.assemble.prepare import Prepared, take_over
 from phalanx.assemble.signals import StopRequest, listening
 from phalanx.assemble.view import preprocessing_of, recipe_of
@@ -84,8 +85,8 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
     records = Records(run.path)
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
     saver = Saver(run.checkpoints, keep=config.run.keep, about=about(prepared))
-    normaliser = normaliser_of(preprocessing_of(config, plan), device)
-    feed = stack.enter_context(open_feed(recipe_of(config, plan), plan, normaliser))
+    normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
+    feed = stack.enter_context(open_feed(recipe_of(config, plan), plan, normaliser, config))
     stack.enter_context(console)
     return Training(
         prepared=prepared,
@@ -100,13 +101,16 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
 
 def about(prepared: Prepared) -> dict[str, Any]:
     """What travels in every checkpoint beside the state."""
+    preprocessing = preprocessing_of(prepared.config, prepared.plan)
     return {
         "run": prepared.run.path.name,
         "config": prepared.config.flat(),
         "classes": list(prepared.view.classes),
         "norm_layout": variant_of(prepared.config).norm.layout,
-        "preprocessing": asdict(preprocessing_of(prepared.config, prepared.plan)),
+        "preprocessing": asdict(preprocessing),
+        "preprocessing_fingerprint": preprocessing.fingerprint,
         "data": prepared.view.fingerprints,
+        "data_manifest": prepared.view.manifest,
         "global_batch": prepared.plan.global_batch,
         "plan": prepared.plan.facts(),
         "code": describe_environment(),
@@ -223,6 +227,7 @@ def finish(training: Training) -> Summary:
         checkpoint=str(newest.relative_to(run.path)) if newest else None,
         bad_images=tuple(sorted(state.bad_images.values())),
         finished=True,
+        input=describe_input(training.feed, state.clock, prepared),
     )
     write_summary(run.path, summary)
     return summary

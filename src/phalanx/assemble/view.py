@@ -1,12 +1,16 @@
 """What a config meets: a look at the data, the plan that follows, and how batches are made."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.batches import Recipe
+from phalanx.data.manifest import find_manifest
 from phalanx.data.sources import Split, ValSplit, open_source
 from phalanx.data.transforms import CENTRE_SHARE, Treatment
 from phalanx.plan.order import Order
@@ -23,6 +27,7 @@ class DataView:
     facts: DataFacts
     classes: tuple[str, ...]
     fingerprints: dict[str, Any]  # by split
+    manifest: str | None = None  # id of the content, where `data verify` has looked at it
 
 
 def look_at_data(config: Config) -> DataView:
@@ -40,7 +45,9 @@ def look_at_data(config: Config) -> DataView:
         train_images=len(sources["train"]), valid_images=len(sources["valid"]), classes=len(classes)
     )
     fingerprints: dict[str, Any] = {s: sources[s].fingerprint() for s in splits}
-    return DataView(facts=facts, classes=classes, fingerprints=fingerprints)
+    folder = config.data.data_dir
+    manifest = find_manifest(Path(folder).expanduser(), fingerprints) if folder else None
+    return DataView(facts=facts, classes=classes, fingerprints=fingerprints, manifest=manifest)
 
 
 def val_split_of(config: Config) -> ValSplit | None:
@@ -100,6 +107,11 @@ class Preprocessing:
     normalization: str = "mean-std"
 
     @property
+    def fingerprint(self) -> str:
+        """Changes when the same image would look otherwise to the model."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
     def treatment(self) -> Treatment:
         """What happens to images that are scored."""
         return Treatment(augment=self.augment, centre=self.eval_crop)
@@ -113,9 +125,14 @@ def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
         augment=dataset.augment,
         mean=dataset.mean,
         std=dataset.std,
-        eval_crop=config.data.eval_crop,
-        normalization=config.data.normalization,
+        eval_crop=config.augment.eval_crop,
+        normalization=normalization_of(config),
     )
+
+
+def normalization_of(config: Config) -> str:
+    """How pixels are normalised, wherever that happens."""
+    return "none" if config.data.normalization_location == "none" else config.augment.normalization
 
 
 def recipe_of(config: Config, plan: Plan) -> Recipe:
@@ -125,6 +142,7 @@ def recipe_of(config: Config, plan: Plan) -> Recipe:
         global_batch=plan.global_batch,
         seed=config.train.seed,
         drop_tail=config.data.epoch_tail == "drop",
+        repeats=config.data.repeated_augmentation,
     )
     return Recipe(
         data=config.data.data,
@@ -137,6 +155,7 @@ def recipe_of(config: Config, plan: Plan) -> Recipe:
         generated_images=plan.train_images,
         generated_valid_images=plan.valid_images,
         val_split=None if (chosen := val_split_of(config)) is None else chosen.share,
+        growth=plan.growth,
     )
 
 
@@ -144,11 +163,11 @@ def treatment_of(config: Config) -> Treatment:
     """What happens to this run's images."""
     return Treatment(
         augment=DATASETS[config.data.data].augment,
-        scale=parse_pair(config.data.crop_scale),
-        ratio=parse_pair(config.data.crop_ratio),
-        boxes=config.data.use_bbox_info,
-        jitter=config.data.color_jitter,
-        auto=config.data.auto_augment,
-        erasing=config.data.random_erasing,
-        centre=config.data.eval_crop,
+        scale=parse_pair(config.augment.crop_scale),
+        ratio=parse_pair(config.augment.crop_ratio),
+        boxes=config.augment.use_bbox_info,
+        jitter=config.augment.color_jitter,
+        auto=config.augment.auto_augment,
+        erasing=config.augment.random_erasing,
+        centre=config.augment.eval_crop,
     )

@@ -46,9 +46,12 @@ def show(found: "Feeding") -> None:
     for rate in found.stages:
         print(f"  {rate.stage:<12}{rate.images_per_second:>32,.0f}  {rate.what}")
     print("all together")
-    print(f"  {'1 worker':<12}{found.one_worker:>32,.0f}")
-    words = f"{found.workers} workers"
-    print(f"  {words:<12}{found.all_workers:>32,.0f}  {found.scaling:.2f} of as many times one")
+    if found.scaling is None:
+        print(f"  {'device':<12}{found.all_workers:>32,.0f}  makes the images itself")
+    else:
+        print(f"  {'1 worker':<12}{found.one_worker:>32,.0f}")
+        words = f"{found.workers} workers"
+        print(f"  {words:<12}{found.all_workers:>32,.0f}  {found.scaling:.2f} of as many times one")
     print(f"  {'the model':<12}{found.eaten:>32,.0f}  {found.model} on {found.device}")
     print(found.verdict())
 

@@ -19,6 +19,7 @@ SHOWN = 5
 def verify_data(request: Request) -> int:
     """Look at every image; the code is 0 when nothing is wrong."""
     request.refuse_problems()
+    from phalanx.data.manifest import keep_manifest
     from phalanx.data.verify import verify
 
     if not request["dir"]:
@@ -27,6 +28,7 @@ def verify_data(request: Request) -> int:
     out = read_out(request["out"])
     verdict = verify(root, workers=read_number(request, "workers"), tell=Progress("looked at"))
     elapsed = time.monotonic() - began
+    keep_manifest(root, verdict.manifest, verdict.fingerprints)
     if out is not None:
         write_page(out, root, verdict)
     if request["json"]:

@@ -50,7 +50,7 @@ def show_plan(settings: Settings, plan: "Plan") -> None:
         ("config", settings.name),
         ("model", f"{config.model.model}, {norm_of(config)}, {plan.num_classes} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
-        ("image size", f"{plan.image_size} x {plan.image_size}"),
+        ("image size", f"{plan.image_size} x {plan.image_size}{growth_of(plan)}"),
         ("device", f"{devices}{plan.device}, {plan.precision}, {plan.threads} threads"),
         ("workers", f"{plan.workers}"),
         (
@@ -76,6 +76,12 @@ def show_plan(settings: Settings, plan: "Plan") -> None:
     ]
     for name, text in rows:
         print(f"{name:<14}{text}")
+
+
+def growth_of(plan: "Plan") -> str:
+    """The smaller sizes of the first steps, in words."""
+    sizes = ", ".join(f"{size} until step {end:,}" for end, size in plan.growth)
+    return f"; in training {sizes}" * bool(sizes)
 
 
 def norm_of(config: Config) -> str:

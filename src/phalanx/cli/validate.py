@@ -22,6 +22,8 @@ DATA_OPTIONS = (
     "precision",
     "seed",
     "flip-averaging",
+    "eval-crop",
+    "normalization",
 )
 
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.errors import ConfigError, suggest
-from phalanx.units import parse_duration, parse_pair, parse_rate, parse_share
+from phalanx.units import parse_duration, parse_pair, parse_rate, parse_resolutions, parse_share
 
 
 def checked(parse: Callable[[str], object]) -> AfterValidator:
@@ -60,6 +60,7 @@ DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
 DeviceText = Annotated[str, checked(check_device)]
 DurationText = Annotated[str, checked(parse_duration)]
 RateText = Annotated[str, checked(parse_rate)]
+ResolutionText = Annotated[str, checked(parse_resolutions)]
 PairText = Annotated[str, checked(parse_pair)]
 ShareText = Annotated[str, checked(lambda text: parse_share(text, 100))]
 ModelName = Annotated[str, AfterValidator(model_name)]

@@ -14,9 +14,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.plugins import load_plugins
-from phalanx.catalog.variant import OwnVariant
+from phalanx.config.combinations import family_of, has_option, impossible
 from phalanx.config.presets import Preset, find_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS, Config
 from phalanx.config.text import WANTED, Given, given_in_file, plain_kind, value_from_text
@@ -180,20 +179,6 @@ def drop_said_for_another(model: Any, merged: Layer) -> None:
         merged.pop(name, None)
 
 
-def has_option(family: str, name: str) -> bool:
-    """Whether models of a family have an option; a plugin's own network has none of a network."""
-    option = OPTIONS[name]
-    if family == OwnVariant.family and option.section == "model":
-        return name in ("model", "init-weights", "reset-head")
-    return option.family in ("", family)
-
-
-def family_of(model: Any) -> str:
-    """The family of a model, in any spelling; empty where there is no such model."""
-    found = MODELS.get(OLD_NAMES.get(model, model))
-    return found.family if found else ""
-
-
 def complete(merged: Layer) -> None:
     """Fill in what depends on other options, on the environment, or on the current folder."""
     if not any(option in merged and merged[option].value for option in ("epochs", "steps")):
@@ -243,29 +228,6 @@ def flatten(annotation: Any) -> list[Any]:
     """An annotation and everything inside it."""
     inner = () if get_origin(annotation) is Literal else get_args(annotation)
     return [annotation, *(part for kind in inner for part in flatten(kind))]
-
-
-def impossible(config: Config, merged: Layer) -> list[str]:
-    """Combinations of sound options that cannot run together."""
-    problems = [
-        f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, "
-        f"{config.model.model} is none; leave it away"
-        for name, given in merged.items()
-        if not has_option(family_of(config.model.model), name)
-        and given.value != OPTIONS[name].default
-    ]
-    if config.model.reset_head and config.model.init_weights is None:
-        problems.append(
-            f"{merged['reset-head'].where}: there is no head to reset; "
-            "name the weights to begin with: --init-weights FILE"
-        )
-    if not DATASETS[config.data.data].needs_folder and config.data.data_dir is not None:
-        folders = ", ".join(name for name, facts in DATASETS.items() if facts.needs_folder)
-        problems.append(
-            f"{merged['data-dir'].where}: {config.data.data} reads no folder; "
-            f"say what lies there with --data ({folders})"
-        )
-    return problems
 
 
 def joined(problems: list[str]) -> ConfigError:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.catalog.plugins import load_plugins
+from phalanx.data.cache import Cache, is_cached
 from phalanx.data.generated import GeneratedSpec
 from phalanx.data.pixels import BadImage, Image, Picture, sides_of
 from phalanx.data.sources import Source, Split, ValSplit, open_source
@@ -34,6 +35,11 @@ class Recipe:
     generated_images: int = 0
     generated_valid_images: int = 0
     val_split: float | None = None  # share of a folder's images that become its validation split
+    growth: tuple[tuple[int, int], ...] = ()  # until which step training images have which size
+
+    def size_at(self, step: int) -> int:
+        """Height and width of that step's training images."""
+        return next((size for end, size in self.growth if step < end), self.image_size)
 
     def open(self, split: Split) -> Source:
         """The images of one split."""
@@ -64,6 +70,7 @@ class Recipe:
                 **plain,
                 "order": None if order is None else Order(**order),
                 "treatment": Treatment(**{**treatment, **pairs}),
+                "growth": tuple(map(tuple, plain["growth"])),
             }
         )
 
@@ -72,10 +79,11 @@ class Recipe:
 class Batch:
     """Images of one micro-batch, or of one portion when scoring."""
 
-    pixels: NDArray[np.uint8]  # [B, H, W, 3]
+    pixels: Any  # uint8 [B, H, W, 3]: an array, or a tensor where they are made on the device
     labels: NDArray[np.int64]  # [B]
     indices: NDArray[np.int64]  # [B]; -1 on rows that only pad or could not be read
     positions: NDArray[np.int64]  # [B]; in the stream when training, else in the split
+    ready: Any = None  # what to wait for before the pixels are used, where a device makes them
 
 
 @dataclass(frozen=True)
@@ -96,14 +104,23 @@ class Rows(NamedTuple):
 class Reader:
     """Fills rows of pixels from one split and remembers which images were bad or small."""
 
-    def __init__(self, recipe: Recipe, split: Split, *, findings: Findings, max_bad: int | None):
+    def __init__(
+        self,
+        recipe: Recipe,
+        split: Split,
+        *,
+        findings: Findings,
+        max_bad: int | None,
+        cache: Cache | None = None,
+    ):
         self.recipe = recipe
         self.split = split
         self.max_bad = max_bad if split == "train" else None
         self.source = recipe.open(split)
         self.transform = build_transform(recipe.treatment)
-        self._boxes = getattr(self.source, "box", None) if recipe.treatment.boxes else None
+        self.boxes = getattr(self.source, "box", None) if recipe.treatment.boxes else None
         self.findings = findings
+        self._cache = cache if is_cached(self.source) else None
         self._stretches: dict[int, tuple[NDArray[np.int64], list[list[float]]]] = {}
 
     def fill(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
@@ -112,10 +129,10 @@ class Reader:
         return fill(keys, out)
 
     def _fill_training(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
-        indices, draws = self._look_up(keys)
+        indices, draws = self.look_up(keys)
         images = [self._read(wanted) for wanted in indices.tolist()]
         plain = not any(image is None or isinstance(image, Picture) for image in images)
-        if plain:  # pixels in memory: the whole batch in one call
+        if plain and self.boxes is None:  # pixels in memory: the whole batch in one call
             self.transform.train(images, draws, out, None)  # type: ignore[arg-type]
             return Rows(self.source.labels[indices], indices)
         for row, image in enumerate(images):
@@ -128,16 +145,16 @@ class Reader:
         """Write one image, or the next one that decodes; gives the index it has."""
         while True:
             if image is None:
-                index, image = self._next_readable(index)
-            boxes = None if self._boxes is None else [self._boxes(index)]
+                index, image = self.next_readable(index)
+            boxes = None if self.boxes is None else [self.boxes(index)]
             try:
                 self.transform.train([image], [draws], out[None], boxes)
                 return index
             except BadImage as bad:
-                self._set_aside(index, bad)
+                self.set_aside(index, bad)
                 image = None
 
-    def _look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[list[float]]]:
+    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[list[float]]]:
         """The image and the draws of consecutive positions, which may lie in two stretches."""
         indices, draws = [], []
         first, last = int(positions[0]), int(positions[-1])
@@ -171,14 +188,15 @@ class Reader:
                 if image is not None:
                     self.transform.evaluate(image, out[row])
             except BadImage as bad:
-                self._set_aside(index, bad)
+                self.set_aside(index, bad)
                 image = None
             if image is None:
                 out[row] = 0
                 indices[row] = -1
         return Rows(np.where(indices < 0, 0, self.source.labels[keys]), indices)
 
-    def _next_readable(self, index: int) -> tuple[int, Image]:
+    def next_readable(self, index: int) -> tuple[int, Image]:
+        """The image after this one that opens, and its index; raises DataError when none does."""
         image = None
         while image is None:
             bad = self.findings.bad
@@ -192,15 +210,25 @@ class Reader:
         """The image, decoded or to be decoded; None for one that is known to be bad."""
         if index in self.findings.bad:
             return None
+        return self.take(index, self.try_open(index))
+
+    def try_open(self, index: int) -> Image | BadImage:
+        """The image, or what is wrong with it."""
         try:
-            image = open_image(self.source, index)
+            return open_image(self.source, index, self._cache)
         except BadImage as bad:
-            self._set_aside(index, bad)
+            return bad
+
+    def take(self, index: int, image: Image | BadImage) -> Image | None:
+        """The opened image, noted when it is small; None for a bad one, which is set aside."""
+        if isinstance(image, BadImage):
+            self.set_aside(index, image)
             return None
         self._note_size(index, image)
         return image
 
-    def _set_aside(self, index: int, bad: BadImage) -> None:
+    def set_aside(self, index: int, bad: BadImage) -> None:
+        """Remember a bad image; raises DataError when there are too many."""
         self.findings.bad[index] = str(bad)
         check_bad(self.findings.bad, self.max_bad)
 
@@ -212,10 +240,21 @@ class Reader:
             self.findings.notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
 
 
-def open_image(source: Source, index: int) -> Image:
+def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:
     """An image of a source: one that can wait with decoding does, others have their pixels."""
+    if cache is not None:
+        return Picture(cached(source, index, cache), source.name(index))
     image: Image = getattr(source, "image", source.read)(index)
     return image
+
+
+def cached(source: Any, index: int, cache: Cache) -> bytes:
+    """The bytes of an image, read once."""
+    data = cache.get(index)
+    if data is None:
+        data = bytes(source.encoded(index))
+        cache.put(index, data)
+    return data
 
 
 def check_bad(bad: dict[int, str], max_bad: int | None) -> None:

@@ -4,7 +4,6 @@ What is being built into a folder is noted in .phalanx/build.json there, with th
 the source. The same command goes on where it stopped; another one is refused.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -24,8 +23,8 @@ from phalanx.data.index import FOLDER
 from phalanx.data.origin import TASK_IMAGES, Part, find_parts, make_tasks, own_name
 from phalanx.data.sample import Sample
 from phalanx.data.targets import TARGETS, Leg, take_away
-from phalanx.disk import DISK_MISTAKES, free_space, write_atomically
-from phalanx.errors import ConfigError, DataError, DiskError, suggest
+from phalanx.disk import out_errors, write_atomically
+from phalanx.errors import ConfigError, DataError, suggest
 from phalanx.plan.machine import count_cores
 from phalanx.plan.plan import LEAST_MAX_BAD
 from phalanx.units import parse_share
@@ -36,7 +35,6 @@ QUALITIES = {True: 90, False: 95}  # of images that are shrunk, of those only ma
 BAD_SHOWN = 5
 ANOTHER = "choose another --out, or remove this folder to begin anew"
 AGAIN = "then run the same command again: it goes on where it stopped"
-FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used up"}
 
 Tell = Callable[[str, int, int], None]  # split, images done, of how many
 
@@ -108,9 +106,11 @@ def build(
     tell: Tell | None = None,
 ) -> dict[str, Outcome]:
     """Write the data in `src` to `out` in another form; what comes back is told by split."""
-    refuse_foreign(out)
+    with out_errors(out, AGAIN):
+        refuse_foreign(out)
     parts = find_parts(src)
-    with _disk_errors(out), _alone(out), Crew(_choose_workers(parts, workers)) as crew:
+    workers = _choose_workers(parts, workers)
+    with out_errors(out, AGAIN), _alone(out), Crew(workers) as crew:
         note = open_note(out, parts, options)
         job = Job(parts, out=out, options=options, note=note, crew=crew, tell=tell)
         limits = {part.split: count_max_bad(max_bad, part.images) for part in parts}
@@ -201,26 +201,6 @@ def _alone(out: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-@contextmanager
-def _disk_errors(out: Path) -> Iterator[None]:
-    """A block whose failed writes are told with the way out of a build."""
-    try:
-        yield
-    except DiskError as error:
-        cause = error.__cause__
-        raise _explain(cause if isinstance(cause, OSError) else OSError(str(error)), out) from cause
-    except OSError as cause:
-        raise _explain(cause, out) from cause
-
-
-def _explain(cause: OSError, out: Path) -> DiskError:
-    path, code = cause.filename or out, cause.errno or 0
-    if code in FULL:
-        return DiskError(f"{path}: {FULL[code]}{free_space(out / NOTE)}; free some space, {AGAIN}")
-    known = DISK_MISTAKES.get(code, f"cannot be written ({cause.strerror or cause})")
-    return DiskError(f"{path}: {known.partition(';')[0]}; mend that or choose another --out")
 
 
 # --- the work ---

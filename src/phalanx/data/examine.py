@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from phalanx.data.convert import form_of
 from phalanx.data.indexed import IndexedSource
 from phalanx.data.origin import Task, open_once, own_name
-from phalanx.data.pixels import JPEG_START, BadImage, Pixels, decode, resize
+from phalanx.data.pixels import (
+    JPEG_START,
+    BadImage,
+    Pixels,
+    decode,
+    refuse_bomb,
+    resize,
+    size_of,
+)
 from phalanx.data.sample import look_at
 
 if TYPE_CHECKING:
@@ -123,7 +131,10 @@ def decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, st
     damage: dict[str, str] = {}
     if simplejpeg is not None and data.startswith(JPEG_START):
         try:
+            refuse_bomb(*size_of(data, name), name)
             return simplejpeg.decode_jpeg(data), damage
+        except BadImage as bad:
+            return None, {"undecodable": bad.why}
         except ValueError as complaint:
             if str(complaint).startswith(COMPLAINTS):
                 damage["truncated"] = str(complaint)

@@ -2,6 +2,7 @@
 
 import os
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from phalanx.data.index import Index
 from phalanx.data.pixels import BadImage, Image, Picture, decode
 
 OPEN_FILES = 128  # shards kept open by one process
+DAMAGED = -1  # the size of an image that was found to be damaged when the index was built
 
 
 class IndexedSource:
@@ -48,12 +50,24 @@ class IndexedSource:
         try:
             if self.index.names is None:
                 return (self.root / self.index.files[file]).read_bytes()
+            if size == DAMAGED:
+                raise BadImage(self.name(index), "the checksum of its data does not fit")
             data = os.pread(self._handle(file), size, int(self.index.offsets[index]))
         except OSError as cause:
             raise BadImage(self.name(index), cause.strerror or str(cause)) from None
         if len(data) < size:
             raise BadImage(self.name(index), "the file ends before the image does")
         return data
+
+    def expect(self, indices: list[int]) -> None:
+        """Tell the system which images come next, where they are pieces of larger files."""
+        if self.index.names is None or not hasattr(os, "posix_fadvise"):
+            return
+        for index in indices:
+            with suppress(OSError):  # told when it is read
+                place, size = int(self.index.offsets[index]), int(self.index.sizes[index])
+                handle = self._handle(int(self.index.file_of[index]))
+                os.posix_fadvise(handle, place, size, os.POSIX_FADV_WILLNEED)
 
     def _handle(self, file: int) -> int:
         """A descriptor of a file that holds many images; the one unused longest is closed."""

@@ -1,22 +1,52 @@
 """Batches in the order of the training stream, filled here or by worker processes."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from itertools import tee
 from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.ahead import read_ahead
 from phalanx.data.batches import Batch, Findings, Reader, Recipe, check_bad
-from phalanx.data.pool import ROWS, Chunk, Pool
+from phalanx.data.cache import SharedCaches
+from phalanx.data.pool import Chunk, Pool, Wish
 from phalanx.data.sources import Source, Split
 
-Keys = NDArray[np.int64]
 Walk = Generator[Batch, None, None]
+Empty = Callable[[tuple[int, ...]], NDArray[np.uint8]]
 STEPS_AHEAD = 2
+ROWS = 16  # of one task: few enough that several workers share a step
 CHUNKS_AHEAD = 4  # for each worker, so that none waits for the parent
+
+
+class Filler(Protocol):
+    """Makes images where they are needed, from what a reader knows, in two stages."""
+
+    def prepare(self, wish: Wish) -> Any:
+        """What can be done while the batch before is being filled."""
+
+    def fill(self, prepared: Any) -> Batch:
+        """The images that were wished for."""
+
+
+class HostFiller:
+    """Fills memory of this process."""
+
+    def __init__(self, reader: Reader, empty: Empty):
+        self._reader, self._empty = reader, empty
+
+    def prepare(self, wish: Wish) -> Wish:
+        """Nothing: one thread is enough, the work is not its own."""
+        return wish
+
+    def fill(self, wish: Wish) -> Batch:
+        """The images in an array."""
+        pixels = self._empty((len(wish.keys), wish.size, wish.size, 3))
+        rows = self._reader.fill(wish.keys, pixels)
+        return Batch(pixels, rows.labels, rows.indices, wish.keys)
 
 
 class Loader:
@@ -24,12 +54,33 @@ class Loader:
 
     Use it as a context manager, or call close. One walk through the training steps and one
     through the validation images can be under way at a time; beginning another ends the first.
+
+    rows: images of one task of a worker. cache: keep encoded images in memory. empty: where
+    batches are put together, plain memory if not given. filler: makes the images itself, without
+    workers.
     """
 
-    def __init__(self, recipe: Recipe, *, workers: int, max_bad: int | None = None):
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        workers: int,
+        max_bad: int | None = None,
+        rows: int = ROWS,
+        cache: bool = False,
+        empty: Empty | None = None,
+        filler: Callable[[Reader], Filler] | None = None,
+    ):
         self.recipe = recipe
-        self.workers = workers
+        self.workers = workers if filler is None else 0
         self.max_bad = max_bad
+        self.rows = rows
+        self._empty = empty or plain_memory
+        self._filler = filler or (lambda reader: HostFiller(reader, self._empty))
+        self._fillers: dict[Split, Filler] = {}
+        self._caches: SharedCaches | None = None
+        self._wants_cache = cache
+        self.on_device = filler is not None  # where the images are made
         self._findings: dict[Split, Findings] = {"train": Findings(), "valid": Findings()}
         self._readers: dict[Split, Reader] = {}
         self._walks: dict[Split, Walk] = {}
@@ -47,7 +98,7 @@ class Loader:
 
     def source(self, split: Split) -> Source:
         """The images behind one split."""
-        return self._reader(split).source
+        return self.reader(split).source
 
     def names(self, split: Split, indices: Iterable[int]) -> list[str]:
         """What a person can find each image by; a row without an image has no name."""
@@ -60,25 +111,33 @@ class Loader:
         if order is None or order.global_batch % micro_batch:
             raise ValueError(f"micro-batches of {micro_batch} do not tile a step of {order}")
         starts = range(0, order.global_batch, micro_batch)
-        for whole in self._walk("train", map(order.positions, range(step, stop))):
+        wishes = (Wish(order.positions(s), self.recipe.size_at(s)) for s in range(step, stop))
+        for whole in self._walk("train", wishes):
             yield [_rows(whole, start, start + micro_batch) for start in starts]
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
         """Every validation image once, in order; the last batch is padded to full size."""
         images = len(self.source("valid"))
-        groups = (
-            np.arange(start, min(start + batch_size, images), dtype=np.int64)
+        wishes = (
+            Wish(
+                np.arange(start, min(start + batch_size, images), dtype=np.int64),
+                self.recipe.image_size,
+            )
             for start in range(0, images, batch_size)
         )
-        for batch in self._walk("valid", groups):
+        for batch in self._walk("valid", wishes):
             yield _padded(batch, batch_size)
 
     def close(self) -> None:
         """End the workers; does nothing the second time."""
         if self._pool is not None:
             self._pool.close()
+        if self._caches is not None:
+            self._caches.close()
         while self._walks:
             self._walks.popitem()[1].close()
+        for filler in self._fillers.values():
+            getattr(filler, "close", lambda: None)()
 
     def __enter__(self) -> "Loader":
         return self
@@ -91,71 +150,95 @@ class Loader:
     ) -> None:
         self.close()
 
-    def _reader(self, split: Split) -> Reader:
+    def reader(self, split: Split) -> Reader:
+        """What reads one split here."""
         if split not in self._readers:
             self._readers[split] = Reader(
-                self.recipe, split, findings=self._findings[split], max_bad=self.max_bad
+                self.recipe,
+                split,
+                findings=self._findings[split],
+                max_bad=self.max_bad,
+                cache=self._shared_caches().caches[split] if self._wants_cache else None,
             )
         return self._readers[split]
 
-    def _walk(self, split: Split, groups: Iterable[Keys]) -> Walk:
+    def _shared_caches(self) -> SharedCaches:
+        if self._caches is None:
+            splits: tuple[Split, ...] = ("train", "valid")
+            sources = {split: self.recipe.open(split) for split in splits}
+            self._caches = SharedCaches(sources, self.recipe.data_dir or self.recipe.data)
+        return self._caches
+
+    def _walk(self, split: Split, wishes: Iterable[Wish]) -> Walk:
         if split in self._walks:
             self._walks.pop(split).close()
         if self.workers:
-            self._walks[split] = self._fill_by_workers(split, groups)
+            self._walks[split] = self._fill_by_workers(split, wishes)
         else:
-            self._walks[split] = read_ahead(self._fill_here(split, groups))
+            self._walks[split] = read_ahead(self._fill_here(split, wishes))
         return self._walks[split]
 
-    def _fill_here(self, split: Split, groups: Iterable[Keys]) -> Walk:
-        reader = self._reader(split)
-        for keys in groups:
-            pixels = self._empty(len(keys))
-            rows = reader.fill(keys, pixels)
-            yield Batch(pixels, rows.labels, rows.indices, keys)
+    def _fill_here(self, split: Split, wishes: Iterable[Wish]) -> Walk:
+        filler = self._filler_of(split)
+        prepared = map(filler.prepare, wishes)
+        if not self.on_device:
+            yield from map(filler.fill, prepared)
+            return
+        with closing(read_ahead(prepared)) as ahead:
+            yield from map(filler.fill, ahead)
 
-    def _fill_by_workers(self, split: Split, groups: Iterable[Keys]) -> Walk:
-        reader = self._reader(split)  # a folder that cannot be read is told before workers start
-        ahead, behind = tee(groups)
-        with closing(self._started_pool().stream(split, _chunks(ahead))) as chunks:
-            for keys in behind:
-                batch = self._join(keys, chunks)
+    def _filler_of(self, split: Split) -> Filler:
+        if split not in self._fillers:
+            self._fillers[split] = self._filler(self.reader(split))
+        return self._fillers[split]
+
+    def _fill_by_workers(self, split: Split, wishes: Iterable[Wish]) -> Walk:
+        reader = self.reader(split)  # a folder that cannot be read is told before workers start
+        ahead, behind = tee(wishes)
+        with closing(self._started_pool().stream(split, self._tasks(ahead))) as chunks:
+            for wish in behind:
+                batch = self._join(wish, chunks)
                 check_bad(reader.findings.bad, reader.max_bad)
                 yield batch
 
-    def _join(self, keys: Keys, chunks: Iterator[Chunk]) -> Batch:
-        pixels = self._empty(len(keys))
-        labels, indices = np.empty_like(keys), np.empty_like(keys)
-        for start in range(0, len(keys), ROWS):
+    def _join(self, wish: Wish, chunks: Iterator[Chunk]) -> Batch:
+        pixels = self._empty((len(wish.keys), wish.size, wish.size, 3))
+        labels, indices = np.empty_like(wish.keys), np.empty_like(wish.keys)
+        for start in range(0, len(wish.keys), self.rows):
             chunk = next(chunks)
             end = start + len(chunk.labels)
             pixels[start:end] = chunk.pixels
             labels[start:end] = chunk.labels
             indices[start:end] = chunk.indices
-        return Batch(pixels, labels, indices, keys)
+        return Batch(pixels, labels, indices, wish.keys)
 
-    def _empty(self, rows: int) -> NDArray[np.uint8]:
-        size = self.recipe.image_size
-        return np.empty((rows, size, size, 3), np.uint8)
+    def _tasks(self, wishes: Iterable[Wish]) -> Iterator[Wish]:
+        """Wishes cut to what a worker prepares at a time."""
+        for keys, size in wishes:
+            for start in range(0, len(keys), self.rows):
+                yield Wish(keys[start : start + self.rows], size)
 
     def _started_pool(self) -> Pool:
         if self._pool is None:
             order = self.recipe.order
-            step_chunks = -(-order.global_batch // ROWS) if order else 0
+            step_tasks = -(-order.global_batch // self.rows) if order else 0
             self._pool = Pool(
                 self.recipe,
                 self._findings,
                 workers=self.workers,
-                depth=CHUNKS_AHEAD * self.workers + STEPS_AHEAD * step_chunks,
-                max_bad=self.max_bad,
+                rows=self.rows,
+                depth=CHUNKS_AHEAD * self.workers + STEPS_AHEAD * step_tasks,
+                start={
+                    "max_bad": self.max_bad,
+                    "cache": self._caches.spec if self._caches else None,
+                },
             )
         return self._pool
 
 
-def _chunks(groups: Iterable[Keys]) -> Iterator[Keys]:
-    for keys in groups:
-        for start in range(0, len(keys), ROWS):
-            yield keys[start : start + ROWS]
+def plain_memory(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """An array to fill."""
+    return np.empty(shape, np.uint8)
 
 
 def _rows(batch: Batch, start: int, stop: int) -> Batch:
@@ -164,6 +247,7 @@ def _rows(batch: Batch, start: int, stop: int) -> Batch:
         batch.labels[start:stop],
         batch.indices[start:stop],
         batch.positions[start:stop],
+        batch.ready,
     )
 
 
@@ -172,8 +256,18 @@ def _padded(batch: Batch, size: int) -> Batch:
     if not missing:
         return batch
     return Batch(
-        np.pad(batch.pixels, ((0, missing), (0, 0), (0, 0), (0, 0))),
+        _with_black(batch.pixels, size),
         np.pad(batch.labels, (0, missing)),
         np.pad(batch.indices, (0, missing), constant_values=-1),
         np.pad(batch.positions, (0, missing), constant_values=-1),
+        batch.ready,
     )
+
+
+def _with_black(pixels: Any, rows: int) -> Any:
+    """Images filled up with black ones to so many rows, wherever they lie."""
+    shape = (rows, *pixels.shape[1:])
+    made_here = isinstance(pixels, np.ndarray)
+    grown = np.zeros(shape, np.uint8) if made_here else pixels.new_zeros(shape)
+    grown[: len(pixels)] = pixels
+    return grown

@@ -13,6 +13,8 @@ import json
 import mmap
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.index import Index, Texts, pack_texts
 from phalanx.data.indexed import IndexedSource
-from phalanx.data.pixels import BadImage, Image, decode
+from phalanx.data.pixels import BadImage, Image, Picture
 from phalanx.data.sample import encode_png
 from phalanx.errors import DataError
 
@@ -59,6 +61,30 @@ class Content:
         )
 
 
+class PackedPicture(Picture):
+    """A JPEG of a packed file, whose checksum is looked at when it cannot be decoded."""
+
+    def __init__(self, data: bytes, name: str, checksum: int):
+        super().__init__(data, name)
+        self.checksum = checksum
+
+    def pixels(self, scale: float = 1.0) -> NDArray[np.uint8]:
+        """The whole image, at no less than that scale of its size; raises BadImage."""
+        with _told_apart(self.data, self.checksum):
+            return super().pixels(scale)
+
+
+@contextmanager
+def _told_apart(data: bytes, checksum: int) -> Iterator[None]:
+    """A block whose BadImage says so when the image's bytes are not those that were packed."""
+    try:
+        yield
+    except BadImage as bad:
+        if zlib.crc32(data) == checksum:
+            raise
+        raise BadImage(bad.name, "its bytes changed after packing") from None
+
+
 class PackedSource(IndexedSource):
     """Random access to the images of a packed file."""
 
@@ -69,19 +95,19 @@ class PackedSource(IndexedSource):
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """The image as RGB; raises BadImage when it is damaged."""
-        data = super().encoded(index)
         if self.raw:
-            return self._shape(data, index)
-        try:
-            return decode(data, self.name(index))
-        except BadImage:
-            if not self.is_intact(data, index):
-                raise BadImage(self.name(index), "its bytes changed after packing") from None
-            raise
+            return self._shape(super().encoded(index), index)
+        return self._picture(index).pixels()
 
     def image(self, index: int) -> Image:
         """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
-        return self.read(index) if self.raw else super().image(index)
+        return self.read(index) if self.raw else self._picture(index)
+
+    def _picture(self, index: int) -> "PackedPicture":
+        data = super().encoded(index)
+        checksum = int(self.arrays["checksums"][index])
+        with _told_apart(data, checksum):
+            return PackedPicture(data, self.name(index), checksum)
 
     def _shape(self, data: bytes, index: int) -> NDArray[np.uint8]:
         if not data:

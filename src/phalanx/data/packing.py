@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.data.ledger import (
+    NOTHING,
+    Entry,
+    Journal,
+    Ledger,
+    clear_away,
+    growing_file,
+    read_entries,
+    read_note,
+)
 from phalanx.data.packed import (
     ALIGN,
     END_MAGIC,
@@ -23,8 +31,10 @@ from phalanx.data.packed import (
     packed_path,
 )
 from phalanx.data.pixels import BadImage, decode
-from phalanx.data.sample import Sample, counted, look_at, shrink, to_jpeg, whole_file
+from phalanx.data.sample import Sample, counted, look_at, shrink, to_jpeg
 from phalanx.plan.machine import count_cores
+
+BLOCK_IMAGES = 1024  # between two notes of how far it is
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -60,43 +70,14 @@ def prepare(sample: Sample, form: PackedForm) -> Payload:
     return Payload(pixels.tobytes(), pixels.shape[1], pixels.shape[0])
 
 
-class Ledger:
-    """The index of a packed file while it grows, in packed arrays."""
-
-    def __init__(self) -> None:
-        self.offsets, self.sizes, self.labels = array("q"), array("q"), array("q")
-        self.widths, self.heights, self.checksums = array("i"), array("i"), array("I")
-        self.letters, self.ends, self.boxes = bytearray(), array("q"), array("f")
-        self.has_boxes = False
-
-    def add(self, sample: Sample, payload: Payload, offset: int) -> None:
-        """Note one image that was written at an offset."""
-        self.offsets.append(offset)
-        self.sizes.append(len(payload.data))
-        self.labels.append(sample.label)
-        self.widths.append(payload.width)
-        self.heights.append(payload.height)
-        self.checksums.append(zlib.crc32(payload.data))
-        self.letters += sample.name.encode(errors="surrogateescape")
-        self.ends.append(len(self.letters))
-        self.boxes.extend(sample.box or (float("nan"),) * 4)
-        self.has_boxes = self.has_boxes or sample.box is not None
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays by the name they have in the file, little-endian everywhere."""
-        found: dict[str, NDArray[Any]] = {
-            "offsets": np.array(self.offsets, "<i8"),
-            "sizes": np.array(self.sizes, "<i8"),
-            "labels": np.array(self.labels, "<i8"),
-            "widths": np.array(self.widths, "<i4"),
-            "heights": np.array(self.heights, "<i4"),
-            "checksums": np.array(self.checksums, "<u4"),
-            "names.letters": np.frombuffer(bytes(self.letters), np.uint8),
-            "names.ends": np.array(self.ends, "<i8"),
-        }
-        if self.has_boxes:
-            found["boxes"] = np.array(self.boxes, "<f4").reshape(-1, 4)
-        return found
+def written_packed(
+    out: Path, split: str, *, count: int, classes: tuple[str, ...], form: PackedForm | None = None
+) -> int:
+    """How many images are packed already, from the first on: where to go on."""
+    if packed_path(out, split).is_file():
+        return count
+    head = make_head(count, classes, form or PackedForm())
+    return read_note(out, split, head).images
 
 
 def write_packed(
@@ -107,10 +88,36 @@ def write_packed(
     count: int,
     classes: tuple[str, ...],
     form: PackedForm | None = None,
+    start: int = 0,
 ) -> None:
-    """Write a split as one packed file, which appears when it is whole."""
+    """Write a split as one packed file, which appears when it is whole.
+
+    The samples are those from number `start` of `count`, which is 0 or what `written_packed` gave.
+    """
     form = form or PackedForm()
-    path, ledger = packed_path(out, split), Ledger()
+    head = make_head(count, classes, form)
+    note = read_note(out, split, head) if start else NOTHING
+    if note.images != start:
+        raise ValueError(f"{note.images} images are packed, not {start}")
+    ledger, journal = Ledger(), Journal(out, split, note)
+    for entry in read_entries(out, split, note) if start else ():
+        ledger.add(entry)
+    incoming = counted(samples, count - start, packed_path(out, split))
+    if not start:
+        clear_away(out, split)
+    with growing_file(out, split, note) as file:
+        file.write(b"" if start else head)
+        for sample, payload in made_ahead(lambda s: (s, prepare(s, form)), incoming):
+            entry = _write_image(file, sample, payload)
+            ledger.add(entry)
+            journal.add(entry)
+            if len(journal.lines) == BLOCK_IMAGES:
+                journal.keep(file)
+        _write_index(file, ledger.arrays(), zlib.crc32(head[HEAD.size :]))
+
+
+def make_head(count: int, classes: tuple[str, ...], form: PackedForm) -> bytes:
+    """What a packed file begins with: the magic word, and the header with its length."""
     header = {
         "format": FORMAT,
         "images": count,
@@ -120,13 +127,22 @@ def write_packed(
         "source": form.source,
     }
     text = json.dumps(header, sort_keys=True).encode()
-    with whole_file(path) as file:
-        file.write(HEAD.pack(MAGIC, len(text)) + text)
-        incoming = counted(samples, count, path)
-        for sample, payload in made_ahead(lambda s: (s, prepare(s, form)), incoming):
-            ledger.add(sample, payload, _align(file))
-            file.write(payload.data)
-        _write_index(file, ledger.arrays(), zlib.crc32(text))
+    return HEAD.pack(MAGIC, len(text)) + text
+
+
+def _write_image(file: BinaryIO, sample: Sample, payload: Payload) -> Entry:
+    offset = _align(file)
+    file.write(payload.data)
+    return Entry(
+        name=sample.name,
+        label=sample.label,
+        box=sample.box,
+        offset=offset,
+        size=len(payload.data),
+        width=payload.width,
+        height=payload.height,
+        checksum=zlib.crc32(payload.data),
+    )
 
 
 def _align(file: BinaryIO) -> int:

@@ -7,6 +7,7 @@ groups of hundreds of images is slow: `phalanx data build --to packed` once, and
 
 import hashlib
 import json
+import os
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,8 @@ ARROW_ERRORS = (OSError, ValueError, NotImplementedError)
 
 def load_pyarrow() -> Any:
     """The module that reads parquet; raises DataError with the way to get it."""
+    # Arrow's own allocator keeps what row groups leave behind, and grows for many epochs
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         import pyarrow.parquet
     except ImportError:
@@ -182,6 +185,12 @@ def scan_file(path: Path) -> Scan:
     labels = column.to_numpy().astype(np.int64)
     for place in {int(labels.argmin()), int(labels.argmax())} if len(labels) else ():
         check_label(int(labels[place]), f"{path}: row {place}")
+    titles = images.titles()
+    if titles and len(labels) and labels.max() >= len(titles):
+        raise DataError(
+            f"{path}: row {labels.argmax()}: label {labels.max()}, but only {len(titles)} classes "
+            "are named (counted from 0); mend or remove the row"
+        )
     rows = np.arange(len(labels), dtype=np.int64)
     return Scan(
         names=pack_texts(map(str, range(len(labels)))),
@@ -189,7 +198,7 @@ def scan_file(path: Path) -> Scan:
         sizes=np.zeros_like(rows),
         labels=labels,
         boxes=np.full((len(rows), 4), np.nan, np.float32),
-        titles=images.titles(),
+        titles=titles,
     )
 
 

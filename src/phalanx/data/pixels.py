@@ -24,6 +24,14 @@ Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 SPARE = 1.5
 MOST_PIXELS = 178_000_000  # an image of more is taken for an attack, as Pillow does
 JPEG_START = b"\xff\xd8"
+JPEG_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, from top to bottom
+JPEG_SCAN = 0xDA
+JPEG_PLANES = (1, 3)  # grey, or colours; the four of print go by way of Pillow
+SIDES = struct.Struct(">HH")  # height and width, in a frame
+JPEG_ASIDE = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, cameras' notes
+EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg, of rows below those it was asked for
+NARROW = 8  # below it, a width does not tell by how many eighths it was scaled
+EDGE_ROWS = 4  # colours of small planes are blended with the rows below
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # what hides behind a .jpg or .png now and then
 PILLOW_ERRORS = (
     OSError,
@@ -73,6 +81,56 @@ def decode(
         return _to_rgb(image)
 
 
+def decode_top(data: bytes, rows: int, least: tuple[int, int] | None = None) -> Pixels | None:
+    """As `decode`, to the same pixels, but what lies below so many rows of the file is left out.
+
+    Those rows of the result hold anything. None where a JPEG cannot be left early, and where
+    there is any doubt about it: `decode` then finds out what is wrong.
+    """
+    if simplejpeg is None or (place := height_at(data)) is None:
+        return None
+    high, wide = least or (0, 0)
+    factor = 2 if least else 1
+    full, across = SIDES.unpack_from(data, place)
+    with suppress(ValueError):
+        height, width, *_ = simplejpeg.decode_jpeg_header(data, high, wide, factor)
+        enough = rows + EDGE_ROWS * math.ceil(full / height)
+        if enough >= full or across < NARROW or full * across > MOST_PIXELS:
+            return None
+        cut_short = bytearray(data)
+        cut_short[place : place + 2] = enough.to_bytes(2)  # no decoder reads on below its height
+        size = {"min_height": 1, "min_width": width, "min_factor": factor}
+        if simplejpeg.decode_jpeg_header(cut_short, **size)[1] == width:
+            pixels = np.empty((height, width, 3), np.uint8)
+            return pixels if _fill_top(pixels, cut_short, size) else None
+    return None
+
+
+def _fill_top(pixels: Pixels, data: bytearray, size: dict[str, int]) -> bool:
+    """Decode into the first rows; whether nothing but the early end was wrong."""
+    try:
+        simplejpeg.decode_jpeg(data, buffer=pixels, **size)
+    except ValueError as told:  # the first of all complaints, made when the pixels are there
+        return str(told).endswith(EARLY_END)
+    return True
+
+
+def height_at(data: bytes) -> int | None:
+    """Where a JPEG holds its height, if all its colours come together, row after row, unbroken."""
+    frame, at = None, len(JPEG_START)
+    while data.startswith(b"\xff", at) and at + 10 < len(data):
+        kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
+        if kind == JPEG_SCAN:
+            whole = frame is not None and data[at + 4] == data[frame + 4] in JPEG_PLANES
+            return frame if whole else None
+        if kind in JPEG_FRAMES:
+            frame = at + 5
+        elif kind not in JPEG_ASIDE:  # several passes, or restarts, whose marks end nothing
+            return None
+        at += 2 + length
+    return None
+
+
 def size_of(data: bytes, name: str) -> tuple[int, int]:
     """Height and width, from the first bytes alone; raises BadImage."""
     if simplejpeg is not None and data.startswith(JPEG_START):
@@ -117,14 +175,19 @@ class Picture:
 
         The spare half keeps the result within five 255ths of a resize of the whole image.
         """
+        sides = self.height, self.width
+        return decode(self.data, self.name, least=self._least(scale), sides=sides)
+
+    def top(self, rows: int, scale: float) -> Pixels:
+        """As `pixels`, but what lies below so many rows of the full size may hold anything."""
+        pixels = decode_top(self.data, rows, self._least(scale))
+        return self.pixels(scale) if pixels is None else pixels
+
+    def _least(self, scale: float) -> tuple[int, int] | None:
+        """Sides that are enough for that scale; None where the full size is needed."""
         scale *= SPARE
         least = math.ceil(self.height * scale), math.ceil(self.width * scale)
-        return decode(
-            self.data,
-            self.name,
-            least=least if scale <= 0.5 else None,
-            sides=(self.height, self.width),
-        )
+        return least if scale <= 0.5 else None
 
 
 Image = Pixels | Picture
@@ -140,6 +203,11 @@ def sides_of(image: Image) -> tuple[int, int]:
 def pixels_of(image: Image, *, scale: float = 1.0) -> Pixels:
     """The whole image, at no less than that scale of its size."""
     return image.pixels(scale) if isinstance(image, Picture) else image
+
+
+def top_of(image: Image, rows: int, *, scale: float) -> Pixels:
+    """As `pixels_of`, but what lies below so many rows of the full size may hold anything."""
+    return image.top(rows, scale) if isinstance(image, Picture) else image
 
 
 def _to_rgb(image: Pillow.Image) -> Pixels:

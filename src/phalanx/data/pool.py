@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 
 from phalanx import errors
 from phalanx.data.batches import Findings, Recipe
+from phalanx.data.shared import anonymous_memory, rows_in
 from phalanx.data.sources import Split
 from phalanx.errors import DataError
 
-ROWS = 16  # rows of one task: few enough that several workers share a step
 SHARED_BYTES = 1 << 29  # the most that waits, filled, for the training loop
 GOODBYE_S = 2.0
 HUNG_S = 300.0  # a worker that says nothing for so long will not speak again
@@ -35,12 +34,20 @@ class Chunk(NamedTuple):
     indices: list[int]
 
 
+class Wish(NamedTuple):
+    """Images to fill in: by stream positions, or by indices when scoring."""
+
+    keys: NDArray[np.int64]
+    size: int  # height and width
+
+
 class Ticket(NamedTuple):
     """A task under way."""
 
     number: int
     slot: int
     rows: int
+    size: int
 
 
 class Lines:
@@ -77,20 +84,19 @@ class Pool:
         findings: dict[Split, Findings],
         *,
         workers: int,
+        rows: int,
         depth: int,
-        max_bad: int | None,
+        start: dict[str, Any],
     ):
         self.findings = findings
-        size = recipe.image_size
-        slot_bytes = ROWS * size * size * 3
+        slot_bytes = rows * recipe.image_size**2 * 3
         self.depth = max(workers, min(depth, SHARED_BYTES // slot_bytes))
         self.rings: dict[Split, int] = {"train": 0, "valid": self.depth}  # each one's first slot
-        self.memory = _anonymous_memory(2 * self.depth * slot_bytes)
+        self.memory = anonymous_memory(2 * self.depth * slot_bytes)
         self.start = {
+            **start,
             "recipe": recipe.to_json(),
-            "max_bad": max_bad,
-            "slots": 2 * self.depth,
-            "rows": ROWS,
+            "slots": (2 * self.depth, slot_bytes),
             "fd": self.memory.fileno(),
         }
         self.submitted = 0
@@ -99,22 +105,25 @@ class Pool:
         self.answers: dict[int, dict[str, Any]] = {}  # came while another was waited for
         self.waiting: list[deque[int]] = [deque() for _ in range(workers)]
         shared = mmap.mmap(self.memory.fileno(), 2 * self.depth * slot_bytes)
-        self.slots = np.frombuffer(shared, np.uint8).reshape(-1, ROWS, size, size, 3)
-        self.processes = [_start_worker(self.memory.fileno()) for _ in range(workers)]
+        self.slots = np.frombuffer(shared, np.uint8).reshape(-1, slot_bytes)
+        self.inherited = (self.memory.fileno(), *self._cache_fd())
+        self.processes = [_start_worker(self.inherited) for _ in range(workers)]
         self.lines = [_lines_of(process) for process in self.processes]
         for worker in range(workers):
             self._send(worker, self.start)
 
-    def stream(
-        self, split: Split, chunks: Iterator[NDArray[np.int64]]
-    ) -> Generator[Chunk, None, None]:
-        """The filled rows of each chunk of keys, in order, with the following ones under way."""
+    def _cache_fd(self) -> tuple[int, ...]:
+        cache = self.start["cache"]
+        return () if cache is None else (cache["fd"],)
+
+    def stream(self, split: Split, wishes: Iterator[Wish]) -> Generator[Chunk, None, None]:
+        """The filled rows of each wish, in order, with the following ones under way."""
         ring: deque[Ticket] = deque()
         try:
-            for number, keys in enumerate(chunks):
+            for number, wish in enumerate(wishes):
                 if len(ring) == self.depth:
                     yield self._collect(ring.popleft())
-                ring.append(self._submit(split, keys, self.rings[split] + number % self.depth))
+                ring.append(self._submit(split, wish, self.rings[split] + number % self.depth))
             while ring:
                 yield self._collect(ring.popleft())
         except GeneratorExit:
@@ -122,10 +131,10 @@ class Pool:
                 self._collect(ring.popleft())
             raise
 
-    def _submit(self, split: Split, keys: NDArray[np.int64], slot: int) -> Ticket:
-        ticket = Ticket(self.submitted, slot, len(keys))
+    def _submit(self, split: Split, wish: Wish, slot: int) -> Ticket:
+        ticket = Ticket(self.submitted, slot, len(wish.keys), wish.size)
         worker = ticket.number % len(self.processes)
-        task = {"split": split, "keys": keys.tolist(), "slot": slot}
+        task = {"split": split, "keys": wish.keys.tolist(), "size": wish.size, "slot": slot}
         self.waiting[worker].append(ticket.number)
         self.tasks[ticket.number] = task
         self._send(worker, task)
@@ -143,7 +152,7 @@ class Pool:
         answer = self.answers.pop(ticket.number)
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["text"])
-        pixels = self.slots[ticket.slot, : ticket.rows]
+        pixels = rows_in(self.slots[ticket.slot], ticket.rows, ticket.size)
         return Chunk(pixels, answer["labels"], answer["indices"])
 
     def _remember(self, answer: dict[str, Any]) -> None:
@@ -192,7 +201,7 @@ class Pool:
         self.restarted[worker] = how
         self.findings["train"].notes[-1 - worker] = f"{told}; it was started again"
         end(process)
-        self.processes[worker] = _start_worker(self.memory.fileno())
+        self.processes[worker] = _start_worker(self.inherited)
         self.lines[worker] = _lines_of(self.processes[worker])
         for message in (self.start, *(self.tasks[number] for number in self.waiting[worker])):
             self._send(worker, message)
@@ -233,24 +242,14 @@ def _lines_of(process: subprocess.Popen[str]) -> Lines:
     return Lines(process.stdout.fileno())
 
 
-def _anonymous_memory(size: int) -> Any:
-    """A file without a name, in memory where the system can: no crash leaves it behind."""
-    if hasattr(os, "memfd_create"):
-        memory = os.fdopen(os.memfd_create("phalanx"), "w+b")
-    else:
-        memory = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    os.ftruncate(memory.fileno(), size)
-    return memory
-
-
-def _start_worker(fd: int) -> subprocess.Popen[str]:
+def _start_worker(inherited: tuple[int, ...]) -> subprocess.Popen[str]:
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "phalanx.data.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        pass_fds=(fd,),
+        pass_fds=inherited,
         start_new_session=True,  # Ctrl-C in the terminal is the parent's to answer
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )

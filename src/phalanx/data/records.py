@@ -6,7 +6,7 @@ data that holds checksums is not a weak one.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from phalanx.errors import DataError
 
@@ -38,19 +38,29 @@ def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
 
 
-def read_records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Where the data of each record begins, and the data; a damaged record is named."""
+class Record(NamedTuple):
+    """The data of one record, where it begins in the file, and whether its checksum fits."""
+
+    begin: int
+    data: bytes
+    intact: bool
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """All records of a file; raises DataError where it cannot be told where the next one begins."""
     size, place = path.stat().st_size, 0
     with path.open("rb") as file:
         for number in range(size):
             if place == size:
                 return
-            data = _read_record(file, size - place, f"{path}: record {number} at byte {place:,}")
-            yield place + HEAD, data
+            where = f"{path}: record {number} at byte {place:,}"
+            data, intact = _read_record(file, size - place, where)
+            yield Record(place + HEAD, data, intact)
             place += HEAD + len(data) + TAIL
 
 
-def _read_record(file: BinaryIO, left: int, where: str) -> bytes:
+def _read_record(file: BinaryIO, left: int, where: str) -> tuple[bytes, bool]:
+    """The data, and whether its checksum fits."""
     head = file.read(HEAD)
     length = int.from_bytes(head[:8], "little")
     # the length's own checksum first: a damaged length would look like a cut file
@@ -59,9 +69,7 @@ def _read_record(file: BinaryIO, left: int, where: str) -> bytes:
     if left < HEAD + length + TAIL:
         raise DataError(f"{where}: the shard is truncated there; fetch it again")
     data, tail = file.read(length), file.read(TAIL)
-    if int.from_bytes(tail, "little") != masked(crc32c(data)):
-        raise DataError(f"{where}: the checksum of its data does not fit; fetch the shard again")
-    return data
+    return data, int.from_bytes(tail, "little") == masked(crc32c(data))
 
 
 def write_record(file: BinaryIO, data: bytes) -> None:

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from phalanx.data.filing import (
     boxes_path,
@@ -14,8 +14,10 @@ from phalanx.data.filing import (
     write_folder,
     written_folder,
 )
+from phalanx.data.ledger import journal_path, part_path
+from phalanx.data.ledger import note_path as packed_note
 from phalanx.data.packed import packed_path
-from phalanx.data.packing import PackedForm, write_packed
+from phalanx.data.packing import PackedForm, write_packed, written_packed
 from phalanx.data.sample import Sample
 from phalanx.data.shards import PREFIX
 from phalanx.data.tarshards import METADATA, SHARD_IMAGES, write_tar, written_tar
@@ -116,11 +118,26 @@ def _write_tar(samples: Iterator[Sample], leg: Leg, start: int) -> None:
 # --- packed ---
 
 
-def _write_packed(samples: Iterator[Sample], leg: Leg, _start: int) -> None:
-    form = PackedForm(
-        encoding="raw" if leg.raw else "jpeg", short_side=leg.short_side, source=leg.fingerprint
+def _packed_form(leg: Leg) -> PackedForm:
+    encoding: Literal["jpeg", "raw"] = "raw" if leg.raw else "jpeg"
+    return PackedForm(encoding=encoding, short_side=leg.short_side, source=leg.fingerprint)
+
+
+def _written_packed(leg: Leg) -> int:
+    form = _packed_form(leg)
+    return written_packed(leg.out, leg.split, count=leg.count, classes=leg.classes, form=form)
+
+
+def _write_packed(samples: Iterator[Sample], leg: Leg, start: int) -> None:
+    write_packed(
+        samples,
+        leg.out,
+        leg.split,
+        count=leg.count,
+        classes=leg.classes,
+        form=_packed_form(leg),
+        start=start,
     )
-    write_packed(samples, leg.out, leg.split, count=leg.count, classes=leg.classes, form=form)
 
 
 # --- folder ---
@@ -170,9 +187,13 @@ TARGETS: dict[str, Target] = {
     "packed": Target(
         any_form=False,
         has_shards=False,
-        written=lambda _leg: 0,  # one file, whole or not there
+        written=_written_packed,
         is_whole=lambda leg: packed_path(leg.out, leg.split).is_file(),
         write=_write_packed,
-        files=lambda out, split: [packed_path(out, split)],
+        files=lambda out, split: [
+            place(out, split)
+            for place in (packed_note, journal_path, part_path, packed_path)
+            if place(out, split).exists()
+        ],
     ),
 }

@@ -1,7 +1,8 @@
 """ImageNet as TFRecord shards, train-00000-of-01024 and validation-00000-of-00128.
 
 Every checksum is verified when the index is built; training then reads each JPEG with one call,
-from the place it has inside its record.
+from the place it has inside its record. A record whose data is damaged is one bad image; a shard
+that is cut off, or damaged where it tells a length, has lost nobody knows how many, and is refused.
 """
 
 import re
@@ -20,8 +21,8 @@ from phalanx.data.example import (
     write_example,
 )
 from phalanx.data.index import Index
-from phalanx.data.indexed import IndexedSource
-from phalanx.data.records import read_records, write_record
+from phalanx.data.indexed import DAMAGED, IndexedSource
+from phalanx.data.records import HEAD, read_records, write_record
 from phalanx.data.sample import (
     Sample,
     counted,
@@ -94,8 +95,12 @@ def scan_shard(path: Path) -> Scan:
     """Where the images of one shard lie; every record is checked."""
     images: list[Found] = []
     titles: dict[int, str] = {}
-    for number, (begin, data) in enumerate(read_records(path)):
+    for number, (begin, data, intact) in enumerate(read_records(path)):
         where = f"{path}: record {number} at byte {begin:,}"
+        if not intact:  # one image is lost, and is named when it is its turn
+            name = f"record {number} at byte {begin - HEAD:,}"
+            images.append(Found(name=name, offset=begin, size=DAMAGED, label=0))
+            continue
         try:
             image, title = _find_image(data, begin, where)
         except ValueError as cause:

@@ -23,7 +23,7 @@ from phalanx.data.augment import (
     colour_jitter,
     random_erasing,
 )
-from phalanx.data.pixels import Image, Pixels, mirror, pixels_of, resize, sides_of
+from phalanx.data.pixels import Image, Pixels, mirror, pixels_of, resize, sides_of, top_of
 from phalanx.plan.draws import draw_uniform
 
 PADDING = 4
@@ -34,6 +34,7 @@ HUE_SHARE = 0.25  # of --color-jitter's strength: colours turn less than they br
 FIXED_COLUMNS = BOX_COLUMNS[: 2 + 2 * CROP_TRIES]  # of crops that look for no box
 PAD_COLUMNS: Columns = (("crop", 0), ("crop", 1), ("flip", 0))
 
+FloatPart = tuple[float, float, float, float]  # top, left, height, width
 Boxes = Sequence[Box | None] | None
 Train = Callable[[Sequence[Image], Sequence[Draws], NDArray[np.uint8], Boxes], None]
 Evaluate = Callable[[Image, Pixels], None]
@@ -89,14 +90,22 @@ def resized_crop(treatment: Treatment) -> Train:
     def train(
         images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
     ) -> None:
-        for row, (image, (flip, *place)) in enumerate(zip(images, draws, strict=True)):
+        for row, (image, numbers) in enumerate(zip(images, draws, strict=True)):
             box = boxes[row] if boxes is not None else None
-            part = box_crop(
-                *sides_of(image), box, place, scale=treatment.scale, ratio=treatment.ratio
-            )
-            out[row] = _maybe_mirror(cut(image, part, out.shape[1]), flip)
+            part, flip = choose_part(treatment, sides_of(image), box, numbers)
+            square = cut(image, part, out.shape[1])
+            out[row] = mirror(square) if flip else square
 
     return train
+
+
+def choose_part(
+    treatment: Treatment, sides: tuple[int, int], box: Box | None, draws: Draws
+) -> tuple[Part, bool]:
+    """The part of an image of these sides that a resized crop takes, and whether it is mirrored."""
+    flip, *place = draws
+    part = box_crop(*sides, box, place, scale=treatment.scale, ratio=treatment.ratio)
+    return part, flip < 0.5
 
 
 def choose_crop(height: int, width: int, draws: Draws) -> Part:
@@ -108,7 +117,7 @@ def cut(image: Image, part: Part, size: int) -> Pixels:
     """A part of an image as a square of that size; no more is decoded than that needs."""
     top, left, tall, wide = part
     height, width = sides_of(image)
-    pixels = pixels_of(image, scale=max(size / tall, size / wide))
+    pixels = top_of(image, top + tall, scale=max(size / tall, size / wide))
     down, across = pixels.shape[0] / height, pixels.shape[1] / width  # 1, or what was decoded
     top, bottom = round(top * down), max(round((top + tall) * down), round(top * down) + 1)
     left, right = round(left * across), max(round((left + wide) * across), round(left * across) + 1)
@@ -144,6 +153,14 @@ def centre_crop(share: float) -> Evaluate:
         out[:] = pixels[top : top + size, left : left + size]
 
     return evaluate
+
+
+def centre_part(height: int, width: int, size: int, *, share: float) -> FloatPart:
+    """The part of an image that `centre_crop` shows; its ends lie between pixels."""
+    scale = round(size / share) / min(height, width)
+    tall, wide = max(size, round(height * scale)), max(size, round(width * scale))
+    down, across = height / tall, width / wide
+    return (tall - size) // 2 * down, (wide - size) // 2 * across, size * down, size * across
 
 
 def _maybe_mirror(image: Pixels, flip: float) -> Pixels:

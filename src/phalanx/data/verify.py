@@ -54,6 +54,7 @@ class Verdict:
     groups: Groups  # by kind, images that are the same
     missing: list[str]  # a line for each class that a split does without
     manifest: str
+    fingerprints: dict[str, Any]  # by split, of what was looked at
 
     @property
     def totals(self) -> dict[str, int]:
@@ -141,6 +142,7 @@ def judge(root: Path, parts: list[Part], facts: list[Facts], *, groups: Groups) 
         groups=groups,
         missing=_missing_classes(parts[0].classes, counts),
         manifest=manifest_id(parts[0].classes, facts),
+        fingerprints={part.split: part.source.fingerprint() for part in parts},
     )
 
 

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from phalanx.data.batches import Findings, Reader, Recipe
+from phalanx.data.cache import open_caches
+from phalanx.data.shared import rows_in
 from phalanx.errors import UserError
 
 
@@ -29,10 +31,10 @@ class Worker:
         self.recipe = Recipe.from_json(start["recipe"])
         self.max_bad: int | None = start["max_bad"]
         self.readers: dict[str, Reader] = {}
-        size = self.recipe.image_size
-        shared = mmap.mmap(start["fd"], start["slots"] * start["rows"] * size * size * 3)
-        shape = (start["slots"], start["rows"], size, size, 3)
-        self.slots = np.frombuffer(shared, np.uint8).reshape(shape)
+        self.caches = open_caches(start["cache"]) if start["cache"] else {}
+        slots, slot_bytes = start["slots"]
+        shared = mmap.mmap(start["fd"], slots * slot_bytes)
+        self.slots = np.frombuffer(shared, np.uint8).reshape(slots, slot_bytes)
 
     def answer(self, task: dict[str, Any]) -> dict[str, Any]:
         """Fill the slot of one task; what comes back says what is in it."""
@@ -40,7 +42,7 @@ class Worker:
         found = reader.findings
         known_bad, known_notes = len(found.bad), len(found.notes)
         keys = np.array(task["keys"], np.int64)
-        rows = reader.fill(keys, self.slots[task["slot"]][: len(keys)])
+        rows = reader.fill(keys, rows_in(self.slots[task["slot"]], len(keys), task["size"]))
         return {
             "split": task["split"],
             "labels": rows.labels.tolist(),
@@ -52,7 +54,11 @@ class Worker:
     def _reader(self, split: Any) -> Reader:
         if split not in self.readers:
             self.readers[split] = Reader(
-                self.recipe, split, findings=Findings(), max_bad=self.max_bad
+                self.recipe,
+                split,
+                findings=Findings(),
+                max_bad=self.max_bad,
+                cache=self.caches.get(split),
             )
         return self.readers[split]
 

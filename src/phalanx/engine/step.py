@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phalanx.engine.mixing import NOTHING_MIXED, Mixed, Mixing, Target, mix_batch
 from phalanx.engine.state import TrainState
 from phalanx.models.chance import draw_chances
 from phalanx.optim.sgd import gradients_of, update
@@ -31,6 +32,7 @@ class StepRule:
     half: bool  # 16-bit compute, 32-bit weights
     seed: int = 0  # of what is dropped
     flip: bool = False  # score each image together with its mirror image
+    mixing: Mixing = NOTHING_MIXED
 
     def precision(self) -> AbstractContextManager[None]:
         """The context forward passes run in."""
@@ -46,6 +48,28 @@ def answer_to(model: nn.Module, images: Tensor, *, rule: StepRule) -> Tensor:
         if rule.flip:
             logits = (logits + model(images.flip(3)).float()) / 2
     return logits
+
+
+def mixed_as_told(batch: MicroBatch, rule: StepRule) -> Mixed:
+    """The images and targets of a training pass, mixed where the rule says so."""
+    if not rule.mixing.on:
+        return Mixed(batch.images, (Target(batch.labels),))
+    return mix_batch(
+        batch.images, batch.labels, first=batch.first, seed=rule.seed, mixing=rule.mixing
+    )
+
+
+def loss_of(logits: Tensor, targets: Sequence[Target], *, smoothing: float) -> Tensor:
+    """Cross-entropy summed over the images; of several labels each counts by its weight."""
+    if len(targets) == 1 and targets[0].weights is None:
+        labels = targets[0].labels
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    parts = [
+        F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none").mul(weights)
+        for labels, weights in targets
+        if weights is not None
+    ]
+    return torch.stack(parts).sum()
 
 
 def forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
@@ -74,14 +98,13 @@ def train_step(
     images = sum(len(batch.labels) for batch in passes)
     tallies = []
     for batch in passes:
-        logits, labels = forward(state.model, batch, rule=rule), batch.labels
+        shown, targets = mixed_as_told(batch, rule)
+        logits = forward(state.model, batch._replace(images=shown), rule=rule)
         # a sum divided by the step's images: the same gradient however the step is cut
-        loss = F.cross_entropy(
-            logits, labels, label_smoothing=rule.label_smoothing, reduction="sum"
-        )
+        loss = loss_of(logits, targets, smoothing=rule.label_smoothing)
         (loss / images).backward()
-        with torch.no_grad():
-            tallies.append(torch.stack([loss, (logits.argmax(1) == labels).sum()]))
+        with torch.no_grad():  # of mixed images, the label of the one that was there first
+            tallies.append(torch.stack([loss, (logits.argmax(1) == batch.labels).sum()]))
     norms = torch._foreach_norm(gradients_of(state.optimizer))
     grad_norm = torch.linalg.vector_norm(torch.stack(norms))
     update(state.optimizer, lr)

@@ -56,3 +56,38 @@ def draw_below(
         raise ValueError(f"a bound lies between 1 and 2**32, got {bound}")
     high = draw_bits(seed, name, positions, lane) >> np.uint64(32)
     return ((high * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+
+
+def draw_beta(
+    alpha: float, seed: int, name: str, positions: ArrayLike, lane: int = 0
+) -> NDArray[np.float64]:
+    """A number in [0, 1] of the distribution Beta(alpha, alpha) for each position."""
+    places = np.asarray(positions, np.int64)
+    flat = places.reshape(-1)
+    first, second = (_draw_log_gamma(alpha, seed, f"{name}-{lane}-{n}", flat) for n in (0, 1))
+    return (0.5 + 0.5 * np.tanh((first - second) / 2)).reshape(places.shape)
+
+
+def _draw_log_gamma(
+    alpha: float, seed: int, name: str, positions: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Logarithms of draws of Gamma(alpha), by Marsaglia and Tsang's method (2000).
+
+    The logarithm, because with a small alpha most draws are too small for a float.
+    """
+    depth = alpha + 1 - 1 / 3  # drawn for alpha + 1 and brought down: the method wants 1 or more
+    drawn = np.zeros(len(positions))
+    waiting = np.arange(len(positions))
+    lanes = 3
+    while waiting.size:
+        places = positions[waiting]
+        angle, radius, chance = (draw_uniform(seed, name, places, lanes + n) for n in range(3))
+        normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
+        cube = (1 + normal / np.sqrt(9 * depth)) ** 3
+        sound = np.where(cube > 0, cube, 1.0)
+        bound = 0.5 * normal**2 + depth * (1 - sound + np.log(sound))
+        taken = (cube > 0) & (np.log1p(-chance) < bound)
+        drawn[waiting[taken]] = np.log(depth * sound[taken])
+        waiting = waiting[~taken]
+        lanes += 3
+    return drawn + np.log1p(-draw_uniform(seed, name, positions)) / alpha

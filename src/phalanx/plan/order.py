@@ -26,6 +26,7 @@ class Order:
     global_batch: int
     seed: int
     drop_tail: bool = False  # leave out what does not fill a last whole batch of an epoch
+    repeats: int = 1  # times an image comes in a row; a walk through all takes as many epochs
 
     def __post_init__(self) -> None:
         if self.images < 1 or self.global_batch < 1:
@@ -49,7 +50,7 @@ class Order:
 
     def indices(self, positions: ArrayLike) -> NDArray[np.int64]:
         """The image at each position."""
-        places = np.asarray(positions, np.int64)
+        places = np.asarray(positions, np.int64) // self.repeats
         epochs, places = np.divmod(np.atleast_1d(places), self.images)
         keys = draw_bits(self.seed, "order", epochs)
         return permute(places, keys, size=self.images).reshape(np.shape(positions))

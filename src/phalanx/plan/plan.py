@@ -1,6 +1,7 @@
 """The Plan: every number derived from a Config, before anything runs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -13,7 +14,7 @@ from phalanx.plan.events import Every
 from phalanx.plan.machine import count_cores, resolve_device
 from phalanx.plan.model import check_variant, variant_of
 from phalanx.plan.schedule import lr_at
-from phalanx.units import parse_duration, parse_rate, parse_share
+from phalanx.units import Duration, parse_duration, parse_rate, parse_resolutions, parse_share
 
 LEAST_MAX_BAD = 10
 LEAST_VALID_BATCH = 250
@@ -46,6 +47,7 @@ class Plan:
     threads: int
     workers: int
     image_size: int
+    growth: tuple[tuple[int, int], ...]  # until which step training images have which size
     num_classes: int
     train_images: int
     valid_images: int
@@ -89,6 +91,7 @@ class Plan:
         plain = {name: value for name, value in asdict(self).items() if name not in events}
         plain["steps_per_epoch"] = float(self.steps_per_epoch)
         plain["epochs"] = self.epochs
+        plain["growth"] = ",".join(f"{size}:{end}st" for end, size in self.growth)
         plain["train_images_seen"] = self.total_steps * self.global_batch
         plain |= {f"{name}_points": event.count() for name, event in events.items()}
         return plain
@@ -108,9 +111,11 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
     global_batch = count_global_batch(config)
     steps_per_epoch = count_steps_per_epoch(config, data.train_images, global_batch)
     total = count_steps(config, steps_per_epoch)
-    warmup = parse_duration(config.optim.warmup_epoch).steps(
-        images=int(steps_per_epoch * global_batch), global_batch=global_batch, total_steps=total
-    )
+
+    def steps_of(length: Duration) -> int:
+        return length.steps(steps_per_epoch=steps_per_epoch, total_steps=total)
+
+    warmup = steps_of(parse_duration(config.optim.warmup_epoch))
     if warmup > total:
         raise ConfigError(
             f"--warmup-epoch: {config.optim.warmup_epoch} is {warmup} steps, "
@@ -129,6 +134,7 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
         **asdict(chosen),
         workers=choose_workers(config),
         image_size=image_size,
+        growth=plan_growth(config, image_size, steps_of),
         num_classes=data.classes,
         train_images=data.train_images,
         valid_images=data.valid_images,
@@ -185,6 +191,28 @@ def choose_image_size(config: Config) -> int:
     dataset = DATASETS[config.data.data]
     own = MODELS[config.model.model].image_size if dataset.any_size else dataset.image_size
     return config.data.image_size or own
+
+
+def plan_growth(
+    config: Config, image_size: int, steps_of: Callable[[Duration], int]
+) -> tuple[tuple[int, int], ...]:
+    """Until which step training images have which smaller size; empty where they never do."""
+    text = config.data.progressive_resolution
+    if text is None:
+        return ()
+    growth = tuple((steps_of(end), size) for size, end in parse_resolutions(text))
+    ends = [end for end, _ in growth]
+    if ends != sorted(set(ends)) or ends[0] == 0:
+        raise ConfigError(
+            f"--progressive-resolution {text}: ends at steps {ends}; each must come after the one "
+            "before it"
+        )
+    if any(size >= image_size for _, size in growth):
+        raise ConfigError(
+            f"--progressive-resolution {text}: wants sizes below --image-size {image_size}, "
+            "which the run ends with"
+        )
+    return growth
 
 
 def choose_workers(config: Config) -> int:

@@ -59,7 +59,8 @@ def headline(material: Material) -> str:
         f'<p class="muted">started {escape(created)} by '
         f"<code>{escape(str(facts.get('command', '')))}</code>{parent_note(facts)}</p>\n"
         f'<div class="tiles">{tiles}</div>\n'
-        f"<p>{escape(waiting_verdict(material.data_wait))}</p>\n{bad_images_note(material)}</header>"
+        f"<p>{escape(waiting_verdict(material.data_wait))}</p>\n{input_note(material)}"
+        f"{bad_images_note(material)}</header>"
     )
 
 
@@ -127,6 +128,20 @@ def waiting_verdict(wait: float | None) -> str:
         f"The data held training up: it waited {share} of the time. "
         "More --workers or a faster disk would help."
     )
+
+
+def input_note(material: Material) -> str:
+    """How fast images came, what the model could have eaten, and what would help."""
+    found = material.summary.input if material.summary else None
+    if found is None:
+        return ""
+    rates = "".join(
+        f"<li>{escape(stage)}: {format_count(rate)} images/s</li>"
+        for stage, rate in found.stages.items()
+    )
+    stages = f"<details><summary>one core, each stage alone</summary><ul>{rates}</ul></details>"
+    verdict = f"<p>Input: {escape(found.verdict)}.</p>\n"
+    return verdict + (f"{stages}\n" if rates else "")
 
 
 def bad_images_note(material: Material) -> str:

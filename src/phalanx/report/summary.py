@@ -20,6 +20,16 @@ class Best:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InputNote:
+    """How fast images came and could have been taken, a second."""
+
+    verdict: str
+    come: float
+    eaten: float
+    stages: dict[str, float]  # on one core, each alone
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What came out of a run. None stands for what was not measured."""
 
@@ -37,6 +47,7 @@ class Summary:
     checkpoint: str | None  # relative to the run folder
     bad_images: tuple[str, ...]  # each by name, with what is wrong with it
     finished: bool
+    input: InputNote | None = None
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
@@ -47,20 +58,23 @@ def write_summary(folder: Path, summary: Summary) -> None:
 def read_summary(folder: Path) -> Summary:
     """The summary of a run; a CheckpointError where it is missing or not ours."""
     path = folder / NAME
-    values = read_json_object(path)
+    values = {"input": None, **read_json_object(path)}  # written without it until November 2026
     refuse_other_keys(path, values, kind=Summary)
-    best, interval = values["best"], values["interval95"]
+    best, interval, note = values["best"], values["interval95"], values["input"]
     if best is not None:
         refuse_other_keys(path, best, kind=Best)
+    if note is not None:
+        refuse_other_keys(path, note, kind=InputNote)
     changes = {
         "best": None if best is None else Best(**best),
         "interval95": None if interval is None else tuple(interval),
         "bad_images": tuple(values["bad_images"]),
+        "input": None if note is None else InputNote(**note),
     }
     return Summary(**{**values, **changes})
 
 
-def refuse_other_keys(path: Path, values: Any, *, kind: type[Summary] | type[Best]) -> None:
+def refuse_other_keys(path: Path, values: Any, *, kind: type[Summary | Best | InputNote]) -> None:
     """Raise where keys are missing or unknown."""
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: is damaged, {values!r} is no {kind.__name__.lower()}")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.verify import MISSING, NOTES, Place, Verdict, count_wrong
-from phalanx.disk import write_atomically
+from phalanx.disk import out_errors, write_atomically
 from phalanx.report.markup import note, section, table
 from phalanx.report.page_style import STYLE
 from phalanx.units import format_count
@@ -25,8 +25,10 @@ Look = Callable[[str, int], Pixels | None]  # the picture of a split's number, w
 
 def write_verify_page(path: Path, verdict: Verdict, look: Look) -> None:
     """Write the page; `look` gives the pictures."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, render_page(verdict, look))
+    page = render_page(verdict, look)
+    with out_errors(path, "then run the same command again"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, page)
 
 
 def render_page(verdict: Verdict, look: Look) -> str:

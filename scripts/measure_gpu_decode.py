@@ -1,0 +1,204 @@
+"""Images/s of JPEGs decoded, cut and normalised on the GPU, and how far their pixels are off.
+
+    python scripts/measure_gpu_decode.py DIR [--batch-size 256] [--seconds 5] [--size 224]
+
+DIR holds a set of photographs in any form, packed or a folder. Prints the rate of the decoder alone
+and of cutting alone, both from memory, then of whole batches into device memory by 1, 2 and 3
+threads, which fill alternate batches each on a stream of its own; last the mean difference of
+training and scoring pixels to the CPU's. With --device cpu the CPU decodes: to try the script out.
+"""
+
+import argparse
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.data.batches import Findings, Reader, Recipe
+from phalanx.data.detect import detect_one
+from phalanx.data.device import Normaliser
+from phalanx.data.gpu_jpeg import Decode, GpuDecoder, NvJpeg, gpu_decode_problem, suits_gpu
+from phalanx.data.pixels import decode
+from phalanx.data.pool import Wish
+from phalanx.data.sources import Split
+from phalanx.data.transforms import Treatment, choose_part
+from phalanx.kernels.cut import cut_batch
+from phalanx.plan.order import Order
+
+THREADS = (1, 2, 3)
+WARM_UP = 3  # batches of each thread that do not count
+COMPARED = 4  # batches whose pixels are compared
+
+
+def decode_here(files: list[bytes]) -> list[Tensor]:
+    """The CPU in the GPU decoder's place."""
+    return [torch.from_numpy(decode(file, "image")).permute(2, 0, 1) for file in files]
+
+
+def make_recipe(words: argparse.Namespace) -> Recipe:
+    """The training of a set of photographs."""
+    found = detect_one(words.dir)
+    recipe = Recipe(
+        data=found.data,
+        data_dir=str(found.folder),
+        image_size=words.size,
+        treatment=Treatment(augment="resized-crop"),
+        seed=0,
+    )
+    images = len(recipe.open("train"))
+    return replace(recipe, order=Order(images=images, global_batch=words.batch_size, seed=0))
+
+
+class Bench:
+    """What the measurements share: the images, the device and how long each takes."""
+
+    def __init__(self, words: argparse.Namespace):
+        self.recipe, self.device = make_recipe(words), torch.device(words.device)
+        self.seconds, self.batch = words.seconds, words.batch_size
+        self.on_gpu = self.device.type == "cuda"
+        self.make_decode: Callable[[], Decode] = lambda: (
+            NvJpeg(self.device) if self.on_gpu else decode_here
+        )
+        dataset = DATASETS[self.recipe.data]
+        self.normaliser = Normaliser(dataset.mean, dataset.std, device=self.device)
+
+    def reader(self, split: Split = "train") -> Reader:
+        """A reader of its own for each thread."""
+        return Reader(self.recipe, split, findings=Findings(), max_bad=None)
+
+    def wait(self) -> None:
+        """Until the device has done everything: here the clock is read."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def rate(self, work: Callable[[], object]) -> float:
+        """Images/s of a function that handles a batch."""
+        for _ in range(WARM_UP):
+            work()
+        self.wait()
+        begin, batches = perf_counter(), 0
+        while perf_counter() - begin < self.seconds:
+            work()
+            batches += 1
+        self.wait()
+        return batches * self.batch / (perf_counter() - begin)
+
+    def parts_alone(self) -> dict[str, float]:
+        """The rates of decoding and of cutting one batch over and over."""
+        reader, order = self.reader(), self.recipe.order
+        assert order is not None
+        indices, draws = reader.look_up(order.positions(0))
+        opened = [reader.try_open(index) for index in indices.tolist()]
+        usable = [image for image in opened if suits_gpu(image)]  # type: ignore[arg-type]
+        usable = (usable * self.batch)[: self.batch]
+        if not usable:
+            return {}
+        choices = [
+            choose_part(self.recipe.treatment, (image.height, image.width), None, numbers)
+            for image, numbers in zip(usable, draws, strict=True)
+        ]
+        parts, flips = zip(*choices, strict=True)
+        files, decoder = [image.data for image in usable], self.make_decode()
+        tensors, size = decoder(files), self.recipe.image_size
+        return {
+            "decode alone": self.rate(lambda: decoder(files)),
+            "cut alone": self.rate(lambda: cut_batch(tensors, parts, flips, size=size)),
+        }
+
+    def together(self, threads: int) -> tuple[float, int]:
+        """Images/s of whole batches by so many threads, and calls that the decoder refused."""
+        decoders = [
+            GpuDecoder(self.reader(), self.device, decode=self.make_decode())
+            for _ in range(threads)
+        ]
+        streams = [torch.cuda.Stream(self.device) if self.on_gpu else None for _ in decoders]
+
+        def work(own: int, until: float) -> int:
+            with torch.cuda.stream(streams[own]) if self.on_gpu else nullcontext():
+                steps = range(own, WARM_UP * threads, threads) if not until else count(own, threads)
+                for done, step in enumerate(steps):
+                    if until and perf_counter() > until:
+                        return done
+                    self.fill(decoders[own], step)
+            return 0
+
+        # one executor for each: what a thread has set up in the first round serves the second
+        crew = [ThreadPoolExecutor(1) for _ in decoders]
+        list(map(Future.result, [one.submit(work, own, 0.0) for own, one in enumerate(crew)]))
+        self.wait()
+        begin = perf_counter()
+        until = begin + self.seconds
+        coming = [one.submit(work, own, until) for own, one in enumerate(crew)]
+        batches = sum(map(Future.result, coming))
+        self.wait()
+        rate = batches * self.batch / (perf_counter() - begin)
+        for decoder, one in zip(decoders, crew, strict=True):
+            one.shutdown()
+            decoder.close()
+        return rate, sum(decoder.refused for decoder in decoders)
+
+    def fill(self, decoder: GpuDecoder, step: int) -> Tensor:
+        """One normalised batch."""
+        order = self.recipe.order
+        assert order is not None
+        batch = decoder.fill(decoder.prepare(Wish(order.positions(step), self.recipe.image_size)))
+        if batch.ready is not None:
+            batch.ready.wait()
+        return self.normaliser.images(batch.pixels)
+
+    def difference(self, split: Split) -> tuple[float, float]:
+        """How far pixels are from the host's, in 255ths: the mean, and the worst image's."""
+        reader, size, order = self.reader(split), self.recipe.image_size, self.recipe.order
+        assert order is not None
+        decoder = GpuDecoder(self.reader(split), self.device, decode=self.make_decode())
+        apart = []
+        for step in range(COMPARED):
+            keys = order.positions(step)
+            keys = keys if split == "train" else keys % len(reader.source)
+            expected = np.empty((len(keys), size, size, 3), np.uint8)
+            known = reader.fill(keys, expected)
+            batch = decoder.fill(decoder.prepare(Wish(keys, size)))
+            if batch.ready is not None:
+                batch.ready.synchronize()
+            assert (batch.indices == known.indices).all()
+            difference = np.abs(batch.pixels.cpu().numpy().astype(np.int16) - expected)
+            apart.append(difference.mean(axis=(1, 2, 3)))
+        decoder.close()
+        return float(np.mean(apart)), float(np.max(apart))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dir", type=Path)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--device", default="cuda")
+    words = parser.parse_args()
+    problem = gpu_decode_problem(torch.device(words.device))
+    if problem and words.device != "cpu":
+        parser.error(problem)
+    bench = Bench(words)
+    for what, rate in bench.parts_alone().items():
+        print(f"{what:<24}{rate:>10,.0f} images/s", flush=True)
+    for threads in THREADS:
+        rate, refused = bench.together(threads)
+        more = f", {refused} calls refused" if refused else ""
+        print(f"together, {threads} thread(s){rate:>13,.0f} images/s{more}", flush=True)
+    splits: tuple[Split, ...] = ("train", "valid")
+    for split in splits:
+        mean, worst = bench.difference(split)
+        print(f"{split}: pixels {mean:.2f} of 255 from the CPU's, {worst:.2f} at most")
+
+
+if __name__ == "__main__":
+    main()

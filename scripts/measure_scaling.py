@@ -1,0 +1,149 @@
+"""What several workers reach, next to what the machine itself allows.
+
+    python scripts/measure_scaling.py DIR [--model resnet50] [--batch-size 256] [--seconds 5]
+
+For 1, 2, 4 ... workers, up to the cores of the machine, in images/s:
+bare: so many processes that decode and crop images of DIR into memory of their own, and no parent;
+loader: the batches of a Loader with so many workers, thrown away;
+device: the same as training takes them, copied to the device and normalised.
+The machine's own ceiling is the first column: shared caches, clocks and hyper-threads lower it too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from phalanx.data.batches import Findings, Reader, Recipe
+from phalanx.plan.machine import count_cores
+
+ROWS = 16  # that a process fills in one go, as the Loader's do
+APART = 1 << 20  # positions of the stream between one bare process and the next
+WARM_UP = 4  # steps
+OPTIONS = {"model": "resnet50", "image-size": "", "batch-size": "256"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Rates(NamedTuple):
+    """Images a second of so many workers."""
+
+    workers: int
+    bare: float
+    loader: float
+    device: float
+
+
+def fill_alone(first: int, seconds: float) -> None:
+    """Be a bare process: get ready, wait for the word, fill, and tell the rate."""
+    recipe = Recipe.from_json(json.loads(sys.stdin.readline()))
+    reader = Reader(recipe, "train", findings=Findings(), max_bad=None)
+    out = np.empty((ROWS, recipe.image_size, recipe.image_size, 3), np.uint8)
+    groups = iter(range(first, first + APART, ROWS))
+    reader.fill(np.arange(next(groups), first + ROWS), out)
+    print("ready", flush=True)
+    sys.stdin.readline()  # all begin together
+    begin, images = perf_counter(), 0
+    while perf_counter() - begin < seconds:
+        start = next(groups)
+        reader.fill(np.arange(start, start + ROWS), out)
+        images += ROWS
+    print(images / (perf_counter() - begin))
+
+
+def rate_bare(recipe: Recipe, workers: int, seconds: float) -> float:
+    """What so many bare processes fill, all at the same time."""
+    command = [sys.executable, __file__, "-", "--seconds", str(seconds), "--first"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(number * APART)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **ONE_THREAD},
+        )
+        for number in range(workers)
+    ]
+    start = json.dumps(recipe.to_json())
+    for line in (start, "go"):  # the second when every process has answered the first
+        for process in processes:
+            process.stdin.write(line + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        answers = [process.stdout.readline() for process in processes]  # type: ignore[union-attr]
+    for process in processes:
+        process.communicate()
+    return sum(map(float, answers))
+
+
+def rate_of(steps: Iterator[Any], images: int, seconds: float, settle: Callable[[], None]) -> float:
+    """Images a second of a walk, its first steps aside; `settle` waits for the device."""
+    for _ in range(WARM_UP):
+        next(steps)
+    settle()
+    begin, done = perf_counter(), 0
+    while perf_counter() - begin < seconds:
+        next(steps)
+        done += images
+    settle()
+    return done / (perf_counter() - begin)
+
+
+def measure(words: argparse.Namespace) -> Iterator[Rates]:
+    """One row for each number of workers."""
+    from phalanx.assemble.build import prepare_torch  # torch: bare processes do without
+    from phalanx.assemble.feed import normaliser_of, open_feed
+    from phalanx.assemble.infer import read_with_data
+    from phalanx.assemble.view import plan_of, preprocessing_of, recipe_of
+    from phalanx.bench.feeding import synchronise
+    from phalanx.data.loader import Loader
+
+    given = {name: getattr(words, name.replace("-", "_")) for name in OPTIONS}
+    options = {name: value for name, value in given.items() if value}
+    settings = read_with_data(None, {**options, "data-dir": words.dir})
+    plan, config = replace(plan_of(settings)[0], total_steps=10**6), settings.config
+    recipe, device, seconds = recipe_of(config, plan), prepare_torch(plan), words.seconds
+    normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
+    images, cores = plan.global_batch, count_cores()
+    for workers in sorted({*(2**k for k in range(cores.bit_length())), cores}):
+        bare = rate_bare(recipe, workers, seconds)
+        with Loader(recipe, workers=workers) as loader:
+            steps = loader.steps_from(0, plan.total_steps, micro_batch=images)
+            loaded = rate_of(steps, images, seconds, lambda: None)
+        with open_feed(recipe, replace(plan, workers=workers), normaliser, config) as feed:
+            moved = rate_of(feed.batches_from(0), images, seconds, lambda: synchronise(device))
+        yield Rates(workers, bare, loaded, moved)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dir")
+    for option, usual in OPTIONS.items():
+        parser.add_argument(f"--{option}", default=usual)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.first is not None:
+        return fill_alone(words.first, words.seconds)
+    print("in parentheses: of as many times one\n")
+    print("| workers | bare | loader | device | loader / bare | device / bare |")
+    print("|---:|---:|---:|---:|---:|---:|", flush=True)
+    one = None
+    for row in measure(words):
+        one = one or row
+        cells = [
+            f"{rate:,.0f} ({rate / first / row.workers:.2f})"
+            for rate, first in zip(row[1:], one[1:], strict=True)
+        ]
+        cells += [f"{row.loader / row.bare:.2f}", f"{row.device / row.bare:.2f}"]
+        print(f"| {row.workers} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""One set of photographs in every form: the same order, the same pixels, the same score.
+
+python scripts/show_formats.py FOLDER --out DIR [--image-size 48] [--epochs-fed 10]
+
+FOLDER holds train/CLASS and validation/CLASS. Each form is built from it by `phalanx data build`
+(parquet, which is only read, is written here when pyarrow is installed) and trained on for one
+epoch by `phalanx train`, with all images and the same options. The second table tells what the
+reading processes hold in memory while ten epochs are fed.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from phalanx.data.batches import Batch, Recipe
+from phalanx.data.detect import detect_one
+from phalanx.data.folder import find_split
+from phalanx.data.loader import Loader
+from phalanx.data.origin import SPLITS, Part, find_parts, read_sample
+from phalanx.data.transforms import Treatment
+from phalanx.plan.order import Order
+from phalanx.units import format_bytes
+
+BUILT = {
+    "folder": ("--to", "folder"),
+    "tar": ("--to", "tar"),
+    "tfrecord": ("--to", "tfrecord", "--shards", "16"),
+    "packed": ("--to", "packed"),
+    "packed, raw": ("--to", "packed", "--raw"),
+}
+BATCH = 59  # 3,068 images are 52 steps of it: an epoch takes every image once
+SAMPLED_STEPS = 8
+WORKERS = 2
+ROW_GROUP = 16  # rows; to read an image of a parquet file is to read its group
+PARQUET_NAMES = {"train": "train", "valid": "validation"}
+COLUMNS = (
+    *("form", "disk", "built in", "images", "encoded anew", "files the same", "order the same"),
+    *("pixels differ by", "top-1", "weights_sha256"),
+)
+
+
+@dataclass(kw_only=True)
+class Row:
+    """What is known of one form."""
+
+    form: str
+    folder: Path
+    build_s: float = 0.0
+    encoded: int = 0
+
+
+def phalanx(*words: object) -> str:
+    """What a command prints; raises when it fails."""
+    line = [sys.executable, "-m", "phalanx", *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(line)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def build_all(source: Path, out: Path) -> Iterator[Row]:
+    """The source, and each form that is built from it."""
+    yield Row(form="source", folder=source)
+    for form, words in BUILT.items():
+        folder = out / form.replace(", ", "-")
+        facts = json.loads(phalanx("data", "build", source, *words, "--out", folder, "--json"))
+        encoded = sum(split["encoded"] for split in facts["splits"].values())
+        yield Row(form=form, folder=folder, build_s=facts["elapsed_s"], encoded=encoded)
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        print("without parquet: pyarrow is not installed")
+        return
+    begin = perf_counter()
+    write_parquet(source, out / "parquet")
+    yield Row(form="parquet", folder=out / "parquet", build_s=perf_counter() - begin)
+
+
+def write_parquet(source: Path, out: Path) -> None:
+    """The images byte for byte in parquet files, as Hugging Face lays them out."""
+    import pyarrow
+    import pyarrow.parquet
+
+    out.mkdir(parents=True, exist_ok=True)
+    for part in find_parts(source):
+        samples = [read_sample(part.source, number) for number in range(part.images)]
+        images = [{"bytes": sample.data, "path": sample.name} for sample in samples]
+        table = pyarrow.table({"image": images, "label": [sample.label for sample in samples]})
+        features = {"label": {"names": part.classes, "_type": "ClassLabel"}}
+        facts = json.dumps({"info": {"features": features}}).encode()
+        pyarrow.parquet.write_table(
+            table.replace_schema_metadata({b"huggingface": facts}),
+            out / f"{PARQUET_NAMES[part.split]}-00000-of-00001.parquet",
+            row_group_size=ROW_GROUP,
+        )
+
+
+def disk_bytes(row: Row) -> int:
+    """What the images take on the disk; of the source, the two splits that are converted."""
+    splits = [find_split(row.folder, split) for split in SPLITS] if row.form == "source" else []
+    places = [place for place in splits if place is not None] or [row.folder]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    return sum(512 * path.stat().st_blocks for path in files if path.parent.name != ".phalanx")
+
+
+# --- the same order, the same pixels ---
+
+
+def digests(parts: list[Part]) -> list[tuple[int, str]]:
+    """The label of each image of both splits and the sha256 of its file, in index order."""
+    found = []
+    for part in parts:
+        for number in range(part.images):
+            sample = read_sample(part.source, number)
+            found.append((sample.label, hashlib.sha256(sample.data).hexdigest()))
+    return found
+
+
+def make_recipe(folder: Path, image_size: int) -> Recipe:
+    """Batches as training gets them."""
+    found = detect_one(folder)
+    train = find_parts(folder)[0]
+    return Recipe(
+        data=found.data,
+        data_dir=str(found.folder),
+        image_size=image_size,
+        treatment=Treatment(augment="resized-crop"),
+        seed=0,
+        order=Order(images=train.images, global_batch=min(BATCH, train.images), seed=0),
+    )
+
+
+def sample_batches(recipe: Recipe) -> list[Batch]:
+    """The batches of the first training steps, and all of validation."""
+    assert recipe.order is not None
+    batch = recipe.order.global_batch
+    with Loader(recipe, workers=WORKERS) as loader:
+        steps = [step for [step] in loader.steps_from(0, SAMPLED_STEPS, micro_batch=batch)]
+        return [*steps, *loader.evaluation(batch)]
+
+
+def same_order(batches: list[Batch], wanted: list[Batch]) -> bool:
+    """Whether all batches hold images of the same numbers and labels."""
+    return all(
+        np.array_equal(mine.indices, its.indices) and np.array_equal(mine.labels, its.labels)
+        for mine, its in zip(batches, wanted, strict=True)
+    )
+
+
+def largest_difference(batches: list[Batch], wanted: list[Batch]) -> int:
+    """How far apart two pixels at one place are at most, of 255."""
+    return max(
+        int(np.abs(mine.pixels.astype(np.int16) - its.pixels).max())
+        for mine, its in zip(batches, wanted, strict=True)
+    )
+
+
+def train(row: Row, run: Path, image_size: int) -> dict[str, object]:
+    """The summary of one epoch."""
+    words = ["--model", "resnet8", "--image-size", image_size, "--batch-size", BATCH]
+    words += ["--epochs", 1, "--warmup-epoch", 0, "--device", "cpu", "--workers", WORKERS]
+    phalanx("train", "--data-dir", row.folder, *words, "--run-dir", run)
+    summary: dict[str, object] = json.loads((run / "summary.json").read_bytes())
+    return summary
+
+
+# --- memory ---
+
+
+def resident_mib() -> float:
+    """What this process and its workers hold in memory."""
+    own = os.getpid()
+    children = Path(f"/proc/{own}/task/{own}/children").read_text(encoding="utf-8").split()
+    total = 0
+    for pid in (own, *children):
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    return total / 1024
+
+
+def feed(recipe: Recipe, epochs: int) -> list[float]:
+    """The resident size after each epoch of batches, training and validation."""
+    assert recipe.order is not None
+    batch, sizes = recipe.order.global_batch, []
+    steps = recipe.order.images // batch
+    with Loader(recipe, workers=WORKERS) as loader:
+        for epoch in range(epochs):
+            for _ in loader.steps_from(epoch * steps, (epoch + 1) * steps, micro_batch=batch):
+                pass
+            for _ in loader.evaluation(batch):
+                pass
+            sizes.append(resident_mib())
+    return sizes
+
+
+# --- the tables ---
+
+
+def show_forms(rows: list[Row], out: Path, image_size: int) -> None:
+    """The first table, a line as soon as it is known."""
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    files: list[tuple[int, str]] = []
+    batches: list[Batch] = []
+    for row in rows:
+        mine = digests(find_parts(row.folder))
+        sampled = sample_batches(make_recipe(row.folder, image_size))
+        files, batches = files or mine, batches or sampled
+        labels = [label for label, _ in mine] == [label for label, _ in files]
+        order = labels and same_order(sampled, batches)
+        same = sum(own == its for own, its in zip(mine, files, strict=True))
+        summary = train(row, out / "runs" / row.form.replace(", ", "-"), image_size)
+        built = f"{row.build_s:.1f} s" if row.build_s else ""
+        print(
+            f"| {row.form} | {format_bytes(disk_bytes(row))} | {built} | {len(mine):,} | "
+            f"{row.encoded:,} | {same:,} | {'yes' if order else 'NO'} | "
+            f"{largest_difference(sampled, batches)} | {summary['top1']:.4%} | "
+            f"`{str(summary['weights_sha256'])[:16]}` |",
+            flush=True,
+        )
+
+
+def show_memory(rows: list[Row], image_size: int, epochs: int) -> None:
+    """The second table."""
+    print(f"\nMiB of this process and {WORKERS} workers, after an epoch")
+    print("| form | 1 | 2 | middle | last | last over 2 |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for row in rows:
+        sizes = feed(make_recipe(row.folder, image_size), epochs)
+        first, second, middle, last = sizes[0], sizes[1], sizes[epochs // 2], sizes[-1]
+        print(
+            f"| {row.form} | {first:.1f} | {second:.1f} | {middle:.1f} | {last:.1f} | "
+            f"{last / second - 1:+.1%} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Build, train, compare, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--image-size", type=int, default=48)
+    parser.add_argument("--epochs-fed", type=int, default=10)
+    args = parser.parse_args()
+    rows = list(build_all(args.folder, args.out))
+    show_forms(rows, args.out, args.image_size)
+    if args.epochs_fed > 1:
+        show_memory(rows, args.image_size, args.epochs_fed)
+
+
+if __name__ == "__main__":
+    main()

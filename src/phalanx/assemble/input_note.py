@@ -1,0 +1,43 @@
+"""What a finished run knows of its input: how fast images came, and who waited for whom."""
+
+from phalanx.assemble.feed import Feed, LoadedFeed
+from phalanx.assemble.prepare import Prepared
+from phalanx.data.stages import Rate, judge_feeding, time_stages
+from phalanx.engine.state import Clock
+from phalanx.report.summary import InputNote
+
+SECONDS, SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
+KEPT_UP = 0.02  # waits of less than this share of the time are no limit
+
+
+def describe_input(feed: Feed, clock: Clock, prepared: Prepared) -> InputNote | None:
+    """The verdict of `phalanx data bench`, from what training measured and a glance at the stages.
+
+    Where training did not wait, what could have come is worked out from one core's rate.
+    """
+    seen, wait = clock.images_per_second, clock.data_wait
+    if seen is None or wait is None or not isinstance(feed, LoadedFeed):
+        return None
+    eaten = seen / max(1 - wait, 1e-6)
+    if feed.loader.on_device:
+        return InputNote(
+            verdict="the images are made on the device itself", come=seen, eaten=eaten, stages={}
+        )
+    stages = list(time_stages(feed.loader.reader("train"), SECONDS, SAMPLES))
+    if not stages:  # none of the samples could be read
+        return None
+    come = seen
+    if wait < KEPT_UP:
+        come = max(eaten, one_core(stages) * max(prepared.plan.workers, 1))
+    return InputNote(
+        verdict=judge_feeding(come, eaten, model=prepared.config.model.model, stages=stages),
+        come=come,
+        eaten=eaten,
+        stages={rate.stage: rate.images_per_second for rate in stages},
+    )
+
+
+def one_core(stages: list[Rate]) -> float:
+    """Images a second that one core reads and makes ready."""
+    rates = {rate.stage: rate.images_per_second for rate in stages}
+    return 1 / (1 / rates["read"] + 1 / rates["both"])

@@ -1,0 +1,130 @@
+"""Combinations of sound options that cannot run together, each told with the way out."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.catalog.variant import OwnVariant
+from phalanx.config.schema import OPTIONS, Config
+from phalanx.config.text import Given
+
+Layer = Mapping[str, Given]
+
+
+def has_option(family: str, name: str) -> bool:
+    """Whether models of a family have an option; a plugin's own network has none of a network."""
+    option = OPTIONS[name]
+    if family == OwnVariant.family and option.section == "model":
+        return name in ("model", "init-weights", "reset-head")
+    return option.family in ("", family)
+
+
+def family_of(model: Any) -> str:
+    """The family of a model, in any spelling; empty where there is no such model."""
+    found = MODELS.get(OLD_NAMES.get(model, model))
+    return found.family if found else ""
+
+
+def where(name: str, merged: Layer) -> str:
+    """Where an option was said, or what it is called."""
+    return merged[name].where if name in merged else f"--{name}"
+
+
+def of_another_family(config: Config, merged: Layer) -> Iterator[str]:
+    """Options that the model does not have."""
+    for name, given in merged.items():
+        unknown = not has_option(family_of(config.model.model), name)
+        if unknown and given.value != OPTIONS[name].default:
+            yield (
+                f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, "
+                f"{config.model.model} is none; leave it away"
+            )
+
+
+def head_without_weights(config: Config, merged: Layer) -> Iterator[str]:
+    """A head that cannot be reset."""
+    if config.model.reset_head and config.model.init_weights is None:
+        yield (
+            f"{where('reset-head', merged)}: there is no head to reset; "
+            "name the weights to begin with: --init-weights FILE"
+        )
+
+
+def folder_for_nothing(config: Config, merged: Layer) -> Iterator[str]:
+    """A folder for data that reads none."""
+    if not DATASETS[config.data.data].needs_folder and config.data.data_dir is not None:
+        folders = ", ".join(name for name, facts in DATASETS.items() if facts.needs_folder)
+        yield (
+            f"{where('data-dir', merged)}: {config.data.data} reads no folder; "
+            f"say what lies there with --data ({folders})"
+        )
+
+
+def floats_as_bytes(config: Config, merged: Layer) -> Iterator[str]:
+    """Images that were normalised are floats."""
+    if config.data.eight_bit_io and config.data.normalization_location == "host":
+        yield (
+            f"{where('eight-bit-io', merged)}: images normalised on the host are floats and cannot "
+            "travel as bytes; use --normalization-location device, or --eight-bit-io false"
+        )
+
+
+def boxes_that_contradict(config: Config, merged: Layer) -> Iterator[str]:
+    """Cutmix in two ways at once, or with its ends exchanged."""
+    low, high = config.augment.cutmix_lambda_low, config.augment.cutmix_lambda_high
+    if low > high:
+        yield (
+            f"{where('cutmix-lambda-low', merged)}: {low:g} is above --cutmix-lambda-high "
+            f"{high:g}; exchange them"
+        )
+    if high > 0 and config.augment.cutmix_lambda < 1:
+        yield (
+            f"{where('cutmix-lambda', merged)}: --cutmix-lambda-high draws the boxes another way; "
+            "give one of the two"
+        )
+
+
+def too_few_to_mix(config: Config, merged: Layer) -> Iterator[str]:
+    """Micro-batches in which an image would be its own partner."""
+    augment, images = config.augment, config.data.batch_size
+    boxes = augment.cutmix_lambda_high > 0 or augment.cutmix_lambda < 1
+    blends = augment.mixup_alpha > 0
+    least = {(True, True): 4, (False, True): 3, (True, False): 2}.get((blends, boxes), 1)
+    if images < least:
+        what = " and ".join(name for name, on in (("mixup", blends), ("cutmix", boxes)) if on)
+        yield (
+            f"{where('batch-size', merged)}: {what} takes partners from the same micro-batch and "
+            f"wants {least} images or more, got {images}"
+        )
+
+
+def work_for_the_host(config: Config, merged: Layer) -> Iterator[str]:
+    """What cannot be done where images are decoded on the GPU."""
+    if not config.data.gpu_decode:
+        return
+    told = where("gpu-decode", merged)
+    for name in ("color-jitter", "auto-augment", "random-erasing"):
+        value = getattr(config.augment, name.replace("-", "_"))
+        if value not in (0, "none"):
+            yield f"{told}: --{name} is done on the host; leave one of the two away"
+    if config.data.normalization_location == "host":
+        yield f"{told}: normalises on the device; leave --normalization-location host away"
+    if DATASETS[config.data.data].augment != "resized-crop":
+        yield f"{told}: {config.data.data} holds no JPEG photographs; leave it away"
+
+
+RULES: tuple[Callable[[Config, Layer], Iterator[str]], ...] = (
+    of_another_family,
+    head_without_weights,
+    folder_for_nothing,
+    floats_as_bytes,
+    boxes_that_contradict,
+    too_few_to_mix,
+    work_for_the_host,
+)
+
+
+def impossible(config: Config, merged: Layer) -> list[str]:
+    """Everything that cannot run together."""
+    return [problem for rule in RULES for problem in rule(config, merged)]

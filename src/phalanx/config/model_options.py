@@ -1,0 +1,100 @@
+"""Options of the network."""
+
+from typing import ClassVar, Literal
+
+from phalanx.config.fields import (
+    ModelName,
+    Section,
+    option,
+)
+
+
+class ModelConfig(Section):
+    """Model: which network, and how it differs from its published form."""
+
+    model: ModelName = option(
+        "resnet8", "Which model, such as resnet50 or efficientnet_b0; `phalanx models ls` has all."
+    )
+    norm_type: Literal["batch", "group", "none"] = option(
+        "batch", "What normalises activations: batch, group or none."
+    )
+    norm_num_groups: int = option(
+        32, "Groups of group norm; must divide every layer's channels.", low=1, high=4096
+    )
+    batchnorm_momentum: float = option(
+        0.1, "Share of each new batch in batch norm's running statistics.", low=0, high=1
+    )
+    norm_eps: float = option(
+        1e-5, "Added to the variance; TensorFlow's EfficientNet has 1e-3.", low=1e-12, high=1
+    )
+    full_precision_norm: bool = option(False, "Compute norms in 32 bits, whatever the precision.")
+    disable_stable_batchnorm: bool = option(
+        False, "Take batch norm's variance from one pass: one read less, fewer sound digits."
+    )
+    enable_fast_groupnorm: bool = option(
+        False, "Group channels g, g+G, g+2G...; weights of the other layout are refused."
+    )
+    padding: Literal["symmetric", "same"] = option(
+        "symmetric", "symmetric, or same: as TensorFlow pads strided convolutions."
+    )
+    drop_path: float | None = option(
+        None,
+        "Rate of skipping whole blocks while training: growing towards this at the end.",
+        low=0,
+        high=0.999,
+        also=("drop-connect",),
+        auto="the model's own",
+    )
+    dropout_rate: float | None = option(
+        None,
+        "Rate of dropout before the classifier.",
+        low=0,
+        high=0.999,
+        auto="the model's own",
+    )
+    init_weights: str | None = option(
+        None, "Weights to begin with: .safetensors or .pth, with timm's or torchvision's names."
+    )
+    reset_head: bool = option(
+        False, "With --init-weights: begin with a new classifier, for other classes."
+    )
+
+
+class ResNetConfig(Section):
+    """ResNet and ResNeXt only: how blocks are joined."""
+
+    family: ClassVar[str] = "ResNet"
+    zero_init_residual: bool = option(
+        False,
+        "Start each residual block as its bare shortcut: last norm's weight at zero.",
+    )
+    stride_in: Literal["3x3", "1x1"] = option(
+        "3x3",
+        "Where a bottleneck strides: its 3x3 (v1.5) or its first 1x1 (v1).",
+    )
+    shortcut_type: Literal["A", "B", "C"] | None = option(
+        None,
+        "A: slice and pad with zeros; B: project where shapes differ; C: project always.",
+        auto="A for 6n+2 layers, else B",
+    )
+    stage1_projection: bool = option(
+        False, "Project in the first block of stage 1 too, where shapes agree."
+    )
+
+
+class EfficientNetConfig(Section):
+    """EfficientNet only: what its blocks are like."""
+
+    family: ClassVar[str] = "EfficientNet"
+    efficientnet_group_dim: int = option(
+        1,
+        "Channels a group of the middle convolution has; 1 is depthwise.",
+        low=1,
+        high=4096,
+    )
+    efficientnet_expand_ratio: int = option(
+        6,
+        "Channels inside a block, per channel that comes in.",
+        low=1,
+        high=64,
+    )

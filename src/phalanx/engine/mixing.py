@@ -1,0 +1,128 @@
+"""Mixup and cutmix: images of a micro-batch mixed with one another on the device, labels alike.
+
+Mixup blends each image with its neighbour, by a share of its own. Cutmix pastes one box of the
+image two places on into all images of the micro-batch. Both together have four labels an image.
+Chance is a function of the images' places in the training stream.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.plan.draws import draw_beta, draw_uniform
+
+MIXUP_PARTNER, CUTMIX_PARTNER = 1, 2  # how far the partner stands from an image
+VERSION_1_SPREAD = 4.0  # seed 002's first form: the share kept is 1 + ln(u) / 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """How images are mixed; what is not named is off."""
+
+    mixup_alpha: float = 0.0  # of the Beta distribution each image's share comes from
+    cutmix_low: float = 0.0  # share of the image that a pasted box leaves, uniform up to...
+    cutmix_high: float = 0.0  # ...this; 0 for no boxes
+    cutmix_lambda: float = 1.0  # instead: seed 002's way to draw that share; 1 for no boxes
+    cutmix_skip: float = 0.0  # share of micro-batches without a box
+
+    @property
+    def cutmix(self) -> bool:
+        """Whether boxes are pasted."""
+        return self.cutmix_high > 0 or self.cutmix_lambda < 1
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is mixed."""
+        return self.mixup_alpha > 0 or self.cutmix
+
+
+NOTHING_MIXED = Mixing()
+
+
+class Target(NamedTuple):
+    """Labels that count with a weight an image, or with 1."""
+
+    labels: Tensor  # [N]
+    weights: Tensor | None = None  # [N]
+
+
+class Mixed(NamedTuple):
+    """A micro-batch as the model sees it, and what its answer is held against."""
+
+    images: Tensor
+    targets: tuple[Target, ...]
+
+
+def mix_batch(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: Mixing) -> Mixed:
+    """The images mixed as their places in the stream, `first` and following, decide."""
+    targets: tuple[Target, ...] = (Target(labels),)
+    if mixing.mixup_alpha:
+        shares = draw_shares(mixing.mixup_alpha, seed=seed, first=first, images=len(labels))
+        own = torch.from_numpy(shares).to(images.device, images.dtype, non_blocking=True)
+        images = mix_up(images, own)
+        targets = (Target(labels, own), Target(rolled(labels, MIXUP_PARTNER), 1 - own))
+    if mixing.cutmix:
+        kept = draw_kept(mixing, seed=seed, first=first)
+        images, area = paste_box(images, kept, seed=seed, first=first)
+        if area < 1:
+            targets = share_targets(targets, area)
+    return Mixed(images, targets)
+
+
+def draw_shares(alpha: float, *, seed: int, first: int, images: int) -> np.ndarray:
+    """What each image keeps of itself in mixup: a half or more."""
+    drawn = draw_beta(alpha, seed, "mixup", np.arange(first, first + images))
+    return np.maximum(drawn, 1 - drawn).astype(np.float32)
+
+
+def mix_up(images: Tensor, own: Tensor) -> Tensor:
+    """Each image blended with the one before it."""
+    return rolled(images, MIXUP_PARTNER).lerp_(images, own.view(-1, 1, 1, 1))
+
+
+def rolled(values: Tensor, places: int) -> Tensor:
+    """Rows moved on, the last ones to the front; unlike torch.roll it keeps the memory layout."""
+    return torch.cat([values[-places:], values[:-places]])
+
+
+def draw_kept(mixing: Mixing, *, seed: int, first: int) -> float:
+    """The share of the area that a box is to leave of the images; 1 for no box."""
+    skip, draw = (float(draw_uniform(seed, "cutmix", [first], lane)[0]) for lane in (0, 1))
+    if mixing.cutmix_high > 0:
+        kept = mixing.cutmix_low + draw * (mixing.cutmix_high - mixing.cutmix_low)
+        return 1.0 if skip < mixing.cutmix_skip else kept
+    lowest = math.exp(-VERSION_1_SPREAD)
+    kept = 1 + math.log(lowest + draw * (1 - lowest)) / VERSION_1_SPREAD
+    none = min(max(1.55 * mixing.cutmix_lambda - 0.96, 0.0), 1.0)
+    return 1.0 if skip < max(none, mixing.cutmix_skip) else kept
+
+
+def paste_box(images: Tensor, kept: float, *, seed: int, first: int) -> tuple[Tensor, float]:
+    """The images with a box of their partners in them, and the share of the area that is left."""
+    height, width = images.shape[2:]
+    side = math.sqrt(1 - kept)
+    tall, wide = round(side * height), round(side * width)
+    if not tall * wide:
+        return images, 1.0
+    down, right = (float(draw_uniform(seed, "cutmix-place", [first], lane)[0]) for lane in (0, 1))
+    top, left = int(down * (height - tall + 1)), int(right * (width - wide + 1))
+    box = (slice(None), slice(None), slice(top, top + tall), slice(left, left + wide))
+    pasted = images.clone()
+    pasted[box] = rolled(images[box], CUTMIX_PARTNER)
+    return pasted, 1 - tall * wide / (height * width)
+
+
+def share_targets(targets: tuple[Target, ...], area: float) -> tuple[Target, ...]:
+    """The targets of images and of the partners whose box they show, by area."""
+    whole = torch.ones_like(targets[0].labels, dtype=torch.float32)
+    weighed = [(labels, whole if own is None else own) for labels, own in targets]
+    kept = [Target(labels, area * own) for labels, own in weighed]
+    pasted = [
+        Target(rolled(labels, CUTMIX_PARTNER), (1 - area) * rolled(own, CUTMIX_PARTNER))
+        for labels, own in weighed
+    ]
+    return (*kept, *pasted)

@@ -1,0 +1,302 @@
+"""Bad input by the real commands: named, counted, and the run goes on up to --max-bad."""
+
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from phalanx.cli.main import main
+from phalanx.data.build import BuildOptions, build
+from phalanx.data.origin import find_parts
+from phalanx.errors import DiskError
+from small_photos import encode, photo, write_photos
+from small_runs import start_phalanx
+
+FORMS = ("folder", "tar", "tfrecord", "packed")
+
+
+def png_of(width, height):
+    """A PNG that promises so many pixels and has next to none."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress(bytes(1000)))
+    return b"\x89PNG\r\n\x1a\n" + head + body + chunk(b"IEND", b"")
+
+
+def jpeg_of(width, height):
+    """A JPEG whose header promises so many pixels."""
+    data = bytearray(encode(photo(1)))
+    place = data.index(b"\xff\xc0") + 5
+    data[place : place + 4] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def animation():
+    file = io.BytesIO()
+    photo(60).save(file, "GIF", save_all=True, append_images=[photo(61), photo(62)])
+    return file.getvalue()
+
+
+def turned():
+    exif = Image.Exif()
+    exif[274] = 6  # to be shown turned by a quarter
+    return encode(photo(63), exif=exif)
+
+
+def deep_png():
+    grey = np.random.default_rng(0).integers(0, 2**16, (40, 50)).astype(np.uint16)
+    return encode(Image.fromarray(grey), "PNG")
+
+
+BAD = {  # what is wrong with each
+    "bomb.jpg": (jpeg_of(60_000, 60_000), "60000x60000 pixels are more than the 178 million"),
+    "bomb.png": (png_of(60_000, 60_000), "exceeds limit"),
+    "cut short.jpg": (encode(photo(50))[:-300], "truncated"),
+    "cut short.png": (encode(photo(51), "PNG")[:200], "truncated"),
+    "empty.jpg": (b"", "the file is empty"),
+    "no image ü.jpg": (b"no image", "neither a JPEG nor a PNG image"),
+}
+ODD = {
+    "animated.jpg": animation(),
+    "deep.png": deep_png(),
+    "four inks.jpg": encode(photo(52, mode="CMYK")),
+    "palette.png": encode(photo(53).convert("P"), "PNG"),
+    "turned.jpg": turned(),
+    "ünï cödé 名前.jpg": encode(photo(54)),
+}
+GONE = "unreadable.jpg"  # a link to nowhere: an error of the system, for the superuser as well
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """Twelve good images and one of every kind of bad and odd ones."""
+    root = write_photos(tmp_path_factory.mktemp("strange"), {"train": 4, "val": 2})
+    for name, data in {**{name: data for name, (data, _) in BAD.items()}, **ODD}.items():
+        (root / "train/cat" / name).write_bytes(data)
+    (root / "train/cat" / GONE).symlink_to("nowhere.jpg")
+    return root
+
+
+WHY = {**{name: why for name, (_, why) in BAD.items()}, GONE: "No such file or directory"}
+
+
+def check_named(lines):
+    """Every bad image has its line, which says why; no other image has one."""
+    assert len(lines) == len(WHY), lines
+    for name, why in WHY.items():
+        [line] = [line for line in lines if f"cat/{name}: " in line]
+        assert why in line
+
+
+def train(root, run, *more):
+    words = ["--model", "resnet8", "--image-size", "24", "--batch-size", "5", "--epochs", "2"]
+    words += ["--warmup-epoch", "0", "--device", "cpu", *more]
+    code = main(["train", "--data-dir", str(root), "--run-dir", str(run), *words])
+    return code, json.loads((run / "summary.json").read_text()) if code == 0 else None
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_a_build_leaves_out_what_cannot_be_read_and_keeps_what_is_odd(
+    strange, tmp_path, to, capsys
+):
+    line = ["data", "build", str(strange), "--to", to, "--workers", "1", "--json", "--out"]
+    assert main([*line, str(tmp_path / "out")]) == 0
+    check_named(json.loads(capsys.readouterr().out)["splits"]["train"]["bad"])
+    train_part = find_parts(tmp_path / "out")[0]
+    assert train_part.images == 12 + len(ODD)
+    names = " ".join(train_part.source.name(n) for n in range(train_part.images))
+    assert "ünï cödé 名前.jpg" in names and "turned.jpg" in names
+    for number in range(train_part.images):
+        assert train_part.source.read(number).ndim == 3
+    assert main([*line, str(tmp_path / "strict"), "--max-bad", "6"]) == 3
+    assert "train: more than 6 images cannot be read" in capsys.readouterr().err
+
+
+def test_verify_names_all_of_them(strange, capsys):
+    assert main(["data", "verify", str(strange), "--workers", "1", "--json"]) == 3
+    single = json.loads(capsys.readouterr().out)["single"]
+    kinds = ("zero-size", "undecodable", "truncated")
+    check_named([f"{p['name']}: {p['why']}" for kind in kinds for p in single[kind]])
+    assert [place["name"] for place in single["CMYK"]] == ["train/cat/four inks.jpg"]
+    assert [place["name"] for place in single["wrong extension"]] == ["train/cat/animated.jpg"]
+    assert {"train/cat/bomb.jpg", "train/cat/bomb.png"} <= {
+        p["name"] for p in single["undecodable"]
+    }
+
+
+def test_training_goes_on_without_them_and_the_report_lists_them(strange, tmp_path, capsys):
+    code, summary = train(strange, tmp_path / "run", "--max-bad", "7", "--workers", "2")
+    assert code == 0
+    check_named(summary["bad_images"])
+    page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in WHY)
+    code, _ = train(strange, tmp_path / "strict", "--max-bad", "6", "--workers", "0")
+    said = capsys.readouterr().err
+    assert code == 3 and "more than 6 training images cannot be read" in said
+
+
+# --- files of many images ---
+
+
+def flip_all(path, begin, size):
+    data = bytearray(path.read_bytes())
+    data[begin : begin + size] = bytes(byte ^ 255 for byte in data[begin : begin + size])
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [
+        ("tar", "neither a JPEG nor a PNG image"),
+        ("tfrecord", "the checksum of its data does not fit"),
+        ("packed", "its bytes changed after packing"),
+    ],
+)
+def test_damage_inside_a_shard_is_one_bad_image(tmp_path, to, why, capsys):
+    photos = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+    root = tmp_path / "set"
+    build(photos, root, BuildOptions(to=to), workers=1)
+    source = find_parts(root)[0].source
+    file = root / source.index.files[int(source.index.file_of[5])]
+    flip_all(file, int(source.index.offsets[5]), int(source.index.sizes[5]))
+    code, summary = train(root, tmp_path / "run", "--max-bad", "1", "--workers", "1")
+    assert code == 0 and len(summary["bad_images"]) == 1
+    assert summary["bad_images"][0].endswith(why)
+    assert file.name in summary["bad_images"][0]
+    capsys.readouterr()
+    assert main(["data", "verify", str(root), "--workers", "1", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)["single"]
+    assert len(found["undecodable"]) == 1
+    line = ["data", "build", str(root), "--to", "folder", "--workers", "1", "--out"]
+    assert main([*line, str(tmp_path / "back")]) == 0
+    assert "1 images could not be read and were left out" in capsys.readouterr().out
+    assert main([*line, str(tmp_path / "strict"), "--max-bad", "0"]) == 3
+
+
+@pytest.mark.parametrize("to", ["tar", "tfrecord", "packed"])
+def test_a_shard_that_is_cut_off_is_refused_by_every_command(tmp_path, to, capsys):
+    photos = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+    root = tmp_path / "set"
+    build(photos, root, BuildOptions(to=to), workers=1)
+    shard = sorted(root.glob("train*"))[-1]
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    words = ["--out", str(tmp_path / "out"), "--workers", "1"]
+    for line in (
+        ["data", "verify", str(root)],
+        ["data", "build", str(root), "--to", "folder", *words],
+        ["train", "--data-dir", str(root), "--run-dir", str(tmp_path / "run")],
+    ):
+        capsys.readouterr()
+        assert main(line) == 3
+        said = capsys.readouterr().err
+        assert shard.name in said and "truncated" in said, said
+
+
+def test_a_folder_that_changes_while_it_is_trained_on_loses_those_images(tmp_path):
+    root = write_photos(tmp_path / "photos", {"train": 20, "val": 2})
+    words = ["--model", "resnet8", "--image-size", "24", "--batch-size", "4", "--epochs", "3"]
+    words += ["--warmup-epoch", "0", "--device", "cpu", "--workers", "1", "--max-bad", "3"]
+    run = tmp_path / "run"
+    process = start_phalanx("train", "--data-dir", root, "--run-dir", run, *words)
+    for line in process.stdout:
+        if line.startswith("step "):
+            break
+    (root / "train/cat/cat 000.jpg").unlink()
+    (root / "train/cat/cat 001.jpg").write_bytes(encode(photo(70, size=(50, 40))))
+    os.truncate(root / "train/fish/fish 002.jpg", 500)
+    (root / "train/fish/new.jpg").write_bytes(encode(photo(71)))
+    said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    bad = json.loads((run / "summary.json").read_text())["bad_images"]
+    assert [line.partition(": ")[0] for line in bad] == [
+        "train/cat/cat 000.jpg",
+        "train/cat/cat 001.jpg",
+        "train/fish/fish 002.jpg",
+    ]
+    assert "No such file" in bad[0] and "has changed" in bad[1] and "has changed: 500" in bad[2]
+
+
+FULL_DISK = """
+import resource, sys
+from phalanx.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # as if no more fitted on the disk
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_where_the_index_is_kept_does_not_matter(tmp_path):
+    root = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, "data", "list", root],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "12 + 6 images, 3 classes" in done.stdout, done.stderr
+    left = [p for place in (root / ".phalanx", tmp_path / "cache") for p in place.rglob("*.*")]
+    assert left == []
+
+
+# --- where nothing can be written ---
+
+
+def test_a_place_that_cannot_be_written_to_is_told_with_the_option_it_came_by(tmp_path, capsys):
+    root = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+    too_long = tmp_path / ("x" * 300)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for out in (too_long, blocked / "below"):
+        for to in FORMS:
+            assert (
+                main(["data", "build", str(root), "--to", to, "--out", str(out)])
+                == DiskError.exit_code
+            )
+            said = capsys.readouterr().err
+            assert "choose another --out" in said and "--run-dir" not in said
+        page = str(out / "page.html")
+        assert (
+            main(["data", "verify", str(root), "--workers", "1", "--out", page])
+            == DiskError.exit_code
+        )
+        said = capsys.readouterr().err
+        assert "choose another --out" in said and "--run-dir" not in said
+
+
+@pytest.mark.parametrize(
+    ("to", "place"),
+    [
+        ("folder", ".train.part"),
+        ("tar", "train-000000.tar.part"),
+        ("tfrecord", "train-00000-of-00012.part"),
+        ("packed", "train.phx.part"),
+    ],
+)
+def test_a_write_that_fails_in_the_middle_speaks_of_out(tmp_path, to, place, capsys):
+    root = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+    line = ["data", "build", str(root), "--to", to, "--workers", "1", "--out"]
+    assert main([*line, str(tmp_path / "whole")]) == 0
+    out = tmp_path / "out"
+    (out / ".phalanx").mkdir(parents=True)
+    note = (tmp_path / "whole/.phalanx/build.json").read_bytes()
+    (out / ".phalanx/build.json").write_bytes(note)
+    if to == "folder":
+        (out / place).write_text("a file where a folder should be")
+    else:
+        (out / place).mkdir()
+    capsys.readouterr()
+    assert main([*line, str(out)]) == DiskError.exit_code
+    said = capsys.readouterr().err
+    assert "choose another --out" in said and "--run-dir" not in said

@@ -1,0 +1,147 @@
+"""Options of the input through a whole run: what they may change, and what they must not."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import phalanx
+from phalanx.assemble.prepare import describe_checkpoint
+from phalanx.cli.main import main
+from phalanx.errors import CheckpointError, ConfigError
+from small_runs import small_run
+
+MIXED = {
+    "mixup_alpha": 0.2,
+    "cutmix_lambda_low": 0.5,
+    "cutmix_lambda_high": 1.0,
+    "cutmix_disable_prob": 0.2,
+}
+
+
+def weights_of(run) -> str:
+    return json.loads((run / "summary.json").read_text())["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def plain(digits, tmp_path_factory):
+    run = tmp_path_factory.mktemp("plain") / "run"
+    assert main(small_run(digits, run)) == 0
+    return run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eight_bit_io": "false"},
+        {"normalization_location": "host"},
+        {"dataloader_rebatch_size": 3, "workers": 2},
+        {"dataset_cache": "true", "workers": 1},
+        {"keep_on_device": "true"},
+    ],
+    ids=" ".join,
+)
+def test_how_images_travel_changes_no_weight(digits, plain, tmp_path, options):
+    assert main(small_run(digits, tmp_path / "run", **options)) == 0
+    assert weights_of(tmp_path / "run") == weights_of(plain)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"normalization_location": "none"}, {"repeated_augmentation": 2}, {"mixup_alpha": 0.2}],
+    ids=" ".join,
+)
+def test_what_the_model_sees_does(digits, plain, tmp_path, options):
+    assert main(small_run(digits, tmp_path / "run", **options)) == 0
+    assert weights_of(tmp_path / "run") != weights_of(plain)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [MIXED, {"cutmix_lambda": 0.6}, {"repeated_augmentation": 3}, {"keep_on_device": "true"},
+     {"progressive_resolution": "8:30%,10:60%"}],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_a_resume_ends_with_the_same_bits(digits, tmp_path, options):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert main(small_run(digits, whole, **options)) == 0
+    assert main(small_run(digits, cut, **options)) == 0
+    (cut / "summary.json").unlink()
+    for checkpoint in sorted((cut / "checkpoints").glob("step-*"))[1:]:
+        for file in checkpoint.iterdir():
+            file.unlink()
+        checkpoint.rmdir()
+    assert main(["train", "--resume", str(cut)]) == 0
+    assert weights_of(cut) == weights_of(whole)
+
+
+def test_a_step_cut_into_passes_mixes_within_each(digits, tmp_path):
+    """Partners come from the same micro-batch: its size is part of the maths."""
+    assert main(small_run(digits, tmp_path / "one", **MIXED)) == 0
+    halves = {**MIXED, "batch_size": 8, "gradient_accumulation": 2}
+    assert main(small_run(digits, tmp_path / "two", **halves)) == 0
+    assert weights_of(tmp_path / "one") != weights_of(tmp_path / "two")
+
+
+def test_sizes_that_do_not_grow_are_refused(digits, tmp_path):
+    for text, told in (
+        ("8:60%,10:30%", "each must come after the one before"),
+        ("12:50%", "wants sizes below --image-size 12"),
+        ("8", "such as 128:30%,176:60%"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            phalanx.plan(
+                data="mnist", data_dir=str(digits), image_size=12, progressive_resolution=text
+            )
+
+
+def test_keeping_photographs_on_the_device_is_refused(tmp_path, capsys):
+    for number in range(8):
+        path = tmp_path / "photos" / ("train" if number < 4 else "val") / "ab"[number % 2]
+        path.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((40, 40, 3), number * 20, np.uint8)
+        Image.fromarray(pixels).save(path / f"{number}.jpg")
+    words = ["train", "--data", "folder", "--data-dir", str(tmp_path / "photos"), "--device=cpu"]
+    words += ["--model=resnet8", "--image-size=32", "--batch-size=2", "--epochs=1"]
+    words += ["--warmup-epoch=0", "--keep-on-device", "--run-dir", str(tmp_path / "run")]
+    assert main(words) == 2
+    assert "--keep-on-device: folder is not a set of small images" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_checkpoint_says_how_images_were_prepared(plain):
+    facts = describe_checkpoint(plain, {}).facts
+    assert len(facts["preprocessing_fingerprint"]) == 64
+    assert facts["preprocessing"]["image_size"] == 12 and facts["data_manifest"] is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "trained"),
+    [("eval_crop", 0.5, 0.875), ("normalization", "mean", "mean-std"), ("image_size", 14, 12)],
+)
+def test_another_preprocessing_is_refused(plain, option, value, trained):
+    name = option.replace("_", "-")
+    with pytest.raises(CheckpointError, match=f"--{name} {value}: .* trained with {trained}"):
+        phalanx.validate(str(plain), **{option: value})
+
+
+def test_validate_refuses_another_crop_with_an_exit_code(plain, capsys):
+    assert main(["validate", str(plain), "--eval-crop", "1"]) == 4
+    assert "--eval-crop 1.0" in capsys.readouterr().err
+
+
+def test_the_summary_and_the_report_say_who_waited(digits, tmp_path):
+    assert main(small_run(digits, tmp_path / "run", epochs=6)) == 0  # the first steps go untimed
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["input"]
+    assert found["come"] > 0 and found["eaten"] > 0
+    assert set(found["stages"]) == {"read", "augment", "both"}
+    assert "images/s come, resnet" in found["verdict"]
+    assert "images/s come, resnet" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_manifest_of_verified_data_is_in_every_checkpoint(digits, tmp_path, capsys):
+    assert main(["data", "verify", str(digits), "--json"]) in (0, 3)
+    manifest = json.loads(capsys.readouterr().out)["manifest"]
+    assert main(small_run(digits, tmp_path / "run", steps=6)) == 0
+    assert describe_checkpoint(tmp_path / "run", {}).facts["data_manifest"] == manifest

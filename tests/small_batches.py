@@ -1,0 +1,44 @@
+"""Recipes of small sets, and batches compared."""
+
+import numpy as np
+
+from phalanx.data.batches import Recipe
+from phalanx.data.transforms import Treatment
+from phalanx.plan.order import Order
+
+GLOBAL_BATCH = 40
+FIELDS = ("pixels", "labels", "indices", "positions")
+PAD_CROP, RESIZED_CROP = Treatment(augment="pad-crop"), Treatment(augment="resized-crop")
+
+
+def embedded_recipe(**values):
+    order = Order(images=8000, global_batch=GLOBAL_BATCH, seed=5)
+    values = {
+        "data": "embedded",
+        "image_size": 28,
+        "treatment": PAD_CROP,
+        "order": order,
+        **values,
+    }
+    return Recipe(seed=5, **values)
+
+
+def photo_recipe(root, **values):
+    order = Order(images=23, global_batch=GLOBAL_BATCH, seed=5)
+    values = {
+        "image_size": 32,
+        "treatment": RESIZED_CROP,
+        "order": order,
+        **values,
+    }
+    return Recipe(data="folder", data_dir=str(root), seed=5, **values)
+
+
+def joined(batches):
+    batches = list(batches)
+    return [np.concatenate([getattr(batch, name) for batch in batches]) for name in FIELDS]
+
+
+def assert_same(some, others):
+    for name, a, b in zip(FIELDS, joined(some), joined(others), strict=True):
+        assert np.array_equal(a, b), f"{name} differ"
