@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from html import escape
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from PIL import Image
 
 from phalanx.cli.main import main
 from phalanx.data.build import BuildOptions, build
+from phalanx.data.example import write_example
 from phalanx.data.origin import find_parts
+from phalanx.data.records import read_records, write_record
 from phalanx.errors import DiskError
 from small_photos import encode, photo, write_photos
 from small_runs import start_phalanx
@@ -150,6 +153,11 @@ def test_training_goes_on_without_them_and_the_report_lists_them(strange, tmp_pa
 # --- files of many images ---
 
 
+@pytest.fixture
+def photos(tmp_path):
+    return write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+
+
 def flip_all(path, begin, size):
     data = bytearray(path.read_bytes())
     data[begin : begin + size] = bytes(byte ^ 255 for byte in data[begin : begin + size])
@@ -164,8 +172,7 @@ def flip_all(path, begin, size):
         ("packed", "its bytes changed after packing"),
     ],
 )
-def test_damage_inside_a_shard_is_one_bad_image(tmp_path, to, why, capsys):
-    photos = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+def test_damage_inside_a_shard_is_one_bad_image(photos, tmp_path, to, why, capsys):
     root = tmp_path / "set"
     build(photos, root, BuildOptions(to=to), workers=1)
     source = find_parts(root)[0].source
@@ -185,23 +192,115 @@ def test_damage_inside_a_shard_is_one_bad_image(tmp_path, to, why, capsys):
     assert main([*line, str(tmp_path / "strict"), "--max-bad", "0"]) == 3
 
 
-@pytest.mark.parametrize("to", ["tar", "tfrecord", "packed"])
-def test_a_shard_that_is_cut_off_is_refused_by_every_command(tmp_path, to, capsys):
-    photos = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+def check_one_bad(root, tmp_path, capsys, *, kind, why):
+    """Every command names the one bad thing in training; all but it can be used."""
+    code, summary = train(root, tmp_path / "run", "--max-bad", "1", "--workers", "1")
+    assert code == 0 and summary["bad_images"] == [why]
+    assert escape(why) in (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    code, _ = train(root, tmp_path / "none", "--max-bad", "0", "--workers", "0")
+    said = capsys.readouterr().err
+    assert code == 3 and "more than 0 training images cannot be read" in said and why in said
+    assert main(["data", "verify", str(root), "--workers", "1", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    wrong = {name: count for name, count in found["totals"].items() if count}
+    assert wrong == {kind: 1}
+    [place] = found["single"][kind]
+    assert f"{place['name']}: {place['why']}" == why and place["label"] == "no class"
+    line = ["data", "build", str(root), "--to", "folder", "--workers", "1", "--json", "--out"]
+    assert main([*line, str(tmp_path / "back")]) == 0
+    assert json.loads(capsys.readouterr().out)["splits"]["train"]["bad"] == [why]
+    return find_parts(tmp_path / "back")[0]
+
+
+@pytest.mark.parametrize("to", ["tar", "tfrecord"])
+def test_what_a_cut_shard_has_lost_is_one_bad_image_for_every_command(photos, tmp_path, to, capsys):
     root = tmp_path / "set"
-    build(photos, root, BuildOptions(to=to), workers=1)
-    shard = sorted(root.glob("train*"))[-1]
+    build(photos, root, BuildOptions(to=to, shards=2), workers=1)
+    (root / "metadata.json").unlink(missing_ok=True)
+    source = find_parts(root)[0].source
+    shard = root / source.index.files[1]
+    begin = int(source.index.offsets[10])
+    shard.write_bytes(shard.read_bytes()[: begin + 100])
+    byte = int(find_parts(root)[0].source.index.offsets[10])
+    assert begin - 2000 < byte < begin
+    why = f"{shard.name}: from byte {byte:,} on: the shard is cut off there, what follows is lost; "
+    why += "fetch it again"
+    back = check_one_bad(root, tmp_path, capsys, kind="truncated", why=why)
+    assert back.images == 10 and back.classes == ("cat", "dög", "fish")
+
+
+def test_a_packed_file_that_is_cut_off_is_refused_by_every_command(photos, tmp_path, capsys):
+    root = tmp_path / "set"
+    build(photos, root, BuildOptions(to="packed"), workers=1)
+    shard = root / "train.phx"
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
-    words = ["--out", str(tmp_path / "out"), "--workers", "1"]
     for line in (
         ["data", "verify", str(root)],
-        ["data", "build", str(root), "--to", "folder", *words],
+        ["data", "build", str(root), "--to", "folder", "--out", str(tmp_path / "out")],
         ["train", "--data-dir", str(root), "--run-dir", str(tmp_path / "run")],
     ):
         capsys.readouterr()
         assert main(line) == 3
         said = capsys.readouterr().err
         assert shard.name in said and "truncated" in said, said
+
+
+def spoil_tar(root):
+    """The class of the sixth image becomes one that there is not."""
+    shard = root / "train-000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"00000005.cls") + 512] = ord("7")
+    shard.write_bytes(data)
+    return "train-000000.tar:dög/dög 001.jpg: label 7, but there are 3 classes, counted from 0"
+
+
+def spoil_tfrecord(root):
+    """The sixth image's record is written again with label 0."""
+    [shard] = sorted(root.glob("train-*"))
+    records = [record.data for record in read_records(shard)]
+    old, new = (write_example({"image/class/label": [label]})[2:] for label in (2, 0))
+    assert records[5].count(old) == 1
+    records[5] = records[5].replace(old, new)
+    with shard.open("wb") as file:
+        for record in records:
+            write_record(file, record)
+    return f"{shard.name}:dög/dög 001.jpg: label 0, but there are 3 classes, counted from 1"
+
+
+@pytest.mark.parametrize(("to", "spoil"), [("tar", spoil_tar), ("tfrecord", spoil_tfrecord)])
+def test_an_image_with_a_wrong_label_is_bad_for_every_command(photos, tmp_path, to, spoil, capsys):
+    root = tmp_path / "set"
+    build(photos, root, BuildOptions(to=to, shards=1), workers=1)
+    why = f"{spoil(root)}; mend it"
+    back = check_one_bad(root, tmp_path, capsys, kind="label out of range", why=why)
+    assert back.images == 11 and back.labels.tolist() == [0] * 4 + [1] * 3 + [2] * 4
+
+
+def test_a_wrong_label_is_never_scored(photos, tmp_path, capsys):
+    root = tmp_path / "set"
+    build(photos, root, BuildOptions(to="tar"), workers=1)
+    shard = root / "validation-000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"00000003.cls") + 512] = ord("x")
+    shard.write_bytes(data)
+    _, summary = train(root, tmp_path / "run", "--workers", "0")
+    assert summary["scored"] == 5
+    assert summary["bad_images"] == [
+        "validation-000000.tar:dög/dög 001.jpg (class 'x'): its class is not told as a whole "
+        "number; mend it"
+    ]
+
+
+@pytest.mark.parametrize("cache", [[], ["--dataset-cache"]])
+def test_an_index_that_cannot_be_kept_is_told_once(photos, tmp_path, monkeypatch, capsys, cache):
+    (photos / ".phalanx").write_text("a file where a folder should be")
+    (tmp_path / "cache").write_text("another")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, _ = train(photos, tmp_path / "run", "--workers", "1", *cache)
+    output = capsys.readouterr()
+    told = f"the index of {photos} could not be kept (Not a directory); it is built anew each time"
+    assert code == 0 and (output.out + output.err).count(told) == 1
 
 
 def test_a_folder_that_changes_while_it_is_trained_on_loses_those_images(tmp_path):
@@ -236,39 +335,39 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_full_disk_where_the_index_is_kept_does_not_matter(tmp_path):
-    root = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+def test_a_full_disk_where_the_index_is_kept_does_not_matter(photos, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, "data", "list", root],
+        [sys.executable, "-c", FULL_DISK, "data", "list", photos],
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0 and "12 + 6 images, 3 classes" in done.stdout, done.stderr
-    left = [p for place in (root / ".phalanx", tmp_path / "cache") for p in place.rglob("*.*")]
+    left = [p for place in (photos / ".phalanx", tmp_path / "cache") for p in place.rglob("*.*")]
     assert left == []
 
 
 # --- where nothing can be written ---
 
 
-def test_a_place_that_cannot_be_written_to_is_told_with_the_option_it_came_by(tmp_path, capsys):
-    root = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
+def test_a_place_that_cannot_be_written_to_is_told_with_the_option_it_came_by(
+    photos, tmp_path, capsys
+):
     too_long = tmp_path / ("x" * 300)
     blocked = tmp_path / "file"
     blocked.write_text("")
     for out in (too_long, blocked / "below"):
         for to in FORMS:
             assert (
-                main(["data", "build", str(root), "--to", to, "--out", str(out)])
+                main(["data", "build", str(photos), "--to", to, "--out", str(out)])
                 == DiskError.exit_code
             )
             said = capsys.readouterr().err
             assert "choose another --out" in said and "--run-dir" not in said
         page = str(out / "page.html")
         assert (
-            main(["data", "verify", str(root), "--workers", "1", "--out", page])
+            main(["data", "verify", str(photos), "--workers", "1", "--out", page])
             == DiskError.exit_code
         )
         said = capsys.readouterr().err
@@ -284,9 +383,8 @@ def test_a_place_that_cannot_be_written_to_is_told_with_the_option_it_came_by(tm
         ("packed", "train.phx.part"),
     ],
 )
-def test_a_write_that_fails_in_the_middle_speaks_of_out(tmp_path, to, place, capsys):
-    root = write_photos(tmp_path / "photos", {"train": 4, "val": 2})
-    line = ["data", "build", str(root), "--to", to, "--workers", "1", "--out"]
+def test_a_write_that_fails_in_the_middle_speaks_of_out(photos, tmp_path, to, place, capsys):
+    line = ["data", "build", str(photos), "--to", to, "--workers", "1", "--out"]
     assert main([*line, str(tmp_path / "whole")]) == 0
     out = tmp_path / "out"
     (out / ".phalanx").mkdir(parents=True)

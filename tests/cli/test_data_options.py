@@ -153,13 +153,15 @@ def test_the_input_is_timed(photos, capsys):
     assert main(["data", "bench", str(photos), *words, "--seconds", "0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [rate["stage"] for rate in found["stages"]] == [
-        "read", "decode", "augment", "both", "copy",
+        "read", "decode", "augment", "both", "collate", "copy",
     ]  # fmt: skip
     assert all(rate["images_per_second"] > 0 for rate in found["stages"])
     assert found["one_worker"] > 0 and found["eaten"] > 0 and "resnet8 eats" in found["verdict"]
     assert main(["data", "bench", str(photos), *words, "--seconds", "0.1"]) == 0
     assert "all together" in capsys.readouterr().out
     assert main(["data", "bench", str(photos), "--seconds", "soon"]) == 2
+    assert main(["data", "bench", str(photos), *words, "--steps", "4"]) == 2
+    assert "over before anything is measured" in capsys.readouterr().err
 
 
 @pytest.fixture

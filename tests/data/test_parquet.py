@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from phalanx.data import parquet
+from phalanx.data.indexed import NO_LABEL
 from phalanx.data.parquet import looks_like, open_parquet
 from phalanx.data.pixels import BadImage
 from phalanx.errors import DataError
@@ -114,8 +115,6 @@ def test_columns_are_told_by_their_type_and_their_usual_names(tmp_path, columns)
         ({"label": [1, 0]}, "cannot tell an image column among label"),
         ({"a": [JPEG], "b": [JPEG], "label": [1]}, "cannot tell an image column among a "),
         ({"image": [JPEG], "x": [1], "y": [1]}, "cannot tell a label column"),
-        ({"image": [JPEG, JPEG], "label": [0, None]}, "1 rows have no label"),
-        ({"image": [JPEG, JPEG], "label": [0, -1]}, "row 1: label -1 is no number of a class"),
         ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, "no images"),
     ],
 )
@@ -134,10 +133,37 @@ def test_a_truncated_file_is_named(tmp_path, keep):
         open_parquet(tmp_path, "train")
 
 
-def test_a_label_beyond_the_named_classes_is_located(tmp_path):
-    columns = {"image": [JPEG] * 5, "label": [0, 1, 2, 3, 1]}
-    write_table(tmp_path / "train-00000-of-00001.parquet", columns, names=NAMES)
-    with pytest.raises(DataError, match="row 3: label 3, but only 3 classes are named"):
+@pytest.mark.parametrize(
+    ("label", "names", "why"),
+    [
+        (3, NAMES, "label 3, but there are 3 classes, counted from 0; mend it"),
+        (-1, NAMES, "label -1, but there are 3 classes, counted from 0; mend it"),
+        (-1, None, "label -1, but there are 3 classes, counted from 0; mend it"),
+        (2**40, None, f"label {2**40}, but there are 3 classes, counted from 0; mend it"),
+        (None, NAMES, "its class is not told as a whole number; mend it"),
+    ],
+)
+def test_a_label_that_no_class_has_is_one_bad_image(tmp_path, label, names, why):
+    columns = {"image": [JPEG] * 5, "label": [0, 1, 2, label, 1]}
+    write_table(tmp_path / "train-00000-of-00001.parquet", columns, names=names)
+    source = open_parquet(tmp_path, "train")
+    assert len(source) == 5 and len(source.classes) == 3
+    for ask in (source.encoded, source.image, source.read):
+        with pytest.raises(BadImage) as caught:
+            ask(3)
+        assert str(caught.value) == f"train-00000-of-00001.parquet:3: {why}"
+    assert source.read(4).shape == (16, 20, 3)
+
+
+def test_a_column_of_small_numbers_may_lack_a_label(tmp_path):
+    columns = {"image": [JPEG] * 2, "label": pa.array([0, None], pa.uint8())}
+    write_table(tmp_path / "train-00000-of-00001.parquet", columns)
+    assert open_parquet(tmp_path, "train").fault(1) == NO_LABEL
+
+
+def test_a_table_without_one_usable_row_is_refused(tmp_path):
+    write_table(tmp_path / "train-00000-of-00001.parquet", {"image": [JPEG], "label": [-1]})
+    with pytest.raises(DataError, match=r"none can be used, the first is:\n.*:0: label -1"):
         open_parquet(tmp_path, "train")
 
 

@@ -5,6 +5,7 @@ import tarfile
 
 import pytest
 
+from phalanx.data.pixels import BadImage
 from phalanx.data.tarshards import looks_like, open_tar, write_tar, written_tar
 from phalanx.errors import DataError
 from small_samples import BOX, CLASSES, encode, folder_bytes, make_samples, undecodable
@@ -165,10 +166,6 @@ def test_a_name_that_pax_hides_is_refused_too(tmp_path):
     ("members", "message"),
     [
         ([("a.cls", b"0"), ("a.pth", b"")], "sample 'a': has no image, only cls, pth"),
-        ([("a.jpg", JPEG)], "sample 'a': its class is None"),
-        ([("a.jpg", JPEG), ("a.cls", b"cat")], "sample 'a': its class is 'cat'"),
-        ([("a.jpg", JPEG), ("a.json", b'{"label": true}')], "its class is True"),
-        ([("a.jpg", JPEG), ("a.cls", b"-1")], "sample 'a': label -1 is no number of a class"),
         ([("a.jpg", JPEG), ("a.json", b"{")], "sample 'a': its json cannot be read"),
         ([("a.jpg", JPEG), ("a.json", b'{"label":0,"bbox":[1,2]}')], "its bbox is"),
         ([("a.jpg", JPEG), ("a.json", b'{"label":0,"bbox":{"x":1}}')], "its bbox is"),
@@ -182,31 +179,120 @@ def test_a_sample_that_lacks_something_is_named(tmp_path, members, message):
         open_tar(tmp_path, "train")
 
 
-def test_a_truncated_shard_is_named_wherever_it_is_cut(tmp_path):
-    shard = write_members(tmp_path / "train-000000.tar", [("a.jpg", JPEG), ("a.cls", b"0")])
+LABELS = {
+    "none.jpg": ([("none.jpg", JPEG)], "(class None): its class is not told as a whole number"),
+    "word.jpg": (
+        [("word.jpg", JPEG), ("word.cls", b"cat")],
+        "(class 'cat'): its class is not told as a whole number",
+    ),
+    "true.jpg": (
+        [("true.jpg", JPEG), ("true.json", b'{"label": true}')],
+        "(class True): its class is not told as a whole number",
+    ),
+    "vast.jpg": (
+        [("vast.jpg", JPEG), ("vast.cls", b"9" * 100)],
+        f"(class '{'9' * 39}): its class is not told as a whole number",
+    ),
+    "minus.jpg": (
+        [("minus.jpg", JPEG), ("minus.cls", b"-1")],
+        "label -1, but there are 2 classes, counted from 0",
+    ),
+    "large.jpg": (
+        [("large.jpg", JPEG), ("large.cls", b"1000000")],
+        "label 1000000, but there are 2 classes, counted from 0",
+    ),
+}
+GOOD = [("a.jpg", JPEG), ("a.cls", b"0"), ("b.jpg", JPEG), ("b.cls", b"1")]
+
+
+def why_bad(source, number):
+    with pytest.raises(BadImage) as caught:
+        source.read(number)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_label_that_no_class_has_is_one_bad_image(tmp_path, name):
+    members, why = LABELS[name]
+    write_members(tmp_path / "train-000000.tar", GOOD + members)
+    source = open_tar(tmp_path, "train")
+    assert len(source) == 3 and source.classes == ("class0000", "class0001")
+    told = why_bad(source, 2)
+    assert told.startswith(f"train-000000.tar:{name}") and told.endswith(f"{why}; mend it")
+    assert source.read(1).shape == (16, 20, 3)
+
+
+def test_images_beyond_a_list_of_classes_are_bad(tmp_path):
+    write_both(tmp_path)
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    source = open_tar(tmp_path, "train")
+    assert source.classes == ("one", "two")
+    assert [number for number in range(10) if source.fault(number)] == [2, 5, 8]
+    assert why_bad(source, 2).endswith("label 2, but there are 2 classes, counted from 0; mend it")
+
+
+def test_a_split_without_one_usable_image_is_refused(tmp_path):
+    members, _ = LABELS["word.jpg"]
+    write_members(tmp_path / "train-000000.tar", members)
+    with pytest.raises(DataError, match=r"none can be used, the first is:\n.*word.jpg \(class "):
+        open_tar(tmp_path, "train")
+
+
+def test_a_truncated_shard_loses_what_follows_wherever_it_is_cut(tmp_path):
+    more = [("c.jpg", JPEG), ("c.cls", b"0")]
+    shard = write_members(tmp_path / "train-000000.tar", GOOD + more)
     whole = shard.read_bytes()
-    after_image = 512 + len(JPEG) + -len(JPEG) % 512
-    for cut, where in (
-        (100, "at byte 0"),
-        (522, "in member 'a.jpg'"),
-        (after_image - 512, "in member 'a.jpg'"),
-        (after_image, f"at byte {after_image:,}"),
-        (after_image + 100, f"at byte {after_image:,}"),
-        (after_image + 512, "in member 'a.cls'"),
-        (after_image + 1024, f"at byte {after_image + 1024:,}"),
+    image = 512 + len(JPEG) + -len(JPEG) % 512
+    begin = 2 * (image + 1024)
+    after_image = begin + image
+    for cut, place, left in (
+        (begin, begin, 2),
+        (begin + 100, begin, 2),
+        (begin + 522, begin, 2),
+        (after_image - 512, begin, 2),
+        (after_image, after_image, 2),
+        (after_image + 100, after_image, 2),
+        (after_image + 512, after_image, 2),
+        (after_image + 1024, after_image + 1024, 3),
     ):
         shard.write_bytes(whole[:cut])
-        with pytest.raises(DataError, match=rf"train-000000.tar: truncated {where}.*fetch"):
-            open_tar(tmp_path, "train")
+        source = open_tar(tmp_path, "train")
+        assert len(source) == left + 1 and source.labels.tolist()[:2] == [0, 1]
+        assert why_bad(source, left) == (
+            f"train-000000.tar: from byte {place:,} on: the shard is cut off there, what follows "
+            "is lost; fetch it again"
+        )
+        assert source.read(left - 1).shape == (16, 20, 3) and len(source.classes) == 2
 
 
-def test_a_damaged_header_in_the_middle_is_found_and_located(tmp_path):
-    shard = write_members(tmp_path / "train-000000.tar", [("a.jpg", JPEG), ("a.cls", b"0")])
-    data = bytearray(shard.read_bytes())
-    place = 512 + len(JPEG) + -len(JPEG) % 512
-    data[place] ^= 1
-    shard.write_bytes(data)
-    with pytest.raises(DataError, match=rf"at byte {place:,}: the checksum of a tar header"):
+def test_a_damaged_header_in_the_middle_loses_what_follows(tmp_path):
+    shard = write_members(tmp_path / "train-000000.tar", [*GOOD, ("c.jpg", JPEG), ("c.cls", b"0")])
+    whole = shard.read_bytes()
+    place = 2 * (512 + len(JPEG) + -len(JPEG) % 512 + 1024)
+    for byte in (place, place + 148):  # in the name, and a checksum that is no number
+        data = bytearray(whole)
+        data[byte] = ord("x")
+        shard.write_bytes(data)
+        source = open_tar(tmp_path, "train")
+        assert len(source) == 3
+        told = f"train-000000.tar: from byte {place:,} on: the shard is damaged there"
+        assert why_bad(source, 2).startswith(told)
+
+
+def test_a_link_in_a_shard_that_is_cut_off_is_refused_as_well(tmp_path):
+    link = strange("c.jpg", tarfile.SYMTYPE, "/etc/passwd")
+    shard = write_members(tmp_path / "train-000000.tar", [*GOOD, link])
+    shard.write_bytes(shard.read_bytes()[: 2 * (512 + len(JPEG) + -len(JPEG) % 512 + 1024) + 512])
+    with pytest.raises(DataError, match="is a symbolic link"):
+        open_tar(tmp_path, "train")
+
+
+def test_a_promise_that_a_cut_shard_cannot_keep_is_told_with_the_place(tmp_path):
+    write_both(tmp_path)
+    (tmp_path / "metadata.json").write_text('{"train_length": 10}')
+    shard = tmp_path / "train-000001.tar"
+    shard.write_bytes(shard.read_bytes()[:600])
+    with pytest.raises(DataError, match=r"promises 10 .* hold 7 \(train-000001.tar: from byte 0"):
         open_tar(tmp_path, "train")
 
 
@@ -242,7 +328,7 @@ def test_without_names_training_says_how_many_classes_there_are(tmp_path):
     assert open_tar(tmp_path, "valid").classes == ("class0000", "class0001", "class0002")
     members = [("a.jpg", JPEG), ("a.cls", b"3")]
     write_members(tmp_path / "validation-000000.tar", members)
-    with pytest.raises(DataError, match="class 3 is 'class0003' here and 'nothing' in training"):
+    with pytest.raises(DataError, match=r"a\.jpg: label 3, but there are 3 classes"):
         open_tar(tmp_path, "valid")
 
 

@@ -317,6 +317,7 @@ def refuse_missing_classes(part: Part, bad: dict[int, str]) -> None:
     if part.labels is None or part.split != "train":
         return
     kept = np.delete(part.labels, list(bad)) if bad else part.labels
+    kept = kept[(kept >= 0) & (kept < len(part.classes))]  # others are yet to be found bad
     counts = np.bincount(kept, minlength=len(part.classes))
     if not counts.all():
         name = part.classes[int(counts.argmin())]

@@ -49,6 +49,11 @@ class SharedCaches:
     def __init__(self, sources: dict[Split, Source], where: str):
         sizes = {split: sizes_of(source) for split, source in sources.items()}
         wanted = sum(int(column.sum()) for column in sizes.values())
+        if not wanted and any(is_cached(source) and len(source) for source in sources.values()):
+            raise ConfigError(
+                f"--dataset-cache: the index of {where} does not know how large its images are; "
+                "leave the option away, or `phalanx data build --to packed`"
+            )
         refuse_unfit(wanted, free_memory(), where)
         self.spec: dict[str, Any] = {"splits": {}}
         end = 0
@@ -104,7 +109,9 @@ def free_memory() -> int:
     free = int(facts["MemAvailable"].split()[0]) * 1024
     group = [_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")]
     if all(lines and lines[0].isdigit() for lines in group):
-        free = min(free, int(group[0][0]) - int(group[1][0]))
+        kept = dict(line.split() for line in _lines("/sys/fs/cgroup/memory.stat"))
+        given_back = int(kept.get("inactive_file", 0))  # files that were read; they make room
+        free = min(free, int(group[0][0]) - int(group[1][0]) + given_back)
     return free
 
 

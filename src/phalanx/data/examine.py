@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert import form_of
-from phalanx.data.indexed import IndexedSource
+from phalanx.data.indexed import BROKEN, CUT_OFF, NO_LABEL, WRONG_LABEL, IndexedSource
 from phalanx.data.origin import Task, open_once, own_name
 from phalanx.data.pixels import (
     JPEG_START,
@@ -32,8 +32,23 @@ try:
 except ImportError:  # damage that Pillow overlooks stays unseen
     simplejpeg = None
 
-KINDS = ("zero-size", "undecodable", "truncated", "wrong extension", "CMYK", "greyscale")
+OUT_OF_RANGE = "label out of range"
+KINDS = (
+    "zero-size",
+    "undecodable",
+    "truncated",
+    "wrong extension",
+    "CMYK",
+    "greyscale",
+    OUT_OF_RANGE,
+)
 BIT = {kind: 1 << place for place, kind in enumerate(KINDS)}
+KIND_OF_FAULT = {  # what the index knows to be bad; undecodable where it is none of these
+    CUT_OFF: "truncated",
+    BROKEN: "truncated",
+    WRONG_LABEL: OUT_OF_RANGE,
+    NO_LABEL: OUT_OF_RANGE,
+}
 COMPLAINTS = ("Premature end", "Corrupt JPEG data")  # how libjpeg tells of damage it got over
 CLOSE_UP = 32  # edge of the pictures that are compared
 CLOSE = 0.12  # their distance as a share of their contrast: strong JPEG compression gives as much
@@ -100,7 +115,8 @@ def look_closely(source: "Source", number: int) -> tuple[bytes, Pixels | None, d
             return b"%d %d\n" % pixels.shape[:2] + pixels.tobytes(), pixels, _grey(pixels)
         data = encoded(number)
     except BadImage as bad:
-        return b"", None, {"undecodable": bad.why}
+        fault = source.fault(number) if isinstance(source, IndexedSource) else 0
+        return b"", None, {KIND_OF_FAULT.get(fault, "undecodable"): bad.why}
     found = judge_header(data, name if _is_file(source) else "")
     if "zero-size" in found:
         return data, None, found

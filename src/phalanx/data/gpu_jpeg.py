@@ -46,6 +46,7 @@ Outcome = Tensor | Pixels | BadImage  # of decoding: on the device, on the host,
 
 MOST_BYTES = 2**30  # of images decoded at a time
 READERS = 8
+USUAL_SWITCH_S = sys.getswitchinterval()
 SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits for a busy reader
 JPEG_END = b"\xff\xd9"
 COLOURS = ("YCbCr", "Gray")
@@ -79,13 +80,12 @@ class GpuDecoder:
         self._decode = decode or NvJpeg(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._threads = ThreadPoolExecutor(READERS, "gpu-decode")
-        self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
 
     def close(self) -> None:
         """End the threads; does nothing the second time."""
         self._threads.shutdown()
-        sys.setswitchinterval(self._switch_s)
+        sys.setswitchinterval(USUAL_SWITCH_S)
 
     def prepare(self, wish: Wish) -> Opened:
         """What is to be decoded, and which part of each image is shown; may run ahead of `fill`."""
@@ -157,7 +157,7 @@ class GpuDecoder:
             while isinstance(pixels, BadImage):
                 self.reader.set_aside(int(opened.indices[row]), pixels)
                 self._replace(opened, row)
-                pixels = decode_here(opened.images[row])
+                pixels = self._decode_one(opened.images[row])
             tensors.append(pixels if isinstance(pixels, Tensor) else self._upload(pixels))
         return tensors
 
@@ -178,17 +178,29 @@ class GpuDecoder:
         there = self._decode_there(list(files.values()))
         found: dict[int, Outcome] = dict(zip(files, there, strict=False))
         rest = [row for row in range(len(images)) if row not in found]
-        here = self._threads.map(decode_here, [images[row] for row in rest])
-        found.update(zip(rest, here, strict=True))
+        if files and not there:  # one of them was refused: each by itself tells which
+            found.update((row, self._decode_one(images[row])) for row in rest)
+        else:
+            here = self._threads.map(decode_here, [images[row] for row in rest])
+            found.update(zip(rest, here, strict=True))
         return [found[row] for row in range(len(images))]
 
     def _decode_there(self, files: list[bytes]) -> list[Tensor]:
         """The images of these files; none at all where the device refuses one of them."""
         try:
             return self._decode(files) if files else []
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
         except RuntimeError:
             self.refused += 1
             return []
+
+    def _decode_one(self, image: Image) -> Outcome:
+        """One image by itself, from the device where it can: the same whenever it is asked for."""
+        if isinstance(image, Picture) and suits_gpu(image):
+            there = self._decode_there([image.data])
+            return there[0] if there else decode_here(image)
+        return decode_here(image)
 
     def _upload(self, pixels: Pixels) -> Tensor:
         writable = np.require(pixels, requirements=["C", "W"])  # torch warns about others

@@ -63,6 +63,7 @@ class Index:
     labels: NDArray[np.int64]  # [N]
     boxes: NDArray[np.float32] | None = None  # [N, 4] left, top, right, bottom in 0..1; nan: none
     sha256: str = ""  # kept by an index on disk, where a million names are not hashed again
+    unkept: str = ""  # why it could not be written to disk; empty: it was
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -160,7 +161,7 @@ def from_arrays(classes: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> In
 def find_index(root: Path, key: str, *, stamp: Stamp, build: Callable[[], Index]) -> Index:
     """The index of a data folder: the one that was kept, or a new one, which is kept.
 
-    Where nothing can be written the new one serves this process alone.
+    Where nothing can be written the new one serves this process alone, and says why.
     """
     places = [root / FOLDER / f"{key}.index", cache_folder(root) / f"{key}.index"]
     for place in places:
@@ -168,15 +169,23 @@ def find_index(root: Path, key: str, *, stamp: Stamp, build: Callable[[], Index]
         if found is not None:
             return found
     index = build()
-    content = to_bytes(index, stamp)
+    content, why = to_bytes(index, stamp), ""
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, content)
-        except (OSError, DiskError):
+        except (OSError, DiskError) as error:
+            why = _reason_of(error)
             continue
         return open_index(place, stamp) or index
-    return index
+    # hashed now, as one on disk is: sizes may later stand for images that are set aside
+    return replace(index, sha256=hash_entries(index), unkept=why)
+
+
+def _reason_of(error: OSError | DiskError) -> str:
+    """The system's own words for a write that failed."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
 
 
 def cache_folder(root: Path) -> Path:

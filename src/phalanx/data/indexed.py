@@ -4,6 +4,7 @@ import os
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,27 @@ from phalanx.data.index import Index
 from phalanx.data.pixels import BadImage, Image, Picture, decode
 
 OPEN_FILES = 128  # shards kept open by one process
-DAMAGED = -1  # the size of an image that was found to be damaged when the index was built
+# The size of what was found to be bad when the index was built: a row of the table below.
+DAMAGED, CUT_OFF, BROKEN, WRONG_LABEL, NO_LABEL = -1, -2, -3, -4, -5
+REASONS = {
+    DAMAGED: "the checksum of its data does not fit",
+    CUT_OFF: "the shard is cut off there, what follows is lost; fetch it again",
+    BROKEN: "the shard is damaged there, what follows is lost; fetch it again",
+    WRONG_LABEL: "label {label}, but there are {classes} classes, counted from {first}; mend it",
+    NO_LABEL: "its class is not told as a whole number; mend it",
+}
 
 
 class IndexedSource:
-    """Random access to images by an index, wherever their bytes lie."""
+    """Random access to images by an index, wherever their bytes lie.
 
-    def __init__(self, root: Path, index: Index):
-        self.root, self.index = root, index
+    first_label: the number that the files give the first class, to speak of labels as they do.
+    """
+
+    def __init__(self, root: Path, index: Index, *, first_label: int = 0):
+        self.root, self.index, self.first_label = root, index, first_label
         self._open: OrderedDict[int, int] = OrderedDict()
+        self._lock = Lock()
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -50,21 +63,34 @@ class IndexedSource:
         try:
             if self.index.names is None:
                 return (self.root / self.index.files[file]).read_bytes()
-            if size == DAMAGED:
-                raise BadImage(self.name(index), "the checksum of its data does not fit")
-            data = os.pread(self._handle(file), size, int(self.index.offsets[index]))
+            if size < 0:
+                raise self.known_bad(index)
+            with self._lock:  # another thread may close what this one is about to read
+                data = os.pread(self._handle(file), size, int(self.index.offsets[index]))
         except OSError as cause:
             raise BadImage(self.name(index), cause.strerror or str(cause)) from None
         if len(data) < size:
             raise BadImage(self.name(index), "the file ends before the image does")
         return data
 
+    def fault(self, index: int) -> int:
+        """What the index knows to be wrong with an image, as a key of REASONS; 0 for nothing."""
+        return 0 if self.index.names is None else min(0, int(self.index.sizes[index]))
+
+    def known_bad(self, index: int) -> BadImage:
+        """The error to raise for an image that the index knows to be bad."""
+        label = int(self.index.labels[index]) + self.first_label
+        why = REASONS[self.fault(index)].format(
+            label=label, classes=len(self.classes), first=self.first_label
+        )
+        return BadImage(self.name(index), why)
+
     def expect(self, indices: list[int]) -> None:
         """Tell the system which images come next, where they are pieces of larger files."""
         if self.index.names is None or not hasattr(os, "posix_fadvise"):
             return
         for index in indices:
-            with suppress(OSError):  # told when it is read
+            with suppress(OSError), self._lock:  # told when it is read
                 place, size = int(self.index.offsets[index]), int(self.index.sizes[index])
                 handle = self._handle(int(self.index.file_of[index]))
                 os.posix_fadvise(handle, place, size, os.POSIX_FADV_WILLNEED)

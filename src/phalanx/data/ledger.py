@@ -20,6 +20,7 @@ from phalanx.data.index import FOLDER
 from phalanx.data.packed import packed_path
 from phalanx.data.sample import Box
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
+from phalanx.errors import DataError
 
 NO_BOX = (float("nan"),) * 4
 
@@ -119,8 +120,14 @@ def read_note(out: Path, split: str, head: bytes) -> Note:
 def read_entries(out: Path, split: str, note: Note) -> Iterator[Entry]:
     """The entries that a note vouches for."""
     with journal_path(out, split).open("rb") as journal:
-        for _ in range(note.images):
-            name, label, box, *place = json.loads(journal.readline())
+        for number in range(note.images):
+            try:
+                name, label, box, *place = json.loads(journal.readline())
+            except ValueError:
+                raise DataError(
+                    f"{journal_path(out, split)}: line {number + 1} is damaged; remove {out} and "
+                    "build again"
+                ) from None
             yield Entry(name, label, None if box is None else tuple(box), *place)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from phalanx.data.ahead import read_ahead
 from phalanx.data.batches import Batch, Findings, Reader, Recipe, check_bad
 from phalanx.data.cache import SharedCaches
+from phalanx.data.indexed import IndexedSource
 from phalanx.data.pool import Chunk, Pool, Wish
 from phalanx.data.sources import Source, Split
 
@@ -80,6 +81,8 @@ class Loader:
         self._fillers: dict[Split, Filler] = {}
         self._caches: SharedCaches | None = None
         self._wants_cache = cache
+        if cache:
+            self._shared_caches()  # told before anything begins where it does not fit
         self.on_device = filler is not None  # where the images are made
         self._findings: dict[Split, Findings] = {"train": Findings(), "valid": Findings()}
         self._readers: dict[Split, Reader] = {}
@@ -95,6 +98,16 @@ class Loader:
     def notes(self) -> dict[Split, dict[int, str]]:
         """The first images of each split smaller than what the model sees."""
         return {split: findings.notes for split, findings in self._findings.items()}
+
+    def unkept(self) -> list[str]:
+        """A line on the index of the images, where it could not be kept on disk."""
+        sources = [reader.source for reader in self._readers.copy().values()]
+        indexed = [source for source in sources if isinstance(source, IndexedSource)]
+        told = {source.root: source.index.unkept for source in indexed if source.index.unkept}
+        return [
+            f"the index of {root} could not be kept ({why}); it is built anew each time"
+            for root, why in told.items()
+        ]
 
     def source(self, split: Split) -> Source:
         """The images behind one split."""
@@ -116,7 +129,7 @@ class Loader:
             yield [_rows(whole, start, start + micro_batch) for start in starts]
 
     def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """Every validation image once, in order; the last batch is padded to full size."""
+        """Every validation image once, in order; what is made here is padded to full batches."""
         images = len(self.source("valid"))
         wishes = (
             Wish(
@@ -126,18 +139,20 @@ class Loader:
             for start in range(0, images, batch_size)
         )
         for batch in self._walk("valid", wishes):
-            yield _padded(batch, batch_size)
+            yield batch if self.on_device else _padded(batch, batch_size)
 
     def close(self) -> None:
         """End the workers; does nothing the second time."""
         if self._pool is not None:
             self._pool.close()
-        if self._caches is not None:
-            self._caches.close()
         while self._walks:
             self._walks.popitem()[1].close()
         for filler in self._fillers.values():
             getattr(filler, "close", lambda: None)()
+        self._fillers, self._readers = {}, {}  # and with them the memory they hold
+        if self._caches is not None:
+            self._caches.close()
+            self._caches = None
 
     def __enter__(self) -> "Loader":
         return self
@@ -256,18 +271,8 @@ def _padded(batch: Batch, size: int) -> Batch:
     if not missing:
         return batch
     return Batch(
-        _with_black(batch.pixels, size),
+        np.pad(batch.pixels, ((0, missing), (0, 0), (0, 0), (0, 0))),
         np.pad(batch.labels, (0, missing)),
         np.pad(batch.indices, (0, missing), constant_values=-1),
         np.pad(batch.positions, (0, missing), constant_values=-1),
-        batch.ready,
     )
-
-
-def _with_black(pixels: Any, rows: int) -> Any:
-    """Images filled up with black ones to so many rows, wherever they lie."""
-    shape = (rows, *pixels.shape[1:])
-    made_here = isinstance(pixels, np.ndarray)
-    grown = np.zeros(shape, np.uint8) if made_here else pixels.new_zeros(shape)
-    grown[: len(pixels)] = pixels
-    return grown

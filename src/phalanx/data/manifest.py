@@ -29,8 +29,16 @@ def find_manifest(root: Path, fingerprints: Fingerprints) -> str | None:
     for folder in (root / FOLDER, cache_folder(root)):
         try:
             kept = json.loads((folder / NAME).read_bytes())
+            if is_older(folder / NAME, folder):  # the index was built anew: a file has changed
+                continue
             if kept["fingerprints"] == json.loads(json.dumps(fingerprints)):
                 return str(kept["manifest"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
+
+
+def is_older(path: Path, folder: Path) -> bool:
+    """Whether an index in the folder was written after the path."""
+    written = path.stat().st_mtime_ns
+    return any(index.stat().st_mtime_ns > written for index in folder.glob("*.index"))

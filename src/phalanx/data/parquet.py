@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.data.index import Index, pack_texts
-from phalanx.data.indexed import IndexedSource
+from phalanx.data.indexed import NO_LABEL, WRONG_LABEL, IndexedSource
 from phalanx.data.pixels import BadImage
 from phalanx.data.shards import (
+    CLASSES_LIMIT,
     SPLIT_WORDS,
     Family,
     Scan,
-    check_label,
     open_shards,
+    refuse_useless,
     with_classes_of,
 )
 from phalanx.errors import DataError
@@ -74,6 +76,8 @@ class ParquetSource(IndexedSource):
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file, as they were put into the row."""
         file, row = int(self.index.file_of[index]), int(self.index.offsets[index])
+        if self.index.sizes[index] < 0:
+            raise self.known_bad(index)
         try:
             images = self._file(file)
             group, place = images.locate(row)
@@ -179,27 +183,26 @@ def scan_file(path: Path) -> Scan:
     except ARROW_ERRORS as cause:
         raise DataError(f"{path}: cannot be read as parquet ({cause}); fetch it again") from None
     images.image_column()  # told now when there is none
-    column = table.column(0)
-    if column.null_count:
-        raise DataError(f"{path}: {column.null_count:,} rows have no label; remove them")
-    labels = column.to_numpy().astype(np.int64)
-    for place in {int(labels.argmin()), int(labels.argmax())} if len(labels) else ():
-        check_label(int(labels[place]), f"{path}: row {place}")
     titles = images.titles()
-    if titles and len(labels) and labels.max() >= len(titles):
-        raise DataError(
-            f"{path}: row {labels.argmax()}: label {labels.max()}, but only {len(titles)} classes "
-            "are named (counted from 0); mend or remove the row"
-        )
+    labels, sizes = read_labels(table.column(0), len(titles) or CLASSES_LIMIT)
     rows = np.arange(len(labels), dtype=np.int64)
     return Scan(
         names=pack_texts(map(str, range(len(labels)))),
         offsets=rows,
-        sizes=np.zeros_like(rows),
+        sizes=sizes,
         labels=labels,
         boxes=np.full((len(rows), 4), np.nan, np.float32),
         titles=titles,
     )
+
+
+def read_labels(column: Any, classes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The label of each row, and its size in the index: 0, or what is wrong with the label."""
+    labels = column.fill_null(0).to_numpy().astype(np.int64)
+    missing = column.is_null().to_numpy()
+    labels[missing] = -1
+    sizes = np.where((labels < 0) | (labels >= classes), WRONG_LABEL, 0)
+    return labels, np.where(missing, NO_LABEL, sizes)
 
 
 def open_parquet(root: Path, split: str) -> ParquetSource:
@@ -213,7 +216,9 @@ def open_parquet(root: Path, split: str) -> ParquetSource:
     train = _open_split(root, "train") if split == "valid" else None
     if train is not None:
         index = with_classes_of(index, train, where=root)
-    return ParquetSource(root, index)
+    source = ParquetSource(root, index)
+    refuse_useless(source)
+    return source
 
 
 def _open_split(root: Path, split: str) -> Index | None:

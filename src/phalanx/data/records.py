@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from phalanx.data.indexed import BROKEN, CUT_OFF
+from phalanx.data.shards import CutOff
 from phalanx.errors import DataError
 
 try:
@@ -47,27 +49,24 @@ class Record(NamedTuple):
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """All records of a file; raises DataError where it cannot be told where the next one begins."""
+    """All records of a file; raises CutOff where it cannot be told where the next one begins."""
     size, place = path.stat().st_size, 0
     with path.open("rb") as file:
-        for number in range(size):
-            if place == size:
-                return
-            where = f"{path}: record {number} at byte {place:,}"
-            data, intact = _read_record(file, size - place, where)
+        while place < size:
+            data, intact = _read_record(file, place, size - place)
             yield Record(place + HEAD, data, intact)
             place += HEAD + len(data) + TAIL
 
 
-def _read_record(file: BinaryIO, left: int, where: str) -> tuple[bytes, bool]:
+def _read_record(file: BinaryIO, place: int, left: int) -> tuple[bytes, bool]:
     """The data, and whether its checksum fits."""
     head = file.read(HEAD)
     length = int.from_bytes(head[:8], "little")
     # the length's own checksum first: a damaged length would look like a cut file
     if len(head) == HEAD and int.from_bytes(head[8:], "little") != masked(crc32c(head[:8])):
-        raise DataError(f"{where}: the checksum of its length does not fit; fetch the shard again")
+        raise CutOff(place, BROKEN)
     if left < HEAD + length + TAIL:
-        raise DataError(f"{where}: the shard is truncated there; fetch it again")
+        raise CutOff(place, CUT_OFF)
     data, tail = file.read(length), file.read(TAIL)
     return data, int.from_bytes(tail, "little") == masked(crc32c(data))
 

@@ -71,7 +71,8 @@ class ResidentFiller:
             pixels = in_colour(self._images[self._move(indices)])
         else:
             pixels = self._pad_cropped(indices, draws)
-        return Batch(pixels, self._source.labels[indices], indices, keys)
+        ready = torch.cuda.current_stream(self._device).record_event() if pixels.is_cuda else None
+        return Batch(pixels, self._source.labels[indices], indices, keys, ready)
 
     def _pad_cropped(self, indices: NDArray[np.int64], draws: NDArray[np.float64]) -> Tensor:
         """Twin of phalanx.data.transforms.pad_crop."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.index import Index, Texts, find_index, pack_texts, stamp_of
+from phalanx.data.indexed import WRONG_LABEL, IndexedSource
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
 
@@ -132,6 +133,24 @@ class Found:
     box: Sequence[float] | None = None
 
 
+class CutOff(Exception):
+    """A shard cannot be read on from a byte; `fault` is a key of phalanx.data.indexed.REASONS."""
+
+    def __init__(self, byte: int, fault: int):
+        super().__init__(byte, fault)
+        self.byte, self.fault = byte, fault
+
+
+def lost_rest(cut: CutOff) -> Found:
+    """One entry for all that a shard has lost, named by the byte where that begins."""
+    return Found(name=f" from byte {cut.byte:,} on", offset=cut.byte, size=cut.fault, label=-1)
+
+
+def size_or_fault(size: int, label: int) -> int:
+    """The size of an image, or a fault in its place where no class can have the label."""
+    return size if 0 <= label < CLASSES_LIMIT else WRONG_LABEL
+
+
 def make_scan(images: Sequence[Found], titles: dict[int, str] | None = None) -> Scan:
     """The images of one file as arrays."""
     none = (np.nan,) * 4
@@ -176,18 +195,24 @@ def join_scans(root: Path, paths: Sequence[Path], scans: Sequence[Scan]) -> Inde
     counts = [len(scan.labels) for scan in scans]
     boxes = np.concatenate([scan.boxes for scan in scans])
     labels = np.concatenate([scan.labels for scan in scans])
+    sizes = np.concatenate([scan.sizes for scan in scans])
     if not len(labels):
         raise DataError(f"{paths[0]}: has no images; fetch or build the data again")
     return Index(
-        classes=name_classes(int(labels.max()) + 1, _join_titles(paths, scans)),
+        classes=name_classes(1 + _top_label(labels, sizes), _join_titles(paths, scans)),
         files=pack_texts(path.relative_to(root).as_posix() for path in paths),
         names=join_texts([scan.names for scan in scans]),
         file_of=np.repeat(np.arange(len(paths), dtype=np.int32), counts),
         offsets=np.concatenate([scan.offsets for scan in scans]),
-        sizes=np.concatenate([scan.sizes for scan in scans]),
+        sizes=sizes,
         labels=labels,
         boxes=None if np.isnan(boxes).all() else boxes,
     )
+
+
+def _top_label(labels: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
+    """The highest label of an image that can be used; -1 where none can."""
+    return int(labels.max(where=sizes >= 0, initial=-1))
 
 
 def _join_titles(paths: Sequence[Path], scans: Sequence[Scan]) -> dict[int, str]:
@@ -205,7 +230,11 @@ def _join_titles(paths: Sequence[Path], scans: Sequence[Scan]) -> dict[int, str]
 
 def name_classes(count: int, titles: dict[int, str]) -> tuple[str, ...]:
     """A name for each class, made up where none was told."""
-    return tuple(titles.get(label, f"class{label:04d}") for label in range(count))
+    return tuple(titles.get(label, _made_up(label)) for label in range(count))
+
+
+def _made_up(label: int) -> str:
+    return f"class{label:04d}"
 
 
 def join_texts(parts: Sequence[Texts]) -> Texts:
@@ -215,34 +244,35 @@ def join_texts(parts: Sequence[Texts]) -> Texts:
     return Texts(np.concatenate([part.letters for part in parts]), np.concatenate(ends))
 
 
-def check_label(label: int, where: str) -> int:
-    """The label; raises DataError when no class can have this number."""
-    if not 0 <= label < CLASSES_LIMIT:
-        raise DataError(f"{where}: label {label} is no number of a class; mend or remove the image")
-    return label
-
-
-def with_classes(index: Index, names: tuple[str, ...], *, where: Path) -> Index:
-    """The index with class names from a list beside the data, which must cover its labels."""
-    top = int(index.labels.max())
-    if top >= len(names):
-        raise DataError(
-            f"{where}: lists {len(names):,} classes, but {index.name(int(index.labels.argmax()))} "
-            f"is of class {top} (counted from 0); is this another set's file?"
-        )
-    return replace(index, classes=names)
+def with_classes(index: Index, names: tuple[str, ...]) -> Index:
+    """The index with these class names, where images of any other class are set aside."""
+    beyond = index.labels >= len(names)
+    sizes = index.sizes
+    if beyond.any():
+        sizes = np.where(beyond & (sizes >= 0), WRONG_LABEL, sizes)
+    return replace(index, classes=names, sizes=sizes)
 
 
 def with_classes_of(index: Index, train: Index, *, where: Path) -> Index:
     """The index with the class names of training; raises DataError when they contradict."""
-    for label in map(int, np.unique(index.labels)):
+    for label in map(int, np.unique(index.labels[index.sizes >= 0])):
         told = train.classes[label] if label < len(train.classes) else "nothing"
-        if index.classes[label] != told:
+        unknown = told == "nothing" and index.classes[label] == _made_up(label)
+        if index.classes[label] != told and not unknown:
             raise DataError(
                 f"{where}: class {label} is {index.classes[label]!r} here and {told!r} in "
                 "training; the two splits are not of one set"
             )
-    return replace(index, classes=train.classes)
+    return with_classes(index, train.classes)
+
+
+def refuse_useless(source: IndexedSource) -> None:
+    """Raise DataError when the index knows every image of a split to be bad."""
+    if (source.index.sizes < 0).all():
+        raise DataError(
+            f"{source.root}: of this split's images ({len(source):,}) none can be used, the first "
+            f"is:\n{source.known_bad(0)}"
+        )
 
 
 def hull(boxes: Iterable[Sequence[float]]) -> tuple[float, float, float, float] | None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from phalanx.data.indexed import BROKEN, CUT_OFF
+from phalanx.data.shards import CutOff
 from phalanx.errors import DataError
 
 BLOCK = 512
@@ -37,42 +39,46 @@ class Member:
 
 
 def read_members(file: BinaryIO, path: Path) -> Iterator[Member]:
-    """The regular files of a tar file, in order; raises DataError for what has no place in data."""
+    """The regular files of a tar file, in order, up to its end mark.
+
+    Raises DataError for what has no place in data, and CutOff where the file ends before its mark
+    or cannot be read on.
+    """
     total, place = os.fstat(file.fileno()).st_size, 0
     told: dict[str, str] = {}  # by an extension, about the member after it
     everywhere: dict[str, str] = {}
     while True:
-        kind, name, size, place = _read_header(file, place, total, path, {**everywhere, **told})
+        begin = place
+        kind, name, size, place = _read_header(file, begin, {**everywhere, **told})
         if kind is None:
             return
-        if place + size > total:
-            raise DataError(f"{path}: truncated in member {name!r} at byte {place:,}; fetch again")
-        if kind in EXTENSIONS:
-            found = _read_extension(file, kind, size, f"{path}: at byte {place:,}")
-            (everywhere if kind == PAX_GLOBAL else told).update(found)
-        else:
+        if kind not in EXTENSIONS:
             told = {}
             _refuse(kind, name, path)
+        if place + size > total:
+            raise CutOff(begin, CUT_OFF)
+        if kind in EXTENSIONS:
+            found = _read_extension(file, kind, size, begin)
+            (everywhere if kind == PAX_GLOBAL else told).update(found)
         if kind in REGULAR:
             yield Member(name, place, size)
         place += size + -size % BLOCK
 
 
 def _read_header(
-    file: BinaryIO, place: int, total: int, path: Path, told: dict[str, str]
+    file: BinaryIO, place: int, told: dict[str, str]
 ) -> tuple[bytes | None, str, int, int]:
     """Kind, name and size of the member at a place, and where its bytes begin; no kind: the end."""
     file.seek(place)
     block = file.read(BLOCK)
     if len(block) < BLOCK:
-        raise DataError(f"{path}: truncated at byte {place:,}, it has no end mark; fetch it again")
+        raise CutOff(place, CUT_OFF)
     if not any(block):
         return None, "", 0, place
-    where = f"{path}: at byte {place:,}"
     blank = block[:148] + b" " * 8 + block[156:]
-    if _number(block[148:156], where) != sum(blank):
-        raise DataError(f"{where}: the checksum of a tar header does not fit; fetch the file again")
-    kind, size = block[156:157], _number(block[124:136], where)
+    if _number(block[148:156], place) != sum(blank):
+        raise CutOff(place, BROKEN)
+    kind, size = block[156:157], _number(block[124:136], place)
     if kind in EXTENSIONS:
         return kind, "", size, place + BLOCK
     if any(key.startswith("GNU.sparse") for key in told):
@@ -88,18 +94,18 @@ def _short_name(block: bytes) -> str:
     return name.decode(errors="surrogateescape")
 
 
-def _number(field: bytes, where: str) -> int:
+def _number(field: bytes, place: int) -> int:
     if field[0] & 0x80:  # too large for octal digits
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     try:
         return int(field.split(b"\0")[0].strip() or b"0", 8)
     except ValueError:
-        raise DataError(f"{where}: no tar header; the file is damaged, fetch it again") from None
+        raise CutOff(place, BROKEN) from None
 
 
-def _read_extension(file: BinaryIO, kind: bytes, size: int, where: str) -> dict[str, str]:
+def _read_extension(file: BinaryIO, kind: bytes, size: int, begin: int) -> dict[str, str]:
     if size > EXTENSION_LIMIT:
-        raise DataError(f"{where}: {size:,} bytes of tar header; the file is damaged")
+        raise CutOff(begin, BROKEN)
     data = file.read(size)
     if kind in (GNU_NAME, GNU_LINK):
         key = "path" if kind == GNU_NAME else "linkpath"
@@ -107,7 +113,7 @@ def _read_extension(file: BinaryIO, kind: bytes, size: int, where: str) -> dict[
     try:
         return dict(_pax_facts(data))
     except ValueError:
-        raise DataError(f"{where}: pax facts that cannot be read; fetch the file again") from None
+        raise CutOff(begin, BROKEN) from None
 
 
 def _pax_facts(data: bytes) -> Iterator[tuple[str, str]]:

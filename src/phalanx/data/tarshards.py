@@ -13,8 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from phalanx.data.index import Index
-from phalanx.data.indexed import IndexedSource
+from phalanx.data.indexed import BROKEN, CUT_OFF, NO_LABEL, IndexedSource
 from phalanx.data.sample import (
     Sample,
     counted,
@@ -25,13 +27,16 @@ from phalanx.data.sample import (
 )
 from phalanx.data.shards import (
     PREFIX,
+    CutOff,
     Family,
     Found,
     Scan,
-    check_label,
     hull,
+    lost_rest,
     make_scan,
     open_shards,
+    refuse_useless,
+    size_or_fault,
     with_classes,
     with_classes_of,
 )
@@ -42,7 +47,10 @@ FAMILY = Family(r"(?:-of-(?P<total>\d+))?\.tar")
 CLASSES, METADATA = "classes.txt", "metadata.json"
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
 ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
+FACTS = ("cls", "json")
 FACTS_LIMIT = 2**20  # bytes of a cls or json member
+MOST_DIGITS = 18  # of a label: so many fit into the index
+TOLD_SHOWN = 40  # letters of a class that is no number
 SHARD_IMAGES = 1024
 
 Parts = dict[str, Member]  # the files of one image, by ending
@@ -66,15 +74,23 @@ def open_tar(root: Path, split: str) -> IndexedSource:
     if isinstance(promised, int) and promised != len(index):
         raise DataError(
             f"{root / METADATA}: promises {promised:,} images where the shards of {split} hold "
-            f"{len(index):,}; fetch the shards that are missing"
+            f"{len(index):,}{_describe_lost(index)}; fetch the shards that are missing"
         )
     listed = read_class_names(root / CLASSES) or tuple(map(str, metadata.get("classes") or ()))
     train = _open_split(root, "train") if split == "valid" and not listed else None
     if listed:
-        index = with_classes(index, listed, where=root / CLASSES)
+        index = with_classes(index, listed)
     elif train is not None:
         index = with_classes_of(index, train, where=root)
-    return IndexedSource(root, index)
+    source = IndexedSource(root, index)
+    refuse_useless(source)
+    return source
+
+
+def _describe_lost(index: Index) -> str:
+    """Where the first shard that is cut off or damaged is so; empty where all are whole."""
+    lost = np.flatnonzero(np.isin(index.sizes, (CUT_OFF, BROKEN)))
+    return f" ({index.name(int(lost[0]))} it is lost)" if len(lost) else ""
 
 
 def _open_split(root: Path, split: str) -> Index | None:
@@ -95,19 +111,35 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 def scan_shard(path: Path) -> Scan:
     """Where the images of one shard lie."""
+    groups: dict[str, Parts] = {}
+    rest: list[Found] = []
     with path.open("rb") as file:
-        groups: dict[str, Parts] = {}
-        for member in read_members(file, path):
-            folder, slash, base = member.name.rpartition("/")
-            stem, _, ending = base.partition(".")
-            if not stem:
-                continue  # ._files of another system's tar
-            parts = groups.setdefault(f"{folder}{slash}{stem}", {})
-            ending = ending.lower().rpartition(".")[2]
-            if ending in parts:
-                raise DataError(f"{path}: member {member.name!r} comes twice; write the file anew")
-            parts[ending] = member
-        return make_scan([_find_image(file, path, key, parts) for key, parts in groups.items()])
+        try:
+            for member in read_members(file, path):
+                _add_member(groups, member, path)
+        except CutOff as cut:
+            rest = [lost_rest(cut)]
+            groups = {key: parts for key, parts in groups.items() if _is_whole(parts)}
+        found = [_find_image(file, path, key, parts) for key, parts in groups.items()]
+    return make_scan(found + rest)
+
+
+def _add_member(groups: dict[str, Parts], member: Member, path: Path) -> None:
+    """Put a file to those of its image."""
+    folder, slash, base = member.name.rpartition("/")
+    stem, _, ending = base.partition(".")
+    if not stem:
+        return  # ._files of another system's tar
+    parts = groups.setdefault(f"{folder}{slash}{stem}", {})
+    ending = ending.lower().rpartition(".")[2]
+    if ending in parts:
+        raise DataError(f"{path}: member {member.name!r} comes twice; write the file anew")
+    parts[ending] = member
+
+
+def _is_whole(parts: Parts) -> bool:
+    """Whether an image and its class came before the shard broke off."""
+    return any(ending in parts for ending in IMAGES) and not parts.keys().isdisjoint(FACTS)
 
 
 def _find_image(file: BinaryIO, path: Path, key: str, parts: Parts) -> Found:
@@ -117,18 +149,23 @@ def _find_image(file: BinaryIO, path: Path, key: str, parts: Parts) -> Found:
         has = ", ".join(sorted(parts))
         raise DataError(f"{where}: has no image, only {has}; {', '.join(IMAGES)} can be read")
     facts = _read_json(file, parts["json"], where) if "json" in parts else {}
-    label = facts.get("label", facts.get("cls"))
+    told = facts.get("label", facts.get("cls"))
     if "cls" in parts:
-        label = _read_small(file, parts["cls"], where).decode(errors="replace").strip()
-    if not str(label).removeprefix("-").isdecimal():
-        raise DataError(f"{where}: its class is {label!r}, wants a whole number in .cls or .json")
+        told = _read_small(file, parts["cls"], where).decode(errors="replace").strip()
+    name, label = str(facts.get("filename") or image.name), _read_label(told)
     return Found(
-        name=str(facts.get("filename") or image.name),
+        name=name if label is not None else f"{name} (class {told!r:.{TOLD_SHOWN}})",
         offset=image.offset,
-        size=image.size,
-        label=check_label(int(str(label)), where),
+        size=NO_LABEL if label is None else size_or_fault(image.size, label),
+        label=-1 if label is None else label,
         box=_read_box(facts.get("bbox"), where),
     )
+
+
+def _read_label(told: Any) -> int | None:
+    """The number of a class; None for what is no whole number, or one beyond all measure."""
+    digits = str(told).removeprefix("-")
+    return int(str(told)) if digits.isdecimal() and len(digits) <= MOST_DIGITS else None
 
 
 def _read_json(file: BinaryIO, member: Member, where: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """ImageNet as TFRecord shards, train-00000-of-01024 and validation-00000-of-00128.
 
 Every checksum is verified when the index is built; training then reads each JPEG with one call,
-from the place it has inside its record. A record whose data is damaged is one bad image; a shard
-that is cut off, or damaged where it tells a length, has lost nobody knows how many, and is refused.
+from the place it has inside its record. A record whose data is damaged, or whose label no class
+has, is one bad image; so is all that is lost of a shard that is cut off, or damaged where it tells
+a length.
 """
 
 import re
@@ -22,7 +23,7 @@ from phalanx.data.example import (
 )
 from phalanx.data.index import Index
 from phalanx.data.indexed import DAMAGED, IndexedSource
-from phalanx.data.records import HEAD, read_records, write_record
+from phalanx.data.records import HEAD, Record, read_records, write_record
 from phalanx.data.sample import (
     Sample,
     counted,
@@ -34,13 +35,16 @@ from phalanx.data.sample import (
 )
 from phalanx.data.shards import (
     PREFIX,
+    CutOff,
     Family,
     Found,
     Scan,
-    check_label,
     hull,
+    lost_rest,
     make_scan,
     open_shards,
+    refuse_useless,
+    size_or_fault,
     with_classes,
     with_classes_of,
 )
@@ -49,6 +53,8 @@ from phalanx.errors import DataError
 FAMILY = Family(r"-of-(?P<total>\d+)(?:\.tfrecords?)?")
 LABELS = "labels.txt"
 SHARDS = {"train": 1024, "valid": 128}
+FIRST_LABEL = 1
+LEAST_INTEGER = -(2**63)
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 NUMBERED_LINE = re.compile(r"(\d+)[:\t](.+)")
 
@@ -69,10 +75,12 @@ def open_tfrecord(root: Path, split: str) -> IndexedSource:
     listed = read_labels(root / LABELS)
     train = _open_split(root, "train") if split == "valid" and listed is None else None
     if listed is not None:
-        index = with_classes(index, listed, where=root / LABELS)
+        index = with_classes(index, listed)
     elif train is not None:
         index = with_classes_of(index, train, where=root)
-    return IndexedSource(root, index)
+    source = IndexedSource(root, index, first_label=FIRST_LABEL)
+    refuse_useless(source)
+    return source
 
 
 def _open_split(root: Path, split: str) -> Index | None:
@@ -95,21 +103,28 @@ def scan_shard(path: Path) -> Scan:
     """Where the images of one shard lie; every record is checked."""
     images: list[Found] = []
     titles: dict[int, str] = {}
-    for number, (begin, data, intact) in enumerate(read_records(path)):
-        where = f"{path}: record {number} at byte {begin:,}"
-        if not intact:  # one image is lost, and is named when it is its turn
-            name = f"record {number} at byte {begin - HEAD:,}"
-            images.append(Found(name=name, offset=begin, size=DAMAGED, label=0))
-            continue
-        try:
-            image, title = _find_image(data, begin, where)
-        except ValueError as cause:
-            raise DataError(f"{where}: no Example message ({cause}); is this ImageNet?") from None
-        images.append(image)
-        if title and titles.setdefault(image.label, title) != title:
-            known = titles[image.label]
-            raise DataError(f"{where}: calls class {image.label} {title!r}, before {known!r}")
+    try:
+        for number, record in enumerate(read_records(path)):
+            images.append(_scan_record(record, number, path, titles))
+    except CutOff as cut:
+        images.append(lost_rest(cut))
     return make_scan(images, titles)
+
+
+def _scan_record(record: Record, number: int, path: Path, titles: dict[int, str]) -> Found:
+    """The image of one record, whose class is added to the titles."""
+    where = f"{path}: record {number} at byte {record.begin:,}"
+    if not record.intact:  # one image is lost, and is named when it is its turn
+        name = f"record {number} at byte {record.begin - HEAD:,}"
+        return Found(name=name, offset=record.begin, size=DAMAGED, label=0)
+    try:
+        image, title = _find_image(record.data, record.begin, where)
+    except ValueError as cause:
+        raise DataError(f"{where}: no Example message ({cause}); is this ImageNet?") from None
+    if title and image.size >= 0 and titles.setdefault(image.label, title) != title:
+        known = titles[image.label]
+        raise DataError(f"{where}: calls class {image.label} {title!r}, before {known!r}")
+    return image
 
 
 def _find_image(data: bytes, begin: int, where: str) -> tuple[Found, str]:
@@ -122,14 +137,13 @@ def _find_image(data: bytes, begin: int, where: str) -> tuple[Found, str]:
             f"{where}: needs one image/encoded and one image/class/label, has {len(spans)} and "
             f"{len(labels)}; these are not ImageNet's keys"
         )
-    if labels[0] == 0:
-        raise DataError(f"{where}: label 0, but ImageNet's shards count their classes from 1")
     first, last = spans[0]
+    label = max(labels[0] - FIRST_LABEL, LEAST_INTEGER)
     found = Found(
         name=_read_text(data, features.get("image/filename")) or f"{begin}",
         offset=begin + first,
-        size=last - first,
-        label=check_label(labels[0] - 1, where),
+        size=size_or_fault(last - first, label),
+        label=label,
         box=_read_box(data, features),
     )
     title = _read_text(data, features.get("image/class/synset"))

@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.crew import Crew
-from phalanx.data.examine import BIT, KINDS, Facts, Key, compare_pairs, empty_facts, examine_task
+from phalanx.data.examine import (
+    BIT,
+    KINDS,
+    OUT_OF_RANGE,
+    Facts,
+    Key,
+    compare_pairs,
+    empty_facts,
+    examine_task,
+)
 from phalanx.data.imagenet import HANDOUTS
 from phalanx.data.origin import TASK_IMAGES, Part, find_parts, make_tasks
 from phalanx.data.twins import find_twins, group_equal, group_pairs
@@ -19,10 +28,10 @@ from phalanx.plan.machine import count_cores
 
 WORDS = {"train": "training", "valid": "validation"}
 NOTES = ("greyscale",)  # worth knowing, not wrong
-UNSEEN = BIT["zero-size"] | BIT["undecodable"] | BIT["truncated"]
+UNSEEN = BIT["zero-size"] | BIT["undecodable"] | BIT["truncated"] | BIT[OUT_OF_RANGE]
 EXACT, NEAR = "exact duplicates", "near duplicates"
 SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
-OUT_OF_RANGE, MISSING = "label out of range", "class missing in a split"
+MISSING = "class missing in a split"
 
 Tell = Callable[[str, int, int], None]  # split, images done, of how many
 
@@ -130,7 +139,8 @@ def examine_part(part: Part, crew: Crew, tell: Tell | None) -> Facts:
 def judge(root: Path, parts: list[Part], facts: list[Facts], *, groups: Groups) -> Verdict:
     """What the facts of all splits mean together."""
     single = {kind: list(_flagged(parts, facts, kind)) for kind in KINDS}
-    single[OUT_OF_RANGE] = [place for part in parts for place in _strange_labels(part)]
+    for part, each in zip(parts, facts, strict=True):
+        single[OUT_OF_RANGE] += _strange_labels(part, each)
     counts = {part.split: _count_classes(part) for part in parts}
     return Verdict(
         folder=str(root),
@@ -160,7 +170,7 @@ def manifest_id(classes: tuple[str, ...], facts: list[Facts]) -> str:
 def place_of(part: Part, number: int, why: str = "") -> Place:
     """An image as a person finds it."""
     label = int(part.labels[number]) if part.labels is not None else -1
-    named = part.classes[label] if 0 <= label < len(part.classes) else str(label)
+    named = part.classes[label] if 0 <= label < len(part.classes) else "no class"
     return Place(part.split, int(number), part.source.name(number), named, why)
 
 
@@ -173,9 +183,11 @@ def _flagged(parts: list[Part], facts: list[Facts], kind: str) -> Iterator[Place
 # --- labels ---
 
 
-def _strange_labels(part: Part) -> Iterator[Place]:
+def _strange_labels(part: Part, facts: Facts) -> Iterator[Place]:
+    """Images of no known class, but for those that an index has set aside and told of."""
     assert part.labels is not None
-    for number in np.flatnonzero((part.labels < 0) | (part.labels >= len(part.classes))):
+    strange = (part.labels < 0) | (part.labels >= len(part.classes))
+    for number in np.flatnonzero(strange & (facts.flags & UNSEEN == 0)):
         told = f"label {part.labels[number]}, but there are {len(part.classes)} classes"
         yield place_of(part, int(number), told)
 
