@@ -49,6 +49,39 @@ def parse_duration(text: str | int | float) -> Duration:
     return Duration(amount, unit)
 
 
+def parse_durations(text: str) -> tuple[Duration, ...]:
+    """Lengths of training with commas.
+
+    >>> [str(length) for length in parse_durations("30, 60ep, 75%")]
+    ['30ep', '60ep', '75%']
+    """
+    return tuple(parse_duration(part) for part in text.strip("[]").split(","))
+
+
+def parse_numbers(text: str) -> tuple[Fraction, ...]:
+    """Numbers with commas; fractions are understood.
+
+    >>> parse_numbers("0.5, 3/4")
+    (Fraction(1, 2), Fraction(3, 4))
+    """
+    try:
+        return tuple(Fraction(part.strip()) for part in text.strip("[]").split(","))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"wants numbers with commas, such as 0.5,0.75, got {text!r}") from None
+
+
+def parse_betas(text: str) -> tuple[float, float]:
+    """Two shares of less than one with a comma.
+
+    >>> parse_betas("0.9,0.999")
+    (0.9, 0.999)
+    """
+    numbers = parse_numbers(text)
+    if len(numbers) != 2 or not all(0 <= number < 1 for number in numbers):
+        raise ConfigError(f"wants two shares from 0 to below 1, such as 0.9,0.999, got {text!r}")
+    return float(numbers[0]), float(numbers[1])
+
+
 def parse_pair(text: str) -> tuple[float, float]:
     """Two numbers with a comma, the smaller first; fractions are understood.
 

@@ -17,7 +17,7 @@ def here(tmp_path, monkeypatch):
 
 
 def lr_of(name: str) -> float:
-    return read_settings(name).config.optim.lr
+    return read_settings(name).config.schedule.lr
 
 
 def test_the_local_folder_wins_over_entries_and_those_over_ours():
@@ -48,9 +48,9 @@ def test_entries_share_values_by_anchor_and_merge():
         "  <<: *small\n"
     )
     both, last = read_settings("both"), read_settings("last")
-    assert (both.config.optim.lr, both.config.train.epochs) == (0.25, 40)
+    assert (both.config.schedule.lr, both.config.train.epochs) == (0.25, 40)
     assert both.config.optim.weight_decay == 5e-5
-    assert last.config.optim.lr == 0.125, "the entry's own key wins, wherever the merge stands"
+    assert last.config.schedule.lr == 0.125, "the entry's own key wins, wherever the merge stands"
     assert both.origins["lr"] == both.origins["weight-decay"] == "preset both (configs.yml)"
 
 

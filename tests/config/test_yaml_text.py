@@ -83,7 +83,7 @@ def test_a_value_is_read_as_it_is_meant(text, value):
         ("batch-size: 0", "batch-size: must be at least 1, got 0"),
         ("momentum: 1.5", "momentum: must be at most 1.0, got 1.5"),
         ("epoch-tail: dorp", "epoch-tail: no choice is called 'dorp'; did you mean 'drop'?"),
-        ("precision: 16.16", "precision: no choice is called '16.16'; did you mean '16.32'?"),
+        ("precision: 16.64", "precision: no choice is called '16.64'; did you mean '16.16'?"),
         ("model: resnet7", "model: no model is called 'resnet7'; did you mean 'resnet"),
         ("data: cifar", "data: no dataset is called 'cifar'; did you mean 'cifar10'?"),
         ("lr: 2026-13-45", "lr: wants a number"),

@@ -27,7 +27,8 @@ from phalanx.engine.shelf import (
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.errors import CheckpointError, DiskError
 from phalanx.models.build import build_model, initialise
-from phalanx.optim.sgd import build_sgd, update
+from phalanx.optim.rules import OptimSettings, build_optimizer
+from phalanx.optim.update import update
 from small_runs import run_phalanx, small_run
 
 FILES = {"facts.json": b"{}", "weights.safetensors": b"w" * 100}
@@ -37,7 +38,7 @@ def small_state(seed: int = 0) -> TrainState:
     model = build_model(MODELS["resnet8"], num_classes=10)
     initialise(model, seed, zero_residual=False)
     model = model.to(memory_format=torch.channels_last)
-    return TrainState(model, build_sgd(model, momentum=0.9, weight_decay=1e-3))
+    return TrainState(model, build_optimizer(model, OptimSettings(momentum=0.9, weight_decay=1e-3)))
 
 
 def train_a_little(state: TrainState, steps: int) -> None:

@@ -13,7 +13,7 @@ from phalanx.engine.step import StepRule
 from phalanx.errors import DataError
 from small_runs import small_run
 
-RULE = StepRule(label_smoothing=0.0, device_type="cpu", half=False)
+RULE = StepRule(label_smoothing=0.0, device_type="cpu", half=None)
 
 
 class Fixed(torch.nn.Module):

@@ -110,6 +110,31 @@ def test_keeping_photographs_on_the_device_is_refused(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_is_scored_without_what_served_its_training(digits, tmp_path, capsys):
+    run, alone = tmp_path / "run", tmp_path / "alone"
+    options = {"keep_on_device": "true", "dataset_cache": "true"}
+    assert main(small_run(digits, run, steps=6, **options)) == 0
+    top1 = json.loads((run / "summary.json").read_text())["top1"]
+    alone.mkdir()
+    for file in digits.glob("t10k-*"):
+        (alone / file.name).write_bytes(file.read_bytes())
+    capsys.readouterr()
+    assert main(["validate", str(run), "--data-dir", str(alone), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["top1"] == top1
+
+
+def test_the_size_a_run_had_by_itself_may_be_said(plain):
+    assert phalanx.validate(str(plain), image_size=12) is not None
+
+
+def test_sizes_on_the_way_are_checked_as_the_last_one_is(tmp_path, capsys):
+    words = ["plan", "--model=resnet18", "--data=generated", "--image-size=64", "--batch-size=1"]
+    assert main([*words, "--progressive-resolution=8:50%"]) == 2
+    assert "resnet18 halves the image" in capsys.readouterr().err
+    assert main([*words, "--progressive-resolution=32:100%"]) == 2
+    assert "no step is left at --image-size" in capsys.readouterr().err
+
+
 def test_every_checkpoint_says_how_images_were_prepared(plain):
     facts = describe_checkpoint(plain, {}).facts
     assert len(facts["preprocessing_fingerprint"]) == 64
@@ -138,6 +163,39 @@ def test_the_summary_and_the_report_say_who_waited(digits, tmp_path):
     assert set(found["stages"]) == {"read", "augment", "both"}
     assert "images/s come, resnet" in found["verdict"]
     assert "images/s come, resnet" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_manifest_is_forgotten_when_a_file_changes(tmp_path, capsys):
+    root = tmp_path / "photos"
+    for number in range(12):
+        path = root / ("train" if number < 8 else "val") / "ab"[number % 2]
+        path.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(path / f"{number}.jpg")
+    words = ["--data=folder", f"--data-dir={root}", "--device=cpu", "--model=resnet8"]
+    words += ["--image-size=32", "--batch-size=2", "--steps=2", "--warmup-epoch=0", "--workers=0"]
+    assert main(["data", "verify", str(root)]) == 0
+    assert main(["train", *words, f"--run-dir={tmp_path / 'one'}"]) == 0
+    known = describe_checkpoint(tmp_path / "one", {}).facts["data_manifest"]
+    file = root / "train" / "a" / "0.jpg"
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1  # the same size, another content
+    file.write_bytes(data)
+    assert main(["train", *words, f"--run-dir={tmp_path / 'two'}"]) == 0
+    assert known and describe_checkpoint(tmp_path / "two", {}).facts["data_manifest"] is None
+
+
+def test_a_cache_that_does_not_fit_leaves_no_run(digits, tmp_path, monkeypatch, capsys):
+    root = tmp_path / "photos"
+    for number in range(8):
+        path = root / ("train" if number < 4 else "val") / "ab"[number % 2]
+        path.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((40, 40, 3), number * 20, np.uint8)).save(path / f"{number}.jpg")
+    monkeypatch.setattr("phalanx.data.cache.free_memory", lambda: 1000)
+    words = ["train", "--data=folder", f"--data-dir={root}", "--device=cpu", "--model=resnet8"]
+    words += ["--image-size=32", "--batch-size=2", "--steps=2", "--warmup-epoch=0"]
+    assert main([*words, "--dataset-cache", f"--run-dir={tmp_path / 'run'}"]) == 2
+    assert "--dataset-cache: " in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_the_manifest_of_verified_data_is_in_every_checkpoint(digits, tmp_path, capsys):

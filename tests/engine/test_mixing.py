@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from phalanx.engine.loss import binary_cross_entropy, cross_entropy, smoothing_over_all
 from phalanx.engine.mixing import (
     Mixing,
     draw_kept,
@@ -15,7 +16,6 @@ from phalanx.engine.mixing import (
     share_targets,
 )
 from phalanx.engine.mixing import Target as Goal
-from phalanx.engine.step import loss_of
 from phalanx.plan.draws import draw_beta
 
 
@@ -133,7 +133,7 @@ def test_the_loss_of_mixed_labels_is_the_weighted_sum():
     logits = torch.randn(3, 4, dtype=torch.float64)
     first, second = torch.tensor([0, 1, 2]), torch.tensor([3, 3, 0])
     weights = torch.tensor([0.9, 0.6, 0.5], dtype=torch.float64)
-    found = loss_of(logits, [Goal(first, weights), Goal(second, 1 - weights)], smoothing=0.1)
+    found = cross_entropy(logits, [Goal(first, weights), Goal(second, 1 - weights)], 0.1)
     soft = F.one_hot(first, 4) * weights[:, None] + F.one_hot(second, 4) * (1 - weights[:, None])
     soft = soft * 0.9 + 0.1 / 4
     expected = -(soft * logits.log_softmax(1)).sum()
@@ -145,3 +145,37 @@ def test_mixing_keeps_the_memory_layout():
     mixing = Mixing(mixup_alpha=0.2, cutmix_low=0.5, cutmix_high=0.5)
     mixed = mix_batch(images, torch.arange(4), first=0, seed=0, mixing=mixing)
     assert mixed.images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_binary_cross_entropy_asks_every_class_by_itself():
+    logits = torch.randn(3, 4, dtype=torch.float64)
+    first, second = torch.tensor([0, 1, 2]), torch.tensor([3, 1, 0])
+    weights = torch.tensor([0.9, 0.6, 0.5], dtype=torch.float64)
+    found = binary_cross_entropy(logits, [Goal(first, weights), Goal(second, 1 - weights)], 0.1)
+    wanted = F.one_hot(first, 4) * weights[:, None] + F.one_hot(second, 4) * (1 - weights[:, None])
+    wanted = wanted * 0.9 + 0.1 / 4
+    yes, no = F.logsigmoid(logits), F.logsigmoid(-logits)
+    assert torch.allclose(found, -(wanted * yes + (1 - wanted) * no).sum() / 4)
+    plain = binary_cross_entropy(logits, [Goal(first)], 0.0)
+    hard = F.one_hot(first, 4).double()
+    assert torch.allclose(plain, -(hard * yes + (1 - hard) * no).sum() / 4)
+
+
+def test_smoothing_over_the_wrong_classes_alone():
+    logits, labels = torch.randn(5, 10, dtype=torch.float64), torch.arange(5)
+    found = cross_entropy(
+        logits, [Goal(labels)], smoothing_over_all(0.2, over="others", classes=10)
+    )
+    wanted = torch.full((5, 10), 0.2 / 9, dtype=torch.float64)
+    wanted[torch.arange(5), labels] = 0.8
+    assert torch.allclose(found, -(wanted * logits.log_softmax(1)).sum())
+    assert smoothing_over_all(0.2, over="all", classes=10) == 0.2
+
+
+def test_repeated_images_are_mixed_with_others():
+    labels = torch.repeat_interleave(torch.arange(4), 3)
+    images = labels.float()[:, None, None, None].expand(12, 3, 8, 8)
+    mixing = Mixing(mixup_alpha=0.3, cutmix_low=0.5, cutmix_high=0.5, repeats=3)
+    mixed = mix_batch(images, labels, first=0, seed=0, mixing=mixing)
+    for first, second in ((0, 1), (0, 2), (2, 3)):
+        assert (mixed.targets[first].labels != mixed.targets[second].labels).all()

@@ -14,10 +14,11 @@ from phalanx.cli.main import main
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch, StepRule, train_step
 from phalanx.errors import DataError, DivergedError
-from phalanx.optim.sgd import build_sgd
+from phalanx.optim.rules import OptimSettings, build_optimizer
 from small_runs import make_digits, run_phalanx, small_run
 
-RULE = StepRule(label_smoothing=0.1, device_type="cpu", half=False)
+PLAIN = OptimSettings(momentum=0.0)
+RULE = StepRule(label_smoothing=0.1, device_type="cpu", half=None)
 
 
 def read_summary(run: Path) -> dict:
@@ -123,7 +124,9 @@ def test_accumulated_gradients_equal_the_full_batch():
     def gradients(sizes):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)).double()
-        state = TrainState(model, build_sgd(model, momentum=0.0, weight_decay=0.0))
+        state = TrainState(
+            model, build_optimizer(model, OptimSettings(momentum=0.0, weight_decay=0.0))
+        )
         before = [w.detach().clone() for w in model.parameters()]
         images = torch.randn(12, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double()
         labels = torch.arange(12) % 3
@@ -149,7 +152,7 @@ def test_label_smoothing_is_the_seeds_formula():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 3, bias=False))
     with torch.no_grad():
         model[1].weight.copy_(torch.eye(3))
-    state = TrainState(model, build_sgd(model, momentum=0.0, weight_decay=0.0))
+    state = TrainState(model, build_optimizer(model, PLAIN))
     batch = MicroBatch(logits[:, :, None, None], torch.tensor([0]), 0)
     loss = train_step(state, [batch], 0.0, rule=RULE)[0]
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)

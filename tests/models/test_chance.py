@@ -15,12 +15,13 @@ from phalanx.models.build import build_model, initialise
 from phalanx.models.chance import draw_chances
 from phalanx.models.layers import drop_path
 from phalanx.models.units import UnitModel
-from phalanx.optim.sgd import build_sgd
+from phalanx.optim.rules import OptimSettings, build_optimizer
 from phalanx.plan import draws
 
 CPU = torch.device("cpu")
 WANTED = {"layer1.0": 1, "drop": 7, "layer3.2": 1}
-RULE = StepRule(label_smoothing=0.0, device_type="cpu", half=False, seed=9)
+PLAIN = OptimSettings(momentum=0.0)
+RULE = StepRule(label_smoothing=0.0, device_type="cpu", half=None, seed=9)
 
 
 def drawn(wanted: dict[str, int], *, first: int = 0, images: int = 8, seed: int = 9):
@@ -191,7 +192,7 @@ def stepped(model: UnitModel, cuts: list[int], *, first: int = 40, seed: int = 9
         part = slice(begin, begin + size)
         passes.append(MicroBatch(images[part], labels[part], first + begin))
         begin += size
-    state = TrainState(model, build_sgd(model, momentum=0.0, weight_decay=0.0))
+    state = TrainState(model, build_optimizer(model, PLAIN))
     train_step(state, passes, 1.0, rule=replace(RULE, seed=seed))
     return [weight.detach().clone() for weight in model.parameters()]
 

@@ -32,7 +32,7 @@ def test_a_global_batch_is_micro_batch_by_accumulation_by_replicas(micro, accumu
 
 
 def test_the_same_global_batch_gives_the_same_numbers():
-    names = ("global_batch", "total_steps", "steps_per_epoch", "warmup_steps", "log", "save")
+    names = ("global_batch", "total_steps", "steps_per_epoch", "schedule", "log", "save")
     spread = plan_for(batch_size=16, replicas=4)
     folded = plan_for(batch_size=16, gradient_accumulation=4)
     assert [getattr(spread, name) for name in names] == [getattr(folded, name) for name in names]
@@ -87,7 +87,7 @@ def test_less_than_one_step_is_refused_with_the_way_out():
     ],
 )
 def test_warmup_in_epochs_steps_and_percent(text, steps):
-    assert plan_for(warmup_epoch=text).warmup_steps == steps
+    assert plan_for(warmup_epoch=text).schedule.warmup == steps
 
 
 @pytest.mark.parametrize("text", ["8.1ep", "1001st"])
@@ -98,7 +98,7 @@ def test_a_warmup_longer_than_the_run_is_refused(text):
 
 def test_an_epoch_of_warmup_is_an_epoch_of_the_run():
     plan = plan_for(100, batch_size=30, epochs=2, epoch_tail="drop", warmup_epoch="2ep")
-    assert plan.total_steps == plan.warmup_steps == 6
+    assert plan.total_steps == plan.schedule.warmup == 6
 
 
 def test_validation_batches_and_bad_images():

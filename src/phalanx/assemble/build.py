@@ -1,27 +1,42 @@
 """The torch side of a plan: device, threads, model and optimizer."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from phalanx.assemble.instructions import avoid_missing_instructions
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
+from phalanx.engine.average import Averages
+from phalanx.engine.loss import smoothing_over_all
 from phalanx.engine.mixing import Mixing
+from phalanx.engine.scaling import AutoScale
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepRule
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models.build import build_model, initialise
+from phalanx.models.recompute import store_only
 from phalanx.models.weights import fill, layout_in, read_weights
-from phalanx.optim.sgd import build_sgd
+from phalanx.optim.half import HalfWeights
+from phalanx.optim.rules import OptimSettings, build_optimizer
 from phalanx.plan.model import variant_of
 from phalanx.plan.plan import Plan
+from phalanx.units import parse_betas
 
 
 def prepare_torch(plan: Plan) -> torch.device:
     """Set torch up as the plan says, and give the device the run uses."""
+    avoid_missing_instructions()
     torch.set_num_threads(plan.threads)
+    DETERMINISM[plan.determinism]()
+    for name in (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    ):
+        setattr(torch.backends.cuda.matmul, name, plan.half_partials)
     device = torch.device(first_device(plan.device))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device: torch finds no CUDA device here; use --device cpu")
@@ -33,6 +48,33 @@ def prepare_torch(plan: Plan) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("--device: torch finds no mps device here; use --device cpu")
     return device
+
+
+def be_fast() -> None:
+    """Let torch measure which kernels are fastest."""
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = True
+
+
+def be_seeded() -> None:
+    """Draw the same numbers; sums may be added up in another order now and then."""
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = False
+
+
+def be_strict() -> None:
+    """Give the same bits every time, on the same hardware."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+DETERMINISM: dict[str, Callable[[], None]] = {
+    "off": be_fast,
+    "seeded": be_seeded,
+    "strict": be_strict,
+}
 
 
 def first_device(devices: str) -> str:
@@ -50,7 +92,18 @@ def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module
     model = build_model(variant, num_classes=plan.num_classes)
     if not isinstance(variant, OwnVariant):
         initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
+    if plan.precision == "16.16":
+        halve(model, getattr(torch, plan.half_type))
+    if plan.stored is not None:
+        store_only(model, plan.stored, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def halve(model: nn.Module, kind: torch.dtype) -> None:
+    """Give convolutions and linear layers 16-bit weights; the few numbers of norms stay in 32."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.to(kind)
 
 
 def begin_with_weights(model: nn.Module, config: Config) -> None:
@@ -89,25 +142,77 @@ def advise(model: nn.Module, tensors: Mapping[str, Tensor], head: str) -> str:
 def build_state(config: Config, plan: Plan, device: torch.device) -> TrainState:
     """A state at step 0."""
     model = build_network(config, plan, device)
-    optimizer = build_sgd(
-        model, momentum=config.optim.momentum, weight_decay=config.optim.weight_decay
+    optimizer = build_optimizer(model, optim_settings(config))
+    half = HalfWeights(
+        model,
+        optimizer,
+        seed=config.train.seed,
+        stochastic=config.machine.enable_stochastic_rounding,
+        saturate=not config.machine.fp_exceptions,
     )
-    return TrainState(model, optimizer)
+    decay = config.optim.ema_decay
+    return TrainState(
+        model,
+        optimizer,
+        scaler=AutoScale() if config.loss.auto_loss_scaling else None,
+        half=half if plan.precision == "16.16" else None,
+        averages=Averages(model, decay=decay) if decay else None,
+    )
+
+
+def optim_settings(config: Config) -> OptimSettings:
+    """What the update rule must know."""
+    said = config.optim
+    return OptimSettings(
+        name=said.optimizer,
+        momentum=said.momentum,
+        weight_decay=said.weight_decay,
+        l2=said.l2_regularization,
+        betas=parse_betas(said.adam_betas),
+        eps=said.optimizer_eps,
+        rmsprop_decay=said.rmsprop_decay,
+        rmsprop_start=said.rmsprop_start,
+        trust_coefficient=said.trust_coefficient,
+        trust_decay=said.trust_decay,
+    )
+
+
+def half_of(config: Config, plan: Plan) -> torch.dtype | None:
+    """The 16-bit type that passes compute in; None where they compute in 32 bits."""
+    kind: torch.dtype = getattr(torch, plan.half_type)
+    return kind if plan.precision.startswith("16") else None
 
 
 def step_rule(config: Config, plan: Plan, device: torch.device) -> StepRule:
     """What a step does besides the update rule."""
+    combined = config.optim.optimizer == "sgd_combined"
     return StepRule(
-        label_smoothing=config.optim.label_smoothing,
+        label_smoothing=smoothing_over_all(
+            config.loss.label_smoothing,
+            over=config.loss.smoothing_over,
+            classes=plan.num_classes,
+        ),
         device_type=device.type,
-        half=plan.precision == "16.32",
+        half=half_of(config, plan),
         seed=config.train.seed,
         flip=config.augment.flip_averaging,
-        mixing=Mixing(
-            mixup_alpha=config.augment.mixup_alpha,
-            cutmix_low=config.augment.cutmix_lambda_low,
-            cutmix_high=config.augment.cutmix_lambda_high,
-            cutmix_lambda=config.augment.cutmix_lambda,
-            cutmix_skip=config.augment.cutmix_disable_prob,
-        ),
+        mixing=mixing_of(config),
+        loss=config.loss.loss,
+        clip_norm=config.optim.clip_grad_norm,
+        clip_value=config.optim.clip_grad_value,
+        velocity_ratio=config.optim.loss_velocity_scaling_ratio if combined else None,
+        metrics=not config.train.disable_metrics,
+    )
+
+
+def mixing_of(config: Config) -> Mixing:
+    """How images are mixed."""
+    said = config.augment
+    return Mixing(
+        mixup_alpha=said.mixup_alpha,
+        cutmix_low=said.cutmix_lambda_low,
+        cutmix_high=said.cutmix_lambda_high,
+        cutmix_lambda=said.cutmix_lambda,
+        cutmix_skip=said.cutmix_disable_prob,
+        repeats=config.data.repeated_augmentation,
     )

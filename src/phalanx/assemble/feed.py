@@ -1,7 +1,7 @@
 """Batches on the device: from the loader, or made up there once for synthetic data."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,9 @@ from phalanx.data.batches import Batch, Reader, Recipe
 from phalanx.data.device import Normaliser, copied_ahead, pinned_memory, take_over
 from phalanx.data.gpu_jpeg import GpuDecoder, gpu_decode_problem
 from phalanx.data.loader import Filler, Loader
+from phalanx.data.pixels import BadImage
 from phalanx.data.resident import ResidentFiller, has_room, why_not_resident
 from phalanx.data.sources import Split
-from phalanx.data.transforms import build_transform
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import ConfigError
@@ -87,6 +87,7 @@ class LoadedFeed:
         labels = batch.labels if self._remap is None else self._remap[batch.labels]
         if batch.ready is not None:  # made on the device, on another stream than this one
             batch.ready.wait()
+            batch.pixels.record_stream(torch.cuda.current_stream(batch.pixels.device))
         return Moved(
             int(batch.positions[0]),
             self._normaliser.move(batch.pixels),
@@ -117,15 +118,18 @@ class LoadedFeed:
 
     def notes(self) -> list[str]:
         """What a person should know of the images so far."""
-        return [note for found in self.loader.notes.values() for note in found.copy().values()]
+        notes = [note for found in self.loader.notes.values() for note in found.copy().values()]
+        return notes + self.loader.unkept()
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
         """Validation images as the model sees them, before normalisation."""
-        recipe, source = self.loader.recipe, self.loader.source("valid")
+        recipe, reader = self.loader.recipe, self.loader.reader("valid")
         pictures = np.zeros((len(indices), recipe.image_size, recipe.image_size, 3), np.uint8)
-        evaluate = build_transform(recipe.treatment).evaluate
         for row, index in enumerate(indices):
-            evaluate(source.read(index), pictures[row])
+            image = reader.try_open(index)
+            with suppress(BadImage):  # it went away since it was scored: stays black
+                if not isinstance(image, BadImage):
+                    reader.transform.evaluate(image, pictures[row])
         return pictures
 
 
@@ -235,9 +239,9 @@ def choose_filler(
     asked = config.data.keep_on_device
     if asked is False or (asked is None and not stays_unasked(device, config)):
         return None
-    splits: tuple[Split, ...] = ("train", "valid")
+    splits: tuple[Split, ...] = ("train", "valid") if recipe.order else ("valid",)
     sources = [recipe.open(split) for split in splits]
-    why_not = why_not_resident(recipe, sources[0])
+    why_not = why_not_resident(recipe, sources[-1])
     if asked and why_not:
         raise ConfigError(f"--keep-on-device: {why_not}; leave the option away")
     if why_not or not (asked or has_room(sources, device)):

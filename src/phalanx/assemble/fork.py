@@ -111,6 +111,6 @@ def describe_fork(plan: Plan, start: Start) -> str:
     return (
         f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: "
         f"{plan.total_steps:,} steps instead of {then['total_steps']:,}, "
-        f"{plan.lr_shape} from {plan.lr_peak:g}, "
+        f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
         f"learning rate {plan.lr(begin):.4g} now and {plan.lr(plan.total_steps - 1):.4g} at the end"
     )

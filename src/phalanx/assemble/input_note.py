@@ -1,7 +1,10 @@
 """What a finished run knows of its input: how fast images came, and who waited for whom."""
 
+from contextlib import suppress
+
 from phalanx.assemble.feed import Feed, LoadedFeed
 from phalanx.assemble.prepare import Prepared
+from phalanx.data.pixels import BadImage
 from phalanx.data.stages import Rate, judge_feeding, time_stages
 from phalanx.engine.state import Clock
 from phalanx.report.summary import InputNote
@@ -23,8 +26,10 @@ def describe_input(feed: Feed, clock: Clock, prepared: Prepared) -> InputNote | 
         return InputNote(
             verdict="the images are made on the device itself", come=seen, eaten=eaten, stages={}
         )
-    stages = list(time_stages(feed.loader.reader("train"), SECONDS, SAMPLES))
-    if not stages:  # none of the samples could be read
+    stages: list[Rate] = []
+    with suppress(BadImage):  # a file went away: the run has its summary all the same
+        stages = list(time_stages(feed.loader.reader("train"), SECONDS, SAMPLES))
+    if not stages:
         return None
     come = seen
     if wait < KEPT_UP:

@@ -282,9 +282,10 @@ def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
 
 def refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where: Path) -> None:
     """A model sees images as it was trained to; scored otherwise it is not the same model."""
-    config, stored, prepared = settings.config, facts["config"], facts["preprocessing"]
+    config, prepared = settings.config, facts["preprocessing"]
+    size = prepared["image_size"]
     asked_and_trained = {
-        "image-size": (config.data.image_size, fill_older(stored).get("image-size")),
+        "image-size": (config.data.image_size or size, size),
         "eval-crop": (config.augment.eval_crop, prepared.get("eval_crop", CENTRE_SHARE)),
         "normalization": (normalization_of(config), prepared.get("normalization", "mean-std")),
     }

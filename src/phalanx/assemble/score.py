@@ -22,6 +22,7 @@ from phalanx.assemble.view import Preprocessing, plan_of, preprocessing_of, reci
 from phalanx.assemble.watch import score_row
 from phalanx.config.read import read_flags, settle
 from phalanx.config.schema import Config
+from phalanx.data.gpu_jpeg import gpu_decode_problem
 from phalanx.data.pixels import BadImage, decode
 from phalanx.data.transforms import build_transform
 from phalanx.engine.checkpoint import WEIGHTS, load_weights
@@ -111,7 +112,7 @@ def score_model(scorable: Scorable) -> tuple[ScoreRow, dict[str, str]]:
 @contextmanager
 def validation_feed(scorable: Scorable) -> Iterator[Feed]:
     """The validation images, preprocessed as the model was trained, labelled as it counts."""
-    config, plan, preprocessing = scorable.config, scorable.plan, scorable.preprocessing
+    config, plan, preprocessing = for_scoring(scorable), scorable.plan, scorable.preprocessing
     recipe = replace(
         recipe_of(config, plan),
         order=None,
@@ -123,6 +124,14 @@ def validation_feed(scorable: Scorable) -> Iterator[Feed]:
         if isinstance(feed, LoadedFeed):
             feed.relabel(match_classes(feed.loader.source("valid").classes, scorable.classes))
         yield feed
+
+
+def for_scoring(scorable: Scorable) -> Config:
+    """The config without what serves many epochs, or what this device cannot do."""
+    data = scorable.config.data
+    decodes = data.gpu_decode and not gpu_decode_problem(scorable.device)
+    changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
+    return scorable.config.model_copy(update={"data": data.model_copy(update=changes)})
 
 
 def match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:

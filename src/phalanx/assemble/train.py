@@ -1,12 +1,13 @@
 """Train: from a prepared run to its summary."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, TextIO
 
 import torch
+from torch import Tensor
 
 from phalanx.assemble.build import begin_with_weights, build_state, prepare_torch, step_rule
 from phalanx.assemble.environment import describe_environment
@@ -17,19 +18,28 @@ from phalanx.assemble.prepare import Prepared, take_over
 from phalanx.assemble.signals import StopRequest, listening
 from phalanx.assemble.view import preprocessing_of, recipe_of
 from phalanx.assemble.watch import RunWatch
-from phalanx.engine.checkpoint import Saver, restore
+from phalanx.config.schema import Config
+from phalanx.engine.checkpoint import WEIGHTS, Saver, load_weights, restore
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.ledger import Ledger
-from phalanx.engine.shelf import find_best, newest_checkpoint, prune
+from phalanx.engine.shelf import (
+    find_best,
+    list_checkpoints,
+    newest_checkpoint,
+    prune,
+    read_files,
+    step_of,
+)
 from phalanx.engine.state import Clock, Sums, TrainState, hash_weights
-from phalanx.engine.step import train_step
+from phalanx.engine.step import MicroBatch, train_step
 from phalanx.engine.train import Parts, fit
-from phalanx.errors import UserError
+from phalanx.errors import Stopped, UserError
+from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.model import variant_of
 from phalanx.report.console import Console
 from phalanx.report.page import write_report
-from phalanx.report.records import Records, read_scores
-from phalanx.report.summary import Best, Summary, write_summary
+from phalanx.report.records import Records, read_averaged, read_scores
+from phalanx.report.summary import Best, Numerics, Summary, write_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +94,8 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
     state = build_state(config, plan, device)
     records = Records(run.path)
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
-    saver = Saver(run.checkpoints, keep=config.run.keep, about=about(prepared))
+    keep = sys.maxsize if scores_after(config) else config.run.keep  # all, until they are scored
+    saver = Saver(run.checkpoints, keep=keep, about=about(prepared))
     normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
     feed = stack.enter_context(open_feed(recipe_of(config, plan), plan, normaliser, config))
     stack.enter_context(console)
@@ -125,6 +136,8 @@ def go_to_start(training: Training) -> None:
         restore(state, start.checkpoint)
     else:
         begin_with_weights(state.model, prepared.config)
+        if state.averages is not None:
+            state.averages.begin_with(state.model)
     if start is not None and start.forked:
         state.step = first_step(prepared.plan, start)
         state.scores, state.sums, state.clock = {}, Sums(), Clock()
@@ -144,6 +157,8 @@ def greet(training: Training) -> None:
         f"on {plan.device} in {plan.precision}"
     )
     console.say(f"run folder {prepared.run.path}")
+    for warning in plan.warnings:
+        console.say(f"note: {warning}")
     if start is not None and start.forked:
         console.say(describe_fork(plan, start))
     elif training.state.step:
@@ -159,7 +174,11 @@ def run_loop(training: Training) -> None:
     stop = StopRequest()
     with listening(stop, leave=console.restore_terminal):
         try:
-            fit(state, plan, parts=parts_of(training, stop), ledger=Ledger(training.device))
+            parts = parts_of(training, stop)
+            ledger = Ledger(training.device, training.prepared.config.train.device_iterations)
+            fit(state, plan, parts=parts, ledger=ledger)
+            if scores_after(training.prepared.config):
+                score_kept(training, parts)
         finally:
             training.saver.wait()
 
@@ -168,6 +187,10 @@ def parts_of(training: Training, stop: StopRequest) -> Parts:
     """What the loop needs, each as a function of the state."""
     feed, plan = training.feed, training.prepared.plan
     rule = step_rule(training.prepared.config, plan, training.device)
+
+    def step(state: TrainState, passes: Sequence[MicroBatch], lr: float) -> Tensor:
+        scale = plan.loss_scale.at(state.step)
+        return train_step(state, passes, lr, rule=rule, loss_scale=scale)
 
     def score(state: TrainState) -> Score | None:
         # the last score is finished whatever comes: it ends the run
@@ -187,7 +210,7 @@ def parts_of(training: Training, stop: StopRequest) -> Parts:
 
     return Parts(
         batches_from=feed.batches_from,
-        train_step=partial(train_step, rule=rule),
+        train_step=step,
         evaluate=score,
         save=save,
         stopping=stop,
@@ -201,6 +224,32 @@ def parts_of(training: Training, stop: StopRequest) -> Parts:
     )
 
 
+def scores_after(config: Config) -> bool:
+    """Whether checkpoints are scored when training is over."""
+    return config.train.validation and config.train.validation_mode == "after"
+
+
+def score_kept(training: Training, parts: Parts) -> None:
+    """Score every checkpoint that no process before this one has scored."""
+    state, run = training.state, training.prepared.run
+    state.scores |= {row.step: row.top1 for row in read_scores(run.path)}
+    training.saver.wait()
+    last, weights = state.step, {n: t.clone() for n, t in state.model.state_dict().items()}
+    for checkpoint in list_checkpoints(run.checkpoints):
+        state.step = step_of(checkpoint)
+        if state.step in state.scores:
+            continue
+        load_weights(state.model, read_files(checkpoint)[WEIGHTS], where=checkpoint / WEIGHTS)
+        score = parts.evaluate(state)
+        if score is None:
+            raise Stopped("stopped while scoring; the checkpoints left are scored by a resume")
+        state.scores[state.step] = score.top1
+        parts.watch.score(state, score)
+        training.records.flush(sync=True)
+    state.step = last
+    state.model.load_state_dict(weights)
+
+
 def finish(training: Training) -> Summary:
     """Write what came out."""
     state, prepared = training.state, training.prepared
@@ -211,15 +260,15 @@ def finish(training: Training) -> Summary:
         prune(run.checkpoints, keep=prepared.config.run.keep, scores=state.scores)
     best = find_best(run.checkpoints, state.scores)
     newest = newest_checkpoint(run.checkpoints)
-    row = read_scores(run.path)[-1]
+    row = next(iter(read_scores(run.path)[-1:]), None)
     summary = Summary(
         steps=state.step,
         epochs=plan.epochs,
         images=state.step * plan.global_batch,
-        scored=row.scored,
-        top1=row.top1,
-        top5=row.top5,
-        interval95=row.interval95,
+        scored=row.scored if row else None,
+        top1=row.top1 if row else None,
+        top5=row.top5 if row else None,
+        interval95=row.interval95 if row else None,
         images_per_second=state.clock.images_per_second,
         data_wait=state.clock.data_wait,
         weights_sha256=hash_weights(state.model.state_dict()),
@@ -228,6 +277,25 @@ def finish(training: Training) -> Summary:
         bad_images=tuple(sorted(state.bad_images.values())),
         finished=True,
         input=describe_input(training.feed, state.clock, prepared),
+        averaged_top1=read_averaged(run.path).get(state.step),
+        numerics=describe_numerics(state),
     )
     write_summary(run.path, summary)
     return summary
+
+
+def describe_numerics(state: TrainState) -> Numerics | None:
+    """What became of small and large numbers, where some have 16 bits."""
+    if state.counts is None and state.scaler is None:
+        return None
+    counts = dict.fromkeys(COUNTS, 0)
+    if state.counts is not None:
+        counts = dict(zip(COUNTS, state.counts.tolist(), strict=True))
+    scaler = state.scaler
+    return Numerics(
+        updates_lost=counts["lost"] / counts["updated"] if counts["updated"] else None,
+        gradients_zero=counts["gradient zero"] / counts["elements"] if counts["elements"] else None,
+        gradients_not_finite=counts["gradient not finite"],
+        skipped_steps=scaler.skipped if scaler else 0,
+        loss_scales=tuple(scaler.history) if scaler else (),
+    )

@@ -87,6 +87,12 @@ class RunWatch:
         if worst:
             write_worst(folder, worst, pixels=self._feed.thumbnails(worst), step=state.step)
 
+    def score_averaged(self, state: TrainState, score: Score) -> None:
+        """The score of the averaged weights, beside the raw ones'."""
+        row = score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
+        self._records.averaged(row)
+        self._console.say(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
+
 
 def score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:
     """A score with its interval, ready to be written down."""

@@ -53,6 +53,10 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
     config = settings.config
     if config.data.data == "synthetic":
         raise ConfigError("--data synthetic: it is made on the device, nothing is fed")
+    if plan.total_steps <= WARM_UP_BATCHES:
+        raise ConfigError(
+            f"{plan.total_steps} steps are over before anything is measured; give --steps 1000"
+        )
     recipe, device = recipe_of(config, plan), prepare_torch(plan)
     normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
     there = choose_filler(recipe, device, config) is not None

@@ -99,7 +99,7 @@ def print_rows(console: Console, heading: str, rows: list[tuple[str, str, str]])
     """A titled table whose columns line up with the other sections'."""
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
     table.add_column(width=2)
-    table.add_column(style="cyan", no_wrap=True, width=28)
+    table.add_column(style="cyan", no_wrap=True, width=30)
     table.add_column(ratio=1)
     for name, text, default in rows:
         table.add_row("", name, with_default(text, default))

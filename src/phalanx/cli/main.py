@@ -10,6 +10,7 @@ from phalanx.errors import EXIT_LEFT_AT_ONCE, ConfigError, Stopped, UserError, s
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),
     "validate": ("validate", "score a run, a checkpoint, a folder of them or a fresh model"),
+    "average": ("average", "average the last checkpoints of a run, and score the result"),
     "predict": ("predict", "name what is on images of your own"),
     "plan": ("plan", "show every derived number before anything runs"),
     "report": ("report", "remake a run's report.html"),

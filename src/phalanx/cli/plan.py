@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
+from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.plan.plan import Plan
@@ -23,13 +24,27 @@ def run(request: Request) -> int:
     from phalanx.assemble.view import plan_of
 
     plan, _ = plan_of(settings, without_data=True)
+    points = [plan.at(step) for step in read_steps(request["at"])]
     if request["json"]:
-        print(json.dumps(as_json(settings, plan), indent=2))
+        print(json.dumps(as_json(settings, plan) | {"at": points}, indent=2))
         return 0
     show_plan(settings, plan)
+    for point in points:
+        print(
+            f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, "
+            f"loss scale {point['loss_scale']:g}"
+        )
     if request["origin"]:
         show_origins(settings)
     return 0
+
+
+def read_steps(text: str | None) -> list[int]:
+    """The steps of --at."""
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--at: wants steps with commas, such as 0,100,5000, got {text!r}")
+    return [int(word) for word in words]
 
 
 def as_json(settings: Settings, plan: "Plan") -> dict[str, object]:
@@ -66,16 +81,30 @@ def show_plan(settings: Settings, plan: "Plan") -> None:
         ("images", f"{plan.total_steps * plan.global_batch:,} trained in all"),
         (
             "learning rate",
-            f"{plan.lr_shape} from {plan.lr_peak:g}, warm-up {plan.warmup_steps:,} steps",
+            f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
+            f"warm-up {plan.schedule.warmup:,} steps",
         ),
         ("", f"|{draw_curve(plan)}|"),
+        ("update", describe_update(config, plan)),
         ("log points", f"{plan.log.count():,}"),
         ("evaluations", f"{plan.evaluate.count():,}, batches of {plan.valid_batch:,}"),
         ("checkpoints", f"{plan.save.count():,}, the newest {config.run.keep} and the best kept"),
         ("bad images", f"up to {plan.max_bad:,} are put up with"),
     ]
+    rows += [("note", warning) for warning in plan.warnings]
     for name, text in rows:
         print(f"{name:<14}{text}")
+
+
+def describe_update(config: Config, plan: "Plan") -> str:
+    """The rule, its decays and the loss scale, in words."""
+    said = config.optim
+    decays = [f"decay {said.weight_decay:g}"] * (said.weight_decay > 0)
+    decays += [f"l2 {said.l2_regularization:g}"] * (said.l2_regularization > 0)
+    first, last = (plan.loss_scale.at(step) for step in (0, plan.total_steps))
+    scale = f"{first:g} to {last:g}" if first != last else f"{last:g}"
+    scale = "automatic" if config.loss.auto_loss_scaling else scale
+    return ", ".join([said.optimizer, *decays, f"loss scale {scale}"])
 
 
 def growth_of(plan: "Plan") -> str:
@@ -111,7 +140,7 @@ COMMANDS = {
     "plan": Command(
         name="plan",
         summary="Show every derived number before anything runs; nothing is written.",
-        usage="phalanx plan [PRESET|FILE] [--option value]... [--origin] [--json]",
+        usage="phalanx plan [PRESET|FILE] [--option value]... [--at STEPS] [--origin] [--json]",
         run=run,
         arguments=(
             Argument(name="preset", metavar="PRESET|FILE", help="A preset, or a YAML file."),
@@ -119,6 +148,7 @@ COMMANDS = {
             Argument(
                 name="--origin", help="Also say where each option's value came from.", switch=True
             ),
+            Argument(name="--at", help="Steps with commas: learning rate and loss scale there."),
             Argument(name="--json", help="Print a JSON object.", switch=True),
         ),
         options=ALL_OPTIONS,
@@ -126,6 +156,7 @@ COMMANDS = {
             ("phalanx plan", "what `phalanx train` would do"),
             ("phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8", "on 8 devices"),
             ("phalanx plan demo --epochs 3 --origin", "and who set which option"),
+            ("phalanx plan demo --at 0,100,900 --json", "the learning rate at some steps"),
         ),
     ),
 }

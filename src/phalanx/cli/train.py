@@ -70,15 +70,18 @@ def show_result(folder: Path, *, as_json: bool) -> int:
     from phalanx.report.records import read_scores
     from phalanx.report.summary import read_summary
 
-    summary, row = read_summary(folder), read_scores(folder)[-1]
+    summary, rows = read_summary(folder), read_scores(folder)
     if as_json:
         print(json.dumps(asdict(summary)))
         return 0
-    low, high = row.interval95
-    print(
-        f"top-1 {row.top1:.2%} of {row.scored:,} images "
-        f"(95 % interval {low:.2%} to {high:.2%}) after {summary.steps:,} steps"
-    )
+    if not rows:
+        print(f"trained {summary.steps:,} steps; nothing was scored")
+    for row in rows[-1:]:
+        low, high = row.interval95
+        print(
+            f"top-1 {row.top1:.2%} of {row.scored:,} images "
+            f"(95 % interval {low:.2%} to {high:.2%}) after {summary.steps:,} steps"
+        )
     if summary.best:
         print(f"best checkpoint: step {summary.best.step:,}, top-1 {summary.best.top1:.2%}")
     if summary.bad_images:

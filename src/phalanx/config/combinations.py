@@ -8,6 +8,7 @@ from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import Given
+from phalanx.units import parse_rate
 
 Layer = Mapping[str, Given]
 
@@ -73,7 +74,12 @@ def floats_as_bytes(config: Config, merged: Layer) -> Iterator[str]:
 def boxes_that_contradict(config: Config, merged: Layer) -> Iterator[str]:
     """Cutmix in two ways at once, or with its ends exchanged."""
     low, high = config.augment.cutmix_lambda_low, config.augment.cutmix_lambda_high
-    if low > high:
+    if low > 0 and high == 0:
+        yield (
+            f"{where('cutmix-lambda-low', merged)}: says the least share alone; give the most, "
+            "too: --cutmix-lambda-high 1"
+        )
+    elif low > high:
         yield (
             f"{where('cutmix-lambda-low', merged)}: {low:g} is above --cutmix-lambda-high "
             f"{high:g}; exchange them"
@@ -90,7 +96,8 @@ def too_few_to_mix(config: Config, merged: Layer) -> Iterator[str]:
     augment, images = config.augment, config.data.batch_size
     boxes = augment.cutmix_lambda_high > 0 or augment.cutmix_lambda < 1
     blends = augment.mixup_alpha > 0
-    least = {(True, True): 4, (False, True): 3, (True, False): 2}.get((blends, boxes), 1)
+    away = {(True, True): 3, (False, True): 2, (True, False): 1}.get((blends, boxes), 0)
+    least = away * config.data.repeated_augmentation + 1
     if images < least:
         what = " and ".join(name for name, on in (("mixup", blends), ("cutmix", boxes)) if on)
         yield (
@@ -110,8 +117,39 @@ def work_for_the_host(config: Config, merged: Layer) -> Iterator[str]:
             yield f"{told}: --{name} is done on the host; leave one of the two away"
     if config.data.normalization_location == "host":
         yield f"{told}: normalises on the device; leave --normalization-location host away"
+    if config.machine.device.startswith(("cpu", "mps")):
+        yield f"{told}: wants a CUDA device, not --device {config.machine.device}; leave it away"
     if DATASETS[config.data.data].augment != "resized-crop":
         yield f"{told}: {config.data.data} holds no JPEG photographs; leave it away"
+
+
+def photographs_on_the_device(config: Config, merged: Layer) -> Iterator[str]:
+    """A set that is too large to lie on the device."""
+    if config.data.keep_on_device and not DATASETS[config.data.data].in_memory:
+        yield (
+            f"{where('keep-on-device', merged)}: {config.data.data} is not a set of small images "
+            "in one array; leave the option away"
+        )
+
+
+def nothing_to_score(config: Config, merged: Layer) -> Iterator[str]:
+    """Scoring afterwards what nobody kept."""
+    after = config.train.validation and config.train.validation_mode == "after"
+    if after and parse_rate(config.run.ckpts_per_epoch) == 0:
+        yield (
+            f"{where('validation-mode', merged)}: after training there is no checkpoint to score "
+            "with --ckpts-per-epoch 0; give 1, or --validation-mode during"
+        )
+
+
+def roots_of_nothing(config: Config, merged: Layer) -> Iterator[str]:
+    """A first update that divides nothing by nothing."""
+    said = config.optim
+    if said.optimizer == "rmsprop_tf" and said.rmsprop_start == 0 and said.optimizer_eps == 0:
+        yield (
+            f"{where('rmsprop-start', merged)}: 0 with --optimizer-eps 0 divides by nothing at the "
+            "first step; give --optimizer-eps 1e-3"
+        )
 
 
 RULES: tuple[Callable[[Config, Layer], Iterator[str]], ...] = (
@@ -122,6 +160,9 @@ RULES: tuple[Callable[[Config, Layer], Iterator[str]], ...] = (
     boxes_that_contradict,
     too_few_to_mix,
     work_for_the_host,
+    photographs_on_the_device,
+    nothing_to_score,
+    roots_of_nothing,
 )
 
 

@@ -10,7 +10,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.errors import ConfigError, suggest
-from phalanx.units import parse_duration, parse_pair, parse_rate, parse_resolutions, parse_share
+from phalanx.units import (
+    parse_betas,
+    parse_duration,
+    parse_durations,
+    parse_numbers,
+    parse_pair,
+    parse_rate,
+    parse_resolutions,
+    parse_share,
+)
 
 
 def checked(parse: Callable[[str], object]) -> AfterValidator:
@@ -59,6 +68,9 @@ def check_device(text: str) -> str:
 DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
 DeviceText = Annotated[str, checked(check_device)]
 DurationText = Annotated[str, checked(parse_duration)]
+DurationsText = Annotated[str, checked(parse_durations)]
+NumbersText = Annotated[str, checked(parse_numbers)]
+BetasText = Annotated[str, checked(parse_betas)]
 RateText = Annotated[str, checked(parse_rate)]
 ResolutionText = Annotated[str, checked(parse_resolutions)]
 PairText = Annotated[str, checked(parse_pair)]

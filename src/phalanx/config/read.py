@@ -21,7 +21,11 @@ from phalanx.config.schema import OPTIONS, SPELLINGS, Config
 from phalanx.config.text import WANTED, Given, given_in_file, plain_kind, value_from_text
 from phalanx.errors import ConfigError, suggest
 
-EXCLUSIVE = (("epochs", "steps"),)  # the higher layer's word wins; both in one layer is an error
+RATES = ("lr", "lr-per-image", "base-learning-rate")
+EXCLUSIVE = (
+    ("epochs", "steps"),
+    RATES,
+)  # the higher layer's word wins; both in one layer is an error
 DEFAULT_EPOCHS = 10.0
 OF_THE_MODEL = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own default
 

@@ -13,7 +13,14 @@ from pydantic.fields import FieldInfo
 from phalanx.config.data_options import AugmentConfig, DataConfig
 from phalanx.config.fields import Section
 from phalanx.config.model_options import EfficientNetConfig, ModelConfig, ResNetConfig
-from phalanx.config.train_options import MachineConfig, OptimConfig, RunConfig, TrainConfig
+from phalanx.config.train_options import (
+    LossConfig,
+    MachineConfig,
+    OptimConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 
 class Config(Section):
@@ -25,6 +32,8 @@ class Config(Section):
     resnet: ResNetConfig = ResNetConfig()
     efficientnet: EfficientNetConfig = EfficientNetConfig()
     optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    loss: LossConfig = LossConfig()
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
     machine: MachineConfig = MachineConfig()

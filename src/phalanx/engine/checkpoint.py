@@ -10,10 +10,11 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
+from phalanx.engine.average import AVERAGES
 from phalanx.engine.shelf import FORMAT, prune, read_files, write_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.models.weights import LAYOUT, fill
-from phalanx.optim.sgd import named_state, restore_state
+from phalanx.optim.slots import named_state, restore_state
 
 WEIGHTS, OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
 
@@ -24,6 +25,7 @@ class Snapshot:
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
+    averages: dict[str, Tensor]  # empty where none are made
     plain: dict[str, Any]
 
     @property
@@ -40,7 +42,8 @@ def take_snapshot(state: TrainState) -> Snapshot:
 
     plain = json.loads(json.dumps(state.plain()))
     optimizer = named_state(state.model, state.optimizer)
-    return Snapshot(copied(state.model.state_dict()), copied(optimizer), plain)
+    averages = {} if state.averages is None else state.averages.named_state()
+    return Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(averages), plain)
 
 
 def pack(snapshot: Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
@@ -51,11 +54,14 @@ def pack(snapshot: Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
         "weights_sha256": hash_weights(snapshot.weights),
         **about,
     }
-    return {
+    files = {
         WEIGHTS: tensors_to_bytes(snapshot.weights, metadata={LAYOUT: about["norm_layout"]}),
         OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
         FACTS: json.dumps(facts, indent=1).encode(),
     }
+    if snapshot.averages:
+        files[AVERAGES] = tensors_to_bytes(snapshot.averages)
+    return files
 
 
 class Saver:
@@ -97,6 +103,11 @@ def restore(state: TrainState, checkpoint: Path) -> None:
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     restore_state(state.model, state.optimizer, tensors_from_bytes(files[OPTIMIZER]))
     state.restore_plain(json.loads(files[FACTS])["state"])
+    if state.averages is not None and AVERAGES in files:
+        kept = tensors_from_bytes(files[AVERAGES])
+        state.averages.restore(kept, where=str(checkpoint / AVERAGES))
+    elif state.averages is not None:  # a fork that begins to average
+        state.averages.begin_with(state.model)
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:

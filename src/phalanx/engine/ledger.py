@@ -5,20 +5,18 @@ from torch import Tensor
 
 from phalanx.engine.state import Sums
 
-CAPACITY = 512  # steps; a run that never logs is read this often
-
 
 class Ledger:
     """A buffer of [loss, gradient norm, top-1] a step, read in one go."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._rows = torch.zeros(CAPACITY, 3, device=device)
+    def __init__(self, device: torch.device, capacity: int = 512) -> None:
+        self._rows = torch.zeros(capacity, 3, device=device)
         self._count = 0
 
     @property
     def full(self) -> bool:
         """Whether the buffer must be read before the next step."""
-        return self._count == CAPACITY
+        return self._count == len(self._rows)
 
     def add(self, numbers: Tensor) -> None:
         """Take one step's numbers, without waiting for them."""

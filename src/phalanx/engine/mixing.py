@@ -1,7 +1,7 @@
 """Mixup and cutmix: images of a micro-batch mixed with one another on the device, labels alike.
 
 Mixup blends each image with its neighbour, by a share of its own. Cutmix pastes one box of the
-image two places on into all images of the micro-batch. Both together have four labels an image.
+image two places before into all images of the micro-batch. Both together have four labels an image.
 Chance is a function of the images' places in the training stream.
 """
 
@@ -28,6 +28,7 @@ class Mixing:
     cutmix_high: float = 0.0  # ...this; 0 for no boxes
     cutmix_lambda: float = 1.0  # instead: seed 002's way to draw that share; 1 for no boxes
     cutmix_skip: float = 0.0  # share of micro-batches without a box
+    repeats: int = 1  # times an image comes in a row: partners stand so much further apart
 
     @property
     def cutmix(self) -> bool:
@@ -63,13 +64,15 @@ def mix_batch(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: 
     if mixing.mixup_alpha:
         shares = draw_shares(mixing.mixup_alpha, seed=seed, first=first, images=len(labels))
         own = torch.from_numpy(shares).to(images.device, images.dtype, non_blocking=True)
-        images = mix_up(images, own)
-        targets = (Target(labels, own), Target(rolled(labels, MIXUP_PARTNER), 1 - own))
+        away = MIXUP_PARTNER * mixing.repeats
+        images = mix_up(images, own, away)
+        targets = (Target(labels, own), Target(rolled(labels, away), 1 - own))
     if mixing.cutmix:
         kept = draw_kept(mixing, seed=seed, first=first)
-        images, area = paste_box(images, kept, seed=seed, first=first)
+        away = CUTMIX_PARTNER * mixing.repeats
+        images, area = paste_box(images, kept, seed=seed, first=first, away=away)
         if area < 1:
-            targets = share_targets(targets, area)
+            targets = share_targets(targets, area, away)
     return Mixed(images, targets)
 
 
@@ -79,9 +82,9 @@ def draw_shares(alpha: float, *, seed: int, first: int, images: int) -> np.ndarr
     return np.maximum(drawn, 1 - drawn).astype(np.float32)
 
 
-def mix_up(images: Tensor, own: Tensor) -> Tensor:
-    """Each image blended with the one before it."""
-    return rolled(images, MIXUP_PARTNER).lerp_(images, own.view(-1, 1, 1, 1))
+def mix_up(images: Tensor, own: Tensor, away: int = MIXUP_PARTNER) -> Tensor:
+    """Each image blended with the one before it, or so many places before."""
+    return rolled(images, away).lerp_(images, own.view(-1, 1, 1, 1))
 
 
 def rolled(values: Tensor, places: int) -> Tensor:
@@ -101,7 +104,9 @@ def draw_kept(mixing: Mixing, *, seed: int, first: int) -> float:
     return 1.0 if skip < max(none, mixing.cutmix_skip) else kept
 
 
-def paste_box(images: Tensor, kept: float, *, seed: int, first: int) -> tuple[Tensor, float]:
+def paste_box(
+    images: Tensor, kept: float, *, seed: int, first: int, away: int = CUTMIX_PARTNER
+) -> tuple[Tensor, float]:
     """The images with a box of their partners in them, and the share of the area that is left."""
     height, width = images.shape[2:]
     side = math.sqrt(1 - kept)
@@ -112,17 +117,18 @@ def paste_box(images: Tensor, kept: float, *, seed: int, first: int) -> tuple[Te
     top, left = int(down * (height - tall + 1)), int(right * (width - wide + 1))
     box = (slice(None), slice(None), slice(top, top + tall), slice(left, left + wide))
     pasted = images.clone()
-    pasted[box] = rolled(images[box], CUTMIX_PARTNER)
+    pasted[box] = rolled(images[box], away)
     return pasted, 1 - tall * wide / (height * width)
 
 
-def share_targets(targets: tuple[Target, ...], area: float) -> tuple[Target, ...]:
+def share_targets(
+    targets: tuple[Target, ...], area: float, away: int = CUTMIX_PARTNER
+) -> tuple[Target, ...]:
     """The targets of images and of the partners whose box they show, by area."""
     whole = torch.ones_like(targets[0].labels, dtype=torch.float32)
     weighed = [(labels, whole if own is None else own) for labels, own in targets]
     kept = [Target(labels, area * own) for labels, own in weighed]
     pasted = [
-        Target(rolled(labels, CUTMIX_PARTNER), (1 - area) * rolled(own, CUTMIX_PARTNER))
-        for labels, own in weighed
+        Target(rolled(labels, away), (1 - area) * rolled(own, away)) for labels, own in weighed
     ]
     return (*kept, *pasted)

@@ -4,6 +4,7 @@ checkpoints/
   step-00000125/  manifest.json (format, and each file's size and sha256), facts.json,
                   weights.safetensors, optimizer.safetensors
   best            a link to the checkpoint with the highest score
+  average/        the average of several, made on request: no step, never pruned or resumed from
   .part-...       being written, and
   .gone-...       being deleted: both are removed at the next resume
 """
@@ -22,16 +23,21 @@ from phalanx.errors import CheckpointError, DiskError
 FORMAT = 1  # raise it when the layout changes, and teach `read_files` the older one
 NAME = re.compile(r"^step-(\d{8,})$")
 PART, GONE = ".part-", ".gone-"
-BEST = "best"
+BEST, AVERAGE = "best", "average"
 
 
 def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
+    """Put the checkpoint of a step on the shelf."""
+    return write_named(shelf, f"step-{step:08d}", files)
+
+
+def write_named(shelf: Path, name: str, files: dict[str, bytes]) -> Path:
     """Put a checkpoint on the shelf; it has its name only once all bytes read back right."""
-    target = shelf / f"step-{step:08d}"
+    target = shelf / name
     part = shelf / f"{PART}{target.name}"
     manifest = {
         "format": FORMAT,
-        "files": {name: describe(content) for name, content in files.items()},
+        "files": {file: describe(content) for file, content in files.items()},
     }
     with disk_errors(target):
         shutil.rmtree(part, ignore_errors=True)
@@ -39,8 +45,8 @@ def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
             shelf.mkdir(parents=True)
             sync_folder(shelf.parent)
         part.mkdir()
-        for name, content in files.items():
-            write_synced(part / name, content)
+        for file, content in files.items():
+            write_synced(part / file, content)
         write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
         sync_folder(part)
     try:

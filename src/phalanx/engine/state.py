@@ -1,11 +1,16 @@
 """What changes while training, and nothing else."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from phalanx.engine.average import Averages
+from phalanx.engine.scaling import AutoScale
+from phalanx.optim.half import HalfWeights
 
 
 @dataclass
@@ -61,6 +66,21 @@ class TrainState:
     sums: Sums = field(default_factory=Sums)
     clock: Clock = field(default_factory=Clock)
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
+    scaler: AutoScale | None = None  # where the loss scale finds its own size
+    half: HalfWeights | None = None  # where weights have 16 bits
+    averages: Averages | None = None  # of the weights, where they are wanted
+    counts: Tensor | None = None  # of all updates of 16-bit weights: kernels.rounding.COUNTS
+
+    def wide_update(self) -> AbstractContextManager[Tensor | None]:
+        """Within, weights are 32 bits wide; gives what will count the roundings, if there are."""
+        return nullcontext() if self.half is None else self.half.in_float32(self.step)
+
+    def follow(self, counts: Tensor | None) -> None:
+        """Take an update into the averages and the counts, without waiting for it."""
+        if self.averages is not None:
+            self.averages.update(self.model, self.step)
+        if counts is not None:
+            self.counts = counts if self.counts is None else self.counts + counts
 
     def plain(self) -> dict[str, Any]:
         """The part that is no tensor, ready for JSON."""
@@ -70,6 +90,8 @@ class TrainState:
             "sums": asdict(self.sums),
             "clock": asdict(self.clock),
             "bad_images": self.bad_images,
+            "scaler": None if self.scaler is None else asdict(self.scaler),
+            "counts": None if self.counts is None else self.counts.tolist(),
         }
 
     def restore_plain(self, plain: dict[str, Any]) -> None:
@@ -79,6 +101,13 @@ class TrainState:
         self.sums = Sums(**plain["sums"])
         self.clock = Clock(**plain["clock"])
         self.bad_images = dict(plain["bad_images"])
+        if self.scaler is not None:
+            kept = plain["scaler"]
+            history = [(step, scale) for step, scale in kept["history"]]
+            self.scaler = AutoScale(**{**kept, "history": history})
+        if plain.get("counts") is not None:
+            device = next(self.model.parameters()).device
+            self.counts = torch.tensor(plain["counts"], device=device)
 
 
 def hash_weights(tensors: dict[str, Tensor]) -> str:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phalanx.engine.loss import LOSSES
 from phalanx.engine.mixing import NOTHING_MIXED, Mixed, Mixing, Target, mix_batch
 from phalanx.engine.state import TrainState
 from phalanx.models.chance import draw_chances
-from phalanx.optim.sgd import gradients_of, update
+from phalanx.optim.update import gradients_of, update
+from phalanx.optim.velocity import set_velocity_scale
 
 
 class MicroBatch(NamedTuple):
@@ -29,16 +30,21 @@ class StepRule:
 
     label_smoothing: float
     device_type: str
-    half: bool  # 16-bit compute, 32-bit weights
-    seed: int = 0  # of what is dropped
+    half: torch.dtype | None  # what passes compute in, where that is 16 bits
+    seed: int = 0  # of what is dropped and mixed
     flip: bool = False  # score each image together with its mirror image
     mixing: Mixing = NOTHING_MIXED
+    loss: str = "cross-entropy"  # a row of LOSSES
+    clip_norm: float = 0.0  # longest gradient; 0 for any
+    clip_value: float = 0.0  # largest number of a gradient; 0 for any
+    velocity_ratio: float | None = None  # of sgd_combined: loss scale over its velocity's scale
+    metrics: bool = True  # whether steps tell their gradient's length and their top-1
 
     def precision(self) -> AbstractContextManager[None]:
         """The context forward passes run in."""
-        if not self.half:
+        if self.half is None:
             return nullcontext()
-        return torch.autocast(self.device_type, dtype=torch.bfloat16)
+        return torch.autocast(self.device_type, dtype=self.half)
 
 
 def answer_to(model: nn.Module, images: Tensor, *, rule: StepRule) -> Tensor:
@@ -59,19 +65,6 @@ def mixed_as_told(batch: MicroBatch, rule: StepRule) -> Mixed:
     )
 
 
-def loss_of(logits: Tensor, targets: Sequence[Target], *, smoothing: float) -> Tensor:
-    """Cross-entropy summed over the images; of several labels each counts by its weight."""
-    if len(targets) == 1 and targets[0].weights is None:
-        labels = targets[0].labels
-        return F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
-    parts = [
-        F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none").mul(weights)
-        for labels, weights in targets
-        if weights is not None
-    ]
-    return torch.stack(parts).sum()
-
-
 def forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
     """Logits of a training pass; what the model drops depends on the images' places alone."""
     chances = draw_chances(
@@ -87,27 +80,80 @@ def forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
 
 
 def train_step(
-    state: TrainState, passes: Sequence[MicroBatch], lr: float, *, rule: StepRule
+    state: TrainState,
+    passes: Sequence[MicroBatch],
+    lr: float,
+    *,
+    rule: StepRule,
+    loss_scale: float = 1.0,
 ) -> Tensor:
     """Accumulate the passes and update once; [loss, gradient norm, top-1], still on the device.
 
-    Waits for nothing: only log points and saves read values.
+    Waits for nothing: only log points and saves read values. With a loss scale of its own making
+    the step waits for one number, whether the gradients are finite; where they are not, nothing
+    is updated and the norm is given as 0.
     """
     if not state.model.training:
         state.model.train()
+    scaler = state.scaler
+    scale = loss_scale if scaler is None else scaler.scale
+    loss, top1 = run_passes(state.model, passes, rule=rule, scale=scale)
+    state.step += 1
+    with state.wide_update() as counts:
+        gradients = gradients_of(state.optimizer)
+        grad_norm = treat_gradients(gradients, scale=scale, rule=rule, watched=scaler is not None)
+        if scaler is not None and not bool(torch.isfinite(grad_norm)):
+            scaler.overflowed(state.step)
+            state.optimizer.zero_grad(set_to_none=True)
+            return torch.stack([loss, torch.zeros_like(loss), top1])
+        if rule.velocity_ratio is not None:
+            set_velocity_scale(state.optimizer, scale / rule.velocity_ratio)
+        update(state.optimizer, lr)
+    state.follow(counts)
+    if scaler is not None:
+        scaler.succeeded(state.step)
+    return torch.stack([loss, grad_norm, top1])
+
+
+def run_passes(
+    model: nn.Module, passes: Sequence[MicroBatch], *, rule: StepRule, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Forward and backward of all passes; mean loss and share of right answers over all images."""
     images = sum(len(batch.labels) for batch in passes)
     tallies = []
     for batch in passes:
         shown, targets = mixed_as_told(batch, rule)
-        logits = forward(state.model, batch._replace(images=shown), rule=rule)
+        logits = forward(model, batch._replace(images=shown), rule=rule)
         # a sum divided by the step's images: the same gradient however the step is cut
-        loss = loss_of(logits, targets, smoothing=rule.label_smoothing)
-        (loss / images).backward()
+        loss = LOSSES[rule.loss](logits, targets, rule.label_smoothing)
+        (loss * (scale / images) if scale != 1 else loss / images).backward()
         with torch.no_grad():  # of mixed images, the label of the one that was there first
-            tallies.append(torch.stack([loss, (logits.argmax(1) == batch.labels).sum()]))
-    norms = torch._foreach_norm(gradients_of(state.optimizer))
-    grad_norm = torch.linalg.vector_norm(torch.stack(norms))
-    update(state.optimizer, lr)
-    state.step += 1
-    loss_sum, hits = sum(tallies[1:], tallies[0])
-    return torch.stack([loss_sum / images, grad_norm, hits / images])
+            hits = (logits.argmax(1) == batch.labels).sum() if rule.metrics else loss * 0
+            tallies.append(torch.stack([loss, hits]))
+    loss_sum, right = sum(tallies[1:], tallies[0])
+    return loss_sum / images, right / images
+
+
+@torch.no_grad()
+def treat_gradients(
+    gradients: list[Tensor], *, scale: float, rule: StepRule, watched: bool = False
+) -> Tensor:
+    """Take the loss scale out and clip; gives their length as it was before clipping.
+
+    watched: their length decides whether they are used.
+    """
+    if scale != 1:
+        torch._foreach_mul_(gradients, 1 / scale)
+    norm = length_of(gradients) if rule.metrics or watched else gradients[0].new_zeros(())
+    if rule.clip_value:
+        torch._foreach_clamp_min_(gradients, -rule.clip_value)
+        torch._foreach_clamp_max_(gradients, rule.clip_value)
+    if rule.clip_norm:
+        longest = rule.clip_norm / (length_of(gradients) + 1e-6)
+        torch._foreach_mul_(gradients, longest.clamp(max=1.0))
+    return norm
+
+
+def length_of(gradients: list[Tensor]) -> Tensor:
+    """The length of all gradients together."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

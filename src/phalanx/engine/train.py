@@ -33,6 +33,9 @@ class Watch(Protocol):
     def score(self, state: TrainState, score: Score) -> None:
         """The model was scored."""
 
+    def score_averaged(self, state: TrainState, score: Score) -> None:
+        """The model was scored with its averaged weights."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -114,3 +117,14 @@ def score_if_due(state: TrainState, plan: Plan, parts: Parts) -> None:
     if score is not None:
         state.scores[state.step] = score.top1
         parts.watch.score(state, score)
+        score_averages(state, parts)
+
+
+def score_averages(state: TrainState, parts: Parts) -> None:
+    """Score the averaged weights beside the raw ones, where there are any."""
+    if state.averages is None:
+        return
+    with state.averages.swapped(state.model):
+        score = parts.evaluate(state)
+    if score is not None:
+        parts.watch.score_averaged(state, score)

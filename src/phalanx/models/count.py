@@ -35,16 +35,7 @@ def count_units(
     variant: Variant, *, num_classes: int, batch: int, image_size: int, half: bool = False
 ) -> list[UnitCount]:
     """The figures of every unit in the order of the data; half: activations as 16.32 keeps them."""
-    full_norms = variant.norm.full_precision
-    # these norms name the device to autocast, which knows no meta; to_half does what they do
-    variant = replace(variant, norm=replace(variant.norm, full_precision=False))
-    try:
-        with torch.device("meta"):
-            model = as_units(build_model(variant, num_classes=num_classes))
-    except Exception as error:  # of a plugin: our own networks never look at values
-        raise uncountable(error) from error
-    if half:
-        to_half(model, full_norms=full_norms)
+    model = as_units(build_on_meta(variant, num_classes=num_classes, half=half))
     images = torch.empty(batch, 3, image_size, image_size, device="meta")
     try:
         return walk(model, images)
@@ -52,6 +43,21 @@ def count_units(
         raise
     except Exception as error:
         raise uncountable(error) from error
+
+
+def build_on_meta(variant: Variant, *, num_classes: int, half: bool) -> nn.Module:
+    """A network of shapes without values; half: its tensors have the bits of 16.32."""
+    full_norms = variant.norm.full_precision
+    # these norms name the device to autocast, which knows no meta; to_half does what they do
+    variant = replace(variant, norm=replace(variant.norm, full_precision=False))
+    try:
+        with torch.device("meta"):
+            model = build_model(variant, num_classes=num_classes)
+    except Exception as error:  # of a plugin: our own networks never look at values
+        raise uncountable(error) from error
+    if half:
+        to_half(model, full_norms=full_norms)
+    return model
 
 
 def uncountable(error: Exception) -> ConfigError:

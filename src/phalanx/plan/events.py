@@ -1,8 +1,11 @@
 """Is it time to log, to evaluate, to save: pure functions of the step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from math import ceil, isqrt
+
+from phalanx.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -12,6 +15,7 @@ class Every:
     rate: Fraction
     steps_per_epoch: Fraction
     total_steps: int
+    first: Fraction = Fraction(0)  # epoch of the first one; 0: one interval after the start
 
     def due(self, step: int) -> bool:
         """Whether the event comes right after that many steps are done.
@@ -27,18 +31,104 @@ class Every:
         return self._passed(step) > self._passed(step - 1)
 
     @cached_property
-    def _per_step(self) -> tuple[int, int]:
+    def _per_step(self) -> tuple[int, int, int]:
         # whole numbers: this is asked after every step, and fractions are slow
-        return (self.rate / self.steps_per_epoch).as_integer_ratio()
+        numerator, denominator = (self.rate / self.steps_per_epoch).as_integer_ratio()
+        late, parts = (self.first * self.rate).as_integer_ratio()
+        return numerator * parts, late * denominator, denominator * parts
 
     def _passed(self, step: int) -> int:
-        numerator, denominator = self._per_step
-        return step * numerator // denominator
+        # the start counts as one when nothing is said about the first: only differences matter
+        numerator, late, denominator = self._per_step
+        return max(0, (step * numerator - late) // denominator + 1)
 
     def count(self) -> int:
         """How often it comes over the whole run."""
         if not self.rate:
             return 0
-        points = min(self._passed(self.total_steps), self.total_steps)
-        on_last = self._passed(self.total_steps) > self._passed(self.total_steps - 1)
+        last = self._passed(self.total_steps)
+        early = max(0, ceil(self.first * self.steps_per_epoch) - 1)
+        points = max(0, min(last - self._passed(0), self.total_steps - early))
+        on_last = last > self._passed(self.total_steps - 1)
         return points if on_last else points + 1
+
+
+# --- how often may be asked for ---
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the options that say how often an epoch something is done."""
+
+    flag: str
+    verb: str
+    never: str  # what to tell whoever asks for none at all
+    fills_run: bool  # refuses an interval that does not fit the run a whole number of times
+
+
+LOGS = Kind(
+    "--logs-per-epoch",
+    "log",
+    never="the whole run passes without a log point; 1 gives one every epoch",
+    fills_run=True,
+)
+CKPTS = Kind("--ckpts-per-epoch", "save", never="", fills_run=False)
+
+
+def settle(
+    every: Every, kind: Kind, *, epochs: Fraction | None, even: bool
+) -> tuple[Every, list[str]]:
+    """The points that a run gets for those that were asked for, and what to warn of.
+
+    epochs: the length of the run, where it was given in epochs. even: events split the epoch, or
+    the run, into equally many steps; the rate gives way where it has to.
+    """
+    if not every.rate:
+        return every, [f"{kind.flag} 0: {kind.never}"] if kind.never else []
+    span = epochs if every.rate < 1 else Fraction(1)
+    if span is None or span.denominator != 1:
+        return every, []
+    if every.rate < 1 and (span * every.rate).denominator != 1:
+        if kind.fills_run:
+            raise ConfigError(tell_uneven(every.rate, kind, int(span)))
+        return every, []
+    return divide_evenly(every, kind, epochs=span) if even else (every, [])
+
+
+def divide_evenly(every: Every, kind: Kind, *, epochs: Fraction) -> tuple[Every, list[str]]:
+    """The nearest rate that divides so many epochs into equal stretches of whole steps."""
+    steps, wanted = every.steps_per_epoch * epochs, every.rate * epochs
+    if steps.denominator != 1:
+        return every, []
+    found = nearest_divisor(int(steps), wanted)
+    if found == wanted:
+        return every, []
+    span = "an epoch" if epochs == 1 else f"in {epochs} epochs"
+    often = "once" if found == 1 else f"{found} times"
+    warning = (
+        f"{kind.flag} {every.rate}: {steps} steps {span} do not divide into {wanted} equal parts; "
+        f"the run will {kind.verb} {often} {span}"
+    )
+    return replace(every, rate=found / epochs), [warning]
+
+
+def nearest_divisor(whole: int, wanted: Fraction) -> int:
+    """The divisor of `whole` nearest to `wanted`, the smaller of two that are.
+
+    >>> nearest_divisor(781, Fraction(10)), nearest_divisor(781, Fraction(41))
+    (11, 11)
+    """
+    small = [number for number in range(1, isqrt(whole) + 1) if whole % number == 0]
+    divisors = {*small, *(whole // number for number in small)}
+    return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
+
+
+def tell_uneven(rate: Fraction, kind: Kind, epochs: int) -> str:
+    """That an interval does not fill the run, and which ones and which runs would do."""
+    fitting = Fraction(nearest_divisor(epochs, epochs * rate), epochs)
+    shorter = epochs - epochs % rate.denominator
+    lengths = " or ".join(str(n) for n in (shorter, shorter + rate.denominator) if n)
+    return (
+        f"{kind.flag} {rate}: cannot {kind.verb} {float(1 / rate):g} epochs at a time "
+        f"over {epochs} epochs; {fitting} would work, or {lengths} epochs"
+    )

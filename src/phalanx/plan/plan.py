@@ -1,20 +1,37 @@
 """The Plan: every number derived from a Config, before anything runs."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
+from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.plan.events import Every
+from phalanx.plan.events import CKPTS, LOGS, Every, settle
+from phalanx.plan.loss_scale import LossScale, make_loss_scale
 from phalanx.plan.machine import count_cores, resolve_device
 from phalanx.plan.model import check_variant, variant_of
-from phalanx.plan.schedule import lr_at
-from phalanx.units import Duration, parse_duration, parse_rate, parse_resolutions, parse_share
+from phalanx.plan.recompute import stored_paths
+from phalanx.plan.schedule import Schedule, peak_rate
+from phalanx.plan.schedule_options import (
+    Clock,
+    ScheduleOptions,
+    make_schedule,
+    schedule_warnings,
+)
+from phalanx.units import (
+    Duration,
+    parse_duration,
+    parse_durations,
+    parse_numbers,
+    parse_rate,
+    parse_resolutions,
+    parse_share,
+)
 
 LEAST_MAX_BAD = 10
 LEAST_VALID_BATCH = 250
@@ -45,9 +62,13 @@ class Plan:
     device: str
     precision: str
     threads: int
+    determinism: str
+    half_type: str
+    half_partials: bool
     workers: int
     image_size: int
     growth: tuple[tuple[int, int], ...]  # until which step training images have which size
+    stored: tuple[str, ...] | None  # modules whose outputs are kept; None: all are
     num_classes: int
     train_images: int
     valid_images: int
@@ -57,14 +78,14 @@ class Plan:
     global_batch: int
     steps_per_epoch: Fraction
     total_steps: int
-    warmup_steps: int
     valid_batch: int
     max_bad: int
     log: Every
     evaluate: Every
     save: Every
-    lr_shape: str
-    lr_peak: float
+    schedule: Schedule
+    loss_scale: LossScale
+    warnings: tuple[str, ...] = ()  # what is done that may not be meant
 
     @property
     def epochs(self) -> float:
@@ -77,24 +98,25 @@ class Plan:
 
     def lr(self, step: int) -> float:
         """Learning rate of the step that follows `step` finished ones."""
-        return lr_at(
-            step,
-            shape=self.lr_shape,
-            peak=self.lr_peak,
-            warmup=self.warmup_steps,
-            total=self.total_steps,
-        )
+        return self.schedule.lr(step)
 
     def facts(self) -> dict[str, Any]:
         """The plan as plain numbers, for JSON and tables."""
         events = {"log": self.log, "evaluate": self.evaluate, "save": self.save}
-        plain = {name: value for name, value in asdict(self).items() if name not in events}
+        parts = (*events, "schedule", "loss_scale", "warnings", "growth", "stored")
+        plain = {name: value for name, value in asdict(self).items() if name not in parts}
         plain["steps_per_epoch"] = float(self.steps_per_epoch)
         plain["epochs"] = self.epochs
         plain["growth"] = ",".join(f"{size}:{end}st" for end, size in self.growth)
         plain["train_images_seen"] = self.total_steps * self.global_batch
+        plain["lr_shape"], plain["lr_peak"] = self.schedule.shape, self.schedule.peak
+        plain["warmup_steps"] = self.schedule.warmup
         plain |= {f"{name}_points": event.count() for name, event in events.items()}
         return plain
+
+    def at(self, step: int) -> dict[str, float]:
+        """Learning rate and loss scale of the step that follows `step` finished ones."""
+        return {"step": step, "lr": self.lr(step), "loss_scale": self.loss_scale.at(step)}
 
 
 def choose(config: Config) -> Chosen:
@@ -115,26 +137,25 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
     def steps_of(length: Duration) -> int:
         return length.steps(steps_per_epoch=steps_per_epoch, total_steps=total)
 
-    warmup = steps_of(parse_duration(config.optim.warmup_epoch))
-    if warmup > total:
-        raise ConfigError(
-            f"--warmup-epoch: {config.optim.warmup_epoch} is {warmup} steps, "
-            f"longer than the run of {total}; shorten it or give it as a share, such as 10%"
+    clock, asked = Clock(total, steps_per_epoch), asked_schedule(config)
+    refuse_precision(config, chosen.precision)
+    image_size = choose_image_size(config)
+    growth = plan_growth(config, image_size, total, steps_of)
+    for size in (image_size, *(size for _, size in growth)):
+        check_variant(
+            config.model.model, variant_of(config), size, micro_batch=config.data.batch_size
         )
 
-    image_size = choose_image_size(config)
-    check_variant(
-        config.model.model, variant_of(config), image_size, micro_batch=config.data.batch_size
-    )
-
-    def every(rate: str) -> Every:
-        return Every(parse_rate(rate), steps_per_epoch, total)
-
+    events = plan_events(config, steps_per_epoch, total)
     return Plan(
         **asdict(chosen),
+        determinism=config.machine.determinism,
+        half_type=config.machine.half_type,
+        half_partials=config.machine.half_partials,
         workers=choose_workers(config),
         image_size=image_size,
-        growth=plan_growth(config, image_size, steps_of),
+        growth=growth,
+        stored=plan_recomputation(config),
         num_classes=data.classes,
         train_images=data.train_images,
         valid_images=data.valid_images,
@@ -144,14 +165,124 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
         global_batch=global_batch,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
-        warmup_steps=warmup,
         valid_batch=config.data.valid_batch_size or max(config.data.batch_size, LEAST_VALID_BATCH),
         max_bad=count_max_bad(config, data.train_images),
-        log=every(config.train.logs_per_epoch),
-        evaluate=every("1"),
-        save=every(config.run.ckpts_per_epoch),
-        lr_shape=config.optim.lr_schedule,
-        lr_peak=config.optim.lr,
+        log=events.log,
+        evaluate=events.evaluate,
+        save=events.save,
+        schedule=make_schedule(asked, choose_peak(config), clock),
+        loss_scale=make_loss_scale(
+            config.loss.initial_loss_scaling,
+            config.loss.loss_scaling,
+            epochs=asked_epochs(config) or total / steps_per_epoch,
+            steps_per_epoch=steps_per_epoch,
+        ),
+        warnings=(
+            *schedule_warnings(asked, clock),
+            *events.warnings,
+            *warn_of_precision(config, chosen.precision),
+        ),
+    )
+
+
+class Events(NamedTuple):
+    """When something is done, and what to warn of."""
+
+    log: Every
+    evaluate: Every
+    save: Every
+    warnings: tuple[str, ...]
+
+
+def plan_events(config: Config, steps_per_epoch: Fraction, total: int) -> Events:
+    """When to log, to evaluate and to save."""
+
+    def every(rate: str, first: float = 0) -> Every:
+        return Every(parse_rate(rate), steps_per_epoch, total, Fraction(str(first)))
+
+    even, epochs = config.data.epoch_tail == "drop", asked_epochs(config)
+    logs, saves = config.train.logs_per_epoch, config.run.ckpts_per_epoch
+    first = config.run.first_ckpt_epoch
+    log, about_logs = settle(every(logs), LOGS, epochs=epochs, even=even)
+    save, about_saves = settle(every(saves, first), CKPTS, epochs=epochs, even=even)
+    return Events(log, every(validations(config)), save, (*about_logs, *about_saves))
+
+
+def validations(config: Config) -> str:
+    """How often an epoch the model is scored while it trains."""
+    during = config.train.validation and config.train.validation_mode == "during"
+    return config.train.validation_frequency if during else "0"
+
+
+def asked_epochs(config: Config) -> Fraction | None:
+    """The length of the run, where it is given in epochs."""
+    return None if config.train.epochs is None else Fraction(str(config.train.epochs))
+
+
+def refuse_precision(config: Config, precision: str) -> None:
+    """Raise ConfigError for options that the precision has no use for."""
+    if config.loss.auto_loss_scaling and precision == "32.32":
+        raise ConfigError(
+            "--auto-loss-scaling: 32-bit gradients need no loss scale of their own; use "
+            "--precision 16.32 or 16.16, or leave it away"
+        )
+    if config.loss.auto_loss_scaling and config.loss.initial_loss_scaling is not None:
+        raise ConfigError(
+            "--auto-loss-scaling and --initial-loss-scaling both move the loss scale; give one"
+        )
+
+
+def warn_of_precision(config: Config, precision: str) -> Iterator[str]:
+    """What may not be meant about 16-bit numbers."""
+    if config.machine.enable_stochastic_rounding and precision != "16.16":
+        yield (
+            f"--enable-stochastic-rounding has no effect with --precision {precision}: "
+            "weights are 32 bits wide"
+        )
+    scaled = config.loss.auto_loss_scaling or config.loss.loss_scaling > 1
+    if patterns_of(config) and not config.machine.enable_recompute:
+        yield "--recompute-checkpoints has no effect without --enable-recompute"
+    if config.machine.half_type == "float16" and precision != "32.32" and not scaled:
+        yield (
+            "--half-type float16: small gradients vanish without a loss scale; "
+            "--auto-loss-scaling or --loss-scaling 128 keeps them"
+        )
+
+
+def asked_schedule(config: Config) -> ScheduleOptions:
+    """What the options say about the course of the learning rate."""
+    said = config.schedule
+    return ScheduleOptions(
+        shape=said.lr_schedule,
+        warmup=parse_duration(said.warmup_epoch),
+        warmup_mode=said.warmup_mode,
+        staircase=said.lr_staircase,
+        freq=parse_rate(said.lr_scheduler_freq),
+        decay=tuple(map(float, parse_numbers(said.lr_decay))),
+        milestones=parse_durations(said.lr_epoch_decay) if said.lr_epoch_decay else (),
+        drop_after=parse_numbers(said.lr_drop_after) if said.lr_drop_after else (),
+        period=parse_duration(said.lr_decay_period) if said.lr_decay_period else None,
+        length=parse_duration(said.lr_decay_length) if said.lr_decay_length else None,
+        power=said.lr_power,
+        end_ratio=said.lr_end_ratio,
+    )
+
+
+def choose_peak(config: Config) -> float:
+    """The highest learning rate, by whichever option says it."""
+    said = config.schedule
+    rates = {
+        "base-learning-rate": said.base_learning_rate,
+        "lr-per-image": said.lr_per_image,
+        "lr": said.lr,
+    }
+    name, value = next((name, value) for name, value in rates.items() if value is not None)
+    return peak_rate(
+        name,
+        value,
+        global_batch=count_global_batch(config),
+        accumulation=config.train.gradient_accumulation,
+        batch=said.lr_batch,
     )
 
 
@@ -194,7 +325,7 @@ def choose_image_size(config: Config) -> int:
 
 
 def plan_growth(
-    config: Config, image_size: int, steps_of: Callable[[Duration], int]
+    config: Config, image_size: int, total: int, steps_of: Callable[[Duration], int]
 ) -> tuple[tuple[int, int], ...]:
     """Until which step training images have which smaller size; empty where they never do."""
     text = config.data.progressive_resolution
@@ -207,12 +338,34 @@ def plan_growth(
             f"--progressive-resolution {text}: ends at steps {ends}; each must come after the one "
             "before it"
         )
+    if ends[-1] >= total:
+        raise ConfigError(
+            f"--progressive-resolution {text}: lasts until step {ends[-1]:,} of {total:,}, and no "
+            "step is left at --image-size; end it earlier, such as at 80%"
+        )
     if any(size >= image_size for _, size in growth):
         raise ConfigError(
             f"--progressive-resolution {text}: wants sizes below --image-size {image_size}, "
             "which the run ends with"
         )
     return growth
+
+
+def plan_recomputation(config: Config) -> tuple[str, ...] | None:
+    """The modules whose outputs are kept while the others are computed again; None: all are."""
+    if not config.machine.enable_recompute:
+        return None
+    patterns = patterns_of(config)
+    variant = variant_of(config)
+    if patterns and not isinstance(variant, OwnVariant):
+        stored_paths(variant, patterns, model=config.model.model)  # refuses what matches nothing
+    return patterns
+
+
+def patterns_of(config: Config) -> tuple[str, ...]:
+    """The patterns of --recompute-checkpoints."""
+    text = config.machine.recompute_checkpoints or ""
+    return tuple(word.strip() for word in text.strip("[]").split(",") if word.strip())
 
 
 def choose_workers(config: Config) -> int:

@@ -1,16 +1,113 @@
 """The learning rate as a pure function of the step: nothing to save, nothing to restore."""
 
+from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from math import cos, pi
 
-SHAPES: dict[str, Callable[[float], float]] = {  # of the share of the run that is done
-    "cosine": lambda done: 0.5 * (1 + cos(pi * done)),
-    "constant": lambda done: 1.0,
+Position = int | Fraction  # in steps; a fraction where a period begins between two of them
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """One way to begin gently."""
+
+    ahead: int  # 0: the first step runs at nothing; 1: it already has its share
+    shifts: bool  # whether the schedule waits for the warm-up to end
+
+
+WARMUPS: dict[str, Warmup] = {
+    "ramp": Warmup(ahead=0, shifts=False),
+    "ramp-shift": Warmup(ahead=0, shifts=True),
+    "mask": Warmup(ahead=1, shifts=False),
+    "shift": Warmup(ahead=1, shifts=True),
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate of a whole run."""
+
+    shape: str  # a row of SHAPES
+    peak: float
+    total: int
+    steps_per_epoch: Fraction = Fraction(1)
+    warmup: int = 0
+    warmup_mode: str = "ramp"  # a row of WARMUPS
+    staircase: bool = False  # the rate of an epoch's first step stays for all of it
+    freq: Fraction = Fraction(0)  # times an epoch that the shape is looked at; 0: every step
+    milestones: tuple[Fraction, ...] = ()  # of a step schedule, in steps
+    phases: tuple[float, ...] = (1.0,)  # of a step schedule: shares of the peak between milestones
+    decay: float = 1.0  # of an exponential schedule: the factor of one period
+    period: Fraction = Fraction(1)  # of an exponential schedule, in steps
+    length: int = 0  # steps a cosine or polynomial falls for; 0: what the run has for it
+    power: float = 2.0  # of a polynomial schedule
+    end_ratio: float = 0.0  # of a cosine or polynomial: where it ends, as a share of the peak
+
+    def lr(self, step: int) -> float:
+        """Learning rate of the step that follows `step` finished ones.
+
+        Past the end the rate stays where the schedule ended.
+
+        >>> drops = Schedule(
+        ...     shape="step", peak=1.0, total=6, milestones=(Fraction(4),), phases=(1.0, 0.5),
+        ...     warmup=2,
+        ... )
+        >>> [drops.lr(step) for step in range(6)]
+        [0.0, 0.5, 1.0, 1.0, 0.5, 0.5]
+        """
+        at: Position = min(step, self.total)
+        if self.staircase:
+            at = begin_of(at, self.steps_per_epoch)
+        mode = WARMUPS[self.warmup_mode]
+        rate = self._falling(max(0, at - self.warmup) if mode.shifts else at)
+        if at >= self.warmup:
+            return rate
+        return rate * (at + mode.ahead) / (self.warmup + mode.ahead)
+
+    def _falling(self, at: Position) -> float:
+        if self.freq:
+            at = begin_of(at, self._refresh)
+        end = self.peak * self.end_ratio
+        return (self.peak - end) * SHAPES[self.shape](self, at) + end
+
+    def done(self, at: Position) -> float:
+        """The share of a cosine's or polynomial's fall that lies behind."""
+        return min(1.0, float(at / self._fall))
+
+    @cached_property
+    def _refresh(self) -> Fraction:
+        return self.steps_per_epoch / self.freq
+
+    @cached_property
+    def _fall(self) -> int:
+        waits = self.warmup if WARMUPS[self.warmup_mode].shifts else 0
+        return self.length or self.total - waits
+
+
+def begin_of(at: Position, period: Fraction) -> Fraction:
+    """Where the period that holds `at` began.
+
+    Rounding down, a rate that is refreshed now and then is never ahead of its schedule: drops
+    come at their epoch, and the last period of a cosine still learns.
+    """
+    return at // period * period
+
+
+SHAPES: dict[str, Callable[[Schedule, Position], float]] = {  # shares of the peak
+    "step": lambda s, at: s.phases[bisect_right(s.milestones, at)],
+    "cosine": lambda s, at: 0.5 * (1 + cos(pi * s.done(at))),
+    "exponential": lambda s, at: s.decay ** float(at / s.period),
+    "polynomial": lambda s, at: (1 - s.done(at)) ** s.power,
+    "constant": lambda s, at: 1.0,
+}
+FALLING = ("cosine", "polynomial")  # those that end at a chosen step
+
+
 def lr_at(step: int, *, shape: str, peak: float, warmup: int, total: int) -> float:
-    """Learning rate of the step that follows `step` finished ones.
+    """Learning rate of the step that follows `step` finished ones, of a shape without options.
 
     Warm-up multiplies the running, unshifted schedule by step / warmup, so the very first
     step runs at 0. Past the end the rate stays where the schedule ended.
@@ -18,5 +115,28 @@ def lr_at(step: int, *, shape: str, peak: float, warmup: int, total: int) -> flo
     >>> [round(lr_at(s, shape="cosine", peak=1.0, warmup=2, total=4), 3) for s in range(6)]
     [0.0, 0.427, 0.5, 0.146, 0.0, 0.0]
     """
-    rate = peak * SHAPES[shape](min(1.0, step / total))
-    return rate * step / warmup if step < warmup else rate
+    return Schedule(shape=shape, peak=peak, warmup=warmup, total=total).lr(step)
+
+
+# --- the peak ---
+
+PEAKS: dict[str, Callable[[float, int], float]] = {  # of the option's value and a batch
+    "lr": lambda rate, batch: rate,
+    "lr-per-image": lambda rate, batch: rate * batch,
+    "base-learning-rate": lambda exponent, batch: 2.0**exponent * batch,
+}
+BATCHES: dict[str, Callable[[int, int], int]] = {  # of the global batch and the accumulation
+    "global": lambda whole, accumulation: whole,
+    "pass": lambda whole, accumulation: whole // accumulation,
+}
+
+
+def peak_rate(
+    option: str, value: float, *, global_batch: int, accumulation: int = 1, batch: str = "global"
+) -> float:
+    """The peak that an option asks for: absolute, or scaled with the batch.
+
+    >>> peak_rate("base-learning-rate", -11, global_batch=1024)
+    0.5
+    """
+    return PEAKS[option](value, BATCHES[batch](global_batch, accumulation))

@@ -60,7 +60,7 @@ def headline(material: Material) -> str:
         f"<code>{escape(str(facts.get('command', '')))}</code>{parent_note(facts)}</p>\n"
         f'<div class="tiles">{tiles}</div>\n'
         f"<p>{escape(waiting_verdict(material.data_wait))}</p>\n{input_note(material)}"
-        f"{bad_images_note(material)}</header>"
+        f"{numerics_note(material)}{bad_images_note(material)}</header>"
     )
 
 
@@ -69,6 +69,7 @@ def headline_tiles(material: Material) -> list[tuple[str, str, str]]:
     return [
         *score_tiles(material),
         *best_tile(material),
+        *averaged_tile(material),
         length_tile(material),
         *speed_tiles(material),
     ]
@@ -92,6 +93,12 @@ def best_tile(material: Material) -> list[tuple[str, str, str]]:
     return (
         [("best top-1", f"{best.top1:.2%}", f"at step {format_count(best.step)}")] if best else []
     )
+
+
+def averaged_tile(material: Material) -> list[tuple[str, str, str]]:
+    """The score of the averaged weights, where there are any."""
+    top1 = material.summary.averaged_top1 if material.summary else None
+    return [] if top1 is None else [("averaged top-1", f"{top1:.2%}", "of the averaged weights")]
 
 
 def length_tile(material: Material) -> tuple[str, str, str]:
@@ -142,6 +149,23 @@ def input_note(material: Material) -> str:
     stages = f"<details><summary>one core, each stage alone</summary><ul>{rates}</ul></details>"
     verdict = f"<p>Input: {escape(found.verdict)}.</p>\n"
     return verdict + (f"{stages}\n" if rates else "")
+
+
+def numerics_note(material: Material) -> str:
+    """What became of 16-bit numbers, where there are any."""
+    found = material.summary.numerics if material.summary else None
+    if found is None:
+        return ""
+    lines = [
+        (found.updates_lost, "of the weights' updates were lost to rounding"),
+        (found.gradients_zero, "of the gradients' numbers were nothing"),
+    ]
+    told = [f"{share:.2%} {words}" for share, words in lines if share is not None]
+    told.append(f"{format_count(found.gradients_not_finite)} numbers of gradients were not finite")
+    told.append(f"{format_count(found.skipped_steps)} steps overflowed and were skipped")
+    told += [f"loss scale {scale:g} from step {step:,} on" for step, scale in found.loss_scales]
+    rows = "".join(f"<li>{escape(line)}</li>" for line in told)
+    return f"<details open><summary>Numerics of 16 bits</summary><ul>{rows}</ul></details>\n"
 
 
 def bad_images_note(material: Material) -> str:

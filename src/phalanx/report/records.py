@@ -18,6 +18,7 @@ from phalanx.disk import disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError
 
 METRICS, TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
+AVERAGED = "averaged.csv"  # like validation.csv, of the averaged weights; only where there are any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class ScoreRow:
 STEP_FIELDS = tuple(f.name for f in fields(StepRow))
 LOG_FIELDS = tuple(f.name for f in fields(LogRow))
 SCORE_FIELDS = ("step", "epoch", "scored", "top1", "top1_low", "top1_high", "top5", "loss")
-HEADERS = {TRAINING: LOG_FIELDS, VALIDATION: SCORE_FIELDS}
+HEADERS = {TRAINING: LOG_FIELDS, VALIDATION: SCORE_FIELDS, AVERAGED: SCORE_FIELDS}
 
 
 class Records:
@@ -84,9 +85,12 @@ class Records:
     def score(self, row: ScoreRow) -> None:
         """Add an evaluation to metrics.jsonl and validation.csv, and flush."""
         self._add(METRICS, score_line(row))
-        low, high = row.interval95
-        cells = (row.step, row.epoch, row.scored, row.top1, low, high, row.top5, row.loss)
-        self._add(VALIDATION, csv_line(cells))
+        self._add(VALIDATION, score_cells(row))
+        self.flush()
+
+    def averaged(self, row: ScoreRow) -> None:
+        """Add an evaluation of the averaged weights to averaged.csv, and flush."""
+        self._add(AVERAGED, score_cells(row))
         self.flush()
 
     def flush(self, *, sync: bool = False) -> None:
@@ -104,13 +108,20 @@ class Records:
             lambda line: keep_metrics(line, last_step=step, last_score=last_score),
         )
         cut_file(self.folder / TRAINING, lambda line: keep_csv(line, LOG_FIELDS, last_step=step))
-        cut_file(
-            self.folder / VALIDATION,
-            lambda line: keep_csv(line, SCORE_FIELDS, last_step=last_score),
-        )
+        for name in (VALIDATION, AVERAGED):
+            cut_file(
+                self.folder / name,
+                lambda line: keep_csv(line, SCORE_FIELDS, last_step=last_score),
+            )
 
     def _add(self, name: str, text: str) -> None:
         self._waiting[name] = self._waiting.get(name, "") + text
+
+
+def score_cells(row: ScoreRow) -> str:
+    """An evaluation as a line of a table."""
+    low, high = row.interval95
+    return csv_line((row.step, row.epoch, row.scored, row.top1, low, high, row.top5, row.loss))
 
 
 def append(path: Path, text: str, *, sync: bool) -> None:
@@ -230,6 +241,17 @@ def read_scores(folder: Path) -> list[ScoreRow]:
         return [parse_score(entry) for entry in read_metrics(folder, scores=True)]
     except (KeyError, TypeError, ValueError) as cause:
         raise damaged(folder / METRICS, cause) from cause
+
+
+def read_averaged(folder: Path) -> dict[int, float]:
+    """Top-1 of the averaged weights by step; empty where none were made."""
+    try:
+        with (folder / AVERAGED).open(encoding="utf-8", newline="") as file:
+            return {int(row["step"]): float(row["top1"]) for row in csv.DictReader(file)}
+    except FileNotFoundError:
+        return {}
+    except (KeyError, TypeError, ValueError) as cause:
+        raise damaged(folder / AVERAGED, cause) from cause
 
 
 def parse_score(entry: dict[str, Any]) -> ScoreRow:

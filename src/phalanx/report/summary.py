@@ -1,6 +1,6 @@
 """summary.json: the result of a run in numbers, for scripts to read."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,17 @@ class InputNote:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What became of numbers that have 16 bits. None stands for what was not counted."""
+
+    updates_lost: float | None  # share of the weights' updates that rounding undid
+    gradients_zero: float | None  # share of the gradients' numbers that are nothing
+    gradients_not_finite: int
+    skipped_steps: int  # whose gradients overflowed
+    loss_scales: tuple[tuple[int, float], ...]  # from which step on, where it found its own size
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What came out of a run. None stands for what was not measured."""
 
@@ -48,6 +59,8 @@ class Summary:
     bad_images: tuple[str, ...]  # each by name, with what is wrong with it
     finished: bool
     input: InputNote | None = None
+    averaged_top1: float | None = None  # of the averaged weights, where there are any
+    numerics: Numerics | None = None
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
@@ -58,23 +71,29 @@ def write_summary(folder: Path, summary: Summary) -> None:
 def read_summary(folder: Path) -> Summary:
     """The summary of a run; a CheckpointError where it is missing or not ours."""
     path = folder / NAME
-    values = {"input": None, **read_json_object(path)}  # written without it until November 2026
+    values = {**NEWER, **read_json_object(path)}
     refuse_other_keys(path, values, kind=Summary)
-    best, interval, note = values["best"], values["interval95"], values["input"]
-    if best is not None:
-        refuse_other_keys(path, best, kind=Best)
-    if note is not None:
-        refuse_other_keys(path, note, kind=InputNote)
+    parts: dict[str, Any] = {}
+    for name, kind in PARTS.items():
+        if values[name] is not None:
+            refuse_other_keys(path, values[name], kind=kind)
+            parts[name] = kind(**values[name])
+    if parts.get("numerics"):
+        scales = tuple((step, scale) for step, scale in values["numerics"]["loss_scales"])
+        parts["numerics"] = replace(parts["numerics"], loss_scales=scales)
+    interval = values["interval95"]
     changes = {
-        "best": None if best is None else Best(**best),
         "interval95": None if interval is None else tuple(interval),
         "bad_images": tuple(values["bad_images"]),
-        "input": None if note is None else InputNote(**note),
     }
-    return Summary(**{**values, **changes})
+    return Summary(**{**values, **changes, **parts})
 
 
-def refuse_other_keys(path: Path, values: Any, *, kind: type[Summary | Best | InputNote]) -> None:
+PARTS: dict[str, type[Any]] = {"best": Best, "input": InputNote, "numerics": Numerics}
+NEWER = dict.fromkeys(("input", "averaged_top1", "numerics"))  # what older summaries go without
+
+
+def refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:
     """Raise where keys are missing or unknown."""
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: is damaged, {values!r} is no {kind.__name__.lower()}")

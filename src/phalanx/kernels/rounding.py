@@ -1,0 +1,189 @@
+"""Float32 numbers rounded to 16 bits, to the nearest or up and down by chance.
+
+Chances are counter-based, as in phalanx.plan.draws: those of an element are a pure function of a
+key and of the element's place in the tensor, counted in logical order. Neither the device nor the
+memory layout changes a bit of what comes out.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from phalanx.plan.draws import GOLDEN
+
+LARGEST = {torch.bfloat16: 0x7F7F0000, torch.float16: 0x477FE000}  # finite values, as float32 bits
+INFINITY = 0x7F800000
+SMALLEST = 0x33800000  # 2**-24, the smallest float16 above 0
+FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+AT_A_TIME = 2**17  # elements; even, and what is in work stays in a processor's cache
+WALKED = 2**30  # elements that 32-bit numbers count with room to spare
+COUNTS = ("lost", "updated", "gradient zero", "gradient not finite", "elements")
+
+
+def round_to(
+    values: Tensor, dtype: torch.dtype, *, key: int, saturate: bool, stochastic: bool
+) -> Tensor:
+    """Values as bfloat16 or float16, in their memory layout.
+
+    By chance: the upper neighbour as often as the value lies near it, so that the mean is the
+    value; a chance below 2**-31 counts as none. What lies beyond the largest finite number becomes
+    that number or infinity; infinity and NaN stay.
+    """
+    out = torch.empty_like(values, dtype=dtype, requires_grad=False)
+    round_each([values], [out], keys=[key], saturate=saturate, stochastic=stochastic)
+    return out
+
+
+@torch.no_grad()
+def round_each(
+    values: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    *,
+    keys: Sequence[int],
+    saturate: bool,
+    stochastic: bool,
+) -> None:
+    """`round_to` for many: each of `values` rounded into its place of `kept`, all of one type."""
+    fused = fused_for(values, kept)
+    if fused is not None:
+        fused(values, kept, None, keys=keys, saturate=saturate, stochastic=stochastic)
+        return
+    for value, goal, key in zip(values, kept, keys, strict=True):
+        goal.copy_(_round_plain(value, goal.dtype, key, saturate, stochastic))
+
+
+@torch.no_grad()
+def round_counted(
+    values: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    keys: Sequence[int],
+    saturate: bool,
+    stochastic: bool,
+) -> Tensor:
+    """Like `round_each`; what happened to the elements as `COUNTS` names it, on the device.
+
+    An element is updated if its value is not the one kept so far, and lost if what is kept after
+    that is the same as before.
+    """
+    fused = fused_for(values, kept, gradients)
+    if fused is not None:
+        return fused(values, kept, gradients, keys=keys, saturate=saturate, stochastic=stochastic)
+    rows = []
+    for value, goal, gradient, key in zip(values, kept, gradients, keys, strict=True):
+        new = _round_plain(value, goal.dtype, key, saturate, stochastic)
+        updated = value != goal
+        lost = (updated & (new == goal)).sum()
+        finite, nonzero = gradient.isfinite().sum(), gradient.count_nonzero()
+        goal.copy_(new)
+        size = torch.full_like(lost, value.numel())
+        rows.append(torch.stack([lost, updated.sum(), size - nonzero, size - finite, size]))
+    return torch.stack(rows).sum(0)
+
+
+def fused_for(
+    values: Sequence[Tensor], kept: Sequence[Tensor], gradients: Sequence[Tensor] = ()
+) -> Callable[..., Tensor] | None:
+    """The twin for GPUs, where these tensors lie on one in a way that it can walk."""
+    if not (values and values[0].is_cuda):
+        return None
+    pairs = [*zip(values, kept, strict=True), *zip(kept, gradients, strict=bool(gradients))]
+    walked = all(value.numel() < WALKED and layout_of(value) for value in values)
+    alike = all(one.stride() == two.stride() for one, two in pairs)
+    typed = all(tensor.dtype == kept[0].dtype for tensor in (*kept, *gradients))
+    return find_fused() if walked and alike and typed else None
+
+
+@cache
+def find_fused() -> Callable[..., Tensor] | None:
+    """The twin for GPUs, where Triton is installed; looked for only when it is needed."""
+    try:
+        return import_module("phalanx.kernels.rounding_fused").round_fused
+    except ImportError:
+        return None
+
+
+def layout_of(values: Tensor) -> tuple[int, int] | None:
+    """(channels, pixels) of memory in which pixels lie apart by all channels.
+
+    (1, 1) is plain order; None is any other way to lie in memory.
+    """
+    if values.is_contiguous():
+        return 1, 1
+    if values.dim() > 2 and values.movedim(1, -1).is_contiguous():
+        return values.shape[1], values[0, 0].numel()
+    return None
+
+
+def signed(word: int) -> int:
+    """An unsigned 64-bit word, or one with a sign, as torch's int64 holds it."""
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def draw_words(key: int, first: int, count: int, device: torch.device) -> Tensor:
+    """32 random bits for each of `count` places from an even one on, as int32.
+
+    Places 2n and 2n + 1 share the word that phalanx.plan.draws.draw_bits has for n, the lower half
+    first.
+    """
+    begin, end = first // 2, (first + count + 1) // 2
+    words = torch.arange(begin, end, device=device).mul_(signed(int(GOLDEN))).add_(signed(key))
+    words = _mix(_mix(words).bitwise_xor_(signed(key)))
+    return words.view(torch.int32)[:count]
+
+
+def _mix(words: Tensor) -> Tensor:
+    """Twin of phalanx.plan.draws.mix, in place."""
+    for bits, factor in FACTORS:
+        words.bitwise_xor_((words >> bits).bitwise_and_((1 << (64 - bits)) - 1))
+        words.mul_(signed(factor))
+    return words.bitwise_xor_((words >> 31).bitwise_and_((1 << 33) - 1))
+
+
+def _round_plain(
+    values: Tensor, dtype: torch.dtype, key: int, saturate: bool, stochastic: bool
+) -> Tensor:
+    """Values rounded, in plain order."""
+    if not stochastic:
+        return _round_to_nearest(values, dtype, saturate)
+    out = torch.empty(values.shape, dtype=dtype, device=values.device)
+    edge = LARGEST[dtype] if saturate else INFINITY
+    parts = values.contiguous().view(-1).split(AT_A_TIME)
+    for number, (part, goal) in enumerate(zip(parts, out.view(-1).split(AT_A_TIME), strict=True)):
+        draws = draw_words(key, number * AT_A_TIME, len(part), values.device)
+        goal.copy_(_round_by_chance(part, draws, dtype, edge))
+    return out
+
+
+def _round_to_nearest(values: Tensor, dtype: torch.dtype, saturate: bool) -> Tensor:
+    """Values rounded as every processor does it, ties to even."""
+    if not saturate:
+        return values.to(dtype)
+    largest = torch.finfo(dtype).max
+    return torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(dtype)
+
+
+def _round_by_chance(values: Tensor, draws: Tensor, dtype: torch.dtype, edge: int) -> Tensor:
+    """Float32 whose last bits are gone: in whole numbers, for no device to flush the small ones.
+
+    Neighbouring floats have neighbouring bits: a draw added to the bits that go carries into those
+    that stay as often as it should. A float16 below 2**-14 loses a bit more with each halving.
+    """
+    bits = values.view(torch.int32)
+    sizes = bits & 0x7FFFFFFF
+    if dtype == torch.bfloat16:
+        rounded = (draws & 0xFFFF).add_(sizes).bitwise_and_(~0xFFFF)
+    else:
+        gone = (126 - (sizes >> 23)).clamp_(13, 23)
+        mask = torch.bitwise_left_shift(torch.ones_like(gone), gone).sub_(1)
+        rounded = (draws & mask).add_(sizes).bitwise_and_(mask.bitwise_not_())
+        # between 0 and the smallest there is: no carry, but the chance itself in steps of 2**-31
+        up = (draws & 0x7FFFFFFF) < (values.abs() * 2.0**55).int()
+        rounded = torch.where(sizes < SMALLEST, up.int() * SMALLEST, rounded)
+    beyond = torch.where(sizes < INFINITY, edge, sizes)
+    rounded = torch.where(sizes > LARGEST[dtype], beyond, rounded)
+    return rounded.bitwise_or_(bits ^ sizes).view(torch.float32)

@@ -1,0 +1,130 @@
+"""Every update rule, and how a model gets its optimizer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from phalanx.errors import ConfigError, suggest
+from phalanx.optim.decay import split_by_decay
+from phalanx.optim.rmsprop import RmspropTf
+from phalanx.optim.rule import Group
+from phalanx.optim.trust import Lamb, Lars
+from phalanx.optim.velocity import SgdCombined
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings:
+    """What all rules need to know together; each takes what it knows of."""
+
+    name: str = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 0.0  # beside the rule
+    l2: float = 0.0  # in the gradient, before the rule remembers it
+    betas: tuple[float, float] = (0.9, 0.999)  # what adamw and lamb keep of mean and square
+    eps: float = 1e-8  # in the divisor, wherever a rule divides
+    rmsprop_decay: float = 0.99  # what both rmsprops keep of the mean square
+    rmsprop_start: float = 1.0  # first mean square of rmsprop_tf
+    trust_coefficient: float = 0.001  # of lars
+    trust_decay: float = 0.0  # inside the steps of lars and lamb
+    velocity_scale: float = 1.0  # of sgd_combined, until `set_velocity_scale`
+
+
+Groups = list[Group]
+Build = Callable[[Groups, OptimSettings], torch.optim.Optimizer]
+
+
+def sgd(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+    """v = momentum * v + g; w -= lr * v."""
+    return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=True)
+
+
+def nesterov(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+    """v = momentum * v + g; w -= lr * (g + momentum * v)."""
+    momentum = settings.momentum
+    # without momentum it is plain descent, for which torch wants the word left out
+    return torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=momentum > 0, fused=True)
+
+
+def sgd_combined(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+    """Like sgd, with a velocity that is kept scaled."""
+    return SgdCombined(groups, momentum=settings.momentum, velocity_scale=settings.velocity_scale)
+
+
+def adamw(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+    """Adam; `update` brings the decay that makes it AdamW."""
+    return torch.optim.Adam(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def rmsprop(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+    """s = d * s + (1 - d) * g²; b = momentum * b + g / (sqrt(s) + eps); w -= lr * b."""
+    return torch.optim.RMSprop(
+        groups,
+        lr=0.0,
+        alpha=settings.rmsprop_decay,
+        eps=settings.eps,
+        momentum=settings.momentum,
+        foreach=True,
+    )
+
+
+def rmsprop_tf(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+    """RMSprop with eps inside the root and the learning rate inside the buffer."""
+    return RmspropTf(
+        groups,
+        momentum=settings.momentum,
+        eps=settings.eps,
+        decay_rate=settings.rmsprop_decay,
+        start=settings.rmsprop_start,
+    )
+
+
+def lars(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+    """Momentum with a learning rate per weight, from the lengths of weight and gradient."""
+    return Lars(
+        groups,
+        momentum=settings.momentum,
+        eps=settings.eps,
+        trust_coefficient=settings.trust_coefficient,
+    )
+
+
+def lamb(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+    """Adam with a learning rate per weight, from the lengths of weight and step."""
+    return Lamb(groups, betas=settings.betas, eps=settings.eps)
+
+
+OPTIMIZERS: dict[str, Build] = {
+    "sgd": sgd,
+    "momentum": sgd,
+    "nesterov": nesterov,
+    "sgd_combined": sgd_combined,
+    "adamw": adamw,
+    "rmsprop": rmsprop,
+    "rmsprop_tf": rmsprop_tf,
+    "lars": lars,
+    "lamb": lamb,
+}
+
+
+def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
+    """The optimizer of a model; `update` brings the learning rate and both decays.
+
+    Norms and biases get no decay of any kind, and no trust ratio.
+    """
+    if settings.name not in OPTIMIZERS:
+        way_out = suggest(settings.name, OPTIMIZERS)
+        raise ConfigError(f"--optimizer {settings.name}: there is no such rule; {way_out}")
+    decayed, spared = split_by_decay(model)
+    groups: Groups = [
+        {
+            "params": decayed,
+            "decay": settings.weight_decay,
+            "l2": settings.l2,
+            "trust_decay": settings.trust_decay,
+            "trusts": True,
+        },
+        {"params": spared, "decay": 0.0, "l2": 0.0, "trust_decay": 0.0, "trusts": False},
+    ]
+    return OPTIMIZERS[settings.name](groups, settings)

@@ -1,0 +1,59 @@
+"""Which weights are averaged, and how much each counts: pure numbers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.errors import ConfigError, suggest
+
+STRATEGIES = ("mean", "exponential")
+USUAL = 5  # checkpoints averaged where nobody says how many
+EVERY = -1  # the number that stands for all there are
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """How checkpoints of a run become one."""
+
+    strategy: str = "mean"
+    decay: float = 0.99  # of the exponential one
+    count: int | None = None  # the last so many; None for the usual number, as far as there are
+    norm_steps: int = 0  # training steps that give batch norms new statistics; 0 averages them
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ConfigError(
+                f"--weight-avg-strategy {self.strategy}: {suggest(self.strategy, STRATEGIES)}"
+            )
+        if not 0 <= self.decay < 1:
+            raise ConfigError(
+                f"--weight-avg-exp-decay {self.decay:g}: wants a number from 0 to below 1"
+            )
+        if self.count is not None and self.count < 1 and self.count != EVERY:
+            raise ConfigError(
+                f"--weight-avg-n {self.count}: wants 1 or more checkpoints, or {EVERY} for all"
+            )
+        if self.norm_steps < 0:
+            raise ConfigError(f"--reestimate-norms {self.norm_steps}: wants 0 or more steps")
+
+    def count_among(self, there: int, *, where: Path) -> int:
+        """How many of the checkpoints that are there to average; ConfigError for too few."""
+        fewest = 2 if self.count in (None, EVERY) else self.count
+        assert fewest is not None
+        if there < fewest:
+            asked = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
+            least = f"--weight-avg-n {there}, or " if there > 1 else ""
+            raise ConfigError(
+                f"{asked}{where} holds {there} checkpoint{'s' * (there != 1)}, {fewest} are "
+                f"wanted; give {least}--keep {fewest} to the training, which keeps more of them"
+            )
+        usual = min(USUAL, there) if self.count is None else self.count
+        return there if usual == EVERY else usual
+
+
+def decay_at(decay: float, step: int) -> float:
+    """How much of a live average stays after that many steps: little at first, then `decay`.
+
+    min(decay, (1 + step) / (10 + step)), so that the random weights a run begins with are
+    soon forgotten. A function of the step alone: a resume needs nothing else to go on.
+    """
+    return min(decay, (1 + step) / (10 + step))

@@ -1,0 +1,91 @@
+"""The loss scale where it follows a plan: fixed, or doubled from stage to stage of the run."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import floor, frexp, log2
+
+from phalanx.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """A loss scale that doubles from `initial` to `final` in equal stages.
+
+    A stage is a whole number of epochs, and the last one takes what is left; where there are
+    fewer epochs than stages, all are equally long.
+    """
+
+    initial: float
+    final: float
+    epochs: Fraction  # of the whole run
+    steps_per_epoch: Fraction
+
+    def at(self, step: int) -> float:
+        """Loss scale of the step that follows `step` finished ones.
+
+        >>> scale = LossScale(
+        ...     initial=16, final=64, epochs=Fraction(7), steps_per_epoch=Fraction(1)
+        ... )
+        >>> [scale.at(step) for step in range(8)]
+        [16.0, 16.0, 32.0, 32.0, 64.0, 64.0, 64.0, 64.0]
+        """
+        return self.initial * 2.0 ** min(step // self._stage, self._doublings)
+
+    @cached_property
+    def _doublings(self) -> int:
+        return count_doublings(self.initial, self.final)
+
+    @cached_property
+    def _stage(self) -> Fraction:
+        stages = self._doublings + 1
+        whole = self.epochs // stages
+        return (whole or self.epochs / stages) * self.steps_per_epoch
+
+
+def make_loss_scale(
+    initial: float | None, final: float, *, epochs: Fraction, steps_per_epoch: Fraction
+) -> LossScale:
+    """The loss scale of a run, fixed where no initial one is given; refuses what cannot be."""
+    problems = loss_scale_problems(initial, final)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return LossScale(
+        initial=final if initial is None else initial,
+        final=final,
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def loss_scale_problems(initial: float | None, final: float) -> list[str]:
+    """Why the loss scale cannot go from one to the other, with the way out; nothing if it can."""
+    named = {"--loss-scaling": final, "--initial-loss-scaling": initial}
+    lines = [
+        f"{flag}: {value:g} would wipe out the loss; choose a number above 0, such as 128"
+        for flag, value in named.items()
+        if value is not None and value <= 0
+    ]
+    if lines or initial is None or initial == final:
+        return lines
+    if initial > final:
+        return [
+            f"--initial-loss-scaling: {initial:g} is more than --loss-scaling {final:g}, and it "
+            f"only grows; exchange them, or leave the initial one away"
+        ]
+    if frexp(final / initial)[0] != 0.5:  # what no power of two looks like
+        below = initial * 2.0 ** count_doublings(initial, final)
+        return [
+            f"--loss-scaling: doubling from {initial:g} gives {below:g} and {2 * below:g}, never "
+            f"{final:g}; take one of them, or another --initial-loss-scaling"
+        ]
+    return []
+
+
+def count_doublings(initial: float, final: float) -> int:
+    """How often `initial` can be doubled without passing `final`.
+
+    >>> count_doublings(16, 128), count_doublings(16, 100), count_doublings(8, 8)
+    (3, 2, 0)
+    """
+    return floor(log2(final / initial))

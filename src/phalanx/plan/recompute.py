@@ -1,0 +1,160 @@
+"""Which outputs recomputation stores: patterns over the paths of modules, read without torch.
+
+The paths are those of the networks, written out from the tables; a part is joined by "/". What a
+module is called elsewhere (a traced graph's `add_3`, torchvision's `avgpool`) stands beside them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from phalanx.catalog.efficientnets import EfficientNetVariant, InvertedBlock, inverted_blocks_of
+from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant, blocks_of
+from phalanx.catalog.splits import adding_units
+from phalanx.catalog.variant import Variant
+from phalanx.errors import ConfigError
+
+Names = Mapping[str, tuple[str, ...]]  # what a module may be called, and the modules it means
+
+NEAR = 3
+STEM = {
+    "ResNet": "conv1 bn1 act1 maxpool",
+    "ResNet-9": "conv1 bn1 act1",
+    "EfficientNet": "conv_stem bn1 act1",
+}
+HEAD = {
+    "ResNet": "global_pool drop fc",
+    "ResNet-9": "global_pool drop fc scale",
+    "EfficientNet": "conv_head bn2 act2 global_pool drop classifier",
+}
+RESIDUAL = {
+    "basic": "conv1 bn1 act1 conv2 bn2 act2 downsample",
+    "bottleneck": "conv1 bn1 act1 conv2 bn2 act2 conv3 bn3 act3 downsample",
+}
+PROJECTION = " downsample/0 downsample/1"
+FAST = ("conv1 bn1 act1 pool", "conv1 bn1 act1 conv2 bn2 act2")  # by place in the stage
+SQUEEZE = "se se/conv_reduce se/act1 se/conv_expand"
+KINDS = {  # the oldest recipes' words for every convolution and every norm: no pattern finds them
+    "conv": re.compile(r"(.*/)?(conv\d?|conv_\w+|downsample/0)"),
+    "norm": re.compile(r"(.*/)?(bn\d|downsample/1)"),
+}
+
+
+def stored_paths(variant: Variant, patterns: Sequence[str], *, model: str) -> tuple[str, ...]:
+    """Paths of the modules whose outputs are stored: the last of every unit without patterns.
+
+    A network from a plugin is known once it is built: its answer is empty.
+
+    >>> from phalanx.catalog.models import MODELS
+    >>> stored_paths(MODELS["resnet8"], ["add_1", "layer3/0/conv"], model="resnet8")
+    ('layer2/0', 'layer3/0/conv1', 'layer3/0/conv2')
+    """
+    names = names_of(variant)
+    if not names:
+        return ()
+    if not patterns:
+        return tuple(dict.fromkeys(path for unit in variant.units for path in names[unit]))
+    return matched(patterns, names, model=model)
+
+
+def matched(patterns: Sequence[str], names: Names, *, model: str) -> tuple[str, ...]:
+    """The modules that the patterns mean, each once; a pattern without any is refused."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        paths = [path for name in names_matching(pattern, names) for path in names[name]]
+        if not paths:
+            raise unmatched(pattern, names, model=model)
+        found |= dict.fromkeys(paths)
+    return tuple(found)
+
+
+def names_matching(pattern: str, names: Names) -> list[str]:
+    """The names a pattern means: the one it is, or all whose beginning it matches."""
+    written = pattern.replace(".", "/")
+    plain = [name for name in (pattern, written) if name in names]
+    if plain:
+        return plain[:1]
+    try:
+        beginning = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"--recompute-checkpoints: {pattern!r} is no regular expression: {error}; "
+            "for example .*conv.* or layer3/.*"
+        ) from error
+    searched = [name for name, paths in names.items() if name not in KINDS or paths == (name,)]
+    return [
+        name
+        for name in searched
+        if beginning.match(name) or beginning.match(name.replace("/", "."))
+    ]
+
+
+def unmatched(pattern: str, names: Names, *, model: str) -> ConfigError:
+    """What to say of a pattern that matches no module."""
+    near = get_close_matches(pattern.replace(".", "/"), names, n=NEAR, cutoff=0.5)
+    shown = near or list(names)[:NEAR]
+    return ConfigError(
+        f"--recompute-checkpoints: no module of {model} matches {pattern!r}; it has "
+        f"{', '.join(shown)} and {len(names) - len(shown)} more; for example .*conv.*"
+    )
+
+
+def names_of(variant: Variant) -> dict[str, tuple[str, ...]]:
+    """Everything a module of the variant may be called; nothing for a network from a plugin."""
+    paths = module_paths(variant)
+    if not paths:
+        return {}
+    names: dict[str, tuple[str, ...]] = {path: (ending(path, variant.units),) for path in paths}
+    for unit, words in (("stem", STEM), ("head", HEAD)):
+        names[unit] = (words[variant.family].split()[-1],)
+    for number, unit in enumerate(adding_units(variant)):
+        traced = (f"add_{number}", f"add/{number}") if number else ("add",)
+        names |= dict.fromkeys(traced, (unit,))
+    names["avgpool"] = names["global_pool"]
+    projections = [path for path in paths if re.search(r"downsample/\d$", path)]
+    names |= {re.sub(r"/(\d)$", r"_\1", path): (path,) for path in projections}
+    for kind, pattern in KINDS.items():
+        names[kind] = tuple(path for path in paths if pattern.fullmatch(path))
+    return names
+
+
+def ending(path: str, units: Sequence[str]) -> str:
+    """Where the output of a path comes out: of a whole stage, at its last unit."""
+    inside = [unit for unit in units if unit.startswith(f"{path}/")]
+    return inside[-1] if inside else path
+
+
+def module_paths(variant: Variant) -> tuple[str, ...]:
+    """The paths of all modules in the order of the tree; () where only the network can tell."""
+    if variant.family not in STEM:
+        return ()
+    stem, head = STEM[variant.family].split(), HEAD[variant.family].split()
+    return tuple(dict.fromkeys((*stem, *inner_paths(variant), *head)))
+
+
+def inner_paths(variant: Variant) -> Iterator[str]:
+    """Every block with what holds it and what is in it; those above it may come again."""
+    for unit, words in block_words(variant):
+        parts = unit.split("/")
+        yield from ("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+        yield from (f"{unit}/{word}" for word in words.split())
+
+
+def block_words(variant: Variant) -> Iterator[tuple[str, str]]:
+    """Every block and the words for its modules."""
+    if isinstance(variant, ResNetVariant):
+        for block in blocks_of(variant):
+            projection = PROJECTION if variant.projects(block) else ""
+            yield block.unit, RESIDUAL[variant.block] + projection
+    if isinstance(variant, FastResNetVariant):
+        yield from ((unit, FAST[int(unit[-1])]) for unit in variant.units[1:-1])
+    if isinstance(variant, EfficientNetVariant):
+        yield from ((block.unit, inverted_words(block)) for block in inverted_blocks_of(variant))
+
+
+def inverted_words(block: InvertedBlock) -> str:
+    """The modules of one block of EfficientNet."""
+    squeeze = SQUEEZE if block.squeezed else "se"
+    if block.widens:
+        return f"conv_pw bn1 act1 conv_dw bn2 act2 {squeeze} conv_pwl bn3"
+    return f"conv_dw bn1 act1 {squeeze} conv_pw bn2"
