@@ -154,6 +154,19 @@ def test_nothing_is_scored_where_nothing_is_asked(digits, tmp_path, capsys, opti
     assert read_scores(tmp_path / "run") == [] and facts_of(tmp_path / "run")["top1"] is None
 
 
+def test_without_training_what_is_there_is_scored(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main([*small_run(digits, run, training="false"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 0 and not run.exists()
+    assert main(small_run(digits, run, keep=9, ckpts_per_epoch=1)) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "--training", "false", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["step"], one["top1"]) for one in found] == [
+        (row.step, row.top1) for row in read_scores(run)
+    ]
+
+
 def test_validation_comes_as_often_as_told(digits, tmp_path):
     assert main(small_run(digits, tmp_path / "run", validation_frequency="1/2", epochs=4)) == 0
     assert [row.step for row in read_scores(tmp_path / "run")] == [12, 24]

@@ -20,7 +20,7 @@ from phalanx.assemble.feed import Feed, LoadedFeed, normaliser_of, open_feed
 from phalanx.assemble.prepare import Described, refuse_missing_weights
 from phalanx.assemble.view import Preprocessing, plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.watch import score_row
-from phalanx.config.read import read_flags, settle
+from phalanx.config.read import Settings, read_flags, settle
 from phalanx.config.schema import Config
 from phalanx.data.gpu_jpeg import gpu_decode_problem
 from phalanx.data.pixels import BadImage, decode
@@ -82,7 +82,11 @@ def build_fresh(model: str, flags: Mapping[str, str]) -> Scorable:
     """An untrained model, for the numbers that chance gives."""
     problems: list[str] = []
     given = read_flags({**flags, "model": model}, problems)
-    settings = settle([given], problems, name=model)  # no preset has a say in what a model is
+    return build_untrained(settle([given], problems, name=model))  # no preset has a say in it
+
+
+def build_untrained(settings: Settings) -> Scorable:
+    """The model that a config would begin to train."""
     config = settings.config
     refuse_missing_weights(config)
     plan, view = plan_of(settings)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
+from phalanx.cli.validate import find_checkpoints, show
 from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
     from phalanx.assemble.prepare import Prepared
+    from phalanx.config.read import Settings
 
 
 def run(request: Request) -> int:
@@ -22,13 +24,23 @@ def run(request: Request) -> int:
             "--resume goes on with a run, --fork starts a new one from its checkpoint, a preset "
             "begins afresh: give one of them"
         )
+    if request["resume"] and request.flags.get("training") == "false":
+        return score_run(request)
     if request["resume"] and is_finished(request["resume"]):
         request.refuse_problems()
         from phalanx.assemble.prepare import remake_finished
 
         remake_finished(Path(request["resume"]))
         return show_result(Path(request["resume"]), as_json=request["json"])
-    prepared = prepare(request, preset)
+    if not ways:
+        settings = read_settings(request, preset)
+        if not settings.config.train.training:
+            return score_untrained(settings, as_json=request["json"])
+        from phalanx.assemble.prepare import prepare_new
+
+        prepared = prepare_new(settings, line=request.line)
+    else:
+        prepared = prepare_again(request)
 
     from phalanx.assemble.train import train
 
@@ -45,23 +57,44 @@ def is_finished(run: str) -> bool:
     return (Path(run) / "run.json").is_file() and (Path(run) / "summary.json").is_file()
 
 
-def prepare(request: Request, preset: str | None) -> "Prepared":
-    """A run on disk; mistakes in options are told before anything heavy is imported."""
-    if request["resume"] or request["fork"]:
-        request.refuse_problems()
-        from phalanx.assemble.fork import prepare_fork
-        from phalanx.assemble.prepare import prepare_resume
-
-        if request["resume"]:
-            return prepare_resume(Path(request["resume"]), request.flags)
-        return prepare_fork(Path(request["fork"]), request.flags, line=request.line)
+def read_settings(request: Request, preset: str | None) -> "Settings":
+    """The options of a new run; mistakes are told before anything heavy is imported."""
     from phalanx.assemble.infer import fetch_missing, read_with_data
 
     settings = read_with_data(preset, request.flags, problems=request.problems)
-    settings = fetch_missing(settings, lambda line: print(line, file=sys.stderr))
-    from phalanx.assemble.prepare import prepare_new
+    return fetch_missing(settings, lambda line: print(line, file=sys.stderr))
 
-    return prepare_new(settings, line=request.line)
+
+def prepare_again(request: Request) -> "Prepared":
+    """An old run to go on with, or a new one that begins with its weights."""
+    request.refuse_problems()
+    from phalanx.assemble.fork import prepare_fork
+    from phalanx.assemble.prepare import prepare_resume
+
+    if request["resume"]:
+        return prepare_resume(Path(request["resume"]), request.flags)
+    return prepare_fork(Path(request["fork"]), request.flags, line=request.line)
+
+
+def score_untrained(settings: "Settings", *, as_json: bool) -> int:
+    """--training false: the score of the model as it would begin."""
+    from phalanx.assemble.score import build_untrained, score_model
+
+    show(settings.config.model.model, *score_model(build_untrained(settings)), as_json=as_json)
+    return 0
+
+
+def score_run(request: Request) -> int:
+    """--resume RUN --training false: every checkpoint scored, as by `validate --all`."""
+    request.refuse_problems()
+    from phalanx.assemble.prepare import describe_checkpoint
+    from phalanx.assemble.score import load_checkpoint, score_model
+
+    flags = {name: text for name, text in request.flags.items() if name != "training"}
+    for checkpoint in find_checkpoints(request["resume"], every=True):
+        scored = score_model(load_checkpoint(describe_checkpoint(checkpoint, flags)))
+        show(str(checkpoint), *scored, as_json=request["json"])
+    return 0
 
 
 def show_result(folder: Path, *, as_json: bool) -> int:
