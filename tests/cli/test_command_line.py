@@ -134,8 +134,9 @@ def test_help_plans_and_mistakes_never_import_torch():
     lines = [
         *QUICK.values(),
         *(([*name.split(), "--help"], 0) for name in COMMANDS),
-        (["plan", "--json"], 0),
-        (["plan", "cifar10-resnet20", "--origin"], 0),
+        (["plan", "--json", "--no-memory"], 0),
+        (["plan", "--at", "soon"], 2),
+        (["plan", "cifar10-resnet20", "--origin", "--no-memory"], 0),
         (["presets", "ls"], 0),
         (["data", "show"], 0),
         (["data", "show", "--step", "0"], 2),

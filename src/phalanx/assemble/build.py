@@ -21,6 +21,7 @@ from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import store_only
 from phalanx.models.weights import fill, layout_in, read_weights
 from phalanx.optim.half import HalfWeights
+from phalanx.optim.offload import Offload
 from phalanx.optim.rules import OptimSettings, build_optimizer
 from phalanx.plan.model import variant_of
 from phalanx.plan.plan import Plan
@@ -53,21 +54,20 @@ def prepare_torch(plan: Plan) -> torch.device:
 def be_fast() -> None:
     """Let torch measure which kernels are fastest."""
     torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
 
 
 def be_seeded() -> None:
     """Draw the same numbers; sums may be added up in another order now and then."""
     torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, False
 
 
 def be_strict() -> None:
     """Give the same bits every time, on the same hardware."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
 DETERMINISM: dict[str, Callable[[], None]] = {
@@ -156,8 +156,14 @@ def build_state(config: Config, plan: Plan, device: torch.device) -> TrainState:
         optimizer,
         scaler=AutoScale() if config.loss.auto_loss_scaling else None,
         half=half if plan.precision == "16.16" else None,
+        offload=Offload(optimizer) if offloads(config, device.type) else None,
         averages=Averages(model, decay=decay) if decay else None,
     )
+
+
+def offloads(config: Config, device_type: str) -> bool:
+    """Whether optimizer state has another home than the device; a CPU's memory is the host's."""
+    return config.machine.offload_optimizer and device_type == "cuda"
 
 
 def optim_settings(config: Config) -> OptimSettings:

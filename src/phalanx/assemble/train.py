@@ -1,24 +1,27 @@
 """Train: from a prepared run to its summary."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
+from phalanx.assemble.blackbox import Blame, Recorder
 from phalanx.assemble.build import begin_with_weights, build_state, prepare_torch, step_rule
 from phalanx.assemble.environment import describe_environment
 from phalanx.assemble.feed import Feed, normaliser_of, open_feed
 from phalanx.assemble.fork import describe_fork, first_step
 from phalanx.assemble.input_note import describe_input
+from phalanx.assemble.memory import Meter, describe_memory
 from phalanx.assemble.prepare import Prepared, take_over
 from phalanx.assemble.signals import StopRequest, listening
 from phalanx.assemble.view import preprocessing_of, recipe_of
 from phalanx.assemble.watch import RunWatch
 from phalanx.config.schema import Config
+from phalanx.engine.blackbox import Probe
 from phalanx.engine.checkpoint import WEIGHTS, Saver, load_weights, restore
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.ledger import Ledger
@@ -31,11 +34,12 @@ from phalanx.engine.shelf import (
     step_of,
 )
 from phalanx.engine.state import Clock, Sums, TrainState, hash_weights
-from phalanx.engine.step import MicroBatch, train_step
+from phalanx.engine.step import MicroBatch, StepRule, train_step
 from phalanx.engine.train import Parts, fit
 from phalanx.errors import Stopped, UserError
 from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.model import variant_of
+from phalanx.plan.plan import Plan
 from phalanx.report.console import Console
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged, read_scores
@@ -48,11 +52,13 @@ class Training:
 
     prepared: Prepared
     device: torch.device
+    meter: Meter
     state: TrainState
     feed: Feed
     records: Records
     console: Console
     saver: Saver
+    blame: Blame
 
 
 def train(prepared: Prepared, *, stream: TextIO | None = None) -> Summary:
@@ -91,6 +97,7 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
         total_steps=plan.total_steps, epochs=plan.epochs, log_file=run.log, stream=stream
     )
     device = prepare_torch(plan)
+    meter = Meter(device)
     state = build_state(config, plan, device)
     records = Records(run.path)
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
@@ -102,11 +109,13 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
     return Training(
         prepared=prepared,
         device=device,
+        meter=meter,
         state=state,
         feed=feed,
         records=records,
         console=console,
         saver=saver,
+        blame=Blame(prepared, state, feed, Probe(state.model) if looks_on(config) else None),
     )
 
 
@@ -131,6 +140,16 @@ def about(prepared: Prepared) -> dict[str, Any]:
 def go_to_start(training: Training) -> None:
     """Bring the state and the records to the step this process begins at."""
     state, prepared = training.state, training.prepared
+    bring_to_start(state, prepared)
+    if prepared.start is not None and prepared.start.forked:
+        training.saver.save(state)  # the parent may go; this run must stand on its own
+    if state.step == prepared.plan.total_steps:
+        state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
+    training.records.cut_back(state.step, scored=state.step in state.scores)
+
+
+def bring_to_start(state: TrainState, prepared: Prepared) -> None:
+    """Fill a fresh state with what the run begins with: a checkpoint, or its first weights."""
     start = prepared.start
     if start is not None:
         restore(state, start.checkpoint)
@@ -141,10 +160,6 @@ def go_to_start(training: Training) -> None:
     if start is not None and start.forked:
         state.step = first_step(prepared.plan, start)
         state.scores, state.sums, state.clock = {}, Sums(), Clock()
-        training.saver.save(state)  # the parent may go; this run must stand on its own
-    if state.step == prepared.plan.total_steps:
-        state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
-    training.records.cut_back(state.step, scored=state.step in state.scores)
 
 
 def greet(training: Training) -> None:
@@ -171,26 +186,62 @@ def greet(training: Training) -> None:
 def run_loop(training: Training) -> None:
     """Train until the end, a signal, or trouble; whatever was handed to the saver is written."""
     state, plan, console = training.state, training.prepared.plan, training.console
-    stop = StopRequest()
+    config, stop = training.prepared.config, StopRequest()
+    # where every step is looked at, an unsound one is seen before another is made
+    ledger = Ledger(training.device, 1 if looks_on(config) else config.train.device_iterations)
+    parts = parts_of(training, stop)
     with listening(stop, leave=console.restore_terminal):
-        try:
-            parts = parts_of(training, stop)
-            ledger = Ledger(training.device, training.prepared.config.train.device_iterations)
-            fit(state, plan, parts=parts, ledger=ledger)
-            if scores_after(training.prepared.config):
-                score_kept(training, parts)
-        finally:
-            training.saver.wait()
+        with recorder_of(training, ledger, parts).recording():
+            try:
+                fit(state, plan, parts=parts, ledger=ledger)
+            finally:
+                training.saver.wait()
+        if scores_after(config):
+            score_kept(training, parts)
+
+
+def recorder_of(training: Training, ledger: Ledger, parts: Parts) -> Recorder:
+    """What writes the black box of a run that ends badly."""
+    return Recorder(
+        prepared=training.prepared,
+        state=training.state,
+        feed=training.feed,
+        records=training.records,
+        unread=lambda: ledger.settle(Sums()),
+        write_steps=parts.watch.steps,
+        blame=training.blame,
+    )
+
+
+def looks_on(config: Config) -> bool:
+    """Whether every step is looked at, module by module."""
+    return config.machine.fp_exceptions
+
+
+def rule_of(config: Config, plan: Plan, device: torch.device) -> StepRule:
+    """What the steps of a run do besides the update rule."""
+    rule = step_rule(config, plan, device)
+    # a gradient that is not finite is seen by the length of all
+    return replace(rule, metrics=rule.metrics or looks_on(config))
+
+
+def step_with(
+    rule: StepRule, plan: Plan, probe: Probe | None = None
+) -> Callable[[TrainState, Sequence[MicroBatch], float], Tensor]:
+    """The step of a run, as a function of the state; a probe looks on, if one is given."""
+
+    def step(state: TrainState, passes: Sequence[MicroBatch], lr: float) -> Tensor:
+        scale = plan.loss_scale.at(state.step)
+        with probe or nullcontext():
+            return train_step(state, passes, lr, rule=rule, loss_scale=scale)
+
+    return step
 
 
 def parts_of(training: Training, stop: StopRequest) -> Parts:
     """What the loop needs, each as a function of the state."""
     feed, plan = training.feed, training.prepared.plan
-    rule = step_rule(training.prepared.config, plan, training.device)
-
-    def step(state: TrainState, passes: Sequence[MicroBatch], lr: float) -> Tensor:
-        scale = plan.loss_scale.at(state.step)
-        return train_step(state, passes, lr, rule=rule, loss_scale=scale)
+    rule = rule_of(training.prepared.config, plan, training.device)
 
     def score(state: TrainState) -> Score | None:
         # the last score is finished whatever comes: it ends the run
@@ -210,11 +261,12 @@ def parts_of(training: Training, stop: StopRequest) -> Parts:
 
     return Parts(
         batches_from=feed.batches_from,
-        train_step=step,
+        train_step=step_with(rule, plan, training.blame.probe),
         evaluate=score,
         save=save,
         stopping=stop,
         images_of=feed.images_of,
+        blame=training.blame,
         watch=RunWatch(
             training.records,
             training.console,
@@ -279,6 +331,7 @@ def finish(training: Training) -> Summary:
         input=describe_input(training.feed, state.clock, prepared),
         averaged_top1=read_averaged(run.path).get(state.step),
         numerics=describe_numerics(state),
+        memory=describe_memory(training.meter, prepared.config, plan),
     )
     write_summary(run.path, summary)
     return summary

@@ -1,13 +1,14 @@
-"""`phalanx bench overhead`: compare training with a bare PyTorch loop."""
+"""`phalanx bench`: training beside a bare PyTorch loop, and the cost of determinism."""
 
 import json
 import sys
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
+    from phalanx.bench.determinism import Cost
     from phalanx.bench.paired import Ratio
 
 
@@ -61,6 +62,40 @@ def show(ratio: "Ratio", steps: int) -> None:
     print(f"ratio {ratio.median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
 
 
+def determinism(request: Request) -> int:
+    """Measure and print what each value of --determinism costs."""
+    from phalanx.assemble.infer import read_with_data
+
+    settings = read_with_data(preset_named(request), request.flags, problems=request.problems)
+    pairs = read_count("--pairs", request["pairs"], least=3)
+    steps = read_count("--steps", request["steps"], least=1)
+    from phalanx.bench.determinism import measure_determinism
+
+    def done(name: str, pair: int) -> None:
+        print(f"\r{name}: pair {pair} of {pairs} ", end="", file=sys.stderr, flush=True)
+
+    cost = measure_determinism(settings, pairs=pairs, steps=steps, done=done)
+    print(file=sys.stderr)
+    if request["json"]:
+        print(json.dumps(cost.facts()))
+    else:
+        show_cost(cost)
+    return 0
+
+
+def show_cost(cost: "Cost") -> None:
+    """The ratios for a person."""
+    for name, ratio in cost.ratios.items():
+        ours, theirs = (sorted(rates)[len(rates) // 2] for rates in (ratio.ours, ratio.theirs))
+        low, high = ratio.interval95
+        print(
+            f"{name:<8}{ours:>9,.2f} steps/s, off {theirs:,.2f}: ratio {ratio.median:.4f}, "
+            f"95 % interval {low:.4f} to {high:.4f} "
+            f"(n={len(ratio.pairs)} pairs of blocks of {cost.steps} steps)"
+        )
+    print(f"on {cost.device}: {cost.note}")
+
+
 COMMANDS = {
     "bench overhead": Command(
         name="bench overhead",
@@ -74,5 +109,26 @@ COMMANDS = {
             Argument(name="--json", help="Print a JSON object.", switch=True),
         ),
         examples=(("phalanx bench overhead", "the median of 40 paired ratios; about two minutes"),),
+    ),
+    "bench determinism": Command(
+        name="bench determinism",
+        summary="Steps/s with --determinism seeded and strict over those with off, in turns in one "
+        "process, on made-up images.",
+        usage="phalanx bench determinism [PRESET|FILE] [--option value]... [--pairs N] "
+        "[--steps N] [--json]",
+        run=determinism,
+        arguments=(
+            Argument(name="preset", metavar="PRESET|FILE", help="A preset, or a YAML file."),
+            Argument(name="--config", help="The same, as a flag."),
+            Argument(name="--pairs", help="Interleaved pairs of blocks [20].", default="20"),
+            Argument(name="--steps", help="Steps in a block [10].", default="10"),
+            Argument(name="--json", help="Print a JSON object.", switch=True),
+        ),
+        # a block has its own length, and every value of determinism is measured
+        options=tuple(name for name in ALL_OPTIONS if name not in ("steps", "determinism")),
+        examples=(
+            ("phalanx bench determinism", "the demo's model"),
+            ("phalanx bench determinism imagenet-resnet50 --device cuda", "needs no data"),
+        ),
     ),
 }

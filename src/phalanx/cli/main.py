@@ -11,6 +11,7 @@ COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),
     "validate": ("validate", "score a run, a checkpoint, a folder of them or a fresh model"),
     "average": ("average", "average the last checkpoints of a run, and score the result"),
+    "replay": ("replay", "repeat a step and name the module and image that went wrong"),
     "predict": ("predict", "name what is on images of your own"),
     "plan": ("plan", "show every derived number before anything runs"),
     "report": ("report", "remake a run's report.html"),
@@ -26,7 +27,10 @@ COMMANDS = {  # name: (module, what it does)
     "presets ls": ("presets", "list the presets"),
     "presets cat": ("presets", "print a preset"),
     "presets cp": ("presets", "copy a preset to edit it"),
+    "find lr": ("find", "suggest a learning rate, by real steps with a growing one"),
+    "find batch-size": ("find", "find the micro-batch that fits, and the fastest one"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
+    "bench determinism": ("bench", "measure what --determinism costs"),
     "doctor": ("doctor", "say what this machine has and what is missing"),
 }
 
@@ -97,7 +101,7 @@ def show_overview(words: list[str]) -> int:
     chosen = {n: c for n, c in COMMANDS.items() if not asked or n.split()[0] == asked[0]}
     print("usage: phalanx COMMAND [ARGUMENTS]    (phalanx COMMAND --help tells more)\n")
     for name, (_, summary) in chosen.items():
-        print(f"  {name:<16}{summary}")
+        print(f"  {name:<19}{summary}")
     if not asked:
         print("\nTo begin: phalanx train        trains a small model on data that is built in")
     return 0

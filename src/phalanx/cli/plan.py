@@ -1,14 +1,17 @@
 """`phalanx plan`: every derived number, before anything runs."""
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
+from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
+    from phalanx.models.memory import Memory
     from phalanx.plan.plan import Plan
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -25,10 +28,13 @@ def run(request: Request) -> int:
 
     plan, _ = plan_of(settings, without_data=True)
     points = [plan.at(step) for step in read_steps(request["at"])]
+    memory = None if request["no_memory"] else find_memory(settings.config, plan)
     if request["json"]:
-        print(json.dumps(as_json(settings, plan) | {"at": points}, indent=2))
+        known = None if memory is None or isinstance(memory, str) else asdict(memory)
+        more = {"memory": known, "at": points}
+        print(json.dumps(as_json(settings, plan) | more, indent=2))
         return 0
-    show_plan(settings, plan)
+    show_plan(settings, plan, memory)
     for point in points:
         print(
             f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, "
@@ -37,6 +43,19 @@ def run(request: Request) -> int:
     if request["origin"]:
         show_origins(settings)
     return 0
+
+
+def find_memory(config: Config, plan: "Plan") -> "Memory | str":
+    """The memory a step should take, or why nobody can say, as with some plugins' networks.
+
+    The only part of a plan that needs torch: whatever can be refused is refused before.
+    """
+    from phalanx.assemble.memory import predict
+
+    try:
+        return predict(config, plan)
+    except ConfigError as error:
+        return f"not known: {error}"
 
 
 def read_steps(text: str | None) -> list[int]:
@@ -57,7 +76,7 @@ def as_json(settings: Settings, plan: "Plan") -> dict[str, object]:
     }
 
 
-def show_plan(settings: Settings, plan: "Plan") -> None:
+def show_plan(settings: Settings, plan: "Plan", memory: "Memory | str | None") -> None:
     """The plan in words and a curve."""
     config = settings.config
     devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
@@ -91,6 +110,7 @@ def show_plan(settings: Settings, plan: "Plan") -> None:
         ("checkpoints", f"{plan.save.count():,}, the newest {config.run.keep} and the best kept"),
         ("bad images", f"up to {plan.max_bad:,} are put up with"),
     ]
+    rows += [("memory", describe_memory(plan, memory, config))] if memory else []
     rows += [("note", warning) for warning in plan.warnings]
     for name, text in rows:
         print(f"{name:<14}{text}")
@@ -105,6 +125,20 @@ def describe_update(config: Config, plan: "Plan") -> str:
     scale = f"{first:g} to {last:g}" if first != last else f"{last:g}"
     scale = "automatic" if config.loss.auto_loss_scaling else scale
     return ", ".join([said.optimizer, *decays, f"loss scale {scale}"])
+
+
+def describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> str:
+    """What a step takes of a device at most, and what for."""
+    if isinstance(memory, str):
+        return memory
+    parts = [("weights", memory.weights)]
+    parts += [("their average", memory.averages)] * (memory.averages > 0)
+    parts += [("gradients", memory.gradients), ("optimizer state", memory.optimizer)]
+    parts += [("activations", memory.activations)]
+    told = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    away = config.machine.offload_optimizer and plan.device.startswith("cuda")
+    hosted = "; optimizer state in host memory" * away
+    return f"peak {format_bytes(memory.peak)}: {told}{hosted}"
 
 
 def growth_of(plan: "Plan") -> str:
@@ -149,6 +183,11 @@ COMMANDS = {
                 name="--origin", help="Also say where each option's value came from.", switch=True
             ),
             Argument(name="--at", help="Steps with commas: learning rate and loss scale there."),
+            Argument(
+                name="--no-memory",
+                help="Predict no memory, which takes some seconds; all else takes none.",
+                switch=True,
+            ),
             Argument(name="--json", help="Print a JSON object.", switch=True),
         ),
         options=ALL_OPTIONS,

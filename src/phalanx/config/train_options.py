@@ -280,6 +280,11 @@ class MachineConfig(Section):
         resumable=True,
         auto="every block",
     )
+    offload_optimizer: bool = option(
+        False,
+        "Keep optimizer state in host memory, and on the GPU only while weights are moved.",
+        resumable=True,
+    )
     determinism: Literal["off", "seeded", "strict"] = option(
         "seeded",
         "off: whatever is fastest; seeded: the same draws; strict: the same bits every time.",

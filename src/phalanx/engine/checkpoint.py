@@ -40,6 +40,8 @@ def take_snapshot(state: TrainState) -> Snapshot:
     def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
+    if state.offload is not None:
+        state.offload.wait()
     plain = json.loads(json.dumps(state.plain()))
     optimizer = named_state(state.model, state.optimizer)
     averages = {} if state.averages is None else state.averages.named_state()
@@ -102,6 +104,8 @@ def restore(state: TrainState, checkpoint: Path) -> None:
     files = read_files(checkpoint)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     restore_state(state.model, state.optimizer, tensors_from_bytes(files[OPTIMIZER]))
+    if state.offload is not None:
+        state.offload.take_back()
     state.restore_plain(json.loads(files[FACTS])["state"])
     if state.averages is not None and AVERAGES in files:
         kept = tensors_from_bytes(files[AVERAGES])

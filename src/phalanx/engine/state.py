@@ -1,6 +1,7 @@
 """What changes while training, and nothing else."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from phalanx.engine.average import Averages
 from phalanx.engine.scaling import AutoScale
 from phalanx.optim.half import HalfWeights
+from phalanx.optim.offload import Offload
 
 
 @dataclass
@@ -68,12 +70,21 @@ class TrainState:
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
     scaler: AutoScale | None = None  # where the loss scale finds its own size
     half: HalfWeights | None = None  # where weights have 16 bits
+    offload: Offload | None = None  # where the optimizer's state lies in host memory
     averages: Averages | None = None  # of the weights, where they are wanted
     counts: Tensor | None = None  # of all updates of 16-bit weights: kernels.rounding.COUNTS
 
-    def wide_update(self) -> AbstractContextManager[Tensor | None]:
-        """Within, weights are 32 bits wide; gives what will count the roundings, if there are."""
-        return nullcontext() if self.half is None else self.half.in_float32(self.step)
+    @contextmanager
+    def wide_update(self) -> Iterator[Tensor | None]:
+        """Within, weights are 32 bits wide and the optimizer's state lies beside them.
+
+        Gives what will count the roundings, if there are.
+        """
+        with ExitStack() as stack:
+            if self.offload is not None:
+                stack.enter_context(self.offload.brought())
+            half = self.half
+            yield None if half is None else stack.enter_context(half.in_float32(self.step))
 
     def follow(self, counts: Tensor | None) -> None:
         """Take an update into the averages and the counts, without waiting for it."""

@@ -47,6 +47,7 @@ class Parts:
     save: Callable[[TrainState], None]
     stopping: Callable[[], bool]
     images_of: Callable[[int], str]  # names the images of a step, for a person to look at
+    blame: Callable[[float, float], str]  # of an unsound step, its loss and norm: where it began
     watch: Watch
 
 
@@ -103,7 +104,8 @@ def settle(state: TrainState, ledger: Ledger, parts: Parts) -> None:
         if not (isfinite(loss) and isfinite(grad_norm)):
             raise DivergedError(
                 f"step {step:,}: loss {loss:g}, gradient norm {grad_norm:g}; "
-                f"its images were {parts.images_of(step)}. Nothing of it was saved: "
+                f"its images were {parts.images_of(step)}; {parts.blame(loss, grad_norm)}. "
+                "Nothing of it was saved: "
                 "start again, or fork the last checkpoint, with a lower --lr or a longer "
                 "--warmup-epoch"
             )

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class Upkeep:
     gradient: int = 4
     optimizer: int = 4  # all that the update rule remembers: 4 for momentum, 8 for AdamW
     update: int = 0  # temporaries while the weights are moved
+    average: int = 0  # of a running average of the weights
     accumulates: bool = False  # a pass begins with the gradients of micro-batches before it
 
 
@@ -36,11 +38,13 @@ class Memory:
     weights: int  # with buffers
     gradients: int
     optimizer: int
+    averages: int = 0  # of the weights, where they are made
     activations: int  # there between the forward and the backward pass of a micro-batch
     working: int  # what the peak has beyond all these; below 0 where they are not there together
     peak: int
 
 
+@lru_cache(maxsize=64)  # a pass over the network each: a second for large ones
 def predict_memory(
     variant: Variant,
     *,
@@ -53,8 +57,8 @@ def predict_memory(
 ) -> Memory:
     """The memory of a step on one device; stored: recomputation's patterns, None without it.
 
-    half: as 16.32 computes. Not in it: what libraries take for themselves, and images that wait
-    for later steps.
+    half: as 16.32 computes; weights that have 16 bits themselves are not copied for it. Not in
+    it: what libraries take for themselves, and images that wait for later steps.
     """
     model = build_on_meta(variant, num_classes=num_classes, half=half).train()
     if stored is not None:
@@ -62,19 +66,21 @@ def predict_memory(
     count = sum(weight.numel() for weight in model.parameters())
     gradients, optimizer = count * upkeep.gradient, count * upkeep.optimizer
     live = Live(gradients if upkeep.accumulates else 0)
-    copied = weights_in_half(model) if half else []
+    averages = count * upkeep.average
+    copied = weights_in_half(model) if half and upkeep.weight != HALF_BYTES else []
     kept = copied if stored is None else []
     hold_gradients(model, live, width=0 if upkeep.accumulates else upkeep.gradient, copied=kept)
     shape = (batch, 3, image_size, image_size)
     activations = run_pass(model, shape, live=live, copied=copied, kept=kept)
     weights = count * upkeep.weight + sum(buffer.nbytes for buffer in model.buffers())
-    peak = weights + optimizer + max(live.peak, gradients + count * upkeep.update)
+    peak = weights + averages + optimizer + max(live.peak, gradients + count * upkeep.update)
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
+        averages=averages,
         activations=activations,
-        working=peak - weights - gradients - optimizer - activations,
+        working=peak - weights - averages - gradients - optimizer - activations,
         peak=peak,
     )
 
@@ -175,6 +181,8 @@ def run_pass(
             cross_entropy(logits.float(), labels).backward()
     except (RuntimeError, ValueError) as error:
         told = str(error).rstrip(".")
+        if "meta tensor" in told:  # a plugin's network that looks at values
+            raise uncountable(error) from error
         raise ConfigError(
             f"a batch of {' x '.join(map(str, shape))} cannot be trained on: {told}; "
             "try another --batch-size or --image-size"

@@ -108,6 +108,32 @@ OPTIMIZERS: dict[str, Build] = {
 }
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """How many numbers a rule keeps for each number of a weight."""
+
+    kept: int  # between updates
+    with_momentum: int = 0  # between updates, unless the momentum is 0
+    passing: int = 0  # more of them while weights are moved
+
+    def slots(self, momentum: float) -> int:
+        """Numbers kept between updates."""
+        return self.kept + (self.with_momentum if momentum else 0)
+
+
+FOOTPRINTS = {
+    "sgd": Footprint(0, with_momentum=1),
+    "momentum": Footprint(0, with_momentum=1),
+    "nesterov": Footprint(0, with_momentum=1),
+    "sgd_combined": Footprint(1),
+    "adamw": Footprint(2),
+    "rmsprop": Footprint(1, with_momentum=1, passing=1),
+    "rmsprop_tf": Footprint(1, with_momentum=1, passing=1),
+    "lars": Footprint(1, passing=1),
+    "lamb": Footprint(2, passing=2),
+}
+
+
 def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
     """The optimizer of a model; `update` brings the learning rate and both decays.
 

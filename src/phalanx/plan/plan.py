@@ -13,7 +13,7 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.events import CKPTS, LOGS, Every, settle
 from phalanx.plan.loss_scale import LossScale, make_loss_scale
-from phalanx.plan.machine import count_cores, resolve_device
+from phalanx.plan.machine import count_cores, resolve_device, warn_of_offload
 from phalanx.plan.model import check_variant, variant_of
 from phalanx.plan.recompute import stored_paths
 from phalanx.plan.schedule import Schedule, peak_rate
@@ -181,6 +181,7 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
             *schedule_warnings(asked, clock),
             *events.warnings,
             *warn_of_precision(config, chosen.precision),
+            *warn_of_offload(chosen.device, asked=config.machine.offload_optimizer),
         ),
     )
 

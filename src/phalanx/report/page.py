@@ -60,7 +60,7 @@ def headline(material: Material) -> str:
         f"<code>{escape(str(facts.get('command', '')))}</code>{parent_note(facts)}</p>\n"
         f'<div class="tiles">{tiles}</div>\n'
         f"<p>{escape(waiting_verdict(material.data_wait))}</p>\n{input_note(material)}"
-        f"{numerics_note(material)}{bad_images_note(material)}</header>"
+        f"{memory_note(material)}{numerics_note(material)}{bad_images_note(material)}</header>"
     )
 
 
@@ -149,6 +149,26 @@ def input_note(material: Material) -> str:
     stages = f"<details><summary>one core, each stage alone</summary><ul>{rates}</ul></details>"
     verdict = f"<p>Input: {escape(found.verdict)}.</p>\n"
     return verdict + (f"{stages}\n" if rates else "")
+
+
+def memory_note(material: Material) -> str:
+    """What a step should take and what was taken, where it is known."""
+    found = material.summary.memory if material.summary else None
+    if found is None:
+        return ""
+    told = []
+    if found.predicted is not None:
+        told.append(f"a step was predicted to take {format_bytes(found.predicted)}")
+    if found.measured is not None:
+        chosen = material.facts.get("chosen") or {}
+        size = format_bytes(found.measured)
+        rough = str(chosen.get("device")).startswith("cpu")
+        told.append(
+            f"the process grew by {size}, a rough measure with libraries and waiting images in it"
+            if rough
+            else f"{size} were in use at most"
+        )
+    return f"<p>Memory: {escape('; '.join(told))}.</p>\n" if told else ""
 
 
 def numerics_note(material: Material) -> str:

@@ -30,6 +30,14 @@ class InputNote:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryNote:
+    """The most bytes a device had in use at once. None stands for what is not known."""
+
+    predicted: int | None  # of a training step
+    measured: int | None  # of the process that finished the run; on a CPU, how much it grew
+
+
+@dataclass(frozen=True, kw_only=True)
 class Numerics:
     """What became of numbers that have 16 bits. None stands for what was not counted."""
 
@@ -61,6 +69,7 @@ class Summary:
     input: InputNote | None = None
     averaged_top1: float | None = None  # of the averaged weights, where there are any
     numerics: Numerics | None = None
+    memory: MemoryNote | None = None
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
@@ -89,8 +98,14 @@ def read_summary(folder: Path) -> Summary:
     return Summary(**{**values, **changes, **parts})
 
 
-PARTS: dict[str, type[Any]] = {"best": Best, "input": InputNote, "numerics": Numerics}
-NEWER = dict.fromkeys(("input", "averaged_top1", "numerics"))  # what older summaries go without
+PARTS: dict[str, type[Any]] = {
+    "best": Best,
+    "input": InputNote,
+    "numerics": Numerics,
+    "memory": MemoryNote,
+}
+# what older summaries go without
+NEWER = dict.fromkeys(("input", "averaged_top1", "numerics", "memory"))
 
 
 def refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:

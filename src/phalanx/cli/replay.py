@@ -1,0 +1,88 @@
+"""`phalanx replay`: repeat a step of a run, and name what went wrong in it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.cli.average import read_number
+from phalanx.cli.command import Argument, Command, Request
+from phalanx.errors import DivergedError
+
+if TYPE_CHECKING:
+    from phalanx.assemble.prepare import Prepared
+    from phalanx.assemble.replay import Replay
+
+REPLAY_OPTIONS = ("data-dir", "workers", "device")
+RECORDED = {
+    True: "bit for bit as it was recorded",
+    False: "not with the bits that were recorded; --determinism strict gives the same every time",
+    None: "nothing was recorded of it",
+}
+
+
+def run(request: Request) -> int:
+    """Repeat the step and say what it gave; 5 where it is not sound."""
+    request.refuse_problems()
+    asked = request["step"]
+    step = None if asked is None else read_number("--step", asked, int)
+
+    from phalanx.assemble.blackbox import prepare_replay
+    from phalanx.assemble.prepare import prepare_resume
+
+    prepared = prepare_resume(Path(request["run"]), request.flags)
+    prepared, step = prepare_replay(prepared, step)
+
+    from phalanx.assemble.replay import replay
+
+    seen = replay(prepared, step)
+    if request["json"]:
+        print(json.dumps({"run": str(prepared.run.path), **seen.as_json()}, indent=2))
+    else:
+        show(seen, prepared)
+    return 0 if seen.sound else DivergedError.exit_code
+
+
+def show(seen: "Replay", prepared: "Prepared") -> None:
+    """What was repeated, its numbers, and where the first unsound one came from."""
+    from phalanx.assemble.blackbox import tell_images
+
+    start = prepared.start
+    begin = f"from {start.checkpoint}" if start else "from the first weights"
+    print(
+        f"step {seen.step:,} of {prepared.run.path}, repeated {begin}: {RECORDED[seen.as_recorded]}"
+    )
+    print(
+        f"loss {seen.loss:g}, gradient norm {seen.grad_norm:g}, learning rate {seen.lr:g}, "
+        f"loss scale {seen.loss_scale:g}"
+    )
+    if seen.finding is not None:
+        print(seen.finding.describe())
+    elif seen.sound:
+        print("every output and every gradient is finite")
+    if seen.seen_with:
+        print(f"seen with {len(seen.seen_with):,} of {len(seen.images):,} images:")
+    print(f"{'' if seen.seen_with else 'images: '}{tell_images(seen.seen_with or seen.images)}")
+
+
+COMMANDS = {
+    "replay": Command(
+        name="replay",
+        summary="Repeat a step of a run from the checkpoint before it, and name the first module "
+        "and the images for which a number was not finite. Nothing is written into the run.",
+        usage="phalanx replay RUN [--step N] [--json]",
+        run=run,
+        arguments=(
+            Argument(name="run", metavar="RUN", help="A run folder.", required=True),
+            Argument(
+                name="--step",
+                help="The step to repeat, counted from 1.  [the one the run failed at]",
+            ),
+            Argument(name="--json", help="Print a JSON object.", switch=True),
+        ),
+        options=REPLAY_OPTIONS,
+        examples=(
+            ("phalanx replay runs/demo", "the step a run diverged at; ends with code 5 if it does"),
+            ("phalanx replay runs/demo --step 10", "any step: what it gave, and with which images"),
+        ),
+    ),
+}

@@ -1,0 +1,284 @@
+"""`phalanx find` and `phalanx bench determinism`, with real steps on tiny sets."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.bench import determinism, finders
+from phalanx.bench.finders import Alarm, Sizes, Trial, climb, foresee, judge_sweep, smoothed
+from phalanx.cli.main import main
+
+CONFIG = 2
+GIB = 2**30
+
+
+@pytest.fixture
+def tiny(digits, tmp_path, monkeypatch) -> list[str]:
+    """A model and data of a few milliseconds a step, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    given = {"data": "mnist", "data-dir": digits, "model": "resnet8", "image-size": 12}
+    given |= {"batch-size": 16, "epochs": 3, "device": "cpu", "workers": 0}
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+@pytest.fixture
+def learnable(tmp_path, monkeypatch) -> list[str]:
+    """One batch of noise again and again: a few steps learn it by heart."""
+    monkeypatch.chdir(tmp_path)
+    given = {"data": "synthetic", "model": "resnet8", "image-size": 12, "batch-size": 16}
+    return [f"--{name}={value}" for name, value in {**given, "device": "cpu"}.items()]
+
+
+def ask(capsys, *words: str) -> dict:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refuse(capsys, *words: str) -> str:
+    assert main([*words]) == CONFIG
+    return capsys.readouterr().err
+
+
+# --- the learning rate ---
+
+
+def test_a_sweep_finds_a_rate_that_learns_and_stops_at_an_explosion(learnable, tmp_path, capsys):
+    told = ask(capsys, "find", "lr", *learnable, "--from=1e-5", "--to=1e5", "--steps=60")
+    rates, losses = told["rates"], told["losses"]
+    assert told["exploded"] and len(rates) == len(losses) < 60
+    assert np.allclose(np.diff(np.log10(rates)), 10 / 59), "the rate grows by even factors"
+    assert told["tenth"] == pytest.approx(rates[-1] / 10)
+    assert told["suggested"] == min(told["steepest"], told["tenth"])
+    assert 1e-4 < told["suggested"] < 10
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_a_sweep_takes_the_steps_that_training_takes(tiny, tmp_path, capsys):
+    told = ask(capsys, "find", "lr", *tiny, "--from=0.0499999", "--to=0.05", "--steps=10")
+    words = ["--lr=0.05", "--lr-schedule=constant", "--warmup-epoch=0", "--run-dir=run"]
+    assert main(["train", *tiny, *words, "--validation=false"]) == 0
+    rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    trained = [row["loss"] for row in rows]
+    assert told["losses"] == pytest.approx(trained[:10], rel=1e-3)
+
+
+def test_a_sweep_of_rates_too_small_suggests_nothing_and_says_so(tiny, capsys):
+    assert main(["find", "lr", *tiny, "--from=1e-9", "--to=1e-8", "--steps=12"]) == 0
+    said = capsys.readouterr().out
+    assert "the loss did not explode; try a larger --to" in said
+    assert "suggested      nothing; the loss did not fall" in said
+
+
+def test_a_sweep_is_drawn_in_letters_and_where_asked(learnable, tmp_path, capsys):
+    for name, begin in (("lr.png", b"\x89PNG"), ("lr.html", b"<!doctype html>")):
+        words = [*learnable, "--from=1e-3", "--to=100", "--steps=30", f"--out={name}"]
+        assert main(["find", "lr", *words]) == 0
+        assert (tmp_path / name).read_bytes().startswith(begin)
+    said = capsys.readouterr().out
+    assert "▲" in said and said.count("│") == 20 and "suggested      --lr " in said
+    assert "<svg" in (tmp_path / "lr.html").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"lr.png", "lr.html"}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--from=0", "--from: wants a learning rate above 0, got '0'"),
+        ("--to=inf", "--to: wants a learning rate above 0, got 'inf'"),
+        ("--from=20", "--from 20: must be below --to 10; the rate grows"),
+        ("--steps=9", "--steps: wants a whole number of at least 10, got '9'"),
+        ("--out=lr.pdf", "--out lr.pdf: wants a file that ends in .png or .html"),
+        ("--out=no/lr.png", "--out no/lr.png: there is no folder no; make it first"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(tiny, capsys, word, said):
+    assert refuse(capsys, "find", "lr", *tiny, word) == f"phalanx find lr: {said}\n"
+
+
+def test_the_alarm_knows_an_explosion_from_noise():
+    noise = np.random.default_rng(0).normal(2.3, 0.1, 200)
+    alarm = Alarm()
+    assert not any(alarm.sounds(loss) for loss in noise)
+    assert alarm.sounds(float("nan")) and Alarm().sounds(float("inf"))
+    alarm = Alarm()
+    assert not any(alarm.sounds(loss) for loss in np.linspace(2.3, 0.5, 30))
+    later = [alarm.sounds(2.3) for _ in range(30)]
+    assert not later[0] and later[-1], "a network that died again answers with its first loss"
+    alarm = Alarm()
+    assert not any(alarm.sounds(2.3) for _ in range(6))
+    assert any(alarm.sounds(9.0) for _ in range(6)), "without any fall before"
+
+
+def test_the_steepest_fall_is_where_it_is():
+    rates = np.geomspace(1e-6, 10, 100).tolist()
+    losses = (2 - np.tanh((np.arange(100) - 60) / 5)).tolist()
+    found = judge_sweep(rates, losses, exploded=False, steps=100)
+    assert abs(rates.index(found.steepest) - 60) <= 1 and found.tenth is None
+    assert found.suggested == found.steepest
+    burst = judge_sweep(rates[:65], [*losses[:64], float("nan")], exploded=True, steps=100)
+    assert burst.suggested == burst.tenth == rates[64] / 10
+    assert burst.facts()["losses"][-1] is None and len(burst.smooth) == 64
+
+
+def test_chance_is_no_fall():
+    draw, rates = np.random.default_rng(0), np.geomspace(1e-6, 10, 100).tolist()
+    for _ in range(100):
+        noise = draw.normal(2.3, 0.3, 100).tolist()
+        assert judge_sweep(rates, noise, exploded=False, steps=100).suggested is None
+    short = judge_sweep(rates[:3], [9.0, 1.0, float("nan")], exploded=True, steps=100)
+    assert short.suggested is None and short.tenth == rates[2] / 10
+
+
+def test_smoothing_leaves_lines_as_they_are_and_takes_noise_away():
+    line = np.linspace(0, 1, 50)
+    assert smoothed(line.tolist(), reach=4)[4:-4] == pytest.approx(line[4:-4].tolist())
+    noise = np.random.default_rng(0).normal(0, 1, 500)
+    assert np.std(smoothed(noise.tolist(), reach=4)) < 0.5
+
+
+# --- the micro-batch ---
+
+
+def test_sizes_are_tried_with_real_steps_and_keep_the_global_batch(tiny, tmp_path, capsys):
+    words = ["find", "batch-size", *tiny, "--most=20", "--seconds=0.05"]
+    told = ask(capsys, *words, "--gradient-accumulation=3")
+    assert [trial["size"] for trial in told["trials"]] == [8, 16, 20]
+    assert all(trial["images_per_second"] > 0 for trial in told["trials"])
+    assert told["largest"] == 20 and told["global_batch"] == 48
+    suggested = told["suggested"]
+    assert suggested["batch-size"] * suggested["gradient-accumulation"] == 48
+    assert suggested["batch-size"] in (8, 16)
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "largest        20 (--most; more may fit)" in said
+    assert " which keeps the global batch of 16 a replica" in said
+    assert "batch norm sees one micro-batch" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_size_needs_no_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["cifar10-resnet20", "--device=cpu", "--most=2", "--seconds=0.01"]
+    assert ask(capsys, "find", "batch-size", *words)["largest"] == 2
+
+
+@pytest.mark.parametrize("room", [2, 3, 5, 8, 9, 100, 1000, 4095])
+def test_the_largest_size_is_found_to_a_sixteenth(room):
+    tried = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= room
+
+    found = climb(fits, most=4096)
+    assert room - max(1, found // 16) < found <= room
+    assert len(set(tried)) == len(tried) < 20 and max(tried) <= 4096
+
+
+def test_nothing_that_fits_is_nothing_found():
+    assert climb(lambda size: False, most=4096) == 0
+    assert climb(lambda size: True, most=4096) == 4096
+    assert climb(lambda size: True, most=5) == 5
+
+
+def test_a_host_without_room_is_known_before_it_is_tried():
+    trials = [Trial(size=size, peak_bytes=size * GIB + GIB) for size in (8, 16)]
+    assert foresee(32, trials, 40 * GIB) == ""
+    said = foresee(32, trials, 36 * GIB)
+    assert said == "not tried: needs about 33.0 GiB, 36.0 GiB are free"
+    assert foresee(8, [], 0) == "", "the first size is tried"
+
+
+def test_a_host_that_runs_full_gives_its_largest_size(tiny, monkeypatch, capsys):
+    free = iter([256 * GIB, 256 * GIB, *[1] * 20])  # the process itself counts as well
+    monkeypatch.setattr(finders, "free_memory", lambda: next(free))
+    monkeypatch.setattr(finders, "memory_now", lambda device: 0)
+    told = ask(capsys, "find", "batch-size", *tiny, "--seconds=0.01")
+    assert told["largest"] == 16
+    assert all("not tried" in trial["problem"] for trial in told["trials"][2:])
+
+
+def test_a_device_that_is_full_is_told_from_a_mistake(tiny, monkeypatch, capsys):
+    whole, counted = finders.train_step, {}
+
+    def small_only(state, passes, *rest, **named):
+        counted[len(passes[0].labels)] = len(passes)
+        if len(passes[0].labels) > 11:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return whole(state, passes, *rest, **named)
+
+    monkeypatch.setattr(finders, "train_step", small_only)
+    told = ask(capsys, "find", "batch-size", *tiny, "--seconds=0.01")
+    assert told["largest"] == 11
+    assert counted[8] == 2 and counted[16] == 1, "as many passes as keep gradients in memory"
+    assert {t["problem"] for t in told["trials"] if t["size"] > 11} == {"out of memory"}
+    monkeypatch.setattr(finders, "train_step", lambda *a, **k: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        main(["find", "batch-size", *tiny, "--json"])
+
+
+def test_nothing_fits_is_told_with_the_way_out(tiny, monkeypatch, capsys):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(finders, "train_step", full)
+    said = refuse(capsys, "find", "batch-size", *tiny)
+    assert "--model resnet8: not even 2 images of 12 pixels fit on cpu: out of memory; " in said
+
+
+def test_the_suggestion_divides_the_global_batch():
+    trials = tuple(
+        Trial(size=size, images_per_second=rate) for size, rate in ((8, 50.0), (16, 90.0), (32, 80))
+    )
+
+    def suggested(whole: int) -> tuple[int, int]:
+        sizes = Sizes(trials=trials, most=32, global_batch=whole, device="cpu")
+        return sizes.batch_size, sizes.accumulation
+
+    assert suggested(256) == (16, 16)
+    assert suggested(12) == (12, 1)
+    assert suggested(100) == (10, 10)
+
+
+# --- determinism ---
+
+
+def test_the_cost_of_determinism_is_told_with_pairs_and_interval(tiny, capsys):
+    words = ["bench", "determinism", *tiny, "--pairs=3", "--steps=2"]
+    told = ask(capsys, *words)
+    assert set(told["ratios"]) == {"seeded", "strict"}
+    for ratio in told["ratios"].values():
+        low, high = ratio["interval95"]
+        assert ratio["pairs"] == 3 and low <= ratio["ratio"] <= high
+        assert len(ratio["off_steps_per_second"]) == 3
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "(n=3 pairs of blocks of 2 steps)" in said
+    assert "on a CPU the three run the same kernels" in said
+
+
+def test_every_block_is_measured_under_its_own_setting(tiny, monkeypatch, capsys):
+    whole, seen = determinism.train_step, []
+
+    def watched(*words, **named):
+        cudnn = torch.backends.cudnn
+        strict = torch.are_deterministic_algorithms_enabled()
+        seen.append((strict, cudnn.benchmark, cudnn.deterministic))
+        return whole(*words, **named)
+
+    monkeypatch.setattr(determinism, "train_step", watched)
+    ask(capsys, "bench", "determinism", *tiny, "--pairs=3", "--steps=1")
+    off, seeded, strict = (False, True, False), (False, False, False), (True, False, True)
+    assert seen[:3] == [off, seeded, strict]
+    assert seen[3:9] == [seeded, off, off, seeded, seeded, off]
+    assert seen[9:] == [strict, off, off, strict, strict, off]
+    assert not torch.backends.cudnn.benchmark, "torch is left as the config says: seeded"
+
+
+def test_too_few_pairs_are_refused(tiny, capsys):
+    said = refuse(capsys, "bench", "determinism", *tiny, "--pairs=2")
+    assert (
+        said == "phalanx bench determinism: --pairs: wants a whole number of at least 3, got '2'\n"
+    )

@@ -1,0 +1,326 @@
+"""The published recipes: every number of their plans, worked out by hand.
+
+Sources, by section of the facts about the five applications: the entries are in 3.1 and 3.2 (TF1),
+3.3 (TF2), 3.4 to 3.7 (PL) and 1.4 (PopART); formulae of rates in 1.1 (PL), 1.2 (TF2), 1.3 (TF1)
+and 1.4; rates that were checked there in 8; scores in 9.
+"""
+
+import json
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.cli.main import main
+from phalanx.config.presets import our_folder
+from phalanx.config.read import read_settings
+from phalanx.config.schema import Config
+from phalanx.plan.plan import Chosen, DataFacts, Plan, make_plan
+
+APPLICATIONS = ("pl", "tf1", "tf2", "pa")
+IMAGENET = DataFacts(train_images=1_281_167, valid_images=50_000, classes=1000)
+CIFAR10 = DataFacts(train_images=50_000, valid_images=10_000, classes=10)
+ON_THE_CPU = Chosen(device="cpu", precision="32.32", threads=1)
+SMALL = ("tf1-resnet8", "tf2-resnet8-sgd", "tf2-resnet8-lars", "tf2-resnet8-2000", "pa-resnet20")
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+
+
+class Expected(NamedTuple):
+    """What a recipe comes to."""
+
+    there: tuple[int, ...]  # micro-batch, accumulation and replicas of the original
+    steps: int
+    peak: float
+    warmup: int
+    rates: dict[int, float]  # by step
+
+
+# TF1 counts floor(1,281,167 x epochs / batch) steps and floor(steps x warm-up / epochs) of warm-up.
+# In the others the tail of an epoch was left out; here it is carried, so that an epoch of 8,192
+# images a step has 156.39 steps, not 156, and the rates are those at whole epochs.
+RECIPES = {
+    "tf1-resnet50-gn": Expected(
+        (8, 8, 16), 81_324, 0.5, 6255, {1251: 0.0999416, 6255: 0.4927371, 40_662: 0.25}
+    ),
+    "tf1-resnet50-bn": Expected(
+        (16, 256, 4), 7819, 2.0, 390, {78: 0.3999018, 390: 1.987748, 6000: 0.2553962}
+    ),
+    "tf1-resnet50-mlperf-1920": Expected(
+        (20, 6, 16), 29_360, 3.824, 3336, {1668: 1.912, 14_680: 1.216876, 29_360: 1e-4}
+    ),
+    "tf1-resnet50-mlperf-2304": Expected(
+        (16, 9, 16), 24_466, 4.588, 2780, {1390: 2.294, 13_623: 1.147075, 24_466: 1e-4}
+    ),
+    "tf1-resnet50-mlperf-2560": Expected(
+        (20, 2, 64), 22_520, 5.098, 2502, {1251: 2.549, 12_511: 1.274575, 22_520: 1e-4}
+    ),
+    "tf1-resnet50-lars": Expected(
+        (22, 10, 16), 13_830, 10.72, 727, {100: 1.474553, 7000: 2.912766, 13_830: 1e-4}
+    ),
+    "tf1-resnext101": Expected(
+        (6, 16, 8), 200_182, 0.375, 8340, {1668: 0.07498715, 8340: 0.3733963, 100_091: 0.1875}
+    ),
+    "tf1-efficientnet-b4-g1": Expected(
+        (3, 64, 4),
+        583_865,
+        0.046875,
+        8340,
+        {1000: 0.005620504, 8340: 0.04410469, 400_000: 0.002229024},
+    ),
+    "tf1-efficientnet-b4-g16": Expected(
+        (5, 40, 4),
+        560_510,
+        0.048828125,
+        8007,
+        {1000: 0.00609818, 8007: 0.04594238, 400_000: 0.002055561},
+    ),
+    "tf1-efficientnet-b4-lars-gn": Expected(
+        (3, 256, 8),
+        72_983,
+        8.485281,
+        14_596,
+        {7298: 4.242641, 43_789: 2.121457, 72_983: 8.48528e-5},
+    ),
+    "tf1-efficientnet-b4-lars-bn": Expected(
+        (6, 64, 16), 72_983, 6.0, 14_596, {7298: 3.0, 43_789: 1.500096, 72_983: 6e-5}
+    ),
+    "tf1-resnet8": Expected((32, 1, 1), 15_625, 0.5, 7812, {3906: 0.25, 7812: 0.5, 11_719: 0.005}),
+    "tf2-resnet50-8k-bn": Expected(
+        (16, 128, 4), 15_639, 1.0, 782, {0: 1 / 783, 313: 0.4003517, 7820: 0.5000379}
+    ),
+    "tf2-resnet50-8k-gn": Expected(
+        (16, 128, 4), 15_639, 1.0, 782, {0: 1 / 783, 313: 0.4003517, 7820: 0.5000379}
+    ),
+    "tf2-resnet50-16k-bn": Expected(
+        (16, 256, 4), 7819, 2.0, 391, {0: 2 / 392, 782: 1.986364, 3910: 1.082659}
+    ),
+    "tf2-resnet50-mlperf-1920": Expected(
+        (20, 6, 16), 26_690, 3.8233333, 3337, {0: 0.001145396, 1335: 1.53025, 26_024: 0.06294662}
+    ),
+    "tf2-resnet50-mlperf-2304": Expected(
+        (16, 9, 16), 24_466, 4.588, 2781, {0: 0.001649173, 1113: 1.837179, 21_687: 0.07554267}
+    ),
+    "tf2-resnet50-lars": Expected(
+        (18, 12, 16), 14_086, 10.525092, 742, {0: 0.01416567, 371: 5.269629, 7415: 2.631347}
+    ),
+    "tf2-resnet8-sgd": Expected((8, 1, 1), 6250, 8e-4, 0, {0: 8e-4, 3000: 8e-4, 6249: 8e-4}),
+    "tf2-resnet8-lars": Expected((8, 1, 1), 312_500, 1e-3, 0, {0: 1e-3, 9999: 1e-3, 312_499: 1e-3}),
+    "tf2-resnet8-2000": Expected(
+        (25, 5, 16), 1750, 0.244140625, 125, {0: 0.001937624, 125: 0.2441406, 800: 0.1541391}
+    ),
+    "pl-resnet50-bn": Expected(
+        (18, 57, 16), 7804, 2.0, 391, {0: 0.0, 781: 1.951057, 3903: 1.0, 5854: 0.292893}
+    ),
+    "pl-resnet50-pipelined": Expected(
+        (16, 256, 4), 7819, 2.0, 391, {0: 0.0, 782: 1.951057, 3910: 1.0, 5865: 0.292893}
+    ),
+    "pl-resnet50-gn": Expected(
+        (8, 8, 16), 125_114, 0.3125, 20_019, {10_010: 0.1537956, 20_019: 0.2931729, 62_557: 0.15625}
+    ),
+    "pl-efficientnet-b0-768": Expected(
+        (12, 8, 8),
+        583_865,
+        0.046851,
+        8341,
+        {16_682: 0.0414769, 166_819: 0.0130356, 583_865: 5.1634e-4},
+    ),
+    "pl-efficientnet-b0-800": Expected(
+        (20, 5, 8), 560_510, 0.0485, 8008, {0: 0.0, 16_015: 0.0429367, 160_146: 0.01349443}
+    ),
+    "pl-efficientnet-b4-g16": Expected(
+        (4, 64, 8), 218_949, 0.097, 3128, {0: 0.0, 6256: 0.0858734, 62_557: 0.02698886}
+    ),
+    "pl-efficientnet-b4-g1": Expected(
+        (4, 48, 4), 583_865, 0.046851, 8341, {0: 0.0, 16_682: 0.0414769, 166_819: 0.0130356}
+    ),
+    "pa-resnet20": Expected(
+        (32, 1, 1), 46_875, 0.5, 0, {0: 0.5, 23_437: 0.5, 23_438: 0.05, 35_157: 0.005}
+    ),
+}
+
+
+class Update(NamedTuple):
+    """How weights are changed, as the entries say it."""
+
+    optimizer: str
+    momentum: float
+    l2: float  # section 1: PL's and TF1's weight decay is added to the gradient, too
+    smoothing: float
+    over: str  # section 1.3: TF1 spreads over the wrong classes, the others over all
+    scale: float
+    precision: str
+
+
+UPDATES = {
+    "tf1-resnet50-gn": Update("momentum", 0.9, 1e-4, 0.1, "others", 128, "16.16"),
+    "tf1-resnet50-bn": Update("momentum", 0.9, 1e-4, 0.1, "others", 128, "16.32"),
+    "tf1-resnet50-mlperf-1920": Update("momentum", 0.9, 2.5e-5, 0.1, "others", 128, "16.16"),
+    "tf1-resnet50-mlperf-2304": Update("momentum", 0.9, 2.5e-5, 0.1, "others", 128, "16.16"),
+    "tf1-resnet50-mlperf-2560": Update("momentum", 0.9, 2.5e-5, 0.1, "others", 128, "16.16"),
+    "tf1-resnet50-lars": Update("lars", 0.9, 5e-5, 0.1, "others", 128, "16.16"),
+    "tf1-resnext101": Update("momentum", 0.9, 1e-4, 0.1, "others", 128, "16.16"),
+    "tf1-efficientnet-b4-g1": Update("rmsprop_tf", 0.9, 1e-5, 0.1, "others", 128, "16.32"),
+    "tf1-efficientnet-b4-g16": Update("rmsprop_tf", 0.9, 1e-5, 0.1, "others", 128, "16.32"),
+    "tf1-efficientnet-b4-lars-gn": Update("lars", 0.885, 0, 0.1, "others", 128, "16.16"),
+    "tf1-efficientnet-b4-lars-bn": Update("lars", 0.885, 0, 0.1, "others", 128, "16.16"),
+    "tf1-resnet8": Update("sgd", 0, 1e-6, 0, "all", 128, "16.16"),
+    "tf2-resnet50-8k-bn": Update("momentum", 0.9, 1e-4, 0, "all", 128, "16.16"),
+    "tf2-resnet50-8k-gn": Update("momentum", 0.9, 1e-4, 0, "all", 128, "16.16"),
+    "tf2-resnet50-16k-bn": Update("momentum", 0.9, 1e-4, 0, "all", 128, "16.32"),
+    "tf2-resnet50-mlperf-1920": Update("momentum", 0.9, 2.5e-5, 0.1, "all", 128, "16.16"),
+    "tf2-resnet50-mlperf-2304": Update("momentum", 0.9, 2.5e-5, 0.1, "all", 128, "16.16"),
+    "tf2-resnet50-lars": Update("lars", 0.9, 5e-5, 0.1, "all", 128, "16.16"),
+    "tf2-resnet8-sgd": Update("sgd", 0, 0, 0, "all", 1, "16.16"),
+    "tf2-resnet8-lars": Update("lars", 0.9, 1e-5, 0, "all", 1, "32.32"),
+    "tf2-resnet8-2000": Update("sgd", 0, 1e-4, 0, "all", 1, "16.16"),
+    "pl-resnet50-bn": Update("sgd_combined", 0.9, 1e-4, 0.1, "all", 128, "16.16"),
+    "pl-resnet50-pipelined": Update("sgd_combined", 0.9, 1e-4, 0.1, "all", 128, "16.32"),
+    "pl-resnet50-gn": Update("sgd_combined", 0.85, 1e-4, 0.1, "all", 512, "16.16"),
+    "pl-efficientnet-b0-768": Update("rmsprop_tf", 0.9, 1e-5, 0.1, "all", 128, "16.32"),
+    "pl-efficientnet-b0-800": Update("rmsprop_tf", 0.9, 1e-5, 0.1, "all", 128, "16.16"),
+    "pl-efficientnet-b4-g16": Update("rmsprop_tf", 0.9, 1e-5, 0.1, "all", 128, "16.16"),
+    "pl-efficientnet-b4-g1": Update("rmsprop_tf", 0.9, 1e-5, 0.1, "all", 128, "16.16"),
+    "pa-resnet20": Update("sgd", 0, 0, 0, "all", 1, "16.16"),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATA_DIR", raising=False)
+
+
+def plan_whole(config: Config) -> Plan:
+    """The plan with the counts of the whole dataset, which need not be here."""
+    facts = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.data.data]
+    return make_plan(config, facts, ON_THE_CPU)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_comes_to_the_numbers_of_its_original(name):
+    expected = RECIPES[name]
+    plan = plan_whole(read_settings(name).config)
+    assert plan.replicas == 1, "it runs on one device"
+    assert plan.global_batch == prod(expected.there)
+    assert plan.total_steps == expected.steps
+    assert plan.schedule.peak == pytest.approx(expected.peak, rel=1e-6)
+    assert plan.schedule.warmup == expected.warmup
+    found = {step: plan.lr(step) for step in expected.rates}
+    # a cosine of 7,819 steps where 100 epochs are 7,819.6 is the furthest away
+    assert found == pytest.approx(expected.rates, rel=5e-4, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_recipe_updates_weights_as_its_original(name):
+    config = read_settings(name).config
+    optim, loss = config.optim, config.loss
+    assert optim.weight_decay == 0, "the originals decay inside the gradient"
+    found = Update(
+        optim.optimizer,
+        optim.momentum,
+        optim.l2_regularization,
+        loss.label_smoothing,
+        loss.smoothing_over,
+        loss.loss_scaling,
+        config.machine.precision,
+    )
+    assert found == UPDATES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [  # sections 3.1 to 3.3, BN_span and dbn-replica-group-size, in images: micro-batch x replicas
+        ("tf1-resnet50-mlperf-1920", 20 * 2),
+        ("tf1-resnet50-mlperf-2304", 16 * 2),
+        ("tf1-resnet50-mlperf-2560", 20 * 2),
+        ("tf1-resnet50-lars", 22 * 2),
+        ("tf1-efficientnet-b4-lars-bn", 6 * 8),
+        ("tf2-resnet50-mlperf-1920", 20 * 2),
+        ("tf2-resnet50-mlperf-2304", 16 * 2),
+        ("tf2-resnet50-lars", 18 * 2),
+        ("tf1-resnet50-bn", 16),
+        ("tf2-resnet50-8k-bn", 16),
+        ("pl-resnet50-bn", 18),
+        ("pl-resnet50-pipelined", 16),
+    ],
+)
+def test_batch_norm_sees_as_many_images_as_in_the_original(name, seen):
+    config = read_settings(name).config
+    assert (config.model.norm_type, config.data.batch_size) == ("batch", seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "width", "mixup", "boxes"),
+    [  # section 3; the share of the mean square that is kept: section 8
+        ("tf1-efficientnet-b4-g1", 0.953125, (1, 6), 0.2, (0.85, 0, 0, 0)),
+        ("tf1-efficientnet-b4-g16", 0.951171875, (16, 4), 0.2, (0.85, 0, 0, 0)),
+        ("pl-efficientnet-b0-768", 0.953125, (16, 4), 0, (1, 0, 0, 0)),
+        ("pl-efficientnet-b0-800", 0.953125, (16, 4), 0.1, (1, 0, 0, 0)),
+        ("pl-efficientnet-b4-g16", 0.953125, (16, 4), 0.2, (1, 0.65, 1, 0.35)),
+        ("pl-efficientnet-b4-g1", 0.953125, (1, 6), 0.2, (1, 0.65, 1, 0.35)),
+    ],
+)
+def test_an_efficientnet_is_built_and_mixes_images_as_its_original(name, kept, width, mixup, boxes):
+    config = read_settings(name).config
+    net, mixed = config.efficientnet, config.augment
+    assert (config.optim.rmsprop_decay, config.optim.optimizer_eps) == (kept, 1e-3)
+    assert (net.efficientnet_group_dim, net.efficientnet_expand_ratio) == width
+    assert (config.model.norm_type, config.model.norm_num_groups) == ("group", 4)
+    assert mixed.mixup_alpha == mixup
+    low, high = mixed.cutmix_lambda_low, mixed.cutmix_lambda_high
+    assert (mixed.cutmix_lambda, low, high, mixed.cutmix_disable_prob) == boxes
+
+
+@pytest.mark.parametrize(
+    ("name", "decay"),
+    [
+        ("tf1-resnet50-lars", 5e-5),
+        ("tf1-efficientnet-b4-lars-gn", 2.5e-6),
+        ("tf1-efficientnet-b4-lars-bn", 2.5e-6),
+        ("tf2-resnet50-lars", 5e-5),
+        ("tf2-resnet8-lars", 2.5e-6),
+    ],
+)
+def test_lars_has_the_decay_and_the_share_of_its_original(name, decay):
+    optim = read_settings(name).config.optim
+    assert (optim.trust_decay, optim.trust_coefficient) == (decay, 0.001)
+
+
+def test_the_loss_scale_doubles_every_25_epochs():
+    plan = plan_whole(read_settings("pl-resnet50-gn").config)  # section 1.1: 100 // 4 stages
+    at = [
+        plan.loss_scale.at(int(epoch * float(plan.steps_per_epoch)))
+        for epoch in (24.5, 26, 49, 51, 76)
+    ]
+    assert at == [64, 128, 128, 256, 512]
+
+
+def test_every_preset_of_an_application_is_in_the_tables_and_on_the_page():
+    stems = {path.stem for path in our_folder().glob("*.yaml")}
+    ours = {stem for stem in stems if stem.split("-")[0] in APPLICATIONS}
+    rows = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert ours == set(RECIPES) == set(UPDATES) == set(rows)
+    assert len(rows) == len(ours) >= 12
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_where_it_comes_from_and_what_it_scored(name):
+    text = (our_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+    head = " ".join(line[2:] for line in text.splitlines() if line.startswith("#"))
+    assert f"phalanx train {name} --data-dir DIR" in head
+    assert "from: " in head and "layout there" in head
+    assert "published: " in head or "score was published" in head
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_plan_of_a_recipe_for_a_known_dataset_needs_no_data(name, capsys):
+    known = DATASETS[read_settings(name).config.data.data]
+    assert known.train_images == CIFAR10.train_images
+    steps = list(RECIPES[name].rates)
+    assert main(["plan", name, "--json", "--at", ",".join(map(str, steps))]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["plan"]["total_steps"] == RECIPES[name].steps
+    rates = {point["step"]: point["lr"] for point in told["at"]}
+    assert rates == pytest.approx(RECIPES[name].rates, rel=1e-4)
