@@ -13,11 +13,16 @@ import pytest
 
 from phalanx.config.read import read_settings
 from phalanx.plan.plan import Chosen, DataFacts, make_plan
-from phalanx.plan.schedule import SHAPES, WARMUPS, Schedule, lr_at, peak_rate
+from phalanx.plan.schedule import SHAPES, WARMUPS, Schedule, peak_rate
 from phalanx.plan.schedule_options import Clock, ScheduleOptions, make_schedule
 from phalanx.units import parse_duration
 
 IMAGENET = 1_281_167
+
+
+def lr_at(step, **options):
+    """The rate at one step of a schedule with these options."""
+    return Schedule(**options).lr(step)
 
 
 def test_a_cosine_goes_from_the_peak_to_nothing():

@@ -10,14 +10,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from phalanx.kernels.rounding import signed
 from phalanx.plan.draws import GOLDEN, stream_key
 
 ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None))
-
-
-def signed(word: int) -> int:
-    """An unsigned 64-bit word as torch's int64 holds it."""
-    return word - (1 << 64) if word >> 63 else word
 
 
 def shift_right(words: Tensor, bits: int) -> Tensor:

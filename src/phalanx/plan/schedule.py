@@ -106,18 +106,6 @@ SHAPES: dict[str, Callable[[Schedule, Position], float]] = {  # shares of the pe
 FALLING = ("cosine", "polynomial")  # those that end at a chosen step
 
 
-def lr_at(step: int, *, shape: str, peak: float, warmup: int, total: int) -> float:
-    """Learning rate of the step that follows `step` finished ones, of a shape without options.
-
-    Warm-up multiplies the running, unshifted schedule by step / warmup, so the very first
-    step runs at 0. Past the end the rate stays where the schedule ended.
-
-    >>> [round(lr_at(s, shape="cosine", peak=1.0, warmup=2, total=4), 3) for s in range(6)]
-    [0.0, 0.427, 0.5, 0.146, 0.0, 0.0]
-    """
-    return Schedule(shape=shape, peak=peak, warmup=warmup, total=total).lr(step)
-
-
 # --- the peak ---
 
 PEAKS: dict[str, Callable[[float, int], float]] = {  # of the option's value and a batch
