@@ -1,14 +1,19 @@
 """`phalanx find` and `phalanx bench determinism`, with real steps on tiny sets."""
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from phalanx.assemble.view import plan_of
 from phalanx.bench import determinism, finders
 from phalanx.bench.finders import Alarm, Sizes, Trial, climb, foresee, judge_sweep, smoothed
 from phalanx.cli.main import main
+from phalanx.config.read import read_settings
 
 CONFIG = 2
 GIB = 2**30
@@ -259,22 +264,24 @@ def test_the_cost_of_determinism_is_told_with_pairs_and_interval(tiny, capsys):
     assert "on a CPU the three run the same kernels" in said
 
 
-def test_every_block_is_measured_under_its_own_setting(tiny, monkeypatch, capsys):
-    whole, seen = determinism.train_step, []
+def told_by_torch() -> tuple[bool, bool, bool]:
+    """What is set in this process."""
+    cudnn = torch.backends.cudnn
+    return torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cudnn.deterministic
 
-    def watched(*words, **named):
-        cudnn = torch.backends.cudnn
-        strict = torch.are_deterministic_algorithms_enabled()
-        seen.append((strict, cudnn.benchmark, cudnn.deterministic))
-        return whole(*words, **named)
 
-    monkeypatch.setattr(determinism, "train_step", watched)
-    ask(capsys, "bench", "determinism", *tiny, "--pairs=3", "--steps=1")
+def test_every_value_is_measured_in_a_process_of_its_own_setting(learnable):
+    flags = dict(word.removeprefix("--").split("=") for word in learnable)
+    settings = read_settings(None, flags)
+    plan, _ = plan_of(settings, without_data=True)
+    seen = {}
+    for name in ("off", "seeded", "strict"):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            process.submit(determinism.begin, settings, replace(plan, determinism=name)).result()
+            assert process.submit(determinism.take_steps, 2).result() == 2
+            seen[name] = process.submit(told_by_torch).result()
     off, seeded, strict = (False, True, False), (False, False, False), (True, False, True)
-    assert seen[:3] == [off, seeded, strict]
-    assert seen[3:9] == [seeded, off, off, seeded, seeded, off]
-    assert seen[9:] == [strict, off, off, strict, strict, off]
-    assert not torch.backends.cudnn.benchmark, "torch is left as the config says: seeded"
+    assert seen == {"off": off, "seeded": seeded, "strict": strict}
 
 
 def test_too_few_pairs_are_refused(tiny, capsys):

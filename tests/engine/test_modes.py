@@ -88,9 +88,11 @@ def test_averaged_weights_are_scored_beside_the_raw_ones(digits, tmp_path):
 def test_16_bit_weights_are_16_bits_and_the_panel_tells_what_is_lost(digits, tmp_path):
     for name, options in (("by-chance", HALF), ("nearest", {"precision": "16.16"})):
         assert main(small_run(digits, tmp_path / name, steps=6, **options)) == 0
-    lost = [facts_of(tmp_path / n)["numerics"]["updates_lost"] for n in ("by-chance", "nearest")]
-    assert 0 < lost[0] < 1 and 0 < lost[1] < 1 and lost[0] != lost[1]
-    assert "lost to rounding" in (tmp_path / "nearest" / "report.html").read_text()
+    chance, nearest = (facts_of(tmp_path / n)["numerics"] for n in ("by-chance", "nearest"))
+    assert 0 < chance["updates_lost"] < nearest["updates_lost"] < 1
+    assert abs(chance["way_lost"]) < 0.01 < 0.05 < nearest["way_lost"] < 1
+    page = (tmp_path / "nearest" / "report.html").read_text()
+    assert f"{nearest['way_lost']:.2%} of the way the weights should have moved" in page
     checkpoint = next((tmp_path / "nearest" / "checkpoints").glob("step-*"))
     assert (checkpoint / "weights.safetensors").read_bytes().count(b'"BF16"') >= 8
 
@@ -257,7 +259,13 @@ def test_a_scale_grows_after_long_peace():
 def test_the_tallies_of_a_state_survive_a_save():
     state = tiny_state(scaler=AutoScale(scale=4.0))
     state.scaler.overflowed(3)
-    state.counts = torch.tensor([1, 2, 3, 4, 5])
+    state.counts = torch.tensor([1, 2, 3, 4, 5, 0.1, 0.3], dtype=torch.float64)
     other = tiny_state(scaler=AutoScale())
     other.restore_plain(json.loads(json.dumps(state.plain())))
     assert other.scaler == state.scaler and np.array_equal(other.counts, state.counts)
+
+
+def test_older_counts_went_without_the_ways():
+    other = tiny_state()
+    other.restore_plain({**tiny_state().plain(), "counts": [1, 2, 3, 4, 5]})
+    assert other.counts.tolist() == [1, 2, 3, 4, 5, 0, 0]

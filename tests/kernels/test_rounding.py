@@ -211,7 +211,8 @@ def test_what_is_lost_is_counted(dtype, device, stochastic):
     slopes = torch.tensor([0.0, -0.0, inf, nan, -inf, 1.0, 2.0**-14], dtype=dtype, device=device)
     how = {"keys": [KEY], "saturate": False, "stochastic": stochastic}
     counts = round_counted([exact], [kept], [slopes], **how)
-    assert counts.tolist() == [1, 4, 2, 3, 7] and counts.device.type == device
+    # 2 from 1 to 3, the little beside 1; what is not finite goes no way
+    assert counts.tolist() == [1, 4, 2, 3, 7, 2 + little, 2] and counts.device.type == device
     assert kept[:4].tolist() == [1.0, 1.0, 3.0, 0.0] and kept[4].isnan() and kept[6] == 1.0
 
 
@@ -220,7 +221,8 @@ def test_counts_add_up_over_tensors():
     kept = [torch.ones(1000, dtype=BF16), torch.ones(500, dtype=BF16)]
     slopes = [torch.zeros(1000, dtype=BF16), torch.ones(500, dtype=BF16)]
     how = {"keys": [1, 2], "saturate": False, "stochastic": False}
-    assert round_counted(values, kept, slopes, **how).tolist() == [1000, 1500, 1000, 0, 1500]
+    counts = round_counted(values, kept, slopes, **how).tolist()
+    assert counts == [1000, 1500, 1000, 0, 1500, 1000 * 2.0**-12 + 1500, 1500]
     assert (kept[0] == 1).all() and (kept[1] == 4).all()
 
 
@@ -264,7 +266,8 @@ def test_the_gpu_gives_the_same_bits_and_counts(dtype, stochastic, saturate):
     given, given_counts = rounded_on("cuda", every_kind(), dtype, **how)
     for number, (one, two) in enumerate(zip(expected, given, strict=True)):
         assert torch.equal(one, two), number
-    assert counts == given_counts and min(counts) > 0
+    assert counts[:5] == given_counts[:5] and min(counts[:6]) > 0
+    assert given_counts[5:] == pytest.approx(counts[5:], rel=1e-9)  # floats, in another order
 
 
 @pytest.mark.gpu

@@ -194,11 +194,12 @@ def test_tiny_updates_move_weights_in_the_mean_by_chance_alone(dtype):
     slope = 2.0**-16  # an eighth of half a step of float16 below 1, a 64th of one of bfloat16
     goal = 1 - 50 * slope
     stuck, counts = descend(dtype, slope, stochastic=False)
-    assert (stuck == 1.0).all() and counts == [20000, 20000, 0, 0, 20000]
+    assert (stuck == 1.0).all() and counts == [20000, 20000, 0, 0, 20000, 20000 * slope, 0]
     moved, counts = descend(dtype, slope, stochastic=True)
     error = moved.std() / len(moved.flatten()) ** 0.5
     assert abs(moved.mean() - goal) < 4 * error < (1 - goal) / 10
     assert 0.5 * 20000 < counts[0] < counts[1] == counts[4] == 20000
+    assert counts[6] == pytest.approx(counts[5], rel=0.25)  # of 20,000 at least 78 moved
 
 
 def test_gradients_that_are_gone_or_not_finite_are_counted_as_they_came():
@@ -211,7 +212,7 @@ def test_gradients_that_are_gone_or_not_finite_are_counted_as_they_came():
         for gradient in gradients_of(optimizer):
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         update(optimizer, 1.0)
-    assert counts.tolist() == [0, 5, 3, 2, 10]
+    assert counts.tolist() == [0, 5, 3, 2, 10, 5, 5]
     assert model.fc.weight.flatten().tolist() == [1.0] * 5 + [0.0] * 5
 
 
@@ -235,7 +236,7 @@ def test_without_an_update_everything_keeps_its_bits():
     assert counts[:2].tolist() == [0, 0] and gradients_of(optimizer) == []
     with half_of(model, optimizer).in_float32(4) as counts:
         update(optimizer, 0.1)
-    assert counts.tolist() == [0, 0, 0, 0, 0]
+    assert not counts.any()
 
 
 def test_a_failure_within_leaves_weights_and_optimizer_as_they_were():

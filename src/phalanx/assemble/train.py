@@ -143,6 +143,8 @@ def go_to_start(training: Training) -> None:
     bring_to_start(state, prepared)
     if prepared.start is not None and prepared.start.forked:
         training.saver.save(state)  # the parent may go; this run must stand on its own
+    else:
+        training.feed.remember(state.bad_images)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     training.records.cut_back(state.step, scored=state.step in state.scores)
@@ -330,25 +332,30 @@ def finish(training: Training) -> Summary:
         finished=True,
         input=describe_input(training.feed, state.clock, prepared),
         averaged_top1=read_averaged(run.path).get(state.step),
-        numerics=describe_numerics(state),
+        numerics=describe_numerics(state, plan),
         memory=describe_memory(training.meter, prepared.config, plan),
     )
     write_summary(run.path, summary)
     return summary
 
 
-def describe_numerics(state: TrainState) -> Numerics | None:
+def describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
     """What became of small and large numbers, where some have 16 bits."""
-    if state.counts is None and state.scaler is None:
+    if plan.precision == "32.32":
         return None
-    counts = dict.fromkeys(COUNTS, 0)
+    counts = dict.fromkeys(COUNTS, 0.0)
     if state.counts is not None:
         counts = dict(zip(COUNTS, state.counts.tolist(), strict=True))
-    scaler = state.scaler
+
+    def share(part: str, whole: str) -> float | None:
+        return counts[part] / counts[whole] if counts[whole] else None
+
+    gone, scaler = share("gone", "way"), state.scaler
     return Numerics(
-        updates_lost=counts["lost"] / counts["updated"] if counts["updated"] else None,
-        gradients_zero=counts["gradient zero"] / counts["elements"] if counts["elements"] else None,
-        gradients_not_finite=counts["gradient not finite"],
+        updates_lost=share("lost", "updated"),
+        way_lost=None if gone is None else 1 - gone,
+        gradients_zero=share("gradient zero", "elements"),
+        gradients_not_finite=int(counts["gradient not finite"]) if state.half else None,
         skipped_steps=scaler.skipped if scaler else 0,
-        loss_scales=tuple(scaler.history) if scaler else (),
+        loss_scales=tuple(scaler.history) if scaler else plan.loss_scale.changes(state.step),
     )

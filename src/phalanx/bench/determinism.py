@@ -1,8 +1,10 @@
-"""What --determinism costs: steps/s of each of its values, in turns in one process."""
+"""What --determinism costs: steps/s of each of its values, in turns, a process for each."""
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,15 +15,17 @@ from phalanx.assemble.feed import SyntheticFeed
 from phalanx.assemble.view import plan_of
 from phalanx.bench.feeding import synchronise
 from phalanx.bench.paired import Ratio, measure_pairs
+from phalanx.catalog.plugins import load_plugins
 from phalanx.config.read import Settings
 from phalanx.engine.step import train_step
+from phalanx.plan.plan import Plan
 
 BESIDE = "off"  # what the others are compared with
 NOTES = {
     "cpu": "on a CPU the three run the same kernels, so a ratio of 1 is expected; strict only "
     "fills new memory besides",
-    "cuda": "in one process off and seeded share the kernels that cuDNN chose first, so their "
-    "ratio does not show what the choice itself is worth; strict has its own",
+    "cuda": "off lets cuDNN measure its kernels, seeded takes what cuDNN holds for best, strict "
+    "the best of those that give the same bits",
     "mps": "nothing here chooses kernels on mps, so a ratio of 1 is expected",
 }
 
@@ -58,27 +62,13 @@ def measure_determinism(
     settings: Settings, *, pairs: int, steps: int, done: Callable[[str, int], None]
 ) -> Cost:
     """Steps/s of seeded and of strict over those of off, on made-up images, in paired blocks."""
-    # cuBLAS reads this once, at its first product: later all three have what strict needs
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     plan, _ = plan_of(settings, without_data=True)
     device = prepare_torch(plan)
-    state = build_state(settings.config, plan, device)
-    rule = step_rule(settings.config, plan, device)
-    passes = next(SyntheticFeed(plan, device, seed=0).batches_from(0))
-    scale = plan.loss_scale.at(0)
-
-    def block_of(name: str) -> Callable[[], int]:
-        def block() -> int:
-            become(name)
-            for _ in range(steps):
-                train_step(state, passes, 0.0, rule=rule, loss_scale=scale)
-            synchronise(device)
-            return steps
-
-        return block
-
-    blocks = {name: block_of(name) for name in DETERMINISM}
-    try:
+    with ExitStack() as stack:
+        blocks = {
+            name: stack.enter_context(own_process(settings, replace(plan, determinism=name), steps))
+            for name in DETERMINISM
+        }
         for block in blocks.values():
             block()  # caches fill, kernels are chosen
         ratios = {
@@ -86,12 +76,44 @@ def measure_determinism(
             for name in blocks
             if name != BESIDE
         }
-    finally:
-        become(plan.determinism)
     return Cost(ratios=ratios, device=str(device), steps=steps)
 
 
-def become(name: str) -> None:
-    """Set torch as that value of --determinism does in a fresh process."""
-    torch.backends.cudnn.deterministic = False  # strict sets it, the others leave it as it is
-    DETERMINISM[name]()
+@contextmanager
+def own_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callable[[], int]]:
+    """A call that takes so many steps in a process where nothing else was ever settled.
+
+    In one process cuDNN would give all what it chose for the first, and cuBLAS reads its
+    settings once.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn) as process:
+        process.submit(begin, settings, plan).result()
+        yield lambda: process.submit(take_steps, steps).result()
+
+
+BLOCKS: list[Callable[[int], None]] = []  # the one kind that such a process takes
+
+
+def begin(settings: Settings, plan: Plan) -> None:
+    """Make the training step of this process."""
+    config = settings.config
+    if config.run.plugin:
+        load_plugins(config.run.plugin)
+    device = prepare_torch(plan)
+    state, rule = build_state(config, plan, device), step_rule(config, plan, device)
+    passes = next(SyntheticFeed(plan, device, seed=0).batches_from(0))
+    scale = plan.loss_scale.at(0)
+
+    def block(count: int) -> None:
+        for _ in range(count):
+            train_step(state, passes, 0.0, rule=rule, loss_scale=scale)
+        synchronise(device)
+
+    BLOCKS.append(block)
+
+
+def take_steps(count: int) -> int:
+    """Take so many, and wait for them."""
+    BLOCKS[0](count)
+    return count

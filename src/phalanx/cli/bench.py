@@ -112,8 +112,8 @@ COMMANDS = {
     ),
     "bench determinism": Command(
         name="bench determinism",
-        summary="Steps/s with --determinism seeded and strict over those with off, in turns in one "
-        "process, on made-up images.",
+        summary="Steps/s with --determinism seeded and strict over those with off, in turns, on "
+        "made-up images.",
         usage="phalanx bench determinism [PRESET|FILE] [--option value]... [--pairs N] "
         "[--steps N] [--json]",
         run=determinism,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.engine.average import Averages
 from phalanx.engine.scaling import AutoScale
+from phalanx.kernels.rounding import COUNTS
 from phalanx.optim.half import HalfWeights
 from phalanx.optim.offload import Offload
 
@@ -118,7 +119,9 @@ class TrainState:
             self.scaler = AutoScale(**{**kept, "history": history})
         if plain.get("counts") is not None:
             device = next(self.model.parameters()).device
-            self.counts = torch.tensor(plain["counts"], device=device)
+            older = [0.0] * (len(COUNTS) - len(plain["counts"]))  # the ways came later
+            counts = [*plain["counts"], *older]
+            self.counts = torch.tensor(counts, dtype=torch.float64, device=device)
 
 
 def hash_weights(tensors: dict[str, Tensor]) -> str:

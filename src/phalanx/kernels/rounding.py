@@ -20,7 +20,7 @@ SMALLEST = 0x33800000  # 2**-24, the smallest float16 above 0
 FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 AT_A_TIME = 2**17  # elements; even, and what is in work stays in a processor's cache
 WALKED = 2**30  # elements that 32-bit numbers count with room to spare
-COUNTS = ("lost", "updated", "gradient zero", "gradient not finite", "elements")
+COUNTS = ("lost", "updated", "gradient zero", "gradient not finite", "elements", "way", "gone")
 
 
 def round_to(
@@ -68,7 +68,8 @@ def round_counted(
     """Like `round_each`; what happened to the elements as `COUNTS` names it, on the device.
 
     An element is updated if its value is not the one kept so far, and lost if what is kept after
-    that is the same as before.
+    that is the same as before. The way is what the elements should have moved, all added up;
+    gone is how far rounding let them.
     """
     fused = fused_for(values, kept, gradients)
     if fused is not None:
@@ -79,10 +80,19 @@ def round_counted(
         updated = value != goal
         lost = (updated & (new == goal)).sum()
         finite, nonzero = gradient.isfinite().sum(), gradient.count_nonzero()
-        goal.copy_(new)
         size = torch.full_like(lost, value.numel())
-        rows.append(torch.stack([lost, updated.sum(), size - nonzero, size - finite, size]))
+        counted = torch.stack([lost, updated.sum(), size - nonzero, size - finite, size])
+        rows.append(torch.cat([counted.double(), _measure_way(value, goal.float(), new.float())]))
+        goal.copy_(new)
     return torch.stack(rows).sum(0)
+
+
+def _measure_way(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """How far elements should have moved, and how far they did; what is not finite stands still."""
+    wish, move = values - before, after - before
+    finite = wish.isfinite() & move.isfinite()
+    sums = (wish.abs(), move * wish.sign())
+    return torch.stack([torch.where(finite, s, 0.0).sum(dtype=torch.float64) for s in sums])
 
 
 def fused_for(

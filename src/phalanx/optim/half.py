@@ -74,7 +74,7 @@ class HalfWeights:
         Gives what will hold the update's `COUNTS`, on the device. Scale and clip gradients within:
         `gradients_of(optimizer)` has them in float32. Weights that are not moved keep their bits.
         """
-        counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=self.device)
+        counts = torch.zeros(len(COUNTS), dtype=torch.float64, device=self.device)
         wide = self._widen()
         try:
             yield counts

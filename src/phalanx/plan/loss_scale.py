@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import floor, frexp, log2
+from math import ceil, floor, frexp, log2
 
 from phalanx.errors import ConfigError
 
@@ -31,6 +31,18 @@ class LossScale:
         [16.0, 16.0, 32.0, 32.0, 64.0, 64.0, 64.0, 64.0]
         """
         return self.initial * 2.0 ** min(step // self._stage, self._doublings)
+
+    def changes(self, steps: int) -> tuple[tuple[int, float], ...]:
+        """Each scale of the first steps with the step that begins it.
+
+        >>> scale = LossScale(
+        ...     initial=16, final=64, epochs=Fraction(7), steps_per_epoch=Fraction(5, 2)
+        ... )
+        >>> scale.changes(10)
+        ((0, 16.0), (5, 32.0))
+        """
+        begins = [ceil(stage * self._stage) for stage in range(self._doublings + 1)]
+        return tuple((begin, self.at(begin)) for begin in begins if begin < steps)
 
     @cached_property
     def _doublings(self) -> int:

@@ -177,11 +177,14 @@ def numerics_note(material: Material) -> str:
     if found is None:
         return ""
     lines = [
-        (found.updates_lost, "of the weights' updates were lost to rounding"),
+        (found.updates_lost, "of the weights' updates moved nothing in their step"),
+        (found.way_lost, "of the way the weights should have moved was lost to rounding"),
         (found.gradients_zero, "of the gradients' numbers were nothing"),
     ]
     told = [f"{share:.2%} {words}" for share, words in lines if share is not None]
-    told.append(f"{format_count(found.gradients_not_finite)} numbers of gradients were not finite")
+    if found.gradients_not_finite is not None:
+        count = format_count(found.gradients_not_finite)
+        told.append(f"{count} numbers of gradients were not finite")
     told.append(f"{format_count(found.skipped_steps)} steps overflowed and were skipped")
     told += [f"loss scale {scale:g} from step {step:,} on" for step, scale in found.loss_scales]
     rows = "".join(f"<li>{escape(line)}</li>" for line in told)

@@ -1,6 +1,6 @@
 """summary.json: the result of a run in numbers, for scripts to read."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,12 @@ class MemoryNote:
 class Numerics:
     """What became of numbers that have 16 bits. None stands for what was not counted."""
 
-    updates_lost: float | None  # share of the weights' updates that rounding undid
+    updates_lost: float | None  # share of the weights' updates that moved nothing
     gradients_zero: float | None  # share of the gradients' numbers that are nothing
-    gradients_not_finite: int
+    gradients_not_finite: int | None
     skipped_steps: int  # whose gradients overflowed
-    loss_scales: tuple[tuple[int, float], ...]  # from which step on, where it found its own size
+    loss_scales: tuple[tuple[int, float], ...]  # from which step on
+    way_lost: float | None = None  # share of the way the weights should have moved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,11 @@ def write_summary(folder: Path, summary: Summary) -> None:
 def read_summary(folder: Path) -> Summary:
     """The summary of a run; a CheckpointError where it is missing or not ours."""
     path = folder / NAME
-    values = {**NEWER, **read_json_object(path)}
+    values = read_json_object(path)
     refuse_other_keys(path, values, kind=Summary)
     parts: dict[str, Any] = {}
     for name, kind in PARTS.items():
-        if values[name] is not None:
+        if values.get(name) is not None:
             refuse_other_keys(path, values[name], kind=kind)
             parts[name] = kind(**values[name])
     if parts.get("numerics"):
@@ -104,16 +105,15 @@ PARTS: dict[str, type[Any]] = {
     "numerics": Numerics,
     "memory": MemoryNote,
 }
-# what older summaries go without
-NEWER = dict.fromkeys(("input", "averaged_top1", "numerics", "memory"))
 
 
 def refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:
-    """Raise where keys are missing or unknown."""
+    """Raise where keys are missing or unknown; older files go without what has a default."""
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: is damaged, {values!r} is no {kind.__name__.lower()}")
-    wanted = {field.name for field in fields(kind)}
-    lists = (("lacks", wanted - values.keys()), ("has unknown", values.keys() - wanted))
+    known = {field.name for field in fields(kind)}
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    lists = (("lacks", needed - values.keys()), ("has unknown", values.keys() - known))
     problems = [f"{verb} {', '.join(sorted(names))}" for verb, names in lists if names]
     if problems:
         raise CheckpointError(
