@@ -23,7 +23,7 @@ from torch import Tensor
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.batches import Findings, Reader, Recipe
-from phalanx.data.detect import detect_one
+from phalanx.data.detect import detect
 from phalanx.data.device import Normaliser
 from phalanx.data.gpu_jpeg import Decode, GpuDecoder, NvJpeg, gpu_decode_problem, suits_gpu
 from phalanx.data.pixels import decode
@@ -45,7 +45,7 @@ def decode_here(files: list[bytes]) -> list[Tensor]:
 
 def make_recipe(words: argparse.Namespace) -> Recipe:
     """The training of a set of photographs."""
-    found = detect_one(words.dir)
+    found = detect(words.dir)[0]
     recipe = Recipe(
         data=found.data,
         data_dir=str(found.folder),

@@ -22,7 +22,7 @@ from time import perf_counter
 import numpy as np
 
 from phalanx.data.batches import Batch, Recipe
-from phalanx.data.detect import detect_one
+from phalanx.data.detect import detect
 from phalanx.data.folder import find_split
 from phalanx.data.loader import Loader
 from phalanx.data.origin import SPLITS, Part, find_parts, read_sample
@@ -127,7 +127,7 @@ def digests(parts: list[Part]) -> list[tuple[int, str]]:
 
 def make_recipe(folder: Path, image_size: int) -> Recipe:
     """Batches as training gets them."""
-    found = detect_one(folder)
+    found = detect(folder)[0]
     train = find_parts(folder)[0]
     return Recipe(
         data=found.data,

@@ -12,6 +12,8 @@ import torch
 from phalanx.assemble.view import plan_of
 from phalanx.bench import determinism, finders
 from phalanx.bench.finders import Alarm, Sizes, Trial, climb, foresee, judge_sweep, smoothed
+from phalanx.bench.paired import Ratio
+from phalanx.cli.bench import show_cost
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 
@@ -251,15 +253,19 @@ def test_the_suggestion_divides_the_global_batch():
 
 
 def test_the_cost_of_determinism_is_told_with_pairs_and_interval(tiny, capsys):
-    words = ["bench", "determinism", *tiny, "--pairs=3", "--steps=2"]
-    told = ask(capsys, *words)
+    told = ask(capsys, "bench", "determinism", *tiny, "--pairs=3", "--steps=2")
     assert set(told["ratios"]) == {"seeded", "strict"}
     for ratio in told["ratios"].values():
         low, high = ratio["interval95"]
         assert ratio["pairs"] == 3 and low <= ratio["ratio"] <= high
         assert len(ratio["off_steps_per_second"]) == 3
-    assert main(words) == 0
+
+
+def test_the_cost_of_determinism_is_told_to_people(capsys):
+    ratio = Ratio((9.0, 8.0, 10.0), (10.0, 10.0, 10.0))
+    show_cost(determinism.Cost(ratios={"strict": ratio}, device="cpu", steps=2))
     said = capsys.readouterr().out
+    assert said.startswith("strict       9.00 steps/s, off 10.00: ratio 0.9000, 95 % interval 0.8")
     assert "(n=3 pairs of blocks of 2 steps)" in said
     assert "on a CPU the three run the same kernels" in said
 

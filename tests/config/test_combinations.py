@@ -27,7 +27,7 @@ PHOTOS = {"data": "folder", "data-dir": "photos"}
         ({"cutmix-lambda": "0.5", "batch-size": "2"}, "--batch-size: cutmix .* wants 3 images"),
         (
             {"cutmix-lambda-high": "0.5", "mixup-alpha": "0.2", "batch-size": "3"},
-            "--batch-size: mixup and cutmix .* wants 4 images",
+            "--batch-size: mixup and cutmix .* want 4 images",
         ),
         ({**PHOTOS, "gpu-decode": "true", "color-jitter": "0.4"}, "--gpu-decode: --color-jitter"),
         (

@@ -6,13 +6,13 @@ and 1.4; rates that were checked there in 8; scores in 9.
 """
 
 import json
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from phalanx.catalog.datasets import DATASETS
 from phalanx.cli.main import main
 from phalanx.config.presets import our_folder
 from phalanx.config.read import read_settings
@@ -23,7 +23,7 @@ APPLICATIONS = ("pl", "tf1", "tf2", "pa")
 IMAGENET = DataFacts(train_images=1_281_167, valid_images=50_000, classes=1000)
 CIFAR10 = DataFacts(train_images=50_000, valid_images=10_000, classes=10)
 ON_THE_CPU = Chosen(device="cpu", precision="32.32", threads=1)
-SMALL = ("tf1-resnet8", "tf2-resnet8-sgd", "tf2-resnet8-lars", "tf2-resnet8-2000", "pa-resnet20")
+DATA = {"cifar10": CIFAR10, "imagenet": IMAGENET}
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 
 
@@ -31,39 +31,45 @@ class Expected(NamedTuple):
     """What a recipe comes to."""
 
     there: tuple[int, ...]  # micro-batch, accumulation and replicas of the original
+    epochs: int
     steps: int
     peak: float
     warmup: int
     rates: dict[int, float]  # by step
 
 
-# TF1 counts floor(1,281,167 x epochs / batch) steps and floor(steps x warm-up / epochs) of warm-up.
-# In the others the tail of an epoch was left out; here it is carried, so that an epoch of 8,192
-# images a step has 156.39 steps, not 156, and the rates are those at whole epochs.
+# TF1 counts floor(images x epochs / batch) steps and floor(steps x warm-up / epochs) of warm-up.
+# In PL and TF2 the tail of an epoch was left out: floor(images / batch) steps an epoch. The rates
+# of PL are those of section 8, at whole epochs.
+PL_RESNET50 = {
+    **{0: 0.0, 78: 0.399901, 195: 0.998459, 390: 1.987688, 780: 1.951057},
+    **{3900: 1.0, 5850: 0.292893, 7020: 0.048943},
+}
 RECIPES = {
     "tf1-resnet50-gn": Expected(
-        (8, 8, 16), 81_324, 0.5, 6255, {1251: 0.0999416, 6255: 0.4927371, 40_662: 0.25}
+        (8, 8, 16), 65, 81_324, 0.5, 6255, {1251: 0.0999416, 6255: 0.4927371, 40_662: 0.25}
     ),
     "tf1-resnet50-bn": Expected(
-        (16, 256, 4), 7819, 2.0, 390, {78: 0.3999018, 390: 1.987748, 6000: 0.2553962}
+        (16, 256, 4), 100, 7819, 2.0, 390, {78: 0.3999018, 390: 1.987748, 6000: 0.2553962}
     ),
     "tf1-resnet50-mlperf-1920": Expected(
-        (20, 6, 16), 29_360, 3.824, 3336, {1668: 1.912, 14_680: 1.216876, 29_360: 1e-4}
+        (20, 6, 16), 44, 29_360, 3.824, 3336, {1668: 1.912, 14_680: 1.216876, 29_360: 1e-4}
     ),
     "tf1-resnet50-mlperf-2304": Expected(
-        (16, 9, 16), 24_466, 4.588, 2780, {1390: 2.294, 13_623: 1.147075, 24_466: 1e-4}
+        (16, 9, 16), 44, 24_466, 4.588, 2780, {1390: 2.294, 13_623: 1.147075, 24_466: 1e-4}
     ),
     "tf1-resnet50-mlperf-2560": Expected(
-        (20, 2, 64), 22_520, 5.098, 2502, {1251: 2.549, 12_511: 1.274575, 22_520: 1e-4}
+        (20, 2, 64), 45, 22_520, 5.098, 2502, {1251: 2.549, 12_511: 1.274575, 22_520: 1e-4}
     ),
     "tf1-resnet50-lars": Expected(
-        (22, 10, 16), 13_830, 10.72, 727, {100: 1.474553, 7000: 2.912766, 13_830: 1e-4}
+        (22, 10, 16), 38, 13_830, 10.72, 727, {100: 1.474553, 7000: 2.912766, 13_830: 1e-4}
     ),
     "tf1-resnext101": Expected(
-        (6, 16, 8), 200_182, 0.375, 8340, {1668: 0.07498715, 8340: 0.3733963, 100_091: 0.1875}
+        (6, 16, 8), 120, 200_182, 0.375, 8340, {1668: 0.07498715, 8340: 0.3733963, 100_091: 0.1875}
     ),
     "tf1-efficientnet-b4-g1": Expected(
         (3, 64, 4),
+        350,
         583_865,
         0.046875,
         8340,
@@ -71,6 +77,7 @@ RECIPES = {
     ),
     "tf1-efficientnet-b4-g16": Expected(
         (5, 40, 4),
+        350,
         560_510,
         0.048828125,
         8007,
@@ -78,65 +85,88 @@ RECIPES = {
     ),
     "tf1-efficientnet-b4-lars-gn": Expected(
         (3, 256, 8),
+        350,
         72_983,
         8.485281,
         14_596,
         {7298: 4.242641, 43_789: 2.121457, 72_983: 8.48528e-5},
     ),
     "tf1-efficientnet-b4-lars-bn": Expected(
-        (6, 64, 16), 72_983, 6.0, 14_596, {7298: 3.0, 43_789: 1.500096, 72_983: 6e-5}
+        (6, 64, 16), 350, 72_983, 6.0, 14_596, {7298: 3.0, 43_789: 1.500096, 72_983: 6e-5}
     ),
-    "tf1-resnet8": Expected((32, 1, 1), 15_625, 0.5, 7812, {3906: 0.25, 7812: 0.5, 11_719: 0.005}),
+    "tf1-resnet8": Expected(
+        (32, 1, 1), 10, 15_625, 0.5, 7812, {3906: 0.25, 7812: 0.5, 11_719: 0.005}
+    ),
     "tf2-resnet50-8k-bn": Expected(
-        (16, 128, 4), 15_639, 1.0, 782, {0: 1 / 783, 313: 0.4003517, 7820: 0.5000379}
+        (16, 128, 4), 100, 15_600, 1.0, 780, {0: 1 / 781, 312: 0.4003728, 7800: 0.5}
     ),
     "tf2-resnet50-8k-gn": Expected(
-        (16, 128, 4), 15_639, 1.0, 782, {0: 1 / 783, 313: 0.4003517, 7820: 0.5000379}
+        (16, 128, 4), 100, 15_600, 1.0, 780, {0: 1 / 781, 312: 0.4003728, 7800: 0.5}
     ),
     "tf2-resnet50-16k-bn": Expected(
-        (16, 256, 4), 7819, 2.0, 391, {0: 2 / 392, 782: 1.986364, 3910: 1.082659}
+        (16, 256, 4), 100, 7800, 2.0, 390, {0: 2 / 391, 780: 1.986361, 3900: 1.082579}
     ),
     "tf2-resnet50-mlperf-1920": Expected(
-        (20, 6, 16), 26_690, 3.8233333, 3337, {0: 0.001145396, 1335: 1.53025, 26_024: 0.06294662}
+        (20, 6, 16),
+        40,
+        26_680,
+        3.8233333,
+        3335,
+        {0: 0.001146083, 1334: 1.530021, 26_013: 0.06292441},
     ),
     "tf2-resnet50-mlperf-2304": Expected(
-        (16, 9, 16), 24_466, 4.588, 2781, {0: 0.001649173, 1113: 1.837179, 21_687: 0.07554267}
+        (16, 9, 16),
+        44,
+        24_464,
+        4.588,
+        2780,
+        {0: 0.001649766, 1112: 1.83619, 21_684: 0.07550929},
     ),
     "tf2-resnet50-lars": Expected(
-        (18, 12, 16), 14_086, 10.525092, 742, {0: 0.01416567, 371: 5.269629, 7415: 2.631347}
+        (18, 12, 16), 38, 14_060, 10.525092, 740, {0: 0.0142039, 370: 5.269648, 7400: 2.631347}
     ),
-    "tf2-resnet8-sgd": Expected((8, 1, 1), 6250, 8e-4, 0, {0: 8e-4, 3000: 8e-4, 6249: 8e-4}),
-    "tf2-resnet8-lars": Expected((8, 1, 1), 312_500, 1e-3, 0, {0: 1e-3, 9999: 1e-3, 312_499: 1e-3}),
+    "tf2-resnet8-sgd": Expected((8, 1, 1), 1, 6250, 8e-4, 0, {0: 8e-4, 3000: 8e-4, 6249: 8e-4}),
+    "tf2-resnet8-lars": Expected(
+        (8, 1, 1), 50, 312_500, 1e-3, 0, {0: 1e-3, 9999: 1e-3, 312_499: 1e-3}
+    ),
     "tf2-resnet8-2000": Expected(
-        (25, 5, 16), 1750, 0.244140625, 125, {0: 0.001937624, 125: 0.2441406, 800: 0.1541391}
+        (25, 5, 16), 70, 1750, 0.244140625, 125, {0: 0.001937624, 125: 0.2441406, 800: 0.1541391}
     ),
-    "pl-resnet50-bn": Expected(
-        (18, 57, 16), 7804, 2.0, 391, {0: 0.0, 781: 1.951057, 3903: 1.0, 5854: 0.292893}
-    ),
-    "pl-resnet50-pipelined": Expected(
-        (16, 256, 4), 7819, 2.0, 391, {0: 0.0, 782: 1.951057, 3910: 1.0, 5865: 0.292893}
-    ),
+    "pl-resnet50-bn": Expected((18, 57, 16), 100, 7800, 2.0, 390, PL_RESNET50),
+    "pl-resnet50-pipelined": Expected((16, 256, 4), 100, 7800, 2.0, 390, PL_RESNET50),
     "pl-resnet50-gn": Expected(
-        (8, 8, 16), 125_114, 0.3125, 20_019, {10_010: 0.1537956, 20_019: 0.2931729, 62_557: 0.15625}
+        (8, 8, 16),
+        100,
+        125_100,
+        0.3125,
+        20_016,
+        {10_008: 0.1537956, 20_016: 0.2931729, 62_550: 0.15625},
     ),
     "pl-efficientnet-b0-768": Expected(
         (12, 8, 8),
-        583_865,
+        350,
+        583_800,
         0.046851,
-        8341,
-        {16_682: 0.0414769, 166_819: 0.0130356, 583_865: 5.1634e-4},
+        8340,
+        {
+            1668: 0.0093702,
+            8340: 0.0440821,
+            16_680: 0.0414769,
+            166_800: 0.0130356,
+            583_800: 5.1634e-4,
+        },
     ),
     "pl-efficientnet-b0-800": Expected(
-        (20, 5, 8), 560_510, 0.0485, 8008, {0: 0.0, 16_015: 0.0429367, 160_146: 0.01349443}
+        (20, 5, 8), 350, 560_350, 0.0485, 8005, {0: 0.0, 16_010: 0.0429367, 160_100: 0.01349441}
     ),
     "pl-efficientnet-b4-g16": Expected(
-        (4, 64, 8), 218_949, 0.097, 3128, {0: 0.0, 6256: 0.0858734, 62_557: 0.02698886}
+        (4, 64, 8), 350, 218_750, 0.097, 3125, {0: 0.0, 6250: 0.0858735, 62_500: 0.02698882}
     ),
     "pl-efficientnet-b4-g1": Expected(
-        (4, 48, 4), 583_865, 0.046851, 8341, {0: 0.0, 16_682: 0.0414769, 166_819: 0.0130356}
+        (4, 48, 4), 350, 583_800, 0.046851, 8340, {0: 0.0, 16_680: 0.0414769, 166_800: 0.0130356}
     ),
     "pa-resnet20": Expected(
-        (32, 1, 1), 46_875, 0.5, 0, {0: 0.5, 23_437: 0.5, 23_438: 0.05, 35_157: 0.005}
+        (32, 1, 1), 30, 46_875, 0.5, 0, {0: 0.5, 23_437: 0.5, 23_438: 0.05, 35_157: 0.005}
     ),
 }
 
@@ -194,8 +224,7 @@ def here(tmp_path, monkeypatch):
 
 def plan_whole(config: Config) -> Plan:
     """The plan with the counts of the whole dataset, which need not be here."""
-    facts = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.data.data]
-    return make_plan(config, facts, ON_THE_CPU)
+    return make_plan(config, DATA[config.data.data], ON_THE_CPU)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -208,8 +237,29 @@ def test_a_recipe_comes_to_the_numbers_of_its_original(name):
     assert plan.schedule.peak == pytest.approx(expected.peak, rel=1e-6)
     assert plan.schedule.warmup == expected.warmup
     found = {step: plan.lr(step) for step in expected.rates}
-    # a cosine of 7,819 steps where 100 epochs are 7,819.6 is the furthest away
-    assert found == pytest.approx(expected.rates, rel=5e-4, abs=1e-12)
+    # a fall of 583,865 steps in TF1, where 350 epochs are 583,865.2, is the furthest away
+    assert found == pytest.approx(expected.rates, rel=1e-4, abs=1e-12)
+
+
+THEIR_STEPS: dict[str, Callable[[int, int, int], int]] = {  # images, epochs, global batch
+    "tf1": lambda images, epochs, batch: images * epochs // batch,  # section 1.3
+    "tf2": lambda images, epochs, batch: images // batch * epochs,  # section 1.2
+    "pl": lambda images, epochs, batch: images // batch * epochs,  # section 4.3: drop_last
+    "pa": lambda images, epochs, batch: images * epochs // batch,  # not told
+}
+OTHER_STEPS = {"pl-efficientnet-b4-g16": 4 * (1_281_167 // (4 * 2048)) * 350}  # device_iterations=4
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_as_long_as_its_original_and_says_so_in_epochs(name):
+    expected, config = RECIPES[name], read_settings(name).config
+    assert (config.train.epochs, config.train.steps) == (expected.epochs, None)
+    images, batch = DATA[config.data.data].train_images, prod(expected.there)
+    theirs = THEIR_STEPS[name.split("-")[0]](images, expected.epochs, batch)
+    assert plan_whole(config).total_steps == theirs
+    if name in OTHER_STEPS:
+        text = (our_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+        assert OTHER_STEPS[name] == 624 * 350 and "625 steps, there 624" in text
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -314,13 +364,16 @@ def test_a_recipe_says_where_it_comes_from_and_what_it_scored(name):
     assert "published: " in head or "score was published" in head
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_the_plan_of_a_recipe_for_a_known_dataset_needs_no_data(name, capsys):
-    known = DATASETS[read_settings(name).config.data.data]
-    assert known.train_images == CIFAR10.train_images
-    steps = list(RECIPES[name].rates)
-    assert main(["plan", name, "--json", "--at", ",".join(map(str, steps))]) == 0
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_plan_of_a_recipe_needs_no_data(name, capsys):
+    expected = RECIPES[name]
+    steps = ",".join(map(str, expected.rates))
+    assert main(["plan", name, "--json", "--no-memory", "--device", "cpu", "--at", steps]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["plan"]["total_steps"] == RECIPES[name].steps
+    assert told["counts"] == "published"
+    assert (told["plan"]["total_steps"], told["plan"]["epochs"]) == (
+        expected.steps,
+        pytest.approx(expected.epochs, rel=1e-3),
+    )
     rates = {point["step"]: point["lr"] for point in told["at"]}
-    assert rates == pytest.approx(RECIPES[name].rates, rel=1e-4)
+    assert rates == pytest.approx(expected.rates, rel=1e-4, abs=1e-12)

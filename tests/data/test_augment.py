@@ -19,7 +19,7 @@ from phalanx.data.augment import (
     trivial_augment,
 )
 from phalanx.data.operations import STEPS, WIDE
-from phalanx.data.transforms import CROPS, Treatment, build_transform, choose_crop
+from phalanx.data.transforms import CROPS, Treatment, build_transform, choose_part
 from phalanx.plan.draws import draw_uniform
 
 TRANSFORMS = {kind: build_transform(Treatment(augment=kind)) for kind in CROPS}
@@ -269,7 +269,8 @@ def test_without_a_box_a_part_is_chosen_as_ever():
     rows = draws_of(BOX_COLUMNS)
     for row, (height, width) in zip(rows, RANDOM.integers(1, 600, (4000, 2)).tolist(), strict=True):
         expected = old_choice(height, width, row[:22])
-        assert choose_crop(height, width, row[:22]) == expected
+        plain = Treatment(augment="resized-crop")
+        assert choose_part(plain, (height, width), None, [1, *row[:22]]) == (expected, False)
         assert box_crop(height, width, None, row, **WHOLE) == expected
 
 
@@ -294,7 +295,7 @@ def test_a_part_shows_a_tenth_of_the_box():
     for row in draws_of(BOX_COLUMNS, positions=POSITIONS[:1000]):
         part = box_crop(height, width, box, row, **WHOLE)
         seen[True].append(shown(part, box, height, width))
-        seen[False].append(shown(choose_crop(height, width, row[:22]), box, height, width))
+        seen[False].append(shown(old_choice(height, width, row[:22]), box, height, width))
     with_box, without = np.array(seen[True]), np.array(seen[False])
     assert (without < 0.1).mean() > 0.3
     assert (with_box < 0.1).mean() < 0.03
@@ -305,7 +306,7 @@ def test_a_tenth_is_of_the_box_not_of_the_part():
     tiny = (0.5, 0.5, 0.53125, 0.53125)  # a thousandth of the image: no part is a tenth full of it
     row = [0.5, 0.5] + [0.9, 0.5] * 10
     part = box_crop(64, 64, tiny, row, **WHOLE)
-    assert part == choose_crop(64, 64, row) and shown(part, tiny, 64, 64) == 1
+    assert part == old_choice(64, 64, row) and shown(part, tiny, 64, 64) == 1
     edge = [0.0, 0.0] + [0.0, 0.5] * 9 + [0.9, 0.5]  # nine small tries in the corner, one large
     assert box_crop(64, 64, tiny, edge, **WHOLE)[2:] == (61, 61)
 
@@ -313,7 +314,7 @@ def test_a_tenth_is_of_the_box_not_of_the_part():
 def test_where_no_try_shows_the_box_it_is_disregarded():
     corner = [0.0, 0.0] + [0.0, 0.5] * 10
     for box in [(0.9, 0.9, 1.0, 1.0), None]:
-        assert box_crop(100, 100, box, corner, **WHOLE) == choose_crop(100, 100, corner)
+        assert box_crop(100, 100, box, corner, **WHOLE) == old_choice(100, 100, corner)
     assert box_crop(100, 100, (0.5, 0.5, 0.5, 0.9), corner, **WHOLE)[2:] == (28, 28)
 
 

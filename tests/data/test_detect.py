@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.data.detect import FORMS, detect, detect_one
-from phalanx.errors import DataError
+from phalanx.assemble.infer import read_with_data
+from phalanx.data.detect import FORMS, detect
+from phalanx.errors import ConfigError, DataError
 
 SYNSETS = ("n02100735", "n02119789")
 
@@ -76,15 +77,13 @@ def test_idx_files_are_told_apart_by_their_labels(tmp_path, ending):
         pytest.skip("Debian's dataset-fashion-mnist is not installed")
     with gzip.open(embedded) as file:
         write_idx(tmp_path / "clothes", labels=file.read(), ending=ending)
-    assert detect_one(tmp_path).data == "fashion-mnist"
+    assert [finding.data for finding in detect(tmp_path)] == ["fashion-mnist"]
 
 
 @pytest.mark.parametrize(("depth", "found"), [("", True), ("a/b/c", True), ("a/b/c/d", False)])
 def test_folders_are_searched_three_levels_down(tmp_path, depth, found):
     write_images(tmp_path / depth, "cat", "dog")
-    assert bool(detect(tmp_path)) == found
-    if found:
-        assert detect_one(tmp_path).folder == tmp_path / depth
+    assert [finding.folder for finding in detect(tmp_path)] == [tmp_path / depth] * found
 
 
 def test_a_tree_of_images_is_one_finding(tmp_path):
@@ -98,7 +97,7 @@ def test_a_tree_of_images_is_one_finding(tmp_path):
 def test_an_archive_beside_its_own_files_is_one_finding(tmp_path):
     write_files(tmp_path, "cifar-10-binary.tar.gz")
     write_files(tmp_path / "cifar-10-batches-bin", "data_batch_1.bin")
-    assert detect_one(tmp_path).folder == tmp_path
+    assert [finding.folder for finding in detect(tmp_path)] == [tmp_path]
 
 
 def test_hidden_and_unreadable_folders_are_passed_by(tmp_path):
@@ -110,8 +109,8 @@ def test_hidden_and_unreadable_folders_are_passed_by(tmp_path):
 def test_several_findings_are_listed_with_the_way_to_choose(tmp_path):
     write_images(tmp_path / "pets", "cat", "dog")
     write_files(tmp_path / "ten", "data_batch_1.bin")
-    with pytest.raises(DataError) as caught:
-        detect_one(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        read_with_data(None, {"data-dir": str(tmp_path)})
     text = str(caught.value)
     assert "several datasets lie here" in text
     assert f"--data folder --data-dir {tmp_path / 'pets'} " in text
@@ -119,8 +118,7 @@ def test_several_findings_are_listed_with_the_way_to_choose(tmp_path):
 
 
 def test_nothing_found_and_nothing_there_are_mistakes(tmp_path):
-    with pytest.raises(DataError, match="nothing that can be read lies here"):
-        detect_one(tmp_path)
+    assert detect(tmp_path) == []
     with pytest.raises(DataError, match="no such folder"):
         detect(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
@@ -128,7 +126,15 @@ def test_nothing_found_and_nothing_there_are_mistakes(tmp_path):
         detect(tmp_path / "file")
 
 
-def test_imagenet_as_it_is_handed_out_is_to_be_built_first(tmp_path):
+@pytest.mark.parametrize("preset", [None, "imagenet-resnet50", "folder-resnet18"])
+def test_imagenet_as_it_is_handed_out_is_to_be_built_first(tmp_path, preset):
     write_files(tmp_path, "ILSVRC2012_img_train.tar")
     with pytest.raises(DataError, match=r"imagenet-official as it is handed out.*data build"):
-        detect_one(tmp_path)
+        read_with_data(preset, {"data-dir": str(tmp_path)})
+
+
+def test_what_is_handed_out_does_not_hide_what_was_built_of_it(tmp_path):
+    write_files(tmp_path / "archives", "ILSVRC2012_img_train.tar")
+    write_files(tmp_path / "built", "train.phx", "valid.phx")
+    data = read_with_data("imagenet-resnet50", {"data-dir": str(tmp_path)}).config.data
+    assert (data.data, data.data_dir) == ("packed", str(tmp_path / "built"))

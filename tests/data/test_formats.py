@@ -8,7 +8,7 @@ import pytest
 from phalanx.cli.main import main
 from phalanx.data.batches import Recipe
 from phalanx.data.build import BuildOptions, build
-from phalanx.data.detect import detect_one
+from phalanx.data.detect import detect
 from phalanx.data.loader import Loader
 from phalanx.data.origin import find_parts, read_sample
 from phalanx.data.transforms import Treatment
@@ -50,7 +50,7 @@ def convert(src, out, form):
 def batches(root):
     """Three training steps and all of validation: indices, labels and pixels."""
     recipe = Recipe(
-        data=detect_one(root).data,
+        data=detect(root)[0].data,
         data_dir=str(root),
         image_size=24,
         treatment=Treatment(augment="resized-crop"),

@@ -5,17 +5,26 @@ import pytest
 
 from phalanx.data import packing
 from phalanx.data.batches import Recipe
+from phalanx.data.examine import look_closely
 from phalanx.data.loader import Loader
-from phalanx.data.packed import looks_like, open_packed, read_header, verify_packed
+from phalanx.data.packed import looks_like, open_packed, read_header
 from phalanx.data.packing import PackedForm, write_packed, written_packed
 from phalanx.data.pixels import BadImage, decode
 from phalanx.data.sample import Sample, look_at
 from phalanx.data.transforms import CROPS, Treatment, build_transform
+from phalanx.data.verify import verify
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
 from small_samples import CLASSES, encode, folder_bytes, make_samples, undecodable
 
 RAW = PackedForm(encoding="raw")
+
+
+def damaged(folder):
+    """What `phalanx data verify` finds damaged in the training images, as it goes through them."""
+    source = open_packed(folder, "train")
+    found = [look_closely(source, number)[2] for number in range(len(source))]
+    return [why for kinds in found for why in kinds.values() if why]
 
 
 def write_both(folder, *, form=None, samples=None):
@@ -157,7 +166,7 @@ def test_what_was_broken_off_is_not_gone_on_with_when_it_is_another_file(tmp_pat
     with pytest.raises(ValueError, match="0 images are packed, not 5"):
         write_packed(iter(samples[5:]), tmp_path, "train", start=5, **facts)
     write_packed(iter(samples), tmp_path, "train", **facts)
-    assert verify_packed(tmp_path / "train.phx") == []
+    assert damaged(tmp_path) == []
 
 
 def test_boxes_cost_nothing_where_there_are_none(tmp_path):
@@ -175,7 +184,8 @@ def test_an_image_that_cannot_be_decoded_keeps_its_place(tmp_path):
         source.read(2)
     write_both(tmp_path, samples=samples, form=RAW)
     source = open_packed(tmp_path, "train")
-    assert source.read(1).shape == (16, 20, 3) and verify_packed(tmp_path / "train.phx") == []
+    assert source.read(1).shape == (16, 20, 3)
+    assert damaged(tmp_path) == ["it could not be decoded when it was packed"]
     with pytest.raises(BadImage, match=r"broken.jpg: it could not be decoded when it was packed"):
         source.read(2)
 
@@ -207,7 +217,8 @@ def test_a_file_that_is_cut_anywhere_is_refused_at_once(tmp_path):
         path.write_bytes(whole[:keep])
         with pytest.raises(DataError, match=r"train.phx: .*data build --to packed"):
             open_packed(tmp_path, "train")
-        assert len(verify_packed(path)) == 1
+        with pytest.raises(DataError, match=r"train.phx: "):
+            verify(tmp_path, workers=0)
     path.write_bytes(whole + b"\0")
     with pytest.raises(DataError, match="truncated"):
         open_packed(tmp_path, "train")
@@ -228,9 +239,12 @@ def test_any_flipped_bit_is_found(tmp_path):
         data = bytearray(whole)
         data[place] ^= 1 << place % 8
         path.write_bytes(data)
-        assert verify_packed(path), f"byte {place}"
+        try:
+            assert damaged(tmp_path) == ["its bytes changed after packing"], f"byte {place}"
+        except DataError as refused:
+            assert "train.phx" in str(refused), f"byte {place}"
     path.write_bytes(whole)
-    assert verify_packed(path) == []
+    assert damaged(tmp_path) == []
 
 
 def read_header_text(data):
@@ -244,13 +258,22 @@ def test_a_damaged_image_is_located_and_told_from_one_that_never_was_good(tmp_pa
     data = bytearray(path.read_bytes())
     data[offset : offset + 3] = b"xxx"
     path.write_bytes(data)
-    [problem] = verify_packed(path)
-    assert problem.startswith("train.phx:train/dög/4 ü.jpg: its checksum does not fit")
-    assert f"at byte {offset:,}" in problem
+    [place] = verify(tmp_path, workers=0).single["undecodable"]
+    assert place.name == "train.phx:train/dög/4 ü.jpg"
+    assert (place.split, place.number, place.why) == ("train", 4, "its bytes changed after packing")
     source = open_packed(tmp_path, "train")
     with pytest.raises(BadImage, match=r"4 ü\.jpg: its bytes changed after packing"):
         source.read(4)
     assert source.read(3).shape == (16, 20, 3)
+
+
+def test_pixels_that_changed_are_found_though_nothing_has_to_be_decoded(tmp_path):
+    write_both(tmp_path, form=RAW)
+    path = tmp_path / "train.phx"
+    data = bytearray(path.read_bytes())
+    data[int(open_packed(tmp_path, "train").index.offsets[2]) + 9] ^= 1
+    path.write_bytes(data)
+    assert damaged(tmp_path) == ["its bytes changed after packing"]
 
 
 @pytest.mark.parametrize("place", [0, 2, 300])  # the magic word, the header, the picture

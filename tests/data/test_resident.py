@@ -7,7 +7,7 @@ import torch
 from phalanx.data.batches import Findings, Reader
 from phalanx.data.loader import Loader
 from phalanx.data.pool import Wish
-from phalanx.data.resident import ResidentFiller, why_not_resident
+from phalanx.data.resident import STRETCH, ResidentFiller, stretches_of, why_not_resident
 from phalanx.data.transforms import Treatment
 from small_batches import GLOBAL_BATCH, assert_same, embedded_recipe, photo_recipe
 
@@ -15,7 +15,9 @@ CPU = torch.device("cpu")
 
 
 def in_numpy(batches):
-    return [type(b)(b.pixels.numpy(), b.labels, b.indices, b.positions) for b in batches]
+    return [
+        type(b)(b.pixels.numpy(), np.asarray(b.labels), b.indices, b.positions) for b in batches
+    ]
 
 
 @pytest.mark.parametrize("augment", ["pad-crop", "none"])
@@ -47,8 +49,17 @@ def test_images_in_colour_keep_their_channels():
     expected = np.empty((40, 28, 28, 3), np.uint8)
     reader.fill(keys, expected)
     filler = ResidentFiller(reader, CPU)
-    found = filler.fill(filler.prepare(Wish(keys, 28)))
+    found = next(filler.batches([Wish(keys, 28)]))
     assert np.array_equal(found.pixels.numpy(), expected)
+
+
+def test_wishes_come_in_stretches_and_end():
+    wishes = [Wish(np.arange(first, first + 10_000), 28) for first in range(0, 80_000, 10_000)]
+    portions = list(stretches_of(iter(wishes)))
+    assert [len(portion) for portion in portions] == [3, 3, 2]
+    assert [wish for portion in portions for wish in portion] == wishes
+    large = Wish(np.arange(STRETCH + 1), 28)
+    assert [len(portion) for portion in stretches_of([large, large])] == [1, 1]
 
 
 def test_what_the_host_must_do_is_named(photos):

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from phalanx.data.transforms import CROPS, Treatment, build_transform, choose_crop, fit, pad_crop
+from phalanx.data.transforms import CROPS, Treatment, build_transform, choose_part, fit, pad_crop
 
+PHOTOGRAPHS = Treatment(augment="resized-crop")
 TRANSFORMS = {kind: build_transform(Treatment(augment=kind)) for kind in CROPS}
 
 RANDOM = np.random.default_rng(0)
@@ -20,8 +21,8 @@ def train(name, image, draws, size):
 def test_draws_follow_the_position_alone(name):
     transform = TRANSFORMS[name]
     rows = transform.draw(3, POSITIONS[:100])
-    assert transform.draw(3, POSITIONS[40:50]) == rows[40:50]
-    assert not transform.columns or transform.draw(4, POSITIONS[:100]) != rows
+    assert np.array_equal(transform.draw(3, POSITIONS[40:50]), rows[40:50])
+    assert not transform.columns or not np.array_equal(transform.draw(4, POSITIONS[:100]), rows)
     assert all(len(row) == len(transform.columns) for row in rows)
 
 
@@ -64,8 +65,8 @@ def test_pad_crop_brings_other_sizes_to_size_first():
 
 
 def test_random_parts_have_the_promised_areas_and_shapes():
-    rows = [row[1:] for row in TRANSFORMS["resized-crop"].draw(5, POSITIONS)]
-    parts = np.array([choose_crop(400, 400, row) for row in rows])
+    rows = TRANSFORMS["resized-crop"].draw(5, POSITIONS)
+    parts = np.array([choose_part(PHOTOGRAPHS, (400, 400), None, row)[0] for row in rows])
     top, left, height, width = parts.T
     assert (top >= 0).all() and (top + height <= 400).all() and (left + width <= 400).all()
     area, ratio = height * width / 160_000, width / height
@@ -76,9 +77,9 @@ def test_random_parts_have_the_promised_areas_and_shapes():
 
 
 def test_when_no_part_fits_the_middle_is_taken():
-    never = [0.99, 0.99] + [0.999, 0.5] * 10  # nearly all of the area, square: not in 30 x 300
-    assert choose_crop(30, 300, never) == (0, 130, 30, 40)
-    assert choose_crop(300, 30, never) == (130, 0, 40, 30)
+    never = [1, 0.99, 0.99] + [0.999, 0.5] * 10  # nearly all of the area, square: not in 30 x 300
+    assert choose_part(PHOTOGRAPHS, (30, 300), None, never) == ((0, 130, 30, 40), False)
+    assert choose_part(PHOTOGRAPHS, (300, 30), None, never) == ((130, 0, 40, 30), False)
 
 
 def test_a_random_part_is_cut_from_where_it_was_drawn():

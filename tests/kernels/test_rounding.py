@@ -277,7 +277,7 @@ def test_the_gpu_gives_the_same_bits_and_counts(dtype, stochastic, saturate):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_gpu_gives_the_same_bits_with_and_without_its_kernel(dtype, layout, fused, monkeypatch):
     if not fused:
-        monkeypatch.setattr(rounding, "find_fused", lambda: None)
+        monkeypatch.setattr(rounding, "find_fused", lambda *_: None)
     values = LAYOUTS[layout](torch.randn(5, 7, 3, 4, generator=torch.manual_seed(0)) * 1e-5)
     out = by_chance(values.cuda(), dtype)
     assert torch.equal(out.cpu(), by_chance(values, dtype)) and out.stride() == values.stride()

@@ -1,3 +1,4 @@
+import json
 import math
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from phalanx.report.folder import create_run
 from phalanx.report.page import waiting_verdict, write_report
 from phalanx.report.plots import MOST_POINTS, plot_loss, thin
 from phalanx.report.records import Records, StepRow
-from synthetic_run import CONFIG, make_facts, make_run, write_history
+from phalanx.report.summary import Numerics, read_summary, write_summary
+from synthetic_run import CONFIG, make_facts, make_run, make_summary, write_history
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 SECTIONS = ["curves", "confusion", "gallery", "options", "environment", "files"]
@@ -108,6 +110,39 @@ def test_a_run_that_has_not_begun_says_so(tmp_path):
     assert "Nothing trained yet." in page.text
     assert page.text.count("No evaluation yet.") == 1
     assert "No pictures of mistakes were kept yet." in page.text
+
+
+def test_the_numerics_of_16_bits_are_told(tmp_path):
+    run = make_run(tmp_path / "half")
+    told = Numerics(
+        updates_lost=0.559,
+        way_lost=-2e-6,
+        gradients_zero=0.0015,
+        gradients_not_finite=3,
+        skipped_steps=20,
+        loss_scales=tuple((step, 2.0**16 / 2**step) for step in range(20)),
+    )
+    write_summary(run.path, make_summary(numerics=told))
+    page = read_page(run)
+    for words in (
+        "55.90% of the weights' updates moved nothing in their step",
+        " 0.00% of the way the weights should have moved was lost to rounding",
+        "0.15% of the gradients' numbers were nothing",
+        "the loss scale changed 20 times, the last are",
+        "loss scale 256 from step 8 on",
+    ):
+        assert words in page.text
+    assert "from step 7 on" not in page.text
+
+
+def test_summaries_from_before_the_way_was_measured_are_read(tmp_path):
+    run = make_run(tmp_path / "old")
+    known = {"updates_lost": 0.5, "gradients_zero": 0.0, "gradients_not_finite": 0}
+    older = {**known, "skipped_steps": 0, "loss_scales": []}
+    plain = json.loads((run.path / "summary.json").read_text())
+    (run.path / "summary.json").write_text(json.dumps({**plain, "numerics": older}))
+    assert read_summary(run.path).numerics.way_lost is None
+    assert "50.00% of the weights' updates" in read_page(run).text
 
 
 @pytest.mark.parametrize("steps", [3, 30, 140])

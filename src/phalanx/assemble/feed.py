@@ -1,7 +1,8 @@
 """Batches on the device: from the loader, or made up there once for synthetic data."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ class Moved(NamedTuple):
     first: int  # its first image's place in the training stream
     images: torch.Tensor
     labels: torch.Tensor
-    indices: torch.Tensor
+    indices: torch.Tensor | None = None  # only for scoring
 
 
 class LoadedFeed:
@@ -66,33 +67,36 @@ class LoadedFeed:
         """Every validation image once."""
         batches = ([batch] for batch in self.loader.evaluation(self._plan.valid_batch))
         for (moved,) in self._on_device(batches, "valid"):
+            assert moved.indices is not None
             yield ValidBatch(self._normaliser.normal(moved.images), moved.labels, moved.indices)
 
-    def _on_device(self, steps: Iterator[list[Batch]], split: str) -> Iterator[list[Moved]]:
+    def _on_device(self, steps: Iterator[list[Batch]], split: Split) -> Iterator[list[Moved]]:
         """Each step's batches where they are used; on a GPU they are copied while it works."""
-        if self._normaliser.device.type != "cuda":
-            yield from ([self._moved(batch) for batch in step] for step in steps)
+        moved = self._moved if split == "train" else self._moved_to_score
+        if self._normaliser.device.type != "cuda" or self.loader.immediate(split):
+            yield from (list(map(moved, step)) for step in steps)
             return
-        copied = copied_ahead(
-            steps, lambda step: [self._moved(batch) for batch in step], self._normaliser.device
-        )
+        copied = copied_ahead(steps, lambda step: list(map(moved, step)), self._normaliser.device)
         if split in self._ahead:
             self._ahead[split].close()
         self._ahead[split] = ahead = read_ahead(copied)
         for step, done in ahead:
-            take_over((tensor for moved in step for tensor in moved[1:]), done)
+            take_over((part for one in step for part in one[1:] if part is not None), done)
             yield step
 
+    def _moved_to_score(self, batch: Batch) -> Moved:
+        if self._remap is not None:
+            batch = replace(batch, labels=self._remap[batch.labels])
+        return self._moved(batch)._replace(indices=self._normaliser.integers(batch.indices))
+
     def _moved(self, batch: Batch) -> Moved:
-        labels = batch.labels if self._remap is None else self._remap[batch.labels]
         if batch.ready is not None:  # made on the device, on another stream than this one
             batch.ready.wait()
             batch.pixels.record_stream(torch.cuda.current_stream(batch.pixels.device))
         return Moved(
             int(batch.positions[0]),
             self._normaliser.move(batch.pixels),
-            self._normaliser.integers(labels),
-            self._normaliser.integers(batch.indices),
+            self._normaliser.integers(batch.labels),
         )
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
@@ -115,6 +119,10 @@ class LoadedFeed:
             for split, found in self.loader.bad.items()
             for index, reason in found.copy().items()  # reading goes on in another thread
         }
+
+    def look_again(self, names: Collection[str]) -> None:
+        """Count what was bad in earlier processes of this run towards what it puts up with."""
+        self.loader.look_again(names)
 
     def notes(self) -> list[str]:
         """What a person should know of the images so far."""
@@ -173,6 +181,9 @@ class SyntheticFeed:
     def bad_images(self) -> dict[str, str]:
         """None can be."""
         return {}
+
+    def look_again(self, names: Collection[str]) -> None:
+        """Noise is never bad."""
 
     def notes(self) -> list[str]:
         """Nothing to know."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.config.read import Settings, read_settings
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from phalanx.data.detect import Finding
@@ -32,7 +32,7 @@ def read_with_data(
         return read_settings(preset, flags, problems=problems)
     from phalanx.data.detect import detect  # half a second of imports, for those who need it
 
-    found = [f for f in detect(Path(place).expanduser()) if f.data in DATASETS]
+    found = detect(Path(place).expanduser())
     if preset is None:
         return read_settings(None, {**flags, **chosen(found, place)}, problems=problems)
     said = read_settings(preset, flags, problems=problems)
@@ -40,19 +40,20 @@ def read_with_data(
         finding.data for finding in found
     }:
         return said
-    photographs = [finding for finding in found if DATASETS[finding.data].any_size]
+    photographs = [f for f in found if f.data not in DATASETS or DATASETS[f.data].any_size]
     return read_settings(preset, {**flags, **chosen(photographs, place)}, problems=problems)
 
 
 def chosen(found: "list[Finding]", place: str) -> dict[str, str]:
     """The flags that name the dataset; none where nothing is known to lie there."""
-    if not found:
-        return {}
-    if len(found) > 1:
-        from phalanx.data.detect import tell_apart
+    from phalanx.data.detect import tell_apart, tell_to_build
 
-        raise ConfigError(tell_apart(Path(place), found))
-    return {"data": found[0].data, "data-dir": str(found[0].folder)}
+    ready = [finding for finding in found if finding.data in DATASETS]
+    if found and not ready:
+        raise DataError(tell_to_build(found[0]))
+    if len(ready) > 1:
+        raise ConfigError(tell_apart(Path(place), ready))
+    return {"data": ready[0].data, "data-dir": str(ready[0].folder)} if ready else {}
 
 
 def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:

@@ -144,7 +144,7 @@ def go_to_start(training: Training) -> None:
     if prepared.start is not None and prepared.start.forked:
         training.saver.save(state)  # the parent may go; this run must stand on its own
     else:
-        training.feed.remember(state.bad_images)
+        training.feed.look_again(state.bad_images)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     training.records.cut_back(state.step, scored=state.step in state.scores)
@@ -351,11 +351,12 @@ def describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
         return counts[part] / counts[whole] if counts[whole] else None
 
     gone, scaler = share("gone", "way"), state.scaler
+    found = tuple(scaler.history or [(0, scaler.scale)]) if scaler else ()
     return Numerics(
         updates_lost=share("lost", "updated"),
         way_lost=None if gone is None else 1 - gone,
         gradients_zero=share("gradient zero", "elements"),
         gradients_not_finite=int(counts["gradient not finite"]) if state.half else None,
         skipped_steps=scaler.skipped if scaler else 0,
-        loss_scales=tuple(scaler.history) if scaler else plan.loss_scale.changes(state.step),
+        loss_scales=found or plan.loss_scale.changes(state.step),
     )

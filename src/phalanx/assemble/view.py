@@ -28,6 +28,7 @@ class DataView:
     classes: tuple[str, ...]
     fingerprints: dict[str, Any]  # by split
     manifest: str | None = None  # id of the content, where `data verify` has looked at it
+    counts: str = "counted"  # or "published", where nobody looked at the files, or "made up"
 
 
 def look_at_data(config: Config) -> DataView:
@@ -66,21 +67,26 @@ def look_at_made_up(config: Config) -> DataView:
     train = step * config.data.iterations
     facts = DataFacts(train_images=train, valid_images=max(step, train // 10), classes=len(classes))
     return DataView(
-        facts=facts, classes=classes, fingerprints={"train": {"images": train}, "valid": {}}
+        facts=facts,
+        classes=classes,
+        fingerprints={"train": {"images": train}, "valid": {}},
+        counts="made up",
     )
 
 
 def look_up_data(config: Config) -> DataView | None:
     """What the catalog knows of a dataset that is not here; None where only files can tell."""
     dataset = DATASETS[config.data.data]
-    if dataset.train_images is None or dataset.valid_images is None or dataset.classes is None:
+    train, valid, classes = dataset.train_images, dataset.valid_images, dataset.num_classes
+    own_split = config.data.val_split is not None  # its sizes follow from the files of each class
+    if train is None or valid is None or classes is None or own_split:
         return None
-    facts = DataFacts(
-        train_images=dataset.train_images,
-        valid_images=dataset.valid_images,
-        classes=len(dataset.classes),
+    return DataView(
+        facts=DataFacts(train_images=train, valid_images=valid, classes=classes),
+        classes=dataset.classes or (),
+        fingerprints={},
+        counts="published",
     )
-    return DataView(facts=facts, classes=dataset.classes, fingerprints={})
 
 
 def plan_of(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DataView]:

@@ -1,7 +1,8 @@
 """The datasets Phalanx knows by name, with the facts the rest is built from.
 
 Sources of the figures: CIFAR-10 and CIFAR-100 mean and std over their 50,000 training images;
-Fashion-MNIST over its 60,000; ImageNet's are the ones every published recipe uses.
+Fashion-MNIST over its 60,000; ImageNet's are the ones every published recipe uses, and its counts
+are those of the classification task of ILSVRC 2012 (Russakovsky et al. 2015).
 """
 
 from dataclasses import dataclass, replace
@@ -64,6 +65,12 @@ class Dataset:
     train_images: int | None = None
     valid_images: int | None = None
     classes: tuple[str, ...] | None = None
+    class_count: int | None = None  # of a published set whose classes only its files name
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes there are, where it is known without the files."""
+        return self.class_count if self.classes is None else len(self.classes)
 
 
 def grey(value: float) -> tuple[float, float, float]:
@@ -149,6 +156,10 @@ DATASETS: dict[str, Dataset] = {
     "imagenet": replace(
         PHOTOGRAPHS,
         help="ImageNet as folders of synsets, with its bounding boxes where they are there",
+        preset="imagenet-resnet50",
+        train_images=1_281_167,
+        valid_images=50_000,
+        class_count=1000,
     ),
     "tfrecord": replace(PHOTOGRAPHS, help="ImageNet's train-00000-of-01024 and so on"),
     "tar": replace(PHOTOGRAPHS, help="WebDataset's train-000000.tar and so on"),

@@ -29,6 +29,7 @@ COMMANDS = {  # name: (module, what it does)
     "presets cp": ("presets", "copy a preset to edit it"),
     "find lr": ("find", "suggest a learning rate, by real steps with a growing one"),
     "find batch-size": ("find", "find the micro-batch that fits, and the fastest one"),
+    "sweep": ("sweep", "search training options: grid, random or TPE, with pruning"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
     "doctor": ("doctor", "say what this machine has and what is missing"),

@@ -26,15 +26,15 @@ def run(request: Request) -> int:
 
     from phalanx.assemble.view import plan_of
 
-    plan, _ = plan_of(settings, without_data=True)
+    plan, view = plan_of(settings, without_data=True)
     points = [plan.at(step) for step in read_steps(request["at"])]
     memory = None if request["no_memory"] else find_memory(settings.config, plan)
     if request["json"]:
         known = None if memory is None or isinstance(memory, str) else asdict(memory)
-        more = {"memory": known, "at": points}
+        more = {"counts": view.counts, "memory": known, "at": points}
         print(json.dumps(as_json(settings, plan) | more, indent=2))
         return 0
-    show_plan(settings, plan, memory)
+    show_plan(settings, plan, memory, counts=view.counts)
     for point in points:
         print(
             f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, "
@@ -76,7 +76,9 @@ def as_json(settings: Settings, plan: "Plan") -> dict[str, object]:
     }
 
 
-def show_plan(settings: Settings, plan: "Plan", memory: "Memory | str | None") -> None:
+def show_plan(
+    settings: Settings, plan: "Plan", memory: "Memory | str | None", *, counts: str
+) -> None:
     """The plan in words and a curve."""
     config = settings.config
     devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
@@ -84,6 +86,7 @@ def show_plan(settings: Settings, plan: "Plan", memory: "Memory | str | None") -
         ("config", settings.name),
         ("model", f"{config.model.model}, {norm_of(config)}, {plan.num_classes} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
+        *[("counts", "published ones; no file was looked at")] * (counts == "published"),
         ("image size", f"{plan.image_size} x {plan.image_size}{growth_of(plan)}"),
         ("device", f"{devices}{plan.device}, {plan.precision}, {plan.threads} threads"),
         ("workers", f"{plan.workers}"),

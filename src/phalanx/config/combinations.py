@@ -100,9 +100,10 @@ def too_few_to_mix(config: Config, merged: Layer) -> Iterator[str]:
     least = away * config.data.repeated_augmentation + 1
     if images < least:
         what = " and ".join(name for name, on in (("mixup", blends), ("cutmix", boxes)) if on)
+        take, want = ("take", "want") if blends and boxes else ("takes", "wants")
         yield (
-            f"{where('batch-size', merged)}: {what} takes partners from the same micro-batch and "
-            f"wants {least} images or more, got {images}"
+            f"{where('batch-size', merged)}: {what} {take} partners from the same micro-batch and "
+            f"{want} {least} images or more, got {images}"
         )
 
 

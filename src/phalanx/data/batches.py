@@ -80,7 +80,7 @@ class Batch:
     """Images of one micro-batch, or of one portion when scoring."""
 
     pixels: Any  # uint8 [B, H, W, 3]: an array, or a tensor where they are made on the device
-    labels: NDArray[np.int64]  # [B]
+    labels: Any  # int64 [B]; with the pixels
     indices: NDArray[np.int64]  # [B]; -1 on rows that only pad or could not be read
     positions: NDArray[np.int64]  # [B]; in the stream when training, else in the split
     ready: Any = None  # what to wait for before the pixels are used, where a device makes them
@@ -174,7 +174,7 @@ class Reader:
             positions = np.arange(number * STRETCH, (number + 1) * STRETCH, dtype=np.int64)
             drawn = (
                 self.recipe.order.indices(positions),
-                self.transform.draw(self.recipe.seed, positions),
+                self.transform.draw(self.recipe.seed, positions).tolist(),
             )
             kept = list(self._stretches.items())[-1:]  # a step may straddle two
             self._stretches = dict([*kept, (number, drawn)])
@@ -218,6 +218,13 @@ class Reader:
             return open_image(self.source, index, self._cache)
         except BadImage as bad:
             return bad
+
+    def try_read(self, index: int) -> None:
+        """Read an image whole, and set it aside if that cannot be done."""
+        try:
+            self.source.read(index)
+        except BadImage as bad:
+            self.set_aside(index, bad)
 
     def take(self, index: int, image: Image | BadImage) -> Image | None:
         """The opened image, noted when it is small; None for a bad one, which is set aside."""

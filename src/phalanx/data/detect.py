@@ -148,24 +148,12 @@ def detect(root: Path) -> list[Finding]:
     return found
 
 
-def detect_one(root: Path) -> Finding:
-    """The one dataset that can be trained on in a folder; raises DataError for none or several."""
-    found = detect(root)
-    if not found:
-        raise DataError(
-            f"{root}: nothing that can be read lies here or up to {DEPTH} folders below; "
-            "`phalanx data list` says what can"
-        )
-    ready = [finding for finding in found if FORMS[finding.data].open is not None]
-    if not ready:
-        first = found[0]
-        raise DataError(
-            f"{first.folder}: {first.data} as it is handed out ({first.why}); convert it with "
-            f"`phalanx data build {first.folder} --to packed --out DIR`, then train on DIR"
-        )
-    if len(ready) > 1:
-        raise DataError(tell_apart(root, ready))
-    return ready[0]
+def tell_to_build(found: Finding) -> str:
+    """What to say of a dataset that can be trained on in another form only."""
+    return (
+        f"{found.folder}: {found.data} as it is handed out ({found.why}); convert it with "
+        f"`phalanx data build {found.folder} --to packed --out DIR`, then train on DIR"
+    )
 
 
 def tell_apart(root: Path, found: list[Finding]) -> str:

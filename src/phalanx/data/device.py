@@ -70,9 +70,10 @@ class Normaliser:
         scale, shift = self._row(raw.shape[2], raw.device)
         return torch.addcmul(shift, raw.flatten(2).float(), scale)
 
-    def integers(self, values: NDArray[np.int64]) -> Tensor:
+    def integers(self, values: NDArray[np.int64] | Tensor) -> Tensor:
         """Labels or indices on the device."""
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
+        raw = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        return raw.to(self.device, non_blocking=True)
 
     def _row(self, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Scale and shift for a row of pixels: a tenth of the cost of broadcasting over three."""

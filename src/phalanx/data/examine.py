@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from phalanx.data.convert import form_of
 from phalanx.data.indexed import BROKEN, CUT_OFF, NO_LABEL, WRONG_LABEL, IndexedSource
 from phalanx.data.origin import Task, open_once, own_name
+from phalanx.data.packed import CHANGED, PackedSource
 from phalanx.data.pixels import (
     JPEG_START,
     BadImage,
@@ -110,6 +111,8 @@ def look_closely(source: "Source", number: int) -> tuple[bytes, Pixels | None, d
     name = source.name(number)
     encoded = getattr(source, "encoded", None)
     try:
+        if isinstance(source, PackedSource) and not source.is_intact(number):
+            raise BadImage(name, CHANGED)  # though a decoder may get over it
         if encoded is None or getattr(source, "raw", False):
             pixels = source.read(number)
             return b"%d %d\n" % pixels.shape[:2] + pixels.tobytes(), pixels, _grey(pixels)

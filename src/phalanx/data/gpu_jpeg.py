@@ -5,8 +5,9 @@ GPU's decoder rounds otherwise, and parts are resized as Pillow's bilinear filte
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phalanx.data.ahead import read_ahead
 from phalanx.data.batches import Batch, Reader
 from phalanx.data.folder import FolderSource
 from phalanx.data.indexed import IndexedSource
@@ -73,6 +75,8 @@ class GpuDecoder:
     calls of it failed, whose images were then decoded on the host.
     """
 
+    immediate = False
+
     def __init__(self, reader: Reader, device: torch.device, *, decode: Decode | None = None):
         refuse_host_work(reader.recipe.treatment, training=reader.split == "train")
         self.reader, self.device = reader, device
@@ -86,6 +90,11 @@ class GpuDecoder:
         """End the threads; does nothing the second time."""
         self._threads.shutdown()
         sys.setswitchinterval(USUAL_SWITCH_S)
+
+    def batches(self, wishes: Iterable[Wish]) -> Iterator[Batch]:
+        """The images that were wished for; files are opened ahead."""
+        with closing(read_ahead(map(self.prepare, wishes))) as ahead:
+            yield from map(self.fill, ahead)
 
     def prepare(self, wish: Wish) -> Opened:
         """What is to be decoded, and which part of each image is shown; may run ahead of `fill`."""

@@ -1,10 +1,10 @@
 """Batches in the order of the training stream, filled here or by worker processes."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from itertools import tee
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,27 +24,27 @@ CHUNKS_AHEAD = 4  # for each worker, so that none waits for the parent
 
 
 class Filler(Protocol):
-    """Makes images where they are needed, from what a reader knows, in two stages."""
+    """Makes images where they are needed, from what a reader knows."""
 
-    def prepare(self, wish: Wish) -> Any:
-        """What can be done while the batch before is being filled."""
+    immediate: bool  # whether a batch costs the host so little that no thread should make it
 
-    def fill(self, prepared: Any) -> Batch:
+    def batches(self, wishes: Iterable[Wish]) -> Iterator[Batch]:
         """The images that were wished for."""
 
 
 class HostFiller:
     """Fills memory of this process."""
 
+    immediate = False
+
     def __init__(self, reader: Reader, empty: Empty):
         self._reader, self._empty = reader, empty
 
-    def prepare(self, wish: Wish) -> Wish:
-        """Nothing: one thread is enough, the work is not its own."""
-        return wish
+    def batches(self, wishes: Iterable[Wish]) -> Iterator[Batch]:
+        """The images in arrays."""
+        return map(self._fill, wishes)
 
-    def fill(self, wish: Wish) -> Batch:
-        """The images in an array."""
+    def _fill(self, wish: Wish) -> Batch:
         pixels = self._empty((len(wish.keys), wish.size, wish.size, 3))
         rows = self._reader.fill(wish.keys, pixels)
         return Batch(pixels, rows.labels, rows.indices, wish.keys)
@@ -93,6 +93,15 @@ class Loader:
     def bad(self) -> dict[Split, dict[int, str]]:
         """The images of each split that could not be: index to name and reason."""
         return {split: findings.bad for split, findings in self._findings.items()}
+
+    def look_again(self, names: Collection[str]) -> None:
+        """Set training images aside that were bad before, and are still; raises as reading does."""
+        if not names:  # to find them, all have to be named
+            return
+        reader = self.reader("train")
+        for index in range(len(reader.source)):
+            if reader.source.name(index) in names:
+                reader.try_read(index)
 
     @property
     def notes(self) -> dict[Split, dict[int, str]]:
@@ -190,17 +199,16 @@ class Loader:
         if self.workers:
             self._walks[split] = self._fill_by_workers(split, wishes)
         else:
-            self._walks[split] = read_ahead(self._fill_here(split, wishes))
+            here = self._fill_here(split, wishes)
+            self._walks[split] = here if self.immediate(split) else read_ahead(here)
         return self._walks[split]
 
+    def immediate(self, split: Split) -> bool:
+        """Whether batches are there as soon as they are asked for."""
+        return not self.workers and self._filler_of(split).immediate
+
     def _fill_here(self, split: Split, wishes: Iterable[Wish]) -> Walk:
-        filler = self._filler_of(split)
-        prepared = map(filler.prepare, wishes)
-        if not self.on_device:
-            yield from map(filler.fill, prepared)
-            return
-        with closing(read_ahead(prepared)) as ahead:
-            yield from map(filler.fill, ahead)
+        yield from self._filler_of(split).batches(wishes)
 
     def _filler_of(self, split: Split) -> Filler:
         if split not in self._fillers:

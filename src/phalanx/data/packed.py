@@ -36,6 +36,7 @@ TAIL = struct.Struct("<QQQII8s")  # index begin, directory begin, its length, tw
 ENDING = ".phx"
 SPLITS = ("train", "valid")
 AGAIN = "build it again with `phalanx data build --to packed`"
+CHANGED = "its bytes changed after packing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ def _told_apart(data: bytes, checksum: int) -> Iterator[None]:
     except BadImage as bad:
         if zlib.crc32(data) == checksum:
             raise
-        raise BadImage(bad.name, "its bytes changed after packing") from None
+        raise BadImage(bad.name, CHANGED) from None
 
 
 class PackedSource(IndexedSource):
@@ -119,13 +120,9 @@ class PackedSource(IndexedSource):
         """The image as a file: the JPEG as it lies there, or a PNG of raw pixels."""
         return encode_png(self.read(index)) if self.raw else super().encoded(index)
 
-    def stored(self, index: int) -> bytes:
-        """The bytes of the image as they lie in the file."""
-        return super().encoded(index)
-
-    def is_intact(self, data: bytes, index: int) -> bool:
-        """Whether these are the bytes that were packed."""
-        return zlib.crc32(data) == int(self.arrays["checksums"][index])
+    def is_intact(self, index: int) -> bool:
+        """Whether the image's bytes are those that were packed."""
+        return zlib.crc32(super().encoded(index)) == int(self.arrays["checksums"][index])
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over labels and the checksums of all images."""
@@ -204,24 +201,3 @@ def read_content(path: Path) -> Content:
         flat = np.frombuffer(content, dtype, int(np.prod(shape)), offset)
         arrays[name] = flat.reshape(shape)
     return Content(header=header, arrays=arrays)
-
-
-def verify_packed(path: Path) -> list[str]:
-    """Everything that is wrong with a packed file; every image's checksum is computed."""
-    try:
-        source = PackedSource(path, read_content(path))
-    except DataError as cause:
-        return [str(cause)]
-    problems = []
-    for index in range(len(source)):
-        try:
-            if not source.is_intact(source.stored(index), index):
-                where = f"at byte {int(source.index.offsets[index]):,}"
-                problems.append(f"{source.name(index)}: its checksum does not fit ({where})")
-        except BadImage as cause:
-            problems.append(str(cause))
-    if len(source) and int(source.labels.max()) >= len(source.classes):
-        problems.append(
-            f"{path}: a label is {source.labels.max()} of {len(source.classes)} classes"
-        )
-    return problems

@@ -3,21 +3,26 @@
 The chances are the host's and so are the pixels, byte for byte.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phalanx.data.ahead import read_ahead
 from phalanx.data.arrays import ArraySource
 from phalanx.data.batches import Batch, Reader, Recipe
 from phalanx.data.pool import Wish
 from phalanx.data.sources import Source
 from phalanx.data.transforms import PADDING
+from phalanx.kernels.shift import in_colour, shift_batch
 
 SHARE_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
+STRETCH = 2**15  # images whose chances are drawn together
 
 
 def why_not_resident(recipe: Recipe, source: object) -> str:
@@ -39,16 +44,21 @@ def has_room(sources: Sequence[Source], device: torch.device) -> bool:
     return sum(arrays) < SHARE_OF_FREE * free
 
 
-class Looked(NamedTuple):
-    """What a batch is made of."""
+class Stretch(NamedTuple):
+    """What the batches of a few steps are made of."""
 
-    keys: NDArray[np.int64]
-    indices: NDArray[np.int64]
-    draws: NDArray[np.float64] | None  # None where nothing is augmented
+    wishes: list[Wish]
+    indices: NDArray[np.int64]  # of the images of all of them, one after the other
+    places: NDArray[np.int32]  # what phalanx.kernels.shift takes, and below it the labels
 
 
 class ResidentFiller:
-    """Cuts batches out of a set on the device."""
+    """Cuts batches out of a set on the device.
+
+    A batch costs the host a call or two, because everything else is done for many steps at once.
+    """
+
+    immediate = True
 
     def __init__(self, reader: Reader, device: torch.device):
         assert isinstance(reader.source, ArraySource)
@@ -56,45 +66,54 @@ class ResidentFiller:
         self._device = device
         self._images = torch.tensor(reader.source.pixels, device=device)
 
-    def prepare(self, wish: Wish) -> Looked:
-        """Which images they are, and the chances they meet."""
-        if self._reader.split == "valid":
-            return Looked(wish.keys, wish.keys, None)
-        indices, draws = self._reader.look_up(wish.keys)
-        plain = self._reader.recipe.treatment.augment == "none"
-        return Looked(wish.keys, indices, None if plain else np.array(draws))
-
-    def fill(self, looked: Looked) -> Batch:
+    def batches(self, wishes: Iterable[Wish]) -> Iterator[Batch]:
         """The images that were wished for, on the device."""
-        keys, indices, draws = looked
-        if draws is None:
-            pixels = in_colour(self._images[self._move(indices)])
-        else:
-            pixels = self._pad_cropped(indices, draws)
-        ready = torch.cuda.current_stream(self._device).record_event() if pixels.is_cuda else None
-        return Batch(pixels, self._source.labels[indices], indices, keys, ready)
+        if self._reader.split == "valid":
+            yield from map(self._cut_scored, wishes)
+            return
+        with closing(read_ahead(map(self._look_up, stretches_of(wishes)))) as ahead:
+            for stretch in ahead:
+                yield from self._cut(stretch)
 
-    def _pad_cropped(self, indices: NDArray[np.int64], draws: NDArray[np.float64]) -> Tensor:
-        """Twin of phalanx.data.transforms.pad_crop."""
-        down, right, chance = draws.T
-        places = 2 * PADDING + 1
-        shifts = np.stack([indices, down * places, right * places, chance < 0.5]).astype(np.int64)
-        image, top, left, flip = self._move(shifts).unsqueeze(2)
-        last = self._images.shape[1] - 1
-        edge = torch.arange(-PADDING, last + 1 - PADDING, device=self._device)
-        row, column = top + edge, left + edge
-        column = torch.where(flip.bool(), last - column, column)
-        inside = ((row >= 0) & (row <= last))[:, :, None] & ((column >= 0) & (column <= last))[
-            :, None
-        ]
-        row, column = row.clamp(0, last), column.clamp(0, last)
-        found = in_colour(self._images[image[:, :, None], row[:, :, None], column[:, None, :]])
-        return found * inside[..., None]
+    def _look_up(self, wishes: list[Wish]) -> Stretch:
+        """Which images they are, and the chances they meet."""
+        recipe, transform = self._reader.recipe, self._reader.transform
+        assert recipe.order is not None
+        keys = np.concatenate([wish.keys for wish in wishes])
+        indices = recipe.order.indices(keys)
+        places = np.zeros((5, len(keys)), np.int32)
+        places[0], places[4] = indices, self._source.labels[indices]
+        if recipe.treatment.augment != "none":
+            down, right, chance = transform.draw(recipe.seed, keys).T
+            reach = 2 * PADDING + 1
+            places[1], places[2], places[3] = down * reach, right * reach, chance < 0.5
+            places[1:3] -= PADDING
+        return Stretch(wishes, indices, places)
 
-    def _move(self, values: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+    def _cut(self, stretch: Stretch) -> Iterator[Batch]:
+        whole = self._move(stretch.places)
+        labels, begin = whole[4].long(), 0
+        for keys, _ in stretch.wishes:
+            part = slice(begin, begin + len(keys))
+            pixels = shift_batch(self._images, whole[:4, part])
+            yield Batch(pixels, labels[part], stretch.indices[part], keys)
+            begin = part.stop
+
+    def _cut_scored(self, wish: Wish) -> Batch:
+        keys = wish.keys
+        pixels = in_colour(self._images[self._move(keys)])
+        return Batch(pixels, self._source.labels[keys], keys, keys)
+
+    def _move(self, values: NDArray[Any]) -> Tensor:
+        host = torch.from_numpy(values)
+        if self._device.type == "cuda":
+            host = host.pin_memory()  # from where the copy does not wait for the device
+        return host.to(self._device, non_blocking=True)
 
 
-def in_colour(images: Tensor) -> Tensor:
-    """Grey images with three equal channels."""
-    return images if images.ndim == 4 else images[..., None].expand(*images.shape, 3)
+def stretches_of(wishes: Iterable[Wish]) -> Iterator[list[Wish]]:
+    """The wishes in portions of about STRETCH images."""
+    coming = iter(wishes)
+    while first := next(coming, None):
+        more = max(1, STRETCH // len(first.keys)) - 1
+        yield [first, *islice(coming, more)]

@@ -52,7 +52,7 @@ def time_stages(reader: Reader, seconds: float, samples: int = SAMPLES) -> Itera
     if not sound:
         return
     pictures, plain = zip(*sound.values(), strict=True)
-    draws = reader.transform.draw(0, np.arange(len(pictures)))
+    draws = reader.transform.draw(0, np.arange(len(pictures))).tolist()
     out = np.empty((1, reader.recipe.image_size, reader.recipe.image_size, 3), np.uint8)
     read, opened, arrays = cycle(sound), cycle(pictures), cycle(zip(plain, draws, strict=True))
     whole = cycle(zip(pictures, draws, strict=True))

@@ -62,12 +62,12 @@ class Transform:
     train: Train
     evaluate: Evaluate
 
-    def draw(self, seed: int, positions: NDArray[np.int64]) -> list[list[float]]:
-        """For each position, the numbers that `train` takes."""
+    def draw(self, seed: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """For each position a row of the numbers that `train` takes."""
         rows = np.empty((len(positions), len(self.columns)))
         for column, (name, lane) in enumerate(self.columns):
             rows[:, column] = draw_uniform(seed, name, positions, lane)
-        return rows.tolist()
+        return rows
 
 
 def pad_crop(
@@ -106,11 +106,6 @@ def choose_part(
     flip, *place = draws
     part = box_crop(*sides, box, place, scale=treatment.scale, ratio=treatment.ratio)
     return part, flip < 0.5
-
-
-def choose_crop(height: int, width: int, draws: Draws) -> Part:
-    """Top, left, height and width of a random part; the middle when no try fits the image."""
-    return box_crop(height, width, None, draws, scale=AREA_SHARE, ratio=RATIO)
 
 
 def cut(image: Image, part: Part, size: int) -> Pixels:

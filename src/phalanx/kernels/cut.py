@@ -1,13 +1,13 @@
 """Parts of images of any size brought to one size, all at once, on the device they are on."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from importlib import import_module
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from phalanx.kernels.fused import find_fused
 
 FloatPart = tuple[float, float, float, float]  # top, left, height, width
 MOST_BYTES = 2**30  # of images being resized at a time
@@ -24,20 +24,11 @@ def cut_batch(
     """
     begins, lengths = np.split(np.array(parts, np.float64), 2, axis=1)
     scales = lengths / size
-    fused = find_fused() if images[0].is_cuda else None
+    fused = find_fused("cut_fused", "cut_fused") if images[0].is_cuda else None
     if fused is not None:
         table = np.concatenate([begins, scales, np.array(flips)[:, None]], 1, dtype=np.float32)
         return fused(images, table, size)
     return cut_plain(images, begins, scales, flips, size=size)
-
-
-@cache
-def find_fused() -> Callable[..., Tensor] | None:
-    """The twin for GPUs, where Triton is installed; looked for only when it is needed."""
-    try:
-        return import_module("phalanx.kernels.cut_fused").cut_fused
-    except ImportError:
-        return None
 
 
 def cut_plain(

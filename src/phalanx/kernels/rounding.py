@@ -6,12 +6,11 @@ memory layout changes a bit of what comes out.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib import import_module
 
 import torch
 from torch import Tensor
 
+from phalanx.kernels.fused import find_fused
 from phalanx.plan.draws import GOLDEN
 
 LARGEST = {torch.bfloat16: 0x7F7F0000, torch.float16: 0x477FE000}  # finite values, as float32 bits
@@ -19,6 +18,7 @@ INFINITY = 0x7F800000
 SMALLEST = 0x33800000  # 2**-24, the smallest float16 above 0
 FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 AT_A_TIME = 2**17  # elements; even, and what is in work stays in a processor's cache
+FEW, PARTS = 2**13, 8  # the way is measured over few elements at a time, a part of a tensor
 WALKED = 2**30  # elements that 32-bit numbers count with room to spare
 COUNTS = ("lost", "updated", "gradient zero", "gradient not finite", "elements", "way", "gone")
 
@@ -82,17 +82,27 @@ def round_counted(
         finite, nonzero = gradient.isfinite().sum(), gradient.count_nonzero()
         size = torch.full_like(lost, value.numel())
         counted = torch.stack([lost, updated.sum(), size - nonzero, size - finite, size])
-        rows.append(torch.cat([counted.double(), _measure_way(value, goal.float(), new.float())]))
+        rows.append(torch.cat([counted.double(), _measure_way(value, goal, new)]))
         goal.copy_(new)
     return torch.stack(rows).sum(0)
 
 
 def _measure_way(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """How far elements should have moved, and how far they did; what is not finite stands still."""
-    wish, move = values - before, after - before
-    finite = wish.isfinite() & move.isfinite()
-    sums = (wish.abs(), move * wish.sign())
-    return torch.stack([torch.where(finite, s, 0.0).sum(dtype=torch.float64) for s in sums])
+    """How far elements should have moved, and how far they did; what is not finite stands still.
+
+    A few rows at a time: copies of the whole would be the most memory that a step takes.
+    """
+    sums = torch.zeros(2, dtype=torch.float64, device=values.device)
+    tensors = [torch.atleast_1d(tensor) for tensor in (values, before, after)]
+    rows, size = len(tensors[0]), values.numel()
+    few = max(1, rows * min(FEW, size // PARTS) // max(size, 1))
+    for value, old, new in zip(*(tensor.split(few) for tensor in tensors), strict=True):
+        wish, move = value - old, new.float().sub_(old)
+        nowhere = (wish.isfinite() & move.isfinite()).logical_not_()
+        move.mul_(wish.sign())
+        for place, part in enumerate((wish.abs_(), move)):
+            sums[place] += part.masked_fill_(nowhere, 0.0).sum(dtype=torch.float64)
+    return sums
 
 
 def fused_for(
@@ -105,16 +115,7 @@ def fused_for(
     walked = all(value.numel() < WALKED and layout_of(value) for value in values)
     alike = all(one.stride() == two.stride() for one, two in pairs)
     typed = all(tensor.dtype == kept[0].dtype for tensor in (*kept, *gradients))
-    return find_fused() if walked and alike and typed else None
-
-
-@cache
-def find_fused() -> Callable[..., Tensor] | None:
-    """The twin for GPUs, where Triton is installed; looked for only when it is needed."""
-    try:
-        return import_module("phalanx.kernels.rounding_fused").round_fused
-    except ImportError:
-        return None
+    return find_fused("rounding_fused", "round_fused") if walked and alike and typed else None
 
 
 def layout_of(values: Tensor) -> tuple[int, int] | None:

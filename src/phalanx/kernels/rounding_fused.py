@@ -74,9 +74,9 @@ def _as_short(bits, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _count(count, marks):  # type: ignore[no-untyped-def]
-    """Add the number of marks; whole numbers, so that the order of blocks changes nothing."""
-    tl.atomic_add(count, tl.sum(marks.to(tl.int64)))
+def _sum(place, parts):  # type: ignore[no-untyped-def]
+    """Put down a sum of this block; floats that blocks add up together depend on their order."""
+    tl.store(place, tl.sum(parts.to(tl.float64)))
 
 
 @triton.jit
@@ -84,7 +84,6 @@ def _round(  # type: ignore[no-untyped-def]
     table,
     blocks,
     counts,
-    ways,
     edge,
     HALF: tl.constexpr,
     STOCHASTIC: tl.constexpr,
@@ -117,17 +116,16 @@ def _round(  # type: ignore[no-untyped-def]
         slopes = tl.load(row + 2).to(tl.pointer_type(tl.int16))
         slope = tl.load(slopes + where, mask=inside, other=1).to(tl.int32) & 0x7FFF
         updated = inside & (values != old)
-        _count(counts, updated & (new == old))
-        _count(counts + 1, updated)
-        _count(counts + 2, inside & (slope == 0))
-        _count(counts + 3, inside & (slope >= (0x7C00 if HALF else 0x7F80)))
         wish, move = values - old, new - old
         finite = inside & (tl.abs(wish) < float("inf")) & (tl.abs(move) < float("inf"))
-        along = tl.where(wish < 0, -move, move)
-        # each block has places of its own: sums of floats depend on their order
-        way, gone = tl.where(finite, tl.abs(wish), 0.0), tl.where(finite, along, 0.0)
-        tl.store(ways + 2 * tl.program_id(0), tl.sum(way.to(tl.float64)))
-        tl.store(ways + 2 * tl.program_id(0) + 1, tl.sum(gone.to(tl.float64)))
+        counts += 7 * tl.program_id(0)
+        _sum(counts, updated & (new == old))
+        _sum(counts + 1, updated)
+        _sum(counts + 2, inside & (slope == 0))
+        _sum(counts + 3, inside & (slope >= (0x7C00 if HALF else 0x7F80)))
+        _sum(counts + 4, inside)
+        _sum(counts + 5, tl.where(finite, tl.abs(wish), 0.0))
+        _sum(counts + 6, tl.where(finite, tl.where(wish < 0, -move, move), 0.0))
     tl.store(goal + where, _as_short(rounded, HALF), mask=inside)
 
 
@@ -174,23 +172,20 @@ def round_fused(
     """Values rounded into `kept`; what was counted, if there are gradients of the kept type."""
     device, dtype = values[0].device, kept[0].dtype
     sizes = tuple(value.numel() for value in values)
-    counts = torch.zeros(len(COUNTS) - 2, dtype=torch.int64, device=device)
-    counts[-1:].fill_(sum(sizes))
     # from pinned memory the copy does not wait for the device
     table = table_of(values, kept, gradients, keys).pin_memory().to(device, non_blocking=True)
     blocks = blocks_of(sizes, device)
-    ways = torch.zeros((len(blocks), 2), dtype=torch.float64, device=device)
+    counts = torch.zeros((len(blocks), len(COUNTS)), dtype=torch.float64, device=device)
     if len(blocks):
         with torch.cuda.device(device):
             _round[(len(blocks),)](
                 table,
                 blocks,
                 counts,
-                ways,
                 LARGEST[dtype] if saturate else INFINITY,
                 HALF=dtype == torch.float16,
                 STOCHASTIC=stochastic,
                 COUNTED=gradients is not None,
                 num_warps=8,
             )
-    return torch.cat([counts.double(), ways.sum(0)])
+    return counts.sum(0)

@@ -12,6 +12,7 @@ from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.events import CKPTS, LOGS, Every, settle
+from phalanx.plan.input_options import warn_of_input
 from phalanx.plan.loss_scale import LossScale, make_loss_scale
 from phalanx.plan.machine import count_cores, resolve_device, warn_of_offload
 from phalanx.plan.model import check_variant, variant_of
@@ -146,13 +147,13 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
             config.model.model, variant_of(config), size, micro_batch=config.data.batch_size
         )
 
-    events = plan_events(config, steps_per_epoch, total)
+    events, workers = plan_events(config, steps_per_epoch, total), choose_workers(config)
     return Plan(
         **asdict(chosen),
         determinism=config.machine.determinism,
         half_type=config.machine.half_type,
         half_partials=config.machine.half_partials,
-        workers=choose_workers(config),
+        workers=workers,
         image_size=image_size,
         growth=growth,
         stored=plan_recomputation(config),
@@ -182,6 +183,7 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
             *events.warnings,
             *warn_of_precision(config, chosen.precision),
             *warn_of_offload(chosen.device, asked=config.machine.offload_optimizer),
+            *warn_of_input(config, device=chosen.device, workers=workers),
         ),
     )
 

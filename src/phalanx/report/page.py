@@ -14,6 +14,7 @@ from phalanx.report.mistakes import confusion, gallery
 from phalanx.report.page_style import STYLE
 from phalanx.units import format_bytes, format_count
 
+SCALES_SHOWN = 12
 PURPOSES = {
     "config.yaml": "every option of the run",
     "run.json": "facts about the run",
@@ -181,12 +182,16 @@ def numerics_note(material: Material) -> str:
         (found.way_lost, "of the way the weights should have moved was lost to rounding"),
         (found.gradients_zero, "of the gradients' numbers were nothing"),
     ]
-    told = [f"{share:.2%} {words}" for share, words in lines if share is not None]
+    # a sum over chances may fall below nothing by a hair
+    told = [f"{round(share, 4) + 0.0:.2%} {words}" for share, words in lines if share is not None]
     if found.gradients_not_finite is not None:
         count = format_count(found.gradients_not_finite)
         told.append(f"{count} numbers of gradients were not finite")
     told.append(f"{format_count(found.skipped_steps)} steps overflowed and were skipped")
-    told += [f"loss scale {scale:g} from step {step:,} on" for step, scale in found.loss_scales]
+    scales = found.loss_scales[-SCALES_SHOWN:]
+    if len(scales) < len(found.loss_scales):
+        told.append(f"the loss scale changed {len(found.loss_scales):,} times, the last are")
+    told += [f"loss scale {scale:g} from step {step:,} on" for step, scale in scales]
     rows = "".join(f"<li>{escape(line)}</li>" for line in told)
     return f"<details open><summary>Numerics of 16 bits</summary><ul>{rows}</ul></details>\n"
 

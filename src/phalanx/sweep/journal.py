@@ -1,0 +1,276 @@
+"""What has become of each trial: sweep.json, the one file a resume believes.
+
+It is written whole or not at all, before and after everything that happens to a trial. Optuna's
+study is made from it anew for each trial, so that a sweep that was killed goes the same way as
+one that was not.
+"""
+
+import csv
+import io
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.disk import explain_disk_error, sync_folder, write_atomically
+from phalanx.errors import CheckpointError, ConfigError, DiskError
+from phalanx.report.folder import read_json_object, to_json
+from phalanx.report.records import json_number
+from phalanx.sweep.check import flags_of, preset_of
+from phalanx.sweep.file import SweepFile
+from phalanx.sweep.space import Values
+
+FORMAT = 1  # raise it when sweep.json changes, and teach `read_trials` the older form
+STATE, COPY, TABLE, PAGE, LOCK = "sweep.json", "sweep.yaml", "sweep.csv", "sweep.html", "lock"
+FINISHED = ("done", "pruned", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One validation of a trial."""
+
+    step: int
+    epoch: float
+    score: float
+    interval95: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run of a sweep and what came of it."""
+
+    number: int
+    values: Values
+    state: str = "running"  # or done, pruned, failed
+    points: tuple[Point, ...] = ()  # up to where it ended, or was pruned
+    seconds: float = 0.0
+    exit_code: int | None = None
+    reason: str = ""  # why it failed
+    rungs: dict[str, float] | None = None  # what the pruner remembers of it
+    process: tuple[str, int] | None = None  # host and number of the one that trains it
+
+    @property
+    def name(self) -> str:
+        """What its folder is called."""
+        return f"trial-{self.number:03}"
+
+    @property
+    def score(self) -> float | None:
+        """The newest score."""
+        return self.points[-1].score if self.points else None
+
+    @property
+    def epochs(self) -> float:
+        """How far it came, by its newest score."""
+        return self.points[-1].epoch if self.points else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """A sweep and its trials, in its folder."""
+
+    folder: Path
+    sweep: SweepFile
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def finished(self) -> tuple[Trial, ...]:
+        """The trials that nothing more happens to."""
+        return tuple(trial for trial in self.trials if trial.state in FINISHED)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all trials are."""
+        return len(self.finished) >= self.sweep.trials
+
+    @property
+    def best(self) -> Trial | None:
+        """The best of the trials that came to their end; of equals the first."""
+        done = [trial for trial in self.trials if trial.state == "done"]
+        return min(done, key=self.rank, default=None)
+
+    def rank(self, trial: Trial) -> float:
+        """A number that is lower for a better score."""
+        if trial.score is None or math.isnan(trial.score):
+            return math.inf
+        return -trial.score if self.sweep.wants_highest else trial.score
+
+    def ordered(self) -> list[Trial]:
+        """The trials, best first; then what was pruned, failed or is still running."""
+        order = ("done", "pruned", "running", "failed")
+        return sorted(self.trials, key=lambda t: (order.index(t.state), self.rank(t), t.number))
+
+    def with_trial(self, trial: Trial) -> "Journal":
+        """The journal with a trial added, or in the place of its older self; on disk, too."""
+        others = [other for other in self.trials if other.number != trial.number]
+        trials = tuple(sorted([*others, trial], key=lambda one: one.number))
+        return replace(self, trials=trials).write()
+
+    def without(self, trials: Sequence[Trial]) -> "Journal":
+        """The journal as if these had never been; on disk, too."""
+        left = tuple(trial for trial in self.trials if trial not in trials)
+        return replace(self, trials=left).write()
+
+    def write(self) -> "Journal":
+        """Put it on disk; gives itself."""
+        write_atomically(self.folder / STATE, to_json(self.facts()))
+        write_atomically(self.folder / TABLE, self.as_csv())
+        return self
+
+    def command(self, trial: Trial) -> str:
+        """The command line that repeats a trial alone."""
+        preset = preset_of(self.sweep, trial.values)
+        flags = flags_of(self.sweep, trial.values)
+        words = [f"--{name} {shlex.quote(text)}" for name, text in flags.items()]
+        return " ".join(["phalanx train", *([shlex.quote(preset)] if preset else []), *words])
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        best = self.best
+        return {
+            "format": FORMAT,
+            "name": self.sweep.name,
+            "finished": self.is_finished,
+            "best": None if best is None else best.number,
+            "command": None if best is None else self.command(best),
+            "file": self.sweep.facts(),
+            "trials": [trial_facts(trial) for trial in self.trials],
+        }
+
+    def as_csv(self) -> str:
+        """The trials as a table for other programs, best first."""
+        file = io.StringIO()
+        rows = csv.writer(file, lineterminator="\n")
+        goal = self.sweep.goal
+        bounds = (f"{goal}_low", f"{goal}_high") if goal == "top1" else ()
+        names = ["trial", "state", goal, *bounds, *self.sweep.search, "epochs", "seconds", "reason"]
+        rows.writerow(names)
+        for trial in self.ordered():
+            interval = trial.points[-1].interval95 if trial.points else None
+            sides = (interval or ("", "")) if bounds else ()
+            told = [trial.values.get(name, "") for name in self.sweep.search]
+            score = "" if trial.score is None else trial.score
+            lasted = f"{trial.seconds:.1f}"
+            end = [trial.epochs, lasted, trial.reason]
+            rows.writerow([trial.number, trial.state, score, *sides, *told, *end])
+        return file.getvalue()
+
+
+def trial_facts(trial: Trial) -> dict[str, Any]:
+    """A trial, for JSON, which has no word for what is not finite."""
+    facts = asdict(trial)
+    facts["score"] = None if trial.score is None else json_number(trial.score)
+    facts["epochs"] = trial.epochs
+    for point in facts["points"]:
+        point["score"] = json_number(point["score"])
+    facts["rungs"] = trial.rungs and {k: json_number(v) for k, v in trial.rungs.items()}
+    return facts
+
+
+def read_trial(facts: dict[str, Any]) -> Trial:
+    """A trial as `trial_facts` gave it."""
+    known = {key: value for key, value in facts.items() if key not in ("score", "epochs")}
+    known["points"] = tuple(read_point(point) for point in facts["points"])
+    known["rungs"] = facts["rungs"] and {k: float(v) for k, v in facts["rungs"].items()}
+    known["process"] = facts["process"] and (facts["process"][0], facts["process"][1])
+    return Trial(**known)
+
+
+def read_point(facts: dict[str, Any]) -> Point:
+    """One validation as `trial_facts` gave it."""
+    interval = facts["interval95"] and (facts["interval95"][0], facts["interval95"][1])
+    return Point(**{**facts, "score": float(facts["score"]), "interval95": interval})
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds a sweep."""
+    return (folder / STATE).is_file()
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise unless a folder holds a sweep or is free for one."""
+    strange = [p for p in folder.iterdir() if p.name not in (COPY, LOCK)] if folder.is_dir() else []
+    if is_sweep(folder) or not folder.exists() or (folder.is_dir() and not strange):
+        return
+    what = "is not empty and holds no sweep" if strange else "is a file"
+    raise ConfigError(f"--sweep-dir {folder}: {what}; choose another --sweep-dir")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that outlives a power cut."""
+    refuse_used(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
+    except OSError as cause:
+        told = explain_disk_error(cause, folder).replace("--run-dir", "--sweep-dir")
+        raise DiskError(f"{folder}: {told}") from cause
+
+
+def begin(folder: Path, sweep: SweepFile) -> Journal:
+    """A new sweep in a folder that is free."""
+    make_folder(folder)
+    write_atomically(folder / COPY, sweep.text)
+    return Journal(folder=folder, sweep=sweep).write()
+
+
+def reopen(folder: Path, sweep: SweepFile) -> Journal:
+    """The sweep in a folder, with the file as it is today."""
+    path = folder / STATE
+    facts = read_json_object(path)
+    found = facts.get("format")
+    if not isinstance(found, int) or found > FORMAT:
+        raise CheckpointError(
+            f"{path}: format {found} is not known to this program ({FORMAT}); use the version of "
+            "Phalanx that wrote it, or a later one"
+        )
+    try:
+        trials = tuple(read_trial(trial) for trial in facts["trials"])
+        before, sweep = facts["file"], replace(sweep, name=str(facts["name"]))
+    except (KeyError, TypeError, ValueError, IndexError) as cause:
+        raise CheckpointError(
+            f"{path}: is damaged ({type(cause).__name__}: {cause}); restore it from a copy"
+        ) from cause
+    refuse_other_file(before, sweep.facts(), folder)
+    if sweep.facts() != before:
+        write_atomically(folder / COPY, sweep.text)
+    return Journal(folder=folder, sweep=sweep, trials=trials).write()
+
+
+def refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Trials of one sweep are made alike; only more of them may be asked for."""
+    changed = [
+        f"{name} was {old}, is {new}"
+        for key in now
+        for name, old, new in differences(key, before.get(key), now[key])
+        if key != "trials"
+    ]
+    if now["trials"] < before["trials"]:
+        changed.append(f"trials was {before['trials']}, is {now['trials']}; it may only grow")
+    if changed:
+        raise ConfigError(
+            f"{folder}: was begun with another file: {'; '.join(changed)}. Bring the old file back "
+            f"(it is {folder / COPY}), or begin anew with another --sweep-dir"
+        )
+
+
+def differences(name: str, old: Any, new: Any) -> list[tuple[str, str, str]]:
+    """Where two facts differ, as (dotted name, old, new)."""
+    if old == new:
+        return []
+    if name in ("options", "search") and isinstance(old, dict):
+        keys = dict.fromkeys([*old, *new])
+        found = [differences(f"{name} {key}", old.get(key), new.get(key)) for key in keys]
+        return [one for some in found for one in some]
+    return [(name, describe(old), describe(new))]
+
+
+def describe(value: Any) -> str:
+    """A fact in a message."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(describe, value))}]"
+    return "not given" if value is None else str(value).lower() if value is True else str(value)

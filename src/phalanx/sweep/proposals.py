@@ -1,0 +1,155 @@
+"""What optuna decides: which values a trial gets, and whether it is worth going on with."""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from phalanx.errors import ConfigError, DivergedError
+from phalanx.sweep.file import SweepFile
+from phalanx.sweep.journal import Trial
+from phalanx.sweep.space import Dimension, Range, Values, count_points, iterate_points
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+DRAWS = 50  # until a point is new; the same point again would give the same score
+SHARE = 3  # of the trials that reach a rung, one in so many climbs on
+
+
+def refuse_missing() -> None:
+    """Raise unless optuna, an extra, is there."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise ConfigError("phalanx sweep needs optuna: pip install 'phalanx[sweep]'") from None
+
+
+def propose(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
+    """The values of the next trial: a function of the file and the trials before it alone."""
+    tried = [trial.values for trial in trials]
+    if sweep.method != "grid":
+        for draw in range(DRAWS):
+            values = draw_values(sweep, trials, draw=draw)
+            if values not in tried:
+                return values
+        if count_points(sweep.search) is None:
+            return values
+    return next(values for values in iterate_points(sweep.search) if values not in tried)
+
+
+def draw_values(sweep: SweepFile, trials: Sequence[Trial], *, draw: int) -> Values:
+    """What the sampler draws for the next trial."""
+    seed = derive_seed(sweep.seed, len(trials), draw)
+    study = make_study(sweep, trials, seed=seed)
+    drawn = study.ask(distributions(sweep)).params
+    return {
+        name: dimension.tidy(drawn[name]) if isinstance(dimension, Range) else drawn[name]
+        for name, dimension in sweep.search.items()
+    }
+
+
+def derive_seed(*numbers: int) -> int:
+    """A seed of its own for every draw, so that a resumed sweep does not repeat its first ones."""
+    return int.from_bytes(sha256(repr(numbers).encode()).digest()[:4])
+
+
+def make_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "optuna.Study":
+    """A study in memory that knows what became of these trials."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    samplers = {
+        "grid": lambda: optuna.samplers.RandomSampler(seed=seed),  # never asked
+        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.startup),
+    }
+    study = optuna.create_study(
+        direction="maximize" if sweep.wants_highest else "minimize",
+        sampler=samplers[sweep.method](),
+        pruner=make_pruner(sweep),
+    )
+    known = distributions(sweep)
+    for trial in trials:
+        study.add_trial(as_known(trial, known))
+    return study
+
+
+def make_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
+    """What stops trials early."""
+    from optuna import pruners
+
+    return {
+        "none": pruners.NopPruner,
+        "median": lambda: pruners.MedianPruner(
+            n_startup_trials=sweep.startup, n_warmup_steps=sweep.grace
+        ),
+        "halving": lambda: pruners.SuccessiveHalvingPruner(
+            min_resource=sweep.grace, reduction_factor=SHARE
+        ),
+    }[sweep.prune]()
+
+
+def distributions(sweep: SweepFile) -> dict[str, "BaseDistribution"]:
+    """The space in optuna's words."""
+    return {name: distribution(dimension) for name, dimension in sweep.search.items()}
+
+
+def distribution(dimension: Dimension) -> "BaseDistribution":
+    """A range or a list in optuna's words."""
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if not isinstance(dimension, Range):
+        return CategoricalDistribution(dimension.values)
+    if dimension.whole:
+        step = 1 if dimension.step is None else int(dimension.step)
+        return IntDistribution(
+            int(dimension.low), int(dimension.high), log=dimension.log, step=step
+        )
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+
+
+def as_known(trial: Trial, known: dict[str, "BaseDistribution"]) -> "optuna.trial.FrozenTrial":
+    """A finished trial as optuna keeps it."""
+    from optuna.trial import TrialState, create_trial
+
+    diverged = trial.state == "failed" and trial.exit_code == DivergedError.exit_code
+    # diverging is a result: optuna forgets what failed, and would go there again
+    state = "pruned" if diverged else trial.state
+    states = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+    scores = {} if diverged else {n: p.score for n, p in enumerate(trial.points, start=1)}
+    attributes: dict[str, Any] = dict(trial.rungs or {})
+    return create_trial(
+        state=states[state],
+        value=trial.score if state == "done" else None,
+        params=dict(trial.values),
+        distributions=known,
+        intermediate_values=scores,
+        system_attrs=attributes,
+    )
+
+
+class Judge:
+    """Says after each validation of a trial whether it is worth going on."""
+
+    def __init__(self, sweep: SweepFile, before: Iterable[Trial], *, values: Values):
+        study = make_study(sweep, before, seed=0)
+        study.enqueue_trial(values)
+        self._study, self._trial = study, study.ask(distributions(sweep))
+        self._seen = 0
+
+    def is_hopeless(self, score: float) -> bool:
+        """Whether to stop after this score."""
+        self._seen += 1
+        self._trial.report(score, self._seen)
+        return self._trial.should_prune()
+
+    @property
+    def rungs(self) -> dict[str, float]:
+        """What the pruner must know of this trial when it judges later ones."""
+        noted = self._study.trials[-1].system_attrs
+        return {key: value for key, value in noted.items() if key.startswith("completed_rung_")}

@@ -1,0 +1,53 @@
+"""Images of a set on the device, shifted and mirrored."""
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.kernels.shift import shift_batch, shift_plain
+
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def a_set(shape):
+    return np.random.default_rng(0).integers(1, 256, shape, np.uint8)
+
+
+def some_places(images, count=40):
+    draws = np.random.default_rng(1)
+    shifts = draws.integers(-4, 5, (2, count))
+    shifts[:, :3] = [[-4, 4, 0], [4, -4, 0]]  # both corners, and no shift at all
+    return np.stack([draws.integers(0, images, count), *shifts, draws.integers(0, 2, count)])
+
+
+def by_hand(images, places):
+    """The definition, image by image."""
+    shown = np.zeros((places.shape[1], *images.shape[1:3], 3), np.uint8)
+    height, width = images.shape[1:3]
+    for out, (index, top, left, mirrored) in zip(shown, places.T, strict=True):
+        image = images[index] if images.ndim == 4 else np.repeat(images[index][..., None], 3, 2)
+        padded = np.pad(image[:, ::-1] if mirrored else image, ((4, 4), (4, 4), (0, 0)))
+        out[:] = padded[4 + top : 4 + top + height, 4 + left : 4 + left + width]
+    return shown
+
+
+SHAPES = {"grey": (9, 12, 12), "colour": (9, 12, 12, 3), "oblong": (9, 50, 70, 3)}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_images_are_shifted_and_mirrored_as_told(shape):
+    images = a_set(shape)
+    places = some_places(len(images))
+    shown = shift_batch(torch.from_numpy(images), torch.from_numpy(places))
+    assert np.array_equal(shown.numpy(), by_hand(images, places))
+
+
+@pytest.mark.gpu
+@gpu_only
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_gpu_gives_the_same_bytes(shape):
+    pytest.importorskip("triton")
+    images = torch.from_numpy(a_set(shape))
+    whole = torch.from_numpy(some_places(len(images))).int()
+    part = whole.cuda()[:, 3:33]  # of a longer table, as it comes
+    assert torch.equal(shift_batch(images.cuda(), part).cpu(), shift_plain(images, whole[:, 3:33]))

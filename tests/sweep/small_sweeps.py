@@ -1,0 +1,104 @@
+"""Sweeps for tests: files in a folder, and journals that no training was needed for."""
+
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+
+from phalanx.sweep.check import open_file
+from phalanx.sweep.file import SweepFile
+from phalanx.sweep.journal import Journal, Point, Trial
+from phalanx.sweep.proposals import propose
+
+WIDE = """\
+# rates and choices of the demo
+preset: demo
+options: {epochs: 4}
+search:
+  lr: {low: 0.02, high: 0.6, log: true}
+  momentum: {low: 0.8, high: 0.95, step: 0.05}
+  weight-decay: [1e-4, 5e-4, 1e-3]
+trials: 12
+"""
+
+
+def write_sweep(folder: Path, text: str = WIDE, *, name: str = "rates") -> Path:
+    """A file with that text."""
+    path = folder / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read_text(folder: Path, text: str = WIDE) -> SweepFile:
+    """The sweep that a text describes."""
+    return open_file(write_sweep(folder, text))
+
+
+def top1_of(trial: Trial) -> float:
+    """A made-up score: best near a rate of 0.15, a little better with a small decay."""
+    lr = float(trial.values["lr"])
+    decay = float(trial.values.get("weight-decay", 5e-4))
+    return 0.87 - 0.2 * abs(math.log10(lr / 0.15)) - 20 * abs(decay - 5e-4)
+
+
+def play(sweep: SweepFile, folder: Path, *, count: int | None = None) -> Journal:
+    """A journal whose trials were proposed in turn and got made-up scores."""
+    trials: list[Trial] = []
+    for number in range(sweep.trials if count is None else count):
+        trial = Trial(number=number, values=propose(sweep, trials), seconds=31.5 + number)
+        trials.append(ended(trial))
+    return Journal(folder=folder, sweep=sweep, trials=tuple(trials))
+
+
+def ended(trial: Trial) -> Trial:
+    """What became of it: every fifth was pruned and every seventh diverged."""
+    changes = {"state": "done", "exit_code": 0}
+    length = 4
+    if trial.number % 7 == 6:
+        changes = {"state": "failed", "exit_code": 5, "reason": "diverged: step 5: loss nan"}
+        length = 0
+    elif trial.number % 5 == 4:
+        changes = {"state": "pruned", "exit_code": 75}
+        length = 2
+    points = [point_of(trial, epoch) for epoch in range(1, length + 1)]
+    return Trial(**{**vars(trial), **changes, "points": tuple(points)})
+
+
+def point_of(trial: Trial, epoch: int) -> Point:
+    """One made-up validation."""
+    score = top1_of(trial) - 0.1 / epoch
+    bounds = (score - 0.02, score + 0.02)
+    return Point(step=100 * epoch, epoch=float(epoch), score=score, interval95=bounds)
+
+
+class Page(HTMLParser):
+    """A page taken apart: fails where tags do not nest."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.sections, self.tags, self.links, self.words = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.tags.append(tag)
+        self.links += [values[name] for name in ("src", "href", "xlink:href") if name in values]
+        self.sections += [values["id"]] if tag == "section" else []
+        self.open += [] if tag == "meta" else [tag]
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words += data.split()
+
+    @property
+    def text(self) -> str:
+        """What can be read on it."""
+        return " ".join(self.words)

@@ -1,0 +1,80 @@
+"""sweep.html, from journals that no training was needed for."""
+
+import re
+
+import pytest
+
+from phalanx.sweep.drawings import best_so_far, draw_course, draw_option
+from phalanx.sweep.journal import Journal, Trial
+from phalanx.sweep.page import render_page
+from small_sweeps import WIDE, Page, play, read_text
+
+
+@pytest.fixture
+def journal(tmp_path) -> Journal:
+    return play(read_text(tmp_path, WIDE + "prune: median\n"), tmp_path)
+
+
+def test_the_page_shows_everything_and_needs_no_other_file(journal):
+    (journal.folder / "trial-000").mkdir()
+    (journal.folder / "trial-000" / "report.html").touch()
+    text = render_page(journal)
+    page = Page(text)
+    assert page.sections == ["scores", "options", "trials", "file"]
+    assert page.tags.count("svg") == 5, "by trial, by epoch, and one an option"
+    assert {a for a in page.links if not a.startswith("#")} == {"trial-000/report.html"}
+    best = journal.best
+    assert best is not None
+    for words in (
+        "rates finished",
+        f"best top-1 {best.score:.2%} 95% interval",
+        "trials 12 of 12 9 done, 2 pruned, 1 failed",
+        "method tpe pruned by median",
+        journal.command(best),
+        "diverged: step 5: loss nan",
+        "# rates and choices of the demo",
+    ):
+        assert words in page.text, words
+    assert "prefers-color-scheme: dark" in text and "#030405" not in text, "colours are the page's"
+
+
+def test_a_sweep_that_has_only_begun_has_a_page(tmp_path):
+    sweep = read_text(tmp_path)
+    trials = (Trial(number=0, values={"lr": 0.1, "momentum": 0.9, "weight-decay": "1e-4"}),)
+    page = Page(render_page(Journal(folder=tmp_path, sweep=sweep, trials=trials)))
+    assert "rates unfinished" in page.text and "No trial has come to its end yet." in page.text
+    assert "Nothing was scored yet." in page.text and page.tags.count("svg") == 0
+    assert "trials 0 of 12 1 running" in page.text
+
+
+def test_names_in_a_file_cannot_break_the_page(tmp_path):
+    text = WIDE.replace("# rates and choices", "# <i>&</script>")
+    page = Page(render_page(play(read_text(tmp_path, text), tmp_path, count=2)))
+    assert "# <i>&</script> of the demo" in page.text and "i" not in page.tags
+
+
+def test_pruned_trials_are_hollow_and_failed_ones_crosses(journal):
+    svg = draw_course(journal)
+    hollow = svg.count("fill: none; stroke: var(--train)")
+    assert hollow >= 1 and "failed" in svg and "best so far" in svg
+    done = Journal(
+        folder=journal.folder,
+        sweep=journal.sweep,
+        trials=tuple(trial for trial in journal.trials if trial.state == "done"),
+    )
+    plain = draw_course(done)
+    assert "pruned" not in plain and "failed" not in plain
+
+
+def test_the_best_so_far_never_gets_worse(journal):
+    numbers, heights = best_so_far(journal)
+    assert numbers == list(range(12)) and heights == sorted(heights)
+    best = journal.best
+    assert best is not None and best.score is not None
+    assert heights[-1] == pytest.approx(100 * best.score)
+
+
+def test_a_searched_by_factors_option_has_such_an_axis(journal):
+    numbers = re.findall(r">([\d.]+)</text>", draw_option(journal, "lr"))
+    assert {"0.02", "0.05", "0.1", "0.2", "0.5"} <= set(numbers)
+    assert "0.05" not in re.findall(r">([\d.]+)</text>", draw_option(journal, "momentum"))
