@@ -11,7 +11,7 @@ its result is at hand like a weight.
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -66,9 +66,11 @@ class Recipe:
 
     __slots__ = ("__weakref__", "args", "func", "inputs", "kwargs", "makes")
 
-    def __init__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]):
+    def __init__(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Value]
+    ):
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.inputs = list(values_in((*args, *kwargs.values())))
+        self.inputs = inputs  # all values among the arguments
         self.makes: list[weakref.ref[Value] | None] = []
 
     def run(self, tensors: Mapping[Value, Tensor]) -> Sequence[Any]:
@@ -99,6 +101,11 @@ class Tape(TorchDispatchMode):
         self._at: dict[int, list[Value]] = {}  # by address
         self._hooks: saved_tensors_hooks | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch call us without a wrapper that costs more than half of what we do."""
+        return False
+
     def __enter__(self) -> "Tape":
         self._hooks = saved_tensors_hooks(self._exchange, made_again)
         self._hooks.__enter__()
@@ -126,7 +133,7 @@ class Tape(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             return self._overwrite(func, args, kwargs)
-        recipe = Recipe(func, self._noted(args), {n: self._noted(a) for n, a in kwargs.items()})
+        recipe = self._recipe(func, args, kwargs)
         out = func(*args, **kwargs)
         for tensor in as_tuple(out):
             self._note(recipe, tensor)
@@ -143,7 +150,7 @@ class Tape(TorchDispatchMode):
         if old is None or old.recipe is None or twin is None:
             return func(*args, **kwargs)
         key = key_of(target, version=target._version + 1)
-        recipe = Recipe(twin, self._noted(args), {n: self._noted(a) for n, a in kwargs.items()})
+        recipe = self._recipe(twin, args, kwargs)
         out = func(*args, **kwargs)
         value = self._note(recipe, target, key=key)
         # what was stored is overwritten: the memory holds the new value instead
@@ -156,12 +163,21 @@ class Tape(TorchDispatchMode):
             if value.held is not None:
                 value.held = value.held.clone() if value.recipe is None else None
 
-    def _noted(self, part: Any) -> Any:
+    def _recipe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recipe:
+        inputs: list[Value] = []
+        named = {name: self._noted(part, inputs) for name, part in kwargs.items()}
+        return Recipe(func, self._noted(args, inputs), named, inputs)
+
+    def _noted(self, part: Any, inputs: list[Value]) -> Any:
         """The same arguments with values for tensors; a tensor from outside is at hand."""
         if isinstance(part, Tensor):
             key = key_of(part)
-            return self._known.get(key) or self._add(key, part, Value(held=part.detach()))
-        return [self._noted(each) for each in part] if isinstance(part, list | tuple) else part
+            value = self._known.get(key) or self._add(key, part, Value(held=part.detach()))
+            inputs.append(value)
+            return value
+        if isinstance(part, list | tuple):
+            return [self._noted(each, inputs) for each in part]
+        return part
 
     def _note(self, recipe: Recipe, tensor: Any, *, key: Key | None = None) -> Value:
         """Remember what made a tensor."""
@@ -181,9 +197,9 @@ class Tape(TorchDispatchMode):
     def _exchange(self, tensor: Tensor) -> Ticket:
         """A ticket for a tensor that autograd wants to keep."""
         key = key_of(tensor)
-        value = self._known.get(key) or self._add(key, tensor, Value(held=tensor.detach()))
+        value = self._known.get(key) or self._add(key, tensor, Value(held=without_past(tensor)))
         if value.held is None and tensor.untyped_storage().nbytes() <= SMALL_BYTES:
-            value.held = tensor.detach()
+            value.held = without_past(tensor)
         ticket = value.ticket and value.ticket()
         if not ticket:
             ticket = Ticket(value)
@@ -203,18 +219,14 @@ def key_of(tensor: Tensor, *, version: int | None = None) -> Key:
     )
 
 
+def without_past(tensor: Tensor) -> Tensor:
+    """The tensor alone; where it has none anyway, an operation less that the tape would note."""
+    return tensor if tensor.is_leaf else tensor.detach()
+
+
 def as_tuple(out: Any) -> tuple[Any, ...]:
     """The outputs of an operation, one or many."""
     return tuple(out) if isinstance(out, list | tuple) else (out,)
-
-
-def values_in(part: Any) -> Iterator[Value]:
-    """All values among arguments."""
-    if isinstance(part, Value):
-        yield part
-    elif isinstance(part, list | tuple):
-        for each in part:
-            yield from values_in(each)
 
 
 @lru_cache(maxsize=256)
