@@ -2,11 +2,11 @@ import json
 import math
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
+from html_page import Page
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import create_run
 from phalanx.report.page import waiting_verdict, write_report
@@ -15,44 +15,7 @@ from phalanx.report.records import Records, StepRow
 from phalanx.report.summary import Numerics, read_summary, write_summary
 from synthetic_run import CONFIG, make_facts, make_run, make_summary, write_history
 
-VOID = {"meta", "img", "br", "link", "input", "hr"}
 SECTIONS = ["curves", "confusion", "gallery", "options", "environment", "files"]
-
-
-class Page(HTMLParser):
-    """A page taken apart: fails where tags do not nest."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.sections, self.tags, self.addresses, self.words = [], [], [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == [], f"never closed: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        self.tags.append(tag)
-        self.addresses += [values[name] for name in ("src", "href", "xlink:href") if name in values]
-        if tag == "section":
-            self.sections.append(values["id"])
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
-            self.words.append(data.strip())
-
-    @property
-    def text(self):
-        return " ".join(word for word in self.words if word)
 
 
 def read_page(run):

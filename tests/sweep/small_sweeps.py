@@ -1,7 +1,6 @@
 """Sweeps for tests: files in a folder, and journals that no training was needed for."""
 
 import math
-from html.parser import HTMLParser
 from pathlib import Path
 
 from phalanx.sweep.check import open_file
@@ -68,37 +67,3 @@ def point_of(trial: Trial, epoch: int) -> Point:
     score = top1_of(trial) - 0.1 / epoch
     bounds = (score - 0.02, score + 0.02)
     return Point(step=100 * epoch, epoch=float(epoch), score=score, interval95=bounds)
-
-
-class Page(HTMLParser):
-    """A page taken apart: fails where tags do not nest."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.open, self.sections, self.tags, self.links, self.words = [], [], [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == [], f"never closed: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        self.tags.append(tag)
-        self.links += [values[name] for name in ("src", "href", "xlink:href") if name in values]
-        self.sections += [values["id"]] if tag == "section" else []
-        self.open += [] if tag == "meta" else [tag]
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
-            self.words += data.split()
-
-    @property
-    def text(self) -> str:
-        """What can be read on it."""
-        return " ".join(self.words)

@@ -4,10 +4,11 @@ import re
 
 import pytest
 
+from html_page import Page
 from phalanx.sweep.drawings import best_so_far, draw_course, draw_option
 from phalanx.sweep.journal import Journal, Trial
 from phalanx.sweep.page import render_page
-from small_sweeps import WIDE, Page, play, read_text
+from small_sweeps import WIDE, play, read_text
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def test_the_page_shows_everything_and_needs_no_other_file(journal):
     page = Page(text)
     assert page.sections == ["scores", "options", "trials", "file"]
     assert page.tags.count("svg") == 5, "by trial, by epoch, and one an option"
-    assert {a for a in page.links if not a.startswith("#")} == {"trial-000/report.html"}
+    assert {a for a in page.addresses if not a.startswith("#")} == {"trial-000/report.html"}
     best = journal.best
     assert best is not None
     for words in (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from html_page import Page
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError
 from phalanx.report.records import read_scores
@@ -18,7 +19,7 @@ from phalanx.sweep.journal import Trial, begin
 from phalanx.sweep.process import Training, open_log
 from phalanx.sweep.study import held
 from small_runs import start_phalanx
-from small_sweeps import Page, write_sweep
+from small_sweeps import write_sweep
 
 STOPPED = 75
 # one that learns, one that stands still and is pruned, one that diverges in its first epoch
@@ -111,7 +112,7 @@ def test_the_papers_of_a_sweep_are_complete(straight, file):
         ("2", "failed", "1e12"),
     ]
     page = Page((straight / "sweep.html").read_text(encoding="utf-8"))
-    reports = [link for link in page.links if link.endswith("report.html")]
+    reports = [link for link in page.addresses if link.endswith("report.html")]
     assert sorted(reports) == [f"trial-00{n}/report.html" for n in range(3)]
     assert all((straight / report).is_file() for report in reports)
     assert (straight / "sweep.yaml").read_bytes() == file.read_bytes()

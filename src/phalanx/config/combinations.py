@@ -94,8 +94,7 @@ def boxes_that_contradict(config: Config, merged: Layer) -> Iterator[str]:
 def too_few_to_mix(config: Config, merged: Layer) -> Iterator[str]:
     """Micro-batches in which an image would be its own partner."""
     augment, images = config.augment, config.data.batch_size
-    boxes = augment.cutmix_lambda_high > 0 or augment.cutmix_lambda < 1
-    blends = augment.mixup_alpha > 0
+    boxes, blends = augment.cuts, augment.mixup_alpha > 0
     away = {(True, True): 3, (False, True): 2, (True, False): 1}.get((blends, boxes), 0)
     least = away * config.data.repeated_augmentation + 1
     if images < least:

@@ -156,3 +156,8 @@ class AugmentConfig(Section):
     cutmix_lambda: float = option(
         1.0, "Boxes as TensorFlow 1's cutmix, version 1, draws them; 1 for none.", low=0, high=1
     )
+
+    @property
+    def cuts(self) -> bool:
+        """Whether boxes of other images are pasted in."""
+        return self.cutmix_lambda_high > 0 or self.cutmix_lambda < 1

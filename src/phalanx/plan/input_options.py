@@ -10,9 +10,7 @@ FOR_WORKERS = ("workers", "dataloader-rebatch-size")
 
 def warn_of_input(config: Config, *, device: str, workers: int) -> Iterator[str]:
     """What is said about the input and changes nothing."""
-    augment = config.augment
-    boxes = augment.cutmix_lambda_high > 0 or augment.cutmix_lambda < 1
-    if augment.cutmix_disable_prob > 0 and not boxes:
+    if config.augment.cutmix_disable_prob > 0 and not config.augment.cuts:
         yield (
             "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
             "leave it away"
