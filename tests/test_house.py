@@ -67,7 +67,8 @@ OPTION_NAMES = [
     "run-dir", "seed", "shortcut-type", "smoothing-over", "stage1-projection", "steps",
     "stride-in", "training", "trust-coefficient", "trust-decay", "use-bbox-info", "val-split",
     "valid-batch-size", "validation", "validation-frequency", "validation-mode", "warmup-epoch",
-    "warmup-mode", "weight-decay", "workers", "zero-init-residual",
+    "warmup-mode", "weight-avg-exp-decay", "weight-avg-n", "weight-avg-strategy",
+    "weight-decay", "workers", "zero-init-residual",
 ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def train(
     if (preset is not None) + (resume is not None) + (fork is not None) > 1:
         raise ConfigError("train: give a preset, resume or fork, not two of them")
     if resume is not None:
-        finished = remake_finished(Path(resume))
+        finished = remake_finished(Path(resume), flags)
         if finished is not None:
             return finished
         prepared = prepare_resume(Path(resume), flags)

@@ -83,6 +83,15 @@ def test_the_average_is_scored_again_by_validate(run, capsys):
     assert told["average"]["loss"] != told["newest"]["loss"]
 
 
+def test_the_report_shows_the_average_beside_the_newest(run, capsys):
+    before = (run / "report.html").read_text()
+    told = average(capsys, run)
+    page = (run / "report.html").read_text()
+    assert "top-1 of the average" in page and "top-1 of the average" not in before
+    assert f"<b>{told['average']['top1']:.2%}</b>" in page
+    assert f"the newest {told['newest']['top1']:.2%}" in page
+
+
 def test_newer_checkpoints_count_as_the_decay_says(run, capsys):
     average(capsys, run, "--weight-avg-strategy", "exponential", "--weight-avg-exp-decay", "0.25")
     expected = None
@@ -175,7 +184,7 @@ def test_a_damaged_checkpoint_is_named(run, capsys):
         (["--weight-avg-n", "1.5"], "--weight-avg-n: wants a whole number, got '1.5'"),
         (["--weight-avg-n", "0"], "--weight-avg-n 0: wants 1 or more checkpoints, or -1 for all"),
         (["--reestimate-norms", "19"], "--reestimate-norms 19: the run has 18 training steps"),
-        (["--weight-avg-N", "2"], "--weight-avg-N: no such option; did you mean '--weight-avg-n'?"),
+        (["--weight-avg-N", "x"], "--weight-avg-n: wants a whole number, got 'x'"),
     ],
 )
 def test_what_cannot_be_is_told(words, told, run, capsys):
@@ -209,3 +218,24 @@ def test_mistakes_are_told_before_torch_is_imported(words, trained):
         check=False,
     )
     assert done.stdout == f"{CONFIG}\n", done.stderr
+
+
+def test_a_training_averages_its_last_checkpoints_and_keeps_them(digits, tmp_path, capsys):
+    ended, plain = tmp_path / "ended", tmp_path / "plain"
+    how = {"weight_avg_strategy": "exponential", "weight_avg_exp_decay": 0.5, "weight_avg_N": 3}
+    assert main(small_run(digits, ended, **how)) == 0
+    assert "exponential of 3 checkpoints: top-1 " in capsys.readouterr().out
+    assert len(list_checkpoints(ended / "checkpoints")) >= 3, "whatever --keep says"
+    assert main(small_run(digits, plain, keep=9)) == 0
+    words = ["--weight-avg-strategy=exponential", "--weight-avg-exp-decay=0.5", "--weight-avg-n=3"]
+    assert main(["average", str(plain), *words]) == 0
+    files = [run / "checkpoints/average/weights.safetensors" for run in (ended, plain)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert (ended / "average.json").exists()
+
+
+def test_a_training_that_would_average_too_many_is_refused(digits, tmp_path, capsys):
+    asked = {"weight_avg_strategy": "mean", "weight_avg_n": 10}
+    assert main(small_run(digits, tmp_path / "run", **asked)) == CONFIG
+    told = capsys.readouterr().err
+    assert "10 checkpoints are wanted and the run makes 9; give --weight-avg-n 9, or" in told

@@ -119,6 +119,18 @@ QUICK = {
 }
 
 
+IMPOSSIBLE = (
+    "--warmup-epoch 20",
+    "--lr-schedule step",
+    "--lr-schedule step --lr-epoch-decay 6,2",
+    "--auto-loss-scaling --precision 32.32",
+    "--enable-recompute --recompute-checkpoints layer9",
+    "--epochs 2 --steps 9",
+    "--weight-avg-strategy mean --weight-avg-N 99",
+    "--logs-per-epoch 1/3",
+    "--training false --validation false",
+    "--training false --ema-decay 2",
+)
 WITHOUT_TORCH = """
 import json, sys
 from phalanx.cli.main import main
@@ -149,6 +161,7 @@ def test_help_plans_and_mistakes_never_import_torch():
         (["report", "nowhere"], 4),
         (["compare", "nowhere", "nowhere"], 4),
         (["train", "--replicas", "2"], 2),
+        *((["train", "demo", *pair.split()], 2) for pair in IMPOSSIBLE),
         (["bench", "overhead", "--pairs", "none"], 2),
     ]
     done = subprocess.run(

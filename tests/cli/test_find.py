@@ -75,7 +75,17 @@ def test_a_sweep_of_rates_too_small_suggests_nothing_and_says_so(tiny, capsys):
     assert main(["find", "lr", *tiny, "--from=1e-9", "--to=1e-8", "--steps=12"]) == 0
     said = capsys.readouterr().out
     assert "the loss did not explode; try a larger --to" in said
-    assert "suggested      nothing; the loss did not fall" in said
+    assert "suggested      nothing; the loss did not clearly fall" in said
+
+
+def test_how_far_a_sweep_is_is_told_to_terminals_alone(tiny, capsys, monkeypatch):
+    words = ["find", "lr", *tiny, "--from=1e-9", "--to=1e-8", "--steps=10"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(words) == 0
+    steps = "".join(f"\r\033[Kstep {step} of 10" for step in range(1, 11))
+    assert capsys.readouterr().err == f"{steps}\n"
 
 
 def test_a_sweep_is_drawn_in_letters_and_where_asked(learnable, tmp_path, capsys):
@@ -253,7 +263,10 @@ def test_the_suggestion_divides_the_global_batch():
 
 
 def test_the_cost_of_determinism_is_told_with_pairs_and_interval(tiny, capsys):
-    told = ask(capsys, "bench", "determinism", *tiny, "--pairs=3", "--steps=2")
+    assert main(["bench", "determinism", *tiny, "--pairs=3", "--steps=2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""  # no terminal, so nobody to tell how far it is
+    told = json.loads(out)
     assert set(told["ratios"]) == {"seeded", "strict"}
     for ratio in told["ratios"].values():
         low, high = ratio["interval95"]

@@ -60,6 +60,11 @@ SPELLING = [
     ("train --model resnet19", "phalanx train: --model: no model is called 'resnet19'; did you m"),
     ("train --data cifar", "phalanx train: --data: no dataset is called 'cifar'; did you mean 'c"),
     ("train demo --data cifar", "phalanx train: --data: no dataset is called 'cifar'; did you me"),
+    (
+        "train --data nope",
+        "phalanx train: --data: no dataset is called 'nope'; there are embedded, ",
+    ),
+    ("train demo --data nope", "phalanx train: --data: no dataset is called 'nope'; there are emb"),
     ("train --lr-schedule cosin", "phalanx train: --lr-schedule: no choice is called 'cosin'; di"),
 ]
 
@@ -105,6 +110,80 @@ def test_a_wrong_value_is_answered_with_what_is_wanted(fail, line, said):
 KNOWN = ("train", "data show", "bench overhead")
 
 
+ELSEWHERE = [
+    ("--optimiser sgd", "it is --optimizer here"),
+    ("--num-epochs 3", "it is --epochs here"),
+    ("--micro-batch-size 3", "it is --batch-size here"),
+    ("--micro_batch_size 3", "it is --batch-size here"),
+    ("--gradient-accumulation-count 3", "it is --gradient-accumulation here"),
+    ("--enable-half-partials", "it is --half-partials here"),
+    ("--enable-recomputation", "it is --enable-recompute here"),
+    ("--recomputation", "it is --enable-recompute here"),
+    ("--log-freq 3", "it is --logs-per-epoch here, times an epoch instead of steps apart"),
+    (
+        "--restore-path x",
+        "--resume RUN goes on with a run, --init-weights FILE begins with weights",
+    ),
+    (
+        "--BN-decay 0.9",
+        "it is --batchnorm-momentum here, the share of the new batch: 1 less the decay",
+    ),
+    ("--shuffle", "there is nothing to set: the order is shuffled anew in every epoch"),
+    ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, 1/N for every N epochs"),
+    ("--rmsprop-epsilon 1", "it is --optimizer-eps here"),
+    ("--abs-end-learning-rate 1", "it is --lr-end-ratio here, as a share of the peak"),
+]
+
+
+@pytest.mark.parametrize(("words", "hint"), ELSEWHERE)
+def test_what_other_programs_call_an_option_is_answered_with_ours(fail, words, hint):
+    flag = words.split()[0]
+    said = fail("train", "demo", *words.split(), code=CONFIG)
+    assert said == f"phalanx train: {flag}: no such option; {hint}"
+    Path("mine.yaml").write_text(f"{flag.removeprefix('--')}: 1\n")
+    said = fail("plan", "mine.yaml", code=CONFIG)
+    assert said.endswith(f"mine.yaml:1: {flag.removeprefix('--')}: no such option; {hint}")
+
+
+def test_a_command_without_options_of_a_run_hints_at_none(fail):
+    said = fail("doctor", "--optimiser", code=CONFIG)
+    assert "--optimizer" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("train demo --lr-epoch-decay 2 4", "2,4"),
+        ("train --lr-epoch-decay 2 4 6", "2,4,6"),
+        ("train --lr-epoch-decay 50%, 75% --epochs 3", "50%,75%"),
+        ("train --lr-epoch-decay [2, 4] demo", "[2,4]"),
+        ("train --learning-rate-schedule 0.5 .75", "0.5,.75"),
+    ],
+)
+def test_a_list_with_spaces_is_answered_with_commas(fail, line, written):
+    said = fail(*line.split(), code=CONFIG)
+    assert said.startswith("phalanx train: --l") and "problems" not in said
+    assert said.endswith(f": a list has commas and no spaces; write {written}")
+
+
+def test_a_preset_may_follow_a_list(capsys):
+    words = ["--lr-schedule", "step", "--lr-epoch-decay", "2,4", "demo", "--no-memory"]
+    assert main(["plan", *words]) == 0
+    assert "\nlearning rate step" in capsys.readouterr().out
+
+
+def test_a_negative_value_goes_with_the_unknown_flag_before_it(fail):
+    said = fail("plan", "demo", "--no-memory", "--foo", "-14", code=CONFIG)
+    assert said.startswith("phalanx plan: --foo: no such option; ")
+
+
+def test_all_problems_of_a_plan_are_told(fail):
+    words = "--warmup-epoch 20 --logs-per-epoch 1/3 --lr-schedule step --auto-loss-scaling"
+    more = "--precision 32.32 --enable-recompute --recompute-checkpoints xx"
+    said = fail("train", "demo", *words.split(), *more.split(), code=CONFIG)
+    assert said.startswith("phalanx train: 5 problems:\n  --warmup-epoch: 20ep is 2500 steps")
+
+
 def test_two_problems_are_both_told(fail):
     said = fail("train", "--epochz", "3", "--keep", "0", "--lr", "fast", code=CONFIG)
     assert said.startswith("phalanx train: 3 problems:\n")
@@ -136,8 +215,9 @@ def test_words_too_few_or_too_many_point_to_the_help(fail, line):
 
 
 def test_a_folder_that_is_not_named_or_not_there(fail):
-    said = fail("train", "--data", "folder", code=DATA)
-    assert "give --data-dir DIR, or set DATA_DIR" in said
+    for data in ("folder", "cifar10"):
+        said = fail("data", "show", "--data", data, "--no-fetch", code=DATA)
+        assert f": --data {data} lies in a folder: give --data-dir DIR, or set DATA_DIR" in said
     said = fail("train", "--data", "folder", "--data-dir", "nowhere", code=DATA)
     assert said.startswith("phalanx train: nowhere: no such folder; give the dataset's folder with")
     Path("file").write_text("")

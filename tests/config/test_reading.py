@@ -95,6 +95,13 @@ def test_two_lengths_in_one_layer_are_refused():
     assert problems_of("mine.yaml", {}) == "mine.yaml:2: epochs: give epochs or steps, not both"
 
 
+def test_two_of_three_rates_in_one_layer_are_refused():
+    told = "give only one of --lr, --lr-per-image, --base-learning-rate"
+    assert problems_of("demo", {"lr": "1", "lr-per-image": "1"}) == f"--lr: {told}"
+    flags = {"lr-per-image": "1", "base-learning-rate": "-9"}
+    assert problems_of("demo", flags) == f"--lr-per-image: {told}"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "text", "value"),
     [

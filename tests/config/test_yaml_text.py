@@ -162,3 +162,37 @@ def test_a_wrong_flag_names_itself_and_what_is_wanted(name, text, what):
     with pytest.raises(ConfigError) as caught:
         read_settings("demo", {name: text})
     assert str(caught.value) == f"--{name}: {what}"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("lr-epoch-decay: [2, 4]", "2,4"),
+        ("lr-epoch-decay:\n- 50%\n- 75%", "50%,75%"),
+        ("lr_drop_after: [0.5, 0.75]", "0.5,0.75"),
+        ("lr-decay: [1, 0.1]", "1,0.1"),
+        ("recompute-checkpoints: ['layer[12]', conv]", "layer[12],conv"),
+        ("adam-betas: [0.9, 0.99]", "0.9,0.99"),
+        ("crop-scale: [0.25, 1]", "0.25,1"),
+        ("crop-ratio: [3/4, 4/3]", "3/4,4/3"),
+        ("progressive-resolution: ['16:10%', '20:50%']", "16:10%,20:50%"),
+    ],
+)
+def test_a_list_is_what_a_flag_says_with_commas(text, value):
+    assert option(text, text.split(":")[0].replace("_", "-")) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lr-epoch-decay: [[2], 4]", "wants a list of single values; write a,b or [a, b]"),
+        ("lr-epoch-decay: {a: 2}", "wants a single value, got a list or a mapping"),
+        ("lr-epoch-decay: []", "wants a length such as 5ep, 500st or 10%, got ''"),
+        ("lr: [0.1, 0.2]", "wants a single value, got a list or a mapping"),
+        ("adam-betas: [0.9]", "wants two shares from 0 to below 1, such as 0.9,0.999, got '0.9'"),
+    ],
+)
+def test_other_lists_are_refused(text, told):
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(text)
+    assert str(caught.value) == f"mine.yaml:1: {text.split(':')[0]}: {told}"

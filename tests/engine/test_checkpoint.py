@@ -25,7 +25,7 @@ from phalanx.engine.shelf import (
     write_checkpoint,
 )
 from phalanx.engine.state import TrainState, hash_weights
-from phalanx.errors import CheckpointError, DiskError
+from phalanx.errors import CheckpointError, DiskError, DivergedError
 from phalanx.models.build import build_model, initialise
 from phalanx.optim.rules import OptimSettings, build_optimizer
 from phalanx.optim.update import update
@@ -69,6 +69,20 @@ def test_a_restored_state_trains_on_bit_for_bit(tmp_path):
         right = other.optimizer.state[twin]["momentum_buffer"]
         assert torch.equal(left, right)
         assert left.stride() == right.stride()  # fused updates walk both as flat memory
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, number):
+    state = small_state()
+    saver = Saver(tmp_path, keep=2, about={"run": "x", "norm_layout": "contiguous"})
+    saver.save(state)
+    with torch.no_grad():
+        state.model.fc.weight[3, 2] = number
+    state.step = 7
+    saver.save(state)
+    with pytest.raises(DivergedError, match=r"step 7: fc.weight is not finite any more and was"):
+        saver.wait()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000000"]
 
 
 def test_a_snapshot_is_not_touched_by_training():

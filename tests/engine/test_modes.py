@@ -11,23 +11,27 @@ from torch import nn
 from phalanx.assemble.prepare import describe_checkpoint
 from phalanx.cli.main import main
 from phalanx.engine.scaling import PATIENCE, AutoScale
-from phalanx.engine.state import TrainState
+from phalanx.engine.state import StepNumbers, Sums, TrainState
 from phalanx.engine.step import MicroBatch, StepRule, train_step
+from phalanx.errors import DivergedError
 from phalanx.optim.rules import OPTIMIZERS, OptimSettings, build_optimizer
-from phalanx.report.records import read_averaged, read_scores
+from phalanx.report.compare import compare_runs
+from phalanx.report.folder import open_run
+from phalanx.report.records import read_averaged, read_logs, read_scores
 from small_runs import small_run
 
 HALF = {"precision": "16.16", "enable_stochastic_rounding": "true"}
+EVERYTHING = {**HALF, "half_type": "float16", "auto_loss_scaling": "true", "ema_decay": 0.9}
 MODES = {
     **{name: {"optimizer": name, "lr": 0.01} for name in OPTIMIZERS},
+    # what each rule remembers, in 16 bits, with an average and a loss scale that finds its size
+    **{f"{name}, all": {**EVERYTHING, "optimizer": name, "lr": 0.001} for name in OPTIMIZERS},
     "l2": {"l2_regularization": 1e-3, "weight_decay": 0},
     "average": {"ema_decay": 0.9},
     "doubling": {"precision": "16.32", "initial_loss_scaling": 16, "loss_scaling": 64},
     "automatic": {"precision": "16.32", "auto_loss_scaling": "true"},
     "half": {**HALF, "ema_decay": 0.9},
-    "half adamw": {**HALF, "optimizer": "adamw", "lr": 0.001},
-    "half rmsprop": {**HALF, "optimizer": "rmsprop_tf", "lr": 0.001},
-    "half automatic": {**HALF, "auto_loss_scaling": "true"},
+    "half doubling": {**HALF, "initial_loss_scaling": 16, "loss_scaling": 64},
     "combined doubling": {
         "optimizer": "sgd_combined", "precision": "16.32",
         "initial_loss_scaling": 16, "loss_scaling": 64, "loss_velocity_scaling_ratio": 4,
@@ -121,7 +125,7 @@ def test_16_bit_weights_are_16_bits_and_the_panel_tells_what_is_lost(digits, tmp
             {"enable_recompute": "true", "recompute_checkpoints": "layer9/.*"},
             "--recompute-checkpoints",
         ),
-        ({"lr": 0.1, "lr_per_image": 0.1}, "give lr or lr-per-image or base-learning-rate"),
+        ({"lr": 0.1, "lr_per_image": 0.1}, "give only one of --lr, --lr-per-image, "),
         ({"validation_mode": "after", "ckpts_per_epoch": 0}, "no checkpoint to score"),
         ({"initial_loss_scaling": 128, "loss_scaling": 16}, "only grows; exchange them"),
         ({"logs_per_epoch": "1/2"}, "--logs-per-epoch 1/2: cannot log 2 epochs at a time"),
@@ -162,6 +166,25 @@ def test_validation_after_training_scores_every_checkpoint_and_then_prunes(digit
     assert kept == {"step-00000018", f"step-{best:08}"}
 
 
+def test_averaged_weights_are_scored_after_training_as_they_are_during_it(digits, tmp_path, capsys):
+    during, after = tmp_path / "during", tmp_path / "after"
+    options = {"keep": 9, "ckpts_per_epoch": 1, "ema_decay": 0.5}
+    assert main(small_run(digits, during, **options)) == 0
+    capsys.readouterr()
+    assert main(small_run(digits, after, **options, validation_mode="after")) == 0
+    assert capsys.readouterr().out.count("averaged weights: top-1") == 3
+    assert (after / "averaged.csv").read_text() == (during / "averaged.csv").read_text()
+    assert facts_of(after)["averaged_top1"] == facts_of(during)["averaged_top1"]
+    assert facts_of(after)["weights_sha256"] == facts_of(during)["weights_sha256"]
+    assert "averaged top-1" in (after / "report.html").read_text()
+    # killed between the two scores of its first checkpoint
+    lines = (after / "averaged.csv").read_text().splitlines(keepends=True)
+    (after / "averaged.csv").write_text(lines[0])
+    (after / "summary.json").unlink()
+    assert main(["train", "--resume", str(after)]) == 0
+    assert (after / "averaged.csv").read_text() == "".join(lines)
+
+
 @pytest.mark.parametrize("options", [{"validation_mode": "none"}, {"validation": "false"}])
 def test_nothing_is_scored_where_nothing_is_asked(digits, tmp_path, capsys, options):
     assert main(small_run(digits, tmp_path / "run", steps=6, **options)) == 0
@@ -175,7 +198,7 @@ def test_without_training_what_is_there_is_scored(digits, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["step"] == 0 and not run.exists()
     assert main(small_run(digits, run, keep=9, ckpts_per_epoch=1)) == 0
     capsys.readouterr()
-    assert main(["train", "--resume", str(run), "--training", "false", "--json"]) == 0
+    assert main(["train", "--resume", str(run), "--training", "False", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["step"], one["top1"]) for one in found] == [
         (row.step, row.top1) for row in read_scores(run)
@@ -183,7 +206,7 @@ def test_without_training_what_is_there_is_scored(digits, tmp_path, capsys):
 
 
 def test_validation_comes_as_often_as_told(digits, tmp_path):
-    assert main(small_run(digits, tmp_path / "run", validation_frequency="1/2", epochs=4)) == 0
+    assert main(small_run(digits, tmp_path / "run", validation_frequency=2, epochs=4)) == 0
     assert [row.step for row in read_scores(tmp_path / "run")] == [12, 24]
 
 
@@ -194,7 +217,35 @@ def test_metrics_can_be_left_out(digits, tmp_path):
     assert facts_of(plain)["weights_sha256"] == facts_of(bare)["weights_sha256"]
     rows = [json.loads(line) for line in (bare / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "loss" in row]
-    assert all(row["grad_norm"] == 0 and row["top1"] == 0 and row["loss"] > 0 for row in steps)
+    assert len(steps) == 18 and all(row["loss"] > 0 for row in steps)
+    assert {(row["grad_norm"], row["top1"]) for row in steps} == {(None, None)}
+    logs = read_logs(bare)
+    assert logs and {(row.grad_norm, row.top1) for row in logs} == {(None, None)}
+    said = [line for line in (bare / "log.txt").read_text().splitlines() if " lr " in line]
+    assert said and not any("top-1" in line or "grad" in line for line in said)
+    assert compare_runs(open_run(plain), open_run(bare)).parting is None
+    page = [(run / "report.html").read_text() for run in (plain, bare)]
+    assert [text.count(">training</text>") for text in page] == [2, 1]
+
+
+def test_without_metrics_a_divergence_is_seen_in_the_same_step(digits, tmp_path, capsys):
+    told = []
+    for name, switch in (("with", "false"), ("without", "true")):
+        words = small_run(digits, tmp_path / name, lr=1e8, ckpts_per_epoch=0)
+        assert main([*words, f"--disable-metrics={switch}"]) == DivergedError.exit_code
+        told.append(capsys.readouterr().err.split("; its images")[0])
+    assert told[0] == told[1] and "gradient norm nan" in told[0] and "loss nan" not in told[0]
+    assert main(["replay", str(tmp_path / "without"), "--json"]) == DivergedError.exit_code
+    again = json.loads(capsys.readouterr().out)
+    assert f"step {again['step']}:" in told[0] and again["as_recorded"]
+
+
+def test_a_log_point_with_unmeasured_steps_among_its_own_tells_no_mean():
+    sums, found = Sums(), []
+    for row in (StepNumbers(1.0, 2.0, 0.5), StepNumbers(3.0, 2.0, None)):
+        sums.add(row)
+        found.append((sums.loss, sums.mean(sums.grad_norm), sums.mean(sums.top1)))
+    assert found == [(1.0, 2.0, 0.5), (4.0, None, None)]
 
 
 def test_a_checkpoint_of_16_bits_is_scored_as_it_was(digits, tmp_path, capsys):

@@ -196,7 +196,11 @@ def test_the_text_tells_the_numbers_and_the_images(sound, capsys):
         ((), ConfigError.exit_code, "no step of it failed"),
         (("--step", "13"), ConfigError.exit_code, "the run has 12 steps; give one of 1 to 12"),
         (("--step", "0"), ConfigError.exit_code, "give one of 1 to 12"),
-        (("--step", "x"), ConfigError.exit_code, "--step: wants a whole number, got 'x'"),
+        (
+            ("--step", "x"),
+            ConfigError.exit_code,
+            "--step: wants a whole number of at least 0, got 'x'",
+        ),
     ],
 )
 def test_a_step_that_is_not_there_is_refused(sound, capsys, words, code, said):

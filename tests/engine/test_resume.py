@@ -115,6 +115,13 @@ def test_a_finished_run_remakes_its_report(straight, capsys):
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_finished_run_takes_no_other_options(straight, capsys):
+    assert main(["train", "--resume", str(straight), "--epochs", "9"]) == 2
+    told = capsys.readouterr().err
+    assert "--epochs: the run has 3.0, a resume cannot make it 9.0" in told and "--fork" in told
+    assert main(["train", "--resume", str(straight), "--keep", "5"]) == 0
+
+
 def test_a_run_killed_before_its_summary_finishes_the_same(straight, digits, tmp_path):
     run = tmp_path / "run"
     assert main(small_run(digits, run)) == 0

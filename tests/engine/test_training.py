@@ -166,9 +166,16 @@ def test_a_loss_that_is_no_number_stops_before_it_is_saved(digits, tmp_path, cap
     assert "train-images-idx3-ubyte[" in message and "--lr" in message
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     bad = next(line["step"] for line in lines if "nan" in line.values() or "inf" in line.values())
-    assert f"step {bad}:" in message
+    assert f"step {bad}:" in message and "start again, or fork the last checkpoint, with" in message
     for checkpoint in (run / "checkpoints").glob("step-*"):
         assert int(checkpoint.name[5:]) < bad
+
+
+def test_a_divergence_without_a_checkpoint_offers_no_fork(digits, tmp_path, capsys):
+    words = small_run(digits, tmp_path / "run", lr=1e30, ckpts_per_epoch=0)
+    assert main(words) == DivergedError.exit_code
+    message = capsys.readouterr().err
+    assert message.endswith("start again with a lower --lr or a longer --warmup-epoch\n")
 
 
 def make_folder(root: Path, classes: int, per_class: int) -> Path:

@@ -102,3 +102,13 @@ def test_scales_that_cannot_be(initial, final, said):
 def test_scales_that_can_be(initial, final):
     assert loss_scale_problems(initial, final) == []
     assert scale(initial, final, 100).at(999) == final
+
+
+@pytest.mark.parametrize(("final", "first"), [(1, 65536), (128, 128), (0.5, 0.5)])
+def test_an_automatic_scale_begins_where_told_else_at_65536(final, first):
+    planned = make_loss_scale(
+        None, final, epochs=Fraction(8), steps_per_epoch=Fraction(10), automatic=True
+    )
+    assert planned.automatic and {planned.at(step) for step in (0, 79)} == {first}
+    assert planned.changes(80) == ((0, first),)
+    assert not scale(None, final, 8).automatic

@@ -6,8 +6,9 @@ import pytest
 
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import OwnVariant
+from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
-from phalanx.plan.recompute import stored_paths
+from phalanx.plan.recompute import plan_recomputation, split_patterns, stored_paths
 
 RESNET8_CONVS = (
     "conv1",
@@ -102,3 +103,59 @@ def test_a_pattern_that_matches_nothing_is_refused(pattern):
 def test_of_a_plugins_network_nothing_is_known_beforehand():
     own = OwnVariant(image_size=8, build="some:net")
     assert stored_paths(own, ["anything"], model="own") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns"),
+    [
+        ("conv,norm", ("conv", "norm")),
+        ("[conv, norm]", ("conv", "norm")),
+        ("[conv]", ("conv",)),
+        ("layer[12]", ("layer[12]",)),
+        ("[a-z]*/0/conv2", ("[a-z]*/0/conv2",)),
+        ("[lc].*[12]", ("[lc].*[12]",)),
+        ("conv{1,2},bn1", ("conv{1,2}", "bn1")),
+        ("(conv,|bn)1", ("(conv,|bn)1",)),
+        ("layer[1,2], [,(]x", ("layer[1,2]", "[,(]x")),
+        ("[layer[1,2],conv]", ("layer[1,2]", "conv")),
+        (r"a\[,b\],c\(,d", (r"a\[", r"b\]", r"c\(", "d")),
+        ("[]],a", ("[]]", "a")),
+        ("[", ("[",)),
+        ("[]", ()),
+        (" , ", ()),
+    ],
+)
+def test_patterns_are_split_at_commas_that_are_not_their_own(text, patterns):
+    assert split_patterns(text) == patterns
+
+
+def planned(text: str) -> tuple[str, ...] | None:
+    flags = {"enable-recompute": "true", "recompute-checkpoints": text}
+    return plan_recomputation(read_settings("demo", flags).config)
+
+
+def test_classes_and_counts_of_regular_expressions_reach_the_modules():
+    assert planned("layer[12]") == ("layer[12]",)
+    assert stored("layer[12]/0$") == ("layer1/0", "layer2/0")
+    assert stored("[a-z]*[0-9]/0/conv2") == tuple(f"layer{n}/0/conv2" for n in (1, 2, 3))
+    assert planned("conv{1,2}") == ("conv{1,2}",)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[", "'[' is no regular expression"),
+        ("conv,[a", "'[a' is no regular expression"),
+        ("[]", "'[]' names no module; give patterns with commas, such as .*conv.*, or leave it"),
+        ("", "'' names no module"),
+    ],
+)
+def test_lists_without_a_pattern_are_refused(text, told):
+    with pytest.raises(ConfigError) as caught:
+        planned(text)
+    assert str(caught.value).startswith(f"--recompute-checkpoints: {told}")
+
+
+def test_without_patterns_every_block_is_kept():
+    assert plan_recomputation(read_settings("demo", {"enable-recompute": "true"}).config) == ()
+    assert plan_recomputation(read_settings("demo").config) is None

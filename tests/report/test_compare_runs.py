@@ -77,6 +77,18 @@ def test_the_earliest_difference_counts_whatever_the_quantity(tmp_path):
     assert (parting.step, parting.quantity, parting.b) == (13, "grad_norm", 7.0)
 
 
+def test_steps_without_metrics_are_compared_by_their_loss(tmp_path):
+    a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
+    records, bare = Records(b.path), {"grad_norm": None, "top1": None}
+    records.steps([replace(step_row(step), **bare) for step in (13, 14)])
+    records.flush()
+    assert compare_runs(a, b).parting is None
+    records.steps([replace(step_row(15), loss=7.0, **bare)])
+    records.flush()
+    parting = compare_runs(a, b).parting
+    assert (parting.step, parting.quantity) == (15, "loss")
+
+
 def test_a_shorter_run_is_identical_as_far_as_it_goes(tmp_path):
     a, b = short_run(tmp_path / "a", 20), short_run(tmp_path / "b", 12)
     text = render_comparison(compare_runs(a, b))

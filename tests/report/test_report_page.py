@@ -2,18 +2,29 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from html_page import Page
 from phalanx.errors import CheckpointError
+from phalanx.report.average import AverageScore, read_average_score, write_average_score
 from phalanx.report.folder import create_run
 from phalanx.report.page import waiting_verdict, write_report
 from phalanx.report.plots import MOST_POINTS, plot_loss, thin
 from phalanx.report.records import Records, StepRow
 from phalanx.report.summary import Numerics, read_summary, write_summary
-from synthetic_run import CONFIG, make_facts, make_run, make_summary, write_history
+from synthetic_run import (
+    CONFIG,
+    log_row,
+    make_facts,
+    make_run,
+    make_summary,
+    score_row,
+    step_row,
+    write_history,
+)
 
 SECTIONS = ["curves", "confusion", "gallery", "options", "environment", "files"]
 
@@ -73,6 +84,27 @@ def test_a_run_that_has_not_begun_says_so(tmp_path):
     assert "Nothing trained yet." in page.text
     assert page.text.count("No evaluation yet.") == 1
     assert "No pictures of mistakes were kept yet." in page.text
+
+
+def test_without_scores_and_metrics_there_is_no_curve_of_top1(tmp_path):
+    run = create_run(tmp_path / "bare", config_text=CONFIG.format(lr=1), facts=make_facts())
+    records, bare = Records(run.path), {"grad_norm": None, "top1": None}
+    records.steps([replace(step_row(step), **bare) for step in range(1, 26)])
+    records.log(replace(log_row(25), **bare))
+    page = read_page(run)
+    assert "Loss" in page.text and "Top-1" not in page.text
+
+
+def test_the_average_of_checkpoints_is_told_while_it_is_there(tmp_path):
+    run = make_run(tmp_path / "averaged")
+    account = {"strategy": "mean", "count": 3, "steps": [375, 500, 625]}
+    score = AverageScore(account=account, newest=score_row(250), average=score_row(625))
+    write_average_score(run.path, score)
+    assert read_average_score(run.path) == score
+    assert "top-1 of the average" not in read_page(run).text
+    (run.checkpoints / "average").mkdir()
+    told = "of 3 checkpoints, steps 375 to 625\n95% interval 83.31 to 86.91; the newest 76.53%"
+    assert f"top-1 of the average 85.20% {told}" in read_page(run).text
 
 
 def test_the_numerics_of_16_bits_are_told(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,20 @@ def test_numbers_that_are_not_finite_stay_valid_json(tmp_path):
     columns = read_steps(tmp_path)
     assert math.isnan(columns["loss"][0])
     assert (columns["grad_norm"], columns["top1"]) == ([math.inf], [-math.inf])
+
+
+def test_what_was_not_measured_is_left_out(tmp_path):
+    records, bare = Records(tmp_path), {"grad_norm": None, "top1": None}
+    records.steps([replace(step_row(1), **bare), step_row(2)])
+    records.log(replace(log_row(25), **bare))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["top1"] for line in lines] == [None, step_row(2).top1]
+    assert lines[0]["grad_norm"] is None
+    columns = read_steps(tmp_path)
+    assert math.isnan(columns["grad_norm"][0]) and math.isnan(columns["top1"][0])
+    assert columns["top1"][1] == step_row(2).top1
+    (row,) = read_logs(tmp_path)
+    assert (row.grad_norm, row.top1, row.loss) == (None, None, log_row(25).loss)
 
 
 @pytest.mark.parametrize("killed_at", [126, 250, 251, 300])

@@ -113,6 +113,16 @@ def test_no_more_trials_than_points(tmp_path):
         (GOOD + "options: {run-dir: here}\n", "4: run-dir: every trial has a folder of its own"),
         (GOOD + "options: {epochs: four}\n", "4: epochs: wants a number, got 'four'"),
         (GOOD + "options: {epochs: -1}\n", "4: epochs: must be at least 0.0001, got -1"),
+        (GOOD + "options: {warmup-epoch: 99}\n", "4: warmup-epoch: 99ep is 12375 steps, longer"),
+        (
+            GOOD + "preset: cifar10-resnet20\noptions: {warmup-epoch: 121}\n",
+            "5: warmup-epoch: 121ep is ",
+        ),
+        (
+            GOOD + "preset: synthetic-resnet50\noptions: {warmup-epoch: 9}\n",
+            "5: warmup-epoch: 9ep is 900 steps, longer than the run of 100",
+        ),
+        (GOOD + "options: {logs-per-epoch: 1/3}\n", "4: logs-per-epoch 1/3: cannot log 3 epochs"),
         (GOOD + "options: {validation: false}\n", "4: validation: a sweep compares"),
         (GOOD + "options: {validation-frequency: 0}\n", "4: validation-frequency: a sweep compar"),
         (

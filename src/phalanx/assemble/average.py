@@ -1,8 +1,8 @@
 """Average: the last checkpoints of a run become one, which is scored beside the newest."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,23 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from phalanx.assemble.feed import normaliser_of, open_feed
-from phalanx.assemble.prepare import Described
-from phalanx.assemble.score import Scorable, load_checkpoint
+from phalanx.assemble.prepare import Described, describe_checkpoint
+from phalanx.assemble.score import Scorable, load_checkpoint, score_model
 from phalanx.assemble.view import recipe_of
+from phalanx.disk import remove_quietly
 from phalanx.engine.average import average_weights, reestimate_norms
 from phalanx.engine.checkpoint import FACTS, WEIGHTS
-from phalanx.engine.shelf import AVERAGE, read_files, step_of, write_named
+from phalanx.engine.shelf import AVERAGE, list_checkpoints, read_files, step_of, write_named
 from phalanx.engine.state import hash_weights
 from phalanx.errors import ConfigError
 from phalanx.models.weights import LAYOUT, fill
 from phalanx.plan.averaging import Averaging
+from phalanx.report.average import NAME as AVERAGE_SCORE
+from phalanx.report.average import AverageScore, write_average_score
+from phalanx.report.folder import RunFolder
+from phalanx.report.records import ScoreRow
+
+Scored = tuple[ScoreRow, dict[str, str]]  # and the images that could not be read
 
 
 def write_average(newest: Described, checkpoints: Sequence[Path], how: Averaging) -> Path:
@@ -43,7 +50,31 @@ def write_average(newest: Described, checkpoints: Sequence[Path], how: Averaging
         WEIGHTS: tensors_to_bytes(weights, metadata=layout),
         FACTS: json.dumps(facts, indent=1).encode(),
     }
-    return write_named(newest.checkpoint.parent, AVERAGE, files)
+    shelf = newest.checkpoint.parent
+    remove_quietly(shelf.parent / AVERAGE_SCORE)  # of another average
+    return write_named(shelf, AVERAGE, files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged:
+    """The newest checkpoint of a run and the average that ends with it, both scored."""
+
+    account: dict[str, Any]
+    paths: tuple[Path, Path]
+    scores: tuple[Scored, Scored]
+
+
+def average_run(folder: RunFolder, how: Averaging, flags: Mapping[str, str]) -> Averaged:
+    """Average the last checkpoints of a run, and keep what came of it beside them."""
+    found = list_checkpoints(folder.checkpoints)
+    checkpoints = found[-how.count_among(len(found), where=folder.checkpoints) :]
+    newest = describe_checkpoint(checkpoints[-1], flags)
+    average = describe_checkpoint(write_average(newest, checkpoints, how), flags)
+    scores = score_model(load_checkpoint(newest)), score_model(load_checkpoint(average))
+    account = account_of(checkpoints, how)
+    both = AverageScore(account=account, newest=scores[0][0], average=scores[1][0])
+    write_average_score(folder.path, both)
+    return Averaged(account=account, paths=(newest.checkpoint, average.checkpoint), scores=scores)
 
 
 def account_of(checkpoints: Sequence[Path], how: Averaging) -> dict[str, Any]:

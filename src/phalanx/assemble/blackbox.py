@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.assemble.fork import first_step
 from phalanx.assemble.prepare import Prepared, Start, read_or_advise, refuse_other_weights
 from phalanx.disk import remove_quietly, write_atomically
-from phalanx.engine.scaling import FIRST, AutoScale
+from phalanx.engine.scaling import AutoScale
 from phalanx.engine.shelf import list_checkpoints, read_facts, step_of
 from phalanx.errors import ConfigError, Stopped, UserError
 from phalanx.plan.plan import Plan
@@ -24,13 +24,12 @@ from phalanx.report.records import Records, read_metrics
 if TYPE_CHECKING:
     from phalanx.assemble.feed import Feed
     from phalanx.engine.blackbox import Finding, Probe
-    from phalanx.engine.state import TrainState
+    from phalanx.engine.state import StepNumbers, TrainState
 
 BLACKBOX, FORMAT = "blackbox.json", 1
 LAST = 64  # steps that are kept
 SHOWN = 4  # images that a line names
 ALWAYS = ("seed", "determinism", "precision", "model", "data")  # others where somebody set them
-Rows = list[tuple[float, float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +91,7 @@ def account_of(finding: "Finding", images: Sequence[Placed]) -> dict[str, Any]:
 
 @dataclass
 class Blame:
-    """Says where an unsound step began: what a probe saw, or how to find out."""
+    """Says where an unsound step began, as a probe saw it or how to find out, and what to do."""
 
     prepared: Prepared
     state: "TrainState"
@@ -101,7 +100,16 @@ class Blame:
     account: dict[str, Any] | None = None  # of the step that was blamed
 
     def __call__(self, loss: float, grad_norm: float) -> str:
-        """A line for a person, on the step that was just made."""
+        """Words for a person, on the step that was just made."""
+        return f"{self._cause(loss, grad_norm)}. Nothing of it was saved: {self._way_out()}"
+
+    def _way_out(self) -> str:
+        # one that is being written has its name only later
+        kept = any(self.prepared.run.checkpoints.glob("*step-*"))
+        fork = ", or fork the last checkpoint," if kept else ""
+        return f"start again{fork} with a lower --lr or a longer --warmup-epoch"
+
+    def _cause(self, loss: float, grad_norm: float) -> str:
         finding = self.probe and self.probe.find(loss, grad_norm)
         if not finding:
             return f"phalanx replay {self.prepared.run.path} names the module and the image"
@@ -116,12 +124,12 @@ def loss_scale_of(step: int, plan: Plan, scaler: AutoScale | None) -> float:
     if scaler is None:
         return plan.loss_scale.at(step - 1)
     earlier = [scale for changed, scale in scaler.history if changed < step]
-    return earlier[-1] if earlier else FIRST
+    return earlier[-1] if earlier else plan.loss_scale.at(0)
 
 
 def is_sound(entry: dict[str, Any]) -> bool:
-    """Whether the numbers of a line of metrics.jsonl are finite."""
-    return isfinite(float(entry["loss"])) and isfinite(float(entry["grad_norm"]))
+    """Whether the numbers of a line of metrics.jsonl are finite; a norm left out was."""
+    return all(isfinite(float(entry[name] or 0)) for name in ("loss", "grad_norm"))
 
 
 def last_steps(folder: Path) -> list[dict[str, Any]]:
@@ -142,8 +150,8 @@ class Recorder:
     state: "TrainState"
     feed: "Feed"
     records: Records
-    unread: Callable[[], Rows]  # the numbers of the steps that nobody has read yet
-    write_steps: Callable[[int, Rows], None]  # puts them into the records
+    unread: "Callable[[], list[StepNumbers]]"  # the numbers of the steps that nobody has read yet
+    write_steps: "Callable[[int, list[StepNumbers]], None]"  # puts them into the records
     blame: Blame
 
     @contextmanager

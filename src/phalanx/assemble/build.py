@@ -154,7 +154,7 @@ def build_state(config: Config, plan: Plan, device: torch.device) -> TrainState:
     return TrainState(
         model,
         optimizer,
-        scaler=AutoScale() if config.loss.auto_loss_scaling else None,
+        scaler=AutoScale(plan.loss_scale.at(0)) if plan.loss_scale.automatic else None,
         half=half if plan.precision == "16.16" else None,
         offload=Offload(optimizer) if offloads(config, device.type) else None,
         averages=Averages(model, decay=decay) if decay else None,

@@ -14,7 +14,7 @@ from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import given_in_file
 from phalanx.data.transforms import CENTRE_SHARE
 from phalanx.disk import write_atomically
-from phalanx.engine.shelf import newest_checkpoint, read_facts, tidy
+from phalanx.engine.shelf import AVERAGES, newest_checkpoint, read_facts, tidy
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.plan import Chosen, Plan, choose, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
@@ -161,11 +161,17 @@ def stored_options(run: RunFolder) -> dict[str, Any]:
     return fill_older({name: option.value for name, option in given.items()})
 
 
-def remake_finished(path: Path) -> Summary | None:
-    """The summary of a finished run, its report remade; None where training is left to do."""
+def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
+    """The summary of a finished run, its report remade; None where training is left to do.
+
+    Flags that would have made another run of it are refused, as in a run that goes on.
+    """
     run = open_run(path)
     if not run.summary.exists():
         return None
+    stored = stored_options(run)
+    settings = read_again(stored, flags=flags, where=str(run.config), name=run.facts["name"])
+    refuse_other_maths(settings, stored, run)
     write_report(run)
     return read_summary(run.path)
 
@@ -267,16 +273,27 @@ class Described:
     facts: dict[str, Any]
     settings: Settings
     chosen: Chosen
+    averaged: bool = False  # whether the live average in it is meant, not the weights
+
+    @property
+    def path(self) -> Path:
+        """What is to be scored, by name."""
+        return self.checkpoint / AVERAGES if self.averaged else self.checkpoint
 
 
 def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
-    """The checkpoint a path stands for, read and checked without torch."""
-    checkpoint = checkpoint_in(path)
+    """The checkpoint a path stands for, or the average in one, checked without torch."""
+    averaged = path.name == AVERAGES and path.is_file()
+    checkpoint = checkpoint_in(path.parent if averaged else path)
     facts = read_facts(checkpoint)
     settings = read_again(facts["config"], flags=flags, where=str(checkpoint), name=facts["run"])
     refuse_other_preprocessing(settings, facts, checkpoint)
     return Described(
-        checkpoint=checkpoint, facts=facts, settings=settings, chosen=choose(settings.config)
+        checkpoint=checkpoint,
+        facts=facts,
+        settings=settings,
+        chosen=choose(settings.config),
+        averaged=averaged,
     )
 
 

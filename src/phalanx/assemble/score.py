@@ -27,7 +27,7 @@ from phalanx.data.pixels import BadImage, decode
 from phalanx.data.transforms import build_transform
 from phalanx.engine.checkpoint import WEIGHTS, load_weights
 from phalanx.engine.evaluate import Score, evaluate
-from phalanx.engine.shelf import read_files
+from phalanx.engine.shelf import AVERAGES, read_files
 from phalanx.engine.step import StepRule, answer_to
 from phalanx.errors import DataError
 from phalanx.plan.plan import DataFacts, Plan, make_plan
@@ -53,7 +53,7 @@ class Scorable:
 
 
 def load_checkpoint(described: Described) -> Scorable:
-    """The model of a checkpoint."""
+    """The model of a checkpoint, with its weights or their average."""
     facts, checkpoint = described.facts, described.checkpoint
     config, classes = described.settings.config, tuple(facts["classes"])
     counts = DataFacts(
@@ -66,7 +66,8 @@ def load_checkpoint(described: Described) -> Scorable:
     plan = replace(plan, image_size=preprocessing.image_size)
     device = prepare_torch(plan)
     model = build_network(config, plan, device)
-    load_weights(model, read_files(checkpoint)[WEIGHTS], where=checkpoint / WEIGHTS)
+    file = AVERAGES if described.averaged else WEIGHTS
+    load_weights(model, read_files(checkpoint)[file], where=checkpoint / file)
     return Scorable(
         model=model,
         classes=classes,

@@ -3,12 +3,14 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
+from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import Blame, Recorder
 from phalanx.assemble.build import begin_with_weights, build_state, prepare_torch, step_rule
 from phalanx.assemble.environment import describe_environment
@@ -26,6 +28,7 @@ from phalanx.engine.checkpoint import WEIGHTS, Saver, load_weights, restore
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.ledger import Ledger
 from phalanx.engine.shelf import (
+    AVERAGES,
     find_best,
     list_checkpoints,
     newest_checkpoint,
@@ -38,6 +41,7 @@ from phalanx.engine.step import MicroBatch, StepRule, train_step
 from phalanx.engine.train import Parts, fit
 from phalanx.errors import Stopped, UserError
 from phalanx.kernels.rounding import COUNTS
+from phalanx.plan.averaging import averaging_of, kept_by
 from phalanx.plan.model import variant_of
 from phalanx.plan.plan import Plan
 from phalanx.report.console import Console
@@ -72,6 +76,7 @@ def train(prepared: Prepared, *, stream: TextIO | None = None) -> Summary:
         training = begin(prepared, stack, stream=stream)
         greet(training)
         run_loop(training)
+        average_last(training)
         summary = finish(training)
     write_report(run)
     return summary
@@ -101,7 +106,7 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
     state = build_state(config, plan, device)
     records = Records(run.path)
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
-    keep = sys.maxsize if scores_after(config) else config.run.keep  # all, until they are scored
+    keep = sys.maxsize if scores_after(config) else kept_by(config)  # all, until they are scored
     saver = Saver(run.checkpoints, keep=keep, about=about(prepared))
     normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
     feed = stack.enter_context(open_feed(recipe_of(config, plan), plan, normaliser, config))
@@ -220,13 +225,6 @@ def looks_on(config: Config) -> bool:
     return config.machine.fp_exceptions
 
 
-def rule_of(config: Config, plan: Plan, device: torch.device) -> StepRule:
-    """What the steps of a run do besides the update rule."""
-    rule = step_rule(config, plan, device)
-    # a gradient that is not finite is seen by the length of all
-    return replace(rule, metrics=rule.metrics or looks_on(config))
-
-
 def step_with(
     rule: StepRule, plan: Plan, probe: Probe | None = None
 ) -> Callable[[TrainState, Sequence[MicroBatch], float], Tensor]:
@@ -243,7 +241,7 @@ def step_with(
 def parts_of(training: Training, stop: StopRequest) -> Parts:
     """What the loop needs, each as a function of the state."""
     feed, plan = training.feed, training.prepared.plan
-    rule = rule_of(training.prepared.config, plan, training.device)
+    rule = step_rule(training.prepared.config, plan, training.device)
 
     def score(state: TrainState) -> Score | None:
         # the last score is finished whatever comes: it ends the run
@@ -284,24 +282,43 @@ def scores_after(config: Config) -> bool:
 
 
 def score_kept(training: Training, parts: Parts) -> None:
-    """Score every checkpoint that no process before this one has scored."""
+    """Score every checkpoint, and the average in it, that no process before this one has scored."""
     state, run = training.state, training.prepared.run
     state.scores |= {row.step: row.top1 for row in read_scores(run.path)}
+    averaged = read_averaged(run.path)
     training.saver.wait()
     last, weights = state.step, {n: t.clone() for n, t in state.model.state_dict().items()}
     for checkpoint in list_checkpoints(run.checkpoints):
         state.step = step_of(checkpoint)
-        if state.step in state.scores:
-            continue
-        load_weights(state.model, read_files(checkpoint)[WEIGHTS], where=checkpoint / WEIGHTS)
-        score = parts.evaluate(state)
-        if score is None:
-            raise Stopped("stopped while scoring; the checkpoints left are scored by a resume")
-        state.scores[state.step] = score.top1
-        parts.watch.score(state, score)
-        training.records.flush(sync=True)
+        if state.step not in state.scores:
+            score = score_file(checkpoint / WEIGHTS, state, parts)
+            state.scores[state.step] = score.top1
+            parts.watch.score(state, score)
+            training.records.flush(sync=True)
+        if state.step not in averaged and (checkpoint / AVERAGES).exists():
+            parts.watch.score_averaged(state, score_file(checkpoint / AVERAGES, state, parts))
     state.step = last
     state.model.load_state_dict(weights)
+
+
+def score_file(file: Path, state: TrainState, parts: Parts) -> Score:
+    """The score of the weights in a file of a checkpoint; a signal may stop it."""
+    load_weights(state.model, read_files(file.parent)[file.name], where=file)
+    score = parts.evaluate(state)
+    if score is None:
+        raise Stopped("stopped while scoring; the checkpoints left are scored by a resume")
+    return score
+
+
+def average_last(training: Training) -> None:
+    """Average the last checkpoints and score that, where the run is to end so."""
+    how = averaging_of(training.prepared.config)
+    if how is None:
+        return
+    averaged = average_run(training.prepared.run, how, {})
+    before, after = (f"{row.top1:.2%}" for row, _ in averaged.scores)
+    told = f"{how.strategy} of {averaged.account['count']} checkpoints"
+    training.console.say(f"{told}: top-1 {after}, the newest alone {before}")
 
 
 def finish(training: Training) -> Summary:
@@ -311,7 +328,7 @@ def finish(training: Training) -> Summary:
     state.bad_images |= training.feed.bad_images()
     training.records.flush(sync=True)
     if newest_checkpoint(run.checkpoints) is not None:
-        prune(run.checkpoints, keep=prepared.config.run.keep, scores=state.scores)
+        prune(run.checkpoints, keep=kept_by(prepared.config), scores=state.scores)
     best = find_best(run.checkpoints, state.scores)
     newest = newest_checkpoint(run.checkpoints)
     row = next(iter(read_scores(run.path)[-1:]), None)

@@ -17,6 +17,7 @@ from phalanx.plan.order import Order
 from phalanx.plan.plan import DataFacts, Plan, choose, count_global_batch, make_plan
 from phalanx.units import parse_pair, parse_share
 
+MADE_UP = ("generated", "synthetic")
 SHARE_STEPS = 10_000  # a share is understood to a hundredth of a percent
 
 
@@ -33,7 +34,7 @@ class DataView:
 
 def look_at_data(config: Config) -> DataView:
     """Count images and classes and take fingerprints."""
-    if config.data.data in ("generated", "synthetic"):
+    if config.data.data in MADE_UP:
         return look_at_made_up(config)
     splits: tuple[Split, ...] = ("train", "valid")
     chosen = val_split_of(config)
@@ -98,7 +99,7 @@ def plan_of(settings: Settings, *, without_data: bool = False) -> tuple[Plan, Da
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
     known = look_up_data(config) if without_data and missing else None
     view = known or look_at_data(config)
-    return make_plan(config, view.facts, choose(config)), view
+    return make_plan(config, view.facts, choose(config), places=settings.places), view
 
 
 @dataclass(frozen=True, kw_only=True)

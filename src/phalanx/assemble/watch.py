@@ -2,7 +2,7 @@
 
 from phalanx.assemble.feed import Feed
 from phalanx.engine.evaluate import Score
-from phalanx.engine.state import Clock, TrainState
+from phalanx.engine.state import Clock, StepNumbers, TrainState
 from phalanx.plan.plan import Plan
 from phalanx.report.console import Console
 from phalanx.report.predictions import (
@@ -34,18 +34,18 @@ class RunWatch:
         """A step is done."""
         self._console.progress(step)
 
-    def steps(self, first: int, rows: list[tuple[float, float, float]]) -> None:
+    def steps(self, first: int, rows: list[StepNumbers]) -> None:
         """A line of metrics.jsonl for each step."""
         self._records.steps(
             StepRow(
                 step=step,
                 epoch=self._plan.epoch_at(step),
                 lr=self._plan.lr(step - 1),
-                loss=loss,
-                grad_norm=grad_norm,
-                top1=top1,
+                loss=row.loss,
+                grad_norm=row.told_norm,
+                top1=row.top1,
             )
-            for step, (loss, grad_norm, top1) in enumerate(rows, start=first)
+            for step, row in enumerate(rows, start=first)
         )
 
     def log(self, state: TrainState, stretch: Clock) -> None:
@@ -56,8 +56,8 @@ class RunWatch:
             epoch=self._plan.epoch_at(state.step),
             lr=self._plan.lr(state.step - 1),
             loss=sums.loss / sums.steps,
-            grad_norm=sums.grad_norm / sums.steps,
-            top1=sums.top1 / sums.steps,
+            grad_norm=sums.mean(sums.grad_norm),
+            top1=sums.mean(sums.top1),
             images_per_second=stretch.images_per_second,
             data_wait=stretch.data_wait,
         )

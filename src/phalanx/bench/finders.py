@@ -45,12 +45,12 @@ class Sweep:
     losses: tuple[float, ...]  # of each step, before its update
     smooth: tuple[float, ...]  # the same, each with its neighbours
     exploded: bool  # at the last rate; else the sweep was walked to its end
-    steepest: float | None  # where the loss fell fastest; None where it did not fall
+    steepest: float | None  # where the loss fell fastest; None where it did not clearly fall
     tenth: float | None  # of the rate it exploded at
 
     @property
     def suggested(self) -> float | None:
-        """The smaller of the two rates; None where the loss did not fall."""
+        """The smaller of the two rates; None where the loss did not clearly fall."""
         if self.steepest is None:
             return None
         return min(self.steepest, self.tenth or self.steepest)

@@ -7,59 +7,60 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.command import Argument, Command, Request
 from phalanx.cli.validate import show
+from phalanx.config.text import value_from_text
 from phalanx.errors import ConfigError
-from phalanx.plan.averaging import USUAL, Averaging
+from phalanx.plan.averaging import Averaging
 
 if TYPE_CHECKING:
-    from phalanx.assemble.prepare import Described
-    from phalanx.report.records import ScoreRow
+    from phalanx.assemble.average import Averaged
 
 SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision")
+AVERAGING = {"weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n"}
 
 
 def run(request: Request) -> int:
-    """Average, write the result, and print both scores."""
+    """Average, write the result, and tell both scores: here and in the run's report."""
     request.refuse_problems()
     how = read_averaging(request)
     from phalanx.report.folder import open_run
 
     folder = open_run(Path(request["run"]))
     with folder.lock():  # a training at work deletes checkpoints
-        checkpoints = choose_checkpoints(folder.path, folder.checkpoints, how)
-        newest = describe(checkpoints[-1], request)
-        refuse_more_steps(newest, how)
+        newest = choose_checkpoints(folder.path, folder.checkpoints, how)[-1]
+        flags = {n: text for n, text in request.flags.items() if n not in AVERAGING}
+        refuse_more_steps(newest, how, flags)
 
-        from phalanx.assemble.average import account_of, write_average
+        from phalanx.assemble.average import average_run
+        from phalanx.report.page import write_report
 
-        average = write_average(newest, checkpoints, how)
-    show_both(
-        score(newest),
-        score(describe(average, request)),
-        paths=(newest.checkpoint, average),
-        account=account_of(checkpoints, how),
-        as_json=request["json"],
-    )
+        averaged = average_run(folder, how, flags)
+    write_report(folder)
+    show_both(averaged, as_json=request["json"])
     return 0
 
 
 def read_averaging(request: Request) -> Averaging:
     """What the words ask for; ConfigError for what is no number or out of range."""
-    count = request["weight_avg_n"]
+    given = {
+        name: read_value(name, request.flags[name]) for name in AVERAGING & request.flags.keys()
+    }
+    steps = request["reestimate_norms"]
+    if not steps.isdecimal():
+        raise ConfigError(f"--reestimate-norms: wants a whole number of 0 or more, got {steps!r}")
     return Averaging(
-        strategy=request["weight_avg_strategy"],
-        decay=read_number("--weight-avg-exp-decay", request["weight_avg_exp_decay"], float),
-        count=None if count is None else read_number("--weight-avg-n", count, int),
-        norm_steps=read_number("--reestimate-norms", request["reestimate_norms"], int),
+        strategy=given.get("weight-avg-strategy", "mean"),
+        decay=given.get("weight-avg-exp-decay", 0.99),
+        count=given.get("weight-avg-n"),
+        norm_steps=int(steps),
     )
 
 
-def read_number(flag: str, text: str, kind: type[Any]) -> Any:
-    """A number of that kind."""
+def read_value(name: str, text: str) -> Any:
+    """What an option's text means."""
     try:
-        return kind(text)
-    except ValueError:
-        wanted = {int: "a whole number", float: "a number"}[kind]
-        raise ConfigError(f"{flag}: wants {wanted}, got {text!r}") from None
+        return value_from_text(name, text)
+    except ValueError as error:
+        raise ConfigError(f"--{name}: {error}") from None
 
 
 def choose_checkpoints(run: Path, shelf: Path, how: Averaging) -> list[Path]:
@@ -72,16 +73,11 @@ def choose_checkpoints(run: Path, shelf: Path, how: Averaging) -> list[Path]:
     return found[-how.count_among(len(found), where=shelf) :]
 
 
-def describe(checkpoint: Path, request: Request) -> "Described":
-    """A checkpoint with the options it is scored with."""
+def refuse_more_steps(newest: Path, how: Averaging, flags: dict[str, str]) -> None:
+    """Statistics come from steps the run has."""
     from phalanx.assemble.prepare import describe_checkpoint
 
-    return describe_checkpoint(checkpoint, request.flags)
-
-
-def refuse_more_steps(newest: "Described", how: Averaging) -> None:
-    """Statistics come from steps the run has."""
-    steps = newest.facts["plan"]["total_steps"]
+    steps = describe_checkpoint(newest, flags).facts["plan"]["total_steps"]
     if how.norm_steps > steps:
         raise ConfigError(
             f"--reestimate-norms {how.norm_steps}: the run has {steps:,} training steps; "
@@ -89,34 +85,19 @@ def refuse_more_steps(newest: "Described", how: Averaging) -> None:
         )
 
 
-def score(described: "Described") -> "tuple[ScoreRow, dict[str, str]]":
-    """The score of a checkpoint, and the images that could not be read."""
-    from phalanx.assemble.score import load_checkpoint, score_model
-
-    return score_model(load_checkpoint(described))
-
-
-def show_both(
-    newest: "tuple[ScoreRow, dict[str, str]]",
-    average: "tuple[ScoreRow, dict[str, str]]",
-    *,
-    paths: tuple[Path, Path],
-    account: dict[str, Any],
-    as_json: bool,
-) -> None:
+def show_both(averaged: "Averaged", *, as_json: bool) -> None:
     """The newest checkpoint's score and the average's, as lines or as one object."""
+    (newest, average), (first, second) = averaged.paths, averaged.scores
     if as_json:
         rows = {
             name: {"checkpoint": str(path), **asdict(row), "bad_images": bad}
-            for name, path, (row, bad) in zip(
-                ("newest", "average"), paths, (newest, average), strict=True
-            )
+            for name, path, (row, bad) in (("newest", newest, first), ("average", average, second))
         }
-        print(json.dumps({"averaged": account, **rows}, indent=2))
+        print(json.dumps({"averaged": averaged.account, **rows}, indent=2))
         return
-    print(tell(account))
-    show(str(paths[0]), newest[0], {}, as_json=False)
-    show(str(paths[1]), *average, as_json=False)
+    print(tell(averaged.account))
+    show(str(newest), first[0], {}, as_json=False)
+    show(str(average), *second, as_json=False)
 
 
 def tell(account: dict[str, Any]) -> str:
@@ -139,22 +120,6 @@ COMMANDS = {
         arguments=(
             Argument(name="run", metavar="RUN", help="A run folder.", required=True),
             Argument(
-                name="--weight-avg-strategy",
-                help="mean: all count alike. exponential: average = d x average + (1 - d) x "
-                "weights, from the oldest on.  [mean]",
-                default="mean",
-            ),
-            Argument(
-                name="--weight-avg-exp-decay",
-                help="The d of exponential.  [0.99]",
-                default="0.99",
-            ),
-            Argument(
-                name="--weight-avg-n",
-                help="The last so many checkpoints; -1 for all. How many there are is decided by "
-                f"--keep of train.  [{USUAL}, or as many as there are]",
-            ),
-            Argument(
                 name="--reestimate-norms",
                 help="Take the statistics of batch norms anew, from the images of so many training "
                 "steps, instead of averaging them.  [0]",
@@ -162,7 +127,7 @@ COMMANDS = {
             ),
             Argument(name="--json", help="Print a JSON object.", switch=True),
         ),
-        options=SCORING_OPTIONS,
+        options=(*sorted(AVERAGING, reverse=True), *SCORING_OPTIONS),
         examples=(
             ("phalanx average runs/demo", "the mean of the last checkpoints"),
             ("phalanx average runs/demo --weight-avg-n 2", "of the last two alone"),

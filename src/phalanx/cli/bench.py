@@ -1,10 +1,10 @@
 """`phalanx bench`: training beside a bare PyTorch loop, and the cost of determinism."""
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
+from phalanx.cli.progress import end_line, tell
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ def overhead(request: Request) -> int:
     from phalanx.bench.overhead import measure_overhead
 
     def done(pair: int) -> None:
-        print(f"\rpair {pair} of {pairs}", end="", file=sys.stderr, flush=True)
+        tell(f"pair {pair} of {pairs}")
 
     ratio = measure_overhead(pairs=pairs, steps=steps, done=done)
-    print(file=sys.stderr)
+    end_line()
     if request["json"]:
         print(json.dumps(as_json(ratio)))
     else:
@@ -72,10 +72,10 @@ def determinism(request: Request) -> int:
     from phalanx.bench.determinism import measure_determinism
 
     def done(name: str, pair: int) -> None:
-        print(f"\r{name}: pair {pair} of {pairs} ", end="", file=sys.stderr, flush=True)
+        tell(f"{name}: pair {pair} of {pairs}")
 
     cost = measure_determinism(settings, pairs=pairs, steps=steps, done=done)
-    print(file=sys.stderr)
+    end_line()
     if request["json"]:
         print(json.dumps(cost.facts()))
     else:

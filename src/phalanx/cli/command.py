@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from phalanx.catalog.plugins import load_plugins
+from phalanx.config.hints import suggest_option
 from phalanx.config.schema import OPTIONS, SPELLINGS
-from phalanx.config.text import plain_kind
-from phalanx.errors import ConfigError, suggest
+from phalanx.config.text import LISTS, plain_kind
+from phalanx.errors import ConfigError
 
 ALL_OPTIONS = tuple(OPTIONS)
 MODEL_OPTIONS = tuple(
@@ -91,14 +92,16 @@ class Parser(argparse.ArgumentParser):
 
 def parse(command: Command, argv: Sequence[str]) -> Request:
     """Read a command's words; unknown flags become problems, so that all are told together."""
-    known, problems = set_unknown_apart(command, argv)
+    words, spaced = join_lists(command, argv)
+    known, unknown = set_unknown_apart(command, words)
+    problems = (*unknown, *spaced)
     parser = build_parser(command)
-    words = vars(parser.parse_args(known))
+    read = vars(parser.parse_args(known))
     flags = {
-        name: words.pop(f"option {name}") for name in command.options if f"option {name}" in words
+        name: read.pop(f"option {name}") for name in command.options if f"option {name}" in read
     }
     line = " ".join(["phalanx", command.name, *argv])
-    return Request(words, flags, tuple(problems), line)
+    return Request(read, flags, problems, line)
 
 
 def spellings_of(command: Command) -> dict[str, str]:
@@ -121,16 +124,41 @@ def set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str],
     for word in argv:
         name, equals, _ = word.partition("=")
         if name.startswith("--") and name not in flags:
-            problems.append(f"{name}: no such option; {suggest(name, today)}")
+            problems.append(f"{name}: no such option; {suggest_option(name, today)}")
             skip = not equals
-        elif is_negative(word) and known and known[-1] in flags:
-            known[-1] += f"={word}"  # argparse would take -1e-3 for a flag
         elif skip and not word.startswith("--"):
             skip = False
+        elif is_negative(word) and known and known[-1] in flags:
+            known[-1] += f"={word}"  # argparse would take -1e-3 for a flag
         else:
             known.append(word)
             skip = False
     return known, problems
+
+
+def join_lists(command: Command, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words with lists of numbers in one piece, and a line for each that came in several.
+
+    `--lr-epoch-decay 2 4` is how other programs write 2,4; here 4 would pass for a preset's name.
+    """
+    lists = {f"--{old}" for old, name in spellings_of(command).items() if name in LISTS}
+    words: list[str] = []
+    problems: dict[int, str] = {}  # by the place of the list
+    for word in argv:
+        begun = len(words) > 1 and words[-2] in lists
+        if begun and is_number(words[-1].rsplit(",")[0]) and is_number(word):
+            words[-1] = f"{words[-1].rstrip(',')},{word.rstrip(',')}"
+            problems[len(words)] = (
+                f"{words[-2]}: a list has commas and no spaces; write {words[-1]}"
+            )
+        else:
+            words.append(word)
+    return words, list(problems.values())
+
+
+def is_number(word: str) -> bool:
+    """Whether the word is a number or a length of training, perhaps with a bracket or a comma."""
+    return re.fullmatch(r"\[?\.?\d[\d./]*(ep|st|%)?\]?,?", word) is not None
 
 
 def is_negative(word: str) -> bool:

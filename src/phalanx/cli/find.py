@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from html import escape
 from math import isfinite, log10
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli.bench import read_count
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.cli.data_bench import read_seconds
+from phalanx.cli.progress import end_line, tell
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
@@ -29,11 +29,6 @@ def read_config(request: Request) -> Settings:
     from phalanx.assemble.infer import read_with_data
 
     return read_with_data(preset_named(request), request.flags, problems=request.problems)
-
-
-def tell(text: str) -> None:
-    """Show how far the work is, over the last such line."""
-    print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
 
 # --- the learning rate ---
@@ -56,7 +51,7 @@ def find_lr(request: Request) -> int:
         steps=steps,
         done=lambda step: tell(f"step {step} of {steps}"),
     )
-    print(file=sys.stderr)
+    end_line()
     if out is not None:
         write_drawing(out, sweep, title=settings.name)
     if request["json"]:
@@ -104,7 +99,9 @@ def explain(sweep: "Sweep", *, asked: int) -> list[tuple[str, str]]:
         end = f"{sweep.rates[-1]:.2g}, after {len(sweep.rates)} of {asked} steps"
     rows = [("explodes at", end)]
     if sweep.steepest is None:
-        advice = "the loss did not fall: more --steps, or another --from and --to, may tell more"
+        advice = (
+            "the loss did not clearly fall: more --steps, or another --from and --to, may tell more"
+        )
         return [*rows, ("suggested", f"nothing; {advice}")]
     rows.append(("falls fastest", f"at {sweep.steepest:.2g}"))
     if sweep.tenth is not None:
@@ -208,7 +205,7 @@ def find_batch_size(request: Request) -> int:
         print(f"{'images':>8}{'images/s':>12}{'memory':>14}")
     sizes = finders.find_batch_size(settings, most=most, seconds=seconds, done=done)
     if request["json"]:
-        print(file=sys.stderr)
+        end_line()
         print(json.dumps(sizes.facts(), indent=2))
         return 0
     show_sizes(sizes, settings)

@@ -8,6 +8,7 @@ from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
+from phalanx.plan.averaging import kept_by
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ def run(request: Request) -> int:
         return 0
     show_plan(settings, plan, memory, counts=view.counts)
     for point in points:
+        scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
         print(
-            f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, "
-            f"loss scale {point['loss_scale']:g}"
+            f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, loss scale {scale}"
         )
     if request["origin"]:
         show_origins(settings)
@@ -71,6 +72,7 @@ def as_json(settings: Settings, plan: "Plan") -> dict[str, object]:
     return {
         "name": settings.name,
         "plan": plan.facts(),
+        "notes": list(plan.warnings),
         "options": settings.config.flat(),
         "origins": settings.origins,
     }
@@ -97,26 +99,49 @@ def show_plan(
         ),
         (
             "length",
-            f"{plan.total_steps:,} steps = {plan.epochs:g} epochs of "
-            f"{float(plan.steps_per_epoch):g} steps",
+            f"{counted(plan.total_steps, 'step')} = {counted(plan.epochs, 'epoch')} of "
+            f"{counted(float(plan.steps_per_epoch), 'step')}",
         ),
         ("images", f"{plan.total_steps * plan.global_batch:,} trained in all"),
         (
             "learning rate",
             f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
-            f"warm-up {plan.schedule.warmup:,} steps",
+            f"warm-up {counted(plan.schedule.warmup, 'step')}",
         ),
         ("", f"|{draw_curve(plan)}|"),
         ("update", describe_update(config, plan)),
         ("log points", f"{plan.log.count():,}"),
-        ("evaluations", f"{plan.evaluate.count():,}, batches of {plan.valid_batch:,}"),
-        ("checkpoints", f"{plan.save.count():,}, the newest {config.run.keep} and the best kept"),
+        ("evaluations", describe_evaluations(plan)),
+        ("checkpoints", describe_checkpoints(config, plan)),
         ("bad images", f"up to {plan.max_bad:,} are put up with"),
     ]
     rows += [("memory", describe_memory(plan, memory, config))] if memory else []
     rows += [("note", warning) for warning in plan.warnings]
     for name, text in rows:
         print(f"{name:<14}{text}")
+
+
+def counted(number: float, what: str) -> str:
+    """A number of things, in words: 1 epoch, 2.5 epochs, 1,000 steps."""
+    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{text} {what}{'s' * (number != 1)}"
+
+
+def describe_evaluations(plan: "Plan") -> str:
+    """How often the model is scored, in words."""
+    after = ", when training is over" * plan.scores_after
+    batches = f", batches of {plan.valid_batch:,}" * (plan.evaluations > 0)
+    return f"{plan.evaluations:,}{after}{batches}"
+
+
+def describe_checkpoints(config: Config, plan: "Plan") -> str:
+    """How many checkpoints there are and which of them stay, in words."""
+    saves, newest = plan.save.count(), f"the newest {kept_by(config)}"
+    if saves <= kept_by(config):
+        return f"{saves:,}{', all kept' * (saves > 1)}"
+    if plan.scores_after:
+        return f"{saves:,}, all kept until they are scored, then {newest} and the best"
+    return f"{saves:,}, {newest}{' and the best' * (plan.evaluations > 0)} kept"
 
 
 def describe_update(config: Config, plan: "Plan") -> str:
@@ -126,7 +151,7 @@ def describe_update(config: Config, plan: "Plan") -> str:
     decays += [f"l2 {said.l2_regularization:g}"] * (said.l2_regularization > 0)
     first, last = (plan.loss_scale.at(step) for step in (0, plan.total_steps))
     scale = f"{first:g} to {last:g}" if first != last else f"{last:g}"
-    scale = "automatic" if config.loss.auto_loss_scaling else scale
+    scale = f"automatic, from {first:g}" if plan.loss_scale.automatic else scale
     return ", ".join([said.optimizer, *decays, f"loss scale {scale}"])
 
 
@@ -138,7 +163,10 @@ def describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> str
     parts += [("their average", memory.averages)] * (memory.averages > 0)
     parts += [("gradients", memory.gradients), ("optimizer state", memory.optimizer)]
     parts += [("activations", memory.activations)]
+    parts += [("working", memory.working)] * (memory.working > 0)
     told = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    if memory.working < 0:
+        told += f", less {format_bytes(-memory.working)} that are not there together"
     away = config.machine.offload_optimizer and plan.device.startswith("cuda")
     hosted = "; optimizer state in host memory" * away
     return f"peak {format_bytes(memory.peak)}: {told}{hosted}"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.average import read_number
+from phalanx.cli.bench import read_count
 from phalanx.cli.command import Argument, Command, Request
 from phalanx.errors import DivergedError
 
@@ -24,7 +24,7 @@ def run(request: Request) -> int:
     """Repeat the step and say what it gave; 5 where it is not sound."""
     request.refuse_problems()
     asked = request["step"]
-    step = None if asked is None else read_number("--step", asked, int)
+    step = None if asked is None else read_count("--step", asked, least=0)
 
     from phalanx.assemble.blackbox import prepare_replay
     from phalanx.assemble.prepare import prepare_resume

@@ -51,7 +51,10 @@ def find_file(request: Request) -> tuple[Path, Path]:
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; go on with a sweep by --resume {path}")
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file; phalanx sweep --help shows what it holds")
+        raise ConfigError(
+            f"{path}: no such file; it names a preset, what to search and how, as in: "
+            "preset: demo / search: {lr: {low: 0.02, high: 0.6, log: true}} / trials: 12"
+        )
     return path, Path(request["sweep_dir"] or Path("sweeps") / path.stem)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.cli.validate import find_checkpoints, show
+from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ def run(request: Request) -> int:
             "--resume goes on with a run, --fork starts a new one from its checkpoint, a preset "
             "begins afresh: give one of them"
         )
-    if request["resume"] and request.flags.get("training") == "false":
+    if request["resume"] and request.flags.get("training", "").lower() in FALSE_WORDS:
         return score_run(request)
     if request["resume"] and is_finished(request["resume"]):
         request.refuse_problems()
         from phalanx.assemble.prepare import remake_finished
 
-        remake_finished(Path(request["resume"]))
+        remake_finished(Path(request["resume"]), request.flags)
         return show_result(Path(request["resume"]), as_json=request["json"])
     if not ways:
         settings = read_settings(request, preset)
@@ -78,6 +79,9 @@ def prepare_again(request: Request) -> "Prepared":
 
 def score_untrained(settings: "Settings", *, as_json: bool) -> int:
     """--training false: the score of the model as it would begin."""
+    from phalanx.assemble.view import plan_of
+
+    plan_of(settings)  # what cannot be is told before torch is imported
     from phalanx.assemble.score import build_untrained, score_model
 
     show(settings.config.model.model, *score_model(build_untrained(settings)), as_json=as_json)

@@ -53,7 +53,7 @@ def run(request: Request) -> int:
         show(target, *score_model(build_fresh(target, request.flags)), as_json=request["json"])
     for one in described:
         scored = score_model(load_checkpoint(one))
-        show(str(one.checkpoint), *scored, as_json=request["json"])
+        show(str(one.path), *scored, as_json=request["json"])
     return 0
 
 
@@ -68,26 +68,26 @@ def refuse_model_options(request: Request) -> None:
 
 
 def find_checkpoints(target: str, *, every: bool) -> list[Path]:
-    """The checkpoints that a path stands for."""
+    """The checkpoints that a path stands for; with `every`, also the averages beside them."""
     from phalanx.assemble.prepare import checkpoint_in
-    from phalanx.engine.shelf import list_checkpoints
+    from phalanx.engine.shelf import AVERAGES, list_checkpoints, list_weights
 
     path = Path(target)
     if not path.exists() and "/" not in target:
         raise CheckpointError(
             f"{target}: no such run, checkpoint or model; {suggest(target, MODELS)}"
         )
-    shelves = [list_checkpoints(path), list_checkpoints(path / "checkpoints")]
-    found = next((shelf for shelf in shelves if shelf), [])
-    if every and not found:
-        raise CheckpointError(f"{path}: there is no checkpoint in it")
-    if every:
+    there = list_checkpoints(path)
+    found = list_weights(path if there else path / "checkpoints")
+    if every and found:
         return found
-    if shelves[0]:
+    if there:
         raise CheckpointError(
-            f"{path}: holds {len(shelves[0])} checkpoints; name one, or score each with --all"
+            f"{path}: holds {len(there)} checkpoints; name one, or score each with --all"
         )
-    return [checkpoint_in(path)]
+    if path.name == AVERAGES and path.is_file():
+        return [path]
+    return [checkpoint_in(path)]  # knows what to say where there is none
 
 
 def show(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: bool) -> None:
@@ -120,14 +120,18 @@ COMMANDS = {
                 "or a model's name.",
                 required=True,
             ),
-            Argument(name="--all", help="Score every checkpoint in there.", switch=True),
+            Argument(
+                name="--all",
+                help="Score every checkpoint in there, and the averages of their weights.",
+                switch=True,
+            ),
             Argument(name="--json", help="Print one JSON object per score.", switch=True),
         ),
         options=(*DATA_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
         examples=(
             ("phalanx validate runs/demo", "the newest checkpoint of a run"),
             ("phalanx validate runs/demo/checkpoints/best --json", "one checkpoint, for a script"),
-            ("phalanx validate runs/demo --all", "all checkpoints of a run"),
+            ("phalanx validate runs/demo --all", "all checkpoints of a run, averages too"),
             ("phalanx validate runs/cats --data-dir more-cats", "other images of its classes"),
             ("phalanx validate resnet8", "what an untrained model scores"),
             (

@@ -152,6 +152,16 @@ def roots_of_nothing(config: Config, merged: Layer) -> Iterator[str]:
         )
 
 
+def nothing_to_do(config: Config, merged: Layer) -> Iterator[str]:
+    """A run that neither trains nor scores."""
+    train = config.train
+    if not train.training and (not train.validation or train.validation_mode == "none"):
+        yield (
+            f"{where('training', merged)}: without training and without validation nothing is "
+            "left to do; leave one of them away"
+        )
+
+
 RULES: tuple[Callable[[Config, Layer], Iterator[str]], ...] = (
     of_another_family,
     head_without_weights,
@@ -163,6 +173,7 @@ RULES: tuple[Callable[[Config, Layer], Iterator[str]], ...] = (
     photographs_on_the_device,
     nothing_to_score,
     roots_of_nothing,
+    nothing_to_do,
 )
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.errors import ConfigError, suggest
+from phalanx.errors import ConfigError
 from phalanx.units import (
     parse_betas,
     parse_duration,
@@ -38,8 +38,14 @@ def checked(parse: Callable[[str], object]) -> AfterValidator:
 def dataset_name(name: str) -> str:
     """The name, if there is such a dataset."""
     if name not in DATASETS:
-        raise ValueError(f"no dataset is called {name!r}; {suggest(name, DATASETS)}")
+        raise ValueError(f"no dataset is called {name!r}; {suggest_dataset(name)}")
     return name
+
+
+def suggest_dataset(name: str) -> str:
+    """The way out of a dataset's name that does not exist: the near ones, or all there are."""
+    near = get_close_matches(name, DATASETS, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(DATASETS)}"
 
 
 def model_name(name: str) -> str:

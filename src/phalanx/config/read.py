@@ -5,7 +5,7 @@ Whatever can be known to be wrong is found here, before torch is imported.
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,6 +16,8 @@ from pydantic_core import ErrorDetails
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.plugins import load_plugins
 from phalanx.config.combinations import family_of, has_option, impossible
+from phalanx.config.fields import suggest_dataset
+from phalanx.config.hints import suggest_option
 from phalanx.config.presets import Preset, find_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS, Config
 from phalanx.config.text import WANTED, Given, given_in_file, plain_kind, value_from_text
@@ -37,6 +39,7 @@ class Settings:
     config: Config
     origins: dict[str, str]
     name: str  # of the preset; run folders are called after it
+    places: dict[str, str] = field(default_factory=dict)  # "mine.yaml:3: lr" of what was given
 
 
 Layer = dict[str, Given]
@@ -75,7 +78,7 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> Layer:
         where = f"--{spelling}"
         name = SPELLINGS.get(spelling)
         if name is None:
-            problems.append(f"{where}: no such option; {suggest(spelling, OPTIONS)}")
+            problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS)}")
             continue
         try:
             layer[name] = Given(value_from_text(name, text), where, "flag")
@@ -88,7 +91,7 @@ def default_preset(flags: Layer) -> str:
     """The preset of the dataset that was named, or the demo."""
     name = flags["data"].value if "data" in flags else "embedded"
     if name not in DATASETS:
-        raise ConfigError(f"--data: no dataset is called {name!r}; {suggest(name, DATASETS)}")
+        raise ConfigError(f"--data: no dataset is called {name!r}; {suggest_dataset(name)}")
     return DATASETS[name].preset
 
 
@@ -162,16 +165,23 @@ def settle(layers: list[Layer], problems: list[str], *, name: str) -> Settings:
     origins = {
         option: merged[option].origin if option in merged else "default" for option in OPTIONS
     }
-    return Settings(config, origins, name)
+    return Settings(config, origins, name, {key: given.where for key, given in merged.items()})
 
 
 def drop_rivals(pair: tuple[str, ...], *, merged: Layer, layer: Layer, problems: list[str]) -> None:
     """Forget what lower layers said of a pair of which this layer names one."""
     present = [option for option in pair if option in layer and layer[option].value]
     if len(present) > 1:
-        problems.append(f"{layer[pair[0]].where}: give {' or '.join(pair)}, not both")
+        problems.append(f"{layer[present[0]].where}: {tell_one(pair)}")
     for option in pair if present else ():
         merged.pop(option, None)
+
+
+def tell_one(rivals: tuple[str, ...]) -> str:
+    """That only one of some options may be given."""
+    if len(rivals) == 2:
+        return f"give {' or '.join(rivals)}, not both"
+    return f"give only one of {', '.join(f'--{option}' for option in rivals)}"
 
 
 def drop_said_for_another(model: Any, merged: Layer) -> None:

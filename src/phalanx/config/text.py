@@ -8,12 +8,25 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from phalanx.config.hints import suggest_option
 from phalanx.config.schema import OPTIONS, SPELLINGS
-from phalanx.errors import ConfigError, suggest
+from phalanx.errors import ConfigError
 
 TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
 FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+LISTS = (  # options whose text is a list with commas
+    "adam-betas",
+    "crop-ratio",
+    "crop-scale",
+    "lr-decay",
+    "lr-drop-after",
+    "lr-epoch-decay",
+    "plugin",
+    "progressive-resolution",
+    "recompute-checkpoints",
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +151,8 @@ def mapping_entries(loader: Loader, node: yaml.Node | None, path: Path) -> list[
 def value_from_node(name: str, node: yaml.Node) -> Any:
     """A YAML value for that option; text options take 16.32 and 1/2 as they are written."""
     option = OPTIONS[name]
+    if isinstance(node, yaml.SequenceNode) and name in LISTS:
+        return text_of_list(node)
     if not isinstance(node, yaml.ScalarNode):
         raise ValueError("wants a single value, got a list or a mapping")
     if node.tag == "tag:yaml.org,2002:null" and is_optional(option.kind):
@@ -152,6 +167,13 @@ def value_from_node(name: str, node: yaml.Node) -> Any:
         raise ValueError(f"wants {wanted}, got {node.value!r}") from None
     finally:
         loader.dispose()
+
+
+def text_of_list(node: yaml.SequenceNode) -> str:
+    """A YAML list as a flag spells it: [2, 4] is 2,4."""
+    if not all(isinstance(one, yaml.ScalarNode) for one in node.value):
+        raise ValueError("wants a list of single values; write a,b or [a, b]")
+    return ",".join(one.value for one in node.value)
 
 
 def given_in_file(
@@ -169,7 +191,7 @@ def given_in_file(
                 raise ConfigError(f"{where}: wants the name of one preset")
             extends = entry.node.value
         elif name is None:
-            problems.append(f"{where}: no such option; {suggest(entry.key, OPTIONS)}")
+            problems.append(f"{where}: no such option; {suggest_option(entry.key, OPTIONS)}")
         elif name in given:
             problems.append(f"{where}: {name} is given twice")
         else:

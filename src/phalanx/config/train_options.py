@@ -204,7 +204,7 @@ class TrainConfig(Section):
         "When checkpoints are scored: none, during training, or all of them after it.",
     )
     validation_frequency: RateText = option(
-        "1", "Validations per epoch while training: 1, 1/4 for every fourth epoch."
+        "1", "Epochs between validations while training: 4, 1/2 for two an epoch, 0 for none."
     )
     validation: bool = option(True, "--validation false is --validation-mode none.")
     training: bool = option(
@@ -243,6 +243,26 @@ class RunConfig(Section):
     )
     keep: int = option(
         2, "Newest checkpoints to keep; the best one stays besides.", low=1, resumable=True
+    )
+    weight_avg_strategy: Literal["none", "mean", "exponential"] = option(
+        "none",
+        "Average the last checkpoints when training is over; exponential: newer ones count more.",
+        resumable=True,
+    )
+    weight_avg_exp_decay: float = option(
+        0.99,
+        "What an exponential average keeps at each checkpoint, from the oldest on.",
+        low=0,
+        high=1,
+        resumable=True,
+    )
+    weight_avg_n: int | None = option(
+        None,
+        "Checkpoints to average, the last ones; -1 for all. They are kept whatever --keep says.",
+        low=-1,
+        auto="5, or as many as there are",
+        also=("weight-avg-N",),
+        resumable=True,
     )
     plugin: str | None = option(
         None, "Modules that add models and datasets of your own, with commas.", resumable=True

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.catalog.datasets import DATASETS
 from phalanx.data.arrays import open_embedded
 from phalanx.data.detect import FORMS
 from phalanx.data.folder import open_split_folder
@@ -72,6 +73,11 @@ def open_source(
     """The images of one split of a dataset."""
     if data not in OPENERS:
         raise ConfigError(f"--data: {data!r} has no images to read; {suggest(data, OPENERS)}")
+    if not data_dir and DATASETS[data].needs_folder:
+        raise DataError(
+            f"--data {data} lies in a folder: give --data-dir DIR, or set DATA_DIR in the "
+            "environment"
+        )
     if val_split is not None:
         return open_split_folder(
             _existing_folder(data_dir), split, share=val_split.share, seed=val_split.seed
@@ -80,11 +86,7 @@ def open_source(
 
 
 def _existing_folder(data_dir: str | None) -> Path:
-    if not data_dir:
-        raise DataError(
-            "this dataset lies in a folder: give --data-dir DIR, or set DATA_DIR in the environment"
-        )
-    folder = Path(data_dir).expanduser()
+    folder = Path(data_dir or "").expanduser()
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {what}; give the dataset's folder with --data-dir or DATA_DIR")

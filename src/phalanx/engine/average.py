@@ -14,8 +14,6 @@ from phalanx.plan.averaging import decay_at
 
 Precision = Callable[[], AbstractContextManager[None]]  # the context passes run in
 
-AVERAGES = "average.safetensors"  # a checkpoint's file of live averages
-
 
 class Slot(NamedTuple):
     """Where a module keeps a tensor. Looked up at every use: a replaced tensor is seen."""

@@ -10,9 +10,9 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
-from phalanx.engine.average import AVERAGES
-from phalanx.engine.shelf import FORMAT, prune, read_files, write_checkpoint
+from phalanx.engine.shelf import AVERAGES, FORMAT, prune, read_files, write_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
+from phalanx.errors import DivergedError
 from phalanx.models.weights import LAYOUT, fill
 from phalanx.optim.slots import named_state, restore_state
 
@@ -92,11 +92,22 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
+            refuse_unsound(snapshot)
             write_checkpoint(self._shelf, snapshot.step, pack(snapshot, self._about))
             scores = {int(step): top1 for step, top1 in snapshot.plain["scores"].items()}
             prune(self._shelf, keep=self._keep, scores=scores)
         except Exception as failure:  # noqa: BLE001 - carried to the training thread, raised there
             self._failure = failure
+
+
+def refuse_unsound(snapshot: Snapshot) -> None:
+    """A step of finite numbers may yet throw weights out of them; such weights are not saved."""
+    for name, tensor in snapshot.weights.items():
+        if not bool(tensor.isfinite().all()):
+            raise DivergedError(
+                f"step {snapshot.step:,}: {name} is not finite any more and was not saved; start "
+                "again, or fork an earlier checkpoint, with a lower --lr or a longer --warmup-epoch"
+            )
 
 
 def restore(state: TrainState, checkpoint: Path) -> None:

@@ -1,9 +1,11 @@
 """Each step's numbers, kept on the device until somebody must look."""
 
+from math import isnan
+
 import torch
 from torch import Tensor
 
-from phalanx.engine.state import Sums
+from phalanx.engine.state import StepNumbers, Sums
 
 
 class Ledger:
@@ -23,10 +25,13 @@ class Ledger:
         self._rows[self._count] = numbers
         self._count += 1
 
-    def settle(self, sums: Sums) -> list[tuple[float, float, float]]:
+    def settle(self, sums: Sums) -> list[StepNumbers]:
         """All steps since the last time, added to the sums. Waits for the device."""
-        rows = [tuple(row) for row in self._rows[: self._count].tolist()]
+        rows = [
+            StepNumbers(loss, grad_norm, None if isnan(top1) else top1)
+            for loss, grad_norm, top1 in self._rows[: self._count].tolist()
+        ]
         self._count = 0
-        for loss, grad_norm, top1 in rows:
-            sums.add(loss=loss, grad_norm=grad_norm, top1=top1)
+        for row in rows:
+            sums.add(row)
         return rows

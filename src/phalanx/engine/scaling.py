@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-FIRST = 2.0**16
+from phalanx.plan.loss_scale import FIRST
+
 MOST = 2.0**24
 PATIENCE = 2000  # sound steps after which a larger one is tried, as torch's GradScaler does
 HISTORY = 1000  # changes that are remembered

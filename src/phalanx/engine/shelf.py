@@ -2,7 +2,8 @@
 
 checkpoints/
   step-00000125/  manifest.json (format, and each file's size and sha256), facts.json,
-                  weights.safetensors, optimizer.safetensors
+                  weights.safetensors, optimizer.safetensors; average.safetensors where the
+                  run keeps a live average
   best            a link to the checkpoint with the highest score
   average/        the average of several, made on request: no step, never pruned or resumed from
   .part-...       being written, and
@@ -24,6 +25,7 @@ FORMAT = 1  # raise it when the layout changes, and teach `read_files` the older
 NAME = re.compile(r"^step-(\d{8,})$")
 PART, GONE = ".part-", ".gone-"
 BEST, AVERAGE = "best", "average"
+AVERAGES = "average.safetensors"  # a checkpoint's file of live averages
 
 
 def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
@@ -135,6 +137,12 @@ def list_checkpoints(shelf: Path) -> list[Path]:
     if not shelf.is_dir():
         return []
     return sorted((path for path in shelf.iterdir() if NAME.match(path.name)), key=step_of)
+
+
+def list_weights(shelf: Path) -> list[Path]:
+    """All that can be scored on a shelf: checkpoints, the average in each, and that of several."""
+    live = [path for one in list_checkpoints(shelf) for path in (one, one / AVERAGES)]
+    return [path for path in (*live, shelf / AVERAGE) if path.exists()]
 
 
 def newest_checkpoint(shelf: Path) -> Path | None:

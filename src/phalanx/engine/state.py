@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any
+from math import isfinite
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +17,52 @@ from phalanx.optim.half import HalfWeights
 from phalanx.optim.offload import Offload
 
 
+class StepNumbers(NamedTuple):
+    """What one step gave. Without top-1, no metrics are kept: its norm only shows soundness."""
+
+    loss: float
+    grad_norm: float
+    top1: float | None
+
+    @property
+    def sound(self) -> bool:
+        """Whether loss and gradients are finite."""
+        return isfinite(self.loss) and isfinite(self.grad_norm)
+
+    @property
+    def told_norm(self) -> float | None:
+        """The norm to write down: where metrics are kept, or where it is the trouble."""
+        wanted = self.top1 is not None or not isfinite(self.grad_norm)
+        return self.grad_norm if wanted else None
+
+
 @dataclass
 class Sums:
-    """Running sums since the last log point; part of the state, so that a resume loses none."""
+    """Running sums since the last log point; part of the state, so that a resume loses none.
+
+    None where a step among them was not measured: a mean of the others would not be theirs.
+    """
 
     steps: int = 0
     loss: float = 0.0
-    grad_norm: float = 0.0
-    top1: float = 0.0
+    grad_norm: float | None = 0.0
+    top1: float | None = 0.0
 
-    def add(self, *, loss: float, grad_norm: float, top1: float) -> None:
+    def add(self, row: StepNumbers) -> None:
         """Take one step in."""
         self.steps += 1
-        self.loss += loss
-        self.grad_norm += grad_norm
-        self.top1 += top1
+        self.loss += row.loss
+        self.grad_norm = plus(self.grad_norm, row.told_norm)
+        self.top1 = plus(self.top1, row.top1)
+
+    def mean(self, total: float | None) -> float | None:
+        """A sum over its steps, or None."""
+        return None if total is None else total / self.steps
+
+
+def plus(total: float | None, number: float | None) -> float | None:
+    """The sum of two numbers, where both are known."""
+    return None if total is None or number is None else total + number
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import nan
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class StepRule:
     clip_norm: float = 0.0  # longest gradient; 0 for any
     clip_value: float = 0.0  # largest number of a gradient; 0 for any
     velocity_ratio: float | None = None  # of sgd_combined: loss scale over its velocity's scale
-    metrics: bool = True  # whether steps tell their gradient's length and their top-1
+    metrics: bool = True  # whether steps tell their top-1; NaN stands for one that was not taken
 
     def precision(self) -> AbstractContextManager[None]:
         """The context forward passes run in."""
@@ -101,7 +102,7 @@ def train_step(
     state.step += 1
     with state.wide_update() as counts:
         gradients = gradients_of(state.optimizer)
-        grad_norm = treat_gradients(gradients, scale=scale, rule=rule, watched=scaler is not None)
+        grad_norm = treat_gradients(gradients, scale=scale, rule=rule)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
             scaler.overflowed(state.step)
             state.optimizer.zero_grad(set_to_none=True)
@@ -128,23 +129,18 @@ def run_passes(
         loss = LOSSES[rule.loss](logits, targets, rule.label_smoothing)
         (loss * (scale / images) if scale != 1 else loss / images).backward()
         with torch.no_grad():  # of mixed images, the label of the one that was there first
-            hits = (logits.argmax(1) == batch.labels).sum() if rule.metrics else loss * 0
+            hits = (logits.argmax(1) == batch.labels).sum() if rule.metrics else loss * nan
             tallies.append(torch.stack([loss, hits]))
     loss_sum, right = sum(tallies[1:], tallies[0])
     return loss_sum / images, right / images
 
 
 @torch.no_grad()
-def treat_gradients(
-    gradients: list[Tensor], *, scale: float, rule: StepRule, watched: bool = False
-) -> Tensor:
-    """Take the loss scale out and clip; gives their length as it was before clipping.
-
-    watched: their length decides whether they are used.
-    """
+def treat_gradients(gradients: list[Tensor], *, scale: float, rule: StepRule) -> Tensor:
+    """Take the loss scale out and clip; gives their length as it was before clipping."""
     if scale != 1:
         torch._foreach_mul_(gradients, 1 / scale)
-    norm = length_of(gradients) if rule.metrics or watched else gradients[0].new_zeros(())
+    norm = length_of(gradients)  # whoever keeps no metrics: it shows whether all are finite
     if rule.clip_value:
         torch._foreach_clamp_min_(gradients, -rule.clip_value)
         torch._foreach_clamp_max_(gradients, rule.clip_value)

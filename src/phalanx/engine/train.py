@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from time import perf_counter
 from typing import Protocol
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from phalanx.engine.evaluate import Score
 from phalanx.engine.ledger import Ledger
-from phalanx.engine.state import Clock, Sums, TrainState
+from phalanx.engine.state import Clock, StepNumbers, Sums, TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError, Stopped
 from phalanx.plan.plan import Plan
@@ -24,7 +23,7 @@ class Watch(Protocol):
     def progress(self, step: int) -> None:
         """A step is done; called after every one."""
 
-    def steps(self, first: int, rows: list[tuple[float, float, float]]) -> None:
+    def steps(self, first: int, rows: list[StepNumbers]) -> None:
         """The numbers of the steps from `first` on are known."""
 
     def log(self, state: TrainState, stretch: Clock) -> None:
@@ -47,7 +46,7 @@ class Parts:
     save: Callable[[TrainState], None]
     stopping: Callable[[], bool]
     images_of: Callable[[int], str]  # names the images of a step, for a person to look at
-    blame: Callable[[float, float], str]  # of an unsound step, its loss and norm: where it began
+    blame: Callable[[float, float], str]  # of an unsound step's loss and norm: why, and what to do
     watch: Watch
 
 
@@ -100,14 +99,11 @@ def settle(state: TrainState, ledger: Ledger, parts: Parts) -> None:
     rows = ledger.settle(state.sums)
     first = state.step - len(rows) + 1
     parts.watch.steps(first, rows)
-    for step, (loss, grad_norm, _) in enumerate(rows, start=first):
-        if not (isfinite(loss) and isfinite(grad_norm)):
+    for step, row in enumerate(rows, start=first):
+        if not row.sound:
             raise DivergedError(
-                f"step {step:,}: loss {loss:g}, gradient norm {grad_norm:g}; "
-                f"its images were {parts.images_of(step)}; {parts.blame(loss, grad_norm)}. "
-                "Nothing of it was saved: "
-                "start again, or fork the last checkpoint, with a lower --lr or a longer "
-                "--warmup-epoch"
+                f"step {step:,}: loss {row.loss:g}, gradient norm {row.grad_norm:g}; its images "
+                f"were {parts.images_of(step)}; {parts.blame(row.loss, row.grad_norm)}"
             )
 
 

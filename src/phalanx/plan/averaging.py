@@ -1,8 +1,10 @@
 """Which weights are averaged, and how much each counts: pure numbers."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, suggest
 
 STRATEGIES = ("mean", "exponential")
@@ -48,6 +50,39 @@ class Averaging:
             )
         usual = min(USUAL, there) if self.count is None else self.count
         return there if usual == EVERY else usual
+
+
+def averaging_of(config: Config) -> Averaging | None:
+    """How a run averages its last checkpoints when it is over; None where it does not."""
+    run = config.run
+    if run.weight_avg_strategy == "none":
+        return None
+    return Averaging(
+        strategy=run.weight_avg_strategy,
+        decay=run.weight_avg_exp_decay,
+        count=run.weight_avg_n,
+    )
+
+
+def kept_by(config: Config) -> int:
+    """How many of its newest checkpoints a run keeps: those to be averaged are among them."""
+    how = averaging_of(config)
+    if how is None:
+        return config.run.keep
+    wanted = USUAL if how.count is None else how.count
+    return sys.maxsize if wanted == EVERY else max(config.run.keep, wanted)
+
+
+def refuse_too_many(config: Config, *, saves: int) -> None:
+    """Raise ConfigError where a run is to average more checkpoints than it will make."""
+    how = averaging_of(config)
+    wanted = 0 if how is None else max(how.count or 0, 2)
+    if saves < wanted:
+        fewer = f"--weight-avg-n {saves}, or " if saves > 1 else ""
+        raise ConfigError(
+            f"--weight-avg-strategy {config.run.weight_avg_strategy}: {wanted} checkpoints are "
+            f"wanted and the run makes {saves}; give {fewer}a larger --ckpts-per-epoch"
+        )
 
 
 def decay_at(decay: float, step: int) -> float:

@@ -7,6 +7,9 @@ from math import ceil, floor, frexp, log2
 
 from phalanx.errors import ConfigError
 
+FIRST = 2.0**16  # of a scale that finds its own size, as torch's GradScaler
+FIXED = 1.0  # the value of --loss-scaling that nobody gave
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
@@ -20,6 +23,7 @@ class LossScale:
     final: float
     epochs: Fraction  # of the whole run
     steps_per_epoch: Fraction
+    automatic: bool = False  # it begins as planned, and finds its own size from there
 
     def at(self, step: int) -> float:
         """Loss scale of the step that follows `step` finished ones.
@@ -56,17 +60,28 @@ class LossScale:
 
 
 def make_loss_scale(
-    initial: float | None, final: float, *, epochs: Fraction, steps_per_epoch: Fraction
+    initial: float | None,
+    final: float,
+    *,
+    epochs: Fraction,
+    steps_per_epoch: Fraction,
+    automatic: bool = False,
 ) -> LossScale:
-    """The loss scale of a run, fixed where no initial one is given; refuses what cannot be."""
-    problems = loss_scale_problems(initial, final)
+    """The loss scale of a run, fixed where no initial one is given; refuses what cannot be.
+
+    automatic: it begins with `final` where that was given, and the optimizer steps move it.
+    """
+    problems = loss_scale_problems(None if automatic else initial, final)
     if problems:
         raise ConfigError("\n".join(problems))
+    if automatic:
+        initial = final = FIRST if final == FIXED else final
     return LossScale(
         initial=final if initial is None else initial,
         final=final,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
+        automatic=automatic,
     )
 
 

@@ -1,22 +1,24 @@
 """The Plan: every number derived from a Config, before anything runs."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.catalog.models import MODELS
-from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
+from phalanx.plan.averaging import refuse_too_many
 from phalanx.plan.events import CKPTS, LOGS, Every, settle
+from phalanx.plan.idle_options import warn_of_idle_options
+from phalanx.plan.image_size import Growth, check_sizes, choose_image_size, plan_growth
 from phalanx.plan.input_options import warn_of_input
 from phalanx.plan.loss_scale import LossScale, make_loss_scale
 from phalanx.plan.machine import count_cores, resolve_device, warn_of_offload
-from phalanx.plan.model import check_variant, variant_of
-from phalanx.plan.recompute import stored_paths
+from phalanx.plan.precision import refuse_precision, warn_of_precision
+from phalanx.plan.problems import Problems
+from phalanx.plan.recompute import plan_recomputation
 from phalanx.plan.schedule import Schedule, peak_rate
 from phalanx.plan.schedule_options import (
     Clock,
@@ -25,12 +27,10 @@ from phalanx.plan.schedule_options import (
     schedule_warnings,
 )
 from phalanx.units import (
-    Duration,
     parse_duration,
     parse_durations,
     parse_numbers,
     parse_rate,
-    parse_resolutions,
     parse_share,
 )
 
@@ -68,7 +68,7 @@ class Plan:
     half_partials: bool
     workers: int
     image_size: int
-    growth: tuple[tuple[int, int], ...]  # until which step training images have which size
+    growth: Growth
     stored: tuple[str, ...] | None  # modules whose outputs are kept; None: all are
     num_classes: int
     train_images: int
@@ -84,6 +84,7 @@ class Plan:
     log: Every
     evaluate: Every
     save: Every
+    scores_after: bool  # every checkpoint is scored when training is over
     schedule: Schedule
     loss_scale: LossScale
     warnings: tuple[str, ...] = ()  # what is done that may not be meant
@@ -92,6 +93,11 @@ class Plan:
     def epochs(self) -> float:
         """Epochs of images the whole run takes."""
         return float(self.total_steps / self.steps_per_epoch)
+
+    @property
+    def evaluations(self) -> int:
+        """How often the model is scored, while it trains or after."""
+        return (self.save if self.scores_after else self.evaluate).count()
 
     def epoch_at(self, step: int) -> float:
         """How far the data has been walked after that many steps."""
@@ -113,11 +119,23 @@ class Plan:
         plain["lr_shape"], plain["lr_peak"] = self.schedule.shape, self.schedule.peak
         plain["warmup_steps"] = self.schedule.warmup
         plain |= {f"{name}_points": event.count() for name, event in events.items()}
+        plain["evaluate_points"] = self.evaluations
+        plain["loss_scale"] = self.loss_scale.at(0)
+        plain["loss_scale_automatic"] = self.loss_scale.automatic
         return plain
 
     def at(self, step: int) -> dict[str, float]:
-        """Learning rate and loss scale of the step that follows `step` finished ones."""
-        return {"step": step, "lr": self.lr(step), "loss_scale": self.loss_scale.at(step)}
+        """Learning rate and loss scale of the step that follows `step` finished ones.
+
+        An automatic scale is the first one: nobody knows what becomes of it.
+        """
+        scale = self.loss_scale
+        return {
+            "step": step,
+            "lr": self.lr(step),
+            "loss_scale": scale.at(step),
+            "automatic": scale.automatic,
+        }
 
 
 def choose(config: Config) -> Chosen:
@@ -129,34 +147,30 @@ def choose(config: Config) -> Chosen:
     return Chosen(device=device, precision=precision, threads=count_cores())
 
 
-def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
-    """Derive every number of the run; refuse what cannot be done."""
-    global_batch = count_global_batch(config)
-    steps_per_epoch = count_steps_per_epoch(config, data.train_images, global_batch)
-    total = count_steps(config, steps_per_epoch)
+def make_plan(
+    config: Config, data: DataFacts, chosen: Chosen, *, places: Mapping[str, str] | None = None
+) -> Plan:
+    """Derive every number of the run; refuse what cannot be done, all of it together.
 
-    def steps_of(length: Duration) -> int:
-        return length.steps(steps_per_epoch=steps_per_epoch, total_steps=total)
-
-    clock, asked = Clock(total, steps_per_epoch), asked_schedule(config)
-    refuse_precision(config, chosen.precision)
-    image_size = choose_image_size(config)
-    growth = plan_growth(config, image_size, total, steps_of)
-    for size in (image_size, *(size for _, size in growth)):
-        check_variant(
-            config.model.model, variant_of(config), size, micro_batch=config.data.batch_size
-        )
-
-    events, workers = plan_events(config, steps_per_epoch, total), choose_workers(config)
+    places: where each option was said, to name instead of its flag.
+    """
+    problems = Problems(places or {})
+    with problems:  # all else hangs on these
+        global_batch = count_global_batch(config)
+        steps_per_epoch = count_steps_per_epoch(config, data.train_images, global_batch)
+        total = count_steps(config, steps_per_epoch)
+    problems.refuse()
+    clock, image_size = Clock(total, steps_per_epoch), choose_image_size(config)
+    parts = plan_parts(config, chosen, clock, problems=problems, image_size=image_size)
     return Plan(
         **asdict(chosen),
         determinism=config.machine.determinism,
         half_type=config.machine.half_type,
         half_partials=config.machine.half_partials,
-        workers=workers,
+        workers=choose_workers(config),
         image_size=image_size,
-        growth=growth,
-        stored=plan_recomputation(config),
+        growth=parts.growth,
+        stored=parts.stored,
         num_classes=data.classes,
         train_images=data.train_images,
         valid_images=data.valid_images,
@@ -168,24 +182,62 @@ def make_plan(config: Config, data: DataFacts, chosen: Chosen) -> Plan:
         total_steps=total,
         valid_batch=config.data.valid_batch_size or max(config.data.batch_size, LEAST_VALID_BATCH),
         max_bad=count_max_bad(config, data.train_images),
-        log=events.log,
-        evaluate=events.evaluate,
-        save=events.save,
-        schedule=make_schedule(asked, choose_peak(config), clock),
-        loss_scale=make_loss_scale(
-            config.loss.initial_loss_scaling,
-            config.loss.loss_scaling,
-            epochs=asked_epochs(config) or total / steps_per_epoch,
-            steps_per_epoch=steps_per_epoch,
-        ),
+        log=parts.events.log,
+        evaluate=parts.events.evaluate,
+        save=parts.events.save,
+        scores_after=config.train.validation and config.train.validation_mode == "after",
+        schedule=parts.schedule,
+        loss_scale=parts.loss_scale,
         warnings=(
-            *schedule_warnings(asked, clock),
-            *events.warnings,
+            *schedule_warnings(asked_schedule(config), clock),
+            *parts.events.warnings,
             *warn_of_precision(config, chosen.precision),
+            *warn_of_idle_options(config, precision=chosen.precision),
             *warn_of_offload(chosen.device, asked=config.machine.offload_optimizer),
-            *warn_of_input(config, device=chosen.device, workers=workers),
+            *warn_of_input(config, device=chosen.device, workers=choose_workers(config)),
         ),
     )
+
+
+class Parts(NamedTuple):
+    """What of a plan may be refused, each for itself."""
+
+    growth: Growth
+    stored: tuple[str, ...] | None
+    events: "Events"
+    schedule: Schedule
+    loss_scale: LossScale
+
+
+def plan_parts(
+    config: Config, chosen: Chosen, clock: Clock, *, problems: Problems, image_size: int
+) -> Parts:
+    """The parts that know nothing of each other; whatever any of them refuses is told."""
+    per_epoch, total = clock.steps_per_epoch, clock.total
+    growth: Growth = ()
+    with problems:
+        growth = plan_growth(config, image_size, clock)
+    with problems:
+        check_sizes(config, image_size, growth)
+    with problems:
+        schedule = make_schedule(asked_schedule(config), choose_peak(config), clock)
+    with problems:
+        refuse_precision(config, chosen.precision)
+    with problems:
+        loss_scale = make_loss_scale(
+            config.loss.initial_loss_scaling,
+            config.loss.loss_scaling,
+            epochs=asked_epochs(config) or total / per_epoch,
+            steps_per_epoch=per_epoch,
+            automatic=config.loss.auto_loss_scaling,
+        )
+    with problems:
+        events = plan_events(config, per_epoch, total)
+        refuse_too_many(config, saves=events.save.count())
+    with problems:
+        stored = plan_recomputation(config)
+    problems.refuse()
+    return Parts(growth, stored, events, schedule, loss_scale)
 
 
 class Events(NamedTuple):
@@ -214,42 +266,13 @@ def plan_events(config: Config, steps_per_epoch: Fraction, total: int) -> Events
 def validations(config: Config) -> str:
     """How often an epoch the model is scored while it trains."""
     during = config.train.validation and config.train.validation_mode == "during"
-    return config.train.validation_frequency if during else "0"
+    apart = Fraction(config.train.validation_frequency)
+    return str(1 / apart) if during and apart else "0"
 
 
 def asked_epochs(config: Config) -> Fraction | None:
     """The length of the run, where it is given in epochs."""
     return None if config.train.epochs is None else Fraction(str(config.train.epochs))
-
-
-def refuse_precision(config: Config, precision: str) -> None:
-    """Raise ConfigError for options that the precision has no use for."""
-    if config.loss.auto_loss_scaling and precision == "32.32":
-        raise ConfigError(
-            "--auto-loss-scaling: 32-bit gradients need no loss scale of their own; use "
-            "--precision 16.32 or 16.16, or leave it away"
-        )
-    if config.loss.auto_loss_scaling and config.loss.initial_loss_scaling is not None:
-        raise ConfigError(
-            "--auto-loss-scaling and --initial-loss-scaling both move the loss scale; give one"
-        )
-
-
-def warn_of_precision(config: Config, precision: str) -> Iterator[str]:
-    """What may not be meant about 16-bit numbers."""
-    if config.machine.enable_stochastic_rounding and precision != "16.16":
-        yield (
-            f"--enable-stochastic-rounding has no effect with --precision {precision}: "
-            "weights are 32 bits wide"
-        )
-    scaled = config.loss.auto_loss_scaling or config.loss.loss_scaling > 1
-    if patterns_of(config) and not config.machine.enable_recompute:
-        yield "--recompute-checkpoints has no effect without --enable-recompute"
-    if config.machine.half_type == "float16" and precision != "32.32" and not scaled:
-        yield (
-            "--half-type float16: small gradients vanish without a loss scale; "
-            "--auto-loss-scaling or --loss-scaling 128 keeps them"
-        )
 
 
 def asked_schedule(config: Config) -> ScheduleOptions:
@@ -318,57 +341,6 @@ def count_steps(config: Config, steps_per_epoch: Fraction) -> int:
             f"are not one step; train longer or lower --batch-size"
         )
     return total
-
-
-def choose_image_size(config: Config) -> int:
-    """As asked, else the model's own where images are cut to size anyway, else the dataset's."""
-    dataset = DATASETS[config.data.data]
-    own = MODELS[config.model.model].image_size if dataset.any_size else dataset.image_size
-    return config.data.image_size or own
-
-
-def plan_growth(
-    config: Config, image_size: int, total: int, steps_of: Callable[[Duration], int]
-) -> tuple[tuple[int, int], ...]:
-    """Until which step training images have which smaller size; empty where they never do."""
-    text = config.data.progressive_resolution
-    if text is None:
-        return ()
-    growth = tuple((steps_of(end), size) for size, end in parse_resolutions(text))
-    ends = [end for end, _ in growth]
-    if ends != sorted(set(ends)) or ends[0] == 0:
-        raise ConfigError(
-            f"--progressive-resolution {text}: ends at steps {ends}; each must come after the one "
-            "before it"
-        )
-    if ends[-1] >= total:
-        raise ConfigError(
-            f"--progressive-resolution {text}: lasts until step {ends[-1]:,} of {total:,}, and no "
-            "step is left at --image-size; end it earlier, such as at 80%"
-        )
-    if any(size >= image_size for _, size in growth):
-        raise ConfigError(
-            f"--progressive-resolution {text}: wants sizes below --image-size {image_size}, "
-            "which the run ends with"
-        )
-    return growth
-
-
-def plan_recomputation(config: Config) -> tuple[str, ...] | None:
-    """The modules whose outputs are kept while the others are computed again; None: all are."""
-    if not config.machine.enable_recompute:
-        return None
-    patterns = patterns_of(config)
-    variant = variant_of(config)
-    if patterns and not isinstance(variant, OwnVariant):
-        stored_paths(variant, patterns, model=config.model.model)  # refuses what matches nothing
-    return patterns
-
-
-def patterns_of(config: Config) -> tuple[str, ...]:
-    """The patterns of --recompute-checkpoints."""
-    text = config.machine.recompute_checkpoints or ""
-    return tuple(word.strip() for word in text.strip("[]").split(",") if word.strip())
 
 
 def choose_workers(config: Config) -> int:

@@ -11,8 +11,10 @@ from difflib import get_close_matches
 from phalanx.catalog.efficientnets import EfficientNetVariant, InvertedBlock, inverted_blocks_of
 from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant, blocks_of
 from phalanx.catalog.splits import adding_units
-from phalanx.catalog.variant import Variant
+from phalanx.catalog.variant import OwnVariant, Variant
+from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
+from phalanx.plan.model import variant_of
 
 Names = Mapping[str, tuple[str, ...]]  # what a module may be called, and the modules it means
 
@@ -38,6 +40,66 @@ KINDS = {  # the oldest recipes' words for every convolution and every norm: no 
     "conv": re.compile(r"(.*/)?(conv\d?|conv_\w+|downsample/0)"),
     "norm": re.compile(r"(.*/)?(bn\d|downsample/1)"),
 }
+PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of a regular expression
+DEEPER = {"(": 1, "{": 1, ")": -1, "}": -1}
+
+
+def plan_recomputation(config: Config) -> tuple[str, ...] | None:
+    """The modules whose outputs are kept while the others are computed again; None: all are."""
+    if not config.machine.enable_recompute:
+        return None
+    text = config.machine.recompute_checkpoints
+    if text is None:
+        return ()
+    patterns, variant = split_patterns(text), variant_of(config)
+    if not patterns:
+        raise ConfigError(
+            f"--recompute-checkpoints: {text!r} names no module; give patterns with commas, such "
+            "as .*conv.*, or leave it away to keep the output of every block"
+        )
+    for pattern in patterns:
+        compile_pattern(pattern)
+    if not isinstance(variant, OwnVariant):
+        stored_paths(variant, patterns, model=config.model.model)  # refuses what matches nothing
+    return patterns
+
+
+def split_patterns(text: str) -> tuple[str, ...]:
+    """Regular expressions with commas, in brackets or without; commas inside one are its own.
+
+    >>> split_patterns("[conv{1,2}, layer[1,2]]"), split_patterns("[a-z]*/0,(a,b)")
+    (('conv{1,2}', 'layer[1,2]'), ('[a-z]*/0', '(a,b)'))
+    """
+    text = text.strip()
+    words, depth = [""], 0
+    for piece in PIECE.findall(text[1:-1] if is_bracketed(text) else text):
+        depth = max(0, depth + DEEPER.get(piece, 0))
+        if piece == "," and depth == 0:
+            words.append("")
+        else:
+            words[-1] += piece
+    return tuple(word.strip() for word in words if word.strip())
+
+
+def is_bracketed(text: str) -> bool:
+    """Whether the first bracket of a text is closed by its last character."""
+    depth = 0
+    for place, piece in enumerate(pieces := re.findall(r"\\.|.", text, re.DOTALL), start=1):
+        depth += {"[": 1, "]": -1}.get(piece, 0)
+        if depth <= 0:
+            return piece == "]" and depth == 0 and place == len(pieces)
+    return False
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """The regular expression; ConfigError for what is none."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"--recompute-checkpoints: {pattern!r} is no regular expression: {error}; "
+            "for example .*conv.* or layer3/.*"
+        ) from error
 
 
 def stored_paths(variant: Variant, patterns: Sequence[str], *, model: str) -> tuple[str, ...]:
@@ -74,13 +136,7 @@ def names_matching(pattern: str, names: Names) -> list[str]:
     plain = [name for name in (pattern, written) if name in names]
     if plain:
         return plain[:1]
-    try:
-        beginning = re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"--recompute-checkpoints: {pattern!r} is no regular expression: {error}; "
-            "for example .*conv.* or layer3/.*"
-        ) from error
+    beginning = compile_pattern(pattern)
     searched = [name for name, paths in names.items() if name not in KINDS or paths == (name,)]
     return [
         name

@@ -13,6 +13,7 @@ from phalanx.report.scores import paired_test
 
 ABSENT = "(not set)"
 SURROUNDINGS = ("environment", "chosen")  # the facts about code and machine
+METRICS = ("grad_norm", "top1")  # what --disable-metrics leaves out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +107,17 @@ def differences(a: dict[str, str], b: dict[str, str]) -> list[Difference]:
 
 
 def first_parting(a: dict[str, list[float]], b: dict[str, list[float]]) -> Parting | None:
-    """The first step, and its first quantity, whose bits differ; None where none does."""
+    """The first step, and its first quantity, whose bits differ; None where none does.
+
+    Steps of which one run keeps no metrics are compared by their loss.
+    """
     shared, at_a, at_b = np.intersect1d(a["step"], b["step"], return_indices=True)
+    bare = np.isnan(np.asarray(a["top1"])[at_a]) | np.isnan(np.asarray(b["top1"])[at_b])
     found = None
     for name in STEP_FIELDS:
         x, y = np.asarray(a[name])[at_a], np.asarray(b[name])[at_b]
-        differ = np.flatnonzero(~((x == y) | (np.isnan(x) & np.isnan(y))))
+        same = (x == y) | (np.isnan(x) & np.isnan(y)) | (bare & (name in METRICS))
+        differ = np.flatnonzero(~same)
         if len(differ) and (found is None or differ[0] < found[0]):
             found = (int(differ[0]), name)
     if found is None:

@@ -212,13 +212,13 @@ class Pace:
 
 
 def log_parts(row: LogRow) -> list[str]:
-    """The numbers of a log point, each with its name."""
-    parts = [
-        f"loss {row.loss:.4f}",
-        f"top-1 {row.top1:.2%}",
-        f"lr {row.lr:.4g}",
-        f"grad {row.grad_norm:.3g}",
-    ]
+    """The numbers of a log point that were measured, each with its name."""
+    parts = [f"loss {row.loss:.4f}"]
+    if row.top1 is not None:
+        parts.append(f"top-1 {row.top1:.2%}")
+    parts.append(f"lr {row.lr:.4g}")
+    if row.grad_norm is not None:
+        parts.append(f"grad {row.grad_norm:.3g}")
     if row.images_per_second is not None:
         parts.append(f"{format_count(row.images_per_second)} images/s")
     if row.data_wait is not None:

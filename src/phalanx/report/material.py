@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from phalanx.report.average import AverageScore, read_average_score
 from phalanx.report.folder import RunFolder
 from phalanx.report.predictions import Prediction, Worst, read_predictions, read_worst
 from phalanx.report.records import LogRow, ScoreRow, read_logs, read_scores, read_steps
@@ -24,6 +25,7 @@ class Material:
     predictions: list[Prediction]
     worst: Worst | None
     summary: Summary | None
+    average: AverageScore | None  # of checkpoints/average, while that is there
 
     @property
     def name(self) -> str:
@@ -77,6 +79,7 @@ def middle(values: list[float | None]) -> float | None:
 def gather(run: RunFolder) -> Material:
     """Read everything the page needs from the run folder."""
     folder = run.path
+    averaged = (run.checkpoints / "average").exists()
     return Material(
         run=run,
         facts=run.facts,
@@ -87,4 +90,5 @@ def gather(run: RunFolder) -> Material:
         predictions=read_predictions(folder),
         worst=read_worst(folder),
         summary=read_summary(folder) if run.summary.exists() else None,
+        average=read_average_score(folder) if averaged else None,
     )

@@ -21,10 +21,13 @@ PURPOSES = {
     "metrics.jsonl": "one line a step, one per evaluation",
     "training.csv": "one row per log point",
     "validation.csv": "one row per evaluation",
+    "averaged.csv": "the same, of the averaged weights",
+    "average.json": "what the average of checkpoints scored",
     "log.txt": "what the console said",
     "predictions.csv": "the newest evaluation, one row per image",
     "worst.npz": "thumbnails of the most confident mistakes",
     "summary.json": "the result in numbers",
+    "blackbox.json": "the last steps of a run that failed",
 }
 
 
@@ -71,6 +74,7 @@ def headline_tiles(material: Material) -> list[tuple[str, str, str]]:
         *score_tiles(material),
         *best_tile(material),
         *averaged_tile(material),
+        *average_tile(material),
         length_tile(material),
         *speed_tiles(material),
     ]
@@ -100,6 +104,18 @@ def averaged_tile(material: Material) -> list[tuple[str, str, str]]:
     """The score of the averaged weights, where there are any."""
     top1 = material.summary.averaged_top1 if material.summary else None
     return [] if top1 is None else [("averaged top-1", f"{top1:.2%}", "of the averaged weights")]
+
+
+def average_tile(material: Material) -> list[tuple[str, str, str]]:
+    """The score of the average of checkpoints beside the newest's, where one was made."""
+    found = material.average
+    if found is None:
+        return []
+    steps, low_high = found.account["steps"], found.average.interval95
+    of = f"of {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
+    low, high = (bound * 100 for bound in low_high)
+    detail = f"{of}\n95% interval {low:.2f} to {high:.2f}; the newest {found.newest.top1:.2%}"
+    return [("top-1 of the average", f"{found.average.top1:.2%}", detail)]
 
 
 def length_tile(material: Material) -> tuple[str, str, str]:
@@ -222,7 +238,7 @@ def curves(material: Material) -> str:
     if not steps["step"]:
         return section("curves", "Curves", body=note("Nothing trained yet."))
     wide = [("Loss", plots.plot_loss(steps, logs, scores=scores))]
-    if logs or scores:
+    if scores or any(row.top1 is not None for row in logs):
         wide.append(("Top-1", plots.plot_top1(logs, scores)))
     small = [("Learning rate", plots.plot_rate(steps))]
     if any(row.images_per_second is not None for row in logs):

@@ -128,7 +128,7 @@ def plot_top1(logs: Sequence[LogRow], scores: Sequence[ScoreRow]) -> str:
     """Top-1 in training and in validation, the latter with its 95 % interval."""
 
     def paint(axes: Any) -> None:
-        if logs:
+        if any(row.top1 is not None for row in logs):
             axes.plot(*log_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
         if scores:
             x, y = score_curve(scores, "top1", scale=100)

@@ -29,8 +29,8 @@ class StepRow:
     epoch: float
     lr: float
     loss: float
-    grad_norm: float
-    top1: float
+    grad_norm: float | None  # None where no metrics are kept, like top1
+    top1: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class LogRow:
     epoch: float
     lr: float
     loss: float
-    grad_norm: float
-    top1: float
+    grad_norm: float | None
+    top1: float | None
     images_per_second: float | None
     data_wait: float | None  # share of the time, 0 to 1
 
@@ -144,12 +144,13 @@ def json_number(value: float) -> float | str:
 
 def step_line(row: StepRow) -> str:
     """One step as a line of metrics.jsonl."""
-    numbers = {name: json_number(getattr(row, name)) for name in STEP_FIELDS[1:]}
+    values = {name: getattr(row, name) for name in STEP_FIELDS[1:]}
+    numbers = {n: None if value is None else json_number(value) for n, value in values.items()}
     return json.dumps({"step": int(row.step), **numbers}, allow_nan=False) + "\n"
 
 
-def score_line(row: ScoreRow) -> str:
-    """One evaluation as a line of metrics.jsonl."""
+def score_entry(row: ScoreRow) -> dict[str, Any]:
+    """One evaluation as plain values, which `parse_score` takes back."""
     valid = {
         "scored": int(row.scored),
         "top1": json_number(row.top1),
@@ -157,8 +158,12 @@ def score_line(row: ScoreRow) -> str:
         "loss": json_number(row.loss),
         "interval95": [json_number(bound) for bound in row.interval95],
     }
-    line = {"step": int(row.step), "epoch": json_number(row.epoch), "valid": valid}
-    return json.dumps(line, allow_nan=False) + "\n"
+    return {"step": int(row.step), "epoch": json_number(row.epoch), "valid": valid}
+
+
+def score_line(row: ScoreRow) -> str:
+    """One evaluation as a line of metrics.jsonl."""
+    return json.dumps(score_entry(row), allow_nan=False) + "\n"
 
 
 def csv_line(cells: Iterable[object]) -> str:
@@ -222,7 +227,10 @@ def read_metrics(folder: Path, *, scores: bool) -> Iterator[dict[str, Any]]:
 
 
 def read_steps(folder: Path) -> dict[str, list[float]]:
-    """The steps of metrics.jsonl as columns: step, epoch, lr, loss, grad_norm and top1."""
+    """The steps of metrics.jsonl as columns: step, epoch, lr, loss, grad_norm and top1.
+
+    NaN stands for what was not measured; a top-1 that was is always a number.
+    """
     try:
         rows = [step_cells(entry) for entry in read_metrics(folder, scores=False)]
     except (KeyError, TypeError, ValueError) as cause:
@@ -232,7 +240,8 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
 
 def step_cells(entry: dict[str, Any]) -> tuple[float, ...]:
     """One step from its entry in metrics.jsonl, in the order of its columns."""
-    return (entry["step"], *(float(entry[name]) for name in STEP_FIELDS[1:]))
+    values = [entry[name] for name in STEP_FIELDS[1:]]
+    return (entry["step"], *(math.nan if value is None else float(value) for value in values))
 
 
 def read_scores(folder: Path) -> list[ScoreRow]:
@@ -255,7 +264,7 @@ def read_averaged(folder: Path) -> dict[int, float]:
 
 
 def parse_score(entry: dict[str, Any]) -> ScoreRow:
-    """One evaluation from its entry in metrics.jsonl."""
+    """One evaluation from its entry in metrics.jsonl or average.json."""
     valid = entry["valid"]
     low, high = valid["interval95"]
     return ScoreRow(

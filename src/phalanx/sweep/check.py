@@ -1,4 +1,4 @@
-"""Every value of a sweep through the reader of `phalanx train`, before anything runs."""
+"""Every value of a sweep through the reader and the plan of `phalanx train`, before it runs."""
 
 import re
 from collections.abc import Iterator
@@ -6,10 +6,11 @@ from itertools import islice
 from pathlib import Path
 
 from phalanx.assemble.infer import read_with_data
+from phalanx.assemble.view import MADE_UP, look_at_made_up, look_up_data
 from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings, joined
 from phalanx.errors import ConfigError
-from phalanx.plan.plan import validations
+from phalanx.plan.plan import choose, make_plan, validations
 from phalanx.sweep.file import PRESET, SweepFile, read_sweep
 from phalanx.sweep.space import Choice, Values, as_text, count_points, iterate_ends, iterate_points
 from phalanx.units import parse_rate
@@ -45,7 +46,7 @@ def flags_of(sweep: SweepFile, values: Values) -> dict[str, str]:
 
 
 def check_values(sweep: SweepFile, path: Path) -> list[str]:
-    """What the reader says to the values of a sweep, each thing once."""
+    """What the reader and the plan say to the values of a sweep, each thing once."""
     found = list(check_presets(sweep))
     if found:
         return found
@@ -54,12 +55,22 @@ def check_values(sweep: SweepFile, path: Path) -> list[str]:
         flags = {**known, **flags_of(sweep, values)}
         try:
             settings = read_with_data(preset_of(sweep, values), flags)
+            refuse_impossible(settings)
         except ConfigError as error:
             found += blame(str(error), sweep, path)
         else:
             found += [*refuse_unscored(settings, sweep, path)]
             known = known or data_of(settings, sweep)
     return list(dict.fromkeys(found))
+
+
+def refuse_impossible(settings: Settings) -> None:
+    """Raise ConfigError for what the plan refuses; a folder's data is left to the trials."""
+    config = settings.config
+    made_up = config.data.data in MADE_UP
+    view = look_at_made_up(config) if made_up else look_up_data(config)
+    if view is not None and config.data.data_dir is None:
+        make_plan(config, view.facts, choose(config), places=settings.places)
 
 
 def data_of(settings: Settings, sweep: SweepFile) -> dict[str, str]:
