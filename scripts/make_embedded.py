@@ -2,7 +2,7 @@
 
 The rule: of each class, the first 800 training and the first 150 test images in file order; they
 stay in file order. `python scripts/make_embedded.py` writes src/phalanx/data/embedded/*.npz and
-prints the hashes that phalanx.data.arrays.EMBEDDED_SHA256 holds.
+prints the hashes that phalanx.data.formats.arrays.EMBEDDED_SHA256 holds.
 """
 
 import argparse
@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.arrays import EMBEDDED, hash_arrays
-from phalanx.data.idx import IMAGES_MAGIC, LABELS_MAGIC, read_idx
+from phalanx.data.formats.arrays import EMBEDDED, hash_arrays
+from phalanx.data.formats.idx import IMAGES_MAGIC, LABELS_MAGIC, read_idx
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 PER_CLASS = {"train": 800, "valid": 150}

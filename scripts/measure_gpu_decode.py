@@ -22,14 +22,20 @@ import torch
 from torch import Tensor
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.data.batches import Findings, Reader, Recipe
-from phalanx.data.detect import detect
-from phalanx.data.device import Normaliser
-from phalanx.data.gpu_jpeg import Decode, GpuDecoder, NvJpeg, gpu_decode_problem, suits_gpu
-from phalanx.data.pixels import decode
-from phalanx.data.pool import Wish
-from phalanx.data.sources import Split
-from phalanx.data.transforms import Treatment, choose_part
+from phalanx.data.formats.decode import decode
+from phalanx.data.formats.detect import detect
+from phalanx.data.formats.sources import Split
+from phalanx.data.loading.device import Normaliser
+from phalanx.data.loading.gpu_decode import (
+    Decode,
+    GpuDecoder,
+    NvJpeg,
+    gpu_decode_problem,
+    suits_gpu,
+)
+from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
+from phalanx.data.loading.worker_pool import BatchRequest
+from phalanx.data.transforms.transform import TransformSpec, choose_part
 from phalanx.kernels.cut import cut_batch
 from phalanx.plan.order import Order
 
@@ -43,14 +49,14 @@ def decode_here(files: list[bytes]) -> list[Tensor]:
     return [torch.from_numpy(decode(file, "image")).permute(2, 0, 1) for file in files]
 
 
-def make_recipe(words: argparse.Namespace) -> Recipe:
+def make_recipe(words: argparse.Namespace) -> InputSpec:
     """The training of a set of photographs."""
     found = detect(words.dir)[0]
-    recipe = Recipe(
+    recipe = InputSpec(
         data=found.data,
         data_dir=str(found.folder),
         image_size=words.size,
-        treatment=Treatment(augment="resized-crop"),
+        treatment=TransformSpec(augment="resized-crop"),
         seed=0,
     )
     images = len(recipe.open("train"))
@@ -72,7 +78,7 @@ class Bench:
 
     def reader(self, split: Split = "train") -> Reader:
         """A reader of its own for each thread."""
-        return Reader(self.recipe, split, findings=Findings(), max_bad=None)
+        return Reader(self.recipe, split, findings=ReadingNotes(), max_bad=None)
 
     def wait(self) -> None:
         """Until the device has done everything: here the clock is read."""
@@ -149,7 +155,9 @@ class Bench:
         """One normalised batch."""
         order = self.recipe.order
         assert order is not None
-        batch = decoder.fill(decoder.prepare(Wish(order.positions(step), self.recipe.image_size)))
+        batch = decoder.fill(
+            decoder.prepare(BatchRequest(order.positions(step), self.recipe.image_size))
+        )
         if batch.ready is not None:
             batch.ready.wait()
         return self.normaliser.images(batch.pixels)
@@ -165,7 +173,7 @@ class Bench:
             keys = keys if split == "train" else keys % len(reader.source)
             expected = np.empty((len(keys), size, size, 3), np.uint8)
             known = reader.fill(keys, expected)
-            batch = decoder.fill(decoder.prepare(Wish(keys, size)))
+            batch = decoder.fill(decoder.prepare(BatchRequest(keys, size)))
             if batch.ready is not None:
                 batch.ready.synchronize()
             assert (batch.indices == known.indices).all()

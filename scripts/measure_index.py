@@ -17,8 +17,8 @@ from time import perf_counter
 
 import numpy as np
 
-from phalanx.data.folder import locate, open_folder, stamp_place
-from phalanx.data.index import Index, Stamp, find_index, pack_texts
+from phalanx.data.formats.folder import locate, open_folder, stamp_place
+from phalanx.data.formats.index import Index, Stamp, find_index, pack_texts
 from phalanx.plan.order import Order
 
 CLASSES = 1000

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from phalanx.data.batches import Findings, Reader, Recipe
+from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
 from phalanx.plan.machine import count_cores
 
 ROWS = 16  # that a process fills in one go, as the Loader's do
@@ -42,8 +42,8 @@ class Rates(NamedTuple):
 
 def fill_alone(first: int, seconds: float) -> None:
     """Be a bare process: get ready, wait for the word, fill, and tell the rate."""
-    recipe = Recipe.from_json(json.loads(sys.stdin.readline()))
-    reader = Reader(recipe, "train", findings=Findings(), max_bad=None)
+    recipe = InputSpec.from_json(json.loads(sys.stdin.readline()))
+    reader = Reader(recipe, "train", findings=ReadingNotes(), max_bad=None)
     out = np.empty((ROWS, recipe.image_size, recipe.image_size, 3), np.uint8)
     groups = iter(range(first, first + APART, ROWS))
     reader.fill(np.arange(next(groups), first + ROWS), out)
@@ -57,7 +57,7 @@ def fill_alone(first: int, seconds: float) -> None:
     print(images / (perf_counter() - begin))
 
 
-def rate_bare(recipe: Recipe, workers: int, seconds: float) -> float:
+def rate_bare(recipe: InputSpec, workers: int, seconds: float) -> float:
     """What so many bare processes fill, all at the same time."""
     command = [sys.executable, __file__, "-", "--seconds", str(seconds), "--first"]
     processes = [
@@ -97,11 +97,11 @@ def rate_of(steps: Iterator[Any], images: int, seconds: float, settle: Callable[
 def measure(words: argparse.Namespace) -> Iterator[Rates]:
     """One row for each number of workers."""
     from phalanx.assemble.build import prepare_torch  # torch: bare processes do without
+    from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
     from phalanx.assemble.feed import normaliser_of, open_feed
-    from phalanx.assemble.infer import read_with_data
-    from phalanx.assemble.view import plan_of, preprocessing_of, recipe_of
+    from phalanx.assemble.find_data import read_with_data
     from phalanx.bench.feeding import synchronise
-    from phalanx.data.loader import Loader
+    from phalanx.data.loading.loader import Loader
 
     given = {name: getattr(words, name.replace("-", "_")) for name in OPTIONS}
     options = {name: value for name, value in given.items() if value}

@@ -16,12 +16,12 @@ import numpy as np
 from PIL import Image
 
 from phalanx.bench.paired import measure_pairs
-from phalanx.data.augment import Part
-from phalanx.data.pixels import Picture, Pixels
-from phalanx.data.transforms import FIXED_COLUMNS, Treatment, choose_part, cut
+from phalanx.data.formats.decode import Picture, Pixels
+from phalanx.data.transforms.augment import Part
+from phalanx.data.transforms.transform import FIXED_COLUMNS, TransformSpec, choose_part, cut
 from phalanx.plan.draws import draw_uniform
 
-PHOTOGRAPHS = Treatment(augment="resized-crop")
+PHOTOGRAPHS = TransformSpec(augment="resized-crop")
 
 
 def part_of(height: int, width: int, draws: list[float]) -> Part:

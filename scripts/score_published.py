@@ -29,9 +29,9 @@ from phalanx.catalog.datasets import IMAGENET_MEAN, IMAGENET_STD
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Variant
-from phalanx.data.device import Normaliser
-from phalanx.data.pixels import decode
-from phalanx.data.transforms import TRANSFORMS
+from phalanx.data.formats.decode import decode
+from phalanx.data.loading.device import Normaliser
+from phalanx.data.transforms.transform import TRANSFORMS
 from phalanx.models.build import build_model
 from phalanx.models.weights import read_weights
 

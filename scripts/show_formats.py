@@ -21,12 +21,12 @@ from time import perf_counter
 
 import numpy as np
 
-from phalanx.data.batches import Batch, Recipe
-from phalanx.data.detect import detect
-from phalanx.data.folder import find_split
-from phalanx.data.loader import Loader
-from phalanx.data.origin import SPLITS, Part, find_parts, read_sample
-from phalanx.data.transforms import Treatment
+from phalanx.data.convert.origin import SPLITS, Part, find_parts, read_sample
+from phalanx.data.formats.detect import detect
+from phalanx.data.formats.folder import find_split
+from phalanx.data.loading.loader import Loader
+from phalanx.data.loading.reader import Batch, InputSpec
+from phalanx.data.transforms.transform import TransformSpec
 from phalanx.plan.order import Order
 from phalanx.units import format_bytes
 
@@ -125,21 +125,21 @@ def digests(parts: list[Part]) -> list[tuple[int, str]]:
     return found
 
 
-def make_recipe(folder: Path, image_size: int) -> Recipe:
+def make_recipe(folder: Path, image_size: int) -> InputSpec:
     """Batches as training gets them."""
     found = detect(folder)[0]
     train = find_parts(folder)[0]
-    return Recipe(
+    return InputSpec(
         data=found.data,
         data_dir=str(found.folder),
         image_size=image_size,
-        treatment=Treatment(augment="resized-crop"),
+        treatment=TransformSpec(augment="resized-crop"),
         seed=0,
         order=Order(images=train.images, global_batch=min(BATCH, train.images), seed=0),
     )
 
 
-def sample_batches(recipe: Recipe) -> list[Batch]:
+def sample_batches(recipe: InputSpec) -> list[Batch]:
     """The batches of the first training steps, and all of validation."""
     assert recipe.order is not None
     batch = recipe.order.global_batch
@@ -187,7 +187,7 @@ def resident_mib() -> float:
     return total / 1024
 
 
-def feed(recipe: Recipe, epochs: int) -> list[float]:
+def feed(recipe: InputSpec, epochs: int) -> list[float]:
     """The resident size after each epoch of batches, training and validation."""
     assert recipe.order is not None
     batch, sizes = recipe.order.global_batch, []

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from phalanx.data.batches import Recipe
-from phalanx.data.transforms import Treatment
+from phalanx.data.loading.reader import InputSpec
+from phalanx.data.transforms.transform import TransformSpec
 from phalanx.plan.order import Order
 
 GLOBAL_BATCH = 40
 FIELDS = ("pixels", "labels", "indices", "positions")
-PAD_CROP, RESIZED_CROP = Treatment(augment="pad-crop"), Treatment(augment="resized-crop")
+PAD_CROP, RESIZED_CROP = TransformSpec(augment="pad-crop"), TransformSpec(augment="resized-crop")
 
 
 def embedded_recipe(**values):
@@ -20,7 +20,7 @@ def embedded_recipe(**values):
         "order": order,
         **values,
     }
-    return Recipe(seed=5, **values)
+    return InputSpec(seed=5, **values)
 
 
 def photo_recipe(root, **values):
@@ -31,7 +31,7 @@ def photo_recipe(root, **values):
         "order": order,
         **values,
     }
-    return Recipe(data="folder", data_dir=str(root), seed=5, **values)
+    return InputSpec(data="folder", data_dir=str(root), seed=5, **values)
 
 
 def joined(batches):

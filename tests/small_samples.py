@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from phalanx.data.sample import Sample
+from phalanx.data.convert.sample import Sample
 
 CLASSES = ("cat", "dög", "n01440764")
 KINDS = (("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"))

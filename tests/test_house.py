@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,7 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("cli",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}
+DATA_ORDER = ("process_pool", "formats", "fetch", "transforms", "loading", "convert", "verify")
 ALLOWED = {("assemble", "report")}
 PHOTOGRAPHS = ("folder", "tfrecord", "tar", "parquet", "packed")
 OPTION_NAMES = [
@@ -166,6 +168,20 @@ def test_imports_point_down():
     assert seen > 150, f"the guard went blind: it saw {seen} imports"
 
 
+def test_imports_inside_data_point_down():
+    seen = 0
+    for path, tree in parsed():
+        if room_of(path) != "data" or path.name == "__init__.py":
+            continue
+        own = DATA_ORDER.index(path.with_suffix("").parts[1])
+        for dotted in imported(tree):
+            parts = dotted.split(".")
+            if parts[:2] == ["phalanx", "data"] and len(parts) > 3:
+                seen += 1
+                assert DATA_ORDER.index(parts[2]) <= own, f"{path} imports {dotted}, above it"
+    assert seen > 60, f"the guard went blind: it saw {seen} imports"
+
+
 def test_imports_are_absolute():
     for path, tree in parsed():
         relative = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
@@ -176,7 +192,25 @@ def test_modules_are_named_for_a_concept_and_lie_two_levels_deep():
     vague = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
     for path, _ in parsed():
         assert not vague & set(path.with_suffix("").parts), f"{path}: says nothing"
-        assert len(path.parts) <= 2, f"{path}: deeper than two levels"
+        depth = 3 if room_of(path) == "data" else 2
+        assert len(path.parts) <= depth, f"{path}: deeper than {depth} levels"
+
+
+def test_rooms_stay_small():
+    files = Counter(path.parent for path, _ in parsed())
+    assert len(files) > 15, f"the guard went blind: it saw {len(files)} folders"
+    full = {room: count for room, count in files.items() if count > 20 and room != Path("cli")}
+    assert not full, f"more than 20 files directly in a folder: {full}"
+
+
+def test_a_class_name_means_one_thing():
+    homes: dict[str, list[str]] = {}
+    for path, tree in parsed():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(path.as_posix())
+    assert len(homes) > 150, f"the guard went blind: it saw {len(homes)} classes"
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
 
 
 TORCH_FREE = r"""
@@ -191,12 +225,12 @@ print("free")
 """
 
 
-ON_DEVICE = ("data/device.py", "data/resident.py", "data/gpu_jpeg.py")
+ON_DEVICE = tuple(f"data/loading/{name}.py" for name in ("device", "resident", "gpu_decode"))
 
 
 def is_torch_free(path: Path) -> bool:
     rooms = ("errors", "units", "disk", "catalog", "config", "plan", "port", "report", "data")
-    single = ("engine/shelf.py", "assemble/prepare.py", "assemble/environment.py")
+    single = ("engine/checkpoint_store.py", "assemble/prepare.py", "assemble/environment.py")
     if path.as_posix() in ON_DEVICE:
         return False
     return room_of(path) in (*rooms, "sweep", "cli", "__init__") or path.as_posix() in single

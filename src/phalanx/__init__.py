@@ -30,8 +30,8 @@ def train(
     **options: Any,
 ) -> "Summary":
     """Train a preset or file, resume a run, or fork one; the summary of the run."""
+    from phalanx.assemble.find_data import fetch_missing, read_with_data
     from phalanx.assemble.fork import prepare_fork
-    from phalanx.assemble.infer import fetch_missing, read_with_data
     from phalanx.assemble.prepare import prepare_new, prepare_resume, remake_finished
     from phalanx.errors import ConfigError
 
@@ -63,8 +63,8 @@ def validate(checkpoint: PathLike, **options: Any) -> "ScoreRow":
 
 def plan(preset: str | None = None, **options: Any) -> "Plan":
     """Every number derived from a preset or file and options."""
-    from phalanx.assemble.infer import read_with_data
-    from phalanx.assemble.view import plan_of
+    from phalanx.assemble.dataset_summary import plan_of
+    from phalanx.assemble.find_data import read_with_data
 
     return plan_of(read_with_data(preset, _flags(options)))[0]
 

@@ -12,7 +12,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.plugins import load_plugins
 from phalanx.catalog.variant import OwnVariant
 from phalanx.cli.main import main
-from phalanx.data.sources import OPENERS
+from phalanx.data.formats.sources import OPENERS
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
 from phalanx.models.units import as_units
@@ -28,8 +28,8 @@ import numpy as np
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import OwnVariant
-from phalanx.data.arrays import ArraySource
-from phalanx.data.sources import OPENERS
+from phalanx.data.formats.arrays import ArraySource
+from phalanx.data.formats.sources import OPENERS
 
 COLOURS = ("red", "green", "blue")
 MODELS["mini"] = OwnVariant(image_size=8, classes=3, build="stripes:build_mini", head="4")

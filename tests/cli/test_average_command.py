@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from phalanx.cli.main import main
-from phalanx.engine.shelf import list_checkpoints, newest_checkpoint, prune, read_facts
+from phalanx.engine.checkpoint_store import list_checkpoints, newest_checkpoint, prune, read_facts
 from phalanx.engine.state import hash_weights
 from phalanx.report.folder import open_run
 from small_runs import small_run

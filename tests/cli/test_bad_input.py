@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from phalanx.cli.main import main
-from phalanx.data.build import BuildOptions, build
-from phalanx.data.example import write_example
-from phalanx.data.origin import find_parts
-from phalanx.data.records import read_records, write_record
+from phalanx.data.convert.build import BuildOptions, build
+from phalanx.data.convert.origin import find_parts
+from phalanx.data.formats.record_framing import read_records, write_record
+from phalanx.data.formats.tf_example import write_example
 from phalanx.errors import DiskError
 from small_photos import encode, photo, write_photos
 from small_runs import start_phalanx

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from phalanx.cli.main import main
-from phalanx.data.detect import FORMS
 from phalanx.data.fetch import SETS
+from phalanx.data.formats.detect import FORMS
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.assemble.infer import read_with_data
-from phalanx.assemble.view import plan_of, recipe_of
+from phalanx.assemble.dataset_summary import plan_of, recipe_of
+from phalanx.assemble.find_data import read_with_data
 from phalanx.cli.main import main
 from phalanx.data import fetch
-from phalanx.data.loader import Loader
-from phalanx.data.transforms import Treatment
+from phalanx.data.loading.loader import Loader
+from phalanx.data.transforms.transform import TransformSpec
 from phalanx.errors import ConfigError
 from small_runs import make_digits
 
@@ -144,7 +144,7 @@ def test_a_recipe_survives_the_way_to_a_worker(photos):
     plan, _ = plan_of(settings)
     recipe = recipe_of(settings.config, plan)
     again = type(recipe).from_json(json.loads(json.dumps(recipe.to_json())))
-    assert again == recipe and isinstance(again.treatment, Treatment)
+    assert again == recipe and isinstance(again.treatment, TransformSpec)
     assert replace(recipe, seed=9) != again
 
 

@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.assemble.view import plan_of
+from phalanx.assemble.dataset_summary import plan_of
 from phalanx.bench import determinism, finders
-from phalanx.bench.finders import Alarm, Sizes, Trial, climb, foresee, judge_sweep, smoothed
+from phalanx.bench.finders import (
+    Alarm,
+    BatchSizeTrial,
+    Sizes,
+    climb,
+    foresee,
+    judge_sweep,
+    smoothed,
+)
 from phalanx.bench.paired import Ratio
 from phalanx.cli.bench import show_cost
 from phalanx.cli.main import main
@@ -201,7 +209,7 @@ def test_nothing_that_fits_is_nothing_found():
 
 
 def test_a_host_without_room_is_known_before_it_is_tried():
-    trials = [Trial(size=size, peak_bytes=size * GIB + GIB) for size in (8, 16)]
+    trials = [BatchSizeTrial(size=size, peak_bytes=size * GIB + GIB) for size in (8, 16)]
     assert foresee(32, trials, 40 * GIB) == ""
     said = foresee(32, trials, 36 * GIB)
     assert said == "not tried: needs about 33.0 GiB, 36.0 GiB are free"
@@ -247,7 +255,8 @@ def test_nothing_fits_is_told_with_the_way_out(tiny, monkeypatch, capsys):
 
 def test_the_suggestion_divides_the_global_batch():
     trials = tuple(
-        Trial(size=size, images_per_second=rate) for size, rate in ((8, 50.0), (16, 90.0), (32, 80))
+        BatchSizeTrial(size=size, images_per_second=rate)
+        for size, rate in ((8, 50.0), (16, 90.0), (32, 80))
     )
 
     def suggested(whole: int) -> tuple[int, int]:

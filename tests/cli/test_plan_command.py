@@ -8,7 +8,7 @@ import torch
 
 from phalanx.assemble.blackbox import loss_scale_of
 from phalanx.assemble.build import build_state
-from phalanx.assemble.view import plan_of
+from phalanx.assemble.dataset_summary import plan_of
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 

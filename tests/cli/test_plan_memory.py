@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from phalanx.assemble.build import build_state, step_rule
+from phalanx.assemble.dataset_summary import plan_of
 from phalanx.assemble.memory import predict
-from phalanx.assemble.view import plan_of
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.engine.step import MicroBatch, train_step

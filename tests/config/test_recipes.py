@@ -17,12 +17,12 @@ from phalanx.cli.main import main
 from phalanx.config.presets import our_folder
 from phalanx.config.read import read_settings
 from phalanx.config.schema import Config
-from phalanx.plan.plan import Chosen, DataFacts, Plan, make_plan
+from phalanx.plan.plan import DatasetCounts, MachineChoice, Plan, make_plan
 
 APPLICATIONS = ("pl", "tf1", "tf2", "pa")
-IMAGENET = DataFacts(train_images=1_281_167, valid_images=50_000, classes=1000)
-CIFAR10 = DataFacts(train_images=50_000, valid_images=10_000, classes=10)
-ON_THE_CPU = Chosen(device="cpu", precision="32.32", threads=1)
+IMAGENET = DatasetCounts(train_images=1_281_167, valid_images=50_000, classes=1000)
+CIFAR10 = DatasetCounts(train_images=50_000, valid_images=10_000, classes=10)
+ON_THE_CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
 DATA = {"cifar10": CIFAR10, "imagenet": IMAGENET}
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
-from phalanx.engine.average import Averages, average_weights, reestimate_norms
 from phalanx.engine.state import hash_weights
+from phalanx.engine.weight_average import Averages, average_weights, reestimate_norms
 from phalanx.errors import CheckpointError
 from phalanx.models.build import build_model, initialise
 from small_gpu import not_waiting

@@ -13,7 +13,7 @@ import torch
 from phalanx.catalog.models import MODELS
 from phalanx.cli.main import main
 from phalanx.engine.checkpoint import Saver, restore, take_snapshot
-from phalanx.engine.shelf import (
+from phalanx.engine.checkpoint_store import (
     FORMAT,
     find_best,
     list_checkpoints,
@@ -159,7 +159,7 @@ def test_a_killed_write_leaves_nothing_that_counts(tmp_path):
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from phalanx.engine.shelf import write_checkpoint
+from phalanx.engine.checkpoint_store import write_checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 write_checkpoint(Path(sys.argv[1]), 2, {"weights.safetensors": b"w" * 20000})
@@ -180,13 +180,12 @@ def test_a_write_that_fails_leaves_the_older_checkpoint(tmp_path):
 
 
 def test_a_write_that_does_not_read_back_is_loud(tmp_path, monkeypatch):
-    from phalanx.engine import shelf
 
     def bad_disk(path: Path, content: bytes) -> None:
         path.write_bytes(content[:-1] + b"?" if path.name.startswith("weights") else content)
 
     write_checkpoint(tmp_path, 1, FILES)
-    monkeypatch.setattr(shelf, "write_synced", bad_disk)
+    monkeypatch.setattr("phalanx.engine.checkpoint_store.write_synced", bad_disk)
     with pytest.raises(DiskError, match="does not read back"):
         write_checkpoint(tmp_path, 2, FILES)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.feed import normaliser_of, open_feed
-from phalanx.assemble.view import plan_of, preprocessing_of, recipe_of
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from small_runs import small_run

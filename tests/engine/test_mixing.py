@@ -15,7 +15,7 @@ from phalanx.engine.mixing import (
     paste_box,
     share_targets,
 )
-from phalanx.engine.mixing import Target as Goal
+from phalanx.engine.mixing import WeightedLabels as Goal
 from phalanx.plan.draws import draw_beta
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from phalanx.assemble.prepare import describe_checkpoint
 from phalanx.cli.main import main
-from phalanx.engine.scaling import PATIENCE, AutoScale
+from phalanx.engine.dynamic_loss_scale import PATIENCE, DynamicLossScale
 from phalanx.engine.state import StepNumbers, Sums, TrainState
 from phalanx.engine.step import MicroBatch, StepRule, train_step
 from phalanx.errors import DivergedError
@@ -302,7 +302,7 @@ def test_gradients_are_clipped_by_length_and_by_value():
 
 
 def test_a_step_that_overflows_is_skipped_and_halves_the_scale():
-    state = tiny_state(scaler=AutoScale(scale=2.0**20))
+    state = tiny_state(scaler=DynamicLossScale(scale=2.0**20))
     weights = [w.detach().clone() for w in state.model.parameters()]
     numbers = train_step(state, tiny_passes(1e305), 1.0, rule=rule())
     assert all(torch.equal(w, b) for w, b in zip(state.model.parameters(), weights, strict=True))
@@ -314,17 +314,17 @@ def test_a_step_that_overflows_is_skipped_and_halves_the_scale():
 
 
 def test_a_scale_grows_after_long_peace():
-    scaler = AutoScale(scale=4.0)
+    scaler = DynamicLossScale(scale=4.0)
     for step in range(PATIENCE):
         scaler.succeeded(step)
     assert scaler.scale == 8.0 and scaler.history == [(PATIENCE - 1, 8.0)]
 
 
 def test_the_tallies_of_a_state_survive_a_save():
-    state = tiny_state(scaler=AutoScale(scale=4.0))
+    state = tiny_state(scaler=DynamicLossScale(scale=4.0))
     state.scaler.overflowed(3)
     state.counts = torch.tensor([1, 2, 3, 4, 5, 0.1, 0.3], dtype=torch.float64)
-    other = tiny_state(scaler=AutoScale())
+    other = tiny_state(scaler=DynamicLossScale())
     other.restore_plain(json.loads(json.dumps(state.plain())))
     assert other.scaler == state.scaler and np.array_equal(other.counts, state.counts)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from phalanx.assemble.blackbox import LAST, last_steps
 from phalanx.cli.main import main
-from phalanx.engine.blackbox import Probe
+from phalanx.engine.probe import Probe
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch, StepRule, train_step
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
@@ -30,8 +30,8 @@ import numpy as np
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import OwnVariant
-from phalanx.data.arrays import ArraySource
-from phalanx.data.sources import OPENERS
+from phalanx.data.formats.arrays import ArraySource
+from phalanx.data.formats.sources import OPENERS
 
 COLOURS = ("red", "green", "blue")
 for name in ("trapped", "breaking"):

@@ -12,7 +12,7 @@ from phalanx.catalog.variant import Norm, Variant
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch, StepRule, train_step
 from phalanx.models.build import build_model, initialise
-from phalanx.models.chance import draw_chances
+from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.layers import drop_path
 from phalanx.models.units import UnitModel
 from phalanx.optim.rules import OptimSettings, build_optimizer
@@ -25,7 +25,7 @@ RULE = StepRule(label_smoothing=0.0, device_type="cpu", half=None, seed=9)
 
 
 def drawn(wanted: dict[str, int], *, first: int = 0, images: int = 8, seed: int = 9):
-    return draw_chances(wanted, seed=seed, first=first, images=images, device=CPU)
+    return draw_dropout_noise(wanted, seed=seed, first=first, images=images, device=CPU)
 
 
 def built(variant: Variant, seed: int = 4) -> UnitModel:

@@ -13,8 +13,8 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
-from phalanx.models.chance import draw_chances
 from phalanx.models.count import count_units
+from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.memory import Live, Memory, Upkeep, predict_memory
 from phalanx.models.recompute import store_only
 
@@ -46,7 +46,7 @@ def real_model(variant: Variant, stored: Sequence[str] | None) -> nn.Module:
 def real_step(model: nn.Module, image_size: int) -> None:
     """One pass on the CPU, with what it drops."""
     images = torch.rand(BATCH, 3, image_size, image_size)
-    chances = draw_chances(model.chances, seed=0, first=0, images=BATCH, device=images.device)
+    chances = draw_dropout_noise(model.chances, seed=0, first=0, images=BATCH, device=images.device)
     logits = model(images.to(memory_format=torch.channels_last), chances)
     F.cross_entropy(logits, torch.arange(BATCH)).backward()
 

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, OwnVariant, Variant
 from phalanx.errors import ConfigError
-from phalanx.models import tape
 from phalanx.models.build import build_model, initialise
-from phalanx.models.chance import draw_chances
+from phalanx.models.dropout_noise import draw_dropout_noise
+from phalanx.models.forward_recorder import RecordedTensor
 from phalanx.models.memory import Live
 from phalanx.models.recompute import store_only
 from phalanx.plan.recompute import module_paths
@@ -58,7 +58,7 @@ def trained(
     for number in range(2):
         random = torch.Generator().manual_seed(number)
         images = torch.rand(IMAGES, 3, 32, 32, generator=random)
-        chances = draw_chances(
+        chances = draw_dropout_noise(
             model.chances, seed=5, first=0, images=IMAGES, device=torch.device("cpu")
         )
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -313,14 +313,14 @@ def test_a_copy_of_a_model_recomputes_by_itself():
 
 
 def test_a_pass_leaves_nothing_behind_without_the_garbage_collector(monkeypatch):
-    values: list[weakref.ref[tape.Value]] = []
+    values: list[weakref.ref[RecordedTensor]] = []
 
-    class Watched(tape.Value):
+    class Watched(RecordedTensor):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             values.append(weakref.ref(self))
 
-    monkeypatch.setattr(tape, "Value", Watched)
+    monkeypatch.setattr("phalanx.models.forward_recorder.RecordedTensor", Watched)
     model = build_model(RESNET8, num_classes=10).train()
     store_only(model, [".*conv.*"], variant=RESNET8)
     gc.disable()

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from phalanx.optim.rules import OptimSettings, build_optimizer
+from phalanx.optim.sgd_combined import set_velocity_scale
 from phalanx.optim.update import update
-from phalanx.optim.velocity import set_velocity_scale
 
 RULES = (
     "sgd", "momentum", "nesterov", "sgd_combined", "adamw", "rmsprop", "rmsprop_tf", "lars", "lamb",

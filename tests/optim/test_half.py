@@ -7,11 +7,11 @@ from safetensors.torch import load, save
 from torch import nn
 
 from phalanx.kernels.rounding import round_to
-from phalanx.optim.half import HALF_TYPES, HalfWeights
+from phalanx.optim.half_weights import HALF_TYPES, HalfWeights
+from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 from phalanx.optim.rules import OptimSettings, build_optimizer
-from phalanx.optim.slots import named_state, restore_state
+from phalanx.optim.sgd_combined import set_velocity_scale
 from phalanx.optim.update import gradients_of, update
-from phalanx.optim.velocity import set_velocity_scale
 from phalanx.plan.draws import GOLDEN, mix, stream_key
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy, trained
 
@@ -93,9 +93,11 @@ def test_weights_and_state_have_16_bits_from_the_first_step_on(rule, dtype):
 
 def test_rounded_state_stays_in_its_memory():
     model, optimizer = trained_half("momentum", 1, BF16)
-    places = {name: slot.data_ptr() for name, slot in named_state(model, optimizer).items()}
+    places = {
+        name: slot.data_ptr() for name, slot in name_optimizer_state(model, optimizer).items()
+    }
     go_half(model, optimizer, range(1, 3))
-    after = {name: slot.data_ptr() for name, slot in named_state(model, optimizer).items()}
+    after = {name: slot.data_ptr() for name, slot in name_optimizer_state(model, optimizer).items()}
     assert len(places) == 8 and after == places
 
 
@@ -128,9 +130,12 @@ def test_the_update_is_the_rules_own_then_rounded_with_the_weights_key(dtype, st
     with half_of(model, optimizer, stochastic, seed).in_float32(step):
         update(optimizer, 0.1)
     update(reference, 0.1)
-    given = {**dict(model.named_parameters()), **named_state(model, optimizer)}
+    given = {**dict(model.named_parameters()), **name_optimizer_state(model, optimizer)}
     keys = set()
-    for name, value in {**dict(exact.named_parameters()), **named_state(exact, reference)}.items():
+    for name, value in {
+        **dict(exact.named_parameters()),
+        **name_optimizer_state(exact, reference),
+    }.items():
         base = np.array([stream_key(seed, f"rounding {name}", 0)])
         keys.add(key := int(mix(base + GOLDEN + np.uint64(step))[0]))
         rounded = round_to(value.detach(), dtype, key=key, saturate=False, stochastic=stochastic)
@@ -228,11 +233,11 @@ def test_a_gradient_is_unscaled_in_float32():
 
 def test_without_an_update_everything_keeps_its_bits():
     model, optimizer = trained_half("adamw", 3, BF16)
-    before = bits_of({**model.state_dict(), **named_state(model, optimizer)})
+    before = bits_of({**model.state_dict(), **name_optimizer_state(model, optimizer)})
     give_gradients(model, 3)
     with half_of(model, optimizer).in_float32(3) as counts:
         optimizer.zero_grad(set_to_none=True)
-    assert equal(before, bits_of({**model.state_dict(), **named_state(model, optimizer)}))
+    assert equal(before, bits_of({**model.state_dict(), **name_optimizer_state(model, optimizer)}))
     assert counts[:2].tolist() == [0, 0] and gradients_of(optimizer) == []
     with half_of(model, optimizer).in_float32(4) as counts:
         update(optimizer, 0.1)
@@ -241,12 +246,12 @@ def test_without_an_update_everything_keeps_its_bits():
 
 def test_a_failure_within_leaves_weights_and_optimizer_as_they_were():
     model, optimizer = trained_half("momentum", 3, BF16)
-    before = bits_of({**model.state_dict(), **named_state(model, optimizer)})
+    before = bits_of({**model.state_dict(), **name_optimizer_state(model, optimizer)})
     give_gradients(model, 3)
     with pytest.raises(KeyboardInterrupt), half_of(model, optimizer).in_float32(3):
         update(optimizer, 0.1)
         raise KeyboardInterrupt
-    assert equal(before, bits_of({**model.state_dict(), **named_state(model, optimizer)}))
+    assert equal(before, bits_of({**model.state_dict(), **name_optimizer_state(model, optimizer)}))
 
 
 def test_a_backward_pass_after_an_update_gives_16_bits_again():
@@ -273,16 +278,16 @@ def test_a_resume_in_the_middle_gives_the_same_bits(rule, dtype, device):
     steps = range(35, 45)
     whole, first = trained_half(rule, 35, dtype, device)
     weights = through_a_file(whole.state_dict())
-    kept = through_a_file(named_state(whole, first))
+    kept = through_a_file(name_optimizer_state(whole, first))
     resumed = halved(dtype, device)
     resumed.load_state_dict(weights)
     second = build_optimizer(resumed, settings_of(rule, velocity_scale=7.0))
-    restore_state(resumed, second, kept)
+    restore_optimizer_state(resumed, second, kept)
     counts = go_half(whole, first, steps), go_half(resumed, second, steps)
     assert torch.equal(torch.stack(counts[0]), torch.stack(counts[1]))
     assert equal(
-        bits_of({**whole.state_dict(), **named_state(whole, first)}),
-        bits_of({**resumed.state_dict(), **named_state(resumed, second)}),
+        bits_of({**whole.state_dict(), **name_optimizer_state(whole, first)}),
+        bits_of({**resumed.state_dict(), **name_optimizer_state(resumed, second)}),
     )
 
 

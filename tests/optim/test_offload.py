@@ -9,12 +9,12 @@ from torch import nn
 from phalanx.cli.main import main
 from phalanx.engine.state import TrainState
 from phalanx.models.memory import Live
-from phalanx.optim.half import HalfWeights
+from phalanx.optim.half_weights import HalfWeights
+from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 from phalanx.optim.offload import Offload
 from phalanx.optim.rules import FOOTPRINTS, OPTIMIZERS, build_optimizer
-from phalanx.optim.slots import named_state, restore_state
+from phalanx.optim.sgd_combined import set_velocity_scale
 from phalanx.optim.update import update
-from phalanx.optim.velocity import set_velocity_scale
 from phalanx.report.summary import read_summary
 from small_runs import small_run
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy
@@ -59,7 +59,7 @@ class Training:
     def bits(self):
         if self.offload is not None:
             self.offload.wait()
-        state = named_state(self.model, self.optimizer)
+        state = name_optimizer_state(self.model, self.optimizer)
         return {
             name: t.detach().cpu().clone() for name, t in (self.model.state_dict() | state).items()
         }
@@ -115,13 +115,13 @@ def test_state_comes_home_from_an_update_that_fails():
 def test_a_resume_on_or_off_the_host_gives_the_same_bits(rule, dtype, device):
     first = Training(rule, dtype=dtype, device=device).go(range(15, 20))
     first.offload.wait()
-    weights, state = first.model.state_dict(), named_state(first.model, first.optimizer)
+    weights, state = first.model.state_dict(), name_optimizer_state(first.model, first.optimizer)
     kept = [{n: t.detach().cpu().clone() for n, t in part.items()} for part in (weights, state)]
     first.go(range(20, 25))
     for offload in (False, True):
         resumed = Training(rule, dtype=dtype, device=device, offload=offload)
         resumed.model.load_state_dict(kept[0])
-        restore_state(resumed.model, resumed.optimizer, kept[1])
+        restore_optimizer_state(resumed.model, resumed.optimizer, kept[1])
         if offload:
             resumed.offload.take_back()
             assert {value.device.type for _, value in resumed.remembered()} == {"cpu"}
@@ -194,7 +194,9 @@ def test_the_table_knows_what_a_rule_keeps_and_what_it_takes_in_passing(rule, dt
         with Live() as live, half.in_float32(step):
             update(optimizer, 0.1)
     state = sum(
-        value.nbytes for name, value in named_state(model, optimizer).items() if value.dim()
+        value.nbytes
+        for name, value in name_optimizer_state(model, optimizer).items()
+        if value.dim()
     )
     slots = FOOTPRINTS[rule].slots(momentum)
     assert state == WIDTHS[dtype] * slots * count

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 from phalanx.optim.rules import build_optimizer
-from phalanx.optim.slots import named_state, restore_state
 from small_steps import DEVICES, RULES, go, settings_of, toy, trained
 
 SLOTS = {
@@ -30,7 +30,7 @@ def through_a_file(tensors):
 def test_state_is_filed_under_the_names_of_the_parameters(rule):
     model, optimizer = trained(rule, 2)
     names = {f"{name}:{slot}" for name, _ in model.named_parameters() for slot in SLOTS[rule]}
-    assert set(named_state(model, optimizer)) == names
+    assert set(name_optimizer_state(model, optimizer)) == names
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -39,17 +39,17 @@ def test_a_resume_in_the_middle_gives_the_same_bits(rule, device):
     steps = range(35, 45)  # the velocity's scale changes at 40
     whole, first = trained(rule, 35, device)
     weights = through_a_file(whole.state_dict())
-    kept = through_a_file(named_state(whole, first))
+    kept = through_a_file(name_optimizer_state(whole, first))
     resumed = toy(device)
     resumed.load_state_dict(weights)
     # another scale than the saved one: what is saved must count
     second = build_optimizer(resumed, settings_of(rule, velocity_scale=7.0))
-    restore_state(resumed, second, kept)
+    restore_optimizer_state(resumed, second, kept)
     go(whole, first, steps)
     go(resumed, second, steps)
     for one, two in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, two)
-    before, after = named_state(whole, first), named_state(resumed, second)
+    before, after = name_optimizer_state(whole, first), name_optimizer_state(resumed, second)
     assert set(before) == set(after)
     for name, value in before.items():
         assert torch.equal(value, after[name]), name
@@ -60,8 +60,8 @@ def test_a_resume_in_the_middle_gives_the_same_bits(rule, device):
 def test_restored_slots_have_the_weights_memory_layout(rule):
     model, optimizer = trained(rule, 1)
     other = build_optimizer(model, settings_of(rule))
-    kept = through_a_file(named_state(model, optimizer))
-    restore_state(model, other, kept)
+    kept = through_a_file(name_optimizer_state(model, optimizer))
+    restore_optimizer_state(model, other, kept)
     sizes = 0
     for weight in model.parameters():
         for slot, value in other.state[weight].items():
@@ -75,9 +75,9 @@ def test_restored_slots_have_the_weights_memory_layout(rule):
 
 def test_restored_slots_keep_their_dtype():
     model, optimizer = trained("adamw", 1)
-    kept = named_state(model, optimizer)
+    kept = name_optimizer_state(model, optimizer)
     kept["conv.weight:exp_avg"] = kept["conv.weight:exp_avg"].bfloat16()
-    restore_state(model, optimizer, kept)
+    restore_optimizer_state(model, optimizer, kept)
     slots = optimizer.state[model.conv.weight]
     assert slots["exp_avg"].dtype == torch.bfloat16
     assert slots["exp_avg_sq"].dtype == torch.float32

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from phalanx.optim.decay import split_by_decay
+from phalanx.optim.named_state import name_optimizer_state
 from phalanx.optim.rules import OptimSettings, build_optimizer
-from phalanx.optim.slots import named_state
 from phalanx.optim.update import gradients_of, update
 from small_steps import RULES, Toy, give_gradients, settings_of, toy, trained
 
@@ -15,7 +15,7 @@ HEAVY = {"weight_decay": 2.0, "l2": 3.0, "trust_decay": 4.0}
 
 def state_of(rule, **decays):
     model, optimizer = trained(rule, 5, **{**NONE, **decays})
-    kept = {k: v for k, v in named_state(model, optimizer).items() if v.dim()}
+    kept = {k: v for k, v in name_optimizer_state(model, optimizer).items() if v.dim()}
     return kept, dict(model.named_parameters())
 
 

@@ -9,14 +9,19 @@ from itertools import product
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.plan.events import CKPTS, LOGS, Every, Kind, nearest_divisor, settle
+from phalanx.plan.events import CKPTS, LOGS, EventKind, Every, nearest_divisor, settle
 from phalanx.units import parse_rate
 
 CIFAR = Fraction(781)  # 50000 images, 64 a step, the tail dropped: 11 * 71 steps
 
 
 def settled(
-    rate: str, epochs: object, *, kind: Kind = LOGS, per_epoch: Fraction = CIFAR, even: bool = True
+    rate: str,
+    epochs: object,
+    *,
+    kind: EventKind = LOGS,
+    per_epoch: Fraction = CIFAR,
+    even: bool = True,
 ) -> tuple[Every, list[str]]:
     length = Fraction(str(epochs))
     every = Every(parse_rate(rate), per_epoch, int(length * per_epoch))

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
+from phalanx.assemble.dataset_summary import recipe_of
 from phalanx.assemble.feed import stays_unasked
-from phalanx.assemble.view import recipe_of
 from phalanx.config.read import read_settings
-from phalanx.data.resident import why_not_resident
+from phalanx.data.loading.resident import why_not_resident
 from phalanx.plan.input_options import can_reside
-from phalanx.plan.plan import Chosen, DataFacts, make_plan
+from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
 
-FACTS = DataFacts(train_images=50_000, valid_images=10_000, classes=10)
-CPU = Chosen(device="cpu", precision="32.32", threads=1)
-GPU = Chosen(device="cuda", precision="32.32", threads=1)
+FACTS = DatasetCounts(train_images=50_000, valid_images=10_000, classes=10)
+CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
+GPU = MachineChoice(device="cuda", precision="32.32", threads=1)
 
 
 def notes(preset, chosen=CPU, **options):

@@ -7,9 +7,9 @@ from phalanx.config.presets import our_folder
 from phalanx.config.read import read_settings
 from phalanx.config.schema import OPTIONS
 from phalanx.plan.idle_options import USES, warn_of_idle_options
-from phalanx.plan.plan import Chosen, DataFacts, choose, make_plan
+from phalanx.plan.plan import DatasetCounts, MachineChoice, choose_machine, make_plan
 
-FACTS = DataFacts(train_images=50_000, valid_images=10_000, classes=10)
+FACTS = DatasetCounts(train_images=50_000, valid_images=10_000, classes=10)
 IDLE = [
     ("momentum", "0.5", {"optimizer": "adamw"}, {"optimizer": "nesterov"}),
     ("momentum", "0.5", {"optimizer": "lamb"}, {"optimizer": "rmsprop_tf"}),
@@ -30,7 +30,7 @@ IDLE = [
 
 def notes(**flags: str) -> tuple[str, ...]:
     config = read_settings("demo", flags).config
-    return make_plan(config, FACTS, choose(config)).warnings
+    return make_plan(config, FACTS, choose_machine(config)).warnings
 
 
 @pytest.mark.parametrize(("name", "value", "idle", "used"), IDLE)
@@ -60,13 +60,13 @@ def test_a_note_says_what_keeps_the_option_from_counting():
 def test_no_preset_of_ours_has_an_option_that_changes_nothing(name):
     config = read_settings(name).config
     dataset = DATASETS[config.data.data]
-    facts = DataFacts(
+    facts = DatasetCounts(
         train_images=dataset.train_images or 1_281_167, valid_images=50_000, classes=1000
     )
-    told = make_plan(config, facts, choose(config)).warnings
+    told = make_plan(config, facts, choose_machine(config)).warnings
     assert not [note for note in told if "no effect" in note]
     bits = "16.32" if config.machine.precision == "auto" else config.machine.precision
-    gpu = Chosen(device="cuda", precision=bits, threads=1)
+    gpu = MachineChoice(device="cuda", precision=bits, threads=1)
     told = make_plan(config, facts, gpu).warnings
     assert not [note for note in told if "no effect" in note]
     assert list(warn_of_idle_options(config, precision=bits)) == []

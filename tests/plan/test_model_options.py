@@ -9,16 +9,16 @@ from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.variant import Variant
 from phalanx.config.read import fill_older, read_again, read_settings
 from phalanx.errors import ConfigError
-from phalanx.plan.model import check_variant, variant_of
-from phalanx.plan.plan import Chosen, DataFacts, make_plan
+from phalanx.plan.model import build_variant, check_variant
+from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
 
-CPU = Chosen(device="cpu", precision="32.32", threads=1)
-FACTS = DataFacts(train_images=8000, valid_images=1500, classes=10)
+CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
+FACTS = DatasetCounts(train_images=8000, valid_images=1500, classes=10)
 
 
 def asked(*, preset: str | None = None, **options: object) -> Variant:
     """The variant of a command line."""
-    return variant_of(settings(preset, options).config)
+    return build_variant(settings(preset, options).config)
 
 
 def settings(preset: str | None, options: dict[str, object]):
@@ -143,7 +143,7 @@ def test_what_a_preset_said_for_another_family_is_forgotten(presets):
     for given in ({"preset": "upper"}, {"preset": "lower", "model": "efficientnet_b0"}):
         assert asked(**given) == MODELS["efficientnet_b0"]
     old = settings("lower", {"model": "efficientnet-b0"})
-    assert variant_of(old.config) == MODELS["efficientnet_b0"]
+    assert build_variant(old.config) == MODELS["efficientnet_b0"]
     assert old.origins["zero-init-residual"] == "default"
     assert not settings("upper", {"model": "resnet34"}).config.resnet.zero_init_residual
 
@@ -151,7 +151,7 @@ def test_what_a_preset_said_for_another_family_is_forgotten(presets):
 def test_what_a_preset_said_for_the_same_family_stays(presets):
     for same in (settings("deeper", {}), settings("lower", {"model": "resnet101"})):
         assert same.config.resnet.zero_init_residual
-        assert variant_of(same.config) == MODELS["resnet101"]
+        assert build_variant(same.config) == MODELS["resnet101"]
     assert asked(preset="grouped", model="efficientnet-b1").group_dim == 16, "an old spelling"
 
 
@@ -285,7 +285,7 @@ def test_a_run_of_before_is_understood_as_it_was_meant():
     assert fill_older({**OLDER, "image-size": 12})["image-size"] == 12
     assert fill_older({**OLDER, "data": "folder"})["image-size"] == 224
     again = read_again(OLDER, flags={}, where="run/config.yaml", name="old")
-    variant = variant_of(again.config)
+    variant = build_variant(again.config)
     assert (variant.shortcut, again.config.resnet.zero_init_residual) == ("B", True)
     assert make_plan(again.config, FACTS, CPU).image_size == 28
 
@@ -294,4 +294,4 @@ def test_a_run_of_today_is_left_as_it_is():
     today = settings("mnist-resnet8", {}).config.flat()
     assert fill_older(today) == today
     again = read_again(today, flags={}, where="run/config.yaml", name="new")
-    assert variant_of(again.config) == MODELS["resnet8"]
+    assert build_variant(again.config) == MODELS["resnet8"]

@@ -10,14 +10,14 @@ import pytest
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores, resolve_device
-from phalanx.plan.plan import Chosen, DataFacts, choose, make_plan
+from phalanx.plan.plan import DatasetCounts, MachineChoice, choose_machine, make_plan
 
-CPU = Chosen(device="cpu", precision="32.32", threads=1)
+CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
 
 
 def plan_for(images: int = 8000, *, preset: str = "demo", **options: object):
     flags = {name.replace("_", "-"): str(value) for name, value in options.items()}
-    facts = DataFacts(train_images=images, valid_images=images // 4, classes=10)
+    facts = DatasetCounts(train_images=images, valid_images=images // 4, classes=10)
     return make_plan(read_settings(preset, flags).config, facts, CPU)
 
 
@@ -147,8 +147,10 @@ def test_a_device_that_is_none_is_refused(device):
 
 def test_what_the_machine_decides():
     config = read_settings("demo", {"device": "cpu"}).config
-    assert choose(config) == Chosen(device="cpu", precision="32.32", threads=count_cores())
+    assert choose_machine(config) == MachineChoice(
+        device="cpu", precision="32.32", threads=count_cores()
+    )
     gpu = read_settings("demo", {"device": "cuda:1"}).config
-    assert (choose(gpu).device, choose(gpu).precision) == ("cuda:1", "16.32")
+    assert (choose_machine(gpu).device, choose_machine(gpu).precision) == ("cuda:1", "16.32")
     asked = read_settings("demo", {"device": "cpu", "precision": "16.32"}).config
-    assert choose(asked).precision == "16.32"
+    assert choose_machine(asked).precision == "16.32"

@@ -6,11 +6,11 @@ import pytest
 
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError, DataError
-from phalanx.plan.plan import Chosen, DataFacts, make_plan
+from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
 from phalanx.plan.problems import Problems
 
-FACTS = DataFacts(train_images=8000, valid_images=1500, classes=10)
-CPU = Chosen(device="cpu", precision="32.32", threads=1)
+FACTS = DatasetCounts(train_images=8000, valid_images=1500, classes=10)
+CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
 WRONG = {
     "warmup-epoch": "20",
     "logs-per-epoch": "1/3",

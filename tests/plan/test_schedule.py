@@ -12,9 +12,9 @@ from math import cos, pi
 import pytest
 
 from phalanx.config.read import read_settings
-from phalanx.plan.plan import Chosen, DataFacts, make_plan
+from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
 from phalanx.plan.schedule import SHAPES, WARMUPS, Schedule, peak_rate
-from phalanx.plan.schedule_options import Clock, ScheduleOptions, make_schedule
+from phalanx.plan.schedule_options import RunLength, ScheduleOptions, make_schedule
 from phalanx.units import parse_duration
 
 IMAGENET = 1_281_167
@@ -56,8 +56,8 @@ def test_warmup_may_last_the_whole_run():
 
 def test_a_plan_uses_the_options_it_was_given():
     flags = {"lr": "0.2", "warmup-epoch": "10st", "lr-schedule": "constant", "steps": "100"}
-    facts = DataFacts(train_images=8000, valid_images=10, classes=10)
-    chosen = Chosen(device="cpu", precision="32.32", threads=1)
+    facts = DatasetCounts(train_images=8000, valid_images=10, classes=10)
+    chosen = MachineChoice(device="cpu", precision="32.32", threads=1)
     plan = make_plan(read_settings("demo", flags).config, facts, chosen)
     assert [plan.lr(step) for step in (0, 5, 10, 99)] == [0.0, 0.1, 0.2, 0.2]
 
@@ -119,7 +119,7 @@ def test_the_rate_depends_on_the_step_alone(shape):
     assert [mixed[step] for step in range(70)] == straight
 
 
-def scheduled(clock: Clock, peak: float = 1.0, **options: object) -> Schedule:
+def scheduled(clock: RunLength, peak: float = 1.0, **options: object) -> Schedule:
     """A schedule from options as a user writes them."""
     read = {"warmup": parse_duration, "length": parse_duration, "period": parse_duration}
     given = {name: read[name](value) if name in read else value for name, value in options.items()}
@@ -131,7 +131,7 @@ def scheduled(clock: Clock, peak: float = 1.0, **options: object) -> Schedule:
 
 def warm(mode: str, warmup: str = "9st") -> Schedule:
     return scheduled(
-        Clock(100, Fraction(10)),
+        RunLength(100, Fraction(10)),
         0.4,
         shape="cosine",
         warmup=warmup,
@@ -170,7 +170,7 @@ def test_no_warmup_is_no_warmup_in_any_mode(mode):
 
 
 def test_a_schedule_that_waits_still_ends_with_the_run():
-    clock = Clock(100, Fraction(10))
+    clock = RunLength(100, Fraction(10))
     shifted = scheduled(clock, shape="cosine", warmup="20%", warmup_mode="shift")
     assert (shifted.lr(20), shifted.lr(60), shifted.lr(100)) == pytest.approx((1, 0.5, 0))
 
@@ -180,13 +180,13 @@ def test_a_schedule_that_waits_still_ends_with_the_run():
 
 def test_a_staircase_holds_the_rate_of_an_epochs_first_step():
     # section 8 (TF2): a tread of 2; section 1.2: step -> step // U * U, warm-up included
-    plain = scheduled(Clock(20, Fraction(2)), warmup="6st", warmup_mode="mask")
-    stairs = scheduled(Clock(20, Fraction(2)), warmup="6st", warmup_mode="mask", staircase=True)
+    plain = scheduled(RunLength(20, Fraction(2)), warmup="6st", warmup_mode="mask")
+    stairs = scheduled(RunLength(20, Fraction(2)), warmup="6st", warmup_mode="mask", staircase=True)
     assert [stairs.lr(step) for step in range(20)] == [plain.lr(s // 2 * 2) for s in range(20)]
 
 
 def test_a_staircase_follows_epochs_that_end_between_steps():
-    stairs = scheduled(Clock(10, Fraction(10, 3)), shape="cosine", staircase=True)
+    stairs = scheduled(RunLength(10, Fraction(10, 3)), shape="cosine", staircase=True)
     treads = [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
     expected = [0.5 * (1 + cos(pi * tread / 3)) for tread in treads]
     assert [stairs.lr(step) for step in range(10)] == pytest.approx(expected, abs=1e-15)
@@ -195,7 +195,7 @@ def test_a_staircase_follows_epochs_that_end_between_steps():
 @pytest.mark.parametrize("freq", ["1", "4", "1/2", "0.424", "16", "37"])
 def test_a_rate_is_refreshed_so_often_an_epoch(freq):
     times, epochs, per_epoch = Fraction(freq), 12, Fraction(25, 2)
-    held = scheduled(Clock(150, per_epoch), freq=times)
+    held = scheduled(RunLength(150, per_epoch), freq=times)
     for step in range(150):
         index = math.floor(step / per_epoch * times)  # section 1.1: floor of e * f
         expected = 0.5 * (1 + cos(pi * float(index / (epochs * times))))
@@ -204,7 +204,7 @@ def test_a_rate_is_refreshed_so_often_an_epoch(freq):
 
 def test_a_refresh_never_lags_however_often_it_is_asked_for():
     # section 1.1: 16 times an epoch of 10 steps fell 60 refreshes behind over 10 epochs
-    clock = Clock(100, Fraction(10))
+    clock = RunLength(100, Fraction(10))
     often, always = scheduled(clock, freq=Fraction(16)), scheduled(clock)
     for step in range(101):
         assert often.lr(step) == pytest.approx(always.lr(step), abs=0.011), step
@@ -212,10 +212,10 @@ def test_a_refresh_never_lags_however_often_it_is_asked_for():
 
 
 def test_a_last_period_still_learns_and_drops_come_on_time():
-    held = scheduled(Clock(50, Fraction(10)), freq=Fraction(1))
+    held = scheduled(RunLength(50, Fraction(10)), freq=Fraction(1))
     assert held.lr(49) == pytest.approx(0.5 * (1 + cos(pi * 0.8)))
     drops = scheduled(
-        Clock(50, Fraction(10)),
+        RunLength(50, Fraction(10)),
         shape="step",
         freq=Fraction(1),
         milestones=(parse_duration("3ep"),),
@@ -224,7 +224,7 @@ def test_a_last_period_still_learns_and_drops_come_on_time():
 
 
 def test_a_drop_between_two_steps_is_not_lost_to_the_refresh():
-    clock = Clock(10, Fraction(10, 3))
+    clock = RunLength(10, Fraction(10, 3))
     drops = scheduled(
         clock, shape="step", freq=Fraction(1), milestones=(parse_duration("1ep"),), decay=(0.5,)
     )
@@ -235,7 +235,7 @@ def test_a_drop_between_two_steps_is_not_lost_to_the_refresh():
 
 
 def test_the_rates_of_pl_resnet50():
-    clock = Clock(7800, Fraction(78))
+    clock = RunLength(7800, Fraction(78))
     schedule = scheduled(clock, 2.0, shape="cosine", warmup="5ep", freq=Fraction(16))
     expected = {
         1: 0.399901, 2.5: 0.998459, 5: 1.987688, 10: 1.951057, 50: 1.0, 75: 0.292893, 90: 0.048943,
@@ -246,7 +246,7 @@ def test_the_rates_of_pl_resnet50():
 
 def test_the_rates_of_pl_efficientnet_b0():
     # that program rounds e * f up where we round down: it is one factor of 0.97 ahead of ours
-    clock = Clock(350 * 1668, Fraction(1668))
+    clock = RunLength(350 * 1668, Fraction(1668))
     schedule = scheduled(
         clock, 0.0483, shape="exponential", decay=(0.97,), warmup="5ep", freq=Fraction("0.424")
     )
@@ -258,8 +258,8 @@ def test_the_rates_of_pl_efficientnet_b0():
 # --- section 8, "LR/arithmetic oracles": TF1 rows (formulae in 1.3) ---
 
 
-def imagenet_clock(batch: int, epochs: int) -> Clock:
-    return Clock(IMAGENET * epochs // batch, Fraction(IMAGENET, batch))
+def imagenet_clock(batch: int, epochs: int) -> RunLength:
+    return RunLength(IMAGENET * epochs // batch, Fraction(IMAGENET, batch))
 
 
 def test_the_rates_of_tf1_resnet50_with_group_norm():
@@ -333,7 +333,7 @@ def stepped_by_tf1(total: int, fractions: list[float], decay: float, warmup: int
 def test_the_steps_of_tf1_and_popart(total):
     fractions = [0.5, 0.75, 0.875]
     schedule = scheduled(
-        Clock(total, Fraction(total, 10)),
+        RunLength(total, Fraction(total, 10)),
         0.5,
         shape="step",
         drop_after=tuple(Fraction(f) for f in fractions),
@@ -343,7 +343,7 @@ def test_the_steps_of_tf1_and_popart(total):
     assert found == pytest.approx(stepped_by_tf1(total, fractions, 0.1, 40), rel=1e-14)
     assert found[-1] == pytest.approx(0.0005)  # section 8: 0.5 at first, 0.0005 at last
     listed = scheduled(  # section 1.4: PopART names the share of every stretch
-        Clock(total, Fraction(total, 10)),
+        RunLength(total, Fraction(total, 10)),
         0.5,
         shape="step",
         decay=(1.0, 0.1, 0.01, 0.001),
@@ -373,7 +373,7 @@ def test_the_rates_of_tf2_resnet50_with_8192_images_a_step():
         rate = 0.5 * (1 + cos(pi * tread / 15600))
         return rate * (tread + 1) / 781 if tread < 780 else rate
 
-    clock = Clock(15600, Fraction(IMAGENET // 8192))
+    clock = RunLength(15600, Fraction(IMAGENET // 8192))
     assert clock.steps_per_epoch == 156  # section 8
     peak = peak_rate("lr-per-image", 0.0001220703125, global_batch=8192)
     schedule = scheduled(
@@ -391,7 +391,7 @@ def test_the_rates_of_tf2_mlperf_end_before_the_fall_does():
 
     peak = peak_rate("lr-per-image", 0.001991319444444, global_batch=1920)
     end = 2.18e-05 * peak
-    clock = Clock(40 * 667, Fraction(667))
+    clock = RunLength(40 * 667, Fraction(667))
     schedule = scheduled(
         clock,
         peak,
@@ -409,7 +409,7 @@ def test_the_rates_of_tf2_mlperf_end_before_the_fall_does():
 def test_the_steps_of_tf2():
     # section 1.2: boundaries are int(epochs * U), the value changes after that step, values
     # are rates and no shares
-    clock = Clock(100 * 78, Fraction(78))
+    clock = RunLength(100 * 78, Fraction(78))
     schedule = scheduled(
         clock,
         1.0,

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.plan.schedule_options import (
-    Clock,
+    RunLength,
     ScheduleOptions,
     make_schedule,
     schedule_problems,
@@ -14,7 +14,7 @@ from phalanx.plan.schedule_options import (
 )
 from phalanx.units import parse_duration
 
-TEN_EPOCHS = Clock(100, Fraction(10))
+TEN_EPOCHS = RunLength(100, Fraction(10))
 LENGTHS = ("warmup", "length", "period")
 
 
@@ -27,7 +27,7 @@ def asked(**given: object) -> ScheduleOptions:
     return ScheduleOptions(**read, **given)
 
 
-def refused(clock: Clock = TEN_EPOCHS, **given: object) -> str:
+def refused(clock: RunLength = TEN_EPOCHS, **given: object) -> str:
     """The only problem, which is also what the maker raises."""
     (problem,) = schedule_problems(asked(**given), clock)
     with pytest.raises(ConfigError) as caught:
@@ -36,7 +36,7 @@ def refused(clock: Clock = TEN_EPOCHS, **given: object) -> str:
     return problem
 
 
-def told(clock: Clock = TEN_EPOCHS, **given: object) -> str:
+def told(clock: RunLength = TEN_EPOCHS, **given: object) -> str:
     """The only warning of a schedule that can be made."""
     make_schedule(asked(**given), 1.0, clock)
     (warning,) = schedule_warnings(asked(**given), clock)
@@ -154,7 +154,7 @@ def test_two_ways_to_hold_the_rate():
 
 
 def test_a_staircase_whose_only_tread_is_nothing():
-    assert refused(Clock(10, Fraction(10)), warmup="5st", staircase=True) == (
+    assert refused(RunLength(10, Fraction(10)), warmup="5st", staircase=True) == (
         "--lr-staircase: the only epoch would keep the rate of its first step, which the "
         "warm-up makes 0; leave one of them away, or train longer"
     )

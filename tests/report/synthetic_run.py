@@ -14,7 +14,7 @@ from phalanx.report.predictions import (
 )
 from phalanx.report.records import LogRow, Records, ScoreRow, StepRow
 from phalanx.report.scores import wilson_interval
-from phalanx.report.summary import Best, Summary, write_summary
+from phalanx.report.summary import BestScore, Summary, write_summary
 
 CLASSES = ["t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag"]
 CONFIG = """\
@@ -145,7 +145,7 @@ def make_summary(**changes):
         "images_per_second": 2_310.5,
         "data_wait": 0.012,
         "weights_sha256": "ab" * 32,
-        "best": Best(step=625, top1=score.top1),
+        "best": BestScore(step=625, top1=score.top1),
         "checkpoint": "checkpoints/step-00000625",
         "bad_images": (),
         "finished": True,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from phalanx.sweep.check import open_file
 from phalanx.sweep.file import SweepFile
-from phalanx.sweep.journal import Journal, Point, Trial
+from phalanx.sweep.journal import Point, SweepState, Trial
 from phalanx.sweep.proposals import propose
 
 WIDE = """\
@@ -39,13 +39,13 @@ def top1_of(trial: Trial) -> float:
     return 0.87 - 0.2 * abs(math.log10(lr / 0.15)) - 20 * abs(decay - 5e-4)
 
 
-def play(sweep: SweepFile, folder: Path, *, count: int | None = None) -> Journal:
+def play(sweep: SweepFile, folder: Path, *, count: int | None = None) -> SweepState:
     """A journal whose trials were proposed in turn and got made-up scores."""
     trials: list[Trial] = []
     for number in range(sweep.trials if count is None else count):
         trial = Trial(number=number, values=propose(sweep, trials), seconds=31.5 + number)
         trials.append(ended(trial))
-    return Journal(folder=folder, sweep=sweep, trials=tuple(trials))
+    return SweepState(folder=folder, sweep=sweep, trials=tuple(trials))
 
 
 def ended(trial: Trial) -> Trial:

@@ -6,13 +6,13 @@ import pytest
 
 from html_page import Page
 from phalanx.sweep.drawings import best_so_far, draw_course, draw_option
-from phalanx.sweep.journal import Journal, Trial
+from phalanx.sweep.journal import SweepState, Trial
 from phalanx.sweep.page import render_page
 from small_sweeps import WIDE, play, read_text
 
 
 @pytest.fixture
-def journal(tmp_path) -> Journal:
+def journal(tmp_path) -> SweepState:
     return play(read_text(tmp_path, WIDE + "prune: median\n"), tmp_path)
 
 
@@ -42,7 +42,7 @@ def test_the_page_shows_everything_and_needs_no_other_file(journal):
 def test_a_sweep_that_has_only_begun_has_a_page(tmp_path):
     sweep = read_text(tmp_path)
     trials = (Trial(number=0, values={"lr": 0.1, "momentum": 0.9, "weight-decay": "1e-4"}),)
-    page = Page(render_page(Journal(folder=tmp_path, sweep=sweep, trials=trials)))
+    page = Page(render_page(SweepState(folder=tmp_path, sweep=sweep, trials=trials)))
     assert "rates unfinished" in page.text and "No trial has come to its end yet." in page.text
     assert "Nothing was scored yet." in page.text and page.tags.count("svg") == 0
     assert "trials 0 of 12 1 running" in page.text
@@ -58,7 +58,7 @@ def test_pruned_trials_are_hollow_and_failed_ones_crosses(journal):
     svg = draw_course(journal)
     hollow = svg.count("fill: none; stroke: var(--train)")
     assert hollow >= 1 and "failed" in svg and "best so far" in svg
-    done = Journal(
+    done = SweepState(
         folder=journal.folder,
         sweep=journal.sweep,
         trials=tuple(trial for trial in journal.trials if trial.state == "done"),

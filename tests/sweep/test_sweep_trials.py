@@ -16,7 +16,7 @@ from phalanx.errors import CheckpointError
 from phalanx.report.records import read_scores
 from phalanx.sweep.check import open_file
 from phalanx.sweep.journal import Trial, begin
-from phalanx.sweep.process import Training, open_log
+from phalanx.sweep.process import TrialProcess, open_log
 from phalanx.sweep.study import held
 from small_runs import start_phalanx
 from small_sweeps import write_sweep
@@ -223,7 +223,7 @@ def test_two_processes_cannot_run_one_sweep(tmp_path):
 def test_a_training_that_a_kill_left_behind_is_stopped_before_it_goes_on(tmp_path):
     log = open_log(tmp_path, Trial(number=0, values={}), lambda: False)
     assert log is not None
-    left = Training(["data", "bench", "--seconds", "60"], log)
+    left = TrialProcess(["data", "bench", "--seconds", "60"], log)
     os.close(log)  # as if this process had been killed
     known = Trial(number=0, values={}, process=(socket.gethostname(), left.number))
     time.sleep(0.3)

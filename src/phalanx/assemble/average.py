@@ -10,15 +10,21 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
+from phalanx.assemble.dataset_summary import recipe_of
 from phalanx.assemble.feed import normaliser_of, open_feed
 from phalanx.assemble.prepare import Described, describe_checkpoint
 from phalanx.assemble.score import Scorable, load_checkpoint, score_model
-from phalanx.assemble.view import recipe_of
 from phalanx.disk import remove_quietly
-from phalanx.engine.average import average_weights, reestimate_norms
 from phalanx.engine.checkpoint import FACTS, WEIGHTS
-from phalanx.engine.shelf import AVERAGE, list_checkpoints, read_files, step_of, write_named
+from phalanx.engine.checkpoint_store import (
+    AVERAGE,
+    list_checkpoints,
+    read_files,
+    step_of,
+    write_named,
+)
 from phalanx.engine.state import hash_weights
+from phalanx.engine.weight_average import average_weights, reestimate_norms
 from phalanx.errors import ConfigError
 from phalanx.models.weights import LAYOUT, fill
 from phalanx.plan.averaging import Averaging

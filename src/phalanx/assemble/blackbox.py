@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from phalanx.assemble.fork import first_step
 from phalanx.assemble.prepare import Prepared, Start, read_or_advise, refuse_other_weights
 from phalanx.disk import remove_quietly, write_atomically
-from phalanx.engine.scaling import AutoScale
-from phalanx.engine.shelf import list_checkpoints, read_facts, step_of
+from phalanx.engine.checkpoint_store import list_checkpoints, read_facts, step_of
+from phalanx.engine.dynamic_loss_scale import DynamicLossScale
 from phalanx.errors import ConfigError, Stopped, UserError
 from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, read_json_object, to_json
@@ -23,7 +23,7 @@ from phalanx.report.records import Records, read_metrics
 
 if TYPE_CHECKING:
     from phalanx.assemble.feed import Feed
-    from phalanx.engine.blackbox import Finding, Probe
+    from phalanx.engine.probe import NonFiniteFinding, Probe
     from phalanx.engine.state import StepNumbers, TrainState
 
 BLACKBOX, FORMAT = "blackbox.json", 1
@@ -78,7 +78,7 @@ def tell_images(images: Sequence[Placed]) -> str:
     return ", ".join(told) + more
 
 
-def account_of(finding: "Finding", images: Sequence[Placed]) -> dict[str, Any]:
+def account_of(finding: "NonFiniteFinding", images: Sequence[Placed]) -> dict[str, Any]:
     """A finding as plain values, with the images of the step it was seen with."""
     seen = [asdict(images[row]) for row in finding.rows]
     return {
@@ -90,7 +90,7 @@ def account_of(finding: "Finding", images: Sequence[Placed]) -> dict[str, Any]:
 
 
 @dataclass
-class Blame:
+class DivergenceDiagnosis:
     """Says where an unsound step began, as a probe saw it or how to find out, and what to do."""
 
     prepared: Prepared
@@ -119,7 +119,7 @@ class Blame:
         return finding.describe() + (f", for {tell_images(seen)}" if seen else "")
 
 
-def loss_scale_of(step: int, plan: Plan, scaler: AutoScale | None) -> float:
+def loss_scale_of(step: int, plan: Plan, scaler: DynamicLossScale | None) -> float:
     """The loss scale a step was made with, counted from 1."""
     if scaler is None:
         return plan.loss_scale.at(step - 1)
@@ -152,7 +152,7 @@ class Recorder:
     records: Records
     unread: "Callable[[], list[StepNumbers]]"  # the numbers of the steps that nobody has read yet
     write_steps: "Callable[[int, list[StepNumbers]], None]"  # puts them into the records
-    blame: Blame
+    blame: DivergenceDiagnosis
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from phalanx.assemble.instructions import avoid_missing_instructions
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
-from phalanx.engine.average import Averages
+from phalanx.engine.dynamic_loss_scale import DynamicLossScale
 from phalanx.engine.loss import smoothing_over_all
 from phalanx.engine.mixing import Mixing
-from phalanx.engine.scaling import AutoScale
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepRule
+from phalanx.engine.weight_average import Averages
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import store_only
 from phalanx.models.weights import fill, layout_in, read_weights
-from phalanx.optim.half import HalfWeights
+from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.offload import Offload
 from phalanx.optim.rules import OptimSettings, build_optimizer
-from phalanx.plan.model import variant_of
+from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.units import parse_betas
 
@@ -87,7 +87,7 @@ def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module
 
     A plugin's network draws its own, from torch's generator, which is seeded for it.
     """
-    variant = variant_of(config)
+    variant = build_variant(config)
     torch.manual_seed(config.train.seed)
     model = build_model(variant, num_classes=plan.num_classes)
     if not isinstance(variant, OwnVariant):
@@ -110,7 +110,7 @@ def begin_with_weights(model: nn.Module, config: Config) -> None:
     """Replace a fresh model's weights by those of --init-weights, if any are named."""
     if config.model.init_weights is None:
         return
-    path, variant = Path(config.model.init_weights), variant_of(config)
+    path, variant = Path(config.model.init_weights), build_variant(config)
     tensors = read_weights(path)
     if layout_in(path) != variant.norm.layout:
         raise CheckpointError(
@@ -154,7 +154,7 @@ def build_state(config: Config, plan: Plan, device: torch.device) -> TrainState:
     return TrainState(
         model,
         optimizer,
-        scaler=AutoScale(plan.loss_scale.at(0)) if plan.loss_scale.automatic else None,
+        scaler=DynamicLossScale(plan.loss_scale.at(0)) if plan.loss_scale.automatic else None,
         half=half if plan.precision == "16.16" else None,
         offload=Offload(optimizer) if offloads(config, device.type) else None,
         averages=Averages(model, decay=decay) if decay else None,

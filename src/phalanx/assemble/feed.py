@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phalanx.assemble.view import Preprocessing
+from phalanx.assemble.dataset_summary import Preprocessing
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
-from phalanx.data.ahead import read_ahead
-from phalanx.data.batches import Batch, Reader, Recipe
-from phalanx.data.device import Normaliser, copied_ahead, pinned_memory, take_over
-from phalanx.data.gpu_jpeg import GpuDecoder, gpu_decode_problem
-from phalanx.data.loader import Filler, Loader
-from phalanx.data.pixels import BadImage
-from phalanx.data.resident import ResidentFiller, has_room, why_not_resident
-from phalanx.data.sources import Split
+from phalanx.data.formats.decode import BadImage
+from phalanx.data.formats.sources import Split
+from phalanx.data.loading.device import Normaliser, copied_ahead, pinned_memory, take_over
+from phalanx.data.loading.gpu_decode import GpuDecoder, gpu_decode_problem
+from phalanx.data.loading.loader import Filler, Loader
+from phalanx.data.loading.prefetch import read_ahead
+from phalanx.data.loading.reader import Batch, InputSpec, Reader
+from phalanx.data.loading.resident import ResidentFiller, has_room, why_not_resident
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import ConfigError
@@ -213,7 +213,9 @@ def normaliser_of(
 
 
 @contextmanager
-def open_feed(recipe: Recipe, plan: Plan, normaliser: Normaliser, config: Config) -> Iterator[Feed]:
+def open_feed(
+    recipe: InputSpec, plan: Plan, normaliser: Normaliser, config: Config
+) -> Iterator[Feed]:
     """The run's source of batches; worker processes end with the block."""
     if recipe.data == "synthetic":
         yield SyntheticFeed(plan, normaliser.device, recipe.seed)
@@ -225,7 +227,7 @@ def open_feed(recipe: Recipe, plan: Plan, normaliser: Normaliser, config: Config
         yield feed
 
 
-def open_loader(recipe: Recipe, plan: Plan, device: torch.device, config: Config) -> Loader:
+def open_loader(recipe: InputSpec, plan: Plan, device: torch.device, config: Config) -> Loader:
     """The loader a config asks for."""
     return Loader(
         recipe,
@@ -239,7 +241,7 @@ def open_loader(recipe: Recipe, plan: Plan, device: torch.device, config: Config
 
 
 def choose_filler(
-    recipe: Recipe, device: torch.device, config: Config
+    recipe: InputSpec, device: torch.device, config: Config
 ) -> Callable[[Reader], Filler] | None:
     """What makes images on the device itself, where the config and the device allow it."""
     if config.data.gpu_decode:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from phalanx.assemble.dataset_summary import DatasetSummary, plan_of
 from phalanx.assemble.prepare import (
     Prepared,
     Start,
@@ -12,13 +13,12 @@ from phalanx.assemble.prepare import (
     refuse_replicas,
     write_run,
 )
-from phalanx.assemble.view import DataView, plan_of
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import read_again
 from phalanx.config.schema import Config
-from phalanx.engine.shelf import read_facts
+from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
-from phalanx.plan.model import variant_of
+from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 
 BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
@@ -68,7 +68,7 @@ def first_step(plan: Plan, start: Start) -> int:
     return int(step * then // plan.global_batch)
 
 
-def refuse_other_model(config: Config, view: DataView, facts: Mapping[str, Any]) -> None:
+def refuse_other_model(config: Config, view: DatasetSummary, facts: Mapping[str, Any]) -> None:
     """A fork goes on with the weights it finds: the same model, the same number of classes."""
     before = resolved(read_again(facts["config"], flags={}, where="", name="").config)
     now = resolved(config)
@@ -87,7 +87,7 @@ def refuse_other_model(config: Config, view: DataView, facts: Mapping[str, Any])
 
 def resolved(config: Config) -> dict[str, Any]:
     """Every option's value, with what the model makes of those that shape it."""
-    variant = variant_of(config)
+    variant = build_variant(config)
     own: dict[str, Any] = {"enable-fast-groupnorm": variant.norm.layout == "interleaved"}
     if isinstance(variant, ResNetVariant):
         own["shortcut-type"] = variant.shortcut

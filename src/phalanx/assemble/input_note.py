@@ -4,16 +4,16 @@ from contextlib import suppress
 
 from phalanx.assemble.feed import Feed, LoadedFeed
 from phalanx.assemble.prepare import Prepared
-from phalanx.data.pixels import BadImage
-from phalanx.data.stages import Rate, judge_feeding, time_stages
-from phalanx.engine.state import Clock
+from phalanx.data.formats.decode import BadImage
+from phalanx.data.loading.stage_rates import Rate, judge_feeding, time_stages
+from phalanx.engine.state import Throughput
 from phalanx.report.summary import InputNote
 
 SECONDS, SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
 KEPT_UP = 0.05  # waits of less than this share of the time are no limit, as the report says
 
 
-def describe_input(feed: Feed, clock: Clock, prepared: Prepared) -> InputNote | None:
+def describe_input(feed: Feed, clock: Throughput, prepared: Prepared) -> InputNote | None:
     """The verdict of `phalanx data bench`, from what training measured and a glance at the stages.
 
     Where training did not wait, what could have come is worked out from one core's rate.

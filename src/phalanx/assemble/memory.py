@@ -11,7 +11,7 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.models.memory import HALF_BYTES, Memory, Upkeep, predict_memory
 from phalanx.optim.rules import FOOTPRINTS
-from phalanx.plan.model import variant_of
+from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.summary import MemoryNote
 
@@ -40,7 +40,7 @@ def upkeep_of(config: Config, plan: Plan) -> Upkeep:
 def predict(config: Config, plan: Plan) -> Memory:
     """The memory of this run's largest step on each device; ConfigError where it is not known."""
     return predict_memory(
-        variant_of(config),
+        build_variant(config),
         num_classes=plan.num_classes,
         batch=plan.micro_batch,
         image_size=plan.image_size,

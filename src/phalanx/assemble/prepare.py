@@ -7,16 +7,21 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
+from phalanx.assemble.dataset_summary import (
+    DatasetSummary,
+    inspect_dataset,
+    normalization_of,
+    plan_of,
+)
 from phalanx.assemble.environment import describe_environment
-from phalanx.assemble.view import DataView, look_at_data, normalization_of, plan_of
 from phalanx.config.read import Settings, dump_config, fill_older, read_again
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import given_in_file
-from phalanx.data.transforms import CENTRE_SHARE
+from phalanx.data.transforms.transform import CENTRE_SHARE
 from phalanx.disk import write_atomically
-from phalanx.engine.shelf import AVERAGES, newest_checkpoint, read_facts, tidy
+from phalanx.engine.checkpoint_store import AVERAGES, newest_checkpoint, read_facts, tidy
 from phalanx.errors import CheckpointError, ConfigError, DataError
-from phalanx.plan.plan import Chosen, Plan, choose, make_plan
+from phalanx.plan.plan import MachineChoice, Plan, choose_machine, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
 from phalanx.report.summary import Summary, read_summary
@@ -38,7 +43,7 @@ class Prepared:
     run: RunFolder
     settings: Settings
     plan: Plan
-    view: DataView
+    view: DatasetSummary
     start: Start | None
     fresh: bool = True  # made by this command; a resume finds what another one made
 
@@ -96,7 +101,12 @@ def refuse_replicas(plan: Plan) -> None:
 
 
 def write_run(
-    settings: Settings, plan: Plan, view: DataView, *, line: str, parent: dict[str, Any] | None
+    settings: Settings,
+    plan: Plan,
+    view: DatasetSummary,
+    *,
+    line: str,
+    parent: dict[str, Any] | None,
 ) -> RunFolder:
     """Create the run folder with everything that is known before training."""
     path = run_path(settings)
@@ -124,9 +134,9 @@ def run_path(settings: Settings) -> Path:
     return next(path for path in tried if not path.exists())
 
 
-def chosen_by(plan: Plan) -> Chosen:
+def chosen_by(plan: Plan) -> MachineChoice:
     """What a resume must take over from the plan of the first start."""
-    return Chosen(device=plan.device, precision=plan.precision, threads=plan.threads)
+    return MachineChoice(device=plan.device, precision=plan.precision, threads=plan.threads)
 
 
 def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
@@ -142,10 +152,10 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     settings = replace(settings, origins=origins)
     if start is None:
         refuse_other_weights(run, settings.config)
-    chosen = Chosen(**facts["chosen"])
+    chosen = MachineChoice(**facts["chosen"])
     if "device" in flags:
-        chosen = replace(chosen, device=choose(settings.config).device)
-    view = look_at_data(settings.config)
+        chosen = replace(chosen, device=choose_machine(settings.config).device)
+    view = inspect_dataset(settings.config)
     refuse_other_data(view, facts["data"], run)
     plan = make_plan(settings.config, view.facts, chosen)
     return Prepared(run=run, settings=settings, plan=plan, view=view, start=start, fresh=False)
@@ -198,7 +208,7 @@ def changed_origins(settings: Settings, stored: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def refuse_other_data(view: DataView, stored: Mapping[str, Any], run: RunFolder) -> None:
+def refuse_other_data(view: DatasetSummary, stored: Mapping[str, Any], run: RunFolder) -> None:
     """A resume goes on with the very same images."""
     for split, now in view.fingerprints.items():
         before = stored[split]
@@ -272,7 +282,7 @@ class Described:
     checkpoint: Path
     facts: dict[str, Any]
     settings: Settings
-    chosen: Chosen
+    chosen: MachineChoice
     averaged: bool = False  # whether the live average in it is meant, not the weights
 
     @property
@@ -292,7 +302,7 @@ def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
         checkpoint=checkpoint,
         facts=facts,
         settings=settings,
-        chosen=choose(settings.config),
+        chosen=choose_machine(settings.config),
         averaged=averaged,
     )
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from phalanx.assemble.blackbox import Placed, account_of, images_at, loss_scale_of
 from phalanx.assemble.build import build_state, prepare_torch, step_rule
+from phalanx.assemble.dataset_summary import preprocessing_of, recipe_of
 from phalanx.assemble.feed import Feed, normaliser_of, open_feed
 from phalanx.assemble.prepare import Prepared
 from phalanx.assemble.train import bring_to_start, step_with
-from phalanx.assemble.view import preprocessing_of, recipe_of
-from phalanx.engine.blackbox import Finding, Probe
+from phalanx.engine.probe import NonFiniteFinding, Probe
 from phalanx.engine.state import TrainState
 from phalanx.report.records import json_number, read_metrics
 
@@ -32,7 +32,7 @@ class Replay:
     loss_scale: float
     sound: bool
     as_recorded: bool | None  # whether metrics.jsonl has the same bits; None where it has none
-    finding: Finding | None
+    finding: NonFiniteFinding | None
     images: tuple[Placed, ...]  # of the whole step
 
     @property
@@ -99,7 +99,7 @@ def feed_of(prepared: Prepared, state: TrainState) -> Iterator[Feed]:
         yield feed
 
 
-def spoils_weights(finding: Finding | None, state: TrainState) -> bool:
+def spoils_weights(finding: NonFiniteFinding | None, state: TrainState) -> bool:
     """Whether an unsound gradient went into the weights; an automatic loss scale skips it."""
     return finding is not None and finding.what == "gradient" and state.scaler is None
 

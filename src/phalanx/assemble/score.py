@@ -16,21 +16,21 @@ from phalanx.assemble.build import (
     prepare_torch,
     step_rule,
 )
+from phalanx.assemble.dataset_summary import Preprocessing, plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.feed import Feed, LoadedFeed, normaliser_of, open_feed
 from phalanx.assemble.prepare import Described, refuse_missing_weights
-from phalanx.assemble.view import Preprocessing, plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.watch import score_row
 from phalanx.config.read import Settings, read_flags, settle
 from phalanx.config.schema import Config
-from phalanx.data.gpu_jpeg import gpu_decode_problem
-from phalanx.data.pixels import BadImage, decode
-from phalanx.data.transforms import build_transform
+from phalanx.data.formats.decode import BadImage, decode
+from phalanx.data.loading.gpu_decode import gpu_decode_problem
+from phalanx.data.transforms.transform import build_transform
 from phalanx.engine.checkpoint import WEIGHTS, load_weights
+from phalanx.engine.checkpoint_store import AVERAGES, read_files
 from phalanx.engine.evaluate import Score, evaluate
-from phalanx.engine.shelf import AVERAGES, read_files
 from phalanx.engine.step import StepRule, answer_to
 from phalanx.errors import DataError
-from phalanx.plan.plan import DataFacts, Plan, make_plan
+from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 from phalanx.report.records import ScoreRow
 
 
@@ -56,7 +56,7 @@ def load_checkpoint(described: Described) -> Scorable:
     """The model of a checkpoint, with its weights or their average."""
     facts, checkpoint = described.facts, described.checkpoint
     config, classes = described.settings.config, tuple(facts["classes"])
-    counts = DataFacts(
+    counts = DatasetCounts(
         train_images=facts["plan"]["train_images"],
         valid_images=facts["plan"]["valid_images"],
         classes=len(classes),

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from phalanx.assemble.average import average_run
-from phalanx.assemble.blackbox import Blame, Recorder
+from phalanx.assemble.blackbox import DivergenceDiagnosis, Recorder
 from phalanx.assemble.build import begin_with_weights, build_state, prepare_torch, step_rule
+from phalanx.assemble.dataset_summary import preprocessing_of, recipe_of
 from phalanx.assemble.environment import describe_environment
 from phalanx.assemble.feed import Feed, normaliser_of, open_feed
 from phalanx.assemble.fork import describe_fork, first_step
@@ -20,14 +21,10 @@ from phalanx.assemble.input_note import describe_input
 from phalanx.assemble.memory import Meter, describe_memory
 from phalanx.assemble.prepare import Prepared, take_over
 from phalanx.assemble.signals import StopRequest, listening
-from phalanx.assemble.view import preprocessing_of, recipe_of
 from phalanx.assemble.watch import RunWatch
 from phalanx.config.schema import Config
-from phalanx.engine.blackbox import Probe
 from phalanx.engine.checkpoint import WEIGHTS, Saver, load_weights, restore
-from phalanx.engine.evaluate import Score, ValidBatch, evaluate
-from phalanx.engine.ledger import Ledger
-from phalanx.engine.shelf import (
+from phalanx.engine.checkpoint_store import (
     AVERAGES,
     find_best,
     list_checkpoints,
@@ -36,18 +33,21 @@ from phalanx.engine.shelf import (
     read_files,
     step_of,
 )
-from phalanx.engine.state import Clock, Sums, TrainState, hash_weights
+from phalanx.engine.evaluate import Score, ValidBatch, evaluate
+from phalanx.engine.metrics_buffer import MetricsBuffer
+from phalanx.engine.probe import Probe
+from phalanx.engine.state import Sums, Throughput, TrainState, hash_weights
 from phalanx.engine.step import MicroBatch, StepRule, train_step
-from phalanx.engine.train import Parts, fit
+from phalanx.engine.train import LoopDependencies, fit
 from phalanx.errors import Stopped, UserError
 from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.averaging import averaging_of, kept_by
-from phalanx.plan.model import variant_of
+from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.console import Console
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged, read_scores
-from phalanx.report.summary import Best, Numerics, Summary, write_summary
+from phalanx.report.summary import BestScore, Numerics, Summary, write_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Training:
     records: Records
     console: Console
     saver: Saver
-    blame: Blame
+    blame: DivergenceDiagnosis
 
 
 def train(prepared: Prepared, *, stream: TextIO | None = None) -> Summary:
@@ -120,7 +120,9 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
         records=records,
         console=console,
         saver=saver,
-        blame=Blame(prepared, state, feed, Probe(state.model) if looks_on(config) else None),
+        blame=DivergenceDiagnosis(
+            prepared, state, feed, Probe(state.model) if looks_on(config) else None
+        ),
     )
 
 
@@ -131,7 +133,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
         "run": prepared.run.path.name,
         "config": prepared.config.flat(),
         "classes": list(prepared.view.classes),
-        "norm_layout": variant_of(prepared.config).norm.layout,
+        "norm_layout": build_variant(prepared.config).norm.layout,
         "preprocessing": asdict(preprocessing),
         "preprocessing_fingerprint": preprocessing.fingerprint,
         "data": prepared.view.fingerprints,
@@ -166,7 +168,7 @@ def bring_to_start(state: TrainState, prepared: Prepared) -> None:
             state.averages.begin_with(state.model)
     if start is not None and start.forked:
         state.step = first_step(prepared.plan, start)
-        state.scores, state.sums, state.clock = {}, Sums(), Clock()
+        state.scores, state.sums, state.clock = {}, Sums(), Throughput()
 
 
 def greet(training: Training) -> None:
@@ -195,7 +197,9 @@ def run_loop(training: Training) -> None:
     state, plan, console = training.state, training.prepared.plan, training.console
     config, stop = training.prepared.config, StopRequest()
     # where every step is looked at, an unsound one is seen before another is made
-    ledger = Ledger(training.device, 1 if looks_on(config) else config.train.device_iterations)
+    ledger = MetricsBuffer(
+        training.device, 1 if looks_on(config) else config.train.device_iterations
+    )
     parts = parts_of(training, stop)
     with listening(stop, leave=console.restore_terminal):
         with recorder_of(training, ledger, parts).recording():
@@ -207,7 +211,7 @@ def run_loop(training: Training) -> None:
             score_kept(training, parts)
 
 
-def recorder_of(training: Training, ledger: Ledger, parts: Parts) -> Recorder:
+def recorder_of(training: Training, ledger: MetricsBuffer, parts: LoopDependencies) -> Recorder:
     """What writes the black box of a run that ends badly."""
     return Recorder(
         prepared=training.prepared,
@@ -238,7 +242,7 @@ def step_with(
     return step
 
 
-def parts_of(training: Training, stop: StopRequest) -> Parts:
+def parts_of(training: Training, stop: StopRequest) -> LoopDependencies:
     """What the loop needs, each as a function of the state."""
     feed, plan = training.feed, training.prepared.plan
     rule = step_rule(training.prepared.config, plan, training.device)
@@ -259,7 +263,7 @@ def parts_of(training: Training, stop: StopRequest) -> Parts:
         training.records.flush(sync=True)
         training.saver.save(state)
 
-    return Parts(
+    return LoopDependencies(
         batches_from=feed.batches_from,
         train_step=step_with(rule, plan, training.blame.probe),
         evaluate=score,
@@ -281,7 +285,7 @@ def scores_after(config: Config) -> bool:
     return config.train.validation and config.train.validation_mode == "after"
 
 
-def score_kept(training: Training, parts: Parts) -> None:
+def score_kept(training: Training, parts: LoopDependencies) -> None:
     """Score every checkpoint, and the average in it, that no process before this one has scored."""
     state, run = training.state, training.prepared.run
     state.scores |= {row.step: row.top1 for row in read_scores(run.path)}
@@ -301,7 +305,7 @@ def score_kept(training: Training, parts: Parts) -> None:
     state.model.load_state_dict(weights)
 
 
-def score_file(file: Path, state: TrainState, parts: Parts) -> Score:
+def score_file(file: Path, state: TrainState, parts: LoopDependencies) -> Score:
     """The score of the weights in a file of a checkpoint; a signal may stop it."""
     load_weights(state.model, read_files(file.parent)[file.name], where=file)
     score = parts.evaluate(state)
@@ -343,7 +347,7 @@ def finish(training: Training) -> Summary:
         images_per_second=state.clock.images_per_second,
         data_wait=state.clock.data_wait,
         weights_sha256=hash_weights(state.model.state_dict()),
-        best=Best(step=best.step, top1=best.top1) if best else None,
+        best=BestScore(step=best.step, top1=best.top1) if best else None,
         checkpoint=str(newest.relative_to(run.path)) if newest else None,
         bad_images=tuple(sorted(state.bad_images.values())),
         finished=True,

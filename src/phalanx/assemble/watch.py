@@ -2,7 +2,7 @@
 
 from phalanx.assemble.feed import Feed
 from phalanx.engine.evaluate import Score
-from phalanx.engine.state import Clock, StepNumbers, TrainState
+from phalanx.engine.state import StepNumbers, Throughput, TrainState
 from phalanx.plan.plan import Plan
 from phalanx.report.console import Console
 from phalanx.report.predictions import (
@@ -48,7 +48,7 @@ class RunWatch:
             for step, row in enumerate(rows, start=first)
         )
 
-    def log(self, state: TrainState, stretch: Clock) -> None:
+    def log(self, state: TrainState, stretch: Throughput) -> None:
         """A row of training.csv and a line for the person."""
         sums = state.sums
         row = LogRow(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from phalanx.assemble.build import DETERMINISM, build_state, prepare_torch, step_rule
+from phalanx.assemble.dataset_summary import plan_of
 from phalanx.assemble.feed import SyntheticFeed
-from phalanx.assemble.view import plan_of
 from phalanx.bench.feeding import synchronise
 from phalanx.bench.paired import Ratio, measure_pairs
 from phalanx.catalog.plugins import load_plugins

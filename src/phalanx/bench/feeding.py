@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from phalanx.assemble.build import build_state, prepare_torch, step_rule
+from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.feed import SyntheticFeed, choose_filler, normaliser_of, open_feed
-from phalanx.assemble.view import plan_of, preprocessing_of, recipe_of
 from phalanx.config.read import Settings
-from phalanx.data.batches import Findings, Reader
-from phalanx.data.stages import Rate, judge_feeding, rate_of, time_stages
+from phalanx.data.loading.reader import Reader, ReadingNotes
+from phalanx.data.loading.stage_rates import Rate, judge_feeding, rate_of, time_stages
 from phalanx.engine.step import train_step
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
@@ -61,7 +61,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
     normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
     there = choose_filler(recipe, device, config) is not None
     workers = 0 if there else config.data.workers or count_cores()
-    reader = Reader(recipe, "train", findings=Findings(), max_bad=plan.max_bad)
+    reader = Reader(recipe, "train", findings=ReadingNotes(), max_bad=plan.max_bad)
     batch = np.zeros((plan.micro_batch, plan.image_size, plan.image_size, 3), np.uint8)
     gathered = np.empty_like(batch)
 

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from phalanx.assemble.build import begin_with_weights, build_state, prepare_torch, step_rule
+from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
 from phalanx.assemble.feed import normaliser_of, open_feed
-from phalanx.assemble.view import plan_of, preprocessing_of, recipe_of
 from phalanx.bench.feeding import synchronise
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
-from phalanx.data.cache import free_memory
-from phalanx.data.stages import rate_of
+from phalanx.data.loading.cache import free_memory
+from phalanx.data.loading.stage_rates import rate_of
 from phalanx.engine.step import MicroBatch, train_step
 from phalanx.errors import ConfigError
 from phalanx.plan.plan import Plan
@@ -161,7 +161,7 @@ NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "STATU
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class BatchSizeTrial:
     """One size of a micro-batch, and what came of it."""
 
     size: int
@@ -174,13 +174,13 @@ class Trial:
 class Sizes:
     """Every size that was tried, and what they suggest."""
 
-    trials: tuple[Trial, ...]  # as they were tried
+    trials: tuple[BatchSizeTrial, ...]  # as they were tried
     most: int
     global_batch: int  # of one replica: what batch size and accumulation must give
     device: str
 
     @property
-    def fitting(self) -> list[Trial]:
+    def fitting(self) -> list[BatchSizeTrial]:
         """The sizes that fit, smallest first."""
         there = (trial for trial in self.trials if trial.images_per_second)
         return sorted(there, key=lambda trial: trial.size)
@@ -191,7 +191,7 @@ class Sizes:
         return self.fitting[-1].size
 
     @property
-    def fastest(self) -> Trial:
+    def fastest(self) -> BatchSizeTrial:
         """The size with the most images a second."""
         return max(self.fitting, key=lambda trial: trial.images_per_second or 0.0)
 
@@ -214,21 +214,23 @@ class Sizes:
 
 
 def find_batch_size(
-    settings: Settings, *, most: int, seconds: float, done: Callable[[Trial], None]
+    settings: Settings, *, most: int, seconds: float, done: Callable[[BatchSizeTrial], None]
 ) -> Sizes:
     """Try sizes with real steps on made-up images, each for that many seconds."""
     plan, _ = plan_of(settings, without_data=True)
-    device, trials = prepare_torch(plan), list[Trial]()
+    device, trials = prepare_torch(plan), list[BatchSizeTrial]()
     before = memory_now(device)
 
     def fits(size: int) -> bool:
         kept = memory_now(device) - before  # what earlier trials left is used again
         problem = "" if device.type == "cuda" else foresee(size, trials, free_memory() + kept)
-        trial = Trial(size=size, problem=problem)
+        trial = BatchSizeTrial(size=size, problem=problem)
         if not problem:
             rate, peak = try_size(settings.config, plan, device, size=size, seconds=seconds)
-            trial = Trial(size=size, images_per_second=rate, peak_bytes=max(0, peak - before))
-            trial = trial if rate else Trial(size=size, problem="out of memory")
+            trial = BatchSizeTrial(
+                size=size, images_per_second=rate, peak_bytes=max(0, peak - before)
+            )
+            trial = trial if rate else BatchSizeTrial(size=size, problem="out of memory")
         trials.append(trial)
         done(trial)
         return not trial.problem
@@ -261,7 +263,7 @@ def next_size(good: int, bad: int, most: int) -> int:
     return (good + bad) // 2 if bad - good > max(1, good // GRAIN) else 0
 
 
-def foresee(size: int, trials: Sequence[Trial], free: int) -> str:
+def foresee(size: int, trials: Sequence[BatchSizeTrial], free: int) -> str:
     """Why a size will not fit into the host's memory, judged by those before; else nothing.
 
     A host that runs out of memory ends the process, so this must be known before.

@@ -18,7 +18,7 @@ from phalanx.assemble.signals import StopRequest
 from phalanx.assemble.train import Training, assemble, parts_of
 from phalanx.bench.paired import Ratio, measure_pairs
 from phalanx.config.read import read_settings
-from phalanx.engine.ledger import Ledger
+from phalanx.engine.metrics_buffer import MetricsBuffer
 from phalanx.engine.step import MicroBatch
 from phalanx.engine.train import fit
 from phalanx.errors import Stopped
@@ -54,7 +54,7 @@ def phalanx_block(training: Training, steps: int) -> Callable[[], int]:
             save=lambda state: None,
         )
         with suppress(Stopped):
-            fit(state, plan, parts=parts, ledger=Ledger(training.device))
+            fit(state, plan, parts=parts, ledger=MetricsBuffer(training.device))
         return steps * plan.global_batch
 
     return block

@@ -32,7 +32,7 @@ class Split:
     shifted: str  # "" or one sentence
 
 
-class Place(NamedTuple):
+class SplitTarget(NamedTuple):
     """What a name points to."""
 
     unit: str
@@ -59,7 +59,7 @@ class Spelling:
         return re.compile(f"{form}(?P<tail>{tails})?")
 
 
-class Kind(NamedTuple):
+class BlockKind(NamedTuple):
     """A kind of block, told from others of its family by its count of norms."""
 
     first: str = ""  # words for its first thing: a convolution, or the shortcut's projection
@@ -113,16 +113,16 @@ RESIDUAL_FIRST = (
     "conv conv1 0_conv 1_conv layer1_conv layer1_conv_ds shortcut "
     "downsample downsample/0 downsample_0"
 )
-KINDS: dict[tuple[str, int], Kind] = {  # by family and count of norms
-    ("ResNet", 2): Kind(RESIDUAL_FIRST, missing="conv3 bn3 act3 3_conv 3_bn 3_gn 3_relu"),
-    ("ResNet", 3): Kind(RESIDUAL_FIRST),
-    ("ResNet-9", 1): Kind("conv1", missing="conv2 bn2 act2"),
-    ("ResNet-9", 2): Kind("conv1", missing="pool"),
+KINDS: dict[tuple[str, int], BlockKind] = {  # by family and count of norms
+    ("ResNet", 2): BlockKind(RESIDUAL_FIRST, missing="conv3 bn3 act3 3_conv 3_bn 3_gn 3_relu"),
+    ("ResNet", 3): BlockKind(RESIDUAL_FIRST),
+    ("ResNet-9", 1): BlockKind("conv1", missing="conv2 bn2 act2"),
+    ("ResNet-9", 2): BlockKind("conv1", missing="pool"),
     # the first stage does not widen: it begins with the filter, and conv_pw narrows
-    ("EfficientNet", 2): Kind(
+    ("EfficientNet", 2): BlockKind(
         "conv_dw _depthwise_conv b", missing="act2 conv_pwl bn3 _expand_conv _bn0"
     ),
-    ("EfficientNet", 3): Kind("conv_pw _expand_conv"),
+    ("EfficientNet", 3): BlockKind("conv_pw _expand_conv"),
 }
 
 ENDS: dict[str, dict[str, tuple[str, str]]] = {  # words for the first thing, words for the rest
@@ -173,20 +173,20 @@ def moved(variant: Variant, name: str, *, inside: str) -> Split:
     return Split(name, unit, f"{name} lies inside {inside}; the stage starts at {unit}")
 
 
-def names_of(variant: Variant) -> dict[str, Place]:
+def names_of(variant: Variant) -> dict[str, SplitTarget]:
     """Everything a split of this model may be called; of other families, units and stages."""
-    found = {unit: Place(unit, True) for unit in variant.units}
+    found = {unit: SplitTarget(unit, True) for unit in variant.units}
     for stage, units in stages_of(variant).items():
-        found.setdefault(stage, Place(units[0], True))
+        found.setdefault(stage, SplitTarget(units[0], True))
     for unit, (first, inside) in ENDS.get(variant.family, {}).items():
-        found |= {word: Place(unit, True) for word in first.split()}
-        found |= {word: Place(unit, False) for word in inside.split()}
+        found |= {word: SplitTarget(unit, True) for word in first.split()}
+        found |= {word: SplitTarget(unit, False) for word in inside.split()}
     for spelling in SPELLINGS.get(variant.family, ()):
         for name, place in spelled(variant, spelling):
             found.setdefault(name, place)  # a name without a block is its stage's first
     for number, unit in enumerate(adding_units(variant)):
         traced = (f"add_{number}", f"add/{number}") if number else ("add",)
-        found |= dict.fromkeys(traced, Place(unit, False))
+        found |= dict.fromkeys(traced, SplitTarget(unit, False))
     return found
 
 
@@ -204,7 +204,7 @@ def stages_of(variant: Variant) -> dict[str, list[str]]:
     return found
 
 
-def spelled(variant: Variant, spelling: Spelling) -> Iterator[tuple[str, Place]]:
+def spelled(variant: Variant, spelling: Spelling) -> Iterator[tuple[str, SplitTarget]]:
     """All names that a spelling has for the blocks of a model and what is inside them."""
     norms = Counter(path.rpartition(".")[0].replace(".", "/") for path in variant.norm_channels())
     flat = 0
@@ -212,11 +212,11 @@ def spelled(variant: Variant, spelling: Spelling) -> Iterator[tuple[str, Place]]
         for index, unit in enumerate(units):
             block, letter = index + spelling.block_from, chr(ord("a") + index)
             name = spelling.form.format(stage=stage, block=block, flat=flat, letter=letter)
-            yield name, Place(unit, True)
-            kind = KINDS.get((variant.family, norms[unit]), Kind())
+            yield name, SplitTarget(unit, True)
+            kind = KINDS.get((variant.family, norms[unit]), BlockKind())
             first, missing = kind.first.split(), kind.missing.split()
             for word in (word for word in spelling.words.split() if word not in missing):
-                yield f"{name}{spelling.joint}{word}", Place(unit, word in first)
+                yield f"{name}{spelling.joint}{word}", SplitTarget(unit, word in first)
             flat += 1
 
 
@@ -256,7 +256,7 @@ def reach(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def unheard(path: str, known: dict[str, Place], *, model: str) -> str:
+def unheard(path: str, known: dict[str, SplitTarget], *, model: str) -> str:
     """What to say of a name of no known form."""
     near = get_close_matches(path, known, n=NEAR)
     parts = dict.fromkeys(stage_of(place.unit) for place in known.values())

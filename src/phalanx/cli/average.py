@@ -66,7 +66,7 @@ def read_value(name: str, text: str) -> Any:
 def choose_checkpoints(run: Path, shelf: Path, how: Averaging) -> list[Path]:
     """The checkpoints to average, oldest first."""
     from phalanx.assemble.prepare import checkpoint_in
-    from phalanx.engine.shelf import list_checkpoints
+    from phalanx.engine.checkpoint_store import list_checkpoints
 
     checkpoint_in(run)  # knows what to say where there is none
     found = list_checkpoints(shelf)

@@ -64,7 +64,7 @@ def show(ratio: "Ratio", steps: int) -> None:
 
 def determinism(request: Request) -> int:
     """Measure and print what each value of --determinism costs."""
-    from phalanx.assemble.infer import read_with_data
+    from phalanx.assemble.find_data import read_with_data
 
     settings = read_with_data(preset_named(request), request.flags, problems=request.problems)
     pairs = read_count("--pairs", request["pairs"], least=3)

@@ -10,8 +10,8 @@ from phalanx.errors import ConfigError
 def show(request: Request) -> int:
     """Draw what the model sees in one step, before normalisation."""
     settings = find_settings(request)
-    from phalanx.assemble.view import plan_of, recipe_of
-    from phalanx.data.loader import Loader
+    from phalanx.assemble.dataset_summary import plan_of, recipe_of
+    from phalanx.data.loading.loader import Loader
     from phalanx.report.sheet import write_sheet
 
     plan, view = plan_of(settings)
@@ -47,7 +47,7 @@ def find_settings(request: Request) -> Settings:
             where=str(run.config),
             name=run.facts["name"],
         )
-    from phalanx.assemble.infer import read_with_data
+    from phalanx.assemble.find_data import read_with_data
 
     return read_with_data(name, request.flags, problems=request.problems)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run(request: Request) -> int:
     """Measure and print."""
-    from phalanx.assemble.infer import read_with_data
+    from phalanx.assemble.find_data import read_with_data
 
     flags = dict(request.flags)
     if request["dir"]:

@@ -50,7 +50,7 @@ class Progress:
 def build_data(request: Request) -> int:
     """Convert a dataset; bad images are left out and listed."""
     request.refuse_problems()
-    from phalanx.data.build import BuildOptions, build
+    from phalanx.data.convert.build import BuildOptions, build
 
     src, to, out = (read_word(request, name) for name in ("src", "to", "out"))
     options = BuildOptions(

@@ -29,7 +29,7 @@ def list_data(request: Request) -> int:
 
 def form_rows() -> list[dict[str, Any]]:
     """Every form with what lies there and how to get it."""
-    from phalanx.data.detect import FORMS
+    from phalanx.data.formats.detect import FORMS
 
     rows = [{"data": name, "what": form.what, "get": form.get} for name, form in FORMS.items()]
     made_up = [{"data": name, "what": what, "get": get} for name, (what, get) in MADE_UP.items()]
@@ -38,7 +38,7 @@ def form_rows() -> list[dict[str, Any]]:
 
 def find_rows(root: Path) -> list[dict[str, Any]]:
     """What lies in a folder, with counts and classes; nothing there is a mistake."""
-    from phalanx.data.detect import DEPTH, detect
+    from phalanx.data.formats.detect import DEPTH, detect
 
     found = detect(root)
     if not found:
@@ -54,7 +54,7 @@ def find_rows(root: Path) -> list[dict[str, Any]]:
 
 def count(data: str, folder: Path) -> dict[str, Any]:
     """The images and classes of a set; what is wrong with a split stands in place of its count."""
-    from phalanx.data.detect import FORMS
+    from phalanx.data.formats.detect import FORMS
 
     opener = FORMS[data].open
     if opener is None:

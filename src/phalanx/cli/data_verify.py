@@ -11,7 +11,7 @@ from phalanx.errors import ConfigError, DataError
 from phalanx.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from phalanx.data.verify import Place, Verdict
+    from phalanx.data.verify.verify import ImageLocation, Verdict
 
 SHOWN = 5
 
@@ -19,8 +19,8 @@ SHOWN = 5
 def verify_data(request: Request) -> int:
     """Look at every image; the code is 0 when nothing is wrong."""
     request.refuse_problems()
-    from phalanx.data.manifest import keep_manifest
-    from phalanx.data.verify import verify
+    from phalanx.data.verify.manifest import keep_manifest
+    from phalanx.data.verify.verify import verify
 
     if not request["dir"]:
         raise ConfigError("say which folder to look at: phalanx data verify DIR")
@@ -52,8 +52,8 @@ def read_out(text: str | None) -> Path | None:
 
 def write_page(out: Path, root: Path, verdict: "Verdict") -> None:
     """The page with pictures of what was found."""
-    from phalanx.data.origin import find_parts
-    from phalanx.data.pixels import BadImage, Pixels
+    from phalanx.data.convert.origin import find_parts
+    from phalanx.data.formats.decode import BadImage, Pixels
     from phalanx.report.verify_page import write_verify_page
 
     sources = {part.split: part.source for part in find_parts(root)}
@@ -72,7 +72,7 @@ def show_verdict(verdict: "Verdict", elapsed: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from phalanx.data.verify import NOTES, count_wrong
+    from phalanx.data.verify.verify import NOTES, count_wrong
 
     images = sum(verdict.images.values())
     rate = images / elapsed if elapsed > 0 else 0.0
@@ -111,12 +111,12 @@ def show_first(kind: str, lines: list[str]) -> None:
         print(f"  and {len(lines) - SHOWN:,} more; --json and --out page.html have them")
 
 
-def describe(place: "Place") -> str:
+def describe(place: "ImageLocation") -> str:
     """An image in one line."""
     return f"{place.name}: {place.why}" if place.why else place.name
 
 
-def describe_group(group: list["Place"]) -> str:
+def describe_group(group: list["ImageLocation"]) -> str:
     """Images that are the same in one line."""
     names = " = ".join(place.name for place in group[:SHOWN])
     more = f" and {len(group) - SHOWN:,} more" if len(group) > SHOWN else ""

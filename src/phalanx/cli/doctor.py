@@ -29,7 +29,7 @@ ENOUGH_DISK = 2 * 2**30
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One thing looked at."""
 
     what: str
@@ -49,7 +49,7 @@ def run(request: Request) -> int:
     return 1 if any(finding.state == "missing" for finding in findings) else 0
 
 
-def show(findings: list[Finding]) -> None:
+def show(findings: list[Check]) -> None:
     """A line a finding, and the remedies under them."""
     marks = {"ok": "ok  ", "note": "note", "missing": "MISS"}
     for finding in findings:
@@ -60,24 +60,24 @@ def show(findings: list[Finding]) -> None:
     print(f"\n{missing} missing" if missing else "\nready to train: phalanx train")
 
 
-def look_at_python() -> Iterator[Finding]:
+def look_at_python() -> Iterator[Check]:
     """The interpreter."""
     version = ".".join(map(str, sys.version_info[:3]))
     enough = sys.version_info >= (3, 11)
     remedy = "" if enough else "install Python 3.11 or later"
-    yield Finding("python", version, "ok" if enough else "missing", remedy)
+    yield Check("python", version, "ok" if enough else "missing", remedy)
 
 
-def look_at_packages() -> Iterator[Finding]:
+def look_at_packages() -> Iterator[Check]:
     """Every package Phalanx imports: whether it is there and can be imported."""
     for name, (package, purpose, optional) in PACKAGES.items():
         try:
             import_module(name)
         except (ImportError, OSError) as error:  # OSError: a library behind it does not load
             state = "note" if optional else "missing"
-            yield Finding(package, f"{error} ({purpose})", state, f"pip install {package}")
+            yield Check(package, f"{error} ({purpose})", state, f"pip install {package}")
         else:
-            yield Finding(package, f"{version_of(package)} ({purpose})", "ok")
+            yield Check(package, f"{version_of(package)} ({purpose})", "ok")
 
 
 def version_of(package: str) -> str:
@@ -88,37 +88,37 @@ def version_of(package: str) -> str:
         return "from another package"
 
 
-def look_at_devices() -> Iterator[Finding]:
+def look_at_devices() -> Iterator[Check]:
     """Cores and accelerators, as torch sees them."""
     from phalanx.plan.machine import count_cores
 
-    yield Finding("cpu", f"{count_cores()} cores", "ok")
+    yield Check("cpu", f"{count_cores()} cores", "ok")
     try:
         import torch
     except (ImportError, OSError):
         return
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
-        yield Finding(f"cuda:{number}", f"{facts.name}, {format_bytes(facts.total_memory)}", "ok")
+        yield Check(f"cuda:{number}", f"{facts.name}, {format_bytes(facts.total_memory)}", "ok")
     if torch.backends.mps.is_available():
-        yield Finding("mps", "Apple GPU", "ok")
+        yield Check("mps", "Apple GPU", "ok")
     if not torch.cuda.device_count() and not torch.backends.mps.is_available():
         seen = any(Path("/dev").glob("nvidia[0-9]*"))
         remedy = "a GPU is there: install a torch build with CUDA" if seen else ""
-        yield Finding("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
+        yield Check("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
 
 
-def look_at_room() -> Iterator[Finding]:
+def look_at_room() -> Iterator[Check]:
     """Memory and disk."""
     size, whole = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     told = "SC_AVPHYS_PAGES" in os.sysconf_names  # macOS does not tell
     text = f"{format_bytes(os.sysconf('SC_AVPHYS_PAGES') * size)} free of " if told else ""
-    yield Finding("memory", f"{text}{format_bytes(whole * size)}", "ok")
+    yield Check("memory", f"{text}{format_bytes(whole * size)}", "ok")
     for what, folder in (("disk here", os.getcwd()), ("temporary", tempfile.gettempdir())):
         free = shutil.disk_usage(folder).free
         scarce = free < ENOUGH_DISK
         remedy = "checkpoints may not fit; make room or use another --run-dir" if scarce else ""
-        yield Finding(
+        yield Check(
             what, f"{format_bytes(free)} free in {folder}", "note" if scarce else "ok", remedy
         )
 

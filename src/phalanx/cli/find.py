@@ -16,7 +16,7 @@ from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
-    from phalanx.bench.finders import Sizes, Sweep, Trial
+    from phalanx.bench.finders import BatchSizeTrial, Sizes, Sweep
 
 WIDTH, HEIGHT = 60, 10  # of the plot, in letters
 ABOVE = 1.25  # times the first loss is as high as plots go
@@ -26,7 +26,7 @@ INK = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white pape
 
 def read_config(request: Request) -> Settings:
     """The settings that a finder works with."""
-    from phalanx.assemble.infer import read_with_data
+    from phalanx.assemble.find_data import read_with_data
 
     return read_with_data(preset_named(request), request.flags, problems=request.problems)
 
@@ -195,7 +195,7 @@ def find_batch_size(request: Request) -> int:
     seconds = read_seconds(request["seconds"])
     from phalanx.bench import finders
 
-    def done(trial: "Trial") -> None:
+    def done(trial: "BatchSizeTrial") -> None:
         if request["json"]:
             tell(f"{trial.size} images")
         else:
@@ -212,7 +212,7 @@ def find_batch_size(request: Request) -> int:
     return 0
 
 
-def describe_trial(trial: "Trial") -> str:
+def describe_trial(trial: "BatchSizeTrial") -> str:
     """One size as a line of the table."""
     if trial.images_per_second is None:
         return f"{trial.size:>8,}  {trial.problem}"

@@ -14,7 +14,7 @@ from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, Request
 from phalanx.config.fields import model_name
 from phalanx.config.read import Settings, joined, read_flags, settle
 from phalanx.errors import ConfigError, suggest
-from phalanx.plan.model import check_variant, variant_of
+from phalanx.plan.model import build_variant, check_variant
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def show(request: Request) -> int:
 def take_apart(request: Request) -> Sheet:
     """Count what was asked for; mistakes are told before torch is imported."""
     config = find_settings(request).config
-    name, variant = config.model.model, variant_of(config)
+    name, variant = config.model.model, build_variant(config)
     image_size = config.data.image_size or variant.image_size
     check_variant(name, variant, image_size)
     classes = read_classes(request["classes"]) or variant.classes

@@ -21,11 +21,11 @@ CURVE_WIDTH = 60
 
 def run(request: Request) -> int:
     """Print the plan of a config."""
-    from phalanx.assemble.infer import read_with_data
+    from phalanx.assemble.find_data import read_with_data
 
     settings = read_with_data(preset_named(request), request.flags, problems=request.problems)
 
-    from phalanx.assemble.view import plan_of
+    from phalanx.assemble.dataset_summary import plan_of
 
     plan, view = plan_of(settings, without_data=True)
     points = [plan.at(step) for step in read_steps(request["at"])]

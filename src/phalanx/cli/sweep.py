@@ -11,7 +11,7 @@ from phalanx.errors import CheckpointError, ConfigError, DivergedError
 
 if TYPE_CHECKING:
     from phalanx.sweep.file import SweepFile
-    from phalanx.sweep.journal import Journal
+    from phalanx.sweep.journal import SweepState
     from phalanx.sweep.study import Voice
 
 
@@ -108,7 +108,7 @@ def write(text: str, stream: TextIO) -> None:
             os.dup2(nothing.fileno(), stream.fileno())
 
 
-def show_result(journal: "Journal") -> None:
+def show_result(journal: "SweepState") -> None:
     """The table, the best trial and where to look."""
     from phalanx.sweep.table import draw_table
 
@@ -123,7 +123,7 @@ def show_result(journal: "Journal") -> None:
     print(f"page: {journal.folder / 'sweep.html'}")
 
 
-def failed_code(journal: "Journal") -> int:
+def failed_code(journal: "SweepState") -> int:
     """The exit code of a sweep in which nothing came to its end: its last failure's."""
     codes = [trial.exit_code for trial in journal.trials if trial.state == "failed"]
     return next((code for code in reversed(codes) if code and code > 0), DivergedError.exit_code)

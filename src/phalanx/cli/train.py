@@ -60,7 +60,7 @@ def is_finished(run: str) -> bool:
 
 def read_settings(request: Request, preset: str | None) -> "Settings":
     """The options of a new run; mistakes are told before anything heavy is imported."""
-    from phalanx.assemble.infer import fetch_missing, read_with_data
+    from phalanx.assemble.find_data import fetch_missing, read_with_data
 
     settings = read_with_data(preset, request.flags, problems=request.problems)
     return fetch_missing(settings, lambda line: print(line, file=sys.stderr))
@@ -79,7 +79,7 @@ def prepare_again(request: Request) -> "Prepared":
 
 def score_untrained(settings: "Settings", *, as_json: bool) -> int:
     """--training false: the score of the model as it would begin."""
-    from phalanx.assemble.view import plan_of
+    from phalanx.assemble.dataset_summary import plan_of
 
     plan_of(settings)  # what cannot be is told before torch is imported
     from phalanx.assemble.score import build_untrained, score_model

@@ -70,7 +70,7 @@ def refuse_model_options(request: Request) -> None:
 def find_checkpoints(target: str, *, every: bool) -> list[Path]:
     """The checkpoints that a path stands for; with `every`, also the averages beside them."""
     from phalanx.assemble.prepare import checkpoint_in
-    from phalanx.engine.shelf import AVERAGES, list_checkpoints, list_weights
+    from phalanx.engine.checkpoint_store import AVERAGES, list_checkpoints, list_weights
 
     path = Path(target)
     if not path.exists() and "/" not in target:

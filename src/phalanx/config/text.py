@@ -72,11 +72,11 @@ def value_from_text(name: str, text: str) -> Any:
         raise ValueError(f"wants {WANTED[kind]}, got {text!r}") from None
 
 
-class Loader(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """PyYAML that reads 5e-5 as a number, as everybody else does."""
 
 
-Loader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
@@ -84,7 +84,7 @@ Loader.add_implicit_resolver(
 
 
 @dataclass(frozen=True)
-class Entry:
+class YamlEntry:
     """One key of a YAML mapping with its line and its value, not yet interpreted."""
 
     key: str
@@ -92,10 +92,10 @@ class Entry:
     node: yaml.Node
 
 
-def read_entries(path: Path, inside: str | None = None) -> list[Entry]:
+def read_entries(path: Path, inside: str | None = None) -> list[YamlEntry]:
     """The keys of a YAML file, or of one named mapping inside it."""
     try:
-        loader = Loader(path.read_text(encoding="utf-8"))
+        loader = YamlLoader(path.read_text(encoding="utf-8"))
     except yaml.reader.ReaderError as error:
         raise ConfigError(f"{path}: not valid YAML: {error.reason}") from None
     except OSError as error:
@@ -118,14 +118,14 @@ def read_entries(path: Path, inside: str | None = None) -> list[Entry]:
         loader.dispose()
 
 
-def as_yaml(entries: list[Entry]) -> str:
+def as_yaml(entries: list[YamlEntry]) -> str:
     """Entries as the YAML file they could stand in."""
     pairs = [(yaml.ScalarNode("tag:yaml.org,2002:str", e.key), e.node) for e in entries]
     node = yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=False)
     return yaml.serialize(node, Dumper=yaml.SafeDumper)
 
 
-def mapping_entries(loader: Loader, node: yaml.Node | None, path: Path) -> list[Entry]:
+def mapping_entries(loader: YamlLoader, node: yaml.Node | None, path: Path) -> list[YamlEntry]:
     """A mapping's keys, merges (<<) resolved; a key given twice is refused."""
     if node is None:
         return []
@@ -143,7 +143,7 @@ def mapping_entries(loader: Loader, node: yaml.Node | None, path: Path) -> list[
     loader.flatten_mapping(node)
     # a merged mapping comes first and may be overridden by a later key of the same name
     last = {
-        key.value: Entry(key.value, key.start_mark.line + 1, value) for key, value in node.value
+        key.value: YamlEntry(key.value, key.start_mark.line + 1, value) for key, value in node.value
     }
     return list(last.values())
 
@@ -159,7 +159,7 @@ def value_from_node(name: str, node: yaml.Node) -> Any:
         return None
     if plain_kind(option.kind) is str:
         return node.value
-    loader = Loader("")
+    loader = YamlLoader("")
     try:
         return loader.construct_object(node)
     except (ValueError, yaml.YAMLError):

@@ -15,7 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from phalanx.data.checksums import ARCHIVE_MD5, IDX_MD5, md5_of
+from phalanx.data.formats.checksums import ARCHIVE_MD5, IDX_MD5, md5_of
 from phalanx.disk import free_space, remove_quietly, sync_folder
 from phalanx.errors import ConfigError, DataError, DiskError, suggest
 

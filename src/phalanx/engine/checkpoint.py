@@ -10,11 +10,11 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
-from phalanx.engine.shelf import AVERAGES, FORMAT, prune, read_files, write_checkpoint
+from phalanx.engine.checkpoint_store import AVERAGES, FORMAT, prune, read_files, write_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.errors import DivergedError
 from phalanx.models.weights import LAYOUT, fill
-from phalanx.optim.slots import named_state, restore_state
+from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
 WEIGHTS, OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
 
@@ -43,7 +43,7 @@ def take_snapshot(state: TrainState) -> Snapshot:
     if state.offload is not None:
         state.offload.wait()
     plain = json.loads(json.dumps(state.plain()))
-    optimizer = named_state(state.model, state.optimizer)
+    optimizer = name_optimizer_state(state.model, state.optimizer)
     averages = {} if state.averages is None else state.averages.named_state()
     return Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(averages), plain)
 
@@ -114,7 +114,7 @@ def restore(state: TrainState, checkpoint: Path) -> None:
     """Put a checkpoint's contents into a freshly built state."""
     files = read_files(checkpoint)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
-    restore_state(state.model, state.optimizer, tensors_from_bytes(files[OPTIMIZER]))
+    restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[OPTIMIZER]))
     if state.offload is not None:
         state.offload.take_back()
     state.restore_plain(json.loads(files[FACTS])["state"])

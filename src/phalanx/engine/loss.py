@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.engine.mixing import Target
+from phalanx.engine.mixing import WeightedLabels
 
 
-def cross_entropy(logits: Tensor, targets: Sequence[Target], smoothing: float) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Sequence[WeightedLabels], smoothing: float) -> Tensor:
     """Cross-entropy summed over the images; of several labels each counts by its weight."""
     if len(targets) == 1 and targets[0].weights is None:
         labels = targets[0].labels
@@ -22,7 +22,9 @@ def cross_entropy(logits: Tensor, targets: Sequence[Target], smoothing: float) -
     return torch.stack(parts).sum()
 
 
-def binary_cross_entropy(logits: Tensor, targets: Sequence[Target], smoothing: float) -> Tensor:
+def binary_cross_entropy(
+    logits: Tensor, targets: Sequence[WeightedLabels], smoothing: float
+) -> Tensor:
     """A yes or no for every class, the mean over the classes summed over the images."""
     classes = logits.shape[1]
     wanted = torch.zeros_like(logits)
@@ -33,7 +35,7 @@ def binary_cross_entropy(logits: Tensor, targets: Sequence[Target], smoothing: f
     return F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum") / classes
 
 
-LOSSES: dict[str, Callable[[Tensor, Sequence[Target], float], Tensor]] = {
+LOSSES: dict[str, Callable[[Tensor, Sequence[WeightedLabels], float], Tensor]] = {
     "cross-entropy": cross_entropy,
     "bce": binary_cross_entropy,
 }

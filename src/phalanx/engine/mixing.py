@@ -44,7 +44,7 @@ class Mixing:
 NOTHING_MIXED = Mixing()
 
 
-class Target(NamedTuple):
+class WeightedLabels(NamedTuple):
     """Labels that count with a weight an image, or with 1."""
 
     labels: Tensor  # [N]
@@ -55,18 +55,18 @@ class Mixed(NamedTuple):
     """A micro-batch as the model sees it, and what its answer is held against."""
 
     images: Tensor
-    targets: tuple[Target, ...]
+    targets: tuple[WeightedLabels, ...]
 
 
 def mix_batch(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: Mixing) -> Mixed:
     """The images mixed as their places in the stream, `first` and following, decide."""
-    targets: tuple[Target, ...] = (Target(labels),)
+    targets: tuple[WeightedLabels, ...] = (WeightedLabels(labels),)
     if mixing.mixup_alpha:
         shares = draw_shares(mixing.mixup_alpha, seed=seed, first=first, images=len(labels))
         own = torch.from_numpy(shares).to(images.device, images.dtype, non_blocking=True)
         away = MIXUP_PARTNER * mixing.repeats
         images = mix_up(images, own, away)
-        targets = (Target(labels, own), Target(rolled(labels, away), 1 - own))
+        targets = (WeightedLabels(labels, own), WeightedLabels(rolled(labels, away), 1 - own))
     if mixing.cutmix:
         kept = draw_kept(mixing, seed=seed, first=first)
         away = CUTMIX_PARTNER * mixing.repeats
@@ -122,13 +122,14 @@ def paste_box(
 
 
 def share_targets(
-    targets: tuple[Target, ...], area: float, away: int = CUTMIX_PARTNER
-) -> tuple[Target, ...]:
+    targets: tuple[WeightedLabels, ...], area: float, away: int = CUTMIX_PARTNER
+) -> tuple[WeightedLabels, ...]:
     """The targets of images and of the partners whose box they show, by area."""
     whole = torch.ones_like(targets[0].labels, dtype=torch.float32)
     weighed = [(labels, whole if own is None else own) for labels, own in targets]
-    kept = [Target(labels, area * own) for labels, own in weighed]
+    kept = [WeightedLabels(labels, area * own) for labels, own in weighed]
     pasted = [
-        Target(rolled(labels, away), (1 - area) * rolled(own, away)) for labels, own in weighed
+        WeightedLabels(rolled(labels, away), (1 - area) * rolled(own, away))
+        for labels, own in weighed
     ]
     return (*kept, *pasted)

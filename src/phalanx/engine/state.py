@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phalanx.engine.average import Averages
-from phalanx.engine.scaling import AutoScale
+from phalanx.engine.dynamic_loss_scale import DynamicLossScale
+from phalanx.engine.weight_average import Averages
 from phalanx.kernels.rounding import COUNTS
-from phalanx.optim.half import HalfWeights
+from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.offload import Offload
 
 
@@ -66,7 +66,7 @@ def plus(total: float | None, number: float | None) -> float | None:
 
 
 @dataclass
-class Clock:
+class Throughput:
     """Time spent training: waiting for data counts, evaluation and saving do not."""
 
     images: int = 0
@@ -99,9 +99,9 @@ class TrainState:
     step: int = 0
     scores: dict[int, float] = field(default_factory=dict)  # step to validation top-1
     sums: Sums = field(default_factory=Sums)
-    clock: Clock = field(default_factory=Clock)
+    clock: Throughput = field(default_factory=Throughput)
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
-    scaler: AutoScale | None = None  # where the loss scale finds its own size
+    scaler: DynamicLossScale | None = None  # where the loss scale finds its own size
     half: HalfWeights | None = None  # where weights have 16 bits
     offload: Offload | None = None  # where the optimizer's state lies in host memory
     averages: Averages | None = None  # of the weights, where they are wanted
@@ -143,12 +143,12 @@ class TrainState:
         self.step = plain["step"]
         self.scores = {int(step): top1 for step, top1 in plain["scores"].items()}
         self.sums = Sums(**plain["sums"])
-        self.clock = Clock(**plain["clock"])
+        self.clock = Throughput(**plain["clock"])
         self.bad_images = dict(plain["bad_images"])
         if self.scaler is not None:
             kept = plain["scaler"]
             history = [(step, scale) for step, scale in kept["history"]]
-            self.scaler = AutoScale(**{**kept, "history": history})
+            self.scaler = DynamicLossScale(**{**kept, "history": history})
         if plain.get("counts") is not None:
             device = next(self.model.parameters()).device
             older = [0.0] * (len(COUNTS) - len(plain["counts"]))  # the ways came later

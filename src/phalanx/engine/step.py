@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.loss import LOSSES
-from phalanx.engine.mixing import NOTHING_MIXED, Mixed, Mixing, Target, mix_batch
+from phalanx.engine.mixing import NOTHING_MIXED, Mixed, Mixing, WeightedLabels, mix_batch
 from phalanx.engine.state import TrainState
-from phalanx.models.chance import draw_chances
+from phalanx.models.dropout_noise import draw_dropout_noise
+from phalanx.optim.sgd_combined import set_velocity_scale
 from phalanx.optim.update import gradients_of, update
-from phalanx.optim.velocity import set_velocity_scale
 
 
 class MicroBatch(NamedTuple):
@@ -60,7 +60,7 @@ def answer_to(model: nn.Module, images: Tensor, *, rule: StepRule) -> Tensor:
 def mixed_as_told(batch: MicroBatch, rule: StepRule) -> Mixed:
     """The images and targets of a training pass, mixed where the rule says so."""
     if not rule.mixing.on:
-        return Mixed(batch.images, (Target(batch.labels),))
+        return Mixed(batch.images, (WeightedLabels(batch.labels),))
     return mix_batch(
         batch.images, batch.labels, first=batch.first, seed=rule.seed, mixing=rule.mixing
     )
@@ -68,7 +68,7 @@ def mixed_as_told(batch: MicroBatch, rule: StepRule) -> Mixed:
 
 def forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
     """Logits of a training pass; what the model drops depends on the images' places alone."""
-    chances = draw_chances(
+    chances = draw_dropout_noise(
         getattr(model, "chances", {}),
         seed=rule.seed,
         first=batch.first,

@@ -8,8 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from phalanx.engine.evaluate import Score
-from phalanx.engine.ledger import Ledger
-from phalanx.engine.state import Clock, StepNumbers, Sums, TrainState
+from phalanx.engine.metrics_buffer import MetricsBuffer
+from phalanx.engine.state import StepNumbers, Sums, Throughput, TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError, Stopped
 from phalanx.plan.plan import Plan
@@ -17,7 +17,7 @@ from phalanx.plan.plan import Plan
 UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
 
 
-class Watch(Protocol):
+class LoopObserver(Protocol):
     """What the loop tells the outside."""
 
     def progress(self, step: int) -> None:
@@ -26,7 +26,7 @@ class Watch(Protocol):
     def steps(self, first: int, rows: list[StepNumbers]) -> None:
         """The numbers of the steps from `first` on are known."""
 
-    def log(self, state: TrainState, stretch: Clock) -> None:
+    def log(self, state: TrainState, stretch: Throughput) -> None:
         """A log point: state.sums covers the steps since the last one."""
 
     def score(self, state: TrainState, score: Score) -> None:
@@ -37,7 +37,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class LoopDependencies:
     """What a run is made of, as far as the loop must know."""
 
     batches_from: Callable[[int], Iterator[Sequence[MicroBatch]]]
@@ -47,12 +47,12 @@ class Parts:
     stopping: Callable[[], bool]
     images_of: Callable[[int], str]  # names the images of a step, for a person to look at
     blame: Callable[[float, float], str]  # of an unsound step's loss and norm: why, and what to do
-    watch: Watch
+    watch: LoopObserver
 
 
-def fit(state: TrainState, plan: Plan, *, parts: Parts, ledger: Ledger) -> None:
+def fit(state: TrainState, plan: Plan, *, parts: LoopDependencies, ledger: MetricsBuffer) -> None:
     """Train from state.step to the end, whether the state is fresh or restored."""
-    watch, stretch = parts.watch, Clock()
+    watch, stretch = parts.watch, Throughput()
     score_if_due(state, plan, parts)  # a stop may have come before the score
     if parts.stopping() and state.step < plan.total_steps:
         raise stopped(state, plan)  # what is saved is where this process began
@@ -77,7 +77,7 @@ def fit(state: TrainState, plan: Plan, *, parts: Parts, ledger: Ledger) -> None:
         watch.progress(step)
         if logging:
             watch.log(state, stretch)
-            state.sums, stretch = Sums(), Clock()
+            state.sums, stretch = Sums(), Throughput()
         if not stopping:
             score_if_due(state, plan, parts)
         # the signal may have come while scoring: then the score is left to the resume
@@ -94,7 +94,7 @@ def stopped(state: TrainState, plan: Plan) -> Stopped:
     return Stopped(f"stopped after step {state.step:,} of {plan.total_steps:,}; all is saved")
 
 
-def settle(state: TrainState, ledger: Ledger, parts: Parts) -> None:
+def settle(state: TrainState, ledger: MetricsBuffer, parts: LoopDependencies) -> None:
     """Read the steps since the last time, hand them on, and stop at the first unsound one."""
     rows = ledger.settle(state.sums)
     first = state.step - len(rows) + 1
@@ -107,7 +107,7 @@ def settle(state: TrainState, ledger: Ledger, parts: Parts) -> None:
             )
 
 
-def score_if_due(state: TrainState, plan: Plan, parts: Parts) -> None:
+def score_if_due(state: TrainState, plan: Plan, parts: LoopDependencies) -> None:
     """Evaluate at the points of the plan, once each."""
     if not plan.evaluate.due(state.step) or state.step in state.scores:
         return
@@ -118,7 +118,7 @@ def score_if_due(state: TrainState, plan: Plan, parts: Parts) -> None:
         score_averages(state, parts)
 
 
-def score_averages(state: TrainState, parts: Parts) -> None:
+def score_averages(state: TrainState, parts: LoopDependencies) -> None:
     """Score the averaged weights beside the raw ones, where there are any."""
     if state.averages is None:
         return

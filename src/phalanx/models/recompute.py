@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.catalog.variant import Variant
-from phalanx.models.tape import Tape
+from phalanx.models.forward_recorder import ForwardRecorder
 from phalanx.models.units import UnitModel
 from phalanx.plan.recompute import matched, stored_paths
 
@@ -43,12 +43,12 @@ class Recompute:
     """The hooks of one model: a tape for every pass that gradients are wanted of."""
 
     def __init__(self) -> None:
-        self._tape: Tape | None = None
+        self._tape: ForwardRecorder | None = None
 
     def begin(self, model: nn.Module, inputs: Any) -> None:
         """Start a tape before a training pass."""
         if model.training and torch.is_grad_enabled():
-            self._tape = Tape()
+            self._tape = ForwardRecorder()
             self._tape.__enter__()
 
     def store(self, module: nn.Module, inputs: Any, output: Tensor) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from phalanx.optim.half import is_slot
+from phalanx.optim.half_weights import is_slot
 
 
 class Offload:

@@ -8,10 +8,10 @@ from torch import nn
 
 from phalanx.errors import ConfigError, suggest
 from phalanx.optim.decay import split_by_decay
+from phalanx.optim.lars_lamb import Lamb, Lars
 from phalanx.optim.rmsprop import RmspropTf
 from phalanx.optim.rule import Group
-from phalanx.optim.trust import Lamb, Lars
-from phalanx.optim.velocity import SgdCombined
+from phalanx.optim.sgd_combined import SgdCombined
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ class Every:
 
 
 @dataclass(frozen=True)
-class Kind:
+class EventKind:
     """One of the options that say how often an epoch something is done."""
 
     flag: str
@@ -66,17 +66,17 @@ class Kind:
     fills_run: bool  # refuses an interval that does not fit the run a whole number of times
 
 
-LOGS = Kind(
+LOGS = EventKind(
     "--logs-per-epoch",
     "log",
     never="the whole run passes without a log point; 1 gives one every epoch",
     fills_run=True,
 )
-CKPTS = Kind("--ckpts-per-epoch", "save", never="", fills_run=False)
+CKPTS = EventKind("--ckpts-per-epoch", "save", never="", fills_run=False)
 
 
 def settle(
-    every: Every, kind: Kind, *, epochs: Fraction | None, even: bool
+    every: Every, kind: EventKind, *, epochs: Fraction | None, even: bool
 ) -> tuple[Every, list[str]]:
     """The points that a run gets for those that were asked for, and what to warn of.
 
@@ -95,7 +95,7 @@ def settle(
     return divide_evenly(every, kind, epochs=span) if even else (every, [])
 
 
-def divide_evenly(every: Every, kind: Kind, *, epochs: Fraction) -> tuple[Every, list[str]]:
+def divide_evenly(every: Every, kind: EventKind, *, epochs: Fraction) -> tuple[Every, list[str]]:
     """The nearest rate that divides so many epochs into equal stretches of whole steps."""
     steps, wanted = every.steps_per_epoch * epochs, every.rate * epochs
     if steps.denominator != 1:
@@ -123,7 +123,7 @@ def nearest_divisor(whole: int, wanted: Fraction) -> int:
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
 
 
-def tell_uneven(rate: Fraction, kind: Kind, epochs: int) -> str:
+def tell_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:
     """That an interval does not fill the run, and which ones and which runs would do."""
     fitting = Fraction(nearest_divisor(epochs, epochs * rate), epochs)
     shorter = epochs - epochs % rate.denominator

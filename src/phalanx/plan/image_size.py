@@ -4,8 +4,8 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.plan.model import check_variant, variant_of
-from phalanx.plan.schedule_options import Clock
+from phalanx.plan.model import build_variant, check_variant
+from phalanx.plan.schedule_options import RunLength
 from phalanx.units import parse_resolutions
 
 Growth = tuple[tuple[int, int], ...]  # until which step training images have which size
@@ -18,7 +18,7 @@ def choose_image_size(config: Config) -> int:
     return config.data.image_size or own
 
 
-def plan_growth(config: Config, image_size: int, clock: Clock) -> Growth:
+def plan_growth(config: Config, image_size: int, clock: RunLength) -> Growth:
     """Until which step training images have which smaller size; empty where they never do."""
     text = config.data.progressive_resolution
     if text is None:
@@ -51,4 +51,4 @@ def check_sizes(config: Config, image_size: int, growth: Growth) -> None:
     """Refuse a network that cannot be built, or images of a size it cannot take."""
     model, batch = config.model.model, config.data.batch_size
     for size in (image_size, *(size for _, size in growth)):
-        check_variant(model, variant_of(config), size, micro_batch=batch)
+        check_variant(model, build_variant(config), size, micro_batch=batch)

@@ -11,7 +11,7 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 
 
-def variant_of(config: Config) -> Variant:
+def build_variant(config: Config) -> Variant:
     """The model's row of the table, as the options change it."""
     model = config.model
     variant = MODELS[model.model]

@@ -21,7 +21,7 @@ from phalanx.plan.problems import Problems
 from phalanx.plan.recompute import plan_recomputation
 from phalanx.plan.schedule import Schedule, peak_rate
 from phalanx.plan.schedule_options import (
-    Clock,
+    RunLength,
     ScheduleOptions,
     make_schedule,
     schedule_warnings,
@@ -39,7 +39,7 @@ LEAST_VALID_BATCH = 250
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFacts:
+class DatasetCounts:
     """What only the data itself can say."""
 
     train_images: int
@@ -48,7 +48,7 @@ class DataFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class MachineChoice:
     """What is fixed when a run starts, stored in it, and reused by every resume."""
 
     device: str
@@ -138,17 +138,21 @@ class Plan:
         }
 
 
-def choose(config: Config) -> Chosen:
+def choose_machine(config: Config) -> MachineChoice:
     """Decide what the config leaves to the machine."""
     device = resolve_device(config.machine.device)
     precision = config.machine.precision
     if precision == "auto":
         precision = "16.32" if device.startswith("cuda") else "32.32"
-    return Chosen(device=device, precision=precision, threads=count_cores())
+    return MachineChoice(device=device, precision=precision, threads=count_cores())
 
 
 def make_plan(
-    config: Config, data: DataFacts, chosen: Chosen, *, places: Mapping[str, str] | None = None
+    config: Config,
+    data: DatasetCounts,
+    chosen: MachineChoice,
+    *,
+    places: Mapping[str, str] | None = None,
 ) -> Plan:
     """Derive every number of the run; refuse what cannot be done, all of it together.
 
@@ -160,7 +164,7 @@ def make_plan(
         steps_per_epoch = count_steps_per_epoch(config, data.train_images, global_batch)
         total = count_steps(config, steps_per_epoch)
     problems.refuse()
-    clock, image_size = Clock(total, steps_per_epoch), choose_image_size(config)
+    clock, image_size = RunLength(total, steps_per_epoch), choose_image_size(config)
     parts = plan_parts(config, chosen, clock, problems=problems, image_size=image_size)
     return Plan(
         **asdict(chosen),
@@ -199,7 +203,7 @@ def make_plan(
     )
 
 
-class Parts(NamedTuple):
+class PlanPieces(NamedTuple):
     """What of a plan may be refused, each for itself."""
 
     growth: Growth
@@ -210,8 +214,8 @@ class Parts(NamedTuple):
 
 
 def plan_parts(
-    config: Config, chosen: Chosen, clock: Clock, *, problems: Problems, image_size: int
-) -> Parts:
+    config: Config, chosen: MachineChoice, clock: RunLength, *, problems: Problems, image_size: int
+) -> PlanPieces:
     """The parts that know nothing of each other; whatever any of them refuses is told."""
     per_epoch, total = clock.steps_per_epoch, clock.total
     growth: Growth = ()
@@ -237,7 +241,7 @@ def plan_parts(
     with problems:
         stored = plan_recomputation(config)
     problems.refuse()
-    return Parts(growth, stored, events, schedule, loss_scale)
+    return PlanPieces(growth, stored, events, schedule, loss_scale)
 
 
 class Events(NamedTuple):

@@ -14,7 +14,7 @@ from phalanx.catalog.splits import adding_units
 from phalanx.catalog.variant import OwnVariant, Variant
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.plan.model import variant_of
+from phalanx.plan.model import build_variant
 
 Names = Mapping[str, tuple[str, ...]]  # what a module may be called, and the modules it means
 
@@ -51,7 +51,7 @@ def plan_recomputation(config: Config) -> tuple[str, ...] | None:
     text = config.machine.recompute_checkpoints
     if text is None:
         return ()
-    patterns, variant = split_patterns(text), variant_of(config)
+    patterns, variant = split_patterns(text), build_variant(config)
     if not patterns:
         raise ConfigError(
             f"--recompute-checkpoints: {text!r} names no module; give patterns with commas, such "

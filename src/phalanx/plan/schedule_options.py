@@ -13,7 +13,7 @@ NO_TIME = Duration(Fraction(0), "ep")
 
 
 @dataclass(frozen=True)
-class Clock:
+class RunLength:
     """How long a run is."""
 
     total: int
@@ -47,7 +47,7 @@ class ScheduleOptions:
     end_ratio: float = 0.0
 
 
-def make_schedule(asked: ScheduleOptions, peak: float, clock: Clock) -> Schedule:
+def make_schedule(asked: ScheduleOptions, peak: float, clock: RunLength) -> Schedule:
     """The schedule of a run; what cannot be done is refused."""
     problems = schedule_problems(asked, clock)
     if problems:
@@ -72,7 +72,7 @@ def make_schedule(asked: ScheduleOptions, peak: float, clock: Clock) -> Schedule
     )
 
 
-def drop_steps(asked: ScheduleOptions, clock: Clock) -> tuple[Fraction, ...]:
+def drop_steps(asked: ScheduleOptions, clock: RunLength) -> tuple[Fraction, ...]:
     """The steps from which on the rate is lower."""
     if asked.drop_after:
         return tuple(Fraction(floor(share * clock.total) + 1) for share in asked.drop_after)
@@ -88,7 +88,7 @@ def share_phases(decay: tuple[float, ...], drops: int) -> tuple[float, ...]:
     return decay if len(decay) > 1 else tuple(decay[0] ** n for n in range(drops + 1))
 
 
-def decay_period(asked: ScheduleOptions, clock: Clock) -> Fraction:
+def decay_period(asked: ScheduleOptions, clock: RunLength) -> Fraction:
     """Steps in which an exponential falls by its factor: as asked, else from refresh to refresh."""
     if asked.period:
         return clock.exact(asked.period)
@@ -98,12 +98,12 @@ def decay_period(asked: ScheduleOptions, clock: Clock) -> Fraction:
 # --- what cannot be done, and what may not be meant ---
 
 
-def schedule_problems(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def schedule_problems(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """Why the run cannot have this schedule, each with the way out; nothing if it can."""
     return [line for check in CHECKS for line in check(asked, clock)]
 
 
-def check_warmup(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def check_warmup(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with the length of the warm-up."""
     warmup, total = ceil(clock.exact(asked.warmup)), clock.total
     if warmup > total:
@@ -120,7 +120,7 @@ def check_warmup(asked: ScheduleOptions, clock: Clock) -> list[str]:
     return []
 
 
-def check_drops(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def check_drops(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with where a step schedule falls."""
     if asked.shape != "step":
         return []
@@ -144,7 +144,7 @@ def check_shares(asked: ScheduleOptions) -> list[str]:
     ]
 
 
-def check_order(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def check_order(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with the order of the drops."""
     flag, words = spell_drops(asked)
     named = list(zip(drop_steps(asked, clock), words, strict=True))
@@ -157,7 +157,7 @@ def check_order(asked: ScheduleOptions, clock: Clock) -> list[str]:
     return []
 
 
-def check_decay(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def check_decay(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with the factor of a step or exponential schedule."""
     if asked.shape not in ("step", "exponential"):
         return []
@@ -174,7 +174,7 @@ def check_decay(asked: ScheduleOptions, clock: Clock) -> list[str]:
     return []
 
 
-def check_lengths(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def check_lengths(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with the lengths of a fall and of a period."""
     lengths = {"--lr-decay-length": asked.length, "--lr-decay-period": asked.period}
     return [
@@ -184,7 +184,7 @@ def check_lengths(asked: ScheduleOptions, clock: Clock) -> list[str]:
     ]
 
 
-def check_stairs(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def check_stairs(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with how often the rate may change."""
     if not asked.staircase:
         return []
@@ -204,7 +204,7 @@ def check_stairs(asked: ScheduleOptions, clock: Clock) -> list[str]:
 CHECKS = (check_warmup, check_drops, check_decay, check_lengths, check_stairs)
 
 
-def schedule_warnings(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def schedule_warnings(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What the run does with its schedule that may not be meant."""
     lines = warn_of_idle_options(asked) + warn_of_late_drops(asked, clock)
     if asked.staircase and starts_at_nothing(asked):
@@ -234,7 +234,7 @@ def warn_of_idle_options(asked: ScheduleOptions) -> list[str]:
     ]
 
 
-def warn_of_late_drops(asked: ScheduleOptions, clock: Clock) -> list[str]:
+def warn_of_late_drops(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """One line for each drop that no step of the run reaches."""
     if asked.shape != "step":
         return []

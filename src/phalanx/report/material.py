@@ -9,7 +9,7 @@ from phalanx.report.average import AverageScore, read_average_score
 from phalanx.report.folder import RunFolder
 from phalanx.report.predictions import Prediction, Worst, read_predictions, read_worst
 from phalanx.report.records import LogRow, ScoreRow, read_logs, read_scores, read_steps
-from phalanx.report.summary import Best, Summary, read_summary
+from phalanx.report.summary import BestScore, Summary, read_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Material:
         return self.scores[-1] if self.scores else None
 
     @property
-    def best(self) -> Best | None:
+    def best(self) -> BestScore | None:
         """The best evaluation; of equals the first."""
         if self.summary and self.summary.best:
             return self.summary.best
         row = max(self.scores, key=lambda row: row.top1, default=None)
-        return Best(step=row.step, top1=row.top1) if row else None
+        return BestScore(step=row.step, top1=row.top1) if row else None
 
     @property
     def images_per_second(self) -> float | None:

@@ -12,7 +12,7 @@ NAME = "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
+class BestScore:
     """The best-scored checkpoint of a run."""
 
     step: int
@@ -63,7 +63,7 @@ class Summary:
     images_per_second: float | None
     data_wait: float | None  # share of the time spent waiting for data, 0 to 1
     weights_sha256: str
-    best: Best | None
+    best: BestScore | None
     checkpoint: str | None  # relative to the run folder
     bad_images: tuple[str, ...]  # each by name, with what is wrong with it
     finished: bool
@@ -100,7 +100,7 @@ def read_summary(folder: Path) -> Summary:
 
 
 PARTS: dict[str, type[Any]] = {
-    "best": Best,
+    "best": BestScore,
     "input": InputNote,
     "numerics": Numerics,
     "memory": MemoryNote,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.verify import MISSING, NOTES, Place, Verdict, count_wrong
+from phalanx.data.verify.verify import MISSING, NOTES, ImageLocation, Verdict, count_wrong
 from phalanx.disk import out_errors, write_atomically
 from phalanx.report.markup import note, section, table
 from phalanx.report.page_style import STYLE
@@ -77,14 +77,14 @@ def findings(verdict: Verdict) -> str:
     return section("findings", "Findings", body=body)
 
 
-def single_section(kind: str, places: list[Place], look: Look) -> str:
+def single_section(kind: str, places: list[ImageLocation], look: Look) -> str:
     """The images that one kind of finding is true of."""
     figures = "".join(figure(place, look) for place in places[:SINGLE_SHOWN])
     body = left_out(len(places), SINGLE_SHOWN) + f'<div class="gallery">\n{figures}\n</div>'
     return section(as_id(kind), f"{as_title(kind)}: {format_count(len(places))}", body=body)
 
 
-def group_section(kind: str, groups: list[list[Place]], look: Look) -> str:
+def group_section(kind: str, groups: list[list[ImageLocation]], look: Look) -> str:
     """Images that are the same, group by group."""
     drawn = []
     for group in groups[:GROUPS_SHOWN]:
@@ -103,7 +103,7 @@ def left_out(count: int, shown: int) -> str:
     return note(f"The first {shown} of {format_count(count)}.") if count > shown else ""
 
 
-def figure(place: Place, look: Look) -> str:
+def figure(place: ImageLocation, look: Look) -> str:
     """One image with where it lies and what is wrong with it."""
     pixels = look(place.split, place.number)
     said = f'<span class="said">{as_text(place.why)}</span><br>' if place.why else ""

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from phalanx.assemble.infer import read_with_data
-from phalanx.assemble.view import MADE_UP, look_at_made_up, look_up_data
+from phalanx.assemble.dataset_summary import MADE_UP, look_at_made_up, look_up_data
+from phalanx.assemble.find_data import read_with_data
 from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings, joined
 from phalanx.errors import ConfigError
-from phalanx.plan.plan import choose, make_plan, validations
+from phalanx.plan.plan import choose_machine, make_plan, validations
 from phalanx.sweep.file import PRESET, SweepFile, read_sweep
 from phalanx.sweep.space import Choice, Values, as_text, count_points, iterate_ends, iterate_points
 from phalanx.units import parse_rate
@@ -70,7 +70,7 @@ def refuse_impossible(settings: Settings) -> None:
     made_up = config.data.data in MADE_UP
     view = look_at_made_up(config) if made_up else look_up_data(config)
     if view is not None and config.data.data_dir is None:
-        make_plan(config, view.facts, choose(config), places=settings.places)
+        make_plan(config, view.facts, choose_machine(config), places=settings.places)
 
 
 def data_of(settings: Settings, sweep: SweepFile) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.report.plots import INK, PALE, SETTINGS, SMALL, TRAIN, VALID, WIDE, Size, as_inline
-from phalanx.sweep.journal import Journal, Trial
+from phalanx.sweep.journal import SweepState, Trial
 from phalanx.sweep.space import Choice
 from phalanx.sweep.table import TITLES, shorten
 
@@ -32,17 +32,17 @@ def draw(paint: Callable[[Any], None], *, label: str, size: Size) -> str:
     return as_inline(file.getvalue(), label)
 
 
-def shown_score(journal: Journal, score: float) -> float:
+def shown_score(journal: SweepState, score: float) -> float:
     """A score in the unit of the axis."""
     return score if journal.sweep.goal == "loss" else 100 * score
 
 
-def scored(journal: Journal, state: str) -> list[Trial]:
+def scored(journal: SweepState, state: str) -> list[Trial]:
     """The trials of a state that have a score one can draw."""
     return [t for t in journal.trials if t.state == state and isfinite(t.score or float("nan"))]
 
 
-def scatter(axes: Any, journal: Journal, places: Callable[[Trial], float]) -> None:
+def scatter(axes: Any, journal: SweepState, places: Callable[[Trial], float]) -> None:
     """The trials by their scores: done are full, pruned hollow, failed crosses at the bad end."""
     for state, look in (("done", FULL), ("pruned", HOLLOW)):
         trials = scored(journal, state)
@@ -65,7 +65,7 @@ def scatter(axes: Any, journal: Journal, places: Callable[[Trial], float]) -> No
         axes.yaxis.set_major_formatter("{x:g}%")
 
 
-def draw_course(journal: Journal) -> str:
+def draw_course(journal: SweepState) -> str:
     """Scores over trials, with the best so far."""
 
     def paint(axes: Any) -> None:
@@ -80,7 +80,7 @@ def draw_course(journal: Journal) -> str:
     return draw(paint, label=f"{TITLES[journal.sweep.goal]} by trial", size=WIDE)
 
 
-def best_so_far(journal: Journal) -> tuple[list[int], list[float]]:
+def best_so_far(journal: SweepState) -> tuple[list[int], list[float]]:
     """The best score after each trial, from the first that has one."""
     numbers: list[int] = []
     heights: list[float] = []
@@ -94,7 +94,7 @@ def best_so_far(journal: Journal) -> tuple[list[int], list[float]]:
     return numbers, heights
 
 
-def draw_curves(journal: Journal) -> str:
+def draw_curves(journal: SweepState) -> str:
     """Every trial's validations over its epochs; the best trial's stand out."""
     best = journal.best
 
@@ -113,14 +113,14 @@ def draw_curves(journal: Journal) -> str:
     return draw(paint, label=f"{TITLES[journal.sweep.goal]} by epoch", size=WIDE)
 
 
-def plot_curve(axes: Any, journal: Journal, trial: Trial, **look: Any) -> None:
+def plot_curve(axes: Any, journal: SweepState, trial: Trial, **look: Any) -> None:
     """One trial's validations."""
     points = [point for point in trial.points if isfinite(point.score)]
     heights = [shown_score(journal, point.score) for point in points]
     axes.plot([p.epoch for p in points], heights, marker="o", markersize=3, **look)
 
 
-def draw_option(journal: Journal, name: str) -> str:
+def draw_option(journal: SweepState, name: str) -> str:
     """Scores over the values of one option."""
     dimension = journal.sweep.search[name]
 
@@ -148,7 +148,7 @@ def by_factors(axes: Any) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def paint_choices(axes: Any, journal: Journal, name: str, choice: Choice) -> None:
+def paint_choices(axes: Any, journal: SweepState, name: str, choice: Choice) -> None:
     """Scores over choices, which stand side by side in the order of the file."""
     spread = spread_out(journal.trials, name)
     places = {text: place for place, text in enumerate(choice.values)}

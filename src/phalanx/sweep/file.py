@@ -11,8 +11,8 @@ import yaml
 from phalanx.config.read import run_name
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import (
-    Entry,
-    Loader,
+    YamlEntry,
+    YamlLoader,
     mapping_entries,
     plain_kind,
     read_entries,
@@ -79,13 +79,13 @@ class Notes:
         self.problems: list[str] = []
         self.places: dict[str, str] = {}
 
-    def complain(self, entry: Entry, text: str) -> None:
+    def complain(self, entry: YamlEntry, text: str) -> None:
         """Note a problem of that key."""
         self.problems.append(f"{self.path}:{entry.line}: {entry.key}: {text}")
 
-    def inside(self, entry: Entry | None) -> list[Entry]:
+    def inside(self, entry: YamlEntry | None) -> list[YamlEntry]:
         """The keys of a mapping; none, and a problem, where it is no mapping."""
-        loader = Loader("")
+        loader = YamlLoader("")
         try:
             return mapping_entries(loader, entry.node, self.path) if entry else []
         except (ConfigError, yaml.YAMLError) as error:
@@ -94,7 +94,7 @@ class Notes:
         finally:
             loader.dispose()
 
-    def option(self, entry: Entry) -> str | None:
+    def option(self, entry: YamlEntry) -> str | None:
         """The name of the option that a key means, or None with a problem noted."""
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if name is None:
@@ -147,7 +147,7 @@ def plain_value(node: yaml.Node) -> Any:
     """A scalar as YAML understands it; None where it is none."""
     if not isinstance(node, yaml.ScalarNode):
         return None
-    loader = Loader("")
+    loader = YamlLoader("")
     try:
         return loader.construct_object(node)
     except (ValueError, yaml.YAMLError):
@@ -161,7 +161,7 @@ def written(node: yaml.Node) -> str:
     return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or a mapping"
 
 
-def read_words(entries: Mapping[str, Entry], notes: Notes) -> dict[str, Any]:
+def read_words(entries: Mapping[str, YamlEntry], notes: Notes) -> dict[str, Any]:
     """The keys that take one of a few words."""
     found = {}
     for key, known in WORDS.items():
@@ -176,7 +176,7 @@ def read_words(entries: Mapping[str, Entry], notes: Notes) -> dict[str, Any]:
     return found
 
 
-def read_counts(entries: Mapping[str, Entry], notes: Notes) -> dict[str, Any]:
+def read_counts(entries: Mapping[str, YamlEntry], notes: Notes) -> dict[str, Any]:
     """The keys that take a whole number."""
     found = {}
     for key, least in COUNTS.items():
@@ -190,7 +190,7 @@ def read_counts(entries: Mapping[str, Entry], notes: Notes) -> dict[str, Any]:
     return found
 
 
-def read_preset_name(entry: Entry | None, notes: Notes) -> str | None:
+def read_preset_name(entry: YamlEntry | None, notes: Notes) -> str | None:
     """The preset of all trials."""
     if entry is None:
         return None
@@ -201,7 +201,7 @@ def read_preset_name(entry: Entry | None, notes: Notes) -> str | None:
     return None
 
 
-def read_options(entries: list[Entry], notes: Notes) -> dict[str, str]:
+def read_options(entries: list[YamlEntry], notes: Notes) -> dict[str, str]:
     """What every trial has, as flags take it."""
     found = {}
     for entry in entries:
@@ -212,7 +212,7 @@ def read_options(entries: list[Entry], notes: Notes) -> dict[str, str]:
     return found
 
 
-def read_text(name: str, entry: Entry, node: yaml.Node, notes: Notes) -> str | None:
+def read_text(name: str, entry: YamlEntry, node: yaml.Node, notes: Notes) -> str | None:
     """A value as a flag of that option takes it; None with a problem noted."""
     try:
         text = text_for(name, value_from_node(name, node), str(node.value))
@@ -233,7 +233,7 @@ def text_for(name: str, value: Any, text: str) -> str:
     return "null" if value is None else str(value).lower() if value is True else str(value)
 
 
-def read_search(entry: Entry | None, notes: Notes) -> dict[str, Dimension]:
+def read_search(entry: YamlEntry | None, notes: Notes) -> dict[str, Dimension]:
     """What is searched, option by option."""
     if entry is None:
         notes.problems.append(
@@ -255,7 +255,7 @@ def read_search(entry: Entry | None, notes: Notes) -> dict[str, Dimension]:
     return found
 
 
-def read_dimension(name: str, entry: Entry, notes: Notes) -> Dimension | None:
+def read_dimension(name: str, entry: YamlEntry, notes: Notes) -> Dimension | None:
     """The range or the list of one option."""
     if isinstance(entry.node, yaml.SequenceNode):
         return read_choice(name, entry, notes)
@@ -265,7 +265,7 @@ def read_dimension(name: str, entry: Entry, notes: Notes) -> Dimension | None:
     return None
 
 
-def read_choice(name: str, entry: Entry, notes: Notes) -> Choice | None:
+def read_choice(name: str, entry: YamlEntry, notes: Notes) -> Choice | None:
     """A list of values, each once."""
     nodes = list(entry.node.value)
     if not nodes:
@@ -284,7 +284,7 @@ def read_choice(name: str, entry: Entry, notes: Notes) -> Choice | None:
     return Choice(tuple(known)) if len(known) == len(nodes) else None
 
 
-def read_range(name: str, entry: Entry, notes: Notes) -> Range | None:
+def read_range(name: str, entry: YamlEntry, notes: Notes) -> Range | None:
     """Numbers from low to high."""
     if name == PRESET or plain_kind(OPTIONS[name].kind) not in (int, float):
         notes.complain(entry, "takes no range of numbers; give a list of its values")
@@ -304,7 +304,7 @@ def read_range(name: str, entry: Entry, notes: Notes) -> Range | None:
 
 
 def read_numbers(
-    inside: Mapping[str, Entry], entry: Entry, notes: Notes, *, whole: bool
+    inside: Mapping[str, YamlEntry], entry: YamlEntry, notes: Notes, *, whole: bool
 ) -> dict[str, float]:
     """The numbers that make a range; of these, step may be left away."""
     numbers: dict[str, float] = {}
@@ -319,7 +319,7 @@ def read_numbers(
 
 
 def make_range(
-    numbers: dict[str, float], entry: Entry, notes: Notes, *, log: bool, whole: bool
+    numbers: dict[str, float], entry: YamlEntry, notes: Notes, *, log: bool, whole: bool
 ) -> Range | None:
     """The range, if its numbers make one."""
     low, high, step = numbers["low"], numbers["high"], numbers.get("step")
@@ -345,7 +345,7 @@ def read_trials(
     settings: dict[str, Any],
     search: dict[str, Dimension],
     *,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, YamlEntry],
     notes: Notes,
 ) -> int | None:
     """How many trials there will be: those asked for, but no more than there are points."""

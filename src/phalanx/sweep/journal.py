@@ -68,7 +68,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Journal:
+class SweepState:
     """A sweep and its trials, in its folder."""
 
     folder: Path
@@ -102,18 +102,18 @@ class Journal:
         order = ("done", "pruned", "running", "failed")
         return sorted(self.trials, key=lambda t: (order.index(t.state), self.rank(t), t.number))
 
-    def with_trial(self, trial: Trial) -> "Journal":
+    def with_trial(self, trial: Trial) -> "SweepState":
         """The journal with a trial added, or in the place of its older self; on disk, too."""
         others = [other for other in self.trials if other.number != trial.number]
         trials = tuple(sorted([*others, trial], key=lambda one: one.number))
         return replace(self, trials=trials).write()
 
-    def without(self, trials: Sequence[Trial]) -> "Journal":
+    def without(self, trials: Sequence[Trial]) -> "SweepState":
         """The journal as if these had never been; on disk, too."""
         left = tuple(trial for trial in self.trials if trial not in trials)
         return replace(self, trials=left).write()
 
-    def write(self) -> "Journal":
+    def write(self) -> "SweepState":
         """Put it on disk; gives itself."""
         write_atomically(self.folder / STATE, to_json(self.facts()))
         write_atomically(self.folder / TABLE, self.as_csv())
@@ -209,14 +209,14 @@ def make_folder(folder: Path) -> None:
         raise DiskError(f"{folder}: {told}") from cause
 
 
-def begin(folder: Path, sweep: SweepFile) -> Journal:
+def begin(folder: Path, sweep: SweepFile) -> SweepState:
     """A new sweep in a folder that is free."""
     make_folder(folder)
     write_atomically(folder / COPY, sweep.text)
-    return Journal(folder=folder, sweep=sweep).write()
+    return SweepState(folder=folder, sweep=sweep).write()
 
 
-def reopen(folder: Path, sweep: SweepFile) -> Journal:
+def reopen(folder: Path, sweep: SweepFile) -> SweepState:
     """The sweep in a folder, with the file as it is today."""
     path = folder / STATE
     facts = read_json_object(path)
@@ -236,7 +236,7 @@ def reopen(folder: Path, sweep: SweepFile) -> Journal:
     refuse_other_file(before, sweep.facts(), folder)
     if sweep.facts() != before:
         write_atomically(folder / COPY, sweep.text)
-    return Journal(folder=folder, sweep=sweep, trials=trials).write()
+    return SweepState(folder=folder, sweep=sweep, trials=trials).write()
 
 
 def refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:

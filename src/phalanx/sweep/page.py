@@ -8,7 +8,7 @@ from phalanx.report.markup import note, section, table
 from phalanx.report.page import plot_row
 from phalanx.report.page_style import STYLE
 from phalanx.sweep.drawings import draw_course, draw_curves, draw_option
-from phalanx.sweep.journal import Journal, Trial
+from phalanx.sweep.journal import SweepState, Trial
 from phalanx.sweep.table import TITLES, cells, describe_values, format_interval, format_score, heads
 from phalanx.units import format_seconds
 
@@ -22,7 +22,7 @@ a { color: var(--train); }
 """
 
 
-def render_page(journal: Journal) -> str:
+def render_page(journal: SweepState) -> str:
     """The whole page as HTML."""
     parts = (headline, scores, options, trials, file)
     sections = "\n".join(render(journal) for render in parts)
@@ -34,7 +34,7 @@ def render_page(journal: Journal) -> str:
     )
 
 
-def headline(journal: Journal) -> str:
+def headline(journal: SweepState) -> str:
     """Name, state, the best trial and the command that repeats it."""
     state = "finished" if journal.is_finished else "unfinished"
     tiles = "".join(
@@ -56,7 +56,7 @@ def headline(journal: Journal) -> str:
     )
 
 
-def headline_tiles(journal: Journal) -> list[tuple[str, str, str]]:
+def headline_tiles(journal: SweepState) -> list[tuple[str, str, str]]:
     """What the page opens with, as (label, value, detail)."""
     sweep, best = journal.sweep, journal.best
     counts = Counter(trial.state for trial in journal.trials)
@@ -76,7 +76,7 @@ def headline_tiles(journal: Journal) -> list[tuple[str, str, str]]:
     return [score, ("best trial", str(best.number), describe_values(best, "\n")), *tiles]
 
 
-def scores(journal: Journal) -> str:
+def scores(journal: SweepState) -> str:
     """Scores over trials and over epochs."""
     if not any(trial.points for trial in journal.trials):
         return section("scores", "Scores", body=note("Nothing was scored yet."))
@@ -86,7 +86,7 @@ def scores(journal: Journal) -> str:
     return section("scores", "Scores", body=plot_row(drawings, "wide"))
 
 
-def options(journal: Journal) -> str:
+def options(journal: SweepState) -> str:
     """Scores over the values of each option."""
     title = TITLES[journal.sweep.goal]
     if not any(trial.points for trial in journal.trials):
@@ -98,14 +98,14 @@ def options(journal: Journal) -> str:
     return section("options", "Options", body=told + plot_row(drawings, "small"))
 
 
-def trials(journal: Journal) -> str:
+def trials(journal: SweepState) -> str:
     """The table, best first, with a way to each trial's report."""
     rows = [[*linked(journal, trial), escape(trial.reason)] for trial in journal.ordered()]
     body = table([*map(escape, heads(journal.sweep)), "why it failed"], rows)
     return section("trials", "Trials", body=body if rows else note("None has begun."))
 
 
-def linked(journal: Journal, trial: Trial) -> list[str]:
+def linked(journal: SweepState, trial: Trial) -> list[str]:
     """A row of the table whose number leads to the report, where there is one."""
     number, *rest = map(escape, cells(journal, trial))
     if (journal.folder / trial.name / "report.html").is_file():
@@ -115,6 +115,6 @@ def linked(journal: Journal, trial: Trial) -> list[str]:
     return [number, *rest]
 
 
-def file(journal: Journal) -> str:
+def file(journal: SweepState) -> str:
     """The file of the sweep as it is written."""
     return section("file", "File", body=f"<pre>{escape(journal.sweep.text)}</pre>")

@@ -25,7 +25,7 @@ MOST_READ = 20_000  # bytes of what a process said last
 OWN_WORDS = "phalanx train: "  # what a command that ends badly begins its last line with
 
 
-class Training:
+class TrialProcess:
     """`phalanx train` at work on a trial."""
 
     def __init__(self, words: list[str], log: int):

@@ -31,8 +31,8 @@ from phalanx.sweep.file import SweepFile
 from phalanx.sweep.journal import (
     LOCK,
     PAGE,
-    Journal,
     Point,
+    SweepState,
     Trial,
     begin,
     is_sweep,
@@ -41,7 +41,7 @@ from phalanx.sweep.journal import (
 )
 from phalanx.sweep.page import render_page
 from phalanx.sweep.process import (
-    Training,
+    TrialProcess,
     last_lines,
     last_words,
     open_log,
@@ -75,19 +75,19 @@ class Ending:
     resumed: bool  # went on with a run that was there
 
 
-def run_sweep(folder: Path, sweep: SweepFile, voice: Voice) -> Journal:
+def run_sweep(folder: Path, sweep: SweepFile, voice: Voice) -> SweepState:
     """All trials of a sweep, from wherever it stands."""
     make_folder(folder)
     with held(folder):
         journal = reopen(folder, sweep) if is_sweep(folder) else begin(folder, sweep)
-        worker = Worker(voice)
+        worker = TrialRunner(voice)
         with listening(worker.stop, leave=worker.kill):
             journal = run_trials(journal, worker)
         write_page(journal)
     return journal
 
 
-def run_trials(journal: Journal, worker: "Worker") -> Journal:
+def run_trials(journal: SweepState, worker: "TrialRunner") -> SweepState:
     """The trials that are left, one after the other."""
     if journal.trials and not journal.is_finished:
         worker.voice.say(f"{len(journal.finished)} of {journal.sweep.trials} trials are finished")
@@ -100,7 +100,7 @@ def run_trials(journal: Journal, worker: "Worker") -> Journal:
     return journal
 
 
-def started(journal: Journal) -> Journal:
+def started(journal: SweepState) -> SweepState:
     """The journal with one trial running: the one that was, or the next."""
     if any(trial.state == "running" for trial in journal.trials):
         return journal
@@ -108,20 +108,20 @@ def started(journal: Journal) -> Journal:
     return journal.with_trial(Trial(number=len(journal.trials), values=values))
 
 
-def refuse_to_go_on(journal: Journal, worker: "Worker") -> None:
+def refuse_to_go_on(journal: SweepState, worker: "TrialRunner") -> None:
     """Leave where a signal asked for it."""
     if worker.stop():
         raise stopped(journal)
 
 
-def stopped(journal: Journal) -> Stopped:
+def stopped(journal: SweepState) -> Stopped:
     """What a stop says."""
     done, total = len(journal.finished), journal.sweep.trials
     way_on = f"phalanx sweep --resume {journal.folder}"
     return Stopped(f"stopped after {done} of {total} trials; all is saved; go on with: {way_on}")
 
 
-def refuse_same_mistake(journal: Journal) -> None:
+def refuse_same_mistake(journal: SweepState) -> None:
     """Raise where no trial could begin: the mistake is in what all have, and they are forgotten."""
     first = journal.finished
     if len(first) != min(SAME_MISTAKE, journal.sweep.trials):
@@ -156,28 +156,28 @@ def take(handle: int, folder: Path) -> None:
         ) from None
 
 
-def write_page(journal: Journal) -> None:
+def write_page(journal: SweepState) -> None:
     """sweep.html as things stand."""
     write_atomically(journal.folder / PAGE, render_page(journal))
 
 
-class Worker:
+class TrialRunner:
     """Runs one trial after the other and passes signals on to the one that runs."""
 
     def __init__(self, voice: Voice):
         self.voice, self.stop = voice, StopRequest()
-        self._training: Training | None = None
+        self._training: TrialProcess | None = None
 
     def kill(self) -> None:
         """End the process that trains, at once."""
         if self._training is not None:
             self._training.kill()
 
-    def run(self, journal: Journal) -> Journal:
+    def run(self, journal: SweepState) -> SweepState:
         """The journal once its running trial is finished; Stopped if a signal comes first."""
         trial = next(trial for trial in journal.trials if trial.state == "running")
         before = tuple(other for other in journal.trials if other.number < trial.number)
-        watch = Watch(journal, before, trial, self.voice)
+        watch = TrialMonitor(journal, before, trial, self.voice)
         log = open_log(journal.folder, trial, self.stop)
         if log is None:
             raise stopped(journal)
@@ -194,10 +194,10 @@ class Worker:
                 self.voice.say(f"    {line}")
         return journal
 
-    def _train(self, watch: "Watch", log: int) -> Ending:
+    def _train(self, watch: "TrialMonitor", log: int) -> Ending:
         """A process that trains the trial, followed to its end; the log's lock goes with it."""
         words, resumed = words_for(watch.journal.sweep, watch.trial, watch.run)
-        self._training = training = Training(words, log)
+        self._training = training = TrialProcess(words, log)
         watch.belongs_to(training.number)
         began, spent = monotonic(), watch.trial.seconds
         while (code := training.wait()) is None:
@@ -213,7 +213,7 @@ class Worker:
             return self._train(watch, log)
         return ending
 
-    def _judge(self, watch: "Watch", ending: Ending | None) -> Trial:
+    def _judge(self, watch: "TrialMonitor", ending: Ending | None) -> Trial:
         """What became of the trial, or Stopped with everything as it is."""
         trial = replace(watch.trial, process=None, rungs=watch.rungs)
         if ending is None or watch.hopeless:
@@ -230,11 +230,11 @@ class Worker:
         return replace(trial, state="failed", exit_code=ending.code, reason=reason)
 
 
-class Watch:
+class TrialMonitor:
     """Follows a trial by its validations, and keeps the journal up to date."""
 
     def __init__(
-        self, journal: Journal, before: tuple[Trial, ...], trial: Trial, voice: Voice
+        self, journal: SweepState, before: tuple[Trial, ...], trial: Trial, voice: Voice
     ) -> None:
         self.journal, self.voice = journal, voice
         self.run = journal.folder / trial.name

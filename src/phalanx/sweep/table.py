@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from phalanx.sweep.file import SweepFile
-from phalanx.sweep.journal import Journal, Trial
+from phalanx.sweep.journal import SweepState, Trial
 from phalanx.sweep.space import as_text, count_points
 from phalanx.units import format_seconds
 
@@ -30,20 +30,20 @@ def describe_values(trial: Trial, between: str = "  ") -> str:
     return between.join(f"{name} {as_text(value)}" for name, value in trial.values.items())
 
 
-def describe_progress(journal: Journal, trial: Trial) -> str:
+def describe_progress(journal: SweepState, trial: Trial) -> str:
     """How far a trial is."""
     score = format_score(trial.score, journal.sweep.goal)
     return f"{place(journal, trial)}  epoch {trial.epochs:g}  {TITLES[journal.sweep.goal]} {score}"
 
 
-def place(journal: Journal, trial: Trial) -> str:
+def place(journal: SweepState, trial: Trial) -> str:
     """Which trial of how many."""
     total = journal.sweep.trials
     width = len(str(total))
     return f"[{trial.number + 1:>{width}}/{total}] trial {trial.number:>{width}}"
 
 
-def describe_trial(journal: Journal, trial: Trial) -> str:
+def describe_trial(journal: SweepState, trial: Trial) -> str:
     """What became of a trial, on a line."""
     best = journal.best
     title = TITLES[journal.sweep.goal]
@@ -69,7 +69,7 @@ def heads(sweep: SweepFile) -> list[str]:
     return ["trial", "state", TITLES[sweep.goal], *interval, *sweep.search, "epochs", "time"]
 
 
-def cells(journal: Journal, trial: Trial) -> list[str]:
+def cells(journal: SweepState, trial: Trial) -> list[str]:
     """A trial as a row of the table."""
     goal = journal.sweep.goal
     interval = [format_interval(trial)] if goal == "top1" else []
@@ -85,7 +85,7 @@ def cells(journal: Journal, trial: Trial) -> list[str]:
     ]
 
 
-def draw_table(journal: Journal) -> list[str]:
+def draw_table(journal: SweepState) -> list[str]:
     """The trials as lines whose columns line up, best first."""
     trials = journal.ordered()
     rows = [heads(journal.sweep), *(cells(journal, trial) for trial in trials)]

@@ -1,0 +1,1 @@
+"""Data from one format into another."""

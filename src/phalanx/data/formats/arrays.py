@@ -1,0 +1,87 @@
+"""Images held in memory: the ones that come with Phalanx, and those read from array files."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.data.formats.decode import grey_to_rgb
+from phalanx.errors import DataError
+
+EMBEDDED = Path(__file__).parents[1] / "embedded"
+EMBEDDED_SHA256 = {
+    "train": "3fc3c5f7cb89c15342c87369a5de49614b0afa857bee68ba117e74fae5e3bacb",
+    "valid": "8ecb0ea2863a77349efc909573268c191fe211c1d03d299002471c30828eeb91",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySource:
+    """Random access to images that lie in one array, grey [N, H, W] or colour [N, H, W, 3]."""
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    files: tuple[str, ...]  # equally long, one after the other
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def rgb(self) -> NDArray[np.uint8]:
+        """All images with three channels, in one piece: a batch copies rows out of it."""
+        if self.pixels.ndim == 4:
+            return self.pixels
+        rows = self.pixels.reshape(-1, self.pixels.shape[-1])
+        return grey_to_rgb(rows).reshape(*self.pixels.shape, 3)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The image as RGB."""
+        return self.rgb[index]
+
+    def name(self, index: int) -> str:
+        """The file the image came from and its place there."""
+        file, place = divmod(int(index), len(self) // len(self.files))
+        return f"{self.files[file]}[{place}]"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Counts, and a hash over every pixel and label."""
+        return {
+            "images": len(self),
+            "classes": len(self.classes),
+            "sha256": hash_arrays(self.pixels, self.labels),
+        }
+
+
+def hash_arrays(pixels: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> str:
+    """The sha256 of the pixels followed by the labels, one byte each."""
+    digest = hashlib.sha256(np.ascontiguousarray(pixels).data)
+    digest.update(labels.astype(np.uint8).tobytes())
+    return digest.hexdigest()
+
+
+def open_embedded(split: str) -> ArraySource:
+    """The Fashion-MNIST images that come with Phalanx, 8,000 to train and 1,500 to validate."""
+    path = EMBEDDED / f"{split}.npz"
+    if not path.exists():
+        raise DataError(f"{path}: the embedded images are missing; install Phalanx again")
+    with np.load(path) as stored:
+        return build_arrays("embedded", stored["pixels"], stored["labels"], files=(path.name,))
+
+
+def build_arrays(
+    data: str, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], *, files: tuple[str, ...]
+) -> ArraySource:
+    """A source of a catalogued dataset, whose labels must be among its classes."""
+    classes = DATASETS[data].classes or ()
+    if labels.size and int(labels.max()) >= len(classes):
+        raise DataError(
+            f"{files[0]}: label {labels.max()} at image {labels.argmax()}, but {data} has "
+            f"{len(classes)} classes; is this another dataset's file?"
+        )
+    return ArraySource(pixels=pixels, labels=labels.astype(np.int64), classes=classes, files=files)

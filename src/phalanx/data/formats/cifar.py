@@ -1,0 +1,148 @@
+"""CIFAR's binary files: label bytes, then 32x32 red, green and blue, image after image.
+
+They are read from their folder, or straight from the archive they are published in.
+"""
+
+import tarfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.formats.arrays import ArraySource, build_arrays
+from phalanx.errors import DataError
+
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one of the two sets lies on the disk."""
+
+    title: str
+    files: dict[str, tuple[str, ...]]  # by split
+    folder: str  # in the archive, and where it was unpacked
+    archive: str
+    label_bytes: int  # CIFAR-100 has the coarse label first; the last one is what counts
+
+    @property
+    def record(self) -> int:
+        """The bytes of one image with its labels."""
+        return self.label_bytes + PIXELS
+
+
+LAYOUTS = {
+    "cifar10": Layout(
+        title="CIFAR-10",
+        files={
+            "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+            "valid": ("test_batch.bin",),
+        },
+        folder="cifar-10-batches-bin",
+        archive="cifar-10-binary.tar.gz",
+        label_bytes=1,
+    ),
+    "cifar100": Layout(
+        title="CIFAR-100",
+        files={"train": ("train.bin",), "valid": ("test.bin",)},
+        folder="cifar-100-binary",
+        archive="cifar-100-binary.tar.gz",
+        label_bytes=2,
+    ),
+}
+
+
+def open_cifar10(folder: Path, split: str) -> ArraySource:
+    """One split of CIFAR-10."""
+    return open_cifar("cifar10", folder, split)
+
+
+def open_cifar100(folder: Path, split: str) -> ArraySource:
+    """One split of CIFAR-100 with its hundred fine labels."""
+    return open_cifar("cifar100", folder, split)
+
+
+def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
+    """One split of either set."""
+    layout = LAYOUTS[data]
+    names = layout.files[split]
+    home = find_home(layout, folder, names[0])
+    contents = read_archive(layout, home, names) if home.is_file() else read_files(home, names)
+    batches = [to_records(layout, home / name, contents[name]) for name in names]
+    if len({len(batch) for batch in batches}) > 1:
+        counts = ", ".join(f"{n} {len(b):,}" for n, b in zip(names, batches, strict=True))
+        raise DataError(f"{home}: files of unequal length ({counts} images); fetch them again")
+    records = np.concatenate(batches)
+    pixels = records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    labels = records[:, layout.label_bytes - 1]
+    return build_arrays(data, np.ascontiguousarray(pixels), labels, files=names)
+
+
+def looks_like(root: Path, data: str) -> bool:
+    """Whether one of the sets lies here, as files or as the archive."""
+    layout = LAYOUTS[data]
+    if (root / layout.archive).is_file():
+        return True
+    first = [names[0] for names in layout.files.values()]
+    size = max(
+        ((root / name).stat().st_size for name in first if (root / name).is_file()), default=0
+    )
+    return size > 0 and size % layout.record == 0  # train.bin is a common name
+
+
+def find_home(layout: Layout, folder: Path, first: str) -> Path:
+    """The folder that holds a split's files; or else the archive."""
+    for place in (folder, folder / layout.folder):
+        if (place / first).is_file():
+            return place
+    archive = folder / layout.archive
+    if archive.is_file():
+        return archive
+    raise DataError(
+        f"{folder}: no {first} here or in {layout.folder}/, and no {layout.archive}; point "
+        f"--data-dir at the folder with {layout.title}'s binary version (not the Python one)"
+    )
+
+
+def read_files(home: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    """The contents of files by name."""
+    return {name: read_file(home / name) for name in names}
+
+
+def read_file(path: Path) -> bytes:
+    """The whole of one file."""
+    try:
+        return path.read_bytes()
+    except OSError as cause:
+        raise DataError(f"{path}: cannot be read ({cause.strerror}); fetch it again") from None
+
+
+def read_archive(layout: Layout, path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    """The contents of files in the published archive, by name; nothing is unpacked."""
+    wanted = {f"{layout.folder}/{name}": name for name in names}
+    try:
+        with tarfile.open(path, "r|gz") as archive:
+            found = {wanted[m.name]: _content(archive, m) for m in archive if m.name in wanted}
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as cause:
+        raise DataError(f"{path}: cannot be read ({cause}); fetch it again") from None
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(f"{path}: has no {layout.folder}/{missing[0]}; fetch it again")
+    return found
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return file.read() if file else b""
+
+
+def to_records(layout: Layout, path: Path, data: bytes) -> NDArray[np.uint8]:
+    """The records of one file, [N, bytes of one]."""
+    if not data or len(data) % layout.record:
+        raise DataError(
+            f"{path}: {len(data):,} bytes are no whole number of {layout.record}-byte records; the "
+            "file is truncated or damaged, fetch it again"
+        )
+    return np.frombuffer(data, np.uint8).reshape(-1, layout.record)

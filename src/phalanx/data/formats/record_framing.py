@@ -1,0 +1,79 @@
+"""TFRecord's framing: length, its checksum, the data, its checksum, record after record.
+
+The checksum is CRC-32C (Castagnoli), rotated and shifted by a constant, so that the checksum of
+data that holds checksums is not a weak one.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from phalanx.data.formats.indexed_source import BROKEN, CUT_OFF
+from phalanx.data.formats.shards import CutOff
+from phalanx.errors import DataError
+
+try:
+    import google_crc32c
+except ImportError:  # told when a record is read: other data does without
+    google_crc32c = None  # type: ignore[assignment]
+
+HEAD, TAIL = 12, 4  # bytes before and after the data
+MASK = 0xA282EAD8
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC-32C of some bytes.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    if google_crc32c is None:
+        raise DataError(
+            "TFRecord files are checked with google-crc32c, which is missing; "
+            "pip install google-crc32c"
+        )
+    return int(google_crc32c.value(data))
+
+
+def masked(crc: int) -> int:
+    """A checksum as it stands in the file."""
+    return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
+
+
+class Record(NamedTuple):
+    """The data of one record, where it begins in the file, and whether its checksum fits."""
+
+    begin: int
+    data: bytes
+    intact: bool
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """All records of a file; raises CutOff where it cannot be told where the next one begins."""
+    size, place = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while place < size:
+            data, intact = _read_record(file, place, size - place)
+            yield Record(place + HEAD, data, intact)
+            place += HEAD + len(data) + TAIL
+
+
+def _read_record(file: BinaryIO, place: int, left: int) -> tuple[bytes, bool]:
+    """The data, and whether its checksum fits."""
+    head = file.read(HEAD)
+    length = int.from_bytes(head[:8], "little")
+    # the length's own checksum first: a damaged length would look like a cut file
+    if len(head) == HEAD and int.from_bytes(head[8:], "little") != masked(crc32c(head[:8])):
+        raise CutOff(place, BROKEN)
+    if left < HEAD + length + TAIL:
+        raise CutOff(place, CUT_OFF)
+    data, tail = file.read(length), file.read(TAIL)
+    return data, int.from_bytes(tail, "little") == masked(crc32c(data))
+
+
+def write_record(file: BinaryIO, data: bytes) -> None:
+    """Add one record."""
+    head = len(data).to_bytes(8, "little")
+    file.write(head + masked(crc32c(head)).to_bytes(4, "little"))
+    file.write(data)
+    file.write(masked(crc32c(data)).to_bytes(4, "little"))

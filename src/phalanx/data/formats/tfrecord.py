@@ -1,0 +1,234 @@
+"""ImageNet as TFRecord shards, train-00000-of-01024 and validation-00000-of-00128.
+
+Every checksum is verified when the index is built; training then reads each JPEG with one call,
+from the place it has inside its record. A record whose data is damaged, or whose label no class
+has, is one bad image; so is all that is lost of a shard that is cut off, or damaged where it tells
+a length.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from phalanx.data.convert.sample import (
+    Sample,
+    counted,
+    look_at,
+    read_class_names,
+    to_jpeg,
+    whole_file,
+    write_class_names,
+)
+from phalanx.data.formats.index import Index
+from phalanx.data.formats.indexed_source import DAMAGED, IndexedSource
+from phalanx.data.formats.record_framing import HEAD, Record, read_records, write_record
+from phalanx.data.formats.shards import (
+    PREFIX,
+    CutOff,
+    Family,
+    Found,
+    Scan,
+    hull,
+    lost_rest,
+    make_scan,
+    open_shards,
+    refuse_useless,
+    size_or_fault,
+    with_classes,
+    with_classes_of,
+)
+from phalanx.data.formats.tf_example import (
+    Feature,
+    Values,
+    read_example,
+    read_floats,
+    read_integers,
+    read_spans,
+    write_example,
+)
+from phalanx.errors import DataError
+
+FAMILY = Family(r"-of-(?P<total>\d+)(?:\.tfrecords?)?")
+LABELS = "labels.txt"
+SHARDS = {"train": 1024, "valid": 128}
+FIRST_LABEL = 1
+LEAST_INTEGER = -(2**63)
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+NUMBERED_LINE = re.compile(r"(\d+)[:\t](.+)")
+
+
+def looks_like(root: Path) -> bool:
+    """Whether TFRecord shards lie in the folder."""
+    return FAMILY.looks_like(root)
+
+
+def open_tfrecord(root: Path, split: str) -> IndexedSource:
+    """One split of a set of shards; classes are named by labels.txt, else by the records."""
+    index = _open_split(root, split)
+    if index is None:
+        raise DataError(
+            f"{root}: no shard such as {PREFIX[split]}-00000-of-{SHARDS[split]:05}; point "
+            "--data-dir at the folder with the TFRecord files"
+        )
+    listed = read_labels(root / LABELS)
+    train = _open_split(root, "train") if split == "valid" and listed is None else None
+    if listed is not None:
+        index = with_classes(index, listed)
+    elif train is not None:
+        index = with_classes_of(index, train, where=root)
+    source = IndexedSource(root, index, first_label=FIRST_LABEL)
+    refuse_useless(source)
+    return source
+
+
+def _open_split(root: Path, split: str) -> Index | None:
+    paths = FAMILY.find(root, split)
+    return open_shards(root, split, key="tfrecord", paths=paths, scan=scan_shard) if paths else None
+
+
+def read_labels(path: Path) -> tuple[str, ...] | None:
+    """The class names in labels.txt, plain or as "0:name"; a background class is left out."""
+    lines = read_class_names(path)
+    matches = [NUMBERED_LINE.fullmatch(line) for line in lines or ()]
+    found = [match for match in matches if match is not None]
+    if lines is None or len(found) < len(lines):
+        return lines
+    names = tuple(match[2].strip() for match in found)
+    return names[1:] if names and names[0] in ("background", "dummy") else names
+
+
+def scan_shard(path: Path) -> Scan:
+    """Where the images of one shard lie; every record is checked."""
+    images: list[Found] = []
+    titles: dict[int, str] = {}
+    try:
+        for number, record in enumerate(read_records(path)):
+            images.append(_scan_record(record, number, path, titles))
+    except CutOff as cut:
+        images.append(lost_rest(cut))
+    return make_scan(images, titles)
+
+
+def _scan_record(record: Record, number: int, path: Path, titles: dict[int, str]) -> Found:
+    """The image of one record, whose class is added to the titles."""
+    where = f"{path}: record {number} at byte {record.begin:,}"
+    if not record.intact:  # one image is lost, and is named when it is its turn
+        name = f"record {number} at byte {record.begin - HEAD:,}"
+        return Found(name=name, offset=record.begin, size=DAMAGED, label=0)
+    try:
+        image, title = _find_image(record.data, record.begin, where)
+    except ValueError as cause:
+        raise DataError(f"{where}: no Example message ({cause}); is this ImageNet?") from None
+    if title and image.size >= 0 and titles.setdefault(image.label, title) != title:
+        known = titles[image.label]
+        raise DataError(f"{where}: calls class {image.label} {title!r}, before {known!r}")
+    return image
+
+
+def _find_image(data: bytes, begin: int, where: str) -> tuple[Found, str]:
+    """The image of one record and the name of its class, empty where it is not told."""
+    features = read_example(data)
+    spans = read_spans(data, features.get("image/encoded"))
+    labels = read_integers(data, features.get("image/class/label"))
+    if len(spans) != 1 or len(labels) != 1:
+        raise DataError(
+            f"{where}: needs one image/encoded and one image/class/label, has {len(spans)} and "
+            f"{len(labels)}; these are not ImageNet's keys"
+        )
+    first, last = spans[0]
+    label = max(labels[0] - FIRST_LABEL, LEAST_INTEGER)
+    found = Found(
+        name=_read_text(data, features.get("image/filename")) or f"{begin}",
+        offset=begin + first,
+        size=size_or_fault(last - first, label),
+        label=label,
+        box=_read_box(data, features),
+    )
+    title = _read_text(data, features.get("image/class/synset"))
+    return found, title or _read_text(data, features.get("image/class/text"))
+
+
+def _read_text(data: bytes, feature: Feature | None) -> str:
+    spans = read_spans(data, feature)
+    return data[slice(*spans[0])].decode(errors="surrogateescape") if spans else ""
+
+
+def _read_box(data: bytes, features: dict[str, Any]) -> tuple[float, float, float, float] | None:
+    columns = [read_floats(data, features.get(f"image/object/bbox/{side}")) for side in SIDES]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("a box lacks a side")
+    return hull(zip(*columns, strict=True))
+
+
+def choose_shards(count: int, split: str, shards: int | None) -> int:
+    """How many shards that many images are written to: never more than images."""
+    return max(1, min(shards or SHARDS[split], count))
+
+
+def shard_bounds(count: int, shards: int) -> list[int]:
+    """The first image of each shard, and the count: shards as equal as can be."""
+    return [count * number // shards for number in range(shards + 1)]
+
+
+def shard_path(out: Path, split: str, number: int, shards: int) -> Path:
+    """Where a shard is written."""
+    return out / f"{PREFIX[split]}-{number:05}-of-{shards:05}"
+
+
+def written_tfrecord(out: Path, split: str, *, count: int, shards: int | None = None) -> int:
+    """How many images lie in whole shards already, from the first on: where to go on."""
+    shards = choose_shards(count, split, shards)
+    paths = [shard_path(out, split, number, shards) for number in range(shards)]
+    whole = next((number for number, path in enumerate(paths) if not path.exists()), shards)
+    return shard_bounds(count, shards)[whole]
+
+
+def write_tfrecord(
+    samples: Iterator[Sample],
+    out: Path,
+    split: str,
+    *,
+    count: int,
+    classes: tuple[str, ...],
+    shards: int | None = None,
+    start: int = 0,
+) -> None:
+    """Write a split as shards with ImageNet's keys, and labels.txt.
+
+    The samples are those from number `start` of `count`, which must be the first of a shard.
+    """
+    shards = choose_shards(count, split, shards)
+    bounds = shard_bounds(count, shards)
+    incoming = counted(samples, count - start, out)
+    write_class_names(out / LABELS, classes)
+    for number in range(bounds.index(start), shards):
+        with whole_file(shard_path(out, split, number, shards)) as file:
+            for sample in islice(incoming, bounds[number + 1] - bounds[number]):
+                write_record(file, make_record(sample, classes[sample.label]))
+    next(incoming, None)  # one too many is an error as well
+
+
+def make_record(sample: Sample, title: str) -> bytes:
+    """An image as an Example: always a JPEG, its label counted from 1."""
+    data = to_jpeg(sample)
+    looks = look_at(data)
+    text = title.encode(errors="surrogateescape")
+    features: dict[str, Values] = {
+        "image/channels": [3],
+        "image/class/label": [sample.label + 1],
+        "image/class/synset": [text],
+        "image/class/text": [text],
+        "image/colorspace": [b"RGB"],
+        "image/encoded": [data],
+        "image/filename": [sample.name.encode(errors="surrogateescape")],
+        "image/format": [b"JPEG"],
+        "image/height": [looks.height],
+        "image/width": [looks.width],
+    }
+    if sample.box is not None:
+        sides = zip(SIDES, sample.box, strict=True)
+        features.update({f"image/object/bbox/{side}": [float(x)] for side, x in sides})
+        features["image/object/bbox/label"] = [sample.label + 1]
+    return write_example(features)

@@ -1,0 +1,246 @@
+"""WebDataset shards: tar files train-000000.tar on, the files of one image named alike.
+
+An image (jpg, jpeg, png) comes with its class as cls, a number in text, or inside json as "label"
+or "cls"; json may also hold "bbox" (left, top, right, bottom in 0..1, or a list of such) and
+"filename". Names of classes come from classes.txt beside the shards.
+"""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from phalanx.data.convert.sample import (
+    Sample,
+    counted,
+    look_at,
+    read_class_names,
+    whole_file,
+    write_class_names,
+)
+from phalanx.data.formats.index import Index
+from phalanx.data.formats.indexed_source import BROKEN, CUT_OFF, NO_LABEL, IndexedSource
+from phalanx.data.formats.shards import (
+    PREFIX,
+    CutOff,
+    Family,
+    Found,
+    Scan,
+    hull,
+    lost_rest,
+    make_scan,
+    open_shards,
+    refuse_useless,
+    size_or_fault,
+    with_classes,
+    with_classes_of,
+)
+from phalanx.data.formats.tar_members import Member, read_members
+from phalanx.errors import DataError
+
+FAMILY = Family(r"(?:-of-(?P<total>\d+))?\.tar")
+CLASSES, METADATA = "classes.txt", "metadata.json"
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
+FACTS = ("cls", "json")
+FACTS_LIMIT = 2**20  # bytes of a cls or json member
+MOST_DIGITS = 18  # of a label: so many fit into the index
+TOLD_SHOWN = 40  # letters of a class that is no number
+SHARD_IMAGES = 1024
+
+Parts = dict[str, Member]  # the files of one image, by ending
+
+
+def looks_like(root: Path) -> bool:
+    """Whether tar shards lie in the folder."""
+    return FAMILY.looks_like(root)
+
+
+def open_tar(root: Path, split: str) -> IndexedSource:
+    """One split of a set of tar shards."""
+    index = _open_split(root, split)
+    if index is None:
+        raise DataError(
+            f"{root}: no shard such as {PREFIX[split]}-000000.tar; point --data-dir at the folder "
+            "with the tar files"
+        )
+    metadata = read_metadata(root / METADATA)
+    promised = metadata.get(f"{PREFIX[split]}_length")
+    if isinstance(promised, int) and promised != len(index):
+        raise DataError(
+            f"{root / METADATA}: promises {promised:,} images where the shards of {split} hold "
+            f"{len(index):,}{_describe_lost(index)}; fetch the shards that are missing"
+        )
+    listed = read_class_names(root / CLASSES) or tuple(map(str, metadata.get("classes") or ()))
+    train = _open_split(root, "train") if split == "valid" and not listed else None
+    if listed:
+        index = with_classes(index, listed)
+    elif train is not None:
+        index = with_classes_of(index, train, where=root)
+    source = IndexedSource(root, index)
+    refuse_useless(source)
+    return source
+
+
+def _describe_lost(index: Index) -> str:
+    """Where the first shard that is cut off or damaged is so; empty where all are whole."""
+    lost = np.flatnonzero(np.isin(index.sizes, (CUT_OFF, BROKEN)))
+    return f" ({index.name(int(lost[0]))} it is lost)" if len(lost) else ""
+
+
+def _open_split(root: Path, split: str) -> Index | None:
+    paths = FAMILY.find(root, split)
+    return open_shards(root, split, key="tar", paths=paths, scan=scan_shard) if paths else None
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What metadata.json says, as some tools put it beside their shards; empty where it is not."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as cause:
+        raise DataError(f"{path}: cannot be read ({cause}); mend or remove it") from None
+    return found if isinstance(found, dict) else {}
+
+
+def scan_shard(path: Path) -> Scan:
+    """Where the images of one shard lie."""
+    groups: dict[str, Parts] = {}
+    rest: list[Found] = []
+    with path.open("rb") as file:
+        try:
+            for member in read_members(file, path):
+                _add_member(groups, member, path)
+        except CutOff as cut:
+            rest = [lost_rest(cut)]
+            groups = {key: parts for key, parts in groups.items() if _is_whole(parts)}
+        found = [_find_image(file, path, key, parts) for key, parts in groups.items()]
+    return make_scan(found + rest)
+
+
+def _add_member(groups: dict[str, Parts], member: Member, path: Path) -> None:
+    """Put a file to those of its image."""
+    folder, slash, base = member.name.rpartition("/")
+    stem, _, ending = base.partition(".")
+    if not stem:
+        return  # ._files of another system's tar
+    parts = groups.setdefault(f"{folder}{slash}{stem}", {})
+    ending = ending.lower().rpartition(".")[2]
+    if ending in parts:
+        raise DataError(f"{path}: member {member.name!r} comes twice; write the file anew")
+    parts[ending] = member
+
+
+def _is_whole(parts: Parts) -> bool:
+    """Whether an image and its class came before the shard broke off."""
+    return any(ending in parts for ending in IMAGES) and not parts.keys().isdisjoint(FACTS)
+
+
+def _find_image(file: BinaryIO, path: Path, key: str, parts: Parts) -> Found:
+    where = f"{path}: sample {key!r}"
+    image = next((parts[ending] for ending in IMAGES if ending in parts), None)
+    if image is None:
+        has = ", ".join(sorted(parts))
+        raise DataError(f"{where}: has no image, only {has}; {', '.join(IMAGES)} can be read")
+    facts = _read_json(file, parts["json"], where) if "json" in parts else {}
+    told = facts.get("label", facts.get("cls"))
+    if "cls" in parts:
+        told = _read_small(file, parts["cls"], where).decode(errors="replace").strip()
+    name, label = str(facts.get("filename") or image.name), _read_label(told)
+    return Found(
+        name=name if label is not None else f"{name} (class {told!r:.{TOLD_SHOWN}})",
+        offset=image.offset,
+        size=NO_LABEL if label is None else size_or_fault(image.size, label),
+        label=-1 if label is None else label,
+        box=_read_box(facts.get("bbox"), where),
+    )
+
+
+def _read_label(told: Any) -> int | None:
+    """The number of a class; None for what is no whole number, or one beyond all measure."""
+    digits = str(told).removeprefix("-")
+    return int(str(told)) if digits.isdecimal() and len(digits) <= MOST_DIGITS else None
+
+
+def _read_json(file: BinaryIO, member: Member, where: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(_read_small(file, member, where))
+    except ValueError:
+        raise DataError(f"{where}: its json cannot be read; write the file anew") from None
+    return facts if isinstance(facts, dict) else {"label": facts}
+
+
+def _read_small(file: BinaryIO, member: Member, where: str) -> bytes:
+    if member.size > FACTS_LIMIT:
+        raise DataError(f"{where}: {member.name!r} has {member.size:,} bytes, too long for facts")
+    file.seek(member.offset)
+    return file.read(member.size)
+
+
+def _read_box(found: Any, where: str) -> tuple[float, float, float, float] | None:
+    if not found:
+        return None
+    try:
+        boxes = found if isinstance(found[0], list) else [found]
+        return hull([[float(left), float(t), float(r), float(b)] for left, t, r, b in boxes])
+    except (TypeError, ValueError, KeyError):
+        raise DataError(f"{where}: its bbox is {found!r}, wants left, top, right, bottom") from None
+
+
+def shard_path(out: Path, split: str, number: int) -> Path:
+    """Where a shard is written."""
+    return out / f"{PREFIX[split]}-{number:06}.tar"
+
+
+def written_tar(out: Path, split: str, *, count: int, shard_images: int = SHARD_IMAGES) -> int:
+    """How many images lie in whole shards already, from the first on: where to go on."""
+    shards = -(-count // shard_images)
+    paths = [shard_path(out, split, number) for number in range(shards)]
+    whole = next((number for number, path in enumerate(paths) if not path.exists()), shards)
+    return min(count, whole * shard_images)
+
+
+def write_tar(
+    samples: Iterator[Sample],
+    out: Path,
+    split: str,
+    *,
+    count: int,
+    classes: tuple[str, ...],
+    shard_images: int = SHARD_IMAGES,
+    start: int = 0,
+) -> None:
+    """Write a split as tar shards, the images as they are, and classes.txt.
+
+    The samples are those from number `start` of `count`, which must be the first of a shard.
+    """
+    incoming = counted(samples, count - start, out)
+    write_class_names(out / CLASSES, classes)
+    for first in range(start, count, shard_images):
+        path = shard_path(out, split, first // shard_images)
+        with whole_file(path) as file, tarfile.open(fileobj=file, mode="w") as tar:
+            wanted = min(shard_images, count - first)
+            for number, sample in enumerate(islice(incoming, wanted), first):
+                _add_sample(tar, f"{number:08}", sample)
+    next(incoming, None)  # one too many is an error as well
+
+
+def _add_sample(tar: tarfile.TarFile, key: str, sample: Sample) -> None:
+    facts: dict[str, Any] = {"filename": sample.name, "label": sample.label}
+    if sample.box is not None:
+        facts["bbox"] = [float(side) for side in sample.box]
+    parts = {
+        ENDINGS.get(look_at(sample.data).form, "jpg"): sample.data,
+        "cls": str(sample.label).encode(),
+        "json": json.dumps(facts).encode(),
+    }
+    for ending, data in parts.items():
+        facts_of_file = tarfile.TarInfo(f"{key}.{ending}")  # no time, no owner: the same bytes
+        facts_of_file.size, facts_of_file.mode = len(data), 0o644
+        tar.addfile(facts_of_file, io.BytesIO(data))

@@ -1,0 +1,1 @@
+"""From the order of images to batches on the device."""

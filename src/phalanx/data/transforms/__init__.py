@@ -1,0 +1,1 @@
+"""From an image of any size to the pixels a model sees, with all randomness drawn beforehand."""

@@ -1,0 +1,234 @@
+"""Changes to a training image whose chance is drawn beforehand, and the choice of a random part.
+
+An augmentation is a pure function of an image and a row of numbers in [0, 1); it gives a new image
+of the same size. Everything here stays in bytes.
+
+RandAugment (Cubuk et al. 2019) and TrivialAugment (Müller and Hutter 2021) choose among the same
+fourteen operations. The ranges are torchvision's, with two differences: solarize begins at 256, so
+that a level of zero leaves white alone, and what moves in from outside is grey. RandAugment's
+magnitude counts to ten, as in its authors' code and in timm; torchvision's counts to thirty.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, permutations, repeat
+from statistics import NormalDist
+
+import cv2
+import numpy as np
+
+from phalanx.data.formats.decode import Pixels, mirror
+from phalanx.data.transforms.operations import (
+    STEPS,
+    USUAL,
+    WIDE,
+    Step,
+    brightness,
+    colour,
+    contrast,
+    turn_hue,
+)
+
+Draws = Sequence[float]
+Columns = tuple[tuple[str, int], ...]  # the name and lane of each number that is taken
+Box = tuple[float, float, float, float]  # left, top, right, bottom as shares of the sides
+Range = tuple[float, float]
+Pairs = list[tuple[float, float]]
+Part = tuple[int, int, int, int]  # top, left, height, width
+
+BOX_SHARE = 0.1  # of the object's box that a part must show
+CROP_TRIES = 10
+ERASE_TRIES = 4  # one shape in a thousand does not fit a square image
+MAGNITUDES = 10
+BINS = 31  # levels that TrivialAugment chooses from
+NORMAL = NormalDist()
+CHOICES = tuple(STEPS.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """A change to images, and the numbers it takes."""
+
+    columns: Columns
+    apply: Callable[[Pixels, Draws], Pixels]
+
+
+def flip(probability: float) -> Augment:
+    """Left and right exchanged with this probability."""
+    if not 0 <= probability <= 1:
+        raise ValueError(f"a probability lies between 0 and 1, got {probability}")
+
+    def apply(image: Pixels, draws: Draws) -> Pixels:
+        (chance,) = draws
+        return mirror(image) if chance < probability else np.array(image, order="C")
+
+    return Augment(columns=(("augment-flip", 0),), apply=apply)
+
+
+JITTERS = (brightness, contrast, colour, turn_hue)
+ORDERS = tuple(permutations(range(len(JITTERS))))
+
+
+def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue: float) -> Augment:
+    """Brightness, contrast, saturation and hue, each changed by up to its strength, in any order.
+
+    The first three multiply by a factor from 1 - strength (or 0) to 1 + strength; the hue moves by
+    up to its strength either way, of a wheel of one. As torchvision means them.
+    """
+    strengths = (brightness, contrast, saturation)
+    if min(strengths) < 0 or not 0 <= hue <= 0.5:
+        raise ValueError(f"strengths are 0 or more, the hue's up to 0.5, got {(*strengths, hue)}")
+    ranges = [(max(0.0, 1 - strength), 1 + strength) for strength in strengths] + [(-hue, hue)]
+
+    def apply(image: Pixels, draws: Draws) -> Pixels:
+        order, *rest = draws
+        amounts = [_between(ends, draw) for ends, draw in zip(ranges, rest, strict=True)]
+        for place in ORDERS[int(order * len(ORDERS))]:
+            image = JITTERS[place](image, amounts[place])
+        return image
+
+    return Augment(columns=tuple(("colour-jitter", lane) for lane in range(5)), apply=apply)
+
+
+def rand_augment(operations: int = 2, magnitude: float = 9, *, spread: float = 0.5) -> Augment:
+    """So many operations in turn, each of a normally spread magnitude kept within 0 to 10."""
+    if operations < 1 or not 0 <= magnitude <= MAGNITUDES or spread < 0:
+        raise ValueError(
+            "operations are 1 or more, the magnitude is 0 to 10, the spread 0 or more; "
+            f"got {operations}, {magnitude} and {spread}"
+        )
+
+    def apply(image: Pixels, draws: Draws) -> Pixels:
+        for choice, size, sign in zip(draws[::3], draws[1::3], draws[2::3], strict=True):
+            level = min(max(magnitude + spread * _normal(size), 0.0), MAGNITUDES) / MAGNITUDES
+            image = _pick(choice)(image, level if sign < 0.5 else -level, USUAL)
+        return image
+
+    return Augment(
+        columns=tuple(("rand-augment", lane) for lane in range(3 * operations)), apply=apply
+    )
+
+
+def trivial_augment() -> Augment:
+    """One operation of any of 31 levels, from the wide ranges."""
+
+    def apply(image: Pixels, draws: Draws) -> Pixels:
+        choice, size, sign = draws
+        level = int(size * BINS) / (BINS - 1)
+        return _pick(choice)(image, level if sign < 0.5 else -level, WIDE)
+
+    return Augment(columns=tuple(("trivial-augment", lane) for lane in range(3)), apply=apply)
+
+
+def random_erasing(
+    probability: float, area: Range = (0.02, 1 / 3), *, ratio: Range = (0.3, 3.3)
+) -> Augment:
+    """With this probability, a rectangle of the image becomes the image's mean colour.
+
+    Its area is a share of the image's, its ratio height over width (Zhong et al. 2017). The paper
+    fills with noise, which would take a draw for every byte. Where none of the tries fits, the
+    image stays whole.
+    """
+    fair = 0 <= probability <= 1
+    if not (fair and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]):
+        raise ValueError(
+            "the probability lies between 0 and 1, areas and ratios above 0, the smaller first; "
+            f"got {probability}, {area} and {ratio}"
+        )
+    wide = (1 / ratio[1], 1 / ratio[0])
+
+    def apply(image: Pixels, draws: Draws) -> Pixels:
+        chance, down, right, *tries = draws
+        erased = np.array(image, order="C")
+        if chance >= probability:
+            return erased
+        spot = repeat((down, right))
+        parts = _parts(image.shape[:2], _pairs(tries), places=spot, scale=area, ratio=wide)
+        for top, left, height, width in islice(parts, 1):
+            mean = np.rint(cv2.mean(image)[:3]).astype(np.uint8)
+            erased[top : top + height, left : left + width] = mean
+        return erased
+
+    lanes = range(3 + 2 * ERASE_TRIES)
+    return Augment(columns=tuple(("erase", lane) for lane in lanes), apply=apply)
+
+
+def _pick(choice: float) -> Step:
+    return CHOICES[int(choice * len(CHOICES))]
+
+
+def _between(ends: Range, draw: float) -> float:
+    return ends[0] + draw * (ends[1] - ends[0])
+
+
+def _normal(draw: float) -> float:
+    """A number of the standard normal distribution."""
+    return NORMAL.inv_cdf(max(draw, 2.0**-54))  # half a step of the draws: zero has no place in it
+
+
+AUGMENTS: dict[str, Augment] = {
+    "flip": flip(0.5),
+    "colour-jitter": colour_jitter(0.4, 0.4, saturation=0.4, hue=0.1),
+    "rand-augment": rand_augment(),
+    "trivial-augment": trivial_augment(),
+    "random-erasing": random_erasing(0.25),
+}
+
+BOX_COLUMNS: Columns = (  # every try has its own place, so that one of them finds the box
+    ("crop", 0),
+    ("crop", 1),
+    *(("crop-shape", lane) for lane in range(2 * CROP_TRIES)),
+    *(("crop", lane) for lane in range(2, 2 * CROP_TRIES)),
+)
+
+
+def box_crop(
+    height: int, width: int, box: Box | None, draws: Draws, *, scale: Range, ratio: Range
+) -> Part:
+    """A random part that shows a tenth of the box or more; the middle when no try fits the image.
+
+    The scale is a share of the image's area, the ratio width over height. The draws are a place,
+    the area and shape of each of ten tries, and the places of the tries but the first; without
+    these last ones every try is at the first place. Where no try shows enough of the box, or there
+    is no box, the first that fits is taken, at the first place.
+    """
+    first, *rest = _pairs(draws)
+    tries, places = rest[:CROP_TRIES], chain([first], rest[CROP_TRIES:], repeat(first))
+    sides = height, width
+    if box is not None:
+        for part in _parts(sides, tries, places=places, scale=scale, ratio=ratio):
+            if _shows(sides, part, box):
+                return part
+    for part in _parts(sides, tries, places=repeat(first), scale=scale, ratio=ratio):
+        return part
+    tall = min(height, max(1, round(width / ratio[0])))
+    wide = min(width, max(1, round(height * ratio[1])))
+    return (height - tall) // 2, (width - wide) // 2, tall, wide
+
+
+def _parts(
+    sides: tuple[int, ...], tries: Pairs, *, places: Iterable[Range], scale: Range, ratio: Range
+) -> Iterator[Part]:
+    """The tries that fit into an image of these sides, each at its place."""
+    height, width = sides
+    narrow, broad = math.log(ratio[0]), math.log(ratio[1])
+    for (share, shape), (down, right) in zip(tries, places, strict=False):
+        area = height * width * _between(scale, share)
+        aspect = math.exp(_between((narrow, broad), shape))
+        tall, wide = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < tall <= height and 0 < wide <= width:
+            yield int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide
+
+
+def _shows(sides: tuple[int, int], part: Part, box: Box) -> bool:
+    """Whether enough of the box lies in the part."""
+    (height, width), (top, left, tall, wide) = sides, part
+    across = min(left + wide, box[2] * width) - max(left, box[0] * width)
+    along = min(top + tall, box[3] * height) - max(top, box[1] * height)
+    whole = (box[2] - box[0]) * width * (box[3] - box[1]) * height
+    return max(across, 0) * max(along, 0) >= BOX_SHARE * whole
+
+
+def _pairs(draws: Draws) -> Pairs:
+    return list(zip(draws[::2], draws[1::2], strict=True))

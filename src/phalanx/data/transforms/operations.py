@@ -1,0 +1,185 @@
+"""What can be done to an image: its light, its colours, its place. No chance in here.
+
+The amounts mean what they mean to Pillow, whose results these are to within a level, but for the
+rim of what was moved: here it is blended with grey. Fourteen operations are RandAugment's and
+TrivialAugment's, see `augment`; STEPS puts them all on one scale.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.formats.decode import Pixels
+
+GREY = (128, 128, 128)  # moves in where an image is turned or shifted
+GREY_SHARES = np.array([0.299, 0.587, 0.114])  # of red, green and blue, as in JPEG
+BYTES = np.arange(256)
+SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """How far each operation goes at a level of one."""
+
+    shear: float  # sideways per pixel down
+    turn_degrees: float
+    factor: float  # away from one, either way
+    bits: int  # taken from the eight
+    shift: Callable[[int], float]  # pixels, for a side so long
+
+
+USUAL = Reach(shear=0.3, turn_degrees=30, factor=0.9, bits=4, shift=lambda side: side * 150 / 331)
+WIDE = Reach(shear=0.99, turn_degrees=135, factor=0.99, bits=6, shift=lambda side: 32)
+
+
+def brightness(image: Pixels, factor: float) -> Pixels:
+    """The image with every byte times the factor."""
+    return _look_up(image, BYTES * factor)
+
+
+def contrast(image: Pixels, factor: float) -> Pixels:
+    """The image with distances from its mean grey times the factor."""
+    middle = math.floor(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+    return _look_up(image, middle + (BYTES - middle) * factor)
+
+
+def colour(image: Pixels, factor: float) -> Pixels:
+    """The image with distances from its grey version times the factor."""
+    matrix = factor * np.eye(3) + (1 - factor) * GREY_SHARES
+    return cv2.transform(image, matrix).astype(np.uint8, copy=False)
+
+
+def sharpness(image: Pixels, factor: float) -> Pixels:
+    """The image with distances from its smoothed version times the factor; its rim stays."""
+    smooth = np.array(image, order="C")
+    if min(image.shape[:2]) > 2:
+        smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, SMOOTH)[1:-1, 1:-1]
+    return cv2.addWeighted(image, factor, smooth, 1 - factor, 0).astype(np.uint8, copy=False)
+
+
+def turn_hue(image: Pixels, share: float) -> Pixels:
+    """The image with its colours moved around the wheel by this share of it, in 256 steps."""
+    steps = round(share * 256) % 256
+    if steps == 0:  # the way to HSV and back costs a level or two
+        return np.array(image, order="C")
+    tables = np.stack([(BYTES + steps) % 256, BYTES, BYTES], axis=-1)
+    turned = _look_up(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL), tables)
+    return cv2.cvtColor(turned, cv2.COLOR_HSV2RGB_FULL).astype(np.uint8, copy=False)
+
+
+def posterize(image: Pixels, bits: int) -> Pixels:
+    """The image with so many of the upper bits of each byte."""
+    return _look_up(image, BYTES & (0xFF00 >> bits))
+
+
+def solarize(image: Pixels, threshold: float) -> Pixels:
+    """The image with bytes from the threshold on inverted."""
+    return _look_up(image, np.where(threshold > BYTES, BYTES, 255 - BYTES))
+
+
+def autocontrast(image: Pixels) -> Pixels:
+    """The image with each channel stretched from 0 to 255; a channel of one value stays."""
+    return _look_up(image, np.stack([_stretch(counts) for counts in _histograms(image)], axis=-1))
+
+
+def equalize(image: Pixels) -> Pixels:
+    """The image with the values of each channel spread evenly; a channel of one value stays."""
+    return _look_up(image, np.stack([_spread(counts) for counts in _histograms(image)], axis=-1))
+
+
+def rotate(image: Pixels, degrees: float) -> Pixels:
+    """The image turned against the clock about its middle."""
+    height, width = image.shape[:2]
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    across = width / 2 - cosine * width / 2 + sine * height / 2
+    along = height / 2 - sine * width / 2 - cosine * height / 2
+    return _warp(image, ((cosine, -sine, across), (sine, cosine, along)))
+
+
+def shear_x(image: Pixels, slope: float) -> Pixels:
+    """The image with its rows moved left, the more the lower they are; the top stays."""
+    return _warp(image, ((1, slope, 0), (0, 1, 0)))
+
+
+def shear_y(image: Pixels, slope: float) -> Pixels:
+    """The image with its columns moved up, the more the further right; the left stays."""
+    return _warp(image, ((1, 0, 0), (slope, 1, 0)))
+
+
+def translate_x(image: Pixels, pixels: float) -> Pixels:
+    """The image moved to the left."""
+    return _warp(image, ((1, 0, pixels), (0, 1, 0)))
+
+
+def translate_y(image: Pixels, pixels: float) -> Pixels:
+    """The image moved up."""
+    return _warp(image, ((1, 0, 0), (0, 1, pixels)))
+
+
+def _look_up(
+    image: NDArray[np.uint8] | cv2.typing.MatLike, table: NDArray[np.integer | np.floating]
+) -> Pixels:
+    """Each byte replaced by its entry, in one table [256] or in one per channel [256, 3]."""
+    entries = np.clip(np.rint(table), 0, 255).astype(np.uint8)
+    entries = entries.reshape(1, 256, -1)  # cv2 takes the last side for channels
+    return cv2.LUT(image, entries).astype(np.uint8, copy=False)
+
+
+def _histograms(image: Pixels) -> Iterator[NDArray[np.int64]]:
+    """For each channel, how many pixels have each value."""
+    for channel in range(3):
+        yield cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel().astype(np.int64)
+
+
+def _stretch(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The table that takes the lowest value that occurs to 0, and the highest to 255."""
+    low, high = np.flatnonzero(counts)[[0, -1]]
+    if low == high:
+        return BYTES
+    return ((BYTES - low) * 510 + high - low) // (2 * (high - low))  # whole numbers, half up
+
+
+def _spread(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The table that makes equal steps of equally many pixels; Pillow's rounding."""
+    step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+    if step == 0:
+        return BYTES
+    return (np.cumsum(counts) - counts + step // 2) // step
+
+
+def _warp(image: Pixels, matrix: tuple[tuple[float, ...], tuple[float, ...]]) -> Pixels:
+    """The image sampled where the matrix sends each place, which is counted from the corner."""
+    centred = np.array(matrix, np.float64)
+    centred[:, 2] += centred[:, :2].sum(axis=1) / 2 - 0.5  # cv2 counts from a pixel's middle
+    height, width = image.shape[:2]
+    how = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    warped = cv2.warpAffine(image, centred, (width, height), flags=how, borderValue=GREY)
+    return warped.astype(np.uint8, copy=False)
+
+
+Step = Callable[[Pixels, float, Reach], Pixels]  # the level lies in [-1, 1], its sign is drawn
+
+STEPS: dict[str, Step] = {
+    "identity": lambda image, level, reach: np.array(image, order="C"),
+    "autocontrast": lambda image, level, reach: autocontrast(image),
+    "equalize": lambda image, level, reach: equalize(image),
+    "rotate": lambda image, level, reach: rotate(image, level * reach.turn_degrees),
+    "solarize": lambda image, level, reach: solarize(image, 256 * (1 - abs(level))),
+    "colour": lambda image, level, reach: colour(image, 1 + level * reach.factor),
+    "posterize": lambda image, level, reach: posterize(image, 8 - round(abs(level) * reach.bits)),
+    "contrast": lambda image, level, reach: contrast(image, 1 + level * reach.factor),
+    "brightness": lambda image, level, reach: brightness(image, 1 + level * reach.factor),
+    "sharpness": lambda image, level, reach: sharpness(image, 1 + level * reach.factor),
+    "shear-x": lambda image, level, reach: shear_x(image, level * reach.shear),
+    "shear-y": lambda image, level, reach: shear_y(image, level * reach.shear),
+    "translate-x": lambda image, level, reach: translate_x(
+        image, level * reach.shift(image.shape[1])
+    ),
+    "translate-y": lambda image, level, reach: translate_y(
+        image, level * reach.shift(image.shape[0])
+    ),
+}

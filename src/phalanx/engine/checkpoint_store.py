@@ -1,0 +1,199 @@
+"""Checkpoint folders on disk, as bytes: whole or absent, checked by hash, pruned. No torch.
+
+checkpoints/
+  step-00000125/  manifest.json (format, and each file's size and sha256), facts.json,
+                  weights.safetensors, optimizer.safetensors; average.safetensors where the
+                  run keeps a live average
+  best            a link to the checkpoint with the highest score
+  average/        the average of several, made on request: no step, never pruned or resumed from
+  .part-...       being written, and
+  .gone-...       being deleted: both are removed at the next resume
+"""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from phalanx.disk import disk_errors, sync_folder, write_synced
+from phalanx.errors import CheckpointError, DiskError
+
+FORMAT = 1  # raise it when the layout changes, and teach `read_files` the older one
+NAME = re.compile(r"^step-(\d{8,})$")
+PART, GONE = ".part-", ".gone-"
+BEST, AVERAGE = "best", "average"
+AVERAGES = "average.safetensors"  # a checkpoint's file of live averages
+
+
+def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
+    """Put the checkpoint of a step on the shelf."""
+    return write_named(shelf, f"step-{step:08d}", files)
+
+
+def write_named(shelf: Path, name: str, files: dict[str, bytes]) -> Path:
+    """Put a checkpoint on the shelf; it has its name only once all bytes read back right."""
+    target = shelf / name
+    part = shelf / f"{PART}{target.name}"
+    manifest = {
+        "format": FORMAT,
+        "files": {file: describe(content) for file, content in files.items()},
+    }
+    with disk_errors(target):
+        shutil.rmtree(part, ignore_errors=True)
+        if not shelf.exists():
+            shelf.mkdir(parents=True)
+            sync_folder(shelf.parent)
+        part.mkdir()
+        for file, content in files.items():
+            write_synced(part / file, content)
+        write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
+        sync_folder(part)
+    try:
+        read_files(part)
+    except CheckpointError as error:
+        raise DiskError(f"{target}: what was written does not read back ({error})") from error
+    with disk_errors(target):
+        if target.exists():
+            remove(target)
+        part.rename(target)
+        sync_folder(shelf)
+    return target
+
+
+def describe(content: bytes) -> dict[str, Any]:
+    """What the manifest says of one file."""
+    return {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+
+
+def read_files(checkpoint: Path) -> dict[str, bytes]:
+    """All files of a checkpoint, each compared with the manifest."""
+    manifest = read_manifest(checkpoint)
+    files = {}
+    for name, expected in manifest["files"].items():
+        path = checkpoint / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(
+                f"{path}: {error.strerror}; the checkpoint is not whole"
+            ) from None
+        if len(content) != expected["bytes"]:
+            raise CheckpointError(
+                f"{path}: {len(content):,} bytes where the manifest says {expected['bytes']:,}; "
+                "it was cut off or changed"
+            )
+        if sha256(content).hexdigest() != expected["sha256"]:
+            raise CheckpointError(f"{path}: its contents were changed (the sha256 differs)")
+        files[name] = content
+    return files
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint we can read; says what else it is, if not that."""
+    path = checkpoint / "manifest.json"
+    try:
+        manifest = json.loads(path.read_bytes())
+        written_by, files = manifest["format"], manifest["files"]
+        if not isinstance(written_by, int):
+            raise TypeError
+        for expected in files.values():
+            int(expected["bytes"]), str(expected["sha256"])
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{checkpoint}: not a Phalanx checkpoint (no manifest.json)"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path}: damaged, or not of Phalanx") from None
+    if written_by > FORMAT:
+        raise CheckpointError(
+            f"{checkpoint}: format {written_by} is newer than this Phalanx reads ({FORMAT}); "
+            "install the version that wrote it, or a later one"
+        )
+    return manifest
+
+
+def read_facts(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says about itself, all its files checked."""
+    files = read_files(checkpoint)
+    if "facts.json" not in files:
+        raise CheckpointError(f"{checkpoint}: not a whole checkpoint (facts.json is not listed)")
+    return json.loads(files["facts.json"])
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    match = NAME.match(checkpoint.name)
+    assert match
+    return int(match[1])
+
+
+def list_checkpoints(shelf: Path) -> list[Path]:
+    """The whole checkpoints on a shelf, oldest first."""
+    if not shelf.is_dir():
+        return []
+    return sorted((path for path in shelf.iterdir() if NAME.match(path.name)), key=step_of)
+
+
+def list_weights(shelf: Path) -> list[Path]:
+    """All that can be scored on a shelf: checkpoints, the average in each, and that of several."""
+    live = [path for one in list_checkpoints(shelf) for path in (one, one / AVERAGES)]
+    return [path for path in (*live, shelf / AVERAGE) if path.exists()]
+
+
+def newest_checkpoint(shelf: Path) -> Path | None:
+    """The checkpoint a resume goes on from."""
+    return next(reversed(list_checkpoints(shelf)), None)
+
+
+def tidy(shelf: Path) -> None:
+    """Remove what a killed process left half done."""
+    with disk_errors(shelf):
+        for path in shelf.glob(".*"):
+            if path.is_symlink():
+                path.unlink()
+            elif path.name.startswith((PART, GONE)):
+                shutil.rmtree(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """Delete a checkpoint; its name goes in one stroke, so that a kill leaves no torso."""
+    gone = checkpoint.with_name(GONE + checkpoint.name)
+    shutil.rmtree(gone, ignore_errors=True)
+    checkpoint.rename(gone)
+    shutil.rmtree(gone)
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """The checkpoint with the highest validation score among those on the shelf."""
+
+    step: int
+    top1: float
+
+
+def find_best(shelf: Path, scores: dict[int, float]) -> BestCheckpoint | None:
+    """The best-scored checkpoint still there; the earliest among equals."""
+    scored = [step for step in map(step_of, list_checkpoints(shelf)) if step in scores]
+    if not scored:
+        return None
+    step = max(scored, key=lambda step: (scores[step], -step))
+    return BestCheckpoint(step, scores[step])
+
+
+def prune(shelf: Path, *, keep: int, scores: dict[int, float]) -> None:
+    """Keep the newest few and the best, and point the link at the best."""
+    with disk_errors(shelf):
+        best = find_best(shelf, scores)
+        for checkpoint in list_checkpoints(shelf)[:-keep]:
+            if best is None or step_of(checkpoint) != best.step:
+                remove(checkpoint)
+        if best is not None:
+            link = shelf / f"{PART}{BEST}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(f"step-{best.step:08d}")
+            link.replace(shelf / BEST)

@@ -1,0 +1,134 @@
+"""What a step gave, module by module: where the first number that is not finite came up."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+INPUT, WHOLE = "(the input)", "(the whole model)"
+SAID = {  # by what was not finite
+    "output": "the first module whose output was not finite is {name}",
+    "loss": "the output of every module was finite, the loss was not",
+    "gradient": "every output was finite; the first gradient that was not is that of {name}",
+    "length": "every gradient was finite, but not their length; the largest is that of {name}",
+}
+
+
+class Look(NamedTuple):
+    """What was seen of one call of a module, still on the device."""
+
+    path: str
+    first: int  # of the step's images, the one in its first row
+    finite: Tensor  # bool: one for each image, or a single one for all
+    weights: Tensor | None  # bool: whether the module's own weights were finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFiniteFinding:
+    """The first number of a step that was not finite."""
+
+    what: str  # a row of SAID
+    name: str  # of a module, by its path, or of a parameter
+    rows: tuple[int, ...] = ()  # the images it was seen with, counted within the step from 0
+    sound_weights: bool = True  # whether the module's own weights were finite before the step
+
+    def describe(self) -> str:
+        """A line for a person."""
+        weights = "" if self.sound_weights else ", whose weights were not finite before the step"
+        return SAID[self.what].format(name=self.name) + weights
+
+
+class Probe:
+    """Looks at all that a model's modules give while its `with` block runs; waits for nothing.
+
+    It only looks: the step computes the same bits as without it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._handles: list[RemovableHandle] = []
+        self._looks: list[Look] = []
+        self._peaks: list[tuple[str, Tensor]] = []  # largest number of each gradient, as they came
+        self._first = self._images = 0  # of the pass under way
+
+    def __enter__(self) -> "Probe":
+        self._looks, self._peaks, self._first, self._images = [], [], 0, 0
+        self._handles = [
+            self._model.register_forward_pre_hook(self._begin_pass),
+            *(
+                module.register_forward_hook(partial(self._see, path.replace(".", "/") or WHOLE))
+                for path, module in self._model.named_modules()
+            ),
+            *(
+                weight.register_post_accumulate_grad_hook(partial(self._see_gradient, name))
+                for name, weight in self._model.named_parameters()
+                if weight.requires_grad
+            ),
+        ]
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _begin_pass(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._first, self._images = self._first + self._images, len(inputs[0])
+        self._looks.append(Look(INPUT, self._first, self._finite(inputs[0]), None))
+
+    def _see(self, path: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        weights = list(module.parameters(recurse=False))
+        sound = torch.stack([w.isfinite().all() for w in weights]).all() if weights else None
+        self._looks += [
+            Look(path, self._first, self._finite(tensor), sound) for tensor in tensors_in(output)
+        ]
+
+    @torch.no_grad()
+    def _finite(self, tensor: Tensor) -> Tensor:
+        by_image = tensor.dim() > 0 and len(tensor) == self._images
+        finite = tensor.isfinite()
+        return finite.reshape(len(tensor), -1).all(1) if by_image else finite.all()
+
+    @torch.no_grad()
+    def _see_gradient(self, name: str, weight: Tensor) -> None:
+        assert weight.grad is not None
+        self._peaks.append((name, weight.grad.abs().max()))
+
+    def find(self, loss: float, grad_norm: float) -> NonFiniteFinding | None:
+        """The first number of the step that was not finite, if any. Waits for the device."""
+        sound = torch.stack([look.finite.all() for look in self._looks]).tolist()
+        if not all(sound):
+            return self._found_in(self._looks[sound.index(False)])
+        if not isfinite(loss):
+            return NonFiniteFinding(what="loss", name="")
+        peaks = torch.stack([peak.float() for _, peak in self._peaks]).tolist()
+        for (name, _), peak in zip(self._peaks, peaks, strict=True):
+            if not isfinite(peak):
+                return NonFiniteFinding(what="gradient", name=name)
+        if not isfinite(grad_norm):
+            return NonFiniteFinding(what="length", name=self._peaks[peaks.index(max(peaks))][0])
+        return None
+
+    def _found_in(self, look: Look) -> NonFiniteFinding:
+        by_image = look.finite.tolist() if look.finite.dim() else []
+        return NonFiniteFinding(
+            what="output",
+            name=look.path,
+            rows=tuple(look.first + row for row, sound in enumerate(by_image) if not sound),
+            sound_weights=look.weights is None or bool(look.weights),
+        )
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """The tensors a module gave, one or several."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, list | tuple):
+        for part in output:
+            yield from tensors_in(part)
+    elif isinstance(output, dict):
+        yield from tensors_in(list(output.values()))

@@ -1,0 +1,89 @@
+"""CIFAR-100, and both sets straight from their archives."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.data.formats.cifar import looks_like, open_cifar10, open_cifar100
+from phalanx.errors import DataError
+
+RANDOM = np.random.default_rng(0)
+
+
+def records_of(images, *, labels):
+    records = RANDOM.integers(0, 256, (images, labels + 3072), np.uint8)
+    records[:, labels - 1] %= 10 if labels == 1 else 100
+    return records
+
+
+def write_archive(path, files):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("place", [".", "cifar-100-binary"])
+def test_cifar100_has_its_fine_labels(tmp_path, place):
+    (tmp_path / place).mkdir(exist_ok=True)
+    records = records_of(7, labels=2)
+    records[:, 0] = 200  # no coarse label is ever looked at
+    (tmp_path / place / "train.bin").write_bytes(records.tobytes())
+    source = open_cifar100(tmp_path, "train")
+    assert source.labels.tolist() == records[:, 1].tolist() and source.name(3) == "train.bin[3]"
+    assert (source.read(3)[..., 2].reshape(-1) == records[3, 2 + 2048 :]).all()
+    with pytest.raises(DataError, match=r"no test\.bin here or in cifar-100-binary/"):
+        open_cifar100(tmp_path, "valid")
+
+
+def test_cifar100_has_a_hundred_classes_by_name():
+    classes = DATASETS["cifar100"].classes
+    assert len(set(classes)) == 100 and list(classes) == sorted(classes)
+    assert (classes[0], classes[11], classes[53], classes[99]) == ("apple", "boy", "orange", "worm")
+
+
+def test_a_label_beyond_the_classes_is_refused(tmp_path):
+    records = records_of(3, labels=2)
+    records[1, 1] = 100
+    (tmp_path / "test.bin").write_bytes(records.tobytes())
+    with pytest.raises(DataError, match="label 100 at image 1, but cifar100 has 100 classes"):
+        open_cifar100(tmp_path, "valid")
+
+
+def test_an_archive_is_read_without_unpacking(tmp_path):
+    parts = {
+        f"cifar-10-batches-bin/{name}": records_of(2, labels=1).tobytes()
+        for name in ("readme.html", "data_batch_5.bin", "data_batch_1.bin", "test_batch.bin")
+    }
+    for number in (2, 3, 4):
+        parts[f"cifar-10-batches-bin/data_batch_{number}.bin"] = records_of(2, labels=1).tobytes()
+    write_archive(tmp_path / "cifar-10-binary.tar.gz", parts)
+    packed = open_cifar10(tmp_path, "train")
+    assert len(packed) == 10 and len(open_cifar10(tmp_path, "valid")) == 2
+    for name, data in parts.items():
+        (tmp_path / name.rpartition("/")[2]).write_bytes(data)
+    assert open_cifar10(tmp_path, "train").fingerprint() == packed.fingerprint()
+    assert list(tmp_path.glob("cifar-10-batches-bin")) == []
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+    path = tmp_path / "cifar-100-binary.tar.gz"
+    write_archive(path, {"cifar-100-binary/train.bin": records_of(50, labels=2).tobytes()})
+    with pytest.raises(DataError, match=r"has no cifar-100-binary/test\.bin; fetch it again"):
+        open_cifar100(tmp_path, "valid")
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(DataError, match=r"binary\.tar\.gz: cannot be read \(.*fetch it again"):
+        open_cifar100(tmp_path, "train")
+
+
+def test_the_two_sets_are_told_apart(tmp_path):
+    (tmp_path / "train.bin").write_bytes(records_of(3, labels=2).tobytes())
+    assert looks_like(tmp_path, "cifar100") and not looks_like(tmp_path, "cifar10")
+    (tmp_path / "train.bin").write_bytes(b"weights of something else")
+    assert not looks_like(tmp_path, "cifar100")
+    (tmp_path / "test_batch.bin").write_bytes(records_of(3, labels=1).tobytes())
+    assert looks_like(tmp_path, "cifar10")

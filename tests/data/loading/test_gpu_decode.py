@@ -1,0 +1,372 @@
+import threading
+from contextlib import closing
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from PIL import Image
+
+from phalanx.data.convert.packed_writer import PackedForm, write_packed
+from phalanx.data.convert.sample import Sample
+from phalanx.data.formats.decode import Picture
+from phalanx.data.loading.gpu_decode import GpuDecoder, gpu_decode_problem, suits_gpu
+from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
+from phalanx.data.loading.worker_pool import BatchRequest
+from phalanx.data.transforms.transform import TransformSpec, centre_crop, centre_part, choose_part
+from phalanx.errors import ConfigError, DataError
+from phalanx.kernels import cut
+from phalanx.kernels.cut import cut_batch
+from phalanx.plan.order import Order
+from small_photos import encode, photo
+
+CPU = torch.device("cpu")
+SIZE = 32
+COUNT = 24
+CROP = TransformSpec(augment="resized-crop")
+PARTS = {  # of images of width x height: top, left, height, width
+    (96, 72): (0, 0, 72, 96),
+    (500, 375): (30, 41, 300, 222),
+    (375, 500): (0.4, 11.7, 431.3, 300.25),
+    (64, 64): (10, 50, 9, 14),  # is enlarged
+    (400, 40): (3.5, 20.25, 33, 350),  # only its width shrinks
+    (33, 31): (30, 32, 1, 1),
+    (1, 1): (0, 0, 1, 1),
+}
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def stand_in(files):
+    """Does nvJPEG's part without a GPU; it, too, refuses a whole batch for one image."""
+    try:
+        decoded = [simplejpeg.decode_jpeg(file) for file in files]
+    except ValueError as cause:
+        raise RuntimeError(str(cause)) from None
+    return [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in decoded]
+
+
+def refusing(files):
+    """A decoder that is out of order."""
+    raise RuntimeError(f"none of {len(files)}")
+
+
+def grainy(seed, size):
+    """A photograph's blotches, with a grain that only a filter of the right width averages."""
+    grain = np.random.default_rng(seed).normal(0, 12, (size[1], size[0], 3))
+    return np.clip(np.asarray(photo(seed, size=size)) + grain, 0, 255).astype(np.uint8)
+
+
+IMAGES = [grainy(seed, size) for seed, size in enumerate(PARTS)]
+TENSORS = [torch.from_numpy(image).permute(2, 0, 1) for image in IMAGES]
+
+
+def claim_size(data, height, width):
+    """The JPEG with other sides in its header."""
+    place = data.index(b"\xff\xc0") + 5
+    sides = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return data[:place] + sides + data[place + 4 :]
+
+
+SPOILED = {
+    3: lambda data: data[: len(data) // 2],
+    4: lambda data: b"",
+    8: lambda data: claim_size(data, 60_000, 60_000),
+    23: lambda data: b"\xff\xd8 and then nothing \xff\xd9",
+}
+ODD = {
+    5: lambda seed: encode(photo(seed), "PNG"),
+    9: lambda seed: encode(photo(seed, mode="CMYK")),
+    10: lambda seed: encode(photo(seed, mode="L")),
+    # chroma in full: decoders enlarge it each in its way, and here a blotch is a pixel of it
+    11: lambda seed: encode(photo(seed, size=(20, 24)), subsampling=0),
+    12: lambda seed: encode(photo(seed, size=(300, 90)), progressive=True),
+}
+
+
+def write_files(root, spoiled):
+    """24 images a split in two classes: most of one kind, some odd ones, some spoiled."""
+    for split in ("train", "val"):
+        for seed in range(COUNT):
+            path = root / split / ("cat", "dog")[seed // 12] / f"{seed:02}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            data = ODD[seed](seed) if seed in ODD else encode(photo(seed))
+            path.write_bytes(spoiled[seed](data) if seed in spoiled else data)
+    return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("whole"), {})
+
+
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("spoiled"), SPOILED)
+
+
+def reader_of(root, split, *, data="folder", max_bad=None, treatment=CROP):
+    order = Order(images=COUNT, global_batch=COUNT, seed=1)
+    recipe = InputSpec(
+        data=data, data_dir=str(root), image_size=SIZE, treatment=treatment, seed=2, order=order
+    )
+    return Reader(recipe, split, findings=ReadingNotes(), max_bad=max_bad)
+
+
+def fill_on_host(reader, keys):
+    pixels = np.empty((len(keys), SIZE, SIZE, 3), np.uint8)
+    return pixels, reader.fill(keys, pixels)
+
+
+def fill_on_device(reader, keys, *, decode=stand_in, device=CPU):
+    decoder = GpuDecoder(reader, device, decode=decode)
+    with closing(decoder):
+        batch = decoder.fill(decoder.prepare(BatchRequest(keys, SIZE)))
+    if batch.ready is not None:
+        batch.ready.synchronize()
+    pixels = batch.pixels
+    assert not [thread for thread in threading.enumerate() if "gpu-decode" in thread.name]
+    assert pixels.is_contiguous() and pixels.dtype == torch.uint8
+    return pixels.cpu().numpy(), batch, decoder
+
+
+def assert_alike(pixels, expected):
+    """The pixel bars: two 255ths on average, five for any image."""
+    apart = np.abs(pixels.astype(int) - expected).mean(axis=(1, 2, 3))
+    assert apart.mean() < 2 and apart.max() < 5, apart.round(1).tolist()
+
+
+def assert_same_batch(root, split, **options):
+    """A device's batch is the host's: images, labels, findings, and pixels within the bars."""
+    decode = options.pop("decode", stand_in)
+    readers = [reader_of(root, split, **options) for _ in range(2)]
+    keys = np.arange(COUNT, 2 * COUNT) if split == "train" else np.arange(COUNT)
+    expected, known = fill_on_host(readers[0], keys)
+    pixels, rows, decoder = fill_on_device(readers[1], keys, decode=decode)
+    assert rows.indices.tolist() == known.indices.tolist()
+    assert rows.labels.tolist() == known.labels.tolist()
+    assert readers[1].findings == readers[0].findings
+    assert_alike(pixels, expected)
+    return pixels, rows, decoder
+
+
+# --- cutting ---
+
+
+def test_parts_are_resized_as_pillow_does_it():
+    cut = cut_batch(TENSORS, list(PARTS.values()), [False] * len(PARTS), size=SIZE).numpy()
+    assert cut.shape == (len(PARTS), SIZE, SIZE, 3)
+    for pixels, image, part in zip(cut, IMAGES, PARTS.values(), strict=True):
+        top, left, tall, wide = part
+        box = (left, top, left + wide, top + tall)
+        whole = Image.fromarray(image)
+        expected = np.asarray(whole.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box))
+        apart = pixels.astype(int) - expected
+        assert np.abs(apart).max() <= 1 and abs(apart.mean()) < 0.2, part  # rounded, not cut off
+
+
+def test_a_flip_is_the_exact_mirror_of_its_image_alone():
+    parts = list(PARTS.values())
+    plain = cut_batch(TENSORS, parts, [False] * len(parts), size=SIZE)
+    flips = [row % 2 == 0 for row in range(len(parts))]
+    for row, shown in enumerate(cut_batch(TENSORS, parts, flips, size=SIZE)):
+        assert torch.equal(shown, plain[row].flip(1) if flips[row] else plain[row])
+    assert not torch.equal(plain[0], plain[0].flip(1))
+
+
+def test_a_part_of_its_own_size_is_copied():
+    cut = cut_batch([TENSORS[1]], [(7, 9, SIZE, SIZE)], [False], size=SIZE)
+    assert (cut[0].numpy() == IMAGES[1][7 : 7 + SIZE, 9 : 9 + SIZE]).all()
+
+
+def test_images_that_do_not_fit_into_memory_together_are_cut_in_turns(monkeypatch):
+    parts, flips = list(PARTS.values()), [True] * len(PARTS)
+    whole = cut_batch(TENSORS, parts, flips, size=SIZE)
+    monkeypatch.setattr(cut, "MOST_BYTES", 600_000)
+    sides = np.array([[90, 100], [90, 100], [300, 10], [200, 200], [2, 2], [250, 250], [1, 1]])
+    bounds = [(run.start, run.stop) for run in cut._runs(sides)]
+    assert bounds == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)]
+    assert torch.equal(cut_batch(TENSORS, parts, flips, size=SIZE), whole)
+
+
+def test_every_other_part_is_mirrored():
+    place = [0.3, 0.6] + [0.4, 0.5] * 10
+    assert [choose_part(CROP, (50, 60), None, [flip, *place])[1] for flip in (0.49, 0.5)] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("sides", [(375, 500), (500, 375), (64, 200), (20, 18), (33, 33)])
+def test_the_centre_as_a_part_shows_what_the_centre_crop_shows(sides):
+    image = np.asarray(photo(7, size=sides[::-1]))
+    expected = np.empty((SIZE, SIZE, 3), np.uint8)
+    centre_crop(0.875)(image, expected)
+    part = centre_part(*sides, SIZE, share=0.875)
+    tensor = torch.from_numpy(image.copy()).permute(2, 0, 1)
+    assert_alike(cut_batch([tensor], [part], [False], size=SIZE).numpy(), expected[None])
+
+
+# --- filling ---
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_batch_is_the_readers_batch(folder, split):
+    pixels, rows, decoder = assert_same_batch(folder, split)
+    assert sorted(rows.indices.tolist()) == list(range(COUNT)) and decoder.refused == 0
+    assert pixels.std(axis=(1, 2, 3)).min() > 5  # no image is blank
+
+
+def test_batches_of_another_size_can_be_asked_for(folder):
+    decoder = GpuDecoder(reader_of(folder, "valid"), CPU, decode=stand_in)
+    pixels = decoder.fill(decoder.prepare(BatchRequest(np.arange(4), 20))).pixels
+    decoder.close()
+    expected = np.empty((4, 20, 20, 3), np.uint8)
+    reader_of(folder, "valid").fill(np.arange(4), expected)
+    assert_alike(pixels.numpy(), expected)
+
+
+@pytest.mark.parametrize("decode", [stand_in, refusing])
+def test_bad_training_images_are_named_and_replaced_as_the_reader_does(spoiled, decode):
+    _, rows, decoder = assert_same_batch(spoiled, "train", decode=decode)
+    assert not set(SPOILED) & set(rows.indices.tolist()) and len(rows.indices) == COUNT
+    bad = decoder.reader.findings.bad
+    assert sorted(bad) == sorted(SPOILED) and "train/cat/03.jpg: " in bad[3]
+    assert "60000x60000 pixels are more than" in bad[8]
+    assert bool(decoder.refused) == (decode is refusing)
+
+
+@pytest.mark.parametrize("decode", [stand_in, refusing])
+def test_bad_images_leave_the_score(spoiled, decode):
+    pixels, rows, _ = assert_same_batch(spoiled, "valid", decode=decode)
+    assert np.flatnonzero(rows.indices < 0).tolist() == sorted(SPOILED)
+    assert (pixels[rows.indices < 0] == 0).all()
+
+
+def test_a_second_batch_steps_over_images_known_to_be_bad(spoiled):
+    reader, twin = reader_of(spoiled, "train"), reader_of(spoiled, "train")
+    decoder = GpuDecoder(reader, CPU, decode=stand_in)
+    for keys in (np.arange(COUNT), np.arange(COUNT, 2 * COUNT)):
+        expected, known = fill_on_host(twin, keys)
+        batch = decoder.fill(decoder.prepare(BatchRequest(keys, SIZE)))
+        assert batch.indices.tolist() == known.indices.tolist()
+        assert_alike(batch.pixels.numpy(), expected)
+    decoder.close()
+
+
+def test_too_many_bad_training_images_end_the_run(spoiled):
+    with pytest.raises(DataError, match="more than 2 training images cannot be read"):
+        fill_on_device(reader_of(spoiled, "train", max_bad=2), np.arange(COUNT))
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
+@pytest.mark.parametrize("boxes", [False, True])
+def test_packed_images_are_those_of_the_reader(tmp_path, encoding, boxes):
+    box = (0.6, 0.1, 0.9, 0.5) if boxes and encoding == "jpeg" else None
+    samples = [
+        Sample(name=f"{seed}.jpg", data=encode(photo(seed)), label=seed % 2, box=box)
+        for seed in range(COUNT)
+    ]
+    for split in ("train", "valid"):
+        write_packed(
+            iter(samples),
+            tmp_path,
+            split,
+            count=COUNT,
+            classes=("cat", "dog"),
+            form=PackedForm(encoding=encoding),
+        )
+    treatment = TransformSpec(augment="resized-crop", boxes=boxes)
+    assert_same_batch(tmp_path, "train", data="packed", treatment=treatment)
+    assert_same_batch(tmp_path, "valid", data="packed", treatment=treatment)
+
+
+def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
+    keys = np.arange(COUNT)
+    whole, _, _ = fill_on_device(reader_of(folder, "train"), keys)
+    monkeypatch.setattr("phalanx.data.loading.gpu_decode.MOST_BYTES", 50_000)  # two of 96x72
+    calls = []
+
+    def count(files):
+        calls.append(len(files))
+        return stand_in(files)
+
+    pixels, _, _ = fill_on_device(reader_of(folder, "train"), keys, decode=count)
+    assert len(calls) > 5 and max(calls) <= 4 and (pixels == whole).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "suits"),
+    [
+        (encode(photo(1)), True),
+        (encode(photo(1, mode="L")), True),
+        (encode(photo(1), progressive=True), True),
+        (encode(photo(1, mode="CMYK")), False),
+        (encode(photo(1), "PNG"), False),
+        (encode(photo(1))[:-300], False),
+        (encode(photo(1)) + b"\0", False),
+        (claim_size(encode(photo(1)), 60_000, 60_000), False),
+    ],
+)
+def test_whole_jpegs_of_the_usual_kinds_are_for_the_gpu(data, suits):
+    assert suits_gpu(Picture(data, "image")) == suits
+
+
+def test_pixels_in_memory_are_not_for_the_gpus_decoder():
+    assert not suits_gpu(IMAGES[0])
+
+
+# --- refusing ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"augment": "pad-crop"}, "is for photographs of any size"),
+        ({"jitter": 0.4}, "--color-jitter runs on the CPU; leave one of them out"),
+        ({"auto": "rand-augment"}, "--auto-augment runs on the CPU"),
+        ({"erasing": 0.25}, "--random-erasing runs on the CPU"),
+    ],
+)
+def test_what_only_the_host_can_do_is_refused_by_its_option(folder, change, message):
+    treatment = TransformSpec(**{"augment": "resized-crop", **change})
+    with pytest.raises(ConfigError, match="--gpu-decode: ") as caught:
+        GpuDecoder(reader_of(folder, "train", treatment=treatment), CPU, decode=stand_in)
+    assert message in str(caught.value)
+
+
+def test_options_of_training_do_not_hinder_scoring(folder):
+    treatment = TransformSpec(augment="resized-crop", jitter=0.4, auto="rand-augment", erasing=0.5)
+    assert_same_batch(folder, "valid", treatment=treatment)
+
+
+def test_a_cpu_is_no_gpu():
+    assert gpu_decode_problem(CPU) == "cpu is no CUDA device that can be used"
+
+
+# --- on a GPU ---
+
+
+@pytest.mark.gpu
+@gpu_only
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_nvjpeg_gives_the_readers_batch(spoiled, split):
+    device = torch.device("cuda")
+    why = gpu_decode_problem(device)
+    if why:
+        pytest.skip(why)
+    reader, twin = reader_of(spoiled, split), reader_of(spoiled, split)
+    keys = np.arange(COUNT)
+    expected, known = fill_on_host(twin, keys)
+    pixels, rows, decoder = fill_on_device(reader, keys, decode=None, device=device)
+    assert rows.indices.tolist() == known.indices.tolist() and decoder.refused == 0
+    assert reader.findings == twin.findings
+    assert_alike(pixels, expected)
+
+
+@pytest.mark.gpu
+@gpu_only
+def test_cutting_on_the_gpu_is_cutting_on_the_cpu():
+    parts, flips = list(PARTS.values()), [row % 2 == 0 for row in range(len(PARTS))]
+    here = cut_batch(TENSORS, parts, flips, size=SIZE)
+    there = cut_batch([tensor.cuda() for tensor in TENSORS], parts, flips, size=SIZE).cpu()
+    assert (here.int() - there.int()).abs().max() <= 1
