@@ -25,6 +25,7 @@ from phalanx.config.schema import OPTIONS
 PACKAGE = Path(phalanx.__file__).parent
 HOME = PACKAGE.parents[1]
 FILES = sorted(PACKAGE.rglob("*.py"))
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 SURFACE = ("__init__", "__main__")
 ORDER = (  # lowest first; rooms of one line do not import each other
     ("errors",),
@@ -225,6 +226,50 @@ print("free")
 """
 
 
+@cache
+def names_taken() -> dict[str, set[Path]]:
+    """The dotted names that code reaches for outside of their own file, with who does."""
+    taken: dict[str, set[Path]] = {}
+    code = [
+        path for folder in ("src", "tests", "scripts") for path in (HOME / folder).rglob("*.py")
+    ]
+    for path in code:
+        tree, short = ast.parse(path.read_text(encoding="utf-8")), {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                short |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        named = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        found = {*imported(tree), *(str(name) for name in named if str(name).count(".") > 1)}
+        for name in found:
+            first, _, rest = name.partition(".")
+            taken.setdefault(f"{short.get(first, first)}.{rest}", set()).add(path)
+    return taken
+
+
+def names_defined(tree: ast.Module) -> Iterator[str]:
+    """The names a file defines at its top level."""
+    for node in tree.body:
+        if isinstance(node, Function | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
+
+
+def test_what_only_its_own_file_uses_begins_with_an_underscore():
+    entrances = {"COMMANDS", "main", "__all__", "__version__"}  # found by name when a command runs
+    alone, seen = [], 0
+    for path, tree in parsed():
+        module = ".".join(["phalanx", *path.with_suffix("").parts]).removesuffix(".__init__")
+        for name in names_defined(tree):
+            seen += 1
+            others = names_taken().get(f"{module}.{name}", set()) - {PACKAGE / path}
+            if not (others or name.startswith("_") or name in entrances or module == "phalanx"):
+                alone.append(f"{module}.{name}")
+    assert seen > 1000, f"the guard went blind: it saw {seen} names"
+    assert not alone
+
+
 ON_DEVICE = tuple(f"data/loading/{name}.py" for name in ("device", "resident", "gpu_decode"))
 
 
@@ -249,7 +294,6 @@ def test_most_rooms_never_import_torch():
 
 # --- sizes ---
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from phalanx.errors import DiskError
 from phalanx.units import format_bytes
 
-NO_PERMISSION = "no permission; make it writable, or choose another --run-dir"
-DISK_MISTAKES = {
-    errno.EACCES: NO_PERMISSION,
-    errno.EPERM: NO_PERMISSION,
+_NO_PERMISSION = "no permission; make it writable, or choose another --run-dir"
+_DISK_MISTAKES = {
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
     errno.EROFS: "the file system is read-only; choose another --run-dir",
     errno.ENOTDIR: "a part of this path is a file, not a folder; choose another --run-dir",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter --run-dir",
     errno.EDQUOT: "your disk quota is used up; free some space, then go on with --resume",
 }
-FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used up"}
+_FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used up"}
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def explain_disk_error(error: OSError, path: Path) -> str:
     """What went wrong with a write, and what to do about it."""
     if error.errno == errno.ENOSPC:
         return f"no space left{free_space(path)}; free some space, then go on with --resume"
-    known = DISK_MISTAKES.get(error.errno or 0)
+    known = _DISK_MISTAKES.get(error.errno or 0)
     return known or f"cannot be written ({error.strerror or error}); check the disk"
 
 
@@ -55,11 +55,11 @@ def out_errors(out: Path, again: str) -> Iterator[None]:
 
 def _blame_out(cause: OSError, out: Path, again: str) -> DiskError:
     path, code = cause.filename or out, cause.errno or 0
-    if code in FULL:
+    if code in _FULL:
         return DiskError(
-            f"{path}: {FULL[code]}{free_space(out / 'file')}; free some space, {again}"
+            f"{path}: {_FULL[code]}{free_space(out / 'file')}; free some space, {again}"
         )
-    known = DISK_MISTAKES.get(code, f"cannot be written ({cause.strerror or cause})")
+    known = _DISK_MISTAKES.get(code, f"cannot be written ({cause.strerror or cause})")
     return DiskError(f"{path}: {known.partition(';')[0]}; mend that or choose another --out")
 
 

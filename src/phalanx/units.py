@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from phalanx.errors import ConfigError
 
-DURATION = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(ep|st|%)?\s*$")
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(ep|st|%)?\s*$")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def parse_duration(text: str | int | float) -> Duration:
     >>> str(parse_duration("2.5ep")), str(parse_duration(5)), str(parse_duration("10 %"))
     ('2.5ep', '5ep', '10%')
     """
-    match = DURATION.match(str(text))
+    match = _DURATION.match(str(text))
     if not match:
         raise ConfigError(f"wants a length such as 5ep, 500st or 10%, got {str(text)!r}")
     amount, unit = Fraction(match[1]), match[2] or "ep"

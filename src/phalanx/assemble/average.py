@@ -33,10 +33,10 @@ from phalanx.report.average import AverageScore, write_average_score
 from phalanx.report.folder import RunFolder
 from phalanx.report.records import ScoreRow
 
-Scored = tuple[ScoreRow, dict[str, str]]  # and the images that could not be read
+_Scored = tuple[ScoreRow, dict[str, str]]  # and the images that could not be read
 
 
-def write_average(newest: Described, checkpoints: Sequence[Path], how: Averaging) -> Path:
+def _write_average(newest: Described, checkpoints: Sequence[Path], how: Averaging) -> Path:
     """Put the average of checkpoints, oldest first, on their shelf; its path.
 
     Beside the weights it holds what the newest does, so that whatever reads a checkpoint reads it.
@@ -44,11 +44,11 @@ def write_average(newest: Described, checkpoints: Sequence[Path], how: Averaging
     states = (tensors_from_bytes(read_files(path)[WEIGHTS]) for path in checkpoints)
     weights = average_weights(states, strategy=how.strategy, decay=how.decay)
     if how.norm_steps:
-        weights |= new_statistics(newest, weights, steps=how.norm_steps)
+        weights |= _new_statistics(newest, weights, steps=how.norm_steps)
     facts = {
         **newest.facts,
         "weights_sha256": hash_weights(weights),
-        "averaged": account_of(checkpoints, how),
+        "averaged": _account_of(checkpoints, how),
     }
     layout = {LAYOUT: newest.facts["norm_layout"]}
     files = {
@@ -67,7 +67,7 @@ class Averaged:
 
     account: dict[str, Any]
     paths: tuple[Path, Path]
-    scores: tuple[Scored, Scored]
+    scores: tuple[_Scored, _Scored]
 
 
 def average_run(folder: RunFolder, how: Averaging, flags: Mapping[str, str]) -> Averaged:
@@ -75,26 +75,26 @@ def average_run(folder: RunFolder, how: Averaging, flags: Mapping[str, str]) -> 
     found = list_checkpoints(folder.checkpoints)
     checkpoints = found[-how.count_among(len(found), where=folder.checkpoints) :]
     newest = describe_checkpoint(checkpoints[-1], flags)
-    average = describe_checkpoint(write_average(newest, checkpoints, how), flags)
+    average = describe_checkpoint(_write_average(newest, checkpoints, how), flags)
     scores = score_model(load_checkpoint(newest)), score_model(load_checkpoint(average))
-    account = account_of(checkpoints, how)
+    account = _account_of(checkpoints, how)
     both = AverageScore(account=account, newest=scores[0][0], average=scores[1][0])
     write_average_score(folder.path, both)
     return Averaged(account=account, paths=(newest.checkpoint, average.checkpoint), scores=scores)
 
 
-def account_of(checkpoints: Sequence[Path], how: Averaging) -> dict[str, Any]:
+def _account_of(checkpoints: Sequence[Path], how: Averaging) -> dict[str, Any]:
     """What was averaged and how, as plain values."""
     return {**asdict(how), "count": len(checkpoints), "steps": [step_of(c) for c in checkpoints]}
 
 
-def new_statistics(
+def _new_statistics(
     newest: Described, weights: dict[str, Tensor], *, steps: int
 ) -> dict[str, Tensor]:
     """The statistics that averaged weights give the batch norms, under the names of the buffers."""
     scorable = load_checkpoint(newest)
     fill(scorable.model, weights, where=str(newest.checkpoint))
-    images = training_images(scorable, steps=steps)
+    images = _training_images(scorable, steps=steps)
     names = reestimate_norms(scorable.model, images, precision=scorable.rule.precision)
     if not names:
         raise ConfigError(
@@ -105,7 +105,7 @@ def new_statistics(
     return {name: found[name].cpu().contiguous().to(weights[name].dtype) for name in names}
 
 
-def training_images(scorable: Scorable, *, steps: int) -> Iterator[Tensor]:
+def _training_images(scorable: Scorable, *, steps: int) -> Iterator[Tensor]:
     """The images of the last steps of training, augmented as they were, in passes as they came.
 
     The last, because a run whose images grow has them at full size only there.

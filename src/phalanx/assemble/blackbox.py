@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from phalanx.engine.probe import NonFiniteFinding, Probe
     from phalanx.engine.state import StepNumbers, TrainState
 
-BLACKBOX, FORMAT = "blackbox.json", 1
+_BLACKBOX, _FORMAT = "blackbox.json", 1
 LAST = 64  # steps that are kept
-SHOWN = 4  # images that a line names
-ALWAYS = ("seed", "determinism", "precision", "model", "data")  # others where somebody set them
+_SHOWN = 4  # images that a line names
+_ALWAYS = ("seed", "determinism", "precision", "model", "data")  # others where somebody set them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,13 @@ def images_at(step: int, feed: "Feed", prepared: Prepared) -> list[Placed]:
     positions = order.positions(step - 1)
     found = []
     for position, wanted in zip(positions.tolist(), order.indices(positions).tolist(), strict=True):
-        index = readable_from(wanted, loader.bad["train"], images=len(source))
+        index = _readable_from(wanted, loader.bad["train"], images=len(source))
         label = prepared.view.classes[int(source.labels[index])]
         found.append(Placed(position=position, name=source.name(index), label=label))
     return found
 
 
-def readable_from(index: int, bad: Mapping[int, str], *, images: int) -> int:
+def _readable_from(index: int, bad: Mapping[int, str], *, images: int) -> int:
     """The image that stands in for one that could not be read: the next that can."""
     while index in bad:
         index = (index + 1) % images
@@ -72,9 +72,9 @@ def tell_images(images: Sequence[Placed]) -> str:
     """The first few images by name, label and place."""
     told = [
         f"{image.name} (label {image.label}, place {image.position:,} of the stream)"
-        for image in images[:SHOWN]
+        for image in images[:_SHOWN]
     ]
-    more = f" and {len(images) - SHOWN:,} more" if len(images) > SHOWN else ""
+    more = f" and {len(images) - _SHOWN:,} more" if len(images) > _SHOWN else ""
     return ", ".join(told) + more
 
 
@@ -127,7 +127,7 @@ def loss_scale_of(step: int, plan: Plan, scaler: DynamicLossScale | None) -> flo
     return earlier[-1] if earlier else plan.loss_scale.at(0)
 
 
-def is_sound(entry: dict[str, Any]) -> bool:
+def _is_sound(entry: dict[str, Any]) -> bool:
     """Whether the numbers of a line of metrics.jsonl are finite; a norm left out was."""
     return all(isfinite(float(entry[name] or 0)) for name in ("loss", "grad_norm"))
 
@@ -137,7 +137,7 @@ def last_steps(folder: Path) -> list[dict[str, Any]]:
     last: deque[dict[str, Any]] = deque(maxlen=LAST)
     for entry in read_metrics(folder, scores=False):
         last.append(entry)
-        if not is_sound(entry):
+        if not _is_sound(entry):
             break
     return list(last)
 
@@ -157,7 +157,7 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """A block whose failure leaves a black box; one of an earlier failure is taken away."""
-        remove_quietly(self.prepared.run.path / BLACKBOX)
+        remove_quietly(self.prepared.run.path / _BLACKBOX)
         begun_at = self.state.step
         try:
             yield
@@ -171,19 +171,21 @@ class Recorder:
     def _write(self, failure: Exception, begun_at: int) -> None:
         run, plan = self.prepared.run, self.prepared.plan
         rows = self._catch_up(begun_at)
-        unsound = bool(rows) and not is_sound(rows[-1])
+        unsound = bool(rows) and not _is_sound(rows[-1])
         done = rows[-1]["step"] if rows else begun_at
         step = done if unsound else done + 1
         scaler, settings = self.state.scaler, self.prepared.settings
         options = settings.config.flat()
-        chosen = [name for name in options if name in ALWAYS or settings.origins[name] != "default"]
+        chosen = [
+            name for name in options if name in _ALWAYS or settings.origins[name] != "default"
+        ]
         box = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "step": step if step <= plan.total_steps else None,
             "unsound": unsound,
             "why": f"{type(failure).__name__}: {failure}",
             "cause": self.blame.account,
-            "checkpoint": tell_checkpoint(run, step),
+            "checkpoint": _tell_checkpoint(run, step),
             "seed": settings.config.train.seed,
             "device": plan.device,
             "precision": plan.precision,
@@ -194,7 +196,7 @@ class Recorder:
                 {**row, "loss_scale": loss_scale_of(row["step"], plan, scaler)} for row in rows
             ],
         }
-        write_atomically(run.path / BLACKBOX, to_json(box))
+        write_atomically(run.path / _BLACKBOX, to_json(box))
 
     def _catch_up(self, begun_at: int) -> list[dict[str, Any]]:
         """The last steps, with those that the failure left unread."""
@@ -212,23 +214,23 @@ class Recorder:
         return [asdict(image) for image in images_at(step, self.feed, self.prepared)]
 
 
-def checkpoint_before(run: RunFolder, step: int) -> Path | None:
+def _checkpoint_before(run: RunFolder, step: int) -> Path | None:
     """The run's newest checkpoint that stands before a step."""
     earlier = [path for path in list_checkpoints(run.checkpoints) if step_of(path) < step]
     return earlier[-1] if earlier else None
 
 
-def tell_checkpoint(run: RunFolder, step: int) -> str | None:
+def _tell_checkpoint(run: RunFolder, step: int) -> str | None:
     """Where a replay of a step begins: within the run, with its parent, or (None) at the start."""
-    own, parent = checkpoint_before(run, step), run.facts["parent"]
+    own, parent = _checkpoint_before(run, step), run.facts["parent"]
     if own is not None:
         return str(own.relative_to(run.path))
     return None if parent is None else str(parent["checkpoint"])
 
 
-def start_before(run: RunFolder, step: int) -> Start | None:
+def _start_before(run: RunFolder, step: int) -> Start | None:
     """Where a replay of a step begins, read and checked; None for the first weights."""
-    own, parent = checkpoint_before(run, step), run.facts["parent"]
+    own, parent = _checkpoint_before(run, step), run.facts["parent"]
     if own is not None:
         return Start(checkpoint=own, facts=read_or_advise(own, run), forked=False)
     if parent is None:
@@ -237,20 +239,20 @@ def start_before(run: RunFolder, step: int) -> Start | None:
     return Start(checkpoint=checkpoint, facts=read_facts(checkpoint), forked=True)
 
 
-def failing_step(run: RunFolder) -> int | None:
+def _failing_step(run: RunFolder) -> int | None:
     """The step a run failed at: as its black box says, or its metrics; None if it did not."""
-    box = run.path / BLACKBOX
+    box = run.path / _BLACKBOX
     if box.exists():
         step = read_json_object(box).get("step")
         return int(step) if step is not None else None
     last = last_steps(run.path)[-1:]
-    return next((int(entry["step"]) for entry in last if not is_sound(entry)), None)
+    return next((int(entry["step"]) for entry in last if not _is_sound(entry)), None)
 
 
 def prepare_replay(prepared: Prepared, step: int | None) -> tuple[Prepared, int]:
     """A run as it stood at or before a step, and the step; without one, where it failed."""
     run, total = prepared.run, prepared.plan.total_steps
-    wanted = failing_step(run) if step is None else step
+    wanted = _failing_step(run) if step is None else step
     if wanted is None:
         raise ConfigError(
             f"{run.path}: no step of it failed, so there is none to repeat; name one of its "
@@ -258,7 +260,7 @@ def prepare_replay(prepared: Prepared, step: int | None) -> tuple[Prepared, int]
         )
     if not 1 <= wanted <= total:
         raise ConfigError(f"--step {wanted}: the run has {total:,} steps; give one of 1 to {total}")
-    start = start_before(run, wanted)
+    start = _start_before(run, wanted)
     if start is None:
         refuse_other_weights(run, prepared.config)
     elif start.forked and first_step(prepared.plan, start) >= wanted:

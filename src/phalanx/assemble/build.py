@@ -51,19 +51,19 @@ def prepare_torch(plan: Plan) -> torch.device:
     return device
 
 
-def be_fast() -> None:
+def _be_fast() -> None:
     """Let torch measure which kernels are fastest."""
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
 
 
-def be_seeded() -> None:
+def _be_seeded() -> None:
     """Draw the same numbers; sums may be added up in another order now and then."""
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, False
 
 
-def be_strict() -> None:
+def _be_strict() -> None:
     """Give the same bits every time, on the same hardware."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -71,9 +71,9 @@ def be_strict() -> None:
 
 
 DETERMINISM: dict[str, Callable[[], None]] = {
-    "off": be_fast,
-    "seeded": be_seeded,
-    "strict": be_strict,
+    "off": _be_fast,
+    "seeded": _be_seeded,
+    "strict": _be_strict,
 }
 
 
@@ -93,13 +93,13 @@ def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module
     if not isinstance(variant, OwnVariant):
         initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
     if plan.precision == "16.16":
-        halve(model, getattr(torch, plan.half_type))
+        _halve(model, getattr(torch, plan.half_type))
     if plan.stored is not None:
         store_only(model, plan.stored, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def halve(model: nn.Module, kind: torch.dtype) -> None:
+def _halve(model: nn.Module, kind: torch.dtype) -> None:
     """Give convolutions and linear layers 16-bit weights; the few numbers of norms stay in 32."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -121,10 +121,10 @@ def begin_with_weights(model: nn.Module, config: Config) -> None:
     try:
         fill(model, tensors, where=str(path), spared=spared)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; {advise(model, tensors, variant.head)}") from error
+        raise CheckpointError(f"{error}; {_advise(model, tensors, variant.head)}") from error
 
 
-def advise(model: nn.Module, tensors: Mapping[str, Tensor], head: str) -> str:
+def _advise(model: nn.Module, tensors: Mapping[str, Tensor], head: str) -> str:
     """The way out when weights do not fit: the head alone may be wrong, or the network is."""
     weight = f"{head}.weight"
     has, wants = (w[weight].shape[:1] if weight in w else () for w in (tensors, model.state_dict()))
@@ -142,7 +142,7 @@ def advise(model: nn.Module, tensors: Mapping[str, Tensor], head: str) -> str:
 def build_state(config: Config, plan: Plan, device: torch.device) -> TrainState:
     """A state at step 0."""
     model = build_network(config, plan, device)
-    optimizer = build_optimizer(model, optim_settings(config))
+    optimizer = build_optimizer(model, _optim_settings(config))
     half = HalfWeights(
         model,
         optimizer,
@@ -166,7 +166,7 @@ def offloads(config: Config, device_type: str) -> bool:
     return config.machine.offload_optimizer and device_type == "cuda"
 
 
-def optim_settings(config: Config) -> OptimSettings:
+def _optim_settings(config: Config) -> OptimSettings:
     """What the update rule must know."""
     said = config.optim
     return OptimSettings(
@@ -183,7 +183,7 @@ def optim_settings(config: Config) -> OptimSettings:
     )
 
 
-def half_of(config: Config, plan: Plan) -> torch.dtype | None:
+def _half_of(config: Config, plan: Plan) -> torch.dtype | None:
     """The 16-bit type that passes compute in; None where they compute in 32 bits."""
     kind: torch.dtype = getattr(torch, plan.half_type)
     return kind if plan.precision.startswith("16") else None
@@ -199,10 +199,10 @@ def step_rule(config: Config, plan: Plan, device: torch.device) -> StepRule:
             classes=plan.num_classes,
         ),
         device_type=device.type,
-        half=half_of(config, plan),
+        half=_half_of(config, plan),
         seed=config.train.seed,
         flip=config.augment.flip_averaging,
-        mixing=mixing_of(config),
+        mixing=_mixing_of(config),
         loss=config.loss.loss,
         clip_norm=config.optim.clip_grad_norm,
         clip_value=config.optim.clip_grad_value,
@@ -211,7 +211,7 @@ def step_rule(config: Config, plan: Plan, device: torch.device) -> StepRule:
     )
 
 
-def mixing_of(config: Config) -> Mixing:
+def _mixing_of(config: Config) -> Mixing:
     """How images are mixed."""
     said = config.augment
     return Mixing(

@@ -18,7 +18,7 @@ from phalanx.plan.plan import DatasetCounts, Plan, choose_machine, count_global_
 from phalanx.units import parse_pair, parse_share
 
 MADE_UP = ("generated", "synthetic")
-SHARE_STEPS = 10_000  # a share is understood to a hundredth of a percent
+_SHARE_STEPS = 10_000  # a share is understood to a hundredth of a percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     if config.data.data in MADE_UP:
         return look_at_made_up(config)
     splits: tuple[Split, ...] = ("train", "valid")
-    chosen = val_split_of(config)
+    chosen = _val_split_of(config)
     sources = {
         split: open_source(config.data.data, config.data.data_dir, split, val_split=chosen)
         for split in splits
@@ -54,11 +54,11 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     )
 
 
-def val_split_of(config: Config) -> ValSplit | None:
+def _val_split_of(config: Config) -> ValSplit | None:
     """How the data is split, if the config says so."""
     if config.data.val_split is None:
         return None
-    share = parse_share(config.data.val_split, SHARE_STEPS) / SHARE_STEPS
+    share = parse_share(config.data.val_split, _SHARE_STEPS) / _SHARE_STEPS
     return ValSplit(share, config.train.seed)
 
 
@@ -160,17 +160,17 @@ def recipe_of(config: Config, plan: Plan) -> InputSpec:
         plugin=config.run.plugin,
         data_dir=config.data.data_dir,
         image_size=plan.image_size,
-        treatment=treatment_of(config),
+        treatment=_treatment_of(config),
         seed=config.train.seed,
         order=order,
         generated_images=plan.train_images,
         generated_valid_images=plan.valid_images,
-        val_split=None if (chosen := val_split_of(config)) is None else chosen.share,
+        val_split=None if (chosen := _val_split_of(config)) is None else chosen.share,
         growth=plan.growth,
     )
 
 
-def treatment_of(config: Config) -> TransformSpec:
+def _treatment_of(config: Config) -> TransformSpec:
     """What happens to this run's images."""
     return TransformSpec(
         augment=DATASETS[config.data.data].augment,

@@ -9,24 +9,24 @@ from pathlib import Path
 import phalanx
 from phalanx.plan.machine import count_cores
 
-PACKAGES = ("torch", "numpy", "safetensors", "opencv-python-headless", "simplejpeg", "Pillow")
+_PACKAGES = ("torch", "numpy", "safetensors", "opencv-python-headless", "simplejpeg", "Pillow")
 
 
 def describe_environment() -> dict[str, str | int]:
     """Facts that explain why two machines may differ."""
-    versions = {f"{name} version": installed_version(name) or "none" for name in PACKAGES}
+    versions = {f"{name} version": _installed_version(name) or "none" for name in _PACKAGES}
     return {
         "phalanx version": phalanx.__version__,
-        "commit": code_commit(),
+        "commit": _code_commit(),
         "python version": platform.python_version(),
         **versions,
         "system": platform.platform(),
-        "processor": processor_name(),
+        "processor": _processor_name(),
         "cores": count_cores(),
     }
 
 
-def installed_version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     """The installed version of a package, or None."""
     try:
         return metadata.version(package)
@@ -34,7 +34,7 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def code_commit() -> str:
+def _code_commit() -> str:
     """The commit this code was checked out from, marked when files were changed since."""
     folder = Path(phalanx.__file__).parents[2]
     if not (folder / ".git").exists():
@@ -54,7 +54,7 @@ def code_commit() -> str:
     return described.stdout.strip() or "none"
 
 
-def processor_name() -> str:
+def _processor_name() -> str:
     """What the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

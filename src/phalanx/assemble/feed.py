@@ -26,7 +26,7 @@ from phalanx.errors import ConfigError
 from phalanx.plan.plan import Plan
 
 
-class Moved(NamedTuple):
+class _Moved(NamedTuple):
     """A batch on the device, not yet normalised."""
 
     first: int  # its first image's place in the training stream
@@ -70,7 +70,7 @@ class LoadedFeed:
             assert moved.indices is not None
             yield ValidBatch(self._normaliser.normal(moved.images), moved.labels, moved.indices)
 
-    def _on_device(self, steps: Iterator[list[Batch]], split: Split) -> Iterator[list[Moved]]:
+    def _on_device(self, steps: Iterator[list[Batch]], split: Split) -> Iterator[list[_Moved]]:
         """Each step's batches where they are used; on a GPU they are copied while it works."""
         moved = self._moved if split == "train" else self._moved_to_score
         if self._normaliser.device.type != "cuda" or self.loader.immediate(split):
@@ -84,16 +84,16 @@ class LoadedFeed:
             take_over((part for one in step for part in one[1:] if part is not None), done)
             yield step
 
-    def _moved_to_score(self, batch: Batch) -> Moved:
+    def _moved_to_score(self, batch: Batch) -> _Moved:
         if self._remap is not None:
             batch = replace(batch, labels=self._remap[batch.labels])
         return self._moved(batch)._replace(indices=self._normaliser.integers(batch.indices))
 
-    def _moved(self, batch: Batch) -> Moved:
+    def _moved(self, batch: Batch) -> _Moved:
         if batch.ready is not None:  # made on the device, on another stream than this one
             batch.ready.wait()
             batch.pixels.record_stream(torch.cuda.current_stream(batch.pixels.device))
-        return Moved(
+        return _Moved(
             int(batch.positions[0]),
             self._normaliser.move(batch.pixels),
             self._normaliser.integers(batch.labels),
@@ -221,13 +221,13 @@ def open_feed(
         yield SyntheticFeed(plan, normaliser.device, recipe.seed)
         return
     with (
-        open_loader(recipe, plan, normaliser.device, config) as loader,
+        _open_loader(recipe, plan, normaliser.device, config) as loader,
         closing(LoadedFeed(loader, plan, normaliser)) as feed,
     ):
         yield feed
 
 
-def open_loader(recipe: InputSpec, plan: Plan, device: torch.device, config: Config) -> Loader:
+def _open_loader(recipe: InputSpec, plan: Plan, device: torch.device, config: Config) -> Loader:
     """The loader a config asks for."""
     return Loader(
         recipe,

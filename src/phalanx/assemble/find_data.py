@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from phalanx.data.fetch import Fetched
     from phalanx.data.formats.detect import DetectedDataset
 
-IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
+_IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
 
 
 def read_with_data(
@@ -36,17 +36,17 @@ def read_with_data(
 
     found = detect(Path(place).expanduser())
     if preset is None:
-        return read_settings(None, {**flags, **chosen(found, place)}, problems=problems)
+        return read_settings(None, {**flags, **_chosen(found, place)}, problems=problems)
     said = read_settings(preset, flags, problems=problems)
     if not DATASETS[said.config.data.data].any_size or said.config.data.data in {
         finding.data for finding in found
     }:
         return said
     photographs = [f for f in found if f.data not in DATASETS or DATASETS[f.data].any_size]
-    return read_settings(preset, {**flags, **chosen(photographs, place)}, problems=problems)
+    return read_settings(preset, {**flags, **_chosen(photographs, place)}, problems=problems)
 
 
-def chosen(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
+def _chosen(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
     """The flags that name the dataset; none where nothing is known to lie there."""
     from phalanx.data.formats.detect import tell_apart, tell_to_build
 
@@ -68,11 +68,11 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     from phalanx.data.formats.detect import detect
 
     there = {finding.data for finding in detect(place)} if place and place.is_dir() else set()
-    if options.data in there or (options.data in IDX and there & set(IDX)):
+    if options.data in there or (options.data in _IDX and there & set(_IDX)):
         return settings
     say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
     found = fetch(options.data, place)
-    say(f"{options.data}: {describe(found)}")
+    say(f"{options.data}: {_describe(found)}")
     data = options.model_copy(update={"data_dir": str(found.folder)})
     origins = {**settings.origins, "data-dir": "fetched"}
     return replace(
@@ -80,7 +80,7 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     )
 
 
-def describe(found: "Fetched") -> str:
+def _describe(found: "Fetched") -> str:
     """What a fetch did, in words."""
     how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
     return f"{how} {found.folder}, every checksum is right"

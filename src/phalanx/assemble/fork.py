@@ -21,9 +21,9 @@ from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 
-BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
-NOT_INHERITED = ("run-dir", *BEGINNING)
-SHAPING = (  # options that decide which weights a model has, and group norm's layout
+_BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
+_NOT_INHERITED = ("run-dir", *_BEGINNING)
+_SHAPING = (  # options that decide which weights a model has, and group norm's layout
     "model",
     "norm-type",
     "enable-fast-groupnorm",
@@ -36,11 +36,11 @@ SHAPING = (  # options that decide which weights a model has, and group norm's l
 
 def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared:
     """A new run that starts from another one's checkpoint, with changed options."""
-    for name in (name for name in BEGINNING if name in flags):
+    for name in (name for name in _BEGINNING if name in flags):
         raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it away")
     checkpoint = checkpoint_in(path)
     facts = read_facts(checkpoint)
-    base = {name: value for name, value in facts["config"].items() if name not in NOT_INHERITED}
+    base = {name: value for name, value in facts["config"].items() if name not in _NOT_INHERITED}
     settings = read_again(base, flags=flags, where=str(checkpoint), name=facts["run"])
     origins = {
         name: f"run {facts['run']}" if origin == "run" else origin
@@ -50,8 +50,8 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
     plan, view = plan_of(settings)
     refuse_replicas(plan)
     start = Start(checkpoint=checkpoint, facts=facts, forked=True)
-    refuse_other_model(settings.config, view, facts)
-    refuse_shorter(plan, start)
+    _refuse_other_model(settings.config, view, facts)
+    _refuse_shorter(plan, start)
     parent = {
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
@@ -68,11 +68,11 @@ def first_step(plan: Plan, start: Start) -> int:
     return int(step * then // plan.global_batch)
 
 
-def refuse_other_model(config: Config, view: DatasetSummary, facts: Mapping[str, Any]) -> None:
+def _refuse_other_model(config: Config, view: DatasetSummary, facts: Mapping[str, Any]) -> None:
     """A fork goes on with the weights it finds: the same model, the same number of classes."""
-    before = resolved(read_again(facts["config"], flags={}, where="", name="").config)
-    now = resolved(config)
-    for name in SHAPING:
+    before = _resolved(read_again(facts["config"], flags={}, where="", name="").config)
+    now = _resolved(config)
+    for name in _SHAPING:
         if now[name] != before[name]:
             raise ConfigError(
                 f"--{name}: the checkpoint was trained with {before[name]}, its weights fit no "
@@ -85,7 +85,7 @@ def refuse_other_model(config: Config, view: DatasetSummary, facts: Mapping[str,
         )
 
 
-def resolved(config: Config) -> dict[str, Any]:
+def _resolved(config: Config) -> dict[str, Any]:
     """Every option's value, with what the model makes of those that shape it."""
     variant = build_variant(config)
     own: dict[str, Any] = {"enable-fast-groupnorm": variant.norm.layout == "interleaved"}
@@ -94,7 +94,7 @@ def resolved(config: Config) -> dict[str, Any]:
     return config.flat() | own
 
 
-def refuse_shorter(plan: Plan, start: Start) -> None:
+def _refuse_shorter(plan: Plan, start: Start) -> None:
     """A fork needs something left to train."""
     begin = first_step(plan, start)
     if begin >= plan.total_steps:

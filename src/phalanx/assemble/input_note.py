@@ -9,8 +9,8 @@ from phalanx.data.loading.stage_rates import Rate, judge_feeding, time_stages
 from phalanx.engine.state import Throughput
 from phalanx.report.summary import InputNote
 
-SECONDS, SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
-KEPT_UP = 0.05  # waits of less than this share of the time are no limit, as the report says
+_SECONDS, _SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
+_KEPT_UP = 0.05  # waits of less than this share of the time are no limit, as the report says
 
 
 def describe_input(feed: Feed, clock: Throughput, prepared: Prepared) -> InputNote | None:
@@ -28,12 +28,12 @@ def describe_input(feed: Feed, clock: Throughput, prepared: Prepared) -> InputNo
         )
     stages: list[Rate] = []
     with suppress(BadImage):  # a file went away: the run has its summary all the same
-        stages = list(time_stages(feed.loader.reader("train"), SECONDS, SAMPLES))
+        stages = list(time_stages(feed.loader.reader("train"), _SECONDS, _SAMPLES))
     if not stages:
         return None
     come = seen
-    if wait < KEPT_UP:
-        come = max(eaten, one_core(stages) * max(prepared.plan.workers, 1))
+    if wait < _KEPT_UP:
+        come = max(eaten, _one_core(stages) * max(prepared.plan.workers, 1))
     return InputNote(
         verdict=judge_feeding(come, eaten, model=prepared.config.model.model, stages=stages),
         come=come,
@@ -42,7 +42,7 @@ def describe_input(feed: Feed, clock: Throughput, prepared: Prepared) -> InputNo
     )
 
 
-def one_core(stages: list[Rate]) -> float:
+def _one_core(stages: list[Rate]) -> float:
     """Images a second that one core reads and makes ready."""
     rates = {rate.stage: rate.images_per_second for rate in stages}
     return 1 / (1 / rates["read"] + 1 / rates["both"])

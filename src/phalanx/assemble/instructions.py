@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-WITHOUT_TILES = "AVX512_CORE_BF16"  # the most that oneDNN has below matrix tiles
+_WITHOUT_TILES = "AVX512_CORE_BF16"  # the most that oneDNN has below matrix tiles
 
 
 def avoid_missing_instructions(facts: Path = Path("/proc/cpuinfo")) -> None:
@@ -17,4 +17,4 @@ def avoid_missing_instructions(facts: Path = Path("/proc/cpuinfo")) -> None:
     except (OSError, IndexError):
         return
     if "hypervisor" in flags and "amx_tile" in flags:
-        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", WITHOUT_TILES)
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", _WITHOUT_TILES)

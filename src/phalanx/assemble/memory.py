@@ -15,24 +15,24 @@ from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.summary import MemoryNote
 
-FULL_BYTES = 4
-KIB = 1024
+_FULL_BYTES = 4
+_KIB = 1024
 
 
-def upkeep_of(config: Config, plan: Plan) -> Upkeep:
+def _upkeep_of(config: Config, plan: Plan) -> Upkeep:
     """What each weight costs the device, whatever the batch."""
     said, rule = config.optim, FOOTPRINTS[config.optim.optimizer]
     halved = plan.precision == "16.16"  # but for the few numbers of norms
-    width, slots = HALF_BYTES if halved else FULL_BYTES, rule.slots(said.momentum)
+    width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.slots(said.momentum)
     # 16-bit weights, gradients and slots have copies of 32 bits while they are moved
-    update = FULL_BYTES * (rule.passing + (2 + slots if halved else 0))
+    update = _FULL_BYTES * (rule.passing + (2 + slots if halved else 0))
     away = offloads(config, torch.device(first_device(plan.device)).type)
     return Upkeep(
         weight=width,
         gradient=width,
         optimizer=0 if away else width * slots,
         update=update + (width * slots if away else 0),
-        average=FULL_BYTES if said.ema_decay else 0,
+        average=_FULL_BYTES if said.ema_decay else 0,
         accumulates=plan.accumulation > 1,
     )
 
@@ -44,27 +44,27 @@ def predict(config: Config, plan: Plan) -> Memory:
         num_classes=plan.num_classes,
         batch=plan.micro_batch,
         image_size=plan.image_size,
-        upkeep=upkeep_of(config, plan),
+        upkeep=_upkeep_of(config, plan),
         half=plan.precision.startswith("16"),
         stored=plan.stored,
     )
 
 
-def peak_resident(_: torch.device) -> int:
+def _peak_resident(_: torch.device) -> int:
     """The most memory this process ever had, in bytes; that of its workers is not in it."""
     status = Path("/proc/self/status")  # here Linux leaves out what the parent process had
     for line in status.read_text().splitlines() if status.is_file() else ():
         if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * KIB
+            return int(line.split()[1]) * _KIB
     import resource  # not on every system
 
-    unit = 1 if sys.platform == "darwin" else KIB
+    unit = 1 if sys.platform == "darwin" else _KIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-Reading = Callable[[torch.device], int]
-METERS: dict[str, tuple[Reading, Reading]] = {  # in use at the start, most in use
-    "cpu": (peak_resident, peak_resident),
+_Reading = Callable[[torch.device], int]
+_METERS: dict[str, tuple[_Reading, _Reading]] = {  # in use at the start, most in use
+    "cpu": (_peak_resident, _peak_resident),
     "cuda": (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated),
 }
 
@@ -76,14 +76,14 @@ class Meter:
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        self._start = METERS[device.type][0](device) if device.type in METERS else 0
+        self._start = _METERS[device.type][0](device) if device.type in _METERS else 0
 
     def rise(self) -> int | None:
         """Bytes above the start at the highest point; None where that is not known."""
-        if self.device.type not in METERS:
+        if self.device.type not in _METERS:
             return None
         # a CPU's process that had more before the start than after it cannot tell
-        return METERS[self.device.type][1](self.device) - self._start or None
+        return _METERS[self.device.type][1](self.device) - self._start or None
 
 
 def describe_memory(meter: Meter, config: Config, plan: Plan) -> MemoryNote:

@@ -73,7 +73,7 @@ def refuse_missing_weights(config: Config) -> None:
         raise CheckpointError(f"{path}: no such file; --init-weights wants .safetensors or .pth")
 
 
-def hash_of_weights(config: Config) -> str | None:
+def _hash_of_weights(config: Config) -> str | None:
     """sha256 of the file of --init-weights."""
     if config.model.init_weights is None:
         return None
@@ -84,7 +84,7 @@ def hash_of_weights(config: Config) -> str | None:
 def refuse_other_weights(run: RunFolder, config: Config) -> None:
     """A run that has no checkpoint yet begins again with the very same weights."""
     refuse_missing_weights(config)
-    if hash_of_weights(config) != run.facts.get("init_weights_sha256"):
+    if _hash_of_weights(config) != run.facts.get("init_weights_sha256"):
         raise CheckpointError(
             f"{config.model.init_weights}: has changed since the run began with it; bring the "
             "old file back, or start a new run"
@@ -109,23 +109,23 @@ def write_run(
     parent: dict[str, Any] | None,
 ) -> RunFolder:
     """Create the run folder with everything that is known before training."""
-    path = run_path(settings)
+    path = _run_path(settings)
     facts = {
         "name": settings.name,
         "command": line,
         "origins": settings.origins,
-        "chosen": asdict(chosen_by(plan)),
+        "chosen": asdict(_chosen_by(plan)),
         "plan": plan.facts(),
         "environment": describe_environment(),
         "classes": list(view.classes),
         "data": view.fingerprints,
         "parent": parent,
-        "init_weights_sha256": hash_of_weights(settings.config),
+        "init_weights_sha256": _hash_of_weights(settings.config),
     }
     return create_run(path, config_text=dump_config(settings.config), facts=facts)
 
 
-def run_path(settings: Settings) -> Path:
+def _run_path(settings: Settings) -> Path:
     """The folder asked for, or runs/NAME-TIME; two started in one second get a number."""
     if settings.config.run.run_dir:
         return Path(settings.config.run.run_dir)
@@ -134,7 +134,7 @@ def run_path(settings: Settings) -> Path:
     return next(path for path in tried if not path.exists())
 
 
-def chosen_by(plan: Plan) -> MachineChoice:
+def _chosen_by(plan: Plan) -> MachineChoice:
     """What a resume must take over from the plan of the first start."""
     return MachineChoice(device=plan.device, precision=plan.precision, threads=plan.threads)
 
@@ -144,11 +144,11 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     run = open_run(path)
     facts, stored = run.facts, stored_options(run)
     settings = read_again(stored, flags=flags, where=str(run.config), name=facts["name"])
-    start = find_start(run)
+    start = _find_start(run)
     # a checkpoint remembers the options it was made with; config.yaml could have been edited
     began_with = stored if start is None or start.forked else fill_older(start.facts["config"])
-    refuse_other_maths(settings, began_with, run)
-    origins = {**facts["origins"], **changed_origins(settings, stored)}
+    _refuse_other_maths(settings, began_with, run)
+    origins = {**facts["origins"], **_changed_origins(settings, stored)}
     settings = replace(settings, origins=origins)
     if start is None:
         refuse_other_weights(run, settings.config)
@@ -156,7 +156,7 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     if "device" in flags:
         chosen = replace(chosen, device=choose_machine(settings.config).device)
     view = inspect_dataset(settings.config)
-    refuse_other_data(view, facts["data"], run)
+    _refuse_other_data(view, facts["data"], run)
     plan = make_plan(settings.config, view.facts, chosen)
     return Prepared(run=run, settings=settings, plan=plan, view=view, start=start, fresh=False)
 
@@ -181,12 +181,12 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
         return None
     stored = stored_options(run)
     settings = read_again(stored, flags=flags, where=str(run.config), name=run.facts["name"])
-    refuse_other_maths(settings, stored, run)
+    _refuse_other_maths(settings, stored, run)
     write_report(run)
     return read_summary(run.path)
 
 
-def refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFolder) -> None:
+def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFolder) -> None:
     """A resume may change how a run is run, never what it computes."""
     now = settings.config.flat()
     changed = [
@@ -199,7 +199,7 @@ def refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFo
         raise ConfigError("\n".join([*changed, way_out]))
 
 
-def changed_origins(settings: Settings, stored: Mapping[str, Any]) -> dict[str, str]:
+def _changed_origins(settings: Settings, stored: Mapping[str, Any]) -> dict[str, str]:
     """Who set the options that this resume changes, or that the run was written without."""
     now = settings.config.flat()
     new = {name: "default" for name in now if name not in stored}
@@ -208,7 +208,7 @@ def changed_origins(settings: Settings, stored: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def refuse_other_data(view: DatasetSummary, stored: Mapping[str, Any], run: RunFolder) -> None:
+def _refuse_other_data(view: DatasetSummary, stored: Mapping[str, Any], run: RunFolder) -> None:
     """A resume goes on with the very same images."""
     for split, now in view.fingerprints.items():
         before = stored[split]
@@ -224,7 +224,7 @@ def refuse_other_data(view: DatasetSummary, stored: Mapping[str, Any], run: RunF
             )
 
 
-def find_start(run: RunFolder) -> Start | None:
+def _find_start(run: RunFolder) -> Start | None:
     """The newest checkpoint; for a fork that has none yet, its parent's; else the beginning."""
     checkpoint = newest_checkpoint(run.checkpoints)
     if checkpoint is not None:
@@ -256,9 +256,9 @@ def take_over(prepared: Prepared) -> Prepared:
     tidy(run.checkpoints)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
-        chosen = asdict(chosen_by(prepared.plan))
+        chosen = asdict(_chosen_by(prepared.plan))
         run.update_facts(origins=settings.origins, chosen=chosen)
-    return replace(prepared, start=find_start(run))
+    return replace(prepared, start=_find_start(run))
 
 
 def checkpoint_in(path: Path) -> Path:
@@ -297,7 +297,7 @@ def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
     checkpoint = checkpoint_in(path.parent if averaged else path)
     facts = read_facts(checkpoint)
     settings = read_again(facts["config"], flags=flags, where=str(checkpoint), name=facts["run"])
-    refuse_other_preprocessing(settings, facts, checkpoint)
+    _refuse_other_preprocessing(settings, facts, checkpoint)
     return Described(
         checkpoint=checkpoint,
         facts=facts,
@@ -307,7 +307,7 @@ def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
     )
 
 
-def refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where: Path) -> None:
+def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where: Path) -> None:
     """A model sees images as it was trained to; scored otherwise it is not the same model."""
     config, prepared = settings.config, facts["preprocessing"]
     size = prepared["image_size"]

@@ -16,7 +16,7 @@ from phalanx.engine.probe import NonFiniteFinding, Probe
 from phalanx.engine.state import TrainState
 from phalanx.report.records import json_number, read_metrics
 
-COMPARED = ("loss", "grad_norm", "top1")  # what a step gives, in its order
+_COMPARED = ("loss", "grad_norm", "top1")  # what a step gives, in its order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def replay(prepared: Prepared, step: int) -> Replay:
     # whatever the run kept: metrics change no bit of a step
     began_at, rule = state.step, replace(step_rule(prepared.config, plan, device), metrics=True)
     train_step, probe = step_with(rule, plan), Probe(state.model)
-    with feed_of(prepared, state) as feed:
+    with _feed_of(prepared, state) as feed:
         batches = feed.batches_from(state.step)
         while state.step < step - 1:
             train_step(state, next(batches), plan.lr(state.step))
@@ -82,15 +82,15 @@ def replay(prepared: Prepared, step: int) -> Replay:
         grad_norm=grad_norm,
         top1=top1,
         loss_scale=loss_scale_of(step, plan, state.scaler),
-        sound=isfinite(loss) and isfinite(grad_norm) and not spoils_weights(finding, state),
-        as_recorded=compare_with_record(prepared, step, numbers),
+        sound=isfinite(loss) and isfinite(grad_norm) and not _spoils_weights(finding, state),
+        as_recorded=_compare_with_record(prepared, step, numbers),
         finding=finding,
         images=images,
     )
 
 
 @contextmanager
-def feed_of(prepared: Prepared, state: TrainState) -> Iterator[Feed]:
+def _feed_of(prepared: Prepared, state: TrainState) -> Iterator[Feed]:
     """The run's own source of batches."""
     config, plan = prepared.config, prepared.plan
     device = next(state.model.parameters()).device
@@ -99,12 +99,12 @@ def feed_of(prepared: Prepared, state: TrainState) -> Iterator[Feed]:
         yield feed
 
 
-def spoils_weights(finding: NonFiniteFinding | None, state: TrainState) -> bool:
+def _spoils_weights(finding: NonFiniteFinding | None, state: TrainState) -> bool:
     """Whether an unsound gradient went into the weights; an automatic loss scale skips it."""
     return finding is not None and finding.what == "gradient" and state.scaler is None
 
 
-def compare_with_record(prepared: Prepared, step: int, numbers: list[float]) -> bool | None:
+def _compare_with_record(prepared: Prepared, step: int, numbers: list[float]) -> bool | None:
     """Whether the run's metrics hold these very numbers for the step; None if it has no line.
 
     What a run without metrics left out, or wrote as 0 in earlier releases, is no difference.
@@ -113,7 +113,7 @@ def compare_with_record(prepared: Prepared, step: int, numbers: list[float]) -> 
     row = next((row for row in rows if row["step"] == step), None)
     if row is None:
         return None
-    seen = dict(zip(COMPARED, map(json_number, numbers), strict=True))
+    seen = dict(zip(_COMPARED, map(json_number, numbers), strict=True))
     if prepared.config.train.disable_metrics:
         return bool(row["loss"] == seen["loss"])
     return all(row[name] in (None, number) for name, number in seen.items())

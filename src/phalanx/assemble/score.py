@@ -107,7 +107,7 @@ def build_untrained(settings: Settings) -> Scorable:
 
 def score_model(scorable: Scorable) -> tuple[ScoreRow, dict[str, str]]:
     """The score on the validation images, and the images that could not be read."""
-    with validation_feed(scorable) as feed:
+    with _validation_feed(scorable) as feed:
         score = evaluate(scorable.model, feed.validation(), rule=scorable.rule)
         assert isinstance(score, Score)
         row = score_row(score, step=scorable.step, epoch=scorable.plan.epoch_at(scorable.step))
@@ -115,9 +115,9 @@ def score_model(scorable: Scorable) -> tuple[ScoreRow, dict[str, str]]:
 
 
 @contextmanager
-def validation_feed(scorable: Scorable) -> Iterator[Feed]:
+def _validation_feed(scorable: Scorable) -> Iterator[Feed]:
     """The validation images, preprocessed as the model was trained, labelled as it counts."""
-    config, plan, preprocessing = for_scoring(scorable), scorable.plan, scorable.preprocessing
+    config, plan, preprocessing = _for_scoring(scorable), scorable.plan, scorable.preprocessing
     recipe = replace(
         recipe_of(config, plan),
         order=None,
@@ -127,11 +127,11 @@ def validation_feed(scorable: Scorable) -> Iterator[Feed]:
     normaliser = normaliser_of(preprocessing, scorable.device, config)
     with open_feed(recipe, plan, normaliser, config) as feed:
         if isinstance(feed, LoadedFeed):
-            feed.relabel(match_classes(feed.loader.source("valid").classes, scorable.classes))
+            feed.relabel(_match_classes(feed.loader.source("valid").classes, scorable.classes))
         yield feed
 
 
-def for_scoring(scorable: Scorable) -> Config:
+def _for_scoring(scorable: Scorable) -> Config:
     """The config without what serves many epochs, or what this device cannot do."""
     data = scorable.config.data
     decodes = data.gpu_decode and not gpu_decode_problem(scorable.device)
@@ -139,7 +139,7 @@ def for_scoring(scorable: Scorable) -> Config:
     return scorable.config.model_copy(update={"data": data.model_copy(update=changes)})
 
 
-def match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
+def _match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
     """For each class of some data, its number in the model; DataError for one it never learnt."""
     strange = [name for name in found if name not in known]
     if strange:
@@ -163,11 +163,11 @@ def predict(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
     """An answer for each image file, in their order."""
     size = scorable.plan.valid_batch
     for first in range(0, len(images), size):
-        yield from answer_some(scorable, images[first : first + size])
+        yield from _answer_some(scorable, images[first : first + size])
 
 
 @torch.inference_mode()
-def answer_some(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
+def _answer_some(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
     """Answers for as many images as fit in one pass."""
     edge = scorable.preprocessing.image_size
     transform = build_transform(scorable.preprocessing.treatment)

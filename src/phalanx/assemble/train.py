@@ -73,20 +73,20 @@ def train(prepared: Prepared, *, stream: TextIO | None = None) -> Summary:
     run = prepared.run
     with ExitStack() as stack:
         stack.enter_context(run.lock())
-        training = begin(prepared, stack, stream=stream)
-        greet(training)
-        run_loop(training)
-        average_last(training)
-        summary = finish(training)
+        training = _begin(prepared, stack, stream=stream)
+        _greet(training)
+        _run_loop(training)
+        _average_last(training)
+        summary = _finish(training)
     write_report(run)
     return summary
 
 
-def begin(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None) -> Training:
+def _begin(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None) -> Training:
     """A run at its first step. One that this command made and cannot begin leaves no folder."""
     try:
         training = assemble(take_over(prepared), stack, stream=stream)
-        go_to_start(training)
+        _go_to_start(training)
     except UserError:
         stack.close()
         if prepared.fresh:
@@ -106,8 +106,8 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
     state = build_state(config, plan, device)
     records = Records(run.path)
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
-    keep = sys.maxsize if scores_after(config) else kept_by(config)  # all, until they are scored
-    saver = Saver(run.checkpoints, keep=keep, about=about(prepared))
+    keep = sys.maxsize if _scores_after(config) else kept_by(config)  # all, until they are scored
+    saver = Saver(run.checkpoints, keep=keep, about=_about(prepared))
     normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
     feed = stack.enter_context(open_feed(recipe_of(config, plan), plan, normaliser, config))
     stack.enter_context(console)
@@ -121,12 +121,12 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
         console=console,
         saver=saver,
         blame=DivergenceDiagnosis(
-            prepared, state, feed, Probe(state.model) if looks_on(config) else None
+            prepared, state, feed, Probe(state.model) if _looks_on(config) else None
         ),
     )
 
 
-def about(prepared: Prepared) -> dict[str, Any]:
+def _about(prepared: Prepared) -> dict[str, Any]:
     """What travels in every checkpoint beside the state."""
     preprocessing = preprocessing_of(prepared.config, prepared.plan)
     return {
@@ -144,7 +144,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def go_to_start(training: Training) -> None:
+def _go_to_start(training: Training) -> None:
     """Bring the state and the records to the step this process begins at."""
     state, prepared = training.state, training.prepared
     bring_to_start(state, prepared)
@@ -171,7 +171,7 @@ def bring_to_start(state: TrainState, prepared: Prepared) -> None:
         state.scores, state.sums, state.clock = {}, Sums(), Throughput()
 
 
-def greet(training: Training) -> None:
+def _greet(training: Training) -> None:
     """Say what is about to happen."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
     config, start = prepared.config, prepared.start
@@ -192,26 +192,26 @@ def greet(training: Training) -> None:
         console.say(f"weights from {config.model.init_weights}{fresh}")
 
 
-def run_loop(training: Training) -> None:
+def _run_loop(training: Training) -> None:
     """Train until the end, a signal, or trouble; whatever was handed to the saver is written."""
     state, plan, console = training.state, training.prepared.plan, training.console
     config, stop = training.prepared.config, StopRequest()
     # where every step is looked at, an unsound one is seen before another is made
     ledger = MetricsBuffer(
-        training.device, 1 if looks_on(config) else config.train.device_iterations
+        training.device, 1 if _looks_on(config) else config.train.device_iterations
     )
     parts = parts_of(training, stop)
     with listening(stop, leave=console.restore_terminal):
-        with recorder_of(training, ledger, parts).recording():
+        with _recorder_of(training, ledger, parts).recording():
             try:
                 fit(state, plan, parts=parts, ledger=ledger)
             finally:
                 training.saver.wait()
-        if scores_after(config):
-            score_kept(training, parts)
+        if _scores_after(config):
+            _score_kept(training, parts)
 
 
-def recorder_of(training: Training, ledger: MetricsBuffer, parts: LoopDependencies) -> Recorder:
+def _recorder_of(training: Training, ledger: MetricsBuffer, parts: LoopDependencies) -> Recorder:
     """What writes the black box of a run that ends badly."""
     return Recorder(
         prepared=training.prepared,
@@ -224,7 +224,7 @@ def recorder_of(training: Training, ledger: MetricsBuffer, parts: LoopDependenci
     )
 
 
-def looks_on(config: Config) -> bool:
+def _looks_on(config: Config) -> bool:
     """Whether every step is looked at, module by module."""
     return config.machine.fp_exceptions
 
@@ -280,12 +280,12 @@ def parts_of(training: Training, stop: StopRequest) -> LoopDependencies:
     )
 
 
-def scores_after(config: Config) -> bool:
+def _scores_after(config: Config) -> bool:
     """Whether checkpoints are scored when training is over."""
     return config.train.validation and config.train.validation_mode == "after"
 
 
-def score_kept(training: Training, parts: LoopDependencies) -> None:
+def _score_kept(training: Training, parts: LoopDependencies) -> None:
     """Score every checkpoint, and the average in it, that no process before this one has scored."""
     state, run = training.state, training.prepared.run
     state.scores |= {row.step: row.top1 for row in read_scores(run.path)}
@@ -295,17 +295,17 @@ def score_kept(training: Training, parts: LoopDependencies) -> None:
     for checkpoint in list_checkpoints(run.checkpoints):
         state.step = step_of(checkpoint)
         if state.step not in state.scores:
-            score = score_file(checkpoint / WEIGHTS, state, parts)
+            score = _score_file(checkpoint / WEIGHTS, state, parts)
             state.scores[state.step] = score.top1
             parts.watch.score(state, score)
             training.records.flush(sync=True)
         if state.step not in averaged and (checkpoint / AVERAGES).exists():
-            parts.watch.score_averaged(state, score_file(checkpoint / AVERAGES, state, parts))
+            parts.watch.score_averaged(state, _score_file(checkpoint / AVERAGES, state, parts))
     state.step = last
     state.model.load_state_dict(weights)
 
 
-def score_file(file: Path, state: TrainState, parts: LoopDependencies) -> Score:
+def _score_file(file: Path, state: TrainState, parts: LoopDependencies) -> Score:
     """The score of the weights in a file of a checkpoint; a signal may stop it."""
     load_weights(state.model, read_files(file.parent)[file.name], where=file)
     score = parts.evaluate(state)
@@ -314,7 +314,7 @@ def score_file(file: Path, state: TrainState, parts: LoopDependencies) -> Score:
     return score
 
 
-def average_last(training: Training) -> None:
+def _average_last(training: Training) -> None:
     """Average the last checkpoints and score that, where the run is to end so."""
     how = averaging_of(training.prepared.config)
     if how is None:
@@ -325,7 +325,7 @@ def average_last(training: Training) -> None:
     training.console.say(f"{told}: top-1 {after}, the newest alone {before}")
 
 
-def finish(training: Training) -> Summary:
+def _finish(training: Training) -> Summary:
     """Write what came out."""
     state, prepared = training.state, training.prepared
     run, plan = prepared.run, prepared.plan
@@ -353,14 +353,14 @@ def finish(training: Training) -> Summary:
         finished=True,
         input=describe_input(training.feed, state.clock, prepared),
         averaged_top1=read_averaged(run.path).get(state.step),
-        numerics=describe_numerics(state, plan),
+        numerics=_describe_numerics(state, plan),
         memory=describe_memory(training.meter, prepared.config, plan),
     )
     write_summary(run.path, summary)
     return summary
 
 
-def describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
+def _describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
     """What became of small and large numbers, where some have 16 bits."""
     if plan.precision == "32.32":
         return None

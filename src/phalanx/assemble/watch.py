@@ -79,7 +79,7 @@ class RunWatch:
         self._records.score(row)
         earlier = [top1 for step, top1 in state.scores.items() if step != state.step]
         self._console.score(row, best=bool(earlier) and score.top1 > max(earlier))
-        rows = predictions_of(score, self._feed.names(score.indices))
+        rows = _predictions_of(score, self._feed.names(score.indices))
         folder = self._records.folder
         write_predictions(folder, rows)
         worst = [rows[place].index for place in most_confidently_wrong(rows)]
@@ -107,7 +107,7 @@ def score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:
     )
 
 
-def predictions_of(score: Score, names: list[str]) -> list[Prediction]:
+def _predictions_of(score: Score, names: list[str]) -> list[Prediction]:
     """One row per scored image."""
     return [
         Prediction(

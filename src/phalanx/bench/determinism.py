@@ -20,8 +20,8 @@ from phalanx.config.read import Settings
 from phalanx.engine.step import train_step
 from phalanx.plan.plan import Plan
 
-BESIDE = "off"  # what the others are compared with
-NOTES = {
+_BESIDE = "off"  # what the others are compared with
+_NOTES = {
     "cpu": "on a CPU the three run the same kernels, so a ratio of 1 is expected; strict only "
     "fills new memory besides",
     "cuda": "off lets cuDNN measure its kernels, seeded takes what cuDNN holds for best, strict "
@@ -41,7 +41,7 @@ class Cost:
     @property
     def note(self) -> str:
         """What to know of ratios on this device."""
-        return NOTES[torch.device(self.device).type]
+        return _NOTES[torch.device(self.device).type]
 
     def facts(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -51,7 +51,7 @@ class Cost:
                 "interval95": ratio.interval95,
                 "pairs": len(ratio.pairs),
                 "steps_per_second": ratio.ours,
-                f"{BESIDE}_steps_per_second": ratio.theirs,
+                f"{_BESIDE}_steps_per_second": ratio.theirs,
             }
             for name, ratio in self.ratios.items()
         }
@@ -66,21 +66,25 @@ def measure_determinism(
     device = prepare_torch(plan)
     with ExitStack() as stack:
         blocks = {
-            name: stack.enter_context(own_process(settings, replace(plan, determinism=name), steps))
+            name: stack.enter_context(
+                _own_process(settings, replace(plan, determinism=name), steps)
+            )
             for name in DETERMINISM
         }
         for block in blocks.values():
             block()  # caches fill, kernels are chosen
         ratios = {
-            name: measure_pairs(blocks[name], blocks[BESIDE], pairs=pairs, done=partial(done, name))
+            name: measure_pairs(
+                blocks[name], blocks[_BESIDE], pairs=pairs, done=partial(done, name)
+            )
             for name in blocks
-            if name != BESIDE
+            if name != _BESIDE
         }
     return Cost(ratios=ratios, device=str(device), steps=steps)
 
 
 @contextmanager
-def own_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callable[[], int]]:
+def _own_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callable[[], int]]:
     """A call that takes so many steps in a process where nothing else was ever settled.
 
     In one process cuDNN would give all what it chose for the first, and cuBLAS reads its
@@ -92,7 +96,7 @@ def own_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callable
         yield lambda: process.submit(take_steps, steps).result()
 
 
-BLOCKS: list[Callable[[int], None]] = []  # the one kind that such a process takes
+_BLOCKS: list[Callable[[int], None]] = []  # the one kind that such a process takes
 
 
 def begin(settings: Settings, plan: Plan) -> None:
@@ -110,10 +114,10 @@ def begin(settings: Settings, plan: Plan) -> None:
             train_step(state, passes, 0.0, rule=rule, loss_scale=scale)
         synchronise(device)
 
-    BLOCKS.append(block)
+    _BLOCKS.append(block)
 
 
 def take_steps(count: int) -> int:
     """Take so many, and wait for them."""
-    BLOCKS[0](count)
+    _BLOCKS[0](count)
     return count

@@ -18,7 +18,7 @@ from phalanx.engine.step import train_step
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
 
-WARM_UP_BATCHES = 4
+_WARM_UP_BATCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
     config = settings.config
     if config.data.data == "synthetic":
         raise ConfigError("--data synthetic: it is made on the device, nothing is fed")
-    if plan.total_steps <= WARM_UP_BATCHES:
+    if plan.total_steps <= _WARM_UP_BATCHES:
         raise ConfigError(
             f"{plan.total_steps} steps are over before anything is measured; give --steps 1000"
         )
@@ -68,7 +68,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
     def loaded(count: int) -> float:
         wanted = replace(plan, workers=count, accumulation=1, micro_batch=plan.global_batch)
         with open_feed(recipe, wanted, normaliser, config) as feed:
-            return rate_of_walk(feed.batches_from(0), plan.global_batch, seconds, device)
+            return _rate_of_walk(feed.batches_from(0), plan.global_batch, seconds, device)
 
     def collate() -> int:
         gathered[:] = batch
@@ -89,14 +89,14 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         workers=workers,
         all_workers=loaded(workers),
         model=config.model.model,
-        eaten=appetite(settings, seconds),
+        eaten=_appetite(settings, seconds),
         device=str(device),
     )
 
 
-def rate_of_walk(steps: Iterator[Any], images: int, seconds: float, device: torch.device) -> float:
+def _rate_of_walk(steps: Iterator[Any], images: int, seconds: float, device: torch.device) -> float:
     """Images a second that arrive on the device, the first batches aside."""
-    for _ in range(WARM_UP_BATCHES):
+    for _ in range(_WARM_UP_BATCHES):
         next(steps, None)
     synchronise(device)
     begin, done = perf_counter(), 0
@@ -108,7 +108,7 @@ def rate_of_walk(steps: Iterator[Any], images: int, seconds: float, device: torc
     return done / (perf_counter() - begin)
 
 
-def appetite(settings: Settings, seconds: float) -> float:
+def _appetite(settings: Settings, seconds: float) -> float:
     """Images a second that the model trains on images that are there."""
     plan, _ = plan_of(settings)
     device = prepare_torch(plan)

@@ -28,13 +28,13 @@ from phalanx.units import format_bytes
 
 # --- the learning rate ---
 
-FIRST_LOSSES = 5  # their mean is where the loss began
-MEMORY = 0.8  # of the running mean that tells an explosion
-FAR = 1.5  # times the first loss is an explosion, whatever came before
-LOST = 0.9  # so is losing that share of what was learnt
-FALL = 0.05  # a fall by a smaller share of the first loss is none
-NOISE = 4.0  # nor is one of fewer standard deviations of a step's loss
-SMOOTHING = 25  # a point is smoothed over so many parts of the sweep to each side
+_FIRST_LOSSES = 5  # their mean is where the loss began
+_MEMORY = 0.8  # of the running mean that tells an explosion
+_FAR = 1.5  # times the first loss is an explosion, whatever came before
+_LOST = 0.9  # so is losing that share of what was learnt
+_FALL = 0.05  # a fall by a smaller share of the first loss is none
+_NOISE = 4.0  # nor is one of fewer standard deviations of a step's loss
+_SMOOTHING = 25  # a point is smoothed over so many parts of the sweep to each side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +73,15 @@ class Alarm:
         if not isfinite(loss):
             return True
         self._seen += 1
-        if self._seen <= FIRST_LOSSES:
+        if self._seen <= _FIRST_LOSSES:
             self._first += (loss - self._first) / self._seen
             self._mean = self._lowest = self._first
             return False
-        self._mean = MEMORY * self._mean + (1 - MEMORY) * loss
+        self._mean = _MEMORY * self._mean + (1 - _MEMORY) * loss
         self._lowest = min(self._lowest, self._mean)
         learnt = self._first - self._lowest
-        lost = learnt > FALL * self._first and self._mean > self._lowest + LOST * learnt
-        return lost or self._mean > FAR * self._first
+        lost = learnt > _FALL * self._first and self._mean > self._lowest + _LOST * learnt
+        return lost or self._mean > _FAR * self._first
 
 
 def sweep_rates(
@@ -113,13 +113,13 @@ def judge_sweep(
 ) -> Sweep:
     """What the losses suggest; `steps` is the length of the whole sweep."""
     finite = [loss for loss in losses if isfinite(loss)]  # only the last may not be
-    smooth = smoothed(finite, reach=max(1, steps // SMOOTHING))
+    smooth = smoothed(finite, reach=max(1, steps // _SMOOTHING))
     return Sweep(
         rates=tuple(rates),
         losses=tuple(losses),
         smooth=tuple(smooth),
         exploded=exploded,
-        steepest=steepest_fall(rates, smooth) if has_fallen(finite, smooth) else None,
+        steepest=_steepest_fall(rates, smooth) if _has_fallen(finite, smooth) else None,
         tenth=rates[-1] / 10 if exploded else None,
     )
 
@@ -133,17 +133,17 @@ def smoothed(values: Sequence[float], *, reach: int) -> list[float]:
     return [float(mean) for mean in (sums / shares)[reach : reach + len(values)]]
 
 
-def has_fallen(losses: Sequence[float], smooth: Sequence[float]) -> bool:
+def _has_fallen(losses: Sequence[float], smooth: Sequence[float]) -> bool:
     """Whether the loss came down by more than chance does."""
-    if len(losses) <= FIRST_LOSSES:
+    if len(losses) <= _FIRST_LOSSES:
         return False
-    first = float(np.mean(losses[:FIRST_LOSSES]))
+    first = float(np.mean(losses[:_FIRST_LOSSES]))
     # of two normal draws the median distance is 0.954 deviations; outliers do not move it
     deviation = float(np.median(np.abs(np.diff(losses)))) / 0.954
-    return first - min(smooth) > max(FALL * first, NOISE * deviation)
+    return first - min(smooth) > max(_FALL * first, _NOISE * deviation)
 
 
-def steepest_fall(rates: Sequence[float], smooth: Sequence[float]) -> float | None:
+def _steepest_fall(rates: Sequence[float], smooth: Sequence[float]) -> float | None:
     """The rate at which the loss fell fastest on its way down; None if it only rose."""
     lowest = int(np.argmin(smooth))
     if lowest < 2:
@@ -153,11 +153,11 @@ def steepest_fall(rates: Sequence[float], smooth: Sequence[float]) -> float | No
 
 # --- the micro-batch ---
 
-LEAST_SIZE = 2
-FIRST_SIZE = 8
-GRAIN = 16  # the largest size is found to this part of itself
-SHARE_OF_FREE = 0.9  # of the host's memory; the rest is for everybody else
-NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
+_LEAST_SIZE = 2
+_FIRST_SIZE = 8
+_GRAIN = 16  # the largest size is found to this part of itself
+_SHARE_OF_FREE = 0.9  # of the host's memory; the rest is for everybody else
+_NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,14 +219,14 @@ def find_batch_size(
     """Try sizes with real steps on made-up images, each for that many seconds."""
     plan, _ = plan_of(settings, without_data=True)
     device, trials = prepare_torch(plan), list[BatchSizeTrial]()
-    before = memory_now(device)
+    before = _memory_now(device)
 
     def fits(size: int) -> bool:
-        kept = memory_now(device) - before  # what earlier trials left is used again
+        kept = _memory_now(device) - before  # what earlier trials left is used again
         problem = "" if device.type == "cuda" else foresee(size, trials, free_memory() + kept)
         trial = BatchSizeTrial(size=size, problem=problem)
         if not problem:
-            rate, peak = try_size(settings.config, plan, device, size=size, seconds=seconds)
+            rate, peak = _try_size(settings.config, plan, device, size=size, seconds=seconds)
             trial = BatchSizeTrial(
                 size=size, images_per_second=rate, peak_bytes=max(0, peak - before)
             )
@@ -247,20 +247,20 @@ def find_batch_size(
 
 def climb(fits: Callable[[int], bool], *, most: int) -> int:
     """The largest size that fits, to a sixteenth of itself; 0 where none does."""
-    good, bad, size = 0, most + 1, min(FIRST_SIZE, most)
-    while size >= LEAST_SIZE:
+    good, bad, size = 0, most + 1, min(_FIRST_SIZE, most)
+    while size >= _LEAST_SIZE:
         good, bad = (size, bad) if fits(size) else (good, size)
-        size = next_size(good, bad, most)
+        size = _next_size(good, bad, most)
     return good
 
 
-def next_size(good: int, bad: int, most: int) -> int:
+def _next_size(good: int, bad: int, most: int) -> int:
     """What to try when `good` fits and `bad` does not; 0 for nothing more."""
     if not good:
         return bad // 2
     if bad > most:
         return min(2 * good, most) if good < most else 0
-    return (good + bad) // 2 if bad - good > max(1, good // GRAIN) else 0
+    return (good + bad) // 2 if bad - good > max(1, good // _GRAIN) else 0
 
 
 def foresee(size: int, trials: Sequence[BatchSizeTrial], free: int) -> str:
@@ -273,12 +273,12 @@ def foresee(size: int, trials: Sequence[BatchSizeTrial], free: int) -> str:
         return ""
     (less, low), (more, high) = known[-2:] if len(known) > 1 else ((0, 0), known[0])
     needed = high + max(0, high - low) * (size - more) // (more - less)
-    if needed <= SHARE_OF_FREE * free:
+    if needed <= _SHARE_OF_FREE * free:
         return ""
     return f"not tried: needs about {format_bytes(needed)}, {format_bytes(free)} are free"
 
 
-def try_size(
+def _try_size(
     config: Config, plan: Plan, device: torch.device, *, size: int, seconds: float
 ) -> tuple[float | None, int]:
     """Images a second and the peak in bytes; None where the size does not fit.
@@ -286,18 +286,18 @@ def try_size(
     Every size gets a state of its own: memory that runs out may leave one torn.
     """
     rate = None
-    forget_peak(device)
+    _forget_peak(device)
     try:
-        rate = time_steps(config, plan, device, size=size, seconds=seconds)
+        rate = _time_steps(config, plan, device, size=size, seconds=seconds)
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_ROOM):
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_ROOM):
             raise
-    peak = peak_memory(device)
+    peak = _peak_memory(device)
     gc.collect()  # states hold themselves in circles
     return rate, peak
 
 
-def time_steps(
+def _time_steps(
     config: Config, plan: Plan, device: torch.device, *, size: int, seconds: float
 ) -> float:
     """Images a second of whole steps.
@@ -322,7 +322,7 @@ def time_steps(
     return rate_of(step, seconds)
 
 
-def forget_peak(device: torch.device) -> None:
+def _forget_peak(device: torch.device) -> None:
     """Let the peak begin at what is used now."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -332,21 +332,21 @@ def forget_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def memory_now(device: torch.device) -> int:
+def _memory_now(device: torch.device) -> int:
     """Bytes this process holds before a trial; on a GPU all of them count."""
-    return 0 if device.type == "cuda" else resident_bytes("VmRSS") or 0
+    return 0 if device.type == "cuda" else _resident_bytes("VmRSS") or 0
 
 
-def peak_memory(device: torch.device) -> int:
+def _peak_memory(device: torch.device) -> int:
     """The most bytes that were used at once on the device."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     unit = 1 if sys.platform == "darwin" else 1024
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return resident_bytes("VmHWM") or largest
+    return _resident_bytes("VmHWM") or largest
 
 
-def resident_bytes(name: str) -> int | None:
+def _resident_bytes(name: str) -> int | None:
     """A figure of /proc/self/status; None where there is no such file."""
     with suppress(OSError):
         facts = dict(

@@ -31,14 +31,14 @@ def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> 
         silence = stack.enter_context(open(os.devnull, "w"))
         prepared = prepare_new(read_settings("demo", flags), line="bench")
         training = assemble(prepared, stack, stream=silence)
-        ours = phalanx_block(training, steps)
-        bare = bare_block(training, steps)
+        ours = _phalanx_block(training, steps)
+        bare = _bare_block(training, steps)
         ours()  # caches fill, kernels are chosen
         bare()
         return measure_pairs(ours, bare, pairs=pairs, done=done)
 
 
-def phalanx_block(training: Training, steps: int) -> Callable[[], int]:
+def _phalanx_block(training: Training, steps: int) -> Callable[[], int]:
     """The loop that `phalanx train` runs, with its loader, records and log points.
 
     It neither scores nor saves: the published rate leaves both out.
@@ -60,7 +60,7 @@ def phalanx_block(training: Training, steps: int) -> Callable[[], int]:
     return block
 
 
-def bare_block(training: Training, steps: int) -> Callable[[], int]:
+def _bare_block(training: Training, steps: int) -> Callable[[], int]:
     """What anybody would write in ten lines, fed from memory."""
     plan, config = training.prepared.plan, training.prepared.config
     model = build_network(config, plan, training.device)

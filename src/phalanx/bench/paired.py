@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-RESAMPLES = 2000
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Ratio:
     def interval95(self) -> tuple[float, float]:
         """Bootstrap interval of the median; the same draws every time."""
         draw, pairs = random.Random(0), self.pairs
-        middles = sorted(median(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-        return middles[int(0.025 * RESAMPLES)], middles[int(0.975 * RESAMPLES)]
+        middles = sorted(median(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
+        return middles[int(0.025 * _RESAMPLES)], middles[int(0.975 * _RESAMPLES)]
 
 
 def measure_pairs(

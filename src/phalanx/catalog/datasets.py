@@ -8,7 +8,7 @@ are those of the classification task of ILSVRC 2012 (Russakovsky et al. 2015).
 from dataclasses import dataclass, replace
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-FASHION_CLASSES = (
+_FASHION_CLASSES = (
     "t-shirt",
     "trouser",
     "pullover",
@@ -20,8 +20,8 @@ FASHION_CLASSES = (
     "bag",
     "ankle boot",
 )
-DIGITS = tuple("0123456789")
-CIFAR10_CLASSES = (
+_DIGITS = tuple("0123456789")
+_CIFAR10_CLASSES = (
     "airplane",
     "automobile",
     "bird",
@@ -33,7 +33,7 @@ CIFAR10_CLASSES = (
     "ship",
     "truck",
 )
-CIFAR100_CLASSES = (
+_CIFAR100_CLASSES = (
     "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle",
     "bowl", "boy", "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle",
     "chair", "chimpanzee", "clock", "cloud", "cockroach", "couch", "crab", "crocodile", "cup",
@@ -73,25 +73,25 @@ class Dataset:
         return self.class_count if self.classes is None else len(self.classes)
 
 
-def grey(value: float) -> tuple[float, float, float]:
+def _grey(value: float) -> tuple[float, float, float]:
     """The same figure for three equal channels."""
     return (value, value, value)
 
 
-FASHION_MNIST = Dataset(
+_FASHION_MNIST = Dataset(
     help="Fashion-MNIST's four idx files, plain or gzipped",
     preset="fashion-mnist-resnet20",
-    mean=grey(0.2860),
-    std=grey(0.3530),
+    mean=_grey(0.2860),
+    std=_grey(0.3530),
     image_size=28,
     augment="pad-crop",
     needs_folder=True,
     in_memory=True,
     train_images=60_000,
     valid_images=10_000,
-    classes=FASHION_CLASSES,
+    classes=_FASHION_CLASSES,
 )
-CIFAR10 = Dataset(
+_CIFAR10 = Dataset(
     help="CIFAR-10's binary files, data_batch_1.bin to 5 and test_batch.bin, or their .tar.gz",
     preset="cifar10-resnet20",
     mean=(0.4914, 0.4822, 0.4465),
@@ -102,9 +102,9 @@ CIFAR10 = Dataset(
     in_memory=True,
     train_images=50_000,
     valid_images=10_000,
-    classes=CIFAR10_CLASSES,
+    classes=_CIFAR10_CLASSES,
 )
-GENERATED = Dataset(
+_GENERATED = Dataset(
     help="random images made on the host: measures everything but the disk",
     preset="generated-resnet50",
     mean=IMAGENET_MEAN,
@@ -114,7 +114,7 @@ GENERATED = Dataset(
     augment="none",
     classes=tuple(f"class{i:04d}" for i in range(1000)),
 )
-PHOTOGRAPHS = Dataset(
+_PHOTOGRAPHS = Dataset(
     help="train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/), JPEG or PNG",
     preset="folder-resnet18",
     mean=IMAGENET_MEAN,
@@ -127,47 +127,47 @@ PHOTOGRAPHS = Dataset(
 
 DATASETS: dict[str, Dataset] = {
     "embedded": replace(
-        FASHION_MNIST,
+        _FASHION_MNIST,
         help="8,000 + 1,500 Fashion-MNIST images that come with Phalanx",
         preset="demo",
         needs_folder=False,
         train_images=8_000,
         valid_images=1_500,
     ),
-    "fashion-mnist": FASHION_MNIST,
+    "fashion-mnist": _FASHION_MNIST,
     "mnist": replace(
-        FASHION_MNIST,
+        _FASHION_MNIST,
         help="MNIST's four idx files, plain or gzipped",
         preset="mnist-resnet8",
-        mean=grey(0.1307),
-        std=grey(0.3081),
-        classes=DIGITS,
+        mean=_grey(0.1307),
+        std=_grey(0.3081),
+        classes=_DIGITS,
     ),
-    "cifar10": CIFAR10,
+    "cifar10": _CIFAR10,
     "cifar100": replace(
-        CIFAR10,
+        _CIFAR10,
         help="CIFAR-100's binary files, train.bin and test.bin, or their .tar.gz; fine labels",
         preset="cifar100-resnet20",
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
-        classes=CIFAR100_CLASSES,
+        classes=_CIFAR100_CLASSES,
     ),
-    "folder": PHOTOGRAPHS,
+    "folder": _PHOTOGRAPHS,
     "imagenet": replace(
-        PHOTOGRAPHS,
+        _PHOTOGRAPHS,
         help="ImageNet as folders of synsets, with its bounding boxes where they are there",
         preset="imagenet-resnet50",
         train_images=1_281_167,
         valid_images=50_000,
         class_count=1000,
     ),
-    "tfrecord": replace(PHOTOGRAPHS, help="ImageNet's train-00000-of-01024 and so on"),
-    "tar": replace(PHOTOGRAPHS, help="WebDataset's train-000000.tar and so on"),
-    "parquet": replace(PHOTOGRAPHS, help="train-*.parquet with a column of images"),
-    "packed": replace(PHOTOGRAPHS, help="train.phx and valid.phx, made by `phalanx data build`"),
-    "generated": GENERATED,
+    "tfrecord": replace(_PHOTOGRAPHS, help="ImageNet's train-00000-of-01024 and so on"),
+    "tar": replace(_PHOTOGRAPHS, help="WebDataset's train-000000.tar and so on"),
+    "parquet": replace(_PHOTOGRAPHS, help="train-*.parquet with a column of images"),
+    "packed": replace(_PHOTOGRAPHS, help="train.phx and valid.phx, made by `phalanx data build`"),
+    "generated": _GENERATED,
     "synthetic": replace(
-        GENERATED,
+        _GENERATED,
         help="random images made once on the device: measures the model alone",
         preset="synthetic-resnet50",
     ),

@@ -11,10 +11,10 @@ from typing import ClassVar, NamedTuple
 
 from phalanx.catalog.variant import Variant
 
-CHANNEL_STEP = 8
+_CHANNEL_STEP = 8
 
 
-class Stage(NamedTuple):
+class _Stage(NamedTuple):
     """Blocks that work at one resolution."""
 
     kernel: int
@@ -23,16 +23,16 @@ class Stage(NamedTuple):
     stride: int
 
 
-STAGES = (
-    Stage(3, 1, 16, 1),
-    Stage(3, 2, 24, 2),
-    Stage(5, 2, 40, 2),
-    Stage(3, 3, 80, 2),
-    Stage(5, 3, 112, 1),
-    Stage(5, 4, 192, 2),
-    Stage(3, 1, 320, 1),
+_STAGES = (
+    _Stage(3, 1, 16, 1),
+    _Stage(3, 2, 24, 2),
+    _Stage(5, 2, 40, 2),
+    _Stage(3, 3, 80, 2),
+    _Stage(5, 3, 112, 1),
+    _Stage(5, 4, 192, 2),
+    _Stage(3, 1, 320, 1),
 )
-STEM_CHANNELS, TOP_CHANNELS = 32, 1280
+_STEM_CHANNELS, _TOP_CHANNELS = 32, 1280
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class EfficientNetVariant(Variant):
     @property
     def stem_channels(self) -> int:
         """Channels the stem hands on."""
-        return STEM_CHANNELS if self.lite else round_channels(STEM_CHANNELS * self.width)
+        return _STEM_CHANNELS if self.lite else _round_channels(_STEM_CHANNELS * self.width)
 
     @property
     def features(self) -> int:
         """Channels the classifier sees."""
-        return TOP_CHANNELS if self.lite else round_channels(TOP_CHANNELS * self.width)
+        return _TOP_CHANNELS if self.lite else _round_channels(_TOP_CHANNELS * self.width)
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -108,26 +108,26 @@ class EfficientNetVariant(Variant):
         return found | {"bn2": self.features}
 
 
-def round_channels(channels: float) -> int:
+def _round_channels(channels: float) -> int:
     """The nearest multiple of eight, but never more than a tenth below what was asked."""
-    rounded = max(CHANNEL_STEP, int(channels + CHANNEL_STEP / 2) // CHANNEL_STEP * CHANNEL_STEP)
-    return rounded + CHANNEL_STEP if rounded < 0.9 * channels else rounded
+    rounded = max(_CHANNEL_STEP, int(channels + _CHANNEL_STEP / 2) // _CHANNEL_STEP * _CHANNEL_STEP)
+    return rounded + _CHANNEL_STEP if rounded < 0.9 * channels else rounded
 
 
-def repeats_of(variant: EfficientNetVariant, number: int) -> int:
+def _repeats_of(variant: EfficientNetVariant, number: int) -> int:
     """Blocks of a stage; Lite leaves the first and the last stage as they are."""
-    fixed = variant.lite and number in (0, len(STAGES) - 1)
-    repeats = STAGES[number].repeats
+    fixed = variant.lite and number in (0, len(_STAGES) - 1)
+    repeats = _STAGES[number].repeats
     return repeats if fixed else math.ceil(repeats * variant.depth)
 
 
 def inverted_blocks_of(variant: EfficientNetVariant) -> Iterator[InvertedBlock]:
     """The blocks in order."""
     channels = variant.stem_channels
-    for number, stage in enumerate(STAGES):
-        out = round_channels(stage.channels_out * variant.width)
+    for number, stage in enumerate(_STAGES):
+        out = _round_channels(stage.channels_out * variant.width)
         stride = 1 if variant.small and number == 1 else stage.stride
-        for index in range(repeats_of(variant, number)):
+        for index in range(_repeats_of(variant, number)):
             inner = channels * (variant.expand_ratio if number else 1)
             yield InvertedBlock(
                 stage=number,
@@ -143,26 +143,26 @@ def inverted_blocks_of(variant: EfficientNetVariant) -> Iterator[InvertedBlock]:
             channels = out
 
 
-def sized(width: float, depth: float, dropout: float, image_size: int) -> EfficientNetVariant:
+def _sized(width: float, depth: float, dropout: float, image_size: int) -> EfficientNetVariant:
     """A row of the paper's table."""
     return EfficientNetVariant(
         width=width, depth=depth, dropout=dropout, image_size=image_size, drop_path=0.2
     )
 
 
-B0 = sized(1.0, 1.0, 0.2, 224)
+_B0 = _sized(1.0, 1.0, 0.2, 224)
 
 EFFICIENTNETS: dict[str, Variant] = {
-    "efficientnet_b0": B0,
-    "efficientnet_b1": sized(1.0, 1.1, 0.2, 240),
-    "efficientnet_b2": sized(1.1, 1.2, 0.3, 260),
-    "efficientnet_b3": sized(1.2, 1.4, 0.3, 300),
-    "efficientnet_b4": sized(1.4, 1.8, 0.4, 380),
-    "efficientnet_b5": sized(1.6, 2.2, 0.4, 456),
-    "efficientnet_b6": sized(1.8, 2.6, 0.5, 528),
-    "efficientnet_b7": sized(2.0, 3.1, 0.5, 600),
-    "efficientnet_cifar": replace(sized(0.5, 1.0, 0.0, 32), small=True, classes=10),
-    "efficientnet_lite0": replace(B0, lite=True),
-    "efficientnet_lite1": replace(sized(1.0, 1.1, 0.2, 240), lite=True),
-    "efficientnet_lite2": replace(sized(1.1, 1.2, 0.3, 260), lite=True),
+    "efficientnet_b0": _B0,
+    "efficientnet_b1": _sized(1.0, 1.1, 0.2, 240),
+    "efficientnet_b2": _sized(1.1, 1.2, 0.3, 260),
+    "efficientnet_b3": _sized(1.2, 1.4, 0.3, 300),
+    "efficientnet_b4": _sized(1.4, 1.8, 0.4, 380),
+    "efficientnet_b5": _sized(1.6, 2.2, 0.4, 456),
+    "efficientnet_b6": _sized(1.8, 2.6, 0.5, 528),
+    "efficientnet_b7": _sized(2.0, 3.1, 0.5, 600),
+    "efficientnet_cifar": replace(_sized(0.5, 1.0, 0.0, 32), small=True, classes=10),
+    "efficientnet_lite0": replace(_B0, lite=True),
+    "efficientnet_lite1": replace(_sized(1.0, 1.1, 0.2, 240), lite=True),
+    "efficientnet_lite2": replace(_sized(1.1, 1.2, 0.3, 260), lite=True),
 }

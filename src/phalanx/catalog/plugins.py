@@ -10,7 +10,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
 
-TABLES: dict[str, tuple[dict[str, Any], type]] = {
+_TABLES: dict[str, tuple[dict[str, Any], type]] = {
     "model": (MODELS, Variant),
     "dataset": (DATASETS, Dataset),
 }
@@ -19,12 +19,12 @@ TABLES: dict[str, tuple[dict[str, Any], type]] = {
 def load_plugins(names: str) -> None:
     """Import the modules of a list with commas; the current folder is searched too."""
     for name in names.split(","):
-        load_plugin(name.strip())
+        _load_plugin(name.strip())
 
 
-def load_plugin(name: str) -> None:
+def _load_plugin(name: str) -> None:
     """Import one module, and see that it took nothing from the tables."""
-    ours = {kind: dict(table) for kind, (table, _) in TABLES.items()}
+    ours = {kind: dict(table) for kind, (table, _) in _TABLES.items()}
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -39,7 +39,7 @@ def load_plugin(name: str) -> None:
         ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"--plugin {name}: {type(error).__name__}: {error}") from error
-    for kind, (table, rows) in TABLES.items():
+    for kind, (table, rows) in _TABLES.items():
         strange = [row for row, value in table.items() if not isinstance(value, rows)]
         if strange:
             raise ConfigError(

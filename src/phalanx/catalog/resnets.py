@@ -141,7 +141,7 @@ class FastResNetVariant(Variant):
         return found
 
 
-def small(block: str, blocks: int, *, shortcut: str) -> ResNetVariant:
+def _small(block: str, blocks: int, *, shortcut: str) -> ResNetVariant:
     """The paper's CIFAR network of three stages: 6n+2 layers, or 9n+2 with bottlenecks."""
     return ResNetVariant(
         block=block,
@@ -154,59 +154,61 @@ def small(block: str, blocks: int, *, shortcut: str) -> ResNetVariant:
     )
 
 
-def large(block: str, *depths: int) -> ResNetVariant:
+def _large(block: str, *depths: int) -> ResNetVariant:
     """The paper's ImageNet network of four stages."""
     return ResNetVariant(
         block=block, depths=depths, widths=(64, 128, 256, 512), stem="large", image_size=224
     )
 
 
-def widened(variant: ResNetVariant, groups: int, group_width: int) -> ResNetVariant:
+def _widened(variant: ResNetVariant, groups: int, group_width: int) -> ResNetVariant:
     """The ResNeXt of the same depths."""
     return replace(variant, groups=groups, group_width=group_width)
 
 
-BASIC_LARGE = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-BOTTLENECK_LARGE = {
+_BASIC_LARGE = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+_BOTTLENECK_LARGE = {
     14: (1, 1, 1, 1),
     26: (2, 2, 2, 2),
     50: (3, 4, 6, 3),
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-BASIC_SMALL = (8, 14, 20, 32, 44, 56, 110)  # 6n+2 layers
-BOTTLENECK_SMALL = (11, 29, 38, 47, 56, 65)  # 9n+2 layers
+_BASIC_SMALL = (8, 14, 20, 32, 44, 56, 110)  # 6n+2 layers
+_BOTTLENECK_SMALL = (11, 29, 38, 47, 56, 65)  # 9n+2 layers
 
 RESNETS: dict[str, Variant] = {
-    **{f"resnet{size}": large("basic", *depths) for size, depths in BASIC_LARGE.items()},
-    **{f"resnet{size}": large("bottleneck", *depths) for size, depths in BOTTLENECK_LARGE.items()},
+    **{f"resnet{size}": _large("basic", *depths) for size, depths in _BASIC_LARGE.items()},
     **{
-        f"resnet{size}" + ("_small" if size in BOTTLENECK_LARGE else ""): small(
+        f"resnet{size}": _large("bottleneck", *depths) for size, depths in _BOTTLENECK_LARGE.items()
+    },
+    **{
+        f"resnet{size}" + ("_small" if size in _BOTTLENECK_LARGE else ""): _small(
             "basic", (size - 2) // 6, shortcut="A"
         )
-        for size in BASIC_SMALL
+        for size in _BASIC_SMALL
     },
     **{
-        f"resnet{size}" + ("_bottleneck" if size in BASIC_SMALL else ""): small(
+        f"resnet{size}" + ("_bottleneck" if size in _BASIC_SMALL else ""): _small(
             "bottleneck", (size - 2) // 9, shortcut="B"
         )
-        for size in BOTTLENECK_SMALL
+        for size in _BOTTLENECK_SMALL
     },
-    "resnet18_small": replace(large("basic", 2, 2, 2, 2), stem="small", image_size=32, classes=10),
+    "resnet18_small": replace(_large("basic", 2, 2, 2, 2), stem="small", image_size=32, classes=10),
     "resnet9": FastResNetVariant(image_size=32, classes=10),
 }
 
 RESNEXTS: dict[str, Variant] = {
     **{
-        f"resnext{size}_32x4d": widened(large("bottleneck", *depths), 32, 4)
-        for size, depths in BOTTLENECK_LARGE.items()
+        f"resnext{size}_32x4d": _widened(_large("bottleneck", *depths), 32, 4)
+        for size, depths in _BOTTLENECK_LARGE.items()
     },
-    "resnext101_32x8d": widened(large("bottleneck", *BOTTLENECK_LARGE[101]), 32, 8),
+    "resnext101_32x8d": _widened(_large("bottleneck", *_BOTTLENECK_LARGE[101]), 32, 8),
     **{
-        f"resnext{size}_32x4d": widened(small("bottleneck", (size - 2) // 9, shortcut="B"), 32, 4)
-        for size in BOTTLENECK_SMALL
+        f"resnext{size}_32x4d": _widened(_small("bottleneck", (size - 2) // 9, shortcut="B"), 32, 4)
+        for size in _BOTTLENECK_SMALL
     },
     "resnext29_32x4d_wide": replace(
-        widened(small("bottleneck", 3, shortcut="B"), 32, 4), widths=(64, 128, 256)
+        _widened(_small("bottleneck", 3, shortcut="B"), 32, 4), widths=(64, 128, 256)
     ),
 }

@@ -40,11 +40,11 @@ def old_names_of(name: str) -> list[str]:
 
 def about(variant: Variant) -> str:
     """What a model is, in a few words."""
-    known = (words for kind, words in WORDS.items() if isinstance(variant, kind))
+    known = (words for kind, words in _WORDS.items() if isinstance(variant, kind))
     return next(known, lambda _: variant.family)(variant)
 
 
-def about_resnet(variant: ResNetVariant) -> str:
+def _about_resnet(variant: ResNetVariant) -> str:
     """Its blocks in each stage, and their groups of channels.
 
     >>> about_resnet(MODELS["resnext29_32x4d"])
@@ -55,12 +55,12 @@ def about_resnet(variant: ResNetVariant) -> str:
     return " ".join(["small"] * (variant.stem == "small") + parts)
 
 
-def about_fast_resnet(variant: FastResNetVariant) -> str:
+def _about_fast_resnet(variant: FastResNetVariant) -> str:
     """Its shape."""
     return f"small, {len(variant.residual)} wide stages"
 
 
-def about_efficientnet(variant: EfficientNetVariant) -> str:
+def _about_efficientnet(variant: EfficientNetVariant) -> str:
     """Its factors.
 
     >>> about_efficientnet(MODELS["efficientnet_b4"])
@@ -70,16 +70,16 @@ def about_efficientnet(variant: EfficientNetVariant) -> str:
     return ", ".join(parts + ["lite"] * variant.lite + ["small"] * variant.small)
 
 
-def about_own(variant: OwnVariant) -> str:
+def _about_own(variant: OwnVariant) -> str:
     """Where it comes from."""
     return f"made by {variant.build}"
 
 
-WORDS: dict[type[Variant], Callable[[Any], str]] = {
-    ResNetVariant: about_resnet,
-    FastResNetVariant: about_fast_resnet,
-    EfficientNetVariant: about_efficientnet,
-    OwnVariant: about_own,
+_WORDS: dict[type[Variant], Callable[[Any], str]] = {
+    ResNetVariant: _about_resnet,
+    FastResNetVariant: _about_fast_resnet,
+    EfficientNetVariant: _about_efficientnet,
+    OwnVariant: _about_own,
 }
 
 
@@ -95,7 +95,7 @@ def short(number: int) -> str:
     return f"{amount:#.3g}".rstrip(".") + f" {units[0]}" if units[0] else f"{number}"
 
 
-HEAD = """# Models
+_HEAD = """# Models
 
 `phalanx models ls` prints this table, `phalanx models show NAME` the units of one model.
 
@@ -108,7 +108,7 @@ small images, which it does not halve at the start.
 
 This page is written from the tables: `make docs`.
 """
-TABLE_HEAD = """
+_TABLE_HEAD = """
 | model | parameters | MACs | image | classes | what it is | also called |
 |---|---:|---:|---:|---:|---|---|
 """
@@ -118,12 +118,12 @@ def models_page() -> str:
     """docs/models.md: all models that come with Phalanx, by family."""
     families: dict[str, list[str]] = {}
     for name in load_sizes():
-        families.setdefault(MODELS[name].family, []).append(model_line(name))
-    parts = [f"\n## {family}\n{TABLE_HEAD}{''.join(lines)}" for family, lines in families.items()]
-    return HEAD + "".join(parts)
+        families.setdefault(MODELS[name].family, []).append(_model_line(name))
+    parts = [f"\n## {family}\n{_TABLE_HEAD}{''.join(lines)}" for family, lines in families.items()]
+    return _HEAD + "".join(parts)
 
 
-def model_line(name: str) -> str:
+def _model_line(name: str) -> str:
     """One row of a table."""
     variant, size = MODELS[name], load_sizes()[name]
     cells = (

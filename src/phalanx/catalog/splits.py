@@ -20,7 +20,7 @@ from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
 
-NEAR = 3
+_NEAR = 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Split:
     shifted: str  # "" or one sentence
 
 
-class SplitTarget(NamedTuple):
+class _SplitTarget(NamedTuple):
     """What a name points to."""
 
     unit: str
@@ -40,7 +40,7 @@ class SplitTarget(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spelling:
+class _Spelling:
     """One way to name blocks and what is inside them."""
 
     form: str  # with the fields of FIELDS
@@ -53,79 +53,79 @@ class Spelling:
     def pattern(self) -> re.Pattern[str]:
         """What names of this form look like, in any model."""
         form = self.form
-        for field, digits in FIELDS.items():
+        for field, digits in _FIELDS.items():
             form = form.replace(f"{{{field}}}", f"(?P<{field}>{digits})")
         tails = "|".join(re.escape(self.joint + word) for word in self.words.split())
         return re.compile(f"{form}(?P<tail>{tails})?")
 
 
-class BlockKind(NamedTuple):
+class _BlockKind(NamedTuple):
     """A kind of block, told from others of its family by its count of norms."""
 
     first: str = ""  # words for its first thing: a convolution, or the shortcut's projection
     missing: str = ""  # words for what only other kinds have
 
 
-FIELDS = {"stage": r"\d+", "block": r"\d+", "flat": r"\d+", "letter": "[a-z]"}
+_FIELDS = {"stage": r"\d+", "block": r"\d+", "flat": r"\d+", "letter": "[a-z]"}
 
-TORCH_WORDS = (
+_TORCH_WORDS = (
     "conv1 bn1 act1 conv2 bn2 act2 conv3 bn3 act3 relu "
     "downsample downsample/0 downsample/1 downsample_0 downsample_1"
 )
-KERAS_WORDS = (
+_KERAS_WORDS = (
     "0_conv 0_bn 0_gn 0_relu 1_conv 1_bn 1_gn 1_relu 2_conv 2_bn 2_gn 2_relu "
     "3_conv 3_bn 3_gn 3_relu add out "
     "layer1_conv layer1_conv_ds layer1_bn layer1_gn layer1_relu "
     "layer2_conv layer2_conv_ds layer2_bn layer2_gn layer2_relu shortcut post_addition_relu"
 )
-TIMM_WORDS = (
+_TIMM_WORDS = (
     "conv_pw bn1 act1 conv_dw bn2 act2 se se/conv_reduce se/act1 se/conv_expand conv_pwl bn3"
 )
-UNDERSCORE_WORDS = (  # of the package efficientnet_pytorch
+_UNDERSCORE_WORDS = (  # of the package efficientnet_pytorch
     "_expand_conv _bn0 _depthwise_conv _bn1 _se_reduce _se_expand _project_conv _bn2"
 )
 
-SPELLINGS: dict[str, tuple[Spelling, ...]] = {
+SPELLINGS: dict[str, tuple[_Spelling, ...]] = {
     "ResNet": (
-        Spelling("layer{stage}/{block}", TORCH_WORDS, stage_from=1),
-        Spelling("layer{stage}/block{block}", "conv bn relu", stage_from=1),
-        Spelling("layer{stage}", "conv bn relu", stage_from=1),
-        Spelling("b{stage}/{block}", "relu", stage_from=1),
-        Spelling("b{stage}", stage_from=1),
-        Spelling("stage{stage}/unit{block}", "relu", stage_from=1, block_from=1),
-        Spelling("stage{stage}", stage_from=1),
-        Spelling("conv{stage}_block{block}", KERAS_WORDS, "_", stage_from=2, block_from=1),
+        _Spelling("layer{stage}/{block}", _TORCH_WORDS, stage_from=1),
+        _Spelling("layer{stage}/block{block}", "conv bn relu", stage_from=1),
+        _Spelling("layer{stage}", "conv bn relu", stage_from=1),
+        _Spelling("b{stage}/{block}", "relu", stage_from=1),
+        _Spelling("b{stage}", stage_from=1),
+        _Spelling("stage{stage}/unit{block}", "relu", stage_from=1, block_from=1),
+        _Spelling("stage{stage}", stage_from=1),
+        _Spelling("conv{stage}_block{block}", _KERAS_WORDS, "_", stage_from=2, block_from=1),
     ),
     "ResNet-9": (
-        Spelling("layer{stage}/{block}", "conv1 bn1 act1 pool conv2 bn2 act2", stage_from=1),
-        Spelling("layer{stage}", stage_from=1),
+        _Spelling("layer{stage}/{block}", "conv1 bn1 act1 pool conv2 bn2 act2", stage_from=1),
+        _Spelling("layer{stage}", stage_from=1),
     ),
     "EfficientNet": (
-        Spelling("blocks/{stage}/{block}", TIMM_WORDS),
-        Spelling("blocks/{stage}"),
-        Spelling("_blocks/{flat}", UNDERSCORE_WORDS),
-        Spelling("block{stage}{letter}", "b SE c", stage_from=1),
-        Spelling("block{stage}", stage_from=1),
+        _Spelling("blocks/{stage}/{block}", _TIMM_WORDS),
+        _Spelling("blocks/{stage}"),
+        _Spelling("_blocks/{flat}", _UNDERSCORE_WORDS),
+        _Spelling("block{stage}{letter}", "b SE c", stage_from=1),
+        _Spelling("block{stage}", stage_from=1),
     ),
 }
 
-RESIDUAL_FIRST = (
+_RESIDUAL_FIRST = (
     "conv conv1 0_conv 1_conv layer1_conv layer1_conv_ds shortcut "
     "downsample downsample/0 downsample_0"
 )
-KINDS: dict[tuple[str, int], BlockKind] = {  # by family and count of norms
-    ("ResNet", 2): BlockKind(RESIDUAL_FIRST, missing="conv3 bn3 act3 3_conv 3_bn 3_gn 3_relu"),
-    ("ResNet", 3): BlockKind(RESIDUAL_FIRST),
-    ("ResNet-9", 1): BlockKind("conv1", missing="conv2 bn2 act2"),
-    ("ResNet-9", 2): BlockKind("conv1", missing="pool"),
+_KINDS: dict[tuple[str, int], _BlockKind] = {  # by family and count of norms
+    ("ResNet", 2): _BlockKind(_RESIDUAL_FIRST, missing="conv3 bn3 act3 3_conv 3_bn 3_gn 3_relu"),
+    ("ResNet", 3): _BlockKind(_RESIDUAL_FIRST),
+    ("ResNet-9", 1): _BlockKind("conv1", missing="conv2 bn2 act2"),
+    ("ResNet-9", 2): _BlockKind("conv1", missing="pool"),
     # the first stage does not widen: it begins with the filter, and conv_pw narrows
-    ("EfficientNet", 2): BlockKind(
+    ("EfficientNet", 2): _BlockKind(
         "conv_dw _depthwise_conv b", missing="act2 conv_pwl bn3 _expand_conv _bn0"
     ),
-    ("EfficientNet", 3): BlockKind("conv_pw _expand_conv"),
+    ("EfficientNet", 3): _BlockKind("conv_pw _expand_conv"),
 }
 
-ENDS: dict[str, dict[str, tuple[str, str]]] = {  # words for the first thing, words for the rest
+_ENDS: dict[str, dict[str, tuple[str, str]]] = {  # words for the first thing, words for the rest
     "ResNet": {
         "stem": (
             "layer0 b0 stage0 conv1 conv1_pad conv1_conv",
@@ -154,16 +154,16 @@ def find_split(variant: Variant, name: str, *, model: str) -> Split:
     known = names_of(variant)
     path = name if name in known else name.replace(".", "/")
     if path not in known:
-        reason = outside(variant, path, model=model) or unheard(path, known, model=model)
+        reason = _outside(variant, path, model=model) or _unheard(path, known, model=model)
         reason = reason.replace("/", ".") if "." in name and "/" not in name else reason
         raise ConfigError(f"--pipeline-splits: {reason}")
     place = known[path]
     if place.begins:
         return Split(name, place.unit, "")
-    return moved(variant, name, inside=place.unit)
+    return _moved(variant, name, inside=place.unit)
 
 
-def moved(variant: Variant, name: str, *, inside: str) -> Split:
+def _moved(variant: Variant, name: str, *, inside: str) -> Split:
     """A split at the next boundary after the unit its name lies in, if there is one."""
     following = variant.units[variant.units.index(inside) + 1 :]
     if not following:
@@ -173,50 +173,50 @@ def moved(variant: Variant, name: str, *, inside: str) -> Split:
     return Split(name, unit, f"{name} lies inside {inside}; the stage starts at {unit}")
 
 
-def names_of(variant: Variant) -> dict[str, SplitTarget]:
+def names_of(variant: Variant) -> dict[str, _SplitTarget]:
     """Everything a split of this model may be called; of other families, units and stages."""
-    found = {unit: SplitTarget(unit, True) for unit in variant.units}
-    for stage, units in stages_of(variant).items():
-        found.setdefault(stage, SplitTarget(units[0], True))
-    for unit, (first, inside) in ENDS.get(variant.family, {}).items():
-        found |= {word: SplitTarget(unit, True) for word in first.split()}
-        found |= {word: SplitTarget(unit, False) for word in inside.split()}
+    found = {unit: _SplitTarget(unit, True) for unit in variant.units}
+    for stage, units in _stages_of(variant).items():
+        found.setdefault(stage, _SplitTarget(units[0], True))
+    for unit, (first, inside) in _ENDS.get(variant.family, {}).items():
+        found |= {word: _SplitTarget(unit, True) for word in first.split()}
+        found |= {word: _SplitTarget(unit, False) for word in inside.split()}
     for spelling in SPELLINGS.get(variant.family, ()):
         for name, place in spelled(variant, spelling):
             found.setdefault(name, place)  # a name without a block is its stage's first
     for number, unit in enumerate(adding_units(variant)):
         traced = (f"add_{number}", f"add/{number}") if number else ("add",)
-        found |= dict.fromkeys(traced, SplitTarget(unit, False))
+        found |= dict.fromkeys(traced, _SplitTarget(unit, False))
     return found
 
 
-def stage_of(unit: str) -> str:
+def _stage_of(unit: str) -> str:
     """What comes before a unit's last number; a unit without one is its own stage."""
     return unit.rpartition("/")[0] or unit
 
 
-def stages_of(variant: Variant) -> dict[str, list[str]]:
+def _stages_of(variant: Variant) -> dict[str, list[str]]:
     """The units of every stage that has numbered ones."""
     found: dict[str, list[str]] = {}
     for unit in variant.units:
-        if stage_of(unit) != unit:
-            found.setdefault(stage_of(unit), []).append(unit)
+        if _stage_of(unit) != unit:
+            found.setdefault(_stage_of(unit), []).append(unit)
     return found
 
 
-def spelled(variant: Variant, spelling: Spelling) -> Iterator[tuple[str, SplitTarget]]:
+def spelled(variant: Variant, spelling: _Spelling) -> Iterator[tuple[str, _SplitTarget]]:
     """All names that a spelling has for the blocks of a model and what is inside them."""
     norms = Counter(path.rpartition(".")[0].replace(".", "/") for path in variant.norm_channels())
     flat = 0
-    for stage, units in enumerate(stages_of(variant).values(), start=spelling.stage_from):
+    for stage, units in enumerate(_stages_of(variant).values(), start=spelling.stage_from):
         for index, unit in enumerate(units):
             block, letter = index + spelling.block_from, chr(ord("a") + index)
             name = spelling.form.format(stage=stage, block=block, flat=flat, letter=letter)
-            yield name, SplitTarget(unit, True)
-            kind = KINDS.get((variant.family, norms[unit]), BlockKind())
+            yield name, _SplitTarget(unit, True)
+            kind = _KINDS.get((variant.family, norms[unit]), _BlockKind())
             first, missing = kind.first.split(), kind.missing.split()
             for word in (word for word in spelling.words.split() if word not in missing):
-                yield f"{name}{spelling.joint}{word}", SplitTarget(unit, word in first)
+                yield f"{name}{spelling.joint}{word}", _SplitTarget(unit, word in first)
             flat += 1
 
 
@@ -225,11 +225,11 @@ def adding_units(variant: Variant) -> list[str]:
     if isinstance(variant, EfficientNetVariant):
         return [block.unit for block in inverted_blocks_of(variant) if block.skips]
     if isinstance(variant, ResNetVariant):
-        return [unit for units in stages_of(variant).values() for unit in units]
+        return [unit for units in _stages_of(variant).values() for unit in units]
     return []
 
 
-def outside(variant: Variant, path: str, *, model: str) -> str | None:
+def _outside(variant: Variant, path: str, *, model: str) -> str | None:
     """What to say of a name of a known form whose numbers the model does not have."""
     for spelling in SPELLINGS.get(variant.family, ()):
         pattern = spelling.pattern
@@ -245,20 +245,20 @@ def outside(variant: Variant, path: str, *, model: str) -> str | None:
         siblings = [(name, unit) for number, name, unit in alike if stage and number == stage]
         if siblings:
             (first, unit), (last, _) = siblings[0], siblings[-1]
-            return f"{model} has no {path!r}; {stage_of(unit)} has {reach(first, last)}"
+            return f"{model} has no {path!r}; {_stage_of(unit)} has {_reach(first, last)}"
         if alike:
-            return f"{model} has no {path!r}; it has {reach(alike[0][1], alike[-1][1])}"
+            return f"{model} has no {path!r}; it has {_reach(alike[0][1], alike[-1][1])}"
     return None
 
 
-def reach(first: str, last: str) -> str:
+def _reach(first: str, last: str) -> str:
     """A row of names by its two ends."""
     return first if first == last else f"{first} to {last}"
 
 
-def unheard(path: str, known: dict[str, SplitTarget], *, model: str) -> str:
+def _unheard(path: str, known: dict[str, _SplitTarget], *, model: str) -> str:
     """What to say of a name of no known form."""
-    near = get_close_matches(path, known, n=NEAR)
-    parts = dict.fromkeys(stage_of(place.unit) for place in known.values())
+    near = get_close_matches(path, known, n=_NEAR)
+    parts = dict.fromkeys(_stage_of(place.unit) for place in known.values())
     way_out = f"near it: {', '.join(near)}" if near else f"it has {', '.join(parts)}"
     return f"no part of {model} is called {path!r}; {way_out}"

@@ -14,35 +14,35 @@ from phalanx.plan.averaging import Averaging
 if TYPE_CHECKING:
     from phalanx.assemble.average import Averaged
 
-SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision")
-AVERAGING = {"weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n"}
+_SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision")
+_AVERAGING = {"weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n"}
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Average, write the result, and tell both scores: here and in the run's report."""
     request.refuse_problems()
-    how = read_averaging(request)
+    how = _read_averaging(request)
     from phalanx.report.folder import open_run
 
     folder = open_run(Path(request["run"]))
     with folder.lock():  # a training at work deletes checkpoints
-        newest = choose_checkpoints(folder.path, folder.checkpoints, how)[-1]
-        flags = {n: text for n, text in request.flags.items() if n not in AVERAGING}
-        refuse_more_steps(newest, how, flags)
+        newest = _choose_checkpoints(folder.path, folder.checkpoints, how)[-1]
+        flags = {n: text for n, text in request.flags.items() if n not in _AVERAGING}
+        _refuse_more_steps(newest, how, flags)
 
         from phalanx.assemble.average import average_run
         from phalanx.report.page import write_report
 
         averaged = average_run(folder, how, flags)
     write_report(folder)
-    show_both(averaged, as_json=request["json"])
+    _show_both(averaged, as_json=request["json"])
     return 0
 
 
-def read_averaging(request: Request) -> Averaging:
+def _read_averaging(request: Request) -> Averaging:
     """What the words ask for; ConfigError for what is no number or out of range."""
     given = {
-        name: read_value(name, request.flags[name]) for name in AVERAGING & request.flags.keys()
+        name: _read_value(name, request.flags[name]) for name in _AVERAGING & request.flags.keys()
     }
     steps = request["reestimate_norms"]
     if not steps.isdecimal():
@@ -55,7 +55,7 @@ def read_averaging(request: Request) -> Averaging:
     )
 
 
-def read_value(name: str, text: str) -> Any:
+def _read_value(name: str, text: str) -> Any:
     """What an option's text means."""
     try:
         return value_from_text(name, text)
@@ -63,7 +63,7 @@ def read_value(name: str, text: str) -> Any:
         raise ConfigError(f"--{name}: {error}") from None
 
 
-def choose_checkpoints(run: Path, shelf: Path, how: Averaging) -> list[Path]:
+def _choose_checkpoints(run: Path, shelf: Path, how: Averaging) -> list[Path]:
     """The checkpoints to average, oldest first."""
     from phalanx.assemble.prepare import checkpoint_in
     from phalanx.engine.checkpoint_store import list_checkpoints
@@ -73,7 +73,7 @@ def choose_checkpoints(run: Path, shelf: Path, how: Averaging) -> list[Path]:
     return found[-how.count_among(len(found), where=shelf) :]
 
 
-def refuse_more_steps(newest: Path, how: Averaging, flags: dict[str, str]) -> None:
+def _refuse_more_steps(newest: Path, how: Averaging, flags: dict[str, str]) -> None:
     """Statistics come from steps the run has."""
     from phalanx.assemble.prepare import describe_checkpoint
 
@@ -85,7 +85,7 @@ def refuse_more_steps(newest: Path, how: Averaging, flags: dict[str, str]) -> No
         )
 
 
-def show_both(averaged: "Averaged", *, as_json: bool) -> None:
+def _show_both(averaged: "Averaged", *, as_json: bool) -> None:
     """The newest checkpoint's score and the average's, as lines or as one object."""
     (newest, average), (first, second) = averaged.paths, averaged.scores
     if as_json:
@@ -95,12 +95,12 @@ def show_both(averaged: "Averaged", *, as_json: bool) -> None:
         }
         print(json.dumps({"averaged": averaged.account, **rows}, indent=2))
         return
-    print(tell(averaged.account))
+    print(_tell(averaged.account))
     show(str(newest), first[0], {}, as_json=False)
     show(str(average), *second, as_json=False)
 
 
-def tell(account: dict[str, Any]) -> str:
+def _tell(account: dict[str, Any]) -> str:
     """What was averaged, in a line."""
     decay = f", decay {account['decay']:g}" if account["strategy"] == "exponential" else ""
     steps = ", ".join(f"{step:,}" for step in account["steps"])
@@ -116,7 +116,7 @@ COMMANDS = {
         "beside the newest. Running statistics of batch norms are averaged like weights.",
         usage="phalanx average RUN [--weight-avg-strategy mean|exponential] [--weight-avg-n N] "
         "[--reestimate-norms STEPS] [--json]",
-        run=run,
+        run=_run,
         arguments=(
             Argument(name="run", metavar="RUN", help="A run folder.", required=True),
             Argument(
@@ -127,7 +127,7 @@ COMMANDS = {
             ),
             Argument(name="--json", help="Print a JSON object.", switch=True),
         ),
-        options=(*sorted(AVERAGING, reverse=True), *SCORING_OPTIONS),
+        options=(*sorted(_AVERAGING, reverse=True), *_SCORING_OPTIONS),
         examples=(
             ("phalanx average runs/demo", "the mean of the last checkpoints"),
             ("phalanx average runs/demo --weight-avg-n 2", "of the last two alone"),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from phalanx.bench.paired import Ratio
 
 
-def overhead(request: Request) -> int:
+def _overhead(request: Request) -> int:
     """Measure and print the ratio with its interval."""
     request.refuse_problems()
     pairs = read_count("--pairs", request["pairs"], least=3)
@@ -26,9 +26,9 @@ def overhead(request: Request) -> int:
     ratio = measure_overhead(pairs=pairs, steps=steps, done=done)
     end_line()
     if request["json"]:
-        print(json.dumps(as_json(ratio)))
+        print(json.dumps(_as_json(ratio)))
     else:
-        show(ratio, steps)
+        _show(ratio, steps)
     return 0
 
 
@@ -39,7 +39,7 @@ def read_count(name: str, text: str, *, least: int) -> int:
     return int(text)
 
 
-def as_json(ratio: "Ratio") -> dict[str, object]:
+def _as_json(ratio: "Ratio") -> dict[str, object]:
     """The measurement for a program."""
     return {
         "ratio": ratio.median,
@@ -49,7 +49,7 @@ def as_json(ratio: "Ratio") -> dict[str, object]:
     }
 
 
-def show(ratio: "Ratio", steps: int) -> None:
+def _show(ratio: "Ratio", steps: int) -> None:
     """The measurement for a person."""
     low, high = ratio.interval95
     for name, rates in (("phalanx train", ratio.ours), ("bare loop", ratio.theirs)):
@@ -62,7 +62,7 @@ def show(ratio: "Ratio", steps: int) -> None:
     print(f"ratio {ratio.median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
 
 
-def determinism(request: Request) -> int:
+def _determinism(request: Request) -> int:
     """Measure and print what each value of --determinism costs."""
     from phalanx.assemble.find_data import read_with_data
 
@@ -102,7 +102,7 @@ COMMANDS = {
         summary="Images/s of the real training loop over a bare PyTorch loop that gets the same "
         "batches ready-made in memory.",
         usage="phalanx bench overhead [--pairs N] [--steps N] [--json]",
-        run=overhead,
+        run=_overhead,
         arguments=(
             Argument(name="--pairs", help="Interleaved pairs of blocks [40].", default="40"),
             Argument(name="--steps", help="Steps in a block [25].", default="25"),
@@ -116,7 +116,7 @@ COMMANDS = {
         "made-up images.",
         usage="phalanx bench determinism [PRESET|FILE] [--option value]... [--pairs N] "
         "[--steps N] [--json]",
-        run=determinism,
+        run=_determinism,
         arguments=(
             Argument(name="preset", metavar="PRESET|FILE", help="A preset, or a YAML file."),
             Argument(name="--config", help="The same, as a flag."),

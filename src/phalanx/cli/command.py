@@ -82,7 +82,7 @@ def preset_named(request: Request) -> str | None:
     return words[0] if words else None
 
 
-class Parser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """argparse that raises what it has to say."""
 
     def error(self, message: str) -> NoReturn:
@@ -92,10 +92,10 @@ class Parser(argparse.ArgumentParser):
 
 def parse(command: Command, argv: Sequence[str]) -> Request:
     """Read a command's words; unknown flags become problems, so that all are told together."""
-    words, spaced = join_lists(command, argv)
-    known, unknown = set_unknown_apart(command, words)
+    words, spaced = _join_lists(command, argv)
+    known, unknown = _set_unknown_apart(command, words)
     problems = (*unknown, *spaced)
-    parser = build_parser(command)
+    parser = _build_parser(command)
     read = vars(parser.parse_args(known))
     flags = {
         name: read.pop(f"option {name}") for name in command.options if f"option {name}" in read
@@ -104,18 +104,18 @@ def parse(command: Command, argv: Sequence[str]) -> Request:
     return Request(read, flags, problems, line)
 
 
-def spellings_of(command: Command) -> dict[str, str]:
+def _spellings_of(command: Command) -> dict[str, str]:
     """Every spelling of the options this command takes, to the option's name."""
     return {old: name for old, name in SPELLINGS.items() if name in command.options}
 
 
-def set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words argparse will understand, and a line for each flag it would not.
 
     An unknown flag takes its value along: otherwise the value would pass for a preset's name.
     """
     flags = {a.name for a in command.arguments if a.name.startswith("--")}
-    flags |= {f"--{old}" for old in spellings_of(command)}
+    flags |= {f"--{old}" for old in _spellings_of(command)}
     old = {f"--{spelling}" for spelling in SPELLINGS if spelling not in OPTIONS}
     today = sorted(flags - old)
     known: list[str] = []
@@ -128,7 +128,7 @@ def set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str],
             skip = not equals
         elif skip and not word.startswith("--"):
             skip = False
-        elif is_negative(word) and known and known[-1] in flags:
+        elif _is_negative(word) and known and known[-1] in flags:
             known[-1] += f"={word}"  # argparse would take -1e-3 for a flag
         else:
             known.append(word)
@@ -136,17 +136,17 @@ def set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str],
     return known, problems
 
 
-def join_lists(command: Command, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _join_lists(command: Command, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words with lists of numbers in one piece, and a line for each that came in several.
 
     `--lr-epoch-decay 2 4` is how other programs write 2,4; here 4 would pass for a preset's name.
     """
-    lists = {f"--{old}" for old, name in spellings_of(command).items() if name in LISTS}
+    lists = {f"--{old}" for old, name in _spellings_of(command).items() if name in LISTS}
     words: list[str] = []
     problems: dict[int, str] = {}  # by the place of the list
     for word in argv:
         begun = len(words) > 1 and words[-2] in lists
-        if begun and is_number(words[-1].rsplit(",")[0]) and is_number(word):
+        if begun and _is_number(words[-1].rsplit(",")[0]) and _is_number(word):
             words[-1] = f"{words[-1].rstrip(',')},{word.rstrip(',')}"
             problems[len(words)] = (
                 f"{words[-2]}: a list has commas and no spaces; write {words[-1]}"
@@ -156,22 +156,22 @@ def join_lists(command: Command, argv: Sequence[str]) -> tuple[list[str], list[s
     return words, list(problems.values())
 
 
-def is_number(word: str) -> bool:
+def _is_number(word: str) -> bool:
     """Whether the word is a number or a length of training, perhaps with a bracket or a comma."""
     return re.fullmatch(r"\[?\.?\d[\d./]*(ep|st|%)?\]?,?", word) is not None
 
 
-def is_negative(word: str) -> bool:
+def _is_negative(word: str) -> bool:
     """Whether the word is a number below zero."""
     return re.fullmatch(r"-\d*\.?\d+(e[-+]?\d+)?", word, re.IGNORECASE) is not None
 
 
-def build_parser(command: Command) -> Parser:
+def _build_parser(command: Command) -> _Parser:
     """An argparse parser for the command's arguments and options."""
-    parser = Parser(prog=f"phalanx {command.name}", add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=f"phalanx {command.name}", add_help=False, allow_abbrev=False)
     for argument in command.arguments:
-        add_argument(parser, argument)
-    for spelling, name in spellings_of(command).items():
+        _add_argument(parser, argument)
+    for spelling, name in _spellings_of(command).items():
         bare: dict[str, Any] = (
             {"nargs": "?", "const": "true"} if plain_kind(OPTIONS[name].kind) is bool else {}
         )
@@ -181,7 +181,7 @@ def build_parser(command: Command) -> Parser:
     return parser
 
 
-def add_argument(parser: Parser, argument: Argument) -> None:
+def _add_argument(parser: _Parser, argument: Argument) -> None:
     """Give argparse one of the command's own words."""
     if argument.switch:
         parser.add_argument(argument.name, dest=argument.key, action="store_true")

@@ -6,7 +6,7 @@ from pathlib import Path
 from phalanx.cli.command import Argument, Command, Request
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Compare options, data, code, numbers and scores."""
     request.refuse_problems()
     from phalanx.report.compare import compare_runs, render_comparison
@@ -26,7 +26,7 @@ COMMANDS = {
         summary="Say where two runs differ: options, data, code, the first step at which numbers "
         "part, and scores with a paired test.",
         usage="phalanx compare RUN RUN [--json]",
-        run=run,
+        run=_run,
         arguments=(
             Argument(name="first", metavar="RUN", help="A run folder.", required=True),
             Argument(name="second", metavar="RUN", help="Another one.", required=True),

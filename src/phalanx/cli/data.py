@@ -7,15 +7,15 @@ from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 
 
-def show(request: Request) -> int:
+def _show(request: Request) -> int:
     """Draw what the model sees in one step, before normalisation."""
-    settings = find_settings(request)
+    settings = _find_settings(request)
     from phalanx.assemble.dataset_summary import plan_of, recipe_of
     from phalanx.data.loading.loader import Loader
     from phalanx.report.sheet import write_sheet
 
     plan, view = plan_of(settings)
-    step = read_step(request["step"], last=plan.total_steps)
+    step = _read_step(request["step"], last=plan.total_steps)
     if settings.config.data.data == "synthetic":
         raise ConfigError("--data synthetic: its noise is made on the device, nothing to draw")
     with Loader(recipe_of(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
@@ -31,7 +31,7 @@ def show(request: Request) -> int:
     return 0
 
 
-def find_settings(request: Request) -> Settings:
+def _find_settings(request: Request) -> Settings:
     """The config of a run folder, or of a preset with flags."""
     name = request["preset"]
     if name and (Path(name) / "run.json").is_file():
@@ -52,7 +52,7 @@ def find_settings(request: Request) -> Settings:
     return read_with_data(name, request.flags, problems=request.problems)
 
 
-def read_step(text: str, *, last: int) -> int:
+def _read_step(text: str, *, last: int) -> int:
     """The number of a step, counted from 1 as in metrics.jsonl."""
     step = int(text) if text.isdecimal() else 0
     if not 1 <= step <= last:
@@ -65,7 +65,7 @@ COMMANDS = {
         name="data show",
         summary="Draw the augmented batch of a step, exactly as training saw or will see it.",
         usage="phalanx data show [PRESET|FILE|RUN] --step K --out FILE",
-        run=show,
+        run=_show,
         arguments=(
             Argument(
                 name="preset",

@@ -10,9 +10,9 @@ from phalanx.cli.command import Argument, Command, Request
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
 
-SAY_EVERY_S = 10.0
-BAD_SHOWN = 20
-LIMITS = {
+_SAY_EVERY_S = 10.0
+_BAD_SHOWN = 20
+_LIMITS = {
     "short_side": (1, 65_500),
     "quality": (1, 100),
     "shards": (1, 99_999),
@@ -32,7 +32,7 @@ class Progress:
         now = time.monotonic()
         if split != self.split:
             self.split, self.began, self.first, self.said = split, now, done, now
-        if done < count and now - self.said < (0.1 if self.tty else SAY_EVERY_S):
+        if done < count and now - self.said < (0.1 if self.tty else _SAY_EVERY_S):
             return
         self.said = now
         begin, end = ("\r\033[K", "\n" if done == count else "") if self.tty else ("", "\n")
@@ -47,12 +47,12 @@ class Progress:
         return f"{told}, {format_count(rate)}/s{left}"
 
 
-def build_data(request: Request) -> int:
+def _build_data(request: Request) -> int:
     """Convert a dataset; bad images are left out and listed."""
     request.refuse_problems()
     from phalanx.data.convert.build import BuildOptions, build
 
-    src, to, out = (read_word(request, name) for name in ("src", "to", "out"))
+    src, to, out = (_read_word(request, name) for name in ("src", "to", "out"))
     options = BuildOptions(
         to=to,
         raw=request["raw"],
@@ -63,7 +63,7 @@ def build_data(request: Request) -> int:
         Path(src).expanduser(),
         Path(out).expanduser(),
         options,
-        max_bad=read_share(request["max_bad"]),
+        max_bad=_read_share(request["max_bad"]),
         workers=read_number(request, "workers"),
         tell=Progress("done"),
     )
@@ -73,11 +73,11 @@ def build_data(request: Request) -> int:
         facts = {"to": options.to, "out": out, "splits": splits, "elapsed_s": elapsed}
         print(json.dumps(facts, indent=2))
     else:
-        show_outcome(out, splits, elapsed)
+        _show_outcome(out, splits, elapsed)
     return 0
 
 
-def read_word(request: Request, name: str) -> str:
+def _read_word(request: Request, name: str) -> str:
     """A word that must be given."""
     if not request[name]:
         wanted = {"src": "the folder to convert", "to": "--to FORM", "out": "--out DIR"}[name]
@@ -90,14 +90,14 @@ def read_number(request: Request, name: str) -> int | None:
     text = request[name]
     if text is None:
         return None
-    low, high = LIMITS[name]
+    low, high = _LIMITS[name]
     if not text.isdecimal() or not low <= int(text) <= high:
         flag = f"--{name.replace('_', '-')}"
         raise ConfigError(f"{flag}: wants a whole number from {low} to {high:,}, got {text!r}")
     return int(text)
 
 
-def read_share(text: str | None) -> str | None:
+def _read_share(text: str | None) -> str | None:
     """A count or a share as it was typed; raises ConfigError for what is neither."""
     try:
         if text is not None:
@@ -112,7 +112,7 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def show_outcome(out: str, splits: dict[str, dict[str, Any]], elapsed: float) -> None:
+def _show_outcome(out: str, splits: dict[str, dict[str, Any]], elapsed: float) -> None:
     """What was done, and which images were left out."""
     for split, outcome in splits.items():
         written, encoded = outcome["written"], outcome["encoded"]
@@ -127,9 +127,9 @@ def show_outcome(out: str, splits: dict[str, dict[str, Any]], elapsed: float) ->
     bad = [text for outcome in splits.values() for text in outcome["bad"]]
     if bad:
         print(f"{len(bad)} images could not be read and were left out:")
-        print("\n".join(f"  {printable(text)}" for text in bad[:BAD_SHOWN]))
-    if len(bad) > BAD_SHOWN:
-        print(f"  and {len(bad) - BAD_SHOWN:,} more, see .phalanx/build.json there")
+        print("\n".join(f"  {printable(text)}" for text in bad[:_BAD_SHOWN]))
+    if len(bad) > _BAD_SHOWN:
+        print(f"  and {len(bad) - _BAD_SHOWN:,} more, see .phalanx/build.json there")
 
 
 COMMANDS = {
@@ -138,7 +138,7 @@ COMMANDS = {
         summary="Convert data into another form, on all cores; run again, it goes on where it "
         "stopped.",
         usage="phalanx data build SRC --to folder|tar|tfrecord|packed --out DIR [--short-side N]",
-        run=build_data,
+        run=_build_data,
         arguments=(
             Argument(
                 name="src",

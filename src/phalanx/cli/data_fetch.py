@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
 
-class Progress:
+class _Progress:
     """One line for the file under way: rewritten on a terminal, else said once it is whole."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Progress:
         print(f"{begin}{line}", end=end, file=sys.stderr, flush=True)
 
 
-def fetch_data(request: Request) -> int:
+def _fetch_data(request: Request) -> int:
     """Make sure a set is here, and say where."""
     request.refuse_problems()
     from phalanx.data.fetch import SETS, fetch
@@ -36,7 +36,7 @@ def fetch_data(request: Request) -> int:
     if data is None:
         raise ConfigError(f"say which set to fetch: {', '.join(SETS)}")
     data_dir = request["data_dir"] or os.environ.get("DATA_DIR")
-    fetched = fetch(data, Path(data_dir) if data_dir else None, tell=Progress())
+    fetched = fetch(data, Path(data_dir) if data_dir else None, tell=_Progress())
     how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
     how = how.replace("1 files", "1 file")
     print(f"{data}: {how}, every checksum is right")
@@ -49,7 +49,7 @@ COMMANDS = {
         name="data fetch",
         summary="Download a published dataset, check it, and go on where a download broke off.",
         usage="phalanx data fetch cifar10|cifar100|mnist|fashion-mnist [--data-dir DIR]",
-        run=fetch_data,
+        run=_fetch_data,
         arguments=(
             Argument(name="data", metavar="SET", help="Which dataset."),
             Argument(

@@ -7,36 +7,36 @@ from typing import Any
 from phalanx.cli.command import Argument, Command, Request
 from phalanx.errors import DataError
 
-MADE_UP = {  # sets that lie in no folder: what they are, how to get them
+_MADE_UP = {  # sets that lie in no folder: what they are, how to get them
     "embedded": ("8,000 + 1,500 Fashion-MNIST images", "comes with Phalanx"),
     "generated": ("random images made on the host", "made when asked for"),
     "synthetic": ("random images made on the device", "made when asked for"),
 }
 
 
-def list_data(request: Request) -> int:
+def _list_data(request: Request) -> int:
     """Print the forms that can be read, or what was found in a folder."""
     request.refuse_problems()
-    rows = find_rows(Path(request["dir"]).expanduser()) if request["dir"] else form_rows()
+    rows = _find_rows(Path(request["dir"]).expanduser()) if request["dir"] else _form_rows()
     if request["json"]:
         print(json.dumps(rows, indent=2))
     elif request["dir"]:
-        show_findings(rows)
+        _show_findings(rows)
     else:
-        show_forms(rows)
+        _show_forms(rows)
     return 0
 
 
-def form_rows() -> list[dict[str, Any]]:
+def _form_rows() -> list[dict[str, Any]]:
     """Every form with what lies there and how to get it."""
     from phalanx.data.formats.detect import FORMS
 
     rows = [{"data": name, "what": form.what, "get": form.get} for name, form in FORMS.items()]
-    made_up = [{"data": name, "what": what, "get": get} for name, (what, get) in MADE_UP.items()]
+    made_up = [{"data": name, "what": what, "get": get} for name, (what, get) in _MADE_UP.items()]
     return [*made_up, *rows]
 
 
-def find_rows(root: Path) -> list[dict[str, Any]]:
+def _find_rows(root: Path) -> list[dict[str, Any]]:
     """What lies in a folder, with counts and classes; nothing there is a mistake."""
     from phalanx.data.formats.detect import DEPTH, detect
 
@@ -47,12 +47,12 @@ def find_rows(root: Path) -> list[dict[str, Any]]:
             "`phalanx data list` says what can"
         )
     return [
-        {"data": f.data, "folder": str(f.folder), "why": f.why, **count(f.data, f.folder)}
+        {"data": f.data, "folder": str(f.folder), "why": f.why, **_count(f.data, f.folder)}
         for f in found
     ]
 
 
-def count(data: str, folder: Path) -> dict[str, Any]:
+def _count(data: str, folder: Path) -> dict[str, Any]:
     """The images and classes of a set; what is wrong with a split stands in place of its count."""
     from phalanx.data.formats.detect import FORMS
 
@@ -73,7 +73,7 @@ def count(data: str, folder: Path) -> dict[str, Any]:
     return {**counts, "classes": classes, "problems": problems}
 
 
-def show_findings(rows: list[dict[str, Any]]) -> None:
+def _show_findings(rows: list[dict[str, Any]]) -> None:
     """What lies in a folder, a line for each set and one for each thing wrong with it."""
     for row in rows:
         figures = " + ".join(
@@ -86,7 +86,7 @@ def show_findings(rows: list[dict[str, Any]]) -> None:
             print("  " + problem.replace("\n", "\n  "))
 
 
-def show_forms(rows: list[dict[str, Any]]) -> None:
+def _show_forms(rows: list[dict[str, Any]]) -> None:
     """The forms as a table."""
     from rich.console import Console
     from rich.table import Table
@@ -104,7 +104,7 @@ COMMANDS = {
         name="data list",
         summary="Say which data can be read, or what lies in a folder and up to three below it.",
         usage="phalanx data list [DIR] [--json]",
-        run=list_data,
+        run=_list_data,
         arguments=(
             Argument(name="dir", metavar="DIR", help="The folder to look into."),
             Argument(name="--json", help="Print JSON.", switch=True),

@@ -13,10 +13,10 @@ from phalanx.units import format_count, format_seconds
 if TYPE_CHECKING:
     from phalanx.data.verify.verify import ImageLocation, Verdict
 
-SHOWN = 5
+_SHOWN = 5
 
 
-def verify_data(request: Request) -> int:
+def _verify_data(request: Request) -> int:
     """Look at every image; the code is 0 when nothing is wrong."""
     request.refuse_problems()
     from phalanx.data.verify.manifest import keep_manifest
@@ -25,22 +25,22 @@ def verify_data(request: Request) -> int:
     if not request["dir"]:
         raise ConfigError("say which folder to look at: phalanx data verify DIR")
     root, began = Path(request["dir"]).expanduser(), time.monotonic()
-    out = read_out(request["out"])
+    out = _read_out(request["out"])
     verdict = verify(root, workers=read_number(request, "workers"), tell=Progress("looked at"))
     elapsed = time.monotonic() - began
     keep_manifest(root, verdict.manifest, verdict.fingerprints)
     if out is not None:
-        write_page(out, root, verdict)
+        _write_page(out, root, verdict)
     if request["json"]:
         print(json.dumps(verdict.to_json(), indent=2))
     else:
-        show_verdict(verdict, elapsed)
+        _show_verdict(verdict, elapsed)
         if out is not None:
             print(f"pictures: {out}")
     return DataError.exit_code if verdict.wrong else 0
 
 
-def read_out(text: str | None) -> Path | None:
+def _read_out(text: str | None) -> Path | None:
     """Where the page goes; None where none is asked for."""
     if text is None:
         return None
@@ -50,7 +50,7 @@ def read_out(text: str | None) -> Path | None:
     return path
 
 
-def write_page(out: Path, root: Path, verdict: "Verdict") -> None:
+def _write_page(out: Path, root: Path, verdict: "Verdict") -> None:
     """The page with pictures of what was found."""
     from phalanx.data.convert.origin import find_parts
     from phalanx.data.formats.decode import BadImage, Pixels
@@ -67,7 +67,7 @@ def write_page(out: Path, root: Path, verdict: "Verdict") -> None:
     write_verify_page(out, verdict, look)
 
 
-def show_verdict(verdict: "Verdict", elapsed: float) -> None:
+def _show_verdict(verdict: "Verdict", elapsed: float) -> None:
     """The findings as a table, and the first of each kind by name."""
     from rich.console import Console
     from rich.table import Table
@@ -84,42 +84,42 @@ def show_verdict(verdict: "Verdict", elapsed: float) -> None:
     table.add_column("found", justify="right")
     for kind, count in verdict.totals.items():
         table.add_row(f"{kind} (a note)" if kind in NOTES else kind, format_count(count))
-    table.add_row(*balance_row(verdict))
+    table.add_row(*_balance_row(verdict))
     Console(highlight=False).print(table)
     for kind, places in verdict.single.items():
-        show_first("" if kind in NOTES else kind, [describe(place) for place in places])
+        _show_first("" if kind in NOTES else kind, [_describe(place) for place in places])
     for kind, groups in verdict.groups.items():
-        show_first(kind, [describe_group(group) for group in groups])
-    show_first("class missing in a split", verdict.missing)
+        _show_first(kind, [_describe_group(group) for group in groups])
+    _show_first("class missing in a split", verdict.missing)
     print(f"\n{count_wrong(verdict.wrong)}; manifest {verdict.manifest}")
 
 
-def balance_row(verdict: "Verdict") -> tuple[str, str]:
+def _balance_row(verdict: "Verdict") -> tuple[str, str]:
     """How unequal the classes are, in one line."""
     counts = next(iter(verdict.counts.values()))
     split = next(iter(verdict.counts))
     return f"images of a class, {split}", f"{min(counts):,} to {max(counts):,}"
 
 
-def show_first(kind: str, lines: list[str]) -> None:
+def _show_first(kind: str, lines: list[str]) -> None:
     """The first few lines of one kind of finding."""
     if not kind or not lines:
         return
     print(f"\n{kind}:")
-    print("\n".join(f"  {printable(line)}" for line in lines[:SHOWN]))
-    if len(lines) > SHOWN:
-        print(f"  and {len(lines) - SHOWN:,} more; --json and --out page.html have them")
+    print("\n".join(f"  {printable(line)}" for line in lines[:_SHOWN]))
+    if len(lines) > _SHOWN:
+        print(f"  and {len(lines) - _SHOWN:,} more; --json and --out page.html have them")
 
 
-def describe(place: "ImageLocation") -> str:
+def _describe(place: "ImageLocation") -> str:
     """An image in one line."""
     return f"{place.name}: {place.why}" if place.why else place.name
 
 
-def describe_group(group: list["ImageLocation"]) -> str:
+def _describe_group(group: list["ImageLocation"]) -> str:
     """Images that are the same in one line."""
-    names = " = ".join(place.name for place in group[:SHOWN])
-    more = f" and {len(group) - SHOWN:,} more" if len(group) > SHOWN else ""
+    names = " = ".join(place.name for place in group[:_SHOWN])
+    more = f" and {len(group) - _SHOWN:,} more" if len(group) > _SHOWN else ""
     labels = " / ".join(sorted({place.label for place in group}))
     return f"{names}{more}" + (f" (labels differ: {labels})" if "/" in labels else "")
 
@@ -130,7 +130,7 @@ COMMANDS = {
         summary="Look at every image of a set, on all cores, and say what is wrong; the code is 0 "
         "when nothing is.",
         usage="phalanx data verify DIR [--json] [--out report.html]",
-        run=verify_data,
+        run=_verify_data,
         arguments=(
             Argument(name="dir", metavar="DIR", help="The folder that the data lies in."),
             Argument(name="--json", help="Print JSON.", switch=True),

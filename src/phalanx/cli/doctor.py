@@ -13,7 +13,7 @@ from pathlib import Path
 from phalanx.cli.command import Argument, Command, Request
 from phalanx.units import format_bytes
 
-PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
+_PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
     "torch": ("torch", "everything", False),
     "numpy": ("numpy", "arrays", False),
     "safetensors": ("safetensors", "checkpoints", False),
@@ -25,11 +25,11 @@ PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
     "cv2": ("opencv-python-headless", "resizing", False),
     "PIL": ("Pillow", "PNG and odd JPEGs", False),
 }
-ENOUGH_DISK = 2 * 2**30
+_ENOUGH_DISK = 2 * 2**30
 
 
 @dataclass(frozen=True)
-class Check:
+class _Check:
     """One thing looked at."""
 
     what: str
@@ -38,18 +38,18 @@ class Check:
     remedy: str = ""
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Look at the machine; the code is 1 when something Phalanx needs is missing."""
     request.refuse_problems()
-    findings = [*look_at_python(), *look_at_packages(), *look_at_devices(), *look_at_room()]
+    findings = [*_look_at_python(), *_look_at_packages(), *_look_at_devices(), *_look_at_room()]
     if request["json"]:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        show(findings)
+        _show(findings)
     return 1 if any(finding.state == "missing" for finding in findings) else 0
 
 
-def show(findings: list[Check]) -> None:
+def _show(findings: list[_Check]) -> None:
     """A line a finding, and the remedies under them."""
     marks = {"ok": "ok  ", "note": "note", "missing": "MISS"}
     for finding in findings:
@@ -60,27 +60,27 @@ def show(findings: list[Check]) -> None:
     print(f"\n{missing} missing" if missing else "\nready to train: phalanx train")
 
 
-def look_at_python() -> Iterator[Check]:
+def _look_at_python() -> Iterator[_Check]:
     """The interpreter."""
     version = ".".join(map(str, sys.version_info[:3]))
     enough = sys.version_info >= (3, 11)
     remedy = "" if enough else "install Python 3.11 or later"
-    yield Check("python", version, "ok" if enough else "missing", remedy)
+    yield _Check("python", version, "ok" if enough else "missing", remedy)
 
 
-def look_at_packages() -> Iterator[Check]:
+def _look_at_packages() -> Iterator[_Check]:
     """Every package Phalanx imports: whether it is there and can be imported."""
-    for name, (package, purpose, optional) in PACKAGES.items():
+    for name, (package, purpose, optional) in _PACKAGES.items():
         try:
             import_module(name)
         except (ImportError, OSError) as error:  # OSError: a library behind it does not load
             state = "note" if optional else "missing"
-            yield Check(package, f"{error} ({purpose})", state, f"pip install {package}")
+            yield _Check(package, f"{error} ({purpose})", state, f"pip install {package}")
         else:
-            yield Check(package, f"{version_of(package)} ({purpose})", "ok")
+            yield _Check(package, f"{_version_of(package)} ({purpose})", "ok")
 
 
-def version_of(package: str) -> str:
+def _version_of(package: str) -> str:
     """The installed version; another package may provide the same module."""
     try:
         return metadata.version(package)
@@ -88,37 +88,37 @@ def version_of(package: str) -> str:
         return "from another package"
 
 
-def look_at_devices() -> Iterator[Check]:
+def _look_at_devices() -> Iterator[_Check]:
     """Cores and accelerators, as torch sees them."""
     from phalanx.plan.machine import count_cores
 
-    yield Check("cpu", f"{count_cores()} cores", "ok")
+    yield _Check("cpu", f"{count_cores()} cores", "ok")
     try:
         import torch
     except (ImportError, OSError):
         return
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
-        yield Check(f"cuda:{number}", f"{facts.name}, {format_bytes(facts.total_memory)}", "ok")
+        yield _Check(f"cuda:{number}", f"{facts.name}, {format_bytes(facts.total_memory)}", "ok")
     if torch.backends.mps.is_available():
-        yield Check("mps", "Apple GPU", "ok")
+        yield _Check("mps", "Apple GPU", "ok")
     if not torch.cuda.device_count() and not torch.backends.mps.is_available():
         seen = any(Path("/dev").glob("nvidia[0-9]*"))
         remedy = "a GPU is there: install a torch build with CUDA" if seen else ""
-        yield Check("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
+        yield _Check("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
 
 
-def look_at_room() -> Iterator[Check]:
+def _look_at_room() -> Iterator[_Check]:
     """Memory and disk."""
     size, whole = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     told = "SC_AVPHYS_PAGES" in os.sysconf_names  # macOS does not tell
     text = f"{format_bytes(os.sysconf('SC_AVPHYS_PAGES') * size)} free of " if told else ""
-    yield Check("memory", f"{text}{format_bytes(whole * size)}", "ok")
+    yield _Check("memory", f"{text}{format_bytes(whole * size)}", "ok")
     for what, folder in (("disk here", os.getcwd()), ("temporary", tempfile.gettempdir())):
         free = shutil.disk_usage(folder).free
-        scarce = free < ENOUGH_DISK
+        scarce = free < _ENOUGH_DISK
         remedy = "checkpoints may not fit; make room or use another --run-dir" if scarce else ""
-        yield Check(
+        yield _Check(
             what, f"{format_bytes(free)} free in {folder}", "note" if scarce else "ok", remedy
         )
 
@@ -128,7 +128,7 @@ COMMANDS = {
         name="doctor",
         summary="Say what this machine has and what is missing, with the line that installs it.",
         usage="phalanx doctor [--json]",
-        run=run,
+        run=_run,
         arguments=(Argument(name="--json", help="Print a JSON list.", switch=True),),
         examples=(("phalanx doctor", "before the first run on a new machine"),),
     ),

@@ -18,13 +18,13 @@ from phalanx.units import format_bytes
 if TYPE_CHECKING:
     from phalanx.bench.finders import BatchSizeTrial, Sizes, Sweep
 
-WIDTH, HEIGHT = 60, 10  # of the plot, in letters
-ABOVE = 1.25  # times the first loss is as high as plots go
-DRAWINGS = (".png", ".html")
-INK = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white paper
+_WIDTH, _HEIGHT = 60, 10  # of the plot, in letters
+_ABOVE = 1.25  # times the first loss is as high as plots go
+_DRAWINGS = (".png", ".html")
+_INK = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white paper
 
 
-def read_config(request: Request) -> Settings:
+def _read_config(request: Request) -> Settings:
     """The settings that a finder works with."""
     from phalanx.assemble.find_data import read_with_data
 
@@ -34,14 +34,14 @@ def read_config(request: Request) -> Settings:
 # --- the learning rate ---
 
 
-def find_lr(request: Request) -> int:
+def _find_lr(request: Request) -> int:
     """Sweep the learning rate and print what it suggests."""
-    settings = read_config(request)
-    low, high = (read_rate(f"--{name}", request[name]) for name in ("from", "to"))
+    settings = _read_config(request)
+    low, high = (_read_rate(f"--{name}", request[name]) for name in ("from", "to"))
     if low >= high:
         raise ConfigError(f"--from {low:g}: must be below --to {high:g}; the rate grows")
     steps = read_count("--steps", request["steps"], least=10)
-    out = read_out(request["out"])
+    out = _read_out(request["out"])
     from phalanx.bench.finders import sweep_rates
 
     sweep = sweep_rates(
@@ -53,15 +53,15 @@ def find_lr(request: Request) -> int:
     )
     end_line()
     if out is not None:
-        write_drawing(out, sweep, title=settings.name)
+        _write_drawing(out, sweep, title=settings.name)
     if request["json"]:
         print(json.dumps(sweep.facts(), indent=2))
         return 0
-    show_sweep(sweep, asked=steps)
+    _show_sweep(sweep, asked=steps)
     return 0
 
 
-def read_rate(name: str, text: str) -> float:
+def _read_rate(name: str, text: str) -> float:
     """A learning rate above zero."""
     try:
         rate = float(text)
@@ -72,27 +72,27 @@ def read_rate(name: str, text: str) -> float:
     return rate
 
 
-def read_out(text: str | None) -> Path | None:
+def _read_out(text: str | None) -> Path | None:
     """Where the drawing goes, refused before any work is done for it."""
     if text is None:
         return None
     out = Path(text)
-    if out.suffix.lower() not in DRAWINGS:
+    if out.suffix.lower() not in _DRAWINGS:
         raise ConfigError(f"--out {text}: wants a file that ends in .png or .html")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {text}: there is no folder {out.parent}; make it first")
     return out
 
 
-def show_sweep(sweep: "Sweep", *, asked: int) -> None:
+def _show_sweep(sweep: "Sweep", *, asked: int) -> None:
     """The plot and the suggestions."""
-    for line in draw_text(sweep):
+    for line in _draw_text(sweep):
         print(line)
-    for name, text in explain(sweep, asked=asked):
+    for name, text in _explain(sweep, asked=asked):
         print(f"{name:<15}{text}")
 
 
-def explain(sweep: "Sweep", *, asked: int) -> list[tuple[str, str]]:
+def _explain(sweep: "Sweep", *, asked: int) -> list[tuple[str, str]]:
     """What the sweep found, in words."""
     end = f"{len(sweep.rates)} of {asked} steps, the loss did not explode; try a larger --to"
     if sweep.tenth is not None:
@@ -110,52 +110,52 @@ def explain(sweep: "Sweep", *, asked: int) -> list[tuple[str, str]]:
     return [*rows, ("suggested", f"--lr {sweep.suggested:.2g}{smaller}")]
 
 
-def draw_text(sweep: "Sweep") -> list[str]:
+def _draw_text(sweep: "Sweep") -> list[str]:
     """The smoothed loss over the rate, in letters; the suggested rate is marked below."""
     count = len(sweep.smooth)
     if not count:
         return []
-    top = min(max(sweep.smooth), ABOVE * sweep.smooth[0])
+    top = min(max(sweep.smooth), _ABOVE * sweep.smooth[0])
     low = min(sweep.smooth)
-    width = min(WIDTH, count)
+    width = min(_WIDTH, count)
     column = [sweep.smooth[place * count // width] for place in range(width)]
-    rows = [round((min(loss, top) - low) / ((top - low) or 1.0) * (HEIGHT - 1)) for loss in column]
+    rows = [round((min(loss, top) - low) / ((top - low) or 1.0) * (_HEIGHT - 1)) for loss in column]
     lines = []
-    for height in reversed(range(HEIGHT)):
-        loss = low + (top - low) * height / (HEIGHT - 1)
+    for height in reversed(range(_HEIGHT)):
+        loss = low + (top - low) * height / (_HEIGHT - 1)
         dots = "".join("•" if row == height else " " for row in rows)
         lines.append(f"{loss:>9.3f} │{dots}".rstrip())
     rule = "─" * width
     if sweep.suggested is not None:
-        place = min(sweep.rates.index(nearest(sweep, sweep.suggested)) * width // count, width - 1)
+        place = min(sweep.rates.index(_nearest(sweep, sweep.suggested)) * width // count, width - 1)
         rule = f"{rule[:place]}▲{rule[place + 1 :]}"
     ends = f"{sweep.rates[0]:g}", f"{sweep.rates[count - 1]:.2g}"
     gap = " " * max(1, width - sum(map(len, ends)))
     return [f"{'loss':>9}", *lines, f"{'':>10}└{rule}", f"{'lr':>9}  {ends[0]}{gap}{ends[1]}"]
 
 
-def nearest(sweep: "Sweep", rate: float) -> float:
+def _nearest(sweep: "Sweep", rate: float) -> float:
     """The rate of the sweep that is nearest, by factors."""
     return min(sweep.rates, key=lambda one: abs(log10(one / rate)))
 
 
-def write_drawing(out: Path, sweep: "Sweep", *, title: str) -> None:
+def _write_drawing(out: Path, sweep: "Sweep", *, title: str) -> None:
     """The curve as a PNG, or as a page with the numbers."""
     from phalanx.disk import out_errors, write_atomically
 
     with out_errors(out, "give another --out"):
         if out.suffix.lower() == ".png":
-            write_atomically(out, draw_figure(sweep, title=title, form="png"))
+            write_atomically(out, _draw_figure(sweep, title=title, form="png"))
         else:
-            write_atomically(out, draw_page(sweep, title=title))
+            write_atomically(out, _draw_page(sweep, title=title))
 
 
-def draw_page(sweep: "Sweep", *, title: str) -> str:
+def _draw_page(sweep: "Sweep", *, title: str) -> str:
     """A page that needs no other file."""
     from phalanx.report.markup import table
 
-    svg = draw_figure(sweep, title=title, form="svg").decode()
-    facts = table([], [(escape(k), escape(v)) for k, v in explain(sweep, asked=len(sweep.rates))])
+    svg = _draw_figure(sweep, title=title, form="svg").decode()
+    facts = table([], [(escape(k), escape(v)) for k, v in _explain(sweep, asked=len(sweep.rates))])
     rows = [(f"{r:.3g}", f"{n:.4f}") for r, n in zip(sweep.rates, sweep.losses, strict=True)]
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8">\n<title>{escape(title)}: '
@@ -164,21 +164,21 @@ def draw_page(sweep: "Sweep", *, title: str) -> str:
     )
 
 
-def draw_figure(sweep: "Sweep", *, title: str, form: str) -> bytes:
+def _draw_figure(sweep: "Sweep", *, title: str, form: str) -> bytes:
     """The curve with its marks, as a file's content."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained", dpi=120)
     axes: Any = figure.subplots()
     shown = len(sweep.smooth)
-    axes.plot(sweep.rates, sweep.losses, color=INK["pale"], lw=0.8, label="each step")
-    axes.plot(sweep.rates[:shown], sweep.smooth, color=INK["line"], lw=1.6, label="smoothed")
+    axes.plot(sweep.rates, sweep.losses, color=_INK["pale"], lw=0.8, label="each step")
+    axes.plot(sweep.rates[:shown], sweep.smooth, color=_INK["line"], lw=1.6, label="smoothed")
     if sweep.suggested is not None:
         words = f"suggested {sweep.suggested:.2g}"
-        axes.axvline(sweep.suggested, color=INK["mark"], lw=1, ls="--", label=words)
+        axes.axvline(sweep.suggested, color=_INK["mark"], lw=1, ls="--", label=words)
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss", title=title)
     if shown and min(sweep.smooth) < sweep.smooth[0]:
-        axes.set_ylim(0, ABOVE * sweep.smooth[0])
+        axes.set_ylim(0, _ABOVE * sweep.smooth[0])
     axes.legend()
     file = io.BytesIO()
     figure.savefig(file, format=form)
@@ -188,9 +188,9 @@ def draw_figure(sweep: "Sweep", *, title: str, form: str) -> bytes:
 # --- the micro-batch ---
 
 
-def find_batch_size(request: Request) -> int:
+def _find_batch_size(request: Request) -> int:
     """Try sizes and print what fits, what is fastest and what to take."""
-    settings = read_config(request)
+    settings = _read_config(request)
     most = read_count("--most", request["most"], least=2)
     seconds = read_seconds(request["seconds"])
     from phalanx.bench import finders
@@ -199,7 +199,7 @@ def find_batch_size(request: Request) -> int:
         if request["json"]:
             tell(f"{trial.size} images")
         else:
-            print(describe_trial(trial), flush=True)
+            print(_describe_trial(trial), flush=True)
 
     if not request["json"]:
         print(f"{'images':>8}{'images/s':>12}{'memory':>14}")
@@ -208,11 +208,11 @@ def find_batch_size(request: Request) -> int:
         end_line()
         print(json.dumps(sizes.facts(), indent=2))
         return 0
-    show_sizes(sizes, settings)
+    _show_sizes(sizes, settings)
     return 0
 
 
-def describe_trial(trial: "BatchSizeTrial") -> str:
+def _describe_trial(trial: "BatchSizeTrial") -> str:
     """One size as a line of the table."""
     if trial.images_per_second is None:
         return f"{trial.size:>8,}  {trial.problem}"
@@ -220,7 +220,7 @@ def describe_trial(trial: "BatchSizeTrial") -> str:
     return f"{trial.size:>8,}{trial.images_per_second:>12,.0f}{memory:>14}"
 
 
-def show_sizes(sizes: "Sizes", settings: Settings) -> None:
+def _show_sizes(sizes: "Sizes", settings: Settings) -> None:
     """What the table means."""
     at_most = sizes.largest == sizes.most
     end = "--most; more may fit" if at_most else f"to a sixteenth, on {sizes.device}"
@@ -244,11 +244,11 @@ def show_sizes(sizes: "Sizes", settings: Settings) -> None:
         print(f"{name:<15}{text}")
 
 
-WORDS = (
+_WORDS = (
     Argument(name="preset", metavar="PRESET|FILE", help="A preset, or a YAML file."),
     Argument(name="--config", help="The same, as a flag."),
 )
-JSON = Argument(name="--json", help="Print a JSON object.", switch=True)
+_JSON = Argument(name="--json", help="Print a JSON object.", switch=True)
 
 COMMANDS = {
     "find lr": Command(
@@ -257,14 +257,14 @@ COMMANDS = {
         "Model, data, optimizer and precision are the run's own; only --out writes anything.",
         usage="phalanx find lr [PRESET|FILE] [--option value]... [--from LR] [--to LR] "
         "[--steps N] [--out FILE] [--json]",
-        run=find_lr,
+        run=_find_lr,
         arguments=(
-            *WORDS,
+            *_WORDS,
             Argument(name="--from", help="The first learning rate  [1e-6]", default="1e-6"),
             Argument(name="--to", help="The last one  [10]", default="10"),
             Argument(name="--steps", help="Steps of the sweep  [100]", default="100"),
             Argument(name="--out", help="Draw the curve into this .png or .html file."),
-            JSON,
+            _JSON,
         ),
         # the sweep has its own length
         options=tuple(name for name in ALL_OPTIONS if name != "steps"),
@@ -280,12 +280,12 @@ COMMANDS = {
         "steps on made-up images.",
         usage="phalanx find batch-size [PRESET|FILE] [--option value]... [--most N] "
         "[--seconds S] [--json]",
-        run=find_batch_size,
+        run=_find_batch_size,
         arguments=(
-            *WORDS,
+            *_WORDS,
             Argument(name="--most", help="The largest size to try  [4096]", default="4096"),
             Argument(name="--seconds", help="How long each size is timed  [1]", default="1"),
-            JSON,
+            _JSON,
         ),
         options=ALL_OPTIONS,
         examples=(

@@ -17,28 +17,28 @@ from phalanx.errors import ConfigError
 
 def show_command_help(command: Command, words: Sequence[str] = ()) -> None:
     """Print one command's page; with --model among the words, it ends with that model's options."""
-    model = model_asked_for(words) if "model" in command.options else None
+    model = _model_asked_for(words) if "model" in command.options else None
     console = Console(highlight=False)
     console.print(Text.assemble(("usage: ", "bold"), command.usage))
     console.print(f"\n{command.summary}\n")
     if command.arguments:
         rows = [(a.metavar or a.name, a.help, "") for a in command.arguments]
-        print_rows(console, "Arguments", rows)
+        _print_rows(console, "Arguments", rows)
     options = [OPTIONS[name] for name in command.options]
-    print_options(console, [o for o in options if model is None or not o.family])
+    _print_options(console, [o for o in options if model is None or not o.family])
     console.print(Text("Examples", style="bold"))
     for line, meaning in command.examples:
         console.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
         console.print(Text(f"      {meaning}", style="dim"))
     if model is not None:
         console.print()
-        print_options(console, [o for o in options if o.family == MODELS[model].family])
-        print_rows(console, f"Defaults of {model}", model_rows(model))
+        _print_options(console, [o for o in options if o.family == MODELS[model].family])
+        _print_rows(console, f"Defaults of {model}", _model_rows(model))
 
 
-def model_asked_for(words: Sequence[str]) -> str | None:
+def _model_asked_for(words: Sequence[str]) -> str | None:
     """The model that --model names among a command's words, by its name of today."""
-    given = {name: found for name in ("plugin", "model") if (found := flag_in(words, name))}
+    given = {name: found for name in ("plugin", "model") if (found := _flag_in(words, name))}
     if "plugin" in given:
         load_plugins(given["plugin"])
     if "model" not in given:
@@ -49,7 +49,7 @@ def model_asked_for(words: Sequence[str]) -> str | None:
         raise ConfigError(f"--model: {error}") from None
 
 
-def flag_in(words: Sequence[str], name: str) -> str | None:
+def _flag_in(words: Sequence[str], name: str) -> str | None:
     """The value of a flag, written with a space or an equals sign."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == f"--{name}":
@@ -59,7 +59,7 @@ def flag_in(words: Sequence[str], name: str) -> str | None:
     return None
 
 
-def model_rows(model: str) -> list[tuple[str, str, str]]:
+def _model_rows(model: str) -> list[tuple[str, str, str]]:
     """What the options that a model decides are for this one."""
     variant = MODELS[model]
     values: dict[str, object] = {
@@ -72,21 +72,21 @@ def model_rows(model: str) -> list[tuple[str, str, str]]:
     return [(f"--{name}", f"{value}", "") for name, value in values.items()]
 
 
-def print_options(console: Console, options: list[Option]) -> None:
+def _print_options(console: Console, options: list[Option]) -> None:
     """Options under the headings of their sections."""
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for option in options:
-        sections.setdefault(option.heading, []).append(option_row(option))
+        sections.setdefault(option.heading, []).append(_option_row(option))
     for heading, rows in sections.items():
-        print_rows(console, heading, rows)
+        _print_rows(console, heading, rows)
 
 
-def option_row(option: Option) -> tuple[str, str, str]:
+def _option_row(option: Option) -> tuple[str, str, str]:
     """An option as a line of help: flag, meaning, default."""
-    return f"--{option.name}", option.help, shown_default(option)
+    return f"--{option.name}", option.help, _shown_default(option)
 
 
-def shown_default(option: Option) -> str:
+def _shown_default(option: Option) -> str:
     """What stands in when the option is not given."""
     if option.auto:
         return option.auto
@@ -95,19 +95,19 @@ def shown_default(option: Option) -> str:
     return "none" if option.default is None else f"{option.default}"
 
 
-def print_rows(console: Console, heading: str, rows: list[tuple[str, str, str]]) -> None:
+def _print_rows(console: Console, heading: str, rows: list[tuple[str, str, str]]) -> None:
     """A titled table whose columns line up with the other sections'."""
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
     table.add_column(width=2)
     table.add_column(style="cyan", no_wrap=True, width=30)
     table.add_column(ratio=1)
     for name, text, default in rows:
-        table.add_row("", name, with_default(text, default))
+        table.add_row("", name, _with_default(text, default))
     console.print(Text(heading, style="bold"))
     console.print(table)
     console.print()
 
 
-def with_default(text: str, default: str) -> RenderableType:
+def _with_default(text: str, default: str) -> RenderableType:
     """Help text with its default behind it, dimmed."""
     return Text.assemble(text, (f"  [{default}]", "dim")) if default else Text(text)

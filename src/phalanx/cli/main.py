@@ -39,9 +39,9 @@ COMMANDS = {  # name: (module, what it does)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code says how it ended (see phalanx.errors)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    name, rest = find_command(words)
+    name, rest = _find_command(words)
     try:
-        code = run_command(name, rest)
+        code = _run_command(name, rest)
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def find_command(words: list[str]) -> tuple[str | None, list[str]]:
+def _find_command(words: list[str]) -> tuple[str | None, list[str]]:
     """The command's name, one word or two, and the words after it."""
     pair = " ".join(words[:2])
     if pair in COMMANDS:
@@ -69,10 +69,10 @@ def find_command(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words
 
 
-def run_command(name: str | None, words: list[str]) -> int:
+def _run_command(name: str | None, words: list[str]) -> int:
     """Run one command, or show what there is."""
     if name is None:
-        return show_overview(words)
+        return _show_overview(words)
     module, _ = COMMANDS[name]
     command = import_module(f"phalanx.cli.{module}").COMMANDS[name]
     if any(word in ("--help", "-h") for word in words):
@@ -85,7 +85,7 @@ def run_command(name: str | None, words: list[str]) -> int:
     return int(command.run(parse(command, words)))
 
 
-def show_overview(words: list[str]) -> int:
+def _show_overview(words: list[str]) -> int:
     """Print the commands; a word that is none of them is a mistake."""
     if words == ["--version"]:
         from phalanx import __version__

@@ -20,34 +20,34 @@ from phalanx.units import format_bytes
 if TYPE_CHECKING:
     from phalanx.models.count import UnitCount
 
-OF_WEIGHTS = ("init-weights", "reset-head")  # no figure depends on them
-MOST_CLASSES = 1_000_000
-LIST_HEAD = ("params", "MACs", "px", "classes", "what it is")
-UNIT_HEAD = ("unit", "output", "parameters", "MACs", "activations", "params", "MACs", "activ.")
-FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "activations"}
+_OF_WEIGHTS = ("init-weights", "reset-head")  # no figure depends on them
+_MOST_CLASSES = 1_000_000
+_LIST_HEAD = ("params", "MACs", "px", "classes", "what it is")
+_UNIT_HEAD = ("unit", "output", "parameters", "MACs", "activations", "params", "MACs", "activ.")
+_FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "activations"}
 
 
-def ls(request: Request) -> int:
+def _ls(request: Request) -> int:
     """List the models, or those whose names hold every word."""
     request.refuse_problems()
     request.load_plugins()
     words = request["word"]
-    rows = [facts_of(name) for name in MODELS if holds(name, words)]
+    rows = [_facts_of(name) for name in MODELS if _holds(name, words)]
     if not rows:
         told = " and ".join(map(repr, words))
         raise ConfigError(f"no model's name holds {told}; `phalanx models ls` lists all")
     if request["json"]:
         print(json.dumps(rows, indent=2))
         return 0
-    show_list(rows)
+    _show_list(rows)
     return 0
 
 
-def show_list(rows: list[dict[str, Any]]) -> None:
+def _show_list(rows: list[dict[str, Any]]) -> None:
     """The models as a table, family by family."""
     families = list(dict.fromkeys(row["family"] for row in rows))
-    heads = [(family, *LIST_HEAD) for family in families]
-    lines = lined_up([*heads, *map(list_cells, rows)], left=(0, 5))
+    heads = [(family, *_LIST_HEAD) for family in families]
+    lines = _lined_up([*heads, *map(_list_cells, rows)], left=(0, 5))
     for place, (family, head) in enumerate(zip(families, lines, strict=False)):
         print(f"\n{head}" if place else head)
         for row, line in zip(rows, lines[len(heads) :], strict=True):
@@ -55,13 +55,13 @@ def show_list(rows: list[dict[str, Any]]) -> None:
                 print(line)
 
 
-def holds(name: str, words: Sequence[str]) -> bool:
+def _holds(name: str, words: Sequence[str]) -> bool:
     """Whether every word is part of the model's name, or of one that it had before."""
     names = " ".join([name, *old_names_of(name)]).lower()
     return all(word.lower() in names for word in words)
 
 
-def facts_of(name: str) -> dict[str, Any]:
+def _facts_of(name: str) -> dict[str, Any]:
     """What is told of a model; a plugin's is counted now."""
     variant = MODELS[name]
     size, units = load_sizes().get(name), len(variant.units)
@@ -81,7 +81,7 @@ def facts_of(name: str) -> dict[str, Any]:
     }
 
 
-def list_cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _list_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A model as a row of the list."""
     return (
         row["name"],
@@ -93,7 +93,7 @@ def list_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def lined_up(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
+def _lined_up(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
     """The rows as lines whose columns agree; those in `left` begin alike, the others end alike."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -106,7 +106,7 @@ def lined_up(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
+class _Sheet:
     """A model taken apart, with what it was counted for."""
 
     name: str
@@ -132,27 +132,27 @@ class Sheet:
         return [0, *(names.index(split.unit) for split in self.splits)]
 
 
-def show(request: Request) -> int:
+def _show(request: Request) -> int:
     """Print the units of a model, and its stages where it is split."""
-    sheet = take_apart(request)
+    sheet = _take_apart(request)
     if request["json"]:
-        print(json.dumps(as_json(sheet), indent=2))
+        print(json.dumps(_as_json(sheet), indent=2))
         return 0
-    show_sheet(sheet)
+    _show_sheet(sheet)
     return 0
 
 
-def take_apart(request: Request) -> Sheet:
+def _take_apart(request: Request) -> _Sheet:
     """Count what was asked for; mistakes are told before torch is imported."""
-    config = find_settings(request).config
+    config = _find_settings(request).config
     name, variant = config.model.model, build_variant(config)
     image_size = config.data.image_size or variant.image_size
     check_variant(name, variant, image_size)
-    classes = read_classes(request["classes"]) or variant.classes
+    classes = _read_classes(request["classes"]) or variant.classes
     asked = request["pipeline_splits"] or []
     own = isinstance(variant, OwnVariant)
     splits = [] if own else [find_split(variant, split, model=name) for split in asked]
-    check_order(splits, variant.units)
+    _check_order(splits, variant.units)
 
     from phalanx.models.count import count_units
 
@@ -164,9 +164,9 @@ def take_apart(request: Request) -> Sheet:
         half=config.machine.precision == "16.32",
     )
     if own:  # only the network itself knows its units
-        splits = [find_own_split(split, [unit.name for unit in units]) for split in asked]
-        check_order(splits, [unit.name for unit in units])
-    return Sheet(
+        splits = [_find_own_split(split, [unit.name for unit in units]) for split in asked]
+        _check_order(splits, [unit.name for unit in units])
+    return _Sheet(
         name=name,
         variant=variant,
         image_size=image_size,
@@ -178,7 +178,7 @@ def take_apart(request: Request) -> Sheet:
     )
 
 
-def find_settings(request: Request) -> Settings:
+def _find_settings(request: Request) -> Settings:
     """The options that were given, over the defaults; no preset has a say in what a model is."""
     request.load_plugins()
     try:
@@ -191,24 +191,24 @@ def find_settings(request: Request) -> Settings:
     return settle([read_flags(flags, problems)], problems, name=flags["model"])
 
 
-def read_classes(text: str | None) -> int | None:
+def _read_classes(text: str | None) -> int | None:
     """The number of classes, if one is given."""
     if text is None:
         return None
     classes = int(text) if text.isdecimal() else 0
-    if not 1 <= classes <= MOST_CLASSES:
-        raise ConfigError(f"--classes: wants a number from 1 to {MOST_CLASSES:,}, got {text!r}")
+    if not 1 <= classes <= _MOST_CLASSES:
+        raise ConfigError(f"--classes: wants a number from 1 to {_MOST_CLASSES:,}, got {text!r}")
     return classes
 
 
-def find_own_split(name: str, units: Sequence[str]) -> Split:
+def _find_own_split(name: str, units: Sequence[str]) -> Split:
     """A split of a plugin's model, which has no names but its units'."""
     if name not in units:
         raise ConfigError(f"--pipeline-splits: no unit is called {name!r}; {suggest(name, units)}")
     return Split(name, name, "")
 
 
-def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
+def _check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
     """Refuse splits between which nothing is left: every stage has a unit or more."""
     for before, split in pairwise([Split("the model", units[0], ""), *splits]):
         if units.index(split.unit) <= units.index(before.unit):
@@ -218,7 +218,7 @@ def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
             )
 
 
-def as_json(sheet: Sheet) -> dict[str, Any]:
+def _as_json(sheet: _Sheet) -> dict[str, Any]:
     """The sheet for a script; cumulative figures are shares from 0 to 1."""
     return {
         "name": sheet.name,
@@ -227,12 +227,12 @@ def as_json(sheet: Sheet) -> dict[str, Any]:
         "batch_size": sheet.batch_size,
         "classes": sheet.classes,
         "precision": sheet.precision,
-        **{figure: sheet.total(figure) for figure in FIGURES},
+        **{figure: sheet.total(figure) for figure in _FIGURES},
         "units": [
             asdict(unit)
             | {
                 f"cumulative_{word.lower()}": sheet.share(figure, end=place)
-                for figure, word in FIGURES.items()
+                for figure, word in _FIGURES.items()
             }
             for place, unit in enumerate(sheet.units, start=1)
         ],
@@ -240,20 +240,20 @@ def as_json(sheet: Sheet) -> dict[str, Any]:
     }
 
 
-def show_sheet(sheet: Sheet) -> None:
+def _show_sheet(sheet: _Sheet) -> None:
     """The sheet as a table, with a rule where a stage starts."""
     edge = f"{sheet.image_size} x {sheet.image_size}"
     print(f"{sheet.name}: {sheet.variant.family}, {about(sheet.variant)}")
     print(f"images of {edge}, {sheet.classes:,} classes; MACs are those of one image")
     kept = f"what {sheet.batch_size:,} images keep for the backward pass"
     print(f"activations are {kept}, precision {sheet.precision}\n")
-    rows = [unit_cells(sheet, place) for place in range(len(sheet.units))]
-    head, *lines, total = lined_up([UNIT_HEAD, *rows, total_cells(sheet)], left=(0, 1))
+    rows = [_unit_cells(sheet, place) for place in range(len(sheet.units))]
+    head, *lines, total = _lined_up([_UNIT_HEAD, *rows, _total_cells(sheet)], left=(0, 1))
     width, starts = len(head), sheet.starts()
     print(f"{'cumulative shares':>{width}}\n{head}")
     for place, line in enumerate(lines):
         if place in starts:
-            print(rule(sheet, starts.index(place)).ljust(width, "─"))
+            print(_rule(sheet, starts.index(place)).ljust(width, "─"))
         print(line)
     print(f"{'─' * width}\n{total}")
     for split in sheet.splits:
@@ -261,7 +261,7 @@ def show_sheet(sheet: Sheet) -> None:
             print(split.shifted)
 
 
-def unit_cells(sheet: Sheet, place: int) -> tuple[str, ...]:
+def _unit_cells(sheet: _Sheet, place: int) -> tuple[str, ...]:
     """A unit as a row of the table."""
     unit = sheet.units[place]
     return (
@@ -270,17 +270,17 @@ def unit_cells(sheet: Sheet, place: int) -> tuple[str, ...]:
         f"{unit.parameters:,}",
         short(unit.macs),
         format_bytes(unit.activation_bytes),
-        *(f"{sheet.share(figure, end=place + 1):.1%}" for figure in FIGURES),
+        *(f"{sheet.share(figure, end=place + 1):.1%}" for figure in _FIGURES),
     )
 
 
-def total_cells(sheet: Sheet) -> tuple[str, ...]:
+def _total_cells(sheet: _Sheet) -> tuple[str, ...]:
     """The last row of the table."""
-    parameters, macs, kept = (sheet.total(figure) for figure in FIGURES)
+    parameters, macs, kept = (sheet.total(figure) for figure in _FIGURES)
     return ("total", "", f"{parameters:,}", short(macs), format_bytes(kept), "", "", "")
 
 
-def rule(sheet: Sheet, stage: int) -> str:
+def _rule(sheet: _Sheet, stage: int) -> str:
     """The line above a stage: what it has of the whole. Without splits there is one stage."""
     if not sheet.splits:
         return ""
@@ -288,19 +288,19 @@ def rule(sheet: Sheet, stage: int) -> str:
     first, end = starts[stage : stage + 2]
     shares = ", ".join(
         f"{word} {sheet.share(figure, first=first, end=end):.1%}"
-        for figure, word in FIGURES.items()
+        for figure, word in _FIGURES.items()
     )
     return f"── stage {stage + 1}: {shares} "
 
 
-JSON = Argument(name="--json", help="Print JSON.", switch=True)
+_JSON = Argument(name="--json", help="Print JSON.", switch=True)
 
 COMMANDS = {
     "models ls": Command(
         name="models ls",
         summary="List the models by family, with their size at their own images and classes.",
         usage="phalanx models ls [WORD...] [--plugin MODULE] [--json]",
-        run=ls,
+        run=_ls,
         arguments=(
             Argument(
                 name="word",
@@ -308,7 +308,7 @@ COMMANDS = {
                 help="Only models whose names, or former names, hold every word.",
                 many=True,
             ),
-            JSON,
+            _JSON,
         ),
         options=("plugin",),
         examples=(
@@ -321,7 +321,7 @@ COMMANDS = {
         name="models show",
         summary="Show a model's units: output, parameters, MACs, activations, cumulative shares.",
         usage="phalanx models show NAME [--pipeline-splits NAME...] [--option value]...",
-        run=show,
+        run=_show,
         arguments=(
             Argument(name="name", metavar="NAME", help="A model.", required=True),
             Argument(name="--image-size", help="Height and width of images  [the model's own]"),
@@ -335,12 +335,12 @@ COMMANDS = {
                 help="Where stages start: units, or names of theirs in older programs.",
                 many=True,
             ),
-            JSON,
+            _JSON,
         ),
         options=(
             "batch-size",
             "plugin",
-            *(name for name in MODEL_OPTIONS if name not in OF_WEIGHTS),
+            *(name for name in MODEL_OPTIONS if name not in _OF_WEIGHTS),
         ),
         examples=(
             ("phalanx models show resnet50", "its units at 224 x 224"),

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from phalanx.models.memory import Memory
     from phalanx.plan.plan import Plan
 
-BARS = " ▁▂▃▄▅▆▇█"
-CURVE_WIDTH = 60
+_BARS = " ▁▂▃▄▅▆▇█"
+_CURVE_WIDTH = 60
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Print the plan of a config."""
     from phalanx.assemble.find_data import read_with_data
 
@@ -28,25 +28,25 @@ def run(request: Request) -> int:
     from phalanx.assemble.dataset_summary import plan_of
 
     plan, view = plan_of(settings, without_data=True)
-    points = [plan.at(step) for step in read_steps(request["at"])]
-    memory = None if request["no_memory"] else find_memory(settings.config, plan)
+    points = [plan.at(step) for step in _read_steps(request["at"])]
+    memory = None if request["no_memory"] else _find_memory(settings.config, plan)
     if request["json"]:
         known = None if memory is None or isinstance(memory, str) else asdict(memory)
         more = {"counts": view.counts, "memory": known, "at": points}
-        print(json.dumps(as_json(settings, plan) | more, indent=2))
+        print(json.dumps(_as_json(settings, plan) | more, indent=2))
         return 0
-    show_plan(settings, plan, memory, counts=view.counts)
+    _show_plan(settings, plan, memory, counts=view.counts)
     for point in points:
         scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
         print(
             f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, loss scale {scale}"
         )
     if request["origin"]:
-        show_origins(settings)
+        _show_origins(settings)
     return 0
 
 
-def find_memory(config: Config, plan: "Plan") -> "Memory | str":
+def _find_memory(config: Config, plan: "Plan") -> "Memory | str":
     """The memory a step should take, or why nobody can say, as with some plugins' networks.
 
     The only part of a plan that needs torch: whatever can be refused is refused before.
@@ -59,7 +59,7 @@ def find_memory(config: Config, plan: "Plan") -> "Memory | str":
         return f"not known: {error}"
 
 
-def read_steps(text: str | None) -> list[int]:
+def _read_steps(text: str | None) -> list[int]:
     """The steps of --at."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if not all(word.isdecimal() for word in words):
@@ -67,7 +67,7 @@ def read_steps(text: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def as_json(settings: Settings, plan: "Plan") -> dict[str, object]:
+def _as_json(settings: Settings, plan: "Plan") -> dict[str, object]:
     """The plan, every option and where it came from."""
     return {
         "name": settings.name,
@@ -78,7 +78,7 @@ def as_json(settings: Settings, plan: "Plan") -> dict[str, object]:
     }
 
 
-def show_plan(
+def _show_plan(
     settings: Settings, plan: "Plan", memory: "Memory | str | None", *, counts: str
 ) -> None:
     """The plan in words and a curve."""
@@ -86,10 +86,10 @@ def show_plan(
     devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
     rows = [
         ("config", settings.name),
-        ("model", f"{config.model.model}, {norm_of(config)}, {plan.num_classes} classes"),
+        ("model", f"{config.model.model}, {_norm_of(config)}, {plan.num_classes} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
         *[("counts", "published ones; no file was looked at")] * (counts == "published"),
-        ("image size", f"{plan.image_size} x {plan.image_size}{growth_of(plan)}"),
+        ("image size", f"{plan.image_size} x {plan.image_size}{_growth_of(plan)}"),
         ("device", f"{devices}{plan.device}, {plan.precision}, {plan.threads} threads"),
         ("workers", f"{plan.workers}"),
         (
@@ -99,42 +99,42 @@ def show_plan(
         ),
         (
             "length",
-            f"{counted(plan.total_steps, 'step')} = {counted(plan.epochs, 'epoch')} of "
-            f"{counted(float(plan.steps_per_epoch), 'step')}",
+            f"{_counted(plan.total_steps, 'step')} = {_counted(plan.epochs, 'epoch')} of "
+            f"{_counted(float(plan.steps_per_epoch), 'step')}",
         ),
         ("images", f"{plan.total_steps * plan.global_batch:,} trained in all"),
         (
             "learning rate",
             f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
-            f"warm-up {counted(plan.schedule.warmup, 'step')}",
+            f"warm-up {_counted(plan.schedule.warmup, 'step')}",
         ),
-        ("", f"|{draw_curve(plan)}|"),
-        ("update", describe_update(config, plan)),
+        ("", f"|{_draw_curve(plan)}|"),
+        ("update", _describe_update(config, plan)),
         ("log points", f"{plan.log.count():,}"),
-        ("evaluations", describe_evaluations(plan)),
-        ("checkpoints", describe_checkpoints(config, plan)),
+        ("evaluations", _describe_evaluations(plan)),
+        ("checkpoints", _describe_checkpoints(config, plan)),
         ("bad images", f"up to {plan.max_bad:,} are put up with"),
     ]
-    rows += [("memory", describe_memory(plan, memory, config))] if memory else []
+    rows += [("memory", _describe_memory(plan, memory, config))] if memory else []
     rows += [("note", warning) for warning in plan.warnings]
     for name, text in rows:
         print(f"{name:<14}{text}")
 
 
-def counted(number: float, what: str) -> str:
+def _counted(number: float, what: str) -> str:
     """A number of things, in words: 1 epoch, 2.5 epochs, 1,000 steps."""
     text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     return f"{text} {what}{'s' * (number != 1)}"
 
 
-def describe_evaluations(plan: "Plan") -> str:
+def _describe_evaluations(plan: "Plan") -> str:
     """How often the model is scored, in words."""
     after = ", when training is over" * plan.scores_after
     batches = f", batches of {plan.valid_batch:,}" * (plan.evaluations > 0)
     return f"{plan.evaluations:,}{after}{batches}"
 
 
-def describe_checkpoints(config: Config, plan: "Plan") -> str:
+def _describe_checkpoints(config: Config, plan: "Plan") -> str:
     """How many checkpoints there are and which of them stay, in words."""
     saves, newest = plan.save.count(), f"the newest {kept_by(config)}"
     if saves <= kept_by(config):
@@ -144,7 +144,7 @@ def describe_checkpoints(config: Config, plan: "Plan") -> str:
     return f"{saves:,}, {newest}{' and the best' * (plan.evaluations > 0)} kept"
 
 
-def describe_update(config: Config, plan: "Plan") -> str:
+def _describe_update(config: Config, plan: "Plan") -> str:
     """The rule, its decays and the loss scale, in words."""
     said = config.optim
     decays = [f"decay {said.weight_decay:g}"] * (said.weight_decay > 0)
@@ -155,7 +155,7 @@ def describe_update(config: Config, plan: "Plan") -> str:
     return ", ".join([said.optimizer, *decays, f"loss scale {scale}"])
 
 
-def describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> str:
+def _describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> str:
     """What a step takes of a device at most, and what for."""
     if isinstance(memory, str):
         return memory
@@ -172,26 +172,26 @@ def describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> str
     return f"peak {format_bytes(memory.peak)}: {told}{hosted}"
 
 
-def growth_of(plan: "Plan") -> str:
+def _growth_of(plan: "Plan") -> str:
     """The smaller sizes of the first steps, in words."""
     sizes = ", ".join(f"{size} until step {end:,}" for end, size in plan.growth)
     return f"; in training {sizes}" * bool(sizes)
 
 
-def norm_of(config: Config) -> str:
+def _norm_of(config: Config) -> str:
     """How the model normalises, in words."""
     groups = f" of {config.model.norm_num_groups} groups" * (config.model.norm_type == "group")
     return f"{config.model.norm_type} norm{groups}".replace("none norm", "no norm")
 
 
-def draw_curve(plan: "Plan") -> str:
+def _draw_curve(plan: "Plan") -> str:
     """The learning rate over the run as a line of blocks."""
-    steps = [place * plan.total_steps // CURVE_WIDTH for place in range(CURVE_WIDTH)]
+    steps = [place * plan.total_steps // _CURVE_WIDTH for place in range(_CURVE_WIDTH)]
     peak = max(plan.lr(step) for step in steps) or 1.0
-    return "".join(BARS[round(plan.lr(step) / peak * (len(BARS) - 1))] for step in steps)
+    return "".join(_BARS[round(plan.lr(step) / peak * (len(_BARS) - 1))] for step in steps)
 
 
-def show_origins(settings: Settings) -> None:
+def _show_origins(settings: Settings) -> None:
     """Every option with its value and who set it."""
     values = {name: str(value) for name, value in settings.config.flat().items()}
     names, texts = max(map(len, values)), max(map(len, values.values()))
@@ -206,7 +206,7 @@ COMMANDS = {
         name="plan",
         summary="Show every derived number before anything runs; nothing is written.",
         usage="phalanx plan [PRESET|FILE] [--option value]... [--at STEPS] [--origin] [--json]",
-        run=run,
+        run=_run,
         arguments=(
             Argument(name="preset", metavar="PRESET|FILE", help="A preset, or a YAML file."),
             Argument(name="--config", help="The same, as a flag."),

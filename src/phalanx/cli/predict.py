@@ -12,13 +12,13 @@ from phalanx.errors import DataError
 if TYPE_CHECKING:
     from phalanx.assemble.score import Answer
 
-ENDINGS = (".jpg", ".jpeg", ".png")
+_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Answer for every image; images that cannot be read are named and make the code 3."""
     request.refuse_problems()
-    images = find_images(request["images"])
+    images = _find_images(request["images"])
 
     from phalanx.assemble.prepare import describe_checkpoint
 
@@ -27,7 +27,7 @@ def run(request: Request) -> int:
     from phalanx.assemble.score import load_checkpoint, predict
 
     model = load_checkpoint(described)
-    show = next((SHOW[form] for form in ("csv", "json") if request[form]), show_text)
+    show = next((_SHOW[form] for form in ("csv", "json") if request[form]), _show_text)
     bad = 0
     for answer in predict(model, images):
         if answer.problem:
@@ -38,13 +38,13 @@ def run(request: Request) -> int:
     return DataError.exit_code if bad else 0
 
 
-def find_images(names: list[str]) -> list[Path]:
+def _find_images(names: list[str]) -> list[Path]:
     """The image files among files and folders."""
     images: list[Path] = []
     for name in names:
         path = Path(name)
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS)
+            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS)
             if not found:
                 raise DataError(f"{path}: no JPEG or PNG image in this folder")
             images += found
@@ -55,32 +55,32 @@ def find_images(names: list[str]) -> list[Path]:
     return images
 
 
-def show_text(answer: "Answer") -> None:
+def _show_text(answer: "Answer") -> None:
     """A line with the five likeliest classes."""
     guesses = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
     print(f"{answer.image}: {guesses}")
 
 
-def show_csv(answer: "Answer") -> None:
+def _show_csv(answer: "Answer") -> None:
     """A row: image, then class and probability five times."""
     row = [answer.image, *(cell for guess in answer.guesses for cell in guess)]
     csv.writer(sys.stdout).writerow(row)
 
 
-def show_json(answer: "Answer") -> None:
+def _show_json(answer: "Answer") -> None:
     """A JSON object on a line."""
     guesses = [{"class": name, "probability": share} for name, share in answer.guesses]
     print(json.dumps({"image": answer.image, "guesses": guesses}))
 
 
-SHOW = {"csv": show_csv, "json": show_json}
+_SHOW = {"csv": _show_csv, "json": _show_json}
 
 COMMANDS = {
     "predict": Command(
         name="predict",
         summary="Print the five likeliest classes of each image.",
         usage="phalanx predict RUN|CHECKPOINT IMAGE|DIR... [--csv|--json]",
-        run=run,
+        run=_run,
         arguments=(
             Argument(name="run", metavar="RUN", help="A run or a checkpoint.", required=True),
             Argument(

@@ -9,7 +9,7 @@ from phalanx.disk import disk_errors
 from phalanx.errors import ConfigError
 
 
-def ls(request: Request) -> int:
+def _ls(request: Request) -> int:
     """List the presets, the ones that win first."""
     request.refuse_problems()
     presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
@@ -23,14 +23,14 @@ def ls(request: Request) -> int:
     return 0
 
 
-def cat(request: Request) -> int:
+def _cat(request: Request) -> int:
     """Print a preset as it is written."""
     request.refuse_problems()
     print(text_of(find_preset(request["name"])), end="")
     return 0
 
 
-def cp(request: Request) -> int:
+def _cp(request: Request) -> int:
     """Copy a preset into ./presets, where it wins over ours of the same name."""
     request.refuse_problems()
     source = find_preset(request["name"])
@@ -47,14 +47,14 @@ def cp(request: Request) -> int:
     return 0
 
 
-NAME = Argument(name="name", metavar="NAME", help="A preset, or a YAML file.", required=True)
+_NAME = Argument(name="name", metavar="NAME", help="A preset, or a YAML file.", required=True)
 
 COMMANDS = {
     "presets ls": Command(
         name="presets ls",
         summary="List the presets: yours in ./presets and ./configs.yml first, then ours.",
         usage="phalanx presets ls [--json]",
-        run=ls,
+        run=_ls,
         arguments=(Argument(name="--json", help="Print a JSON list.", switch=True),),
         examples=(("phalanx presets ls", "what can be trained by name"),),
     ),
@@ -62,17 +62,17 @@ COMMANDS = {
         name="presets cat",
         summary="Print a preset as it is written.",
         usage="phalanx presets cat NAME",
-        run=cat,
-        arguments=(NAME,),
+        run=_cat,
+        arguments=(_NAME,),
         examples=(("phalanx presets cat demo", "what `phalanx train` does without arguments"),),
     ),
     "presets cp": Command(
         name="presets cp",
         summary="Copy a preset to edit it.",
         usage="phalanx presets cp NAME [TO]",
-        run=cp,
+        run=_cp,
         arguments=(
-            NAME,
+            _NAME,
             Argument(name="to", metavar="TO", help="File or folder to copy to [presets/]."),
         ),
         examples=(

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from phalanx.assemble.prepare import Prepared
     from phalanx.assemble.replay import Replay
 
-REPLAY_OPTIONS = ("data-dir", "workers", "device")
-RECORDED = {
+_REPLAY_OPTIONS = ("data-dir", "workers", "device")
+_RECORDED = {
     True: "bit for bit as it was recorded",
     False: "not with the bits that were recorded; --determinism strict gives the same every time",
     None: "nothing was recorded of it",
 }
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Repeat the step and say what it gave; 5 where it is not sound."""
     request.refuse_problems()
     asked = request["step"]
@@ -38,18 +38,19 @@ def run(request: Request) -> int:
     if request["json"]:
         print(json.dumps({"run": str(prepared.run.path), **seen.as_json()}, indent=2))
     else:
-        show(seen, prepared)
+        _show(seen, prepared)
     return 0 if seen.sound else DivergedError.exit_code
 
 
-def show(seen: "Replay", prepared: "Prepared") -> None:
+def _show(seen: "Replay", prepared: "Prepared") -> None:
     """What was repeated, its numbers, and where the first unsound one came from."""
     from phalanx.assemble.blackbox import tell_images
 
     start = prepared.start
     begin = f"from {start.checkpoint}" if start else "from the first weights"
     print(
-        f"step {seen.step:,} of {prepared.run.path}, repeated {begin}: {RECORDED[seen.as_recorded]}"
+        f"step {seen.step:,} of {prepared.run.path}, repeated {begin}: "
+        f"{_RECORDED[seen.as_recorded]}"
     )
     print(
         f"loss {seen.loss:g}, gradient norm {seen.grad_norm:g}, learning rate {seen.lr:g}, "
@@ -70,7 +71,7 @@ COMMANDS = {
         summary="Repeat a step of a run from the checkpoint before it, and name the first module "
         "and the images for which a number was not finite. Nothing is written into the run.",
         usage="phalanx replay RUN [--step N] [--json]",
-        run=run,
+        run=_run,
         arguments=(
             Argument(name="run", metavar="RUN", help="A run folder.", required=True),
             Argument(
@@ -79,7 +80,7 @@ COMMANDS = {
             ),
             Argument(name="--json", help="Print a JSON object.", switch=True),
         ),
-        options=REPLAY_OPTIONS,
+        options=_REPLAY_OPTIONS,
         examples=(
             ("phalanx replay runs/demo", "the step a run diverged at; ends with code 5 if it does"),
             ("phalanx replay runs/demo --step 10", "any step: what it gave, and with which images"),

@@ -5,7 +5,7 @@ from pathlib import Path
 from phalanx.cli.command import Argument, Command, Request
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Write report.html again; the data need not be there any more."""
     request.refuse_problems()
     from phalanx.report.folder import open_run
@@ -20,7 +20,7 @@ COMMANDS = {
         name="report",
         summary="Remake a run's report.html from what its folder holds.",
         usage="phalanx report RUN",
-        run=run,
+        run=_run,
         arguments=(Argument(name="run", metavar="RUN", help="A run folder.", required=True),),
         examples=(("phalanx report runs/demo", "also while the run is still training"),),
     ),

@@ -15,33 +15,33 @@ if TYPE_CHECKING:
     from phalanx.sweep.study import Voice
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Read the file, then run what is left of its trials."""
     request.refuse_problems()
     from phalanx.sweep.check import open_file
 
-    path, folder = find_file(request)
+    path, folder = _find_file(request)
     sweep = open_file(path)
     if request["dry_run"]:
-        show_plan(sweep, folder, as_json=request["json"])
+        _show_plan(sweep, folder, as_json=request["json"])
         return 0
     from phalanx.sweep.proposals import refuse_missing
 
     refuse_missing()
     from phalanx.sweep.study import run_sweep
 
-    journal = run_sweep(folder, sweep, voice_of(as_json=request["json"]))
+    journal = run_sweep(folder, sweep, _voice_of(as_json=request["json"]))
     if request["json"]:
         print(json.dumps(journal.facts(), indent=2))
     else:
-        show_result(journal)
-    return 0 if journal.best else failed_code(journal)
+        _show_result(journal)
+    return 0 if journal.best else _failed_code(journal)
 
 
-def find_file(request: Request) -> tuple[Path, Path]:
+def _find_file(request: Request) -> tuple[Path, Path]:
     """The sweep's file and its folder."""
     if request["resume"]:
-        return file_to_resume(request)
+        return _file_to_resume(request)
     if not request["file"]:
         raise ConfigError(
             "name the YAML file of the sweep, or a folder to go on with: --resume DIR; "
@@ -58,7 +58,7 @@ def find_file(request: Request) -> tuple[Path, Path]:
     return path, Path(request["sweep_dir"] or Path("sweeps") / path.stem)
 
 
-def file_to_resume(request: Request) -> tuple[Path, Path]:
+def _file_to_resume(request: Request) -> tuple[Path, Path]:
     """The copy of the file in the folder of a sweep."""
     if request["file"] or request["sweep_dir"]:
         raise ConfigError("--resume DIR goes on with the sweep in DIR: give nothing else with it")
@@ -69,7 +69,7 @@ def file_to_resume(request: Request) -> tuple[Path, Path]:
     return folder / "sweep.yaml", folder
 
 
-def show_plan(sweep: "SweepFile", folder: Path, *, as_json: bool) -> None:
+def _show_plan(sweep: "SweepFile", folder: Path, *, as_json: bool) -> None:
     """What a sweep would do."""
     from phalanx.sweep.table import draw_space
 
@@ -80,7 +80,7 @@ def show_plan(sweep: "SweepFile", folder: Path, *, as_json: bool) -> None:
         print(line)
 
 
-def voice_of(*, as_json: bool) -> "Voice":
+def _voice_of(*, as_json: bool) -> "Voice":
     """Lines on standard output, or beside the JSON; how far a trial is, on a terminal alone."""
     from phalanx.sweep.study import Voice
 
@@ -89,16 +89,16 @@ def voice_of(*, as_json: bool) -> "Voice":
 
     def tell(text: str) -> None:
         if live:
-            write(f"\r\033[K{text}", sys.stderr)
+            _write(f"\r\033[K{text}", sys.stderr)
 
     def say(text: str) -> None:
         tell("")
-        write(f"{text}\n", stream)
+        _write(f"{text}\n", stream)
 
     return Voice(say, tell)
 
 
-def write(text: str, stream: TextIO) -> None:
+def _write(text: str, stream: TextIO) -> None:
     """Show a text; where nobody listens any more, the trials go on in silence."""
     try:
         print(text, end="", file=stream, flush=True)
@@ -108,7 +108,7 @@ def write(text: str, stream: TextIO) -> None:
             os.dup2(nothing.fileno(), stream.fileno())
 
 
-def show_result(journal: "SweepState") -> None:
+def _show_result(journal: "SweepState") -> None:
     """The table, the best trial and where to look."""
     from phalanx.sweep.table import draw_table
 
@@ -123,7 +123,7 @@ def show_result(journal: "SweepState") -> None:
     print(f"page: {journal.folder / 'sweep.html'}")
 
 
-def failed_code(journal: "SweepState") -> int:
+def _failed_code(journal: "SweepState") -> int:
     """The exit code of a sweep in which nothing came to its end: its last failure's."""
     codes = [trial.exit_code for trial in journal.trials if trial.state == "failed"]
     return next((code for code in reversed(codes) if code and code > 0), DivergedError.exit_code)
@@ -136,7 +136,7 @@ COMMANDS = {
         "options to search, with ranges or lists, and the method: grid, random or tpe. Killed or "
         "stopped, the same command goes on.",
         usage="phalanx sweep FILE [--sweep-dir DIR] [--dry-run] [--json] | --resume DIR",
-        run=run,
+        run=_run,
         arguments=(
             Argument(
                 name="file",

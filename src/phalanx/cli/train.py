@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from phalanx.config.read import Settings
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Prepare without torch, then train."""
     preset = preset_named(request)
     ways = [way for way in ("resume", "fork") if request[way]]
@@ -26,22 +26,22 @@ def run(request: Request) -> int:
             "begins afresh: give one of them"
         )
     if request["resume"] and request.flags.get("training", "").lower() in FALSE_WORDS:
-        return score_run(request)
-    if request["resume"] and is_finished(request["resume"]):
+        return _score_run(request)
+    if request["resume"] and _is_finished(request["resume"]):
         request.refuse_problems()
         from phalanx.assemble.prepare import remake_finished
 
         remake_finished(Path(request["resume"]), request.flags)
-        return show_result(Path(request["resume"]), as_json=request["json"])
+        return _show_result(Path(request["resume"]), as_json=request["json"])
     if not ways:
-        settings = read_settings(request, preset)
+        settings = _read_settings(request, preset)
         if not settings.config.train.training:
-            return score_untrained(settings, as_json=request["json"])
+            return _score_untrained(settings, as_json=request["json"])
         from phalanx.assemble.prepare import prepare_new
 
         prepared = prepare_new(settings, line=request.line)
     else:
-        prepared = prepare_again(request)
+        prepared = _prepare_again(request)
 
     from phalanx.assemble.train import train
 
@@ -50,15 +50,15 @@ def run(request: Request) -> int:
     except Stopped as stop:
         way_on = f"phalanx train --resume {prepared.run.path}"
         raise Stopped(f"{stop}; go on with: {way_on}") from None
-    return show_result(prepared.run.path, as_json=request["json"])
+    return _show_result(prepared.run.path, as_json=request["json"])
 
 
-def is_finished(run: str) -> bool:
+def _is_finished(run: str) -> bool:
     """Whether a run has nothing left to train."""
     return (Path(run) / "run.json").is_file() and (Path(run) / "summary.json").is_file()
 
 
-def read_settings(request: Request, preset: str | None) -> "Settings":
+def _read_settings(request: Request, preset: str | None) -> "Settings":
     """The options of a new run; mistakes are told before anything heavy is imported."""
     from phalanx.assemble.find_data import fetch_missing, read_with_data
 
@@ -66,7 +66,7 @@ def read_settings(request: Request, preset: str | None) -> "Settings":
     return fetch_missing(settings, lambda line: print(line, file=sys.stderr))
 
 
-def prepare_again(request: Request) -> "Prepared":
+def _prepare_again(request: Request) -> "Prepared":
     """An old run to go on with, or a new one that begins with its weights."""
     request.refuse_problems()
     from phalanx.assemble.fork import prepare_fork
@@ -77,7 +77,7 @@ def prepare_again(request: Request) -> "Prepared":
     return prepare_fork(Path(request["fork"]), request.flags, line=request.line)
 
 
-def score_untrained(settings: "Settings", *, as_json: bool) -> int:
+def _score_untrained(settings: "Settings", *, as_json: bool) -> int:
     """--training false: the score of the model as it would begin."""
     from phalanx.assemble.dataset_summary import plan_of
 
@@ -88,7 +88,7 @@ def score_untrained(settings: "Settings", *, as_json: bool) -> int:
     return 0
 
 
-def score_run(request: Request) -> int:
+def _score_run(request: Request) -> int:
     """--resume RUN --training false: every checkpoint scored, as by `validate --all`."""
     request.refuse_problems()
     from phalanx.assemble.prepare import describe_checkpoint
@@ -101,7 +101,7 @@ def score_run(request: Request) -> int:
     return 0
 
 
-def show_result(folder: Path, *, as_json: bool) -> int:
+def _show_result(folder: Path, *, as_json: bool) -> int:
     """The last lines of a run: what it reached and where to look."""
     from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores
@@ -132,7 +132,7 @@ COMMANDS = {
         name="train",
         summary="Train a preset or a config file; resume a run bit for bit; or fork one.",
         usage="phalanx train [PRESET|FILE] [--option value]... | --resume RUN | --fork RUN",
-        run=run,
+        run=_run,
         arguments=(
             Argument(
                 name="preset",

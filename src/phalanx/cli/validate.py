@@ -13,7 +13,7 @@ from phalanx.errors import CheckpointError, ConfigError, suggest
 if TYPE_CHECKING:
     from phalanx.report.records import ScoreRow
 
-DATA_OPTIONS = (
+_DATA_OPTIONS = (
     "data",
     "data-dir",
     "valid-batch-size",
@@ -27,14 +27,14 @@ DATA_OPTIONS = (
 )
 
 
-def run(request: Request) -> int:
+def _run(request: Request) -> int:
     """Score what was named, one line each."""
     request.refuse_problems()
     target = request["target"]
     request.load_plugins()
     fresh = (target in MODELS or target in OLD_NAMES) and not Path(target).exists()
     if not fresh:
-        refuse_model_options(request)
+        _refuse_model_options(request)
     checkpoints = [] if fresh else find_checkpoints(target, every=request["all"])
 
     from phalanx.assemble.prepare import describe_checkpoint
@@ -57,7 +57,7 @@ def run(request: Request) -> int:
     return 0
 
 
-def refuse_model_options(request: Request) -> None:
+def _refuse_model_options(request: Request) -> None:
     """A checkpoint brings its own model."""
     for name in ("image-size", *MODEL_OPTIONS):
         if name in request.flags:
@@ -111,7 +111,7 @@ COMMANDS = {
         summary="Score a run, a checkpoint, a folder of checkpoints or a fresh model; "
         "every image counts once.",
         usage="phalanx validate RUN|CHECKPOINT|FOLDER|MODEL [--all] [--option value]...",
-        run=run,
+        run=_run,
         arguments=(
             Argument(
                 name="target",
@@ -127,7 +127,7 @@ COMMANDS = {
             ),
             Argument(name="--json", help="Print one JSON object per score.", switch=True),
         ),
-        options=(*DATA_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
+        options=(*_DATA_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
         examples=(
             ("phalanx validate runs/demo", "the newest checkpoint of a run"),
             ("phalanx validate runs/demo/checkpoints/best --json", "one checkpoint, for a script"),

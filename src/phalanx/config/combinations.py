@@ -10,7 +10,7 @@ from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import Given
 from phalanx.units import parse_rate
 
-Layer = Mapping[str, Given]
+_Layer = Mapping[str, Given]
 
 
 def has_option(family: str, name: str) -> bool:
@@ -27,12 +27,12 @@ def family_of(model: Any) -> str:
     return found.family if found else ""
 
 
-def where(name: str, merged: Layer) -> str:
+def _where(name: str, merged: _Layer) -> str:
     """Where an option was said, or what it is called."""
     return merged[name].where if name in merged else f"--{name}"
 
 
-def of_another_family(config: Config, merged: Layer) -> Iterator[str]:
+def _of_another_family(config: Config, merged: _Layer) -> Iterator[str]:
     """Options that the model does not have."""
     for name, given in merged.items():
         unknown = not has_option(family_of(config.model.model), name)
@@ -43,55 +43,55 @@ def of_another_family(config: Config, merged: Layer) -> Iterator[str]:
             )
 
 
-def head_without_weights(config: Config, merged: Layer) -> Iterator[str]:
+def _head_without_weights(config: Config, merged: _Layer) -> Iterator[str]:
     """A head that cannot be reset."""
     if config.model.reset_head and config.model.init_weights is None:
         yield (
-            f"{where('reset-head', merged)}: there is no head to reset; "
+            f"{_where('reset-head', merged)}: there is no head to reset; "
             "name the weights to begin with: --init-weights FILE"
         )
 
 
-def folder_for_nothing(config: Config, merged: Layer) -> Iterator[str]:
+def _folder_for_nothing(config: Config, merged: _Layer) -> Iterator[str]:
     """A folder for data that reads none."""
     if not DATASETS[config.data.data].needs_folder and config.data.data_dir is not None:
         folders = ", ".join(name for name, facts in DATASETS.items() if facts.needs_folder)
         yield (
-            f"{where('data-dir', merged)}: {config.data.data} reads no folder; "
+            f"{_where('data-dir', merged)}: {config.data.data} reads no folder; "
             f"say what lies there with --data ({folders})"
         )
 
 
-def floats_as_bytes(config: Config, merged: Layer) -> Iterator[str]:
+def _floats_as_bytes(config: Config, merged: _Layer) -> Iterator[str]:
     """Images that were normalised are floats."""
     if config.data.eight_bit_io and config.data.normalization_location == "host":
         yield (
-            f"{where('eight-bit-io', merged)}: images normalised on the host are floats and cannot "
-            "travel as bytes; use --normalization-location device, or --eight-bit-io false"
+            f"{_where('eight-bit-io', merged)}: images normalised on the host are floats and "
+            "cannot travel as bytes; use --normalization-location device, or --eight-bit-io false"
         )
 
 
-def boxes_that_contradict(config: Config, merged: Layer) -> Iterator[str]:
+def _boxes_that_contradict(config: Config, merged: _Layer) -> Iterator[str]:
     """Cutmix in two ways at once, or with its ends exchanged."""
     low, high = config.augment.cutmix_lambda_low, config.augment.cutmix_lambda_high
     if low > 0 and high == 0:
         yield (
-            f"{where('cutmix-lambda-low', merged)}: says the least share alone; give the most, "
+            f"{_where('cutmix-lambda-low', merged)}: says the least share alone; give the most, "
             "too: --cutmix-lambda-high 1"
         )
     elif low > high:
         yield (
-            f"{where('cutmix-lambda-low', merged)}: {low:g} is above --cutmix-lambda-high "
+            f"{_where('cutmix-lambda-low', merged)}: {low:g} is above --cutmix-lambda-high "
             f"{high:g}; exchange them"
         )
     if high > 0 and config.augment.cutmix_lambda < 1:
         yield (
-            f"{where('cutmix-lambda', merged)}: --cutmix-lambda-high draws the boxes another way; "
+            f"{_where('cutmix-lambda', merged)}: --cutmix-lambda-high draws the boxes another way; "
             "give one of the two"
         )
 
 
-def too_few_to_mix(config: Config, merged: Layer) -> Iterator[str]:
+def _too_few_to_mix(config: Config, merged: _Layer) -> Iterator[str]:
     """Micro-batches in which an image would be its own partner."""
     augment, images = config.augment, config.data.batch_size
     boxes, blends = augment.cuts, augment.mixup_alpha > 0
@@ -101,16 +101,16 @@ def too_few_to_mix(config: Config, merged: Layer) -> Iterator[str]:
         what = " and ".join(name for name, on in (("mixup", blends), ("cutmix", boxes)) if on)
         take, want = ("take", "want") if blends and boxes else ("takes", "wants")
         yield (
-            f"{where('batch-size', merged)}: {what} {take} partners from the same micro-batch and "
+            f"{_where('batch-size', merged)}: {what} {take} partners from the same micro-batch and "
             f"{want} {least} images or more, got {images}"
         )
 
 
-def work_for_the_host(config: Config, merged: Layer) -> Iterator[str]:
+def _work_for_the_host(config: Config, merged: _Layer) -> Iterator[str]:
     """What cannot be done where images are decoded on the GPU."""
     if not config.data.gpu_decode:
         return
-    told = where("gpu-decode", merged)
+    told = _where("gpu-decode", merged)
     for name in ("color-jitter", "auto-augment", "random-erasing"):
         value = getattr(config.augment, name.replace("-", "_"))
         if value not in (0, "none"):
@@ -123,60 +123,60 @@ def work_for_the_host(config: Config, merged: Layer) -> Iterator[str]:
         yield f"{told}: {config.data.data} holds no JPEG photographs; leave it away"
 
 
-def photographs_on_the_device(config: Config, merged: Layer) -> Iterator[str]:
+def _photographs_on_the_device(config: Config, merged: _Layer) -> Iterator[str]:
     """A set that is too large to lie on the device."""
     if config.data.keep_on_device and not DATASETS[config.data.data].in_memory:
         yield (
-            f"{where('keep-on-device', merged)}: {config.data.data} is not a set of small images "
+            f"{_where('keep-on-device', merged)}: {config.data.data} is not a set of small images "
             "in one array; leave the option away"
         )
 
 
-def nothing_to_score(config: Config, merged: Layer) -> Iterator[str]:
+def _nothing_to_score(config: Config, merged: _Layer) -> Iterator[str]:
     """Scoring afterwards what nobody kept."""
     after = config.train.validation and config.train.validation_mode == "after"
     if after and parse_rate(config.run.ckpts_per_epoch) == 0:
         yield (
-            f"{where('validation-mode', merged)}: after training there is no checkpoint to score "
+            f"{_where('validation-mode', merged)}: after training there is no checkpoint to score "
             "with --ckpts-per-epoch 0; give 1, or --validation-mode during"
         )
 
 
-def roots_of_nothing(config: Config, merged: Layer) -> Iterator[str]:
+def _roots_of_nothing(config: Config, merged: _Layer) -> Iterator[str]:
     """A first update that divides nothing by nothing."""
     said = config.optim
     if said.optimizer == "rmsprop_tf" and said.rmsprop_start == 0 and said.optimizer_eps == 0:
         yield (
-            f"{where('rmsprop-start', merged)}: 0 with --optimizer-eps 0 divides by nothing at the "
-            "first step; give --optimizer-eps 1e-3"
+            f"{_where('rmsprop-start', merged)}: 0 with --optimizer-eps 0 divides by nothing at "
+            "the first step; give --optimizer-eps 1e-3"
         )
 
 
-def nothing_to_do(config: Config, merged: Layer) -> Iterator[str]:
+def _nothing_to_do(config: Config, merged: _Layer) -> Iterator[str]:
     """A run that neither trains nor scores."""
     train = config.train
     if not train.training and (not train.validation or train.validation_mode == "none"):
         yield (
-            f"{where('training', merged)}: without training and without validation nothing is "
+            f"{_where('training', merged)}: without training and without validation nothing is "
             "left to do; leave one of them away"
         )
 
 
-RULES: tuple[Callable[[Config, Layer], Iterator[str]], ...] = (
-    of_another_family,
-    head_without_weights,
-    folder_for_nothing,
-    floats_as_bytes,
-    boxes_that_contradict,
-    too_few_to_mix,
-    work_for_the_host,
-    photographs_on_the_device,
-    nothing_to_score,
-    roots_of_nothing,
-    nothing_to_do,
+_RULES: tuple[Callable[[Config, _Layer], Iterator[str]], ...] = (
+    _of_another_family,
+    _head_without_weights,
+    _folder_for_nothing,
+    _floats_as_bytes,
+    _boxes_that_contradict,
+    _too_few_to_mix,
+    _work_for_the_host,
+    _photographs_on_the_device,
+    _nothing_to_score,
+    _roots_of_nothing,
+    _nothing_to_do,
 )
 
 
-def impossible(config: Config, merged: Layer) -> list[str]:
+def impossible(config: Config, merged: _Layer) -> list[str]:
     """Everything that cannot run together."""
-    return [problem for rule in RULES for problem in rule(config, merged)]
+    return [problem for rule in _RULES for problem in rule(config, merged)]

@@ -22,7 +22,7 @@ from phalanx.units import (
 )
 
 
-def checked(parse: Callable[[str], object]) -> AfterValidator:
+def _checked(parse: Callable[[str], object]) -> AfterValidator:
     """A check that the text can be parsed; the text itself stays the value."""
 
     def check(text: str) -> str:
@@ -35,7 +35,7 @@ def checked(parse: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def dataset_name(name: str) -> str:
+def _dataset_name(name: str) -> str:
     """The name, if there is such a dataset."""
     if name not in DATASETS:
         raise ValueError(f"no dataset is called {name!r}; {suggest_dataset(name)}")
@@ -52,11 +52,11 @@ def model_name(name: str) -> str:
     """The model's name of today; older spellings are accepted."""
     name = OLD_NAMES.get(name, name)
     if name not in MODELS:
-        raise ValueError(f"no model is called {name!r}; {suggest_model(name)}")
+        raise ValueError(f"no model is called {name!r}; {_suggest_model(name)}")
     return name
 
 
-def suggest_model(name: str) -> str:
+def _suggest_model(name: str) -> str:
     """The way out of a model's name that does not exist: the near ones, and where all are."""
     near = get_close_matches(name, [*MODELS, *OLD_NAMES], n=3, cutoff=0.6)
     quoted = " or ".join(f"{word!r}" for word in near)
@@ -64,25 +64,25 @@ def suggest_model(name: str) -> str:
     return f"{named}`phalanx models ls` lists all {len(MODELS)}"
 
 
-def check_device(text: str) -> str:
+def _check_device(text: str) -> str:
     """The text, if it names devices."""
-    if not DEVICES.match(text):
+    if not _DEVICES.match(text):
         raise ConfigError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
     return text
 
 
-DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
-DeviceText = Annotated[str, checked(check_device)]
-DurationText = Annotated[str, checked(parse_duration)]
-DurationsText = Annotated[str, checked(parse_durations)]
-NumbersText = Annotated[str, checked(parse_numbers)]
-BetasText = Annotated[str, checked(parse_betas)]
-RateText = Annotated[str, checked(parse_rate)]
-ResolutionText = Annotated[str, checked(parse_resolutions)]
-PairText = Annotated[str, checked(parse_pair)]
-ShareText = Annotated[str, checked(lambda text: parse_share(text, 100))]
+_DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
+DeviceText = Annotated[str, _checked(_check_device)]
+DurationText = Annotated[str, _checked(parse_duration)]
+DurationsText = Annotated[str, _checked(parse_durations)]
+NumbersText = Annotated[str, _checked(parse_numbers)]
+BetasText = Annotated[str, _checked(parse_betas)]
+RateText = Annotated[str, _checked(parse_rate)]
+ResolutionText = Annotated[str, _checked(parse_resolutions)]
+PairText = Annotated[str, _checked(parse_pair)]
+ShareText = Annotated[str, _checked(lambda text: parse_share(text, 100))]
 ModelName = Annotated[str, AfterValidator(model_name)]
-DatasetName = Annotated[str, AfterValidator(dataset_name)]
+DatasetName = Annotated[str, AfterValidator(_dataset_name)]
 
 
 def option(

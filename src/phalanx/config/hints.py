@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from phalanx.errors import suggest
 
-ELSEWHERE = {  # what other training programs call it: our option, and how that is meant
+_ELSEWHERE = {  # what other training programs call it: our option, and how that is meant
     "optimiser": ("optimizer", ""),
     "num-epochs": ("epochs", ""),
     "micro-batch-size": ("batch-size", ""),
@@ -18,7 +18,7 @@ ELSEWHERE = {  # what other training programs call it: our option, and how that 
     "rmsprop-epsilon": ("optimizer-eps", ""),
     "abs-end-learning-rate": ("lr-end-ratio", "as a share of the peak"),
 }
-OTHERWISE = {  # what is done here in another way: an option that the command has then, and how
+_OTHERWISE = {  # what is done here in another way: an option that the command has then, and how
     "restore-path": (
         "init-weights",
         "--resume RUN goes on with a run, --init-weights FILE begins with weights",
@@ -34,10 +34,10 @@ def suggest_option(word: str, known: Collection[str]) -> str:
     ('it is --optimizer here', "did you mean 'epochs'?")
     """
     plain = word.lstrip("-").lower().replace("_", "-")
-    table = OTHERWISE if plain in OTHERWISE else ELSEWHERE
+    table = _OTHERWISE if plain in _OTHERWISE else _ELSEWHERE
     option, meaning = table.get(plain, ("", ""))
     if option not in known and f"--{option}" not in known:
         return suggest(word, known)
-    if table is OTHERWISE:
+    if table is _OTHERWISE:
         return meaning
     return f"it is --{option} here{', ' * bool(meaning)}{meaning}"

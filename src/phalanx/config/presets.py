@@ -9,7 +9,7 @@ from phalanx.config.text import as_yaml, read_entries
 from phalanx.errors import ConfigError, suggest
 
 LOCAL_FOLDER = Path("presets")
-LOCAL_ENTRIES = Path("configs.yml")
+_LOCAL_ENTRIES = Path("configs.yml")
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ def iterate_presets() -> Iterator[Preset]:
     """All presets that can be named here, the ones that win first."""
     for path in sorted(LOCAL_FOLDER.glob("*.yaml")):
         yield Preset(path.stem, path, None, f"preset {path}")
-    if LOCAL_ENTRIES.is_file():
-        for entry in read_entries(LOCAL_ENTRIES):
-            yield Preset(entry.key, LOCAL_ENTRIES, entry.key, f"preset {entry.key} (configs.yml)")
+    if _LOCAL_ENTRIES.is_file():
+        for entry in read_entries(_LOCAL_ENTRIES):
+            yield Preset(entry.key, _LOCAL_ENTRIES, entry.key, f"preset {entry.key} (configs.yml)")
     for path in sorted(our_folder().glob("*.yaml")):
         yield Preset(path.stem, path, None, f"preset {path.stem}")
 

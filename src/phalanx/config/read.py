@@ -23,13 +23,13 @@ from phalanx.config.schema import OPTIONS, SPELLINGS, Config
 from phalanx.config.text import WANTED, Given, given_in_file, plain_kind, value_from_text
 from phalanx.errors import ConfigError, suggest
 
-RATES = ("lr", "lr-per-image", "base-learning-rate")
-EXCLUSIVE = (
+_RATES = ("lr", "lr-per-image", "base-learning-rate")
+_EXCLUSIVE = (
     ("epochs", "steps"),
-    RATES,
+    _RATES,
 )  # the higher layer's word wins; both in one layer is an error
-DEFAULT_EPOCHS = 10.0
-OF_THE_MODEL = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own default
+_DEFAULT_EPOCHS = 10.0
+_OF_THE_MODEL = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own default
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Settings:
     places: dict[str, str] = field(default_factory=dict)  # "mine.yaml:3: lr" of what was given
 
 
-Layer = dict[str, Given]
+_Layer = dict[str, Given]
 
 
 def read_settings(
@@ -57,10 +57,10 @@ def read_settings(
     """
     found = list(problems)
     flagged = read_flags(flags or {}, found)
-    load_named_plugins([flagged])  # it may add the dataset whose preset is looked for
+    _load_named_plugins([flagged])  # it may add the dataset whose preset is looked for
     try:
-        chosen = find_preset(preset or default_preset(flagged))
-        layers = [*read_preset(chosen, found), flagged]
+        chosen = find_preset(preset or _default_preset(flagged))
+        layers = [*_read_preset(chosen, found), flagged]
     except ConfigError as error:
         raise joined([str(error), *found]) from None
     return settle(layers, found, name=run_name(chosen.name))
@@ -71,9 +71,9 @@ def run_name(preset: str) -> str:
     return preset.rsplit("/", 1)[-1].removesuffix(".yaml").removesuffix(".yml")
 
 
-def read_flags(flags: Mapping[str, str], problems: list[str]) -> Layer:
+def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
     """Flags by option name, as values of the option's type."""
-    layer: Layer = {}
+    layer: _Layer = {}
     for spelling, text in flags.items():
         where = f"--{spelling}"
         name = SPELLINGS.get(spelling)
@@ -87,7 +87,7 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> Layer:
     return layer
 
 
-def default_preset(flags: Layer) -> str:
+def _default_preset(flags: _Layer) -> str:
     """The preset of the dataset that was named, or the demo."""
     name = flags["data"].value if "data" in flags else "embedded"
     if name not in DATASETS:
@@ -95,9 +95,9 @@ def default_preset(flags: Layer) -> str:
     return DATASETS[name].preset
 
 
-def read_preset(preset: Preset, problems: list[str]) -> list[Layer]:
+def _read_preset(preset: Preset, problems: list[str]) -> list[_Layer]:
     """The preset's options above those of the presets it extends, lowest first."""
-    layers: list[Layer] = []
+    layers: list[_Layer] = []
     seen: list[str] = []
     while True:
         seen.append(preset.name)
@@ -119,7 +119,7 @@ def read_again(
     """The config of an existing run, with flags on top."""
     problems = [f"{where}: {key}: no such option" for key in stored if key not in OPTIONS]
     stored = fill_older(stored)
-    base: Layer = {
+    base: _Layer = {
         key: Given(value, f"{where}: {key}", "run")
         for key, value in stored.items()
         if key in OPTIONS
@@ -139,25 +139,25 @@ def fill_older(stored: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def load_named_plugins(layers: list[Layer]) -> None:
+def _load_named_plugins(layers: list[_Layer]) -> None:
     """Import the plugins that the topmost layer to name any asks for."""
     named = [layer["plugin"].value for layer in layers if "plugin" in layer]
     if named and isinstance(named[-1], str):
         load_plugins(named[-1])
 
 
-def settle(layers: list[Layer], problems: list[str], *, name: str) -> Settings:
+def settle(layers: list[_Layer], problems: list[str], *, name: str) -> Settings:
     """Lay the layers over the defaults and validate the result once."""
-    load_named_plugins(layers)
-    merged: Layer = {}
+    _load_named_plugins(layers)
+    merged: _Layer = {}
     for layer in layers:
-        for pair in EXCLUSIVE:
-            drop_rivals(pair, merged=merged, layer=layer, problems=problems)
+        for pair in _EXCLUSIVE:
+            _drop_rivals(pair, merged=merged, layer=layer, problems=problems)
         if "model" in layer:
-            drop_said_for_another(layer["model"].value, merged)
+            _drop_said_for_another(layer["model"].value, merged)
         merged.update(layer)
-    complete(merged)
-    config = validate(merged, problems)
+    _complete(merged)
+    config = _validate(merged, problems)
     if config is not None:
         problems.extend(impossible(config, merged))
     if problems or config is None:
@@ -168,35 +168,37 @@ def settle(layers: list[Layer], problems: list[str], *, name: str) -> Settings:
     return Settings(config, origins, name, {key: given.where for key, given in merged.items()})
 
 
-def drop_rivals(pair: tuple[str, ...], *, merged: Layer, layer: Layer, problems: list[str]) -> None:
+def _drop_rivals(
+    pair: tuple[str, ...], *, merged: _Layer, layer: _Layer, problems: list[str]
+) -> None:
     """Forget what lower layers said of a pair of which this layer names one."""
     present = [option for option in pair if option in layer and layer[option].value]
     if len(present) > 1:
-        problems.append(f"{layer[present[0]].where}: {tell_one(pair)}")
+        problems.append(f"{layer[present[0]].where}: {_tell_one(pair)}")
     for option in pair if present else ():
         merged.pop(option, None)
 
 
-def tell_one(rivals: tuple[str, ...]) -> str:
+def _tell_one(rivals: tuple[str, ...]) -> str:
     """That only one of some options may be given."""
     if len(rivals) == 2:
         return f"give {' or '.join(rivals)}, not both"
     return f"give only one of {', '.join(f'--{option}' for option in rivals)}"
 
 
-def drop_said_for_another(model: Any, merged: Layer) -> None:
+def _drop_said_for_another(model: Any, merged: _Layer) -> None:
     """Forget what lower layers said for the model they had, where it means nothing for this one."""
     other = "model" in merged and merged["model"].value != model
     for name in [name for name in merged if not has_option(family_of(model), name)]:
         del merged[name]
-    for name in OF_THE_MODEL if other else ():
+    for name in _OF_THE_MODEL if other else ():
         merged.pop(name, None)
 
 
-def complete(merged: Layer) -> None:
+def _complete(merged: _Layer) -> None:
     """Fill in what depends on other options, on the environment, or on the current folder."""
     if not any(option in merged and merged[option].value for option in ("epochs", "steps")):
-        merged["epochs"] = Given(DEFAULT_EPOCHS, "--epochs", "default")
+        merged["epochs"] = Given(_DEFAULT_EPOCHS, "--epochs", "default")
     data = merged["data"].value if "data" in merged else "embedded"
     needs_folder = data in DATASETS and DATASETS[data].needs_folder
     given = merged["data-dir"].value if "data-dir" in merged else None
@@ -208,7 +210,7 @@ def complete(merged: Layer) -> None:
         merged["init-weights"] = replace(weights, value=whole)
 
 
-def validate(merged: Layer, problems: list[str]) -> Config | None:
+def _validate(merged: _Layer, problems: list[str]) -> Config | None:
     """The frozen Config, or None with what is wrong appended to the problems."""
     nested: dict[str, dict[str, Any]] = {}
     for name, given in merged.items():
@@ -218,11 +220,11 @@ def validate(merged: Layer, problems: list[str]) -> Config | None:
     except ValidationError as error:
         for detail in error.errors():
             name = str(detail["loc"][1])
-            problems.append(f"{merged[name].where}: {explain(name, detail)}")
+            problems.append(f"{merged[name].where}: {_explain(name, detail)}")
         return None
 
 
-def explain(name: str, detail: ErrorDetails) -> str:
+def _explain(name: str, detail: ErrorDetails) -> str:
     """One validation error in a person's words, with the way out."""
     option, value = OPTIONS[name], detail["input"]
     context = detail.get("ctx", {})
@@ -231,17 +233,17 @@ def explain(name: str, detail: ErrorDetails) -> str:
     if detail["type"] == "less_than_equal":
         return f"must be at most {context['le']}, got {value}"
     if detail["type"] == "literal_error":
-        choices = next(a for a in flatten(option.kind) if get_origin(a) is Literal)
+        choices = next(a for a in _flatten(option.kind) if get_origin(a) is Literal)
         return f"no choice is called {value!r}; {suggest(str(value), get_args(choices))}"
     if detail["type"] == "value_error":
         return str(context["error"])
     return f"wants {WANTED[plain_kind(option.kind)]}, got {value!r}"
 
 
-def flatten(annotation: Any) -> list[Any]:
+def _flatten(annotation: Any) -> list[Any]:
     """An annotation and everything inside it."""
     inner = () if get_origin(annotation) is Literal else get_args(annotation)
-    return [annotation, *(part for kind in inner for part in flatten(kind))]
+    return [annotation, *(part for kind in inner for part in _flatten(kind))]
 
 
 def joined(problems: list[str]) -> ConfigError:

@@ -3,7 +3,7 @@
 from phalanx.config.schema import OPTIONS, Option
 from phalanx.config.text import WANTED, plain_kind
 
-HEAD = """# Options
+_HEAD = """# Options
 
 Every option is a flag (`--batch-size 64`), a YAML key (`batch-size: 64`) and a keyword in Python
 (`phalanx.train(batch_size=64)`). Order: default < preset (and what it `extends`) < file < flag;
@@ -22,25 +22,25 @@ This page is written from the schema: `make docs`.
 
 def options_page() -> str:
     """The whole page."""
-    parts = [HEAD]
+    parts = [_HEAD]
     heading = ""
     for option in OPTIONS.values():
         if option.heading != heading:
             heading = option.heading
-            parts.append(f"\n## {heading}\n\n{TABLE_HEAD}\n")
-        parts.append(option_line(option) + "\n")
+            parts.append(f"\n## {heading}\n\n{_TABLE_HEAD}\n")
+        parts.append(_option_line(option) + "\n")
     return "".join(parts)
 
 
-TABLE_HEAD = "| option | type | default | resume | meaning |\n|---|---|---|---|---|"
+_TABLE_HEAD = "| option | type | default | resume | meaning |\n|---|---|---|---|---|"
 
 
-def option_line(option: Option) -> str:
+def _option_line(option: Option) -> str:
     """One row of a table."""
     also = f" Also `--{'`, `--'.join(option.also)}`." if option.also else ""
     cells = (
         f"`--{option.name}`",
-        f"{WANTED[plain_kind(option.kind)]}{limits(option)}",
+        f"{WANTED[plain_kind(option.kind)]}{_limits(option)}",
         option.auto or ("none" if option.default is None else f"`{option.default}`"),
         "yes" if option.resumable else "no",
         option.help + also,
@@ -48,7 +48,7 @@ def option_line(option: Option) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def limits(option: Option) -> str:
+def _limits(option: Option) -> str:
     """The range a number must be in, in words."""
     if option.low is not None and option.high is not None:
         return f", {option.low:g} to {option.high:g}"

@@ -65,12 +65,12 @@ class Option:
     high: float | None
 
 
-def limit(field: FieldInfo, name: str) -> float | None:
+def _limit(field: FieldInfo, name: str) -> float | None:
     """A field's bound, which pydantic keeps among its metadata."""
     return next((getattr(m, name) for m in field.metadata if hasattr(m, name)), None)
 
 
-def iterate_options() -> Iterator[Option]:
+def _iterate_options() -> Iterator[Option]:
     """All options in the order of the schema."""
     for section, holder in Config.model_fields.items():
         kind = holder.annotation
@@ -89,12 +89,12 @@ def iterate_options() -> Iterator[Option]:
                 resumable=bool(extra["resumable"]),
                 also=tuple(str(old) for old in extra["also"]),  # type: ignore[union-attr]
                 family=kind.family,
-                low=limit(field, "ge"),
-                high=limit(field, "le"),
+                low=_limit(field, "ge"),
+                high=_limit(field, "le"),
             )
 
 
-OPTIONS: dict[str, Option] = {option.name: option for option in iterate_options()}
+OPTIONS: dict[str, Option] = {option.name: option for option in _iterate_options()}
 SPELLINGS: dict[str, str] = {
     spelling: o.name for o in OPTIONS.values() for spelling in (o.name, *o.also)
 }

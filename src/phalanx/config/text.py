@@ -12,7 +12,7 @@ from phalanx.config.hints import suggest_option
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.errors import ConfigError
 
-TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
+_TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
 FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -51,7 +51,7 @@ def plain_kind(annotation: Any) -> type:
     return annotation
 
 
-def is_optional(annotation: Any) -> bool:
+def _is_optional(annotation: Any) -> bool:
     """Whether the option may be left unset, which flags and YAML write as null."""
     return type(None) in get_args(annotation)
 
@@ -60,11 +60,11 @@ def value_from_text(name: str, text: str) -> Any:
     """What a flag's text means for that option; ValueError says what it wants."""
     option = OPTIONS[name]
     kind = plain_kind(option.kind)
-    if is_optional(option.kind) and text.lower() in ("null", "none"):
+    if _is_optional(option.kind) and text.lower() in ("null", "none"):
         return None
     if kind is bool:
-        if text.lower() in TRUE_WORDS + FALSE_WORDS:
-            return text.lower() in TRUE_WORDS
+        if text.lower() in _TRUE_WORDS + FALSE_WORDS:
+            return text.lower() in _TRUE_WORDS
         raise ValueError(f"wants {WANTED[bool]}, got {text!r}")
     try:
         return kind(text)
@@ -152,10 +152,10 @@ def value_from_node(name: str, node: yaml.Node) -> Any:
     """A YAML value for that option; text options take 16.32 and 1/2 as they are written."""
     option = OPTIONS[name]
     if isinstance(node, yaml.SequenceNode) and name in LISTS:
-        return text_of_list(node)
+        return _text_of_list(node)
     if not isinstance(node, yaml.ScalarNode):
         raise ValueError("wants a single value, got a list or a mapping")
-    if node.tag == "tag:yaml.org,2002:null" and is_optional(option.kind):
+    if node.tag == "tag:yaml.org,2002:null" and _is_optional(option.kind):
         return None
     if plain_kind(option.kind) is str:
         return node.value
@@ -169,7 +169,7 @@ def value_from_node(name: str, node: yaml.Node) -> Any:
         loader.dispose()
 
 
-def text_of_list(node: yaml.SequenceNode) -> str:
+def _text_of_list(node: yaml.SequenceNode) -> str:
     """A YAML list as a flag spells it: [2, 4] is 2,4."""
     if not all(isinstance(one, yaml.ScalarNode) for one in node.value):
         raise ValueError("wants a list of single values; write a,b or [a, b]")

@@ -19,18 +19,18 @@ from phalanx.data.formats.checksums import ARCHIVE_MD5, IDX_MD5, md5_of
 from phalanx.disk import free_space, remove_quietly, sync_folder
 from phalanx.errors import ConfigError, DataError, DiskError, suggest
 
-TRIES = 5  # connections in a row that bring nothing new
-TIMEOUT_S = 30
-BLOCK = 1 << 18
-PARTIAL = 206
-RANGE_REFUSED = 416  # the part is as long as the whole
+_TRIES = 5  # connections in a row that bring nothing new
+_TIMEOUT_S = 30
+_BLOCK = 1 << 18
+_PARTIAL = 206
+_RANGE_REFUSED = 416  # the part is as long as the whole
 
-Tell = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where known
-Count = Callable[[int, int | None], None]
+_Tell = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where known
+_Count = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class _Published:
     """Where a set is published, what its files are, and where they go in a data folder."""
 
     url: str
@@ -45,17 +45,17 @@ class Published:
         return f"{name}.gz" if self.gzipped else name
 
 
-SETS: dict[str, Published] = {
-    "cifar10": Published(url="https://www.cs.toronto.edu/~kriz/", md5=ARCHIVE_MD5["cifar10"]),
-    "cifar100": Published(url="https://www.cs.toronto.edu/~kriz/", md5=ARCHIVE_MD5["cifar100"]),
-    "mnist": Published(
+SETS: dict[str, _Published] = {
+    "cifar10": _Published(url="https://www.cs.toronto.edu/~kriz/", md5=ARCHIVE_MD5["cifar10"]),
+    "cifar100": _Published(url="https://www.cs.toronto.edu/~kriz/", md5=ARCHIVE_MD5["cifar100"]),
+    "mnist": _Published(
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
         md5=IDX_MD5["mnist"],
         gzipped=True,
         home="MNIST",
         places=("", "raw", "MNIST", "MNIST/raw"),
     ),
-    "fashion-mnist": Published(
+    "fashion-mnist": _Published(
         url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         md5=IDX_MD5["fashion-mnist"],
         gzipped=True,
@@ -75,7 +75,7 @@ class Fetched:
 
 
 def fetch(
-    data: str, data_dir: Path | None, *, base: str | None = None, tell: Tell | None = None
+    data: str, data_dir: Path | None, *, base: str | None = None, tell: _Tell | None = None
 ) -> Fetched:
     """Make sure a set lies under a folder: there already, from a system package, or downloaded.
 
@@ -86,22 +86,24 @@ def fetch(
         raise ConfigError(f"{data!r} cannot be fetched; {suggest(data, SETS)}")
     published = SETS[data]
     package = Path(published.package) if published.package else None
-    if data_dir is None and package and holds_set(package, published):
+    if data_dir is None and package and _holds_set(package, published):
         return Fetched(folder=package)
     root = Path("data") / data if data_dir is None else data_dir.expanduser()
     for place in published.places:
-        if holds_set(root / place, published):
+        if _holds_set(root / place, published):
             return Fetched(folder=root)
     home = root / published.home
     made = [folder for folder in (home, root, *root.parents) if not folder.exists()]
     downloaded = []
-    with disk_errors(home):
+    with _disk_errors(home):
         home.mkdir(parents=True, exist_ok=True)
     try:
         for name in published.md5:
-            if find_intact(home, published, name) or copy_packaged(package, home, published, name):
+            if _find_intact(home, published, name) or _copy_packaged(
+                package, home, published, name
+            ):
                 continue
-            download(published, name, home, base=base or published.url, tell=tell)
+            _download(published, name, home, base=base or published.url, tell=tell)
             downloaded.append(published.file(name))
     except DataError:
         for folder in made:
@@ -111,12 +113,12 @@ def fetch(
     return Fetched(folder=root, downloaded=tuple(downloaded))
 
 
-def holds_set(folder: Path, published: Published) -> bool:
+def _holds_set(folder: Path, published: _Published) -> bool:
     """Whether every file of a set is there and whole."""
-    return all(find_intact(folder, published, name) for name in published.md5)
+    return all(_find_intact(folder, published, name) for name in published.md5)
 
 
-def find_intact(folder: Path, published: Published, name: str) -> Path | None:
+def _find_intact(folder: Path, published: _Published, name: str) -> Path | None:
     """The file where it is there and its checksum is right; idx files may be plain or gzipped."""
     for path in {folder / name, folder / published.file(name)}:
         gunzip = published.gzipped and path.suffix == ".gz"
@@ -125,28 +127,30 @@ def find_intact(folder: Path, published: Published, name: str) -> Path | None:
     return None
 
 
-def copy_packaged(package: Path | None, home: Path, published: Published, name: str) -> bool:
+def _copy_packaged(package: Path | None, home: Path, published: _Published, name: str) -> bool:
     """Copy a file of a system package; tells whether there was one."""
-    found = find_intact(package, published, name) if package else None
+    found = _find_intact(package, published, name) if package else None
     if found is None:
         return False
     part = home / f"{found.name}.part"
-    with disk_errors(part):
+    with _disk_errors(part):
         shutil.copyfile(found, part)
-        publish(part, home / found.name)
+        _publish(part, home / found.name)
     return True
 
 
-def download(published: Published, name: str, home: Path, *, base: str, tell: Tell | None) -> None:
+def _download(
+    published: _Published, name: str, home: Path, *, base: str, tell: _Tell | None
+) -> None:
     """Bring one file, going on with a part that is there, and check it."""
     file = published.file(name)
     url, part = f"{base.rstrip('/')}/{file}", home / f"{file}.part"
     fruitless = 0
     while why := _download_part(url, part, _teller(file, tell), before := _size_of(part)):
         fruitless = fruitless + 1 if _size_of(part) <= before else 0
-        if fruitless == TRIES:
+        if fruitless == _TRIES:
             raise DataError(
-                f"{url}: broke off {TRIES} times without a byte ({why}); {_again(part)}"
+                f"{url}: broke off {_TRIES} times without a byte ({why}); {_again(part)}"
             )
         time.sleep(fruitless)
     if md5_of(part, gunzip=published.gzipped) != published.md5[name]:
@@ -155,18 +159,18 @@ def download(published: Published, name: str, home: Path, *, base: str, tell: Te
             f"{url}: the checksum is wrong, what came is not {file} as it was published; it is "
             "removed, fetch again or take it from elsewhere"
         )
-    with disk_errors(part):
-        publish(part, home / file)
+    with _disk_errors(part):
+        _publish(part, home / file)
 
 
-def _download_part(url: str, part: Path, tell: Count, have: int) -> str:
+def _download_part(url: str, part: Path, tell: _Count, have: int) -> str:
     """One connection; what comes back is why it ended too early, or nothing when all is there."""
     try:
         missing = _receive(url, part, have, tell)
         return f"{missing:,} bytes are missing" if missing else ""
     except urllib.error.HTTPError as answer:
         with answer:
-            if answer.code == RANGE_REFUSED and have:
+            if answer.code == _RANGE_REFUSED and have:
                 return ""
             told = f"{answer.code} {answer.reason}"
             raise DataError(f"{url}: the server answers {told}; {_again(part)}") from None
@@ -176,16 +180,16 @@ def _download_part(url: str, part: Path, tell: Count, have: int) -> str:
         return str(cause) or type(cause).__name__
 
 
-def _receive(url: str, part: Path, have: int, tell: Count) -> int:
+def _receive(url: str, part: Path, have: int, tell: _Count) -> int:
     """Write what the server sends; how many bytes it still owes when the connection ends."""
     asked = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
-        if answer.status != PARTIAL:  # the server knows no ranges and begins anew
+    with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:
+        if answer.status != _PARTIAL:  # the server knows no ranges and begins anew
             have = 0
         length = answer.headers.get("Content-Length")
         whole = have + int(length) if length else None
         with _write_to(part, "ab" if have else "wb") as file:
-            while block := answer.read(BLOCK):
+            while block := answer.read(_BLOCK):
                 have += _write(file, block, part)
                 tell(have, whole)
     return whole - have if whole else 0
@@ -196,16 +200,16 @@ def _size_of(part: Path) -> int:
 
 
 def _write_to(part: Path, mode: str) -> BinaryIO:
-    with disk_errors(part):
+    with _disk_errors(part):
         return cast(BinaryIO, part.open(mode))
 
 
 def _write(file: BinaryIO, block: bytes, part: Path) -> int:
-    with disk_errors(part):
+    with _disk_errors(part):
         return file.write(block)
 
 
-def _teller(file: str, tell: Tell | None) -> Count:
+def _teller(file: str, tell: _Tell | None) -> _Count:
     return lambda have, whole: tell(file, have, whole) if tell else None
 
 
@@ -218,7 +222,7 @@ def _again(part: Path) -> str:
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def _disk_errors(path: Path) -> Iterator[None]:
     """A block whose system errors become a DiskError that names the path and the way out."""
     try:
         yield
@@ -229,7 +233,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from cause
 
 
-def publish(part: Path, path: Path) -> None:
+def _publish(part: Path, path: Path) -> None:
     """Give a whole file its name once the disk has it."""
     with part.open("rb+") as file:
         os.fsync(file.fileno())

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from phalanx.errors import DataError
 
-AHEAD = 4  # tasks under way for each process: enough to bridge a slow one, few in memory
-Task = TypeVar("Task")
-Made = TypeVar("Made")
+_AHEAD = 4  # tasks under way for each process: enough to bridge a slow one, few in memory
+_Task = TypeVar("_Task")
+_Made = TypeVar("_Made")
 
 
 class ProcessPool:
@@ -28,16 +28,16 @@ class ProcessPool:
         spawn = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(workers, spawn, initializer=_begin) if workers > 1 else None
 
-    def map(self, work: Callable[[Task], Made], tasks: Iterable[Task]) -> Iterator[Made]:
+    def map(self, work: Callable[[_Task], _Made], tasks: Iterable[_Task]) -> Iterator[_Made]:
         """What `work` gives for each task, in order; a few tasks are under way ahead of it."""
         if self.pool is None:
             yield from map(work, tasks)
             return
-        waiting: deque[Future[Made]] = deque()
+        waiting: deque[Future[_Made]] = deque()
         try:
             for task in tasks:
                 waiting.append(self.pool.submit(work, task))
-                if len(waiting) > AHEAD * self.workers:
+                if len(waiting) > _AHEAD * self.workers:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

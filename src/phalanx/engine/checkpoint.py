@@ -16,11 +16,11 @@ from phalanx.errors import DivergedError
 from phalanx.models.weights import LAYOUT, fill
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
-WEIGHTS, OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
+WEIGHTS, _OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class _Snapshot:
     """A state at rest: copies that training no longer touches."""
 
     weights: dict[str, Tensor]
@@ -34,7 +34,7 @@ class Snapshot:
         return int(self.plain["step"])
 
 
-def take_snapshot(state: TrainState) -> Snapshot:
+def take_snapshot(state: TrainState) -> _Snapshot:
     """Copy the state to host memory. Waits for the device."""
 
     def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -45,10 +45,10 @@ def take_snapshot(state: TrainState) -> Snapshot:
     plain = json.loads(json.dumps(state.plain()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     averages = {} if state.averages is None else state.averages.named_state()
-    return Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(averages), plain)
+    return _Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(averages), plain)
 
 
-def pack(snapshot: Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
+def _pack(snapshot: _Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
     """The files of a checkpoint; `about` is what travels with every checkpoint of a run."""
     facts = {
         "format": FORMAT,
@@ -58,7 +58,7 @@ def pack(snapshot: Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
     }
     files = {
         WEIGHTS: tensors_to_bytes(snapshot.weights, metadata={LAYOUT: about["norm_layout"]}),
-        OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
+        _OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
         FACTS: json.dumps(facts, indent=1).encode(),
     }
     if snapshot.averages:
@@ -90,17 +90,17 @@ class Saver:
             failure, self._failure = self._failure, None
             raise failure
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: _Snapshot) -> None:
         try:
-            refuse_unsound(snapshot)
-            write_checkpoint(self._shelf, snapshot.step, pack(snapshot, self._about))
+            _refuse_unsound(snapshot)
+            write_checkpoint(self._shelf, snapshot.step, _pack(snapshot, self._about))
             scores = {int(step): top1 for step, top1 in snapshot.plain["scores"].items()}
             prune(self._shelf, keep=self._keep, scores=scores)
         except Exception as failure:  # noqa: BLE001 - carried to the training thread, raised there
             self._failure = failure
 
 
-def refuse_unsound(snapshot: Snapshot) -> None:
+def _refuse_unsound(snapshot: _Snapshot) -> None:
     """A step of finite numbers may yet throw weights out of them; such weights are not saved."""
     for name, tensor in snapshot.weights.items():
         if not bool(tensor.isfinite().all()):
@@ -114,7 +114,7 @@ def restore(state: TrainState, checkpoint: Path) -> None:
     """Put a checkpoint's contents into a freshly built state."""
     files = read_files(checkpoint)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
-    restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[OPTIMIZER]))
+    restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[_OPTIMIZER]))
     if state.offload is not None:
         state.offload.take_back()
     state.restore_plain(json.loads(files[FACTS])["state"])

@@ -22,9 +22,9 @@ from phalanx.disk import disk_errors, sync_folder, write_synced
 from phalanx.errors import CheckpointError, DiskError
 
 FORMAT = 1  # raise it when the layout changes, and teach `read_files` the older one
-NAME = re.compile(r"^step-(\d{8,})$")
-PART, GONE = ".part-", ".gone-"
-BEST, AVERAGE = "best", "average"
+_NAME = re.compile(r"^step-(\d{8,})$")
+_PART, _GONE = ".part-", ".gone-"
+_BEST, AVERAGE = "best", "average"
 AVERAGES = "average.safetensors"  # a checkpoint's file of live averages
 
 
@@ -36,10 +36,10 @@ def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
 def write_named(shelf: Path, name: str, files: dict[str, bytes]) -> Path:
     """Put a checkpoint on the shelf; it has its name only once all bytes read back right."""
     target = shelf / name
-    part = shelf / f"{PART}{target.name}"
+    part = shelf / f"{_PART}{target.name}"
     manifest = {
         "format": FORMAT,
-        "files": {file: describe(content) for file, content in files.items()},
+        "files": {file: _describe(content) for file, content in files.items()},
     }
     with disk_errors(target):
         shutil.rmtree(part, ignore_errors=True)
@@ -57,20 +57,20 @@ def write_named(shelf: Path, name: str, files: dict[str, bytes]) -> Path:
         raise DiskError(f"{target}: what was written does not read back ({error})") from error
     with disk_errors(target):
         if target.exists():
-            remove(target)
+            _remove(target)
         part.rename(target)
         sync_folder(shelf)
     return target
 
 
-def describe(content: bytes) -> dict[str, Any]:
+def _describe(content: bytes) -> dict[str, Any]:
     """What the manifest says of one file."""
     return {"bytes": len(content), "sha256": sha256(content).hexdigest()}
 
 
 def read_files(checkpoint: Path) -> dict[str, bytes]:
     """All files of a checkpoint, each compared with the manifest."""
-    manifest = read_manifest(checkpoint)
+    manifest = _read_manifest(checkpoint)
     files = {}
     for name, expected in manifest["files"].items():
         path = checkpoint / name
@@ -91,7 +91,7 @@ def read_files(checkpoint: Path) -> dict[str, bytes]:
     return files
 
 
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
+def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     """The manifest of a checkpoint we can read; says what else it is, if not that."""
     path = checkpoint / "manifest.json"
     try:
@@ -127,7 +127,7 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
 
 def step_of(checkpoint: Path) -> int:
     """The step in a checkpoint's name."""
-    match = NAME.match(checkpoint.name)
+    match = _NAME.match(checkpoint.name)
     assert match
     return int(match[1])
 
@@ -136,7 +136,7 @@ def list_checkpoints(shelf: Path) -> list[Path]:
     """The whole checkpoints on a shelf, oldest first."""
     if not shelf.is_dir():
         return []
-    return sorted((path for path in shelf.iterdir() if NAME.match(path.name)), key=step_of)
+    return sorted((path for path in shelf.iterdir() if _NAME.match(path.name)), key=step_of)
 
 
 def list_weights(shelf: Path) -> list[Path]:
@@ -156,33 +156,33 @@ def tidy(shelf: Path) -> None:
         for path in shelf.glob(".*"):
             if path.is_symlink():
                 path.unlink()
-            elif path.name.startswith((PART, GONE)):
+            elif path.name.startswith((_PART, _GONE)):
                 shutil.rmtree(path)
 
 
-def remove(checkpoint: Path) -> None:
+def _remove(checkpoint: Path) -> None:
     """Delete a checkpoint; its name goes in one stroke, so that a kill leaves no torso."""
-    gone = checkpoint.with_name(GONE + checkpoint.name)
+    gone = checkpoint.with_name(_GONE + checkpoint.name)
     shutil.rmtree(gone, ignore_errors=True)
     checkpoint.rename(gone)
     shutil.rmtree(gone)
 
 
 @dataclass(frozen=True)
-class BestCheckpoint:
+class _BestCheckpoint:
     """The checkpoint with the highest validation score among those on the shelf."""
 
     step: int
     top1: float
 
 
-def find_best(shelf: Path, scores: dict[int, float]) -> BestCheckpoint | None:
+def find_best(shelf: Path, scores: dict[int, float]) -> _BestCheckpoint | None:
     """The best-scored checkpoint still there; the earliest among equals."""
     scored = [step for step in map(step_of, list_checkpoints(shelf)) if step in scores]
     if not scored:
         return None
     step = max(scored, key=lambda step: (scores[step], -step))
-    return BestCheckpoint(step, scores[step])
+    return _BestCheckpoint(step, scores[step])
 
 
 def prune(shelf: Path, *, keep: int, scores: dict[int, float]) -> None:
@@ -191,9 +191,9 @@ def prune(shelf: Path, *, keep: int, scores: dict[int, float]) -> None:
         best = find_best(shelf, scores)
         for checkpoint in list_checkpoints(shelf)[:-keep]:
             if best is None or step_of(checkpoint) != best.step:
-                remove(checkpoint)
+                _remove(checkpoint)
         if best is not None:
-            link = shelf / f"{PART}{BEST}"
+            link = shelf / f"{_PART}{_BEST}"
             link.unlink(missing_ok=True)
             link.symlink_to(f"step-{best.step:08d}")
-            link.replace(shelf / BEST)
+            link.replace(shelf / _BEST)

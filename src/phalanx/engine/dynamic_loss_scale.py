@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from phalanx.plan.loss_scale import FIRST
 
-MOST = 2.0**24
+_MOST = 2.0**24
 PATIENCE = 2000  # sound steps after which a larger one is tried, as torch's GradScaler does
-HISTORY = 1000  # changes that are remembered
+_HISTORY = 1000  # changes that are remembered
 
 
 @dataclass
@@ -26,9 +26,9 @@ class DynamicLossScale:
     def succeeded(self, step: int) -> None:
         """The gradients of a step were finite."""
         self.sound += 1
-        if self.sound >= PATIENCE and self.scale < MOST:
+        if self.sound >= PATIENCE and self.scale < _MOST:
             self._change(step, self.scale * 2)
 
     def _change(self, step: int, scale: float) -> None:
         self.scale, self.sound = scale, 0
-        self.history = [*self.history, (step, scale)][-HISTORY:]
+        self.history = [*self.history, (step, scale)][-_HISTORY:]

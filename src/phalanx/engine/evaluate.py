@@ -77,7 +77,7 @@ def evaluate(
             return None
         logits = answer_to(model, batch.images, rule=rule)
         classes = logits.shape[1]
-        answers.append(answer(logits, batch))
+        answers.append(_answer(logits, batch))
     if not answers:
         raise DataError("there is no image to score: the validation split is empty")
     columns = {name: torch.cat([row[name] for row in answers]).cpu().numpy() for name in answers[0]}
@@ -87,7 +87,7 @@ def evaluate(
     return Score(**{name: column[real] for name, column in columns.items()}, classes=classes)
 
 
-def answer(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
+def _answer(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
     """What is kept of each row of a batch."""
     best = logits.softmax(1).topk(min(5, logits.shape[1]))
     return {

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from phalanx.plan.draws import draw_beta, draw_uniform
 
-MIXUP_PARTNER, CUTMIX_PARTNER = 1, 2  # how far the partner stands from an image
-VERSION_1_SPREAD = 4.0  # seed 002's first form: the share kept is 1 + ln(u) / 4
+_MIXUP_PARTNER, _CUTMIX_PARTNER = 1, 2  # how far the partner stands from an image
+_VERSION_1_SPREAD = 4.0  # seed 002's first form: the share kept is 1 + ln(u) / 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +64,12 @@ def mix_batch(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: 
     if mixing.mixup_alpha:
         shares = draw_shares(mixing.mixup_alpha, seed=seed, first=first, images=len(labels))
         own = torch.from_numpy(shares).to(images.device, images.dtype, non_blocking=True)
-        away = MIXUP_PARTNER * mixing.repeats
+        away = _MIXUP_PARTNER * mixing.repeats
         images = mix_up(images, own, away)
-        targets = (WeightedLabels(labels, own), WeightedLabels(rolled(labels, away), 1 - own))
+        targets = (WeightedLabels(labels, own), WeightedLabels(_rolled(labels, away), 1 - own))
     if mixing.cutmix:
         kept = draw_kept(mixing, seed=seed, first=first)
-        away = CUTMIX_PARTNER * mixing.repeats
+        away = _CUTMIX_PARTNER * mixing.repeats
         images, area = paste_box(images, kept, seed=seed, first=first, away=away)
         if area < 1:
             targets = share_targets(targets, area, away)
@@ -82,12 +82,12 @@ def draw_shares(alpha: float, *, seed: int, first: int, images: int) -> np.ndarr
     return np.maximum(drawn, 1 - drawn).astype(np.float32)
 
 
-def mix_up(images: Tensor, own: Tensor, away: int = MIXUP_PARTNER) -> Tensor:
+def mix_up(images: Tensor, own: Tensor, away: int = _MIXUP_PARTNER) -> Tensor:
     """Each image blended with the one before it, or so many places before."""
-    return rolled(images, away).lerp_(images, own.view(-1, 1, 1, 1))
+    return _rolled(images, away).lerp_(images, own.view(-1, 1, 1, 1))
 
 
-def rolled(values: Tensor, places: int) -> Tensor:
+def _rolled(values: Tensor, places: int) -> Tensor:
     """Rows moved on, the last ones to the front; unlike torch.roll it keeps the memory layout."""
     return torch.cat([values[-places:], values[:-places]])
 
@@ -98,14 +98,14 @@ def draw_kept(mixing: Mixing, *, seed: int, first: int) -> float:
     if mixing.cutmix_high > 0:
         kept = mixing.cutmix_low + draw * (mixing.cutmix_high - mixing.cutmix_low)
         return 1.0 if skip < mixing.cutmix_skip else kept
-    lowest = math.exp(-VERSION_1_SPREAD)
-    kept = 1 + math.log(lowest + draw * (1 - lowest)) / VERSION_1_SPREAD
+    lowest = math.exp(-_VERSION_1_SPREAD)
+    kept = 1 + math.log(lowest + draw * (1 - lowest)) / _VERSION_1_SPREAD
     none = min(max(1.55 * mixing.cutmix_lambda - 0.96, 0.0), 1.0)
     return 1.0 if skip < max(none, mixing.cutmix_skip) else kept
 
 
 def paste_box(
-    images: Tensor, kept: float, *, seed: int, first: int, away: int = CUTMIX_PARTNER
+    images: Tensor, kept: float, *, seed: int, first: int, away: int = _CUTMIX_PARTNER
 ) -> tuple[Tensor, float]:
     """The images with a box of their partners in them, and the share of the area that is left."""
     height, width = images.shape[2:]
@@ -117,19 +117,19 @@ def paste_box(
     top, left = int(down * (height - tall + 1)), int(right * (width - wide + 1))
     box = (slice(None), slice(None), slice(top, top + tall), slice(left, left + wide))
     pasted = images.clone()
-    pasted[box] = rolled(images[box], away)
+    pasted[box] = _rolled(images[box], away)
     return pasted, 1 - tall * wide / (height * width)
 
 
 def share_targets(
-    targets: tuple[WeightedLabels, ...], area: float, away: int = CUTMIX_PARTNER
+    targets: tuple[WeightedLabels, ...], area: float, away: int = _CUTMIX_PARTNER
 ) -> tuple[WeightedLabels, ...]:
     """The targets of images and of the partners whose box they show, by area."""
     whole = torch.ones_like(targets[0].labels, dtype=torch.float32)
     weighed = [(labels, whole if own is None else own) for labels, own in targets]
     kept = [WeightedLabels(labels, area * own) for labels, own in weighed]
     pasted = [
-        WeightedLabels(rolled(labels, away), (1 - area) * rolled(own, away))
+        WeightedLabels(_rolled(labels, away), (1 - area) * _rolled(own, away))
         for labels, own in weighed
     ]
     return (*kept, *pasted)

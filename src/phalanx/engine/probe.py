@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-INPUT, WHOLE = "(the input)", "(the whole model)"
-SAID = {  # by what was not finite
+_INPUT, _WHOLE = "(the input)", "(the whole model)"
+_SAID = {  # by what was not finite
     "output": "the first module whose output was not finite is {name}",
     "loss": "the output of every module was finite, the loss was not",
     "gradient": "every output was finite; the first gradient that was not is that of {name}",
@@ -19,7 +19,7 @@ SAID = {  # by what was not finite
 }
 
 
-class Look(NamedTuple):
+class _Look(NamedTuple):
     """What was seen of one call of a module, still on the device."""
 
     path: str
@@ -40,7 +40,7 @@ class NonFiniteFinding:
     def describe(self) -> str:
         """A line for a person."""
         weights = "" if self.sound_weights else ", whose weights were not finite before the step"
-        return SAID[self.what].format(name=self.name) + weights
+        return _SAID[self.what].format(name=self.name) + weights
 
 
 class Probe:
@@ -52,7 +52,7 @@ class Probe:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: list[RemovableHandle] = []
-        self._looks: list[Look] = []
+        self._looks: list[_Look] = []
         self._peaks: list[tuple[str, Tensor]] = []  # largest number of each gradient, as they came
         self._first = self._images = 0  # of the pass under way
 
@@ -61,7 +61,7 @@ class Probe:
         self._handles = [
             self._model.register_forward_pre_hook(self._begin_pass),
             *(
-                module.register_forward_hook(partial(self._see, path.replace(".", "/") or WHOLE))
+                module.register_forward_hook(partial(self._see, path.replace(".", "/") or _WHOLE))
                 for path, module in self._model.named_modules()
             ),
             *(
@@ -78,13 +78,13 @@ class Probe:
 
     def _begin_pass(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._first, self._images = self._first + self._images, len(inputs[0])
-        self._looks.append(Look(INPUT, self._first, self._finite(inputs[0]), None))
+        self._looks.append(_Look(_INPUT, self._first, self._finite(inputs[0]), None))
 
     def _see(self, path: str, module: nn.Module, inputs: Any, output: Any) -> None:
         weights = list(module.parameters(recurse=False))
         sound = torch.stack([w.isfinite().all() for w in weights]).all() if weights else None
         self._looks += [
-            Look(path, self._first, self._finite(tensor), sound) for tensor in tensors_in(output)
+            _Look(path, self._first, self._finite(tensor), sound) for tensor in _tensors_in(output)
         ]
 
     @torch.no_grad()
@@ -113,7 +113,7 @@ class Probe:
             return NonFiniteFinding(what="length", name=self._peaks[peaks.index(max(peaks))][0])
         return None
 
-    def _found_in(self, look: Look) -> NonFiniteFinding:
+    def _found_in(self, look: _Look) -> NonFiniteFinding:
         by_image = look.finite.tolist() if look.finite.dim() else []
         return NonFiniteFinding(
             what="output",
@@ -123,12 +123,12 @@ class Probe:
         )
 
 
-def tensors_in(output: Any) -> Iterator[Tensor]:
+def _tensors_in(output: Any) -> Iterator[Tensor]:
     """The tensors a module gave, one or several."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, list | tuple):
         for part in output:
-            yield from tensors_in(part)
+            yield from _tensors_in(part)
     elif isinstance(output, dict):
-        yield from tensors_in(list(output.values()))
+        yield from _tensors_in(list(output.values()))

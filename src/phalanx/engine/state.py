@@ -52,15 +52,15 @@ class Sums:
         """Take one step in."""
         self.steps += 1
         self.loss += row.loss
-        self.grad_norm = plus(self.grad_norm, row.told_norm)
-        self.top1 = plus(self.top1, row.top1)
+        self.grad_norm = _plus(self.grad_norm, row.told_norm)
+        self.top1 = _plus(self.top1, row.top1)
 
     def mean(self, total: float | None) -> float | None:
         """A sum over its steps, or None."""
         return None if total is None else total / self.steps
 
 
-def plus(total: float | None, number: float | None) -> float | None:
+def _plus(total: float | None, number: float | None) -> float | None:
     """The sum of two numbers, where both are known."""
     return None if total is None or number is None else total + number
 

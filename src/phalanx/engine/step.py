@@ -57,7 +57,7 @@ def answer_to(model: nn.Module, images: Tensor, *, rule: StepRule) -> Tensor:
     return logits
 
 
-def mixed_as_told(batch: MicroBatch, rule: StepRule) -> Mixed:
+def _mixed_as_told(batch: MicroBatch, rule: StepRule) -> Mixed:
     """The images and targets of a training pass, mixed where the rule says so."""
     if not rule.mixing.on:
         return Mixed(batch.images, (WeightedLabels(batch.labels),))
@@ -66,7 +66,7 @@ def mixed_as_told(batch: MicroBatch, rule: StepRule) -> Mixed:
     )
 
 
-def forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
+def _forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
     """Logits of a training pass; what the model drops depends on the images' places alone."""
     chances = draw_dropout_noise(
         getattr(model, "chances", {}),
@@ -98,11 +98,11 @@ def train_step(
         state.model.train()
     scaler = state.scaler
     scale = loss_scale if scaler is None else scaler.scale
-    loss, top1 = run_passes(state.model, passes, rule=rule, scale=scale)
+    loss, top1 = _run_passes(state.model, passes, rule=rule, scale=scale)
     state.step += 1
     with state.wide_update() as counts:
         gradients = gradients_of(state.optimizer)
-        grad_norm = treat_gradients(gradients, scale=scale, rule=rule)
+        grad_norm = _treat_gradients(gradients, scale=scale, rule=rule)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
             scaler.overflowed(state.step)
             state.optimizer.zero_grad(set_to_none=True)
@@ -116,15 +116,15 @@ def train_step(
     return torch.stack([loss, grad_norm, top1])
 
 
-def run_passes(
+def _run_passes(
     model: nn.Module, passes: Sequence[MicroBatch], *, rule: StepRule, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Forward and backward of all passes; mean loss and share of right answers over all images."""
     images = sum(len(batch.labels) for batch in passes)
     tallies = []
     for batch in passes:
-        shown, targets = mixed_as_told(batch, rule)
-        logits = forward(model, batch._replace(images=shown), rule=rule)
+        shown, targets = _mixed_as_told(batch, rule)
+        logits = _forward(model, batch._replace(images=shown), rule=rule)
         # a sum divided by the step's images: the same gradient however the step is cut
         loss = LOSSES[rule.loss](logits, targets, rule.label_smoothing)
         (loss * (scale / images) if scale != 1 else loss / images).backward()
@@ -136,20 +136,20 @@ def run_passes(
 
 
 @torch.no_grad()
-def treat_gradients(gradients: list[Tensor], *, scale: float, rule: StepRule) -> Tensor:
+def _treat_gradients(gradients: list[Tensor], *, scale: float, rule: StepRule) -> Tensor:
     """Take the loss scale out and clip; gives their length as it was before clipping."""
     if scale != 1:
         torch._foreach_mul_(gradients, 1 / scale)
-    norm = length_of(gradients)  # whoever keeps no metrics: it shows whether all are finite
+    norm = _length_of(gradients)  # whoever keeps no metrics: it shows whether all are finite
     if rule.clip_value:
         torch._foreach_clamp_min_(gradients, -rule.clip_value)
         torch._foreach_clamp_max_(gradients, rule.clip_value)
     if rule.clip_norm:
-        longest = rule.clip_norm / (length_of(gradients) + 1e-6)
+        longest = rule.clip_norm / (_length_of(gradients) + 1e-6)
         torch._foreach_mul_(gradients, longest.clamp(max=1.0))
     return norm
 
 
-def length_of(gradients: list[Tensor]) -> Tensor:
+def _length_of(gradients: list[Tensor]) -> Tensor:
     """The length of all gradients together."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

@@ -14,10 +14,10 @@ from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError, Stopped
 from phalanx.plan.plan import Plan
 
-UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
+_UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
 
 
-class LoopObserver(Protocol):
+class _LoopObserver(Protocol):
     """What the loop tells the outside."""
 
     def progress(self, step: int) -> None:
@@ -47,15 +47,15 @@ class LoopDependencies:
     stopping: Callable[[], bool]
     images_of: Callable[[int], str]  # names the images of a step, for a person to look at
     blame: Callable[[float, float], str]  # of an unsound step's loss and norm: why, and what to do
-    watch: LoopObserver
+    watch: _LoopObserver
 
 
 def fit(state: TrainState, plan: Plan, *, parts: LoopDependencies, ledger: MetricsBuffer) -> None:
     """Train from state.step to the end, whether the state is fresh or restored."""
     watch, stretch = parts.watch, Throughput()
-    score_if_due(state, plan, parts)  # a stop may have come before the score
+    _score_if_due(state, plan, parts)  # a stop may have come before the score
     if parts.stopping() and state.step < plan.total_steps:
-        raise stopped(state, plan)  # what is saved is where this process began
+        raise _stopped(state, plan)  # what is saved is where this process began
     started_at = state.step
     batches = parts.batches_from(state.step)
     while state.step < plan.total_steps:
@@ -67,10 +67,10 @@ def fit(state: TrainState, plan: Plan, *, parts: LoopDependencies, ledger: Metri
         step = state.step
         logging, saving = plan.log.due(step), plan.save.due(step)
         stopping = parts.stopping() and step < plan.total_steps
-        warm = step - started_at == UNTIMED_STEPS
+        warm = step - started_at == _UNTIMED_STEPS
         if logging or saving or stopping or warm or ledger.full or plan.evaluate.due(step):
-            settle(state, ledger, parts)  # waits for the device
-        if step - started_at > UNTIMED_STEPS:
+            _settle(state, ledger, parts)  # waits for the device
+        if step - started_at > _UNTIMED_STEPS:
             busy_s = perf_counter() - begin
             for clock in (state.clock, stretch):
                 clock.add(images=plan.global_batch, busy_s=busy_s, wait_s=wait_s)
@@ -79,22 +79,22 @@ def fit(state: TrainState, plan: Plan, *, parts: LoopDependencies, ledger: Metri
             watch.log(state, stretch)
             state.sums, stretch = Sums(), Throughput()
         if not stopping:
-            score_if_due(state, plan, parts)
+            _score_if_due(state, plan, parts)
         # the signal may have come while scoring: then the score is left to the resume
         stopping = parts.stopping() and step < plan.total_steps
         if saving or stopping:
-            settle(state, ledger, parts)  # the signal may have come after the last look
+            _settle(state, ledger, parts)  # the signal may have come after the last look
             parts.save(state)
         if stopping:
-            raise stopped(state, plan)
+            raise _stopped(state, plan)
 
 
-def stopped(state: TrainState, plan: Plan) -> Stopped:
+def _stopped(state: TrainState, plan: Plan) -> Stopped:
     """What a stop says."""
     return Stopped(f"stopped after step {state.step:,} of {plan.total_steps:,}; all is saved")
 
 
-def settle(state: TrainState, ledger: MetricsBuffer, parts: LoopDependencies) -> None:
+def _settle(state: TrainState, ledger: MetricsBuffer, parts: LoopDependencies) -> None:
     """Read the steps since the last time, hand them on, and stop at the first unsound one."""
     rows = ledger.settle(state.sums)
     first = state.step - len(rows) + 1
@@ -107,7 +107,7 @@ def settle(state: TrainState, ledger: MetricsBuffer, parts: LoopDependencies) ->
             )
 
 
-def score_if_due(state: TrainState, plan: Plan, parts: LoopDependencies) -> None:
+def _score_if_due(state: TrainState, plan: Plan, parts: LoopDependencies) -> None:
     """Evaluate at the points of the plan, once each."""
     if not plan.evaluate.due(state.step) or state.step in state.scores:
         return
@@ -115,10 +115,10 @@ def score_if_due(state: TrainState, plan: Plan, parts: LoopDependencies) -> None
     if score is not None:
         state.scores[state.step] = score.top1
         parts.watch.score(state, score)
-        score_averages(state, parts)
+        _score_averages(state, parts)
 
 
-def score_averages(state: TrainState, parts: LoopDependencies) -> None:
+def _score_averages(state: TrainState, parts: LoopDependencies) -> None:
     """Score the averaged weights beside the raw ones, where there are any."""
     if state.averages is None:
         return

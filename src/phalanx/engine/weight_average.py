@@ -12,10 +12,10 @@ from phalanx.errors import CheckpointError
 from phalanx.models.weights import compare
 from phalanx.plan.averaging import decay_at
 
-Precision = Callable[[], AbstractContextManager[None]]  # the context passes run in
+_Precision = Callable[[], AbstractContextManager[None]]  # the context passes run in
 
 
-class Slot(NamedTuple):
+class _Slot(NamedTuple):
     """Where a module keeps a tensor. Looked up at every use: a replaced tensor is seen."""
 
     table: dict[str, Tensor | None] | dict[str, nn.Parameter | None]
@@ -29,16 +29,16 @@ class Slot(NamedTuple):
         return found
 
 
-def slots_of(model: nn.Module) -> dict[str, Slot]:
+def _slots_of(model: nn.Module) -> dict[str, _Slot]:
     """The places of all that a model's state dict holds, by name."""
     slots = {}
     for name in model.state_dict():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         if leaf in module._parameters:
-            slots[name] = Slot(module._parameters, leaf)
+            slots[name] = _Slot(module._parameters, leaf)
         elif leaf in module._buffers:
-            slots[name] = Slot(module._buffers, leaf)
+            slots[name] = _Slot(module._buffers, leaf)
     return slots
 
 
@@ -51,8 +51,8 @@ class Averages:
 
     def __init__(self, model: nn.Module, *, decay: float) -> None:
         self.decay = decay
-        self._model, self._slots = model, slots_of(model)
-        self._averages = {name: averaged_copy(slot.tensor) for name, slot in self._slots.items()}
+        self._model, self._slots = model, _slots_of(model)
+        self._averages = {name: _averaged_copy(slot.tensor) for name, slot in self._slots.items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
@@ -95,26 +95,26 @@ class Averages:
         """A block in which the model has the averaged weights; then its own, bit for bit."""
         slots = self._slots_in(model)
         own = {name: slot.tensor.detach().clone() for name, slot in slots.items()}
-        put_in(slots, self._averages)
+        _put_in(slots, self._averages)
         try:
             yield
         finally:
-            put_in(slots, own)
+            _put_in(slots, own)
 
-    def _slots_in(self, model: nn.Module) -> dict[str, Slot]:
+    def _slots_in(self, model: nn.Module) -> dict[str, _Slot]:
         if model is not self._model:
-            self._model, self._slots = model, slots_of(model)
+            self._model, self._slots = model, _slots_of(model)
         return self._slots
 
 
-def averaged_copy(tensor: Tensor) -> Tensor:
+def _averaged_copy(tensor: Tensor) -> Tensor:
     """What an average begins as: the values in 32 bits, laid out as the tensor is."""
     copy = tensor.detach().clone()
     return copy.float() if copy.is_floating_point() else copy
 
 
 @torch.no_grad()
-def put_in(slots: Mapping[str, Slot], tensors: Mapping[str, Tensor]) -> None:
+def _put_in(slots: Mapping[str, _Slot], tensors: Mapping[str, Tensor]) -> None:
     """Overwrite a model's tensors in place: the optimizer and graphs hold on to them."""
     for name, slot in slots.items():
         slot.tensor.copy_(tensors[name])
@@ -133,15 +133,15 @@ def average_weights(
     newest: Mapping[str, Tensor] = {}
     for number, state in enumerate(states, start=1):
         if newest:
-            refuse_other(newest, state, number)
+            _refuse_other(newest, state, number)
         newest = state
         kept = {"mean": (number - 1) / number, "exponential": decay if number > 1 else 0.0}
         for name, tensor in state.items():
-            add(total, name, tensor, kept=kept[strategy])
+            _add(total, name, tensor, kept=kept[strategy])
     return {name: total[name].to(tensor.dtype) for name, tensor in newest.items()}
 
 
-def add(total: dict[str, Tensor], name: str, tensor: Tensor, *, kept: float) -> None:
+def _add(total: dict[str, Tensor], name: str, tensor: Tensor, *, kept: float) -> None:
     """Take one more tensor into the average of its name, of which the share `kept` stays."""
     if not tensor.is_floating_point() or name not in total:
         wide = torch.float64 if tensor.is_floating_point() else tensor.dtype
@@ -150,7 +150,7 @@ def add(total: dict[str, Tensor], name: str, tensor: Tensor, *, kept: float) -> 
         total[name].mul_(kept).add_(tensor.double(), alpha=1 - kept)
 
 
-def refuse_other(first: Mapping[str, Tensor], other: Mapping[str, Tensor], number: int) -> None:
+def _refuse_other(first: Mapping[str, Tensor], other: Mapping[str, Tensor], number: int) -> None:
     """Weights of different networks have no average."""
     problems = sorted(compare(first, other))
     if problems:
@@ -159,7 +159,7 @@ def refuse_other(first: Mapping[str, Tensor], other: Mapping[str, Tensor], numbe
 
 @torch.no_grad()
 def reestimate_norms(
-    model: nn.Module, batches: Iterable[Tensor], *, precision: Precision = nullcontext
+    model: nn.Module, batches: Iterable[Tensor], *, precision: _Precision = nullcontext
 ) -> tuple[str, ...]:
     """Give batch norms the mean statistics of these images; the names of the buffers made anew.
 
@@ -180,38 +180,38 @@ def reestimate_norms(
         norm.reset_running_stats()
         norm.momentum = 1.0  # each batch's own statistics, which are summed up in 32 bits
     try:
-        means = mean_statistics(model, batches, list(norms.values()), precision=precision)
+        means = _mean_statistics(model, batches, list(norms.values()), precision=precision)
     finally:
         for path, norm in norms.items():
             norm.momentum = momenta[path]
         model.eval()
-    for buffer, mean in zip(statistics_of(norms.values()), means, strict=True):
+    for buffer, mean in zip(_statistics_of(norms.values()), means, strict=True):
         buffer.copy_(mean)
     leaves = ("running_mean", "running_var", "num_batches_tracked")
     return tuple(f"{path}.{leaf}".lstrip(".") for path in norms for leaf in leaves)
 
 
-def mean_statistics(
+def _mean_statistics(
     model: nn.Module,
     batches: Iterable[Tensor],
     norms: list[_BatchNorm],
     *,
-    precision: Precision,
+    precision: _Precision,
 ) -> list[Tensor]:
     """The statistics of all norms, each the mean over the batches."""
-    sums = [torch.zeros_like(s, dtype=torch.float32) for s in statistics_of(norms)]
+    sums = [torch.zeros_like(s, dtype=torch.float32) for s in _statistics_of(norms)]
     taken = 0
     for images in batches:
         with precision():
             model(images)
-        torch._foreach_add_(sums, [s.float() for s in statistics_of(norms)])
+        torch._foreach_add_(sums, [s.float() for s in _statistics_of(norms)])
         taken += 1
     if not taken:
         raise ValueError("there is no batch to take statistics from")
     return [total / taken for total in sums]
 
 
-def statistics_of(norms: Iterable[_BatchNorm]) -> list[Tensor]:
+def _statistics_of(norms: Iterable[_BatchNorm]) -> list[Tensor]:
     """The running means and variances of norms, in order."""
     found = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
     return [buffer for buffer in found if buffer is not None]

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from phalanx.kernels.fused import find_fused
 
-FloatPart = tuple[float, float, float, float]  # top, left, height, width
+_FloatPart = tuple[float, float, float, float]  # top, left, height, width
 MOST_BYTES = 2**30  # of images being resized at a time
-PIXEL_BYTES = 3 * 4
+_PIXEL_BYTES = 3 * 4
 
 
 def cut_batch(
-    images: Sequence[Tensor], parts: Sequence[FloatPart], flips: Sequence[bool], *, size: int
+    images: Sequence[Tensor], parts: Sequence[_FloatPart], flips: Sequence[bool], *, size: int
 ) -> Tensor:
     """A part of each image [3, height, width] at one size, as bytes [N, size, size, 3].
 
@@ -28,10 +28,10 @@ def cut_batch(
     if fused is not None:
         table = np.concatenate([begins, scales, np.array(flips)[:, None]], 1, dtype=np.float32)
         return fused(images, table, size)
-    return cut_plain(images, begins, scales, flips, size=size)
+    return _cut_plain(images, begins, scales, flips, size=size)
 
 
-def cut_plain(
+def _cut_plain(
     images: Sequence[Tensor],
     begins: NDArray[np.float64],
     scales: NDArray[np.float64],
@@ -58,7 +58,7 @@ def _runs(sides: NDArray[np.int64]) -> Iterator[slice]:
     start, tallest, widest = 0, 0, 0
     for row, (tall, wide) in enumerate(sides.tolist()):
         tallest, widest = max(tallest, tall), max(widest, wide)
-        if row > start and (row + 1 - start) * tallest * widest * PIXEL_BYTES > MOST_BYTES:
+        if row > start and (row + 1 - start) * tallest * widest * _PIXEL_BYTES > MOST_BYTES:
             yield slice(start, row)
             start, tallest, widest = row, tall, wide
     yield slice(start, len(sides))

@@ -15,11 +15,11 @@ from phalanx.plan.draws import GOLDEN
 
 LARGEST = {torch.bfloat16: 0x7F7F0000, torch.float16: 0x477FE000}  # finite values, as float32 bits
 INFINITY = 0x7F800000
-SMALLEST = 0x33800000  # 2**-24, the smallest float16 above 0
-FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_SMALLEST = 0x33800000  # 2**-24, the smallest float16 above 0
+_FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 AT_A_TIME = 2**17  # elements; even, and what is in work stays in a processor's cache
-FEW, PARTS = 2**13, 8  # the way is measured over few elements at a time, a part of a tensor
-WALKED = 2**30  # elements that 32-bit numbers count with room to spare
+_FEW, _PARTS = 2**13, 8  # the way is measured over few elements at a time, a part of a tensor
+_WALKED = 2**30  # elements that 32-bit numbers count with room to spare
 COUNTS = ("lost", "updated", "gradient zero", "gradient not finite", "elements", "way", "gone")
 
 
@@ -47,7 +47,7 @@ def round_each(
     stochastic: bool,
 ) -> None:
     """`round_to` for many: each of `values` rounded into its place of `kept`, all of one type."""
-    fused = fused_for(values, kept)
+    fused = _fused_for(values, kept)
     if fused is not None:
         fused(values, kept, None, keys=keys, saturate=saturate, stochastic=stochastic)
         return
@@ -71,7 +71,7 @@ def round_counted(
     that is the same as before. The way is what the elements should have moved, all added up;
     gone is how far rounding let them.
     """
-    fused = fused_for(values, kept, gradients)
+    fused = _fused_for(values, kept, gradients)
     if fused is not None:
         return fused(values, kept, gradients, keys=keys, saturate=saturate, stochastic=stochastic)
     rows = []
@@ -95,7 +95,7 @@ def _measure_way(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
     sums = torch.zeros(2, dtype=torch.float64, device=values.device)
     tensors = [torch.atleast_1d(tensor) for tensor in (values, before, after)]
     rows, size = len(tensors[0]), values.numel()
-    few = max(1, rows * min(FEW, size // PARTS) // max(size, 1))
+    few = max(1, rows * min(_FEW, size // _PARTS) // max(size, 1))
     for value, old, new in zip(*(tensor.split(few) for tensor in tensors), strict=True):
         wish, move = value - old, new.float().sub_(old)
         nowhere = (wish.isfinite() & move.isfinite()).logical_not_()
@@ -105,14 +105,14 @@ def _measure_way(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
     return sums
 
 
-def fused_for(
+def _fused_for(
     values: Sequence[Tensor], kept: Sequence[Tensor], gradients: Sequence[Tensor] = ()
 ) -> Callable[..., Tensor] | None:
     """The twin for GPUs, where these tensors lie on one in a way that it can walk."""
     if not (values and values[0].is_cuda):
         return None
     pairs = [*zip(values, kept, strict=True), *zip(kept, gradients, strict=bool(gradients))]
-    walked = all(value.numel() < WALKED and layout_of(value) for value in values)
+    walked = all(value.numel() < _WALKED and layout_of(value) for value in values)
     alike = all(one.stride() == two.stride() for one, two in pairs)
     typed = all(tensor.dtype == kept[0].dtype for tensor in (*kept, *gradients))
     return find_fused("rounding_fused", "round_fused") if walked and alike and typed else None
@@ -149,7 +149,7 @@ def draw_words(key: int, first: int, count: int, device: torch.device) -> Tensor
 
 def _mix(words: Tensor) -> Tensor:
     """Twin of phalanx.plan.draws.mix, in place."""
-    for bits, factor in FACTORS:
+    for bits, factor in _FACTORS:
         words.bitwise_xor_((words >> bits).bitwise_and_((1 << (64 - bits)) - 1))
         words.mul_(signed(factor))
     return words.bitwise_xor_((words >> 31).bitwise_and_((1 << 33) - 1))
@@ -194,7 +194,7 @@ def _round_by_chance(values: Tensor, draws: Tensor, dtype: torch.dtype, edge: in
         rounded = (draws & mask).add_(sizes).bitwise_and_(mask.bitwise_not_())
         # between 0 and the smallest there is: no carry, but the chance itself in steps of 2**-31
         up = (draws & 0x7FFFFFFF) < (values.abs() * 2.0**55).int()
-        rounded = torch.where(sizes < SMALLEST, up.int() * SMALLEST, rounded)
+        rounded = torch.where(sizes < _SMALLEST, up.int() * _SMALLEST, rounded)
     beyond = torch.where(sizes < INFINITY, edge, sizes)
     rounded = torch.where(sizes > LARGEST[dtype], beyond, rounded)
     return rounded.bitwise_or_(bits ^ sizes).view(torch.float32)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phalanx.kernels.rounding import COUNTS, INFINITY, LARGEST, layout_of, signed
 
-BLOCK = tl.constexpr(4096)
+_BLOCK = tl.constexpr(4096)
 COLUMNS = tl.constexpr(7)  # addresses of value, kept and gradient; elements, layout, key
 
 
@@ -95,7 +95,7 @@ def _round(  # type: ignore[no-untyped-def]
     source = tl.load(row).to(tl.pointer_type(tl.float32))
     goal = tl.load(row + 1).to(tl.pointer_type(tl.int16))
     channels, pixels = tl.load(row + 4).to(tl.int32), tl.load(row + 5).to(tl.int32)
-    where = start + tl.arange(0, BLOCK)
+    where = start + tl.arange(0, _BLOCK)
     inside = where < tl.load(row + 3)
     # memory holds [images, pixels, channels], places count [images, channels, pixels]
     image, rest = where // (channels * pixels), where % (channels * pixels)
@@ -130,15 +130,15 @@ def _round(  # type: ignore[no-untyped-def]
 
 
 @lru_cache(maxsize=64)
-def blocks_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+def _blocks_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """(number of the tensor, first element) of every block, on the device."""
-    counts = [-(-size // BLOCK.value) for size in sizes]
-    starts = [np.arange(count) * BLOCK.value for count in counts]
+    counts = [-(-size // _BLOCK.value) for size in sizes]
+    starts = [np.arange(count) * _BLOCK.value for count in counts]
     rows = np.stack([np.repeat(np.arange(len(sizes)), counts), np.concatenate(starts)], axis=1)
     return torch.from_numpy(rows.astype(np.int64)).to(device)
 
 
-def table_of(
+def _table_of(
     values: Sequence[Tensor],
     kept: Sequence[Tensor],
     gradients: Sequence[Tensor] | None,
@@ -173,8 +173,8 @@ def round_fused(
     device, dtype = values[0].device, kept[0].dtype
     sizes = tuple(value.numel() for value in values)
     # from pinned memory the copy does not wait for the device
-    table = table_of(values, kept, gradients, keys).pin_memory().to(device, non_blocking=True)
-    blocks = blocks_of(sizes, device)
+    table = _table_of(values, kept, gradients, keys).pin_memory().to(device, non_blocking=True)
+    blocks = _blocks_of(sizes, device)
     counts = torch.zeros((len(blocks), len(COUNTS)), dtype=torch.float64, device=device)
     if len(blocks):
         with torch.cuda.device(device):

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = tl.constexpr(4096)  # bytes of one program; an image of CIFAR has 3072
+_BLOCK = tl.constexpr(4096)  # bytes of one program; an image of CIFAR has 3072
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def _shift(images, places, apart, out, height, width, CHANNELS: tl.constexpr):  
     top, left = tl.load(places + apart + number), tl.load(places + 2 * apart + number)
     mirrored = tl.load(places + 3 * apart + number)
 
-    byte = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    byte = tl.program_id(1) * _BLOCK + tl.arange(0, _BLOCK)
     pixel, channel = byte // 3, byte % 3
     row, column = pixel // width + top, pixel % width + left
     column = tl.where(mirrored > 0, width - 1 - column, column)
@@ -33,7 +33,7 @@ def shift_fused(images: Tensor, places: Tensor) -> Tensor:
     height, width = images.shape[1:3]
     places, count = places.int(), places.shape[1]
     out = images.new_empty((count, height, width, 3))
-    blocks = triton.cdiv(height * width * 3, BLOCK.value)
+    blocks = triton.cdiv(height * width * 3, _BLOCK.value)
     channels = 1 if images.ndim == 3 else 3
     with torch.cuda.device(images.device):
         _shift[(count, blocks)](

@@ -14,10 +14,10 @@ from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
 from phalanx.models.units import UnitModel, as_units
 
-MULTIPLY_ADD_FLOPS = 2
+_MULTIPLY_ADD_FLOPS = 2
 IN_HALF = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-IN_FULL = (nn.GroupNorm, nn.LayerNorm)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, *IN_FULL)
+_IN_FULL = (nn.GroupNorm, nn.LayerNorm)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, *_IN_FULL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,28 +80,28 @@ def count_size(variant: Variant) -> tuple[Size, int]:
 def walk(model: UnitModel, images: Tensor) -> list[UnitCount]:
     """The figures of every unit for that batch, in training and with nothing dropped."""
     model.train()
-    kept = Kept([*model.parameters(), *model.buffers()])
+    kept = _Kept([*model.parameters(), *model.buffers()])
     counted: set[nn.Parameter] = set()
     found, x = [], images
     for unit in model.units:
         before = kept.bytes
-        with saved_tensors_hooks(kept.add, refuse), FlopCounterMode(display=False) as flops:
-            x = run_unit(model, unit, x)
-        own = parameters_of(model, unit) - counted
+        with saved_tensors_hooks(kept.add, _refuse), FlopCounterMode(display=False) as flops:
+            x = _run_unit(model, unit, x)
+        own = _parameters_of(model, unit) - counted
         counted |= own
         found.append(
             UnitCount(
                 name=unit,
                 shape=tuple(x.shape[1:]),
                 parameters=sum(parameter.numel() for parameter in own),
-                macs=flops.get_total_flops() // (MULTIPLY_ADD_FLOPS * len(images)),
+                macs=flops.get_total_flops() // (_MULTIPLY_ADD_FLOPS * len(images)),
                 activation_bytes=kept.bytes - before,
             )
         )
     return found
 
 
-def run_unit(model: UnitModel, unit: str, x: Tensor) -> Tensor:
+def _run_unit(model: UnitModel, unit: str, x: Tensor) -> Tensor:
     """The unit's output; what it cannot take is a mistake in the sizes, or a plugin's."""
     try:
         return model.run_unit(unit, x)
@@ -113,7 +113,7 @@ def run_unit(model: UnitModel, unit: str, x: Tensor) -> Tensor:
         ) from error
 
 
-def parameters_of(model: UnitModel, unit: str) -> set[nn.Parameter]:
+def _parameters_of(model: UnitModel, unit: str) -> set[nn.Parameter]:
     """The weights that a unit calls its own."""
     return {
         parameter
@@ -122,7 +122,7 @@ def parameters_of(model: UnitModel, unit: str) -> set[nn.Parameter]:
     }
 
 
-class Kept:
+class _Kept:
     """The storages autograd holds on to, each counted once, without those there anyway."""
 
     def __init__(self, anyway: Iterable[Tensor]):
@@ -138,7 +138,7 @@ class Kept:
             self.bytes += storage.nbytes()
 
 
-def refuse(kept: None) -> Tensor:
+def _refuse(kept: None) -> Tensor:
     """Nothing goes backward here: what was counted is not there to be taken out again."""
     raise AssertionError("a count has no backward pass")
 
@@ -152,24 +152,24 @@ def to_half(model: nn.Module, *, full_norms: bool) -> None:
     for module in model.modules():
         if isinstance(module, IN_HALF):
             module.bfloat16()
-            module.register_forward_pre_hook(narrow_input)
-        elif full_norms and isinstance(module, NORMS):
-            module.register_forward_pre_hook(widen_input)
-            module.register_forward_hook(narrow_output)
-        elif type(module) in IN_FULL:
-            module.register_forward_pre_hook(widen_input)
+            module.register_forward_pre_hook(_narrow_input)
+        elif full_norms and isinstance(module, _NORMS):
+            module.register_forward_pre_hook(_widen_input)
+            module.register_forward_hook(_narrow_output)
+        elif type(module) in _IN_FULL:
+            module.register_forward_pre_hook(_widen_input)
 
 
-def narrow_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+def _narrow_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
     """The input in 16 bits."""
     return inputs[0].bfloat16()
 
 
-def widen_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+def _widen_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
     """The input in 32 bits."""
     return inputs[0].float()
 
 
-def narrow_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _narrow_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """The output in 16 bits."""
     return output.bfloat16()

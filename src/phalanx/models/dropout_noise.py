@@ -13,32 +13,32 @@ from torch import Tensor
 from phalanx.kernels.rounding import signed
 from phalanx.plan.draws import GOLDEN, stream_key
 
-ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None))
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None))
 
 
-def shift_right(words: Tensor, bits: int) -> Tensor:
+def _shift_right(words: Tensor, bits: int) -> Tensor:
     """Shift int64 as if it were unsigned."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def mix(words: Tensor) -> Tensor:
+def _mix(words: Tensor) -> Tensor:
     """Twin of phalanx.plan.draws.mix."""
-    for bits, factor in ROUNDS:
-        words = words ^ shift_right(words, bits)
+    for bits, factor in _ROUNDS:
+        words = words ^ _shift_right(words, bits)
         words = words if factor is None else words * signed(factor)
     return words
 
 
 @lru_cache(maxsize=64)
-def keys_of(seed: int, names: tuple[str, ...], device: torch.device) -> Tensor:
+def _keys_of(seed: int, names: tuple[str, ...], device: torch.device) -> Tensor:
     """The keys of several streams, [names, 1, 1]."""
     keys = [signed(int(stream_key(seed, name, 0))) for name in names]
     return torch.tensor(keys, dtype=torch.int64, device=device)[:, None, None]
 
 
-def draw_bits(keys: Tensor, places: Tensor) -> Tensor:
+def _draw_bits(keys: Tensor, places: Tensor) -> Tensor:
     """64 random bits for each key and place: twin of phalanx.plan.draws.draw_bits."""
-    return mix(mix(places * signed(int(GOLDEN)) + keys) ^ keys)
+    return _mix(_mix(places * signed(int(GOLDEN)) + keys) ^ keys)
 
 
 def draw_dropout_noise(
@@ -52,7 +52,7 @@ def draw_dropout_noise(
     for width in sorted(set(wanted.values())):
         paths = tuple(path for path, numbers in wanted.items() if numbers == width)
         places = torch.arange(first * width, (first + images) * width, device=device)
-        bits = draw_bits(keys_of(seed, paths, device), places.view(images, width))
-        uniform = shift_right(bits, 40).float() * 2.0**-24
+        bits = _draw_bits(_keys_of(seed, paths, device), places.view(images, width))
+        uniform = _shift_right(bits, 40).float() * 2.0**-24
         chances |= dict(zip(paths, uniform, strict=True))
     return chances

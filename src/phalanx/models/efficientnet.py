@@ -11,7 +11,7 @@ from phalanx.models.layers import Dropout, GlobalPool, drop_path, kit_of, path_r
 from phalanx.models.units import UnitModel
 
 
-class SqueezeExcite(nn.Module):
+class _SqueezeExcite(nn.Module):
     """Weighs each channel by what the whole image holds: mean, narrow, widen, sigmoid."""
 
     def __init__(self, channels: int, squeezed: int):
@@ -26,14 +26,14 @@ class SqueezeExcite(nn.Module):
         return x * self.conv_expand(self.act1(weight)).sigmoid()
 
 
-def activation(variant: EfficientNetVariant) -> nn.Module:
+def _activation(variant: EfficientNetVariant) -> nn.Module:
     """SiLU, or the ReLU6 of Lite, which 8-bit hardware is good at."""
     return nn.ReLU6(inplace=True) if variant.lite else nn.SiLU(inplace=True)
 
 
-def squeeze_excite(block: InvertedBlock) -> nn.Module:
+def _squeeze_excite(block: InvertedBlock) -> nn.Module:
     """The block's channel weighing; Lite has none."""
-    return SqueezeExcite(block.width, block.squeezed) if block.squeezed else nn.Identity()
+    return _SqueezeExcite(block.width, block.squeezed) if block.squeezed else nn.Identity()
 
 
 class SeparableBlock(nn.Module):
@@ -46,8 +46,8 @@ class SeparableBlock(nn.Module):
             width, width, block.kernel, stride=block.stride, groups=block.groups
         )
         self.bn1 = kit.norm(width)
-        self.act1 = activation(variant)
-        self.se = squeeze_excite(block)
+        self.act1 = _activation(variant)
+        self.se = _squeeze_excite(block)
         self.conv_pw = kit.conv(width, block.channels_out, 1)
         self.bn2 = kit.norm(block.channels_out)
         self.skips, self.rate = block.skips, rate
@@ -67,13 +67,13 @@ class WideningBlock(nn.Module):
         kit, width = kit_of(variant), block.width
         self.conv_pw = kit.conv(block.channels_in, width, 1)
         self.bn1 = kit.norm(width)
-        self.act1 = activation(variant)
+        self.act1 = _activation(variant)
         self.conv_dw = kit.conv(
             width, width, block.kernel, stride=block.stride, groups=block.groups
         )
         self.bn2 = kit.norm(width)
-        self.act2 = activation(variant)
-        self.se = squeeze_excite(block)
+        self.act2 = _activation(variant)
+        self.se = _squeeze_excite(block)
         self.conv_pwl = kit.conv(width, block.channels_out, 1)
         self.bn3 = kit.norm(block.channels_out)
         self.skips, self.rate = block.skips, rate
@@ -95,7 +95,7 @@ class EfficientNet(UnitModel):
         stride = 1 if variant.small else 2
         self.conv_stem = kit.conv(3, variant.stem_channels, 3, stride=stride)
         self.bn1 = kit.norm(variant.stem_channels)
-        self.act1 = activation(variant)
+        self.act1 = _activation(variant)
         self.units["stem"] = ("conv_stem", "bn1", "act1")
         blocks = list(inverted_blocks_of(variant))
         self.blocks = nn.Sequential()
@@ -103,7 +103,7 @@ class EfficientNet(UnitModel):
             self._hang(block, variant, rate=path_rate(variant, place, len(blocks)))
         self.conv_head = kit.conv(blocks[-1].channels_out, variant.features, 1)
         self.bn2 = kit.norm(variant.features)
-        self.act2 = activation(variant)
+        self.act2 = _activation(variant)
         self.global_pool = GlobalPool()
         self.drop = Dropout(variant.dropout)
         self.classifier = nn.Linear(variant.features, num_classes)

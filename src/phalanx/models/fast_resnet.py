@@ -7,7 +7,7 @@ from phalanx.models.layers import Dropout, Kit, drop_path, kit_of, path_rate
 from phalanx.models.units import UnitModel
 
 
-class HalvingConv(nn.Module):
+class _HalvingConv(nn.Module):
     """3x3 convolution, norm, ReLU, and a 2x2 max-pool that halves the image."""
 
     def __init__(self, inp: int, out: int, kit: Kit):
@@ -22,7 +22,7 @@ class HalvingConv(nn.Module):
         return self.pool(self.act1(self.bn1(self.conv1(x))))
 
 
-class LateSum(nn.Module):
+class _LateSum(nn.Module):
     """Two convolutions, each with norm and ReLU, added to the input after the last ReLU."""
 
     def __init__(self, width: int, kit: Kit, *, rate: float):
@@ -42,7 +42,7 @@ class LateSum(nn.Module):
         return x + drop_path(inner, self.rate, chances)
 
 
-class GlobalMax(nn.Module):
+class _GlobalMax(nn.Module):
     """Largest value over height and width: one vector an image."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class GlobalMax(nn.Module):
         return x.amax((2, 3))
 
 
-class Scale(nn.Module):
+class _Scale(nn.Module):
     """Multiplies by a constant: keeps the first logits small, so that training starts calmly."""
 
     def __init__(self, factor: float):
@@ -74,20 +74,20 @@ class FastResNet(UnitModel):
         self.units["stem"] = ("conv1", "bn1", "act1")
         for stage in range(1, len(widths)):
             self._hang(stage, variant, kit)
-        self.global_pool = GlobalMax()
+        self.global_pool = _GlobalMax()
         self.drop = Dropout(variant.dropout)
         self.fc = nn.Linear(widths[-1], num_classes, bias=False)
-        self.scale = Scale(variant.logit_scale)
+        self.scale = _Scale(variant.logit_scale)
         self.units["head"] = ("global_pool", "drop", "fc", "scale")
         if variant.dropout:
             self.chances["drop"] = widths[-1]
 
     def _hang(self, stage: int, variant: FastResNetVariant, kit: Kit) -> None:
         inp, width = variant.widths[stage - 1 : stage + 1]
-        parts: list[nn.Module] = [HalvingConv(inp, width, kit)]
+        parts: list[nn.Module] = [_HalvingConv(inp, width, kit)]
         if variant.residual[stage - 1]:
             rate = path_rate(variant, stage - 1, len(variant.residual))
-            parts.append(LateSum(width, kit, rate=rate))
+            parts.append(_LateSum(width, kit, rate=rate))
             if rate:
                 self.chances[f"layer{stage}.1"] = 1
         self.add_module(f"layer{stage}", nn.Sequential(*parts))

@@ -21,11 +21,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Key = tuple[Any, ...]
-SMALL_BYTES = 16 * 1024  # kept as it is: the recipe would weigh as much
+_Key = tuple[Any, ...]
+_SMALL_BYTES = 16 * 1024  # kept as it is: the recipe would weigh as much
 # these move the running statistics, arguments 3 and 4, and their schemas do not say so
-BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
-RUNNING = (3, 4)
+_BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+_RUNNING = (3, 4)
 
 
 class RecordedTensor:
@@ -33,9 +33,9 @@ class RecordedTensor:
 
     __slots__ = ("__weakref__", "held", "recipe", "ticket")
 
-    def __init__(self, recipe: "RecordedOp | None" = None, held: Tensor | None = None):
+    def __init__(self, recipe: "_RecordedOp | None" = None, held: Tensor | None = None):
         self.recipe, self.held = recipe, held
-        self.ticket: weakref.ref[SavedTensorHandle] | None = None
+        self.ticket: weakref.ref[_SavedTensorHandle] | None = None
 
     def at_hand(self) -> Tensor | None:
         """The tensor, if it is stored or was made again for a part of autograd that waits."""
@@ -51,7 +51,7 @@ class RecordedTensor:
             ticket.made = tensor
 
 
-class SavedTensorHandle:
+class _SavedTensorHandle:
     """What autograd holds in place of a tensor; once it lets go, the tensor is gone too."""
 
     __slots__ = ("__weakref__", "made", "value")
@@ -61,7 +61,7 @@ class SavedTensorHandle:
         self.made: Tensor | None = None
 
 
-class RecordedOp:
+class _RecordedOp:
     """One operation, with values in the places of tensors."""
 
     __slots__ = ("__weakref__", "args", "func", "inputs", "kwargs", "makes")
@@ -79,20 +79,20 @@ class RecordedOp:
 
     def run(self, tensors: Mapping[RecordedTensor, Tensor]) -> Sequence[Any]:
         """The outputs once more; `tensors` are the inputs that are not at hand."""
-        args = filled(self.args, tensors)
-        if is_batch_norm(self.func):
-            for place in RUNNING:
+        args = _filled(self.args, tensors)
+        if _is_batch_norm(self.func):
+            for place in _RUNNING:
                 args[place] = args[place] if args[place] is None else args[place].clone()
-        kwargs = {name: filled(part, tensors) for name, part in self.kwargs.items()}
-        return as_tuple(self.func(*args, **kwargs))
+        kwargs = {name: _filled(part, tensors) for name, part in self.kwargs.items()}
+        return _as_tuple(self.func(*args, **kwargs))
 
 
-def filled(part: Any, tensors: Mapping[RecordedTensor, Tensor]) -> Any:
+def _filled(part: Any, tensors: Mapping[RecordedTensor, Tensor]) -> Any:
     """Arguments with tensors in the places of values."""
     if isinstance(part, RecordedTensor):
         held = part.at_hand()
         return tensors[part] if held is None else held
-    return [filled(each, tensors) for each in part] if isinstance(part, list | tuple) else part
+    return [_filled(each, tensors) for each in part] if isinstance(part, list | tuple) else part
 
 
 class ForwardRecorder(TorchDispatchMode):
@@ -100,7 +100,7 @@ class ForwardRecorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[Key, RecordedTensor] = {}
+        self._known: dict[_Key, RecordedTensor] = {}
         self._addresses: dict[int, StorageWeakRef] = {}  # none is given out twice while noted
         self._at: dict[int, list[RecordedTensor]] = {}  # by address
         self._hooks: saved_tensors_hooks | None = None
@@ -111,7 +111,7 @@ class ForwardRecorder(TorchDispatchMode):
         return False
 
     def __enter__(self) -> "ForwardRecorder":
-        self._hooks = saved_tensors_hooks(self._exchange, made_again)
+        self._hooks = saved_tensors_hooks(self._exchange, _made_again)
         self._hooks.__enter__()
         return super().__enter__()
 
@@ -124,7 +124,7 @@ class ForwardRecorder(TorchDispatchMode):
 
     def store(self, tensor: Tensor) -> None:
         """Keep this tensor in memory: nothing before it is run again for its sake."""
-        value = self._known.get(key_of(tensor))
+        value = self._known.get(_key_of(tensor))
         if value is not None and value.held is None:
             value.held = tensor.detach()
 
@@ -139,21 +139,21 @@ class ForwardRecorder(TorchDispatchMode):
             return self._overwrite(func, args, kwargs)
         recipe = self._recipe(func, args, kwargs)
         out = func(*args, **kwargs)
-        for tensor in as_tuple(out):
+        for tensor in _as_tuple(out):
             self._note(recipe, tensor)
         return out
 
     def _overwrite(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation that writes into its first argument, as x.relu_() does."""
         target: Any = args[0] if args else None
-        old = self._known.get(key_of(target)) if isinstance(target, Tensor) else None
+        old = self._known.get(_key_of(target)) if isinstance(target, Tensor) else None
         was_stored = old is not None and old.held is not None
         if isinstance(target, Tensor):
             self._let_go(target.untyped_storage()._cdata)
-        twin = twin_of(func)
+        twin = _twin_of(func)
         if old is None or old.recipe is None or twin is None:
             return func(*args, **kwargs)
-        key = key_of(target, version=target._version + 1)
+        key = _key_of(target, version=target._version + 1)
         recipe = self._recipe(twin, args, kwargs)
         out = func(*args, **kwargs)
         value = self._note(recipe, target, key=key)
@@ -167,15 +167,15 @@ class ForwardRecorder(TorchDispatchMode):
             if value.held is not None:
                 value.held = value.held.clone() if value.recipe is None else None
 
-    def _recipe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RecordedOp:
+    def _recipe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _RecordedOp:
         inputs: list[RecordedTensor] = []
         named = {name: self._noted(part, inputs) for name, part in kwargs.items()}
-        return RecordedOp(func, self._noted(args, inputs), named, inputs)
+        return _RecordedOp(func, self._noted(args, inputs), named, inputs)
 
     def _noted(self, part: Any, inputs: list[RecordedTensor]) -> Any:
         """The same arguments with values for tensors; a tensor from outside is at hand."""
         if isinstance(part, Tensor):
-            key = key_of(part)
+            key = _key_of(part)
             value = self._known.get(key) or self._add(key, part, RecordedTensor(held=part.detach()))
             inputs.append(value)
             return value
@@ -183,37 +183,37 @@ class ForwardRecorder(TorchDispatchMode):
             return [self._noted(each, inputs) for each in part]
         return part
 
-    def _note(self, recipe: RecordedOp, tensor: Any, *, key: Key | None = None) -> RecordedTensor:
+    def _note(self, recipe: _RecordedOp, tensor: Any, *, key: _Key | None = None) -> RecordedTensor:
         """Remember what made a tensor."""
         value = RecordedTensor(recipe)
         recipe.makes.append(weakref.ref(value) if isinstance(tensor, Tensor) else None)
         if isinstance(tensor, Tensor):
-            self._add(key or key_of(tensor), tensor, value)
+            self._add(key or _key_of(tensor), tensor, value)
         return value
 
-    def _add(self, key: Key, tensor: Tensor, value: RecordedTensor) -> RecordedTensor:
+    def _add(self, key: _Key, tensor: Tensor, value: RecordedTensor) -> RecordedTensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._addresses:
             self._addresses[storage._cdata] = StorageWeakRef(storage)
         self._at.setdefault(storage._cdata, []).append(value)
         return self._known.setdefault(key, value)  # an alias of a known tensor is that tensor
 
-    def _exchange(self, tensor: Tensor) -> SavedTensorHandle:
+    def _exchange(self, tensor: Tensor) -> _SavedTensorHandle:
         """A ticket for a tensor that autograd wants to keep."""
-        key = key_of(tensor)
+        key = _key_of(tensor)
         value = self._known.get(key) or self._add(
-            key, tensor, RecordedTensor(held=without_past(tensor))
+            key, tensor, RecordedTensor(held=_without_past(tensor))
         )
-        if value.held is None and tensor.untyped_storage().nbytes() <= SMALL_BYTES:
-            value.held = without_past(tensor)
+        if value.held is None and tensor.untyped_storage().nbytes() <= _SMALL_BYTES:
+            value.held = _without_past(tensor)
         ticket = value.ticket and value.ticket()
         if not ticket:
-            ticket = SavedTensorHandle(value)
+            ticket = _SavedTensorHandle(value)
             value.ticket = weakref.ref(ticket)
         return ticket
 
 
-def key_of(tensor: Tensor, *, version: int | None = None) -> Key:
+def _key_of(tensor: Tensor, *, version: int | None = None) -> _Key:
     """What tells a value from all others of its pass: its memory, its shape and its age."""
     return (
         tensor.untyped_storage()._cdata,
@@ -225,24 +225,24 @@ def key_of(tensor: Tensor, *, version: int | None = None) -> Key:
     )
 
 
-def without_past(tensor: Tensor) -> Tensor:
+def _without_past(tensor: Tensor) -> Tensor:
     """The tensor alone; where it has none anyway, an operation less that the tape would note."""
     return tensor if tensor.is_leaf else tensor.detach()
 
 
-def as_tuple(out: Any) -> tuple[Any, ...]:
+def _as_tuple(out: Any) -> tuple[Any, ...]:
     """The outputs of an operation, one or many."""
     return tuple(out) if isinstance(out, list | tuple) else (out,)
 
 
 @lru_cache(maxsize=256)
-def is_batch_norm(func: Any) -> bool:
+def _is_batch_norm(func: Any) -> bool:
     """Whether an operation moves running statistics."""
-    return func._schema.name.removeprefix("aten::") in BATCH_NORMS
+    return func._schema.name.removeprefix("aten::") in _BATCH_NORMS
 
 
 @lru_cache(maxsize=256)
-def twin_of(func: Any) -> Any:
+def _twin_of(func: Any) -> Any:
     """The operation that gives what this one writes: relu of relu_. None where there is none."""
     namespace, _, name = func._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
@@ -251,18 +251,18 @@ def twin_of(func: Any) -> Any:
     return getattr(packet, func._overloadname)
 
 
-def made_again(ticket: SavedTensorHandle) -> Tensor:
+def _made_again(ticket: _SavedTensorHandle) -> Tensor:
     """The tensor of a ticket."""
     found = ticket.value.at_hand()
     if found is not None:
         return found
     with torch.no_grad(), torch._C._DisableAutocast():
-        return run_again(ticket.value)
+        return _run_again(ticket.value)
 
 
-def run_again(wanted: RecordedTensor) -> Tensor:
+def _run_again(wanted: RecordedTensor) -> Tensor:
     """A value by the recipes that lead to it; each value is dropped after its last use."""
-    recipes = recipes_for(wanted)
+    recipes = _recipes_for(wanted)
     uses = Counter(value for recipe in recipes for value in recipe.inputs)
     uses[wanted] += 1
     made: dict[RecordedTensor, Tensor] = {}
@@ -279,10 +279,10 @@ def run_again(wanted: RecordedTensor) -> Tensor:
     return made[wanted]
 
 
-def recipes_for(wanted: RecordedTensor) -> list[RecordedOp]:
+def _recipes_for(wanted: RecordedTensor) -> list[_RecordedOp]:
     """The recipes to run, those that others need first."""
-    order: list[RecordedOp] = []
-    seen: set[RecordedOp] = set()
+    order: list[_RecordedOp] = []
+    seen: set[_RecordedOp] = set()
     waiting = [(wanted.recipe, False)]
     while waiting:
         recipe, ready = waiting.pop()

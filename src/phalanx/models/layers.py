@@ -9,7 +9,7 @@ from phalanx.catalog.variant import Norm, Variant
 from phalanx.models.norms import build_norm
 
 
-def pad_same(x: Tensor, size: int, stride: int, *, value: float = 0.0) -> Tensor:
+def _pad_same(x: Tensor, size: int, stride: int, *, value: float = 0.0) -> Tensor:
     """Pad so that ceil(edge / stride) windows fit, the odd pixel below and to the right."""
     wanted = [max((-(-edge // stride) - 1) * stride + size - edge, 0) for edge in x.shape[2:]]
     high, wide = wanted
@@ -21,7 +21,7 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad, then convolve."""
-        return super().forward(pad_same(x, self.kernel_size[0], self.stride[0]))
+        return super().forward(_pad_same(x, self.kernel_size[0], self.stride[0]))
 
 
 class SameMaxPool(nn.Module):
@@ -29,7 +29,7 @@ class SameMaxPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad with what never wins, then pool."""
-        return F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
+        return F.max_pool2d(_pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,17 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor, chances: Tensor | None = None) -> Tensor:
         """`chances`: uniform numbers in [0, 1), of x's shape."""
-        return x if chances is None else drop(x, self.rate, chances)
+        return x if chances is None else _drop(x, self.rate, chances)
 
 
-def drop(x: Tensor, rate: float, chances: Tensor) -> Tensor:
+def _drop(x: Tensor, rate: float, chances: Tensor) -> Tensor:
     """Zero where the chance falls below the rate, and scale the rest so that the mean stays."""
     return x * ((chances >= rate).to(x.dtype) / (1 - rate))
 
 
 def drop_path(x: Tensor, rate: float, chances: Tensor | None) -> Tensor:
     """Drop a block's whole contribution for some of the images; `chances` is [N, 1]."""
-    return x if chances is None else drop(x, rate, chances[:, :, None, None])
+    return x if chances is None else _drop(x, rate, chances[:, :, None, None])
 
 
 def path_rate(variant: Variant, place: int, blocks: int) -> float:

@@ -67,11 +67,11 @@ def predict_memory(
     gradients, optimizer = count * upkeep.gradient, count * upkeep.optimizer
     live = Live(gradients if upkeep.accumulates else 0)
     averages = count * upkeep.average
-    copied = weights_in_half(model) if half and upkeep.weight != HALF_BYTES else []
+    copied = _weights_in_half(model) if half and upkeep.weight != HALF_BYTES else []
     kept = copied if stored is None else []
-    hold_gradients(model, live, width=0 if upkeep.accumulates else upkeep.gradient, copied=kept)
+    _hold_gradients(model, live, width=0 if upkeep.accumulates else upkeep.gradient, copied=kept)
     shape = (batch, 3, image_size, image_size)
-    activations = run_pass(model, shape, live=live, copied=copied, kept=kept)
+    activations = _run_pass(model, shape, live=live, copied=copied, kept=kept)
     weights = count * upkeep.weight + sum(buffer.nbytes for buffer in model.buffers())
     peak = weights + averages + optimizer + max(live.peak, gradients + count * upkeep.update)
     return Memory(
@@ -128,18 +128,18 @@ class Live(TorchDispatchMode):
         self.add(size)
 
 
-def weights_in_half(model: nn.Module) -> list[Tensor]:
+def _weights_in_half(model: nn.Module) -> list[Tensor]:
     """The weights that autocast makes a 16-bit copy of for a pass."""
     casts = [module for module in model.modules() if isinstance(module, IN_HALF)]
     return [weight for cast in casts for weight in cast.parameters()]
 
 
-def bytes_in_half(weights: Iterable[Tensor]) -> int:
+def _bytes_in_half(weights: Iterable[Tensor]) -> int:
     """What 16-bit copies of weights take."""
     return HALF_BYTES * sum(weight.numel() for weight in weights)
 
 
-def hold_gradients(model: nn.Module, live: Live, *, width: int, copied: Iterable[Tensor]) -> None:
+def _hold_gradients(model: nn.Module, live: Live, *, width: int, copied: Iterable[Tensor]) -> None:
     """Count each finished gradient with that many bytes a weight, and drop the one on meta.
 
     The weight's copy in 16 bits, if autograd kept one, is gone then.
@@ -147,7 +147,7 @@ def hold_gradients(model: nn.Module, live: Live, *, width: int, copied: Iterable
     copies = {id(weight) for weight in copied}
 
     def finished(weight: Tensor) -> None:
-        live.add(width * weight.numel() - bytes_in_half([weight] if id(weight) in copies else []))
+        live.add(width * weight.numel() - _bytes_in_half([weight] if id(weight) in copies else []))
         weight.grad = None
 
     for tensor in (*model.parameters(), *model.buffers()):
@@ -156,7 +156,7 @@ def hold_gradients(model: nn.Module, live: Live, *, width: int, copied: Iterable
         weight.register_post_accumulate_grad_hook(finished)
 
 
-def run_pass(
+def _run_pass(
     model: nn.Module,
     shape: tuple[int, ...],
     *,
@@ -169,13 +169,13 @@ def run_pass(
     The copies that autocast makes go when it ends, but for those that autograd keeps.
     """
     start, wanted = live.bytes, getattr(model, "chances", {})
-    live.add(bytes_in_half(copied))
+    live.add(_bytes_in_half(copied))
     try:
         with torch.device("meta"), live:
             images = torch.empty(shape)
             chances = {path: torch.empty(shape[0], width) for path, width in wanted.items()}
             logits = model(images, chances) if chances else model(images)
-            live.add(bytes_in_half(kept) - bytes_in_half(copied))
+            live.add(_bytes_in_half(kept) - _bytes_in_half(copied))
             between = live.bytes - start
             labels = torch.empty(shape[0], dtype=torch.long)
             cross_entropy(logits.float(), labels).backward()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from phalanx.catalog.variant import Norm
 
 
-def at_least_single(x: Tensor) -> Tensor:
+def _at_least_single(x: Tensor) -> Tensor:
     """The values in 32 bits, or in 64 where they come so."""
     return x if x.dtype == torch.float64 else x.float()
 
@@ -22,7 +22,7 @@ class OnePassBatchNorm(nn.BatchNorm2d):
         """Normalise with the batch's statistics in training, with the running ones else."""
         if not self.training:
             return super().forward(x)
-        wide = at_least_single(x)
+        wide = _at_least_single(x)
         mean = wide.mean((0, 2, 3))
         variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp_min(0)
         self._follow(mean.detach(), variance.detach(), images=x.numel() // x.shape[1])
@@ -46,7 +46,9 @@ class InterleavedGroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each image's groups."""
         rows, channels = x.shape[:2]
-        grouped = at_least_single(x).reshape(rows, channels // self.num_groups, self.num_groups, -1)
+        grouped = _at_least_single(x).reshape(
+            rows, channels // self.num_groups, self.num_groups, -1
+        )
         variance, mean = torch.var_mean(grouped, (1, 3), correction=0, keepdim=True)
         plain = (grouped - mean) * torch.rsqrt(variance + self.eps)
         scaled = plain.view(x.shape) * self.weight[:, None, None] + self.bias[:, None, None]
@@ -78,13 +80,13 @@ class FullInterleavedGroupNorm(FullPrecision, InterleavedGroupNorm):
     """Interleaved group norm in 32 bits."""
 
 
-BATCH: dict[tuple[bool, bool], type[nn.BatchNorm2d]] = {  # by (stable, full precision)
+_BATCH: dict[tuple[bool, bool], type[nn.BatchNorm2d]] = {  # by (stable, full precision)
     (True, False): nn.BatchNorm2d,
     (True, True): FullBatchNorm,
     (False, False): OnePassBatchNorm,
     (False, True): FullOnePassBatchNorm,
 }
-GROUP: dict[tuple[bool, bool], type[nn.GroupNorm]] = {  # by (interleaved, full precision)
+_GROUP: dict[tuple[bool, bool], type[nn.GroupNorm]] = {  # by (interleaved, full precision)
     (False, False): nn.GroupNorm,
     (False, True): FullGroupNorm,
     (True, False): InterleavedGroupNorm,
@@ -95,8 +97,8 @@ GROUP: dict[tuple[bool, bool], type[nn.GroupNorm]] = {  # by (interleaved, full 
 def build_norm(norm: Norm, channels: int) -> nn.Module:
     """A norm layer for that many channels."""
     if norm.type == "batch":
-        kind = BATCH[norm.stable, norm.full_precision]
+        kind = _BATCH[norm.stable, norm.full_precision]
         return kind(channels, eps=norm.eps, momentum=norm.momentum)
     if norm.type == "group":
-        return GROUP[norm.interleaved, norm.full_precision](norm.groups, channels, eps=norm.eps)
+        return _GROUP[norm.interleaved, norm.full_precision](norm.groups, channels, eps=norm.eps)
     return nn.Identity()

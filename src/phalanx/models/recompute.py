@@ -18,8 +18,8 @@ def store_only(model: nn.Module, patterns: Sequence[str], *, variant: Variant) -
     Without patterns the output of every unit is stored. Names, weights, results and gradients
     stay as they were, and passes without gradients run as before.
     """
-    paths = stored_paths(variant, patterns, model="the model") or paths_in(model, patterns)
-    recompute = Recompute()
+    paths = stored_paths(variant, patterns, model="the model") or _paths_in(model, patterns)
+    recompute = _Recompute()
     model.register_forward_pre_hook(recompute.begin)
     for path in paths:
         module = model.get_submodule(path.replace("/", "."))
@@ -29,7 +29,7 @@ def store_only(model: nn.Module, patterns: Sequence[str], *, variant: Variant) -
     return paths
 
 
-def paths_in(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+def _paths_in(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     """The same for a network that no table knows: without patterns, its units or its parts."""
     if patterns:
         names = {path.replace(".", "/"): path for path, _ in model.named_modules() if path}
@@ -39,7 +39,7 @@ def paths_in(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name, _ in model.named_children())
 
 
-class Recompute:
+class _Recompute:
     """The hooks of one model: a tape for every pass that gradients are wanted of."""
 
     def __init__(self) -> None:

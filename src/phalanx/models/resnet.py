@@ -83,10 +83,10 @@ class Bottleneck(ResidualBlock):
         return self.act3(drop_path(inner, self.rate, chances) + self.downsample(x))
 
 
-BLOCKS: dict[str, type[BasicBlock | Bottleneck]] = {"basic": BasicBlock, "bottleneck": Bottleneck}
+_BLOCKS: dict[str, type[BasicBlock | Bottleneck]] = {"basic": BasicBlock, "bottleneck": Bottleneck}
 
 
-class SliceAndPad(nn.Module):
+class _SliceAndPad(nn.Module):
     """Shortcut type A: every stride-th pixel, and zeros for the channels that are new."""
 
     def __init__(self, stride: int, new_channels: int):
@@ -106,7 +106,7 @@ def build_shortcut(block: Block, variant: ResNetVariant, kit: Kit) -> nn.Module:
         return nn.Sequential(project, kit.norm(block.channels_out))
     if block.stride == 1 and block.channels_in == block.channels_out:
         return nn.Identity()
-    return SliceAndPad(block.stride, block.channels_out - block.channels_in)
+    return _SliceAndPad(block.stride, block.channels_out - block.channels_in)
 
 
 class ResNet(UnitModel):
@@ -135,7 +135,7 @@ class ResNet(UnitModel):
         stage = f"layer{block.stage}"
         if block.index == 0:
             self.add_module(stage, nn.Sequential())
-        module = BLOCKS[variant.block](block, variant, rate=rate)
+        module = _BLOCKS[variant.block](block, variant, rate=rate)
         self.get_submodule(stage).add_module(str(block.index), module)
         path = f"{stage}.{block.index}"
         self.units[block.unit] = (path,)

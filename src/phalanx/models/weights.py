@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from phalanx.errors import CheckpointError
 
 LAYOUT = "norm-layout"  # the key in a file's metadata; see Norm.layout
-WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # where scripts put the weights
-PREFIXES = ("module.", "_orig_mod.")  # left by DistributedDataParallel and torch.compile
-COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
-TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
-SHOWN = 3
-BROKEN = (  # what torch's reader trips over in a file that is cut short or is something else
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # where scripts put the weights
+_PREFIXES = ("module.", "_orig_mod.")  # left by DistributedDataParallel and torch.compile
+_COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
+_TORCH_BEGINS = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
+_SHOWN = 3
+_BROKEN = (  # what torch's reader trips over in a file that is cut short or is something else
     RuntimeError,
     EOFError,
     OSError,
@@ -32,11 +32,11 @@ BROKEN = (  # what torch's reader trips over in a file that is cut short or is s
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors or .pth file, under timm's names."""
-    read = read_safetensors if path.suffix == ".safetensors" else read_pickled
-    return renamed({without_prefixes(name): tensor for name, tensor in read(path).items()})
+    read = _read_safetensors if path.suffix == ".safetensors" else _read_pickled
+    return renamed({_without_prefixes(name): tensor for name, tensor in read(path).items()})
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -55,9 +55,9 @@ def layout_in(path: Path) -> str:
         return str((file.metadata() or {}).get(LAYOUT, "contiguous"))
 
 
-def read_pickled(path: Path) -> dict[str, Tensor]:
+def _read_pickled(path: Path) -> dict[str, Tensor]:
     """The state dict of a .pth file, through torch's reader of tensors alone."""
-    check_begins(path)
+    _check_begins(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -67,77 +67,77 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
             f"{path}: wants to run code ({what}), which Phalanx never does; where it comes from, "
             "save the state dict alone, best as .safetensors"
         ) from error
-    except BROKEN as error:
+    except _BROKEN as error:
         if "TorchScript" in str(error):
             raise CheckpointError(
                 f"{path}: is a TorchScript program, which Phalanx does not run; where it comes "
                 "from, save the state dict alone, best as .safetensors"
             ) from error
         raise CheckpointError(f"{path}: is cut short or damaged; fetch it again") from error
-    tensors = unwrapped(content)
+    tensors = _unwrapped(content)
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
     return tensors
 
 
-def check_begins(path: Path) -> None:
+def _check_begins(path: Path) -> None:
     """Refuse what torch never wrote: a web page or a picture that was saved under the name."""
     with path.open("rb") as file:
         first = file.read(16)
-    if not first.startswith(TORCH_BEGINS):
+    if not first.startswith(_TORCH_BEGINS):
         found = f"it begins with {first!r}" if first else "it is empty"
         raise CheckpointError(f"{path}: is not a file of torch weights, {found}; fetch it again")
 
 
-def unwrapped(content: Any) -> dict[str, Tensor]:
+def _unwrapped(content: Any) -> dict[str, Tensor]:
     """The state dict among what a training script saved; empty where there is none."""
     if not isinstance(content, Mapping):
         return {}
-    for wrapper in WRAPPERS:
+    for wrapper in _WRAPPERS:
         if isinstance(content.get(wrapper), Mapping):
-            return unwrapped(content[wrapper])
+            return _unwrapped(content[wrapper])
     return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
 
 
-def without_prefixes(name: str) -> str:
+def _without_prefixes(name: str) -> str:
     """A parameter's name without what wrappers put before it."""
-    while name.startswith(PREFIXES):
+    while name.startswith(_PREFIXES):
         name = name.partition(".")[2]
     return name
 
 
-FIRST_STEPS = ("conv_dw bn1", "se", "conv_pw bn2")  # torchvision's EfficientNet, stage by stage
-LATER_STEPS = ("conv_pw bn1", "conv_dw bn2", "se", "conv_pwl bn3")
-TORCHVISION_ENDS = {
+_FIRST_STEPS = ("conv_dw bn1", "se", "conv_pw bn2")  # torchvision's EfficientNet, stage by stage
+_LATER_STEPS = ("conv_pw bn1", "conv_dw bn2", "se", "conv_pwl bn3")
+_TORCHVISION_ENDS = {
     "features.0.0": "conv_stem",
     "features.0.1": "bn1",
     "features.8.0": "conv_head",
     "features.8.1": "bn2",
     "classifier.1": "classifier",
 }
-TORCHVISION_BLOCK = re.compile(r"features\.(\d)\.(\d+)\.block\.(\d)\.(0|1|fc1|fc2)\.(\w+)")
-SQUEEZE = {"fc1": "conv_reduce", "fc2": "conv_expand"}
+_TORCHVISION_BLOCK = re.compile(r"features\.(\d)\.(\d+)\.block\.(\d)\.(0|1|fc1|fc2)\.(\w+)")
+_SQUEEZE = {"fc1": "conv_reduce", "fc2": "conv_expand"}
 
 
 def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """torchvision's EfficientNet under timm's names; everything else as it is."""
     if "features.0.0.weight" not in tensors:
         return tensors
-    return {new_name(name): tensor for name, tensor in tensors.items()}
+    return {_new_name(name): tensor for name, tensor in tensors.items()}
 
 
-def new_name(name: str) -> str:
+def _new_name(name: str) -> str:
     """timm's name for one of torchvision's EfficientNet; what is none of its names stays."""
-    match = TORCHVISION_BLOCK.fullmatch(name)
+    match = _TORCHVISION_BLOCK.fullmatch(name)
     if match is None:
         path, _, leaf = name.rpartition(".")
-        return f"{TORCHVISION_ENDS.get(path, path)}.{leaf}"
+        return f"{_TORCHVISION_ENDS.get(path, path)}.{leaf}"
     stage, index, step, part, leaf = match.groups()
-    steps = FIRST_STEPS if stage == "1" else LATER_STEPS
+    steps = _FIRST_STEPS if stage == "1" else _LATER_STEPS
     modules = steps[int(step)] if int(step) < len(steps) else ""
-    if (modules == "se") != (part in SQUEEZE):
+    if (modules == "se") != (part in _SQUEEZE):
         return name  # another network with names like these
-    inner = f"se.{SQUEEZE[part]}" if part in SQUEEZE else modules.split()[int(part)]
+    inner = f"se.{_SQUEEZE[part]}" if part in _SQUEEZE else modules.split()[int(part)]
     return f"blocks.{int(stage) - 1}.{index}.{inner}.{leaf}"
 
 
@@ -146,16 +146,16 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str, spared:
 
     spared: a module's path whose weights stay as they are, whatever the tensors hold.
     """
-    wanted = {n: t for n, t in model.state_dict().items() if not is_under(n, spared)}
-    found = {n: t for n, t in tensors.items() if not is_under(n, spared)}
+    wanted = {n: t for n, t in model.state_dict().items() if not _is_under(n, spared)}
+    found = {n: t for n, t in tensors.items() if not _is_under(n, spared)}
     problems = sorted(compare(wanted, found))
     if problems:
-        more = f" (and {len(problems) - SHOWN} more)" if len(problems) > SHOWN else ""
-        raise CheckpointError(f"{where}: {'; '.join(problems[:SHOWN])}{more}")
+        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
+        raise CheckpointError(f"{where}: {'; '.join(problems[:_SHOWN])}{more}")
     model.load_state_dict(found, strict=False)
 
 
-def is_under(name: str, path: str) -> bool:
+def _is_under(name: str, path: str) -> bool:
     """Whether a tensor belongs to the module at a path."""
     return bool(path) and name.startswith(f"{path}.")
 
@@ -163,7 +163,7 @@ def is_under(name: str, path: str) -> bool:
 def compare(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterator[str]:
     """What keeps tensors from being a model's, one by one."""
     for name in wanted.keys() - found.keys():
-        if not name.endswith(COUNTER):
+        if not name.endswith(_COUNTER):
             yield f"{name} is missing"
     for name in found.keys() - wanted.keys():
         yield f"{name} is not of this model"
@@ -171,10 +171,10 @@ def compare(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterat
         if found[name].shape != wanted[name].shape:
             has, wants = tuple(found[name].shape), tuple(wanted[name].shape)
             yield f"{name} is {has}, the model wants {wants}"
-        elif not is_plain(found[name]):
+        elif not _is_plain(found[name]):
             yield f"{name} holds no plain numbers ({found[name].dtype}, {found[name].layout})"
 
 
-def is_plain(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor's values can be copied: dense, in memory, real."""
     return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_complex()

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+_NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
 
 def split_by_decay(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
@@ -11,6 +11,6 @@ def split_by_decay(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     spared: list[Tensor] = []
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
-            spare = name == "bias" or isinstance(module, NORMS)
+            spare = name == "bias" or isinstance(module, _NORMS)
             (spared if spare else decayed).append(weight)
     return decayed, spared

@@ -16,20 +16,20 @@ from phalanx.kernels.rounding import COUNTS, round_counted, round_each
 from phalanx.plan.draws import GOLDEN, MASK, mix, stream_key
 
 HALF_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-Slots = dict[str, Tensor]
+_Slots = dict[str, Tensor]
 
 
 @dataclass
-class Wide:
+class _Wide:
     """A 16-bit weight, the float32 copy that stands in for it, and its slots in 16 bits."""
 
     weight: Tensor
     stand_in: Tensor
-    slots: Slots
+    slots: _Slots
 
 
 @torch.no_grad()
-def widened(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+def _widened(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
     """Float32 copies of tensors, each in the memory layout of its neighbour in `like`."""
     copies = [torch.empty_like(t, dtype=torch.float32, requires_grad=False) for t in like]
     if copies:
@@ -42,7 +42,7 @@ def is_slot(value: object, weight: Tensor) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == weight.shape
 
 
-def room_for(slot: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
+def _room_for(slot: Tensor, weight: Tensor, before: Tensor | None) -> Tensor:
     """Memory for a slot in its weight's type: that of the slot before, where it fits."""
     if before is not None and before.dtype == weight.dtype:
         return before
@@ -84,7 +84,7 @@ class HalfWeights:
         finally:
             self._put_back(wide)
 
-    def _widen(self) -> list[Wide]:
+    def _widen(self) -> list[_Wide]:
         """Put float32 copies of weights, gradients and slots in the optimizer's hands."""
         chosen = [
             weight
@@ -92,20 +92,20 @@ class HalfWeights:
             for weight in group["params"]
             if weight.dtype in HALF_TYPES.values() and weight.grad is not None
         ]
-        copies = widened(chosen, chosen)
-        gradients = widened([weight.grad for weight in chosen], chosen)
+        copies = _widened(chosen, chosen)
+        gradients = _widened([weight.grad for weight in chosen], chosen)
         for copy, gradient in zip(copies, gradients, strict=True):
             copy.grad = gradient
         state = self.optimizer.state
         wide = [
-            Wide(weight, copy, state.get(weight, {}))
+            _Wide(weight, copy, state.get(weight, {}))
             for weight, copy in zip(chosen, copies, strict=True)
         ]
         self._exchange({one.weight: (one.stand_in, dict(one.slots)) for one in wide})
         self._widen_slots(wide)
         return wide
 
-    def _widen_slots(self, wide: list[Wide]) -> None:
+    def _widen_slots(self, wide: list[_Wide]) -> None:
         """Replace the 16-bit slots the stand-ins have by float32 copies."""
         found = [
             (one.stand_in, name)
@@ -115,11 +115,11 @@ class HalfWeights:
         ]
         state = self.optimizer.state
         slots = [state[stand_in][name] for stand_in, name in found]
-        copies = widened(slots, [stand_in for stand_in, _ in found])
+        copies = _widened(slots, [stand_in for stand_in, _ in found])
         for (stand_in, name), copy in zip(found, copies, strict=True):
             state[stand_in][name] = copy
 
-    def _round_weights(self, wide: list[Wide], step: int) -> Tensor:
+    def _round_weights(self, wide: list[_Wide], step: int) -> Tensor:
         """Round stand-ins into their weights; the update's counts."""
         weights = [one.weight for one in wide]
         return round_counted(
@@ -130,7 +130,7 @@ class HalfWeights:
             **self.how,
         )
 
-    def _round_slots(self, wide: list[Wide], step: int) -> None:
+    def _round_slots(self, wide: list[_Wide], step: int) -> None:
         """Round what the rule remembers to 16 bits."""
         names: list[str] = []
         values: list[Tensor] = []
@@ -139,7 +139,7 @@ class HalfWeights:
             before, one.slots = one.slots, dict(self.optimizer.state.get(one.stand_in, {}))
             found = {key: slot for key, slot in one.slots.items() if is_slot(slot, one.weight)}
             goals = {
-                key: room_for(slot, one.weight, before.get(key)) for key, slot in found.items()
+                key: _room_for(slot, one.weight, before.get(key)) for key, slot in found.items()
             }
             names += [f"{self.names[id(one.weight)]}:{key}" for key in found]
             values += found.values()
@@ -152,14 +152,14 @@ class HalfWeights:
         bases = np.array([stream_key(self.seed, f"rounding {n}", 0) for n in names], np.uint64)
         return mix(bases + GOLDEN + np.uint64(step & MASK)).tolist()
 
-    def _put_back(self, wide: list[Wide]) -> None:
+    def _put_back(self, wide: list[_Wide]) -> None:
         """Put the weights back in the optimizer's hands, with the slots they have by now."""
         for one in wide:
             if one.stand_in.grad is None:
                 one.weight.grad = None
         self._exchange({one.stand_in: (one.weight, one.slots) for one in wide})
 
-    def _exchange(self, others: dict[Tensor, tuple[Tensor, Slots]]) -> None:
+    def _exchange(self, others: dict[Tensor, tuple[Tensor, _Slots]]) -> None:
         """Replace weights and their slots in the optimizer's groups and state, in their order."""
         optimizer = self.optimizer
         for group in optimizer.param_groups:

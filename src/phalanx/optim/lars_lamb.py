@@ -10,12 +10,12 @@ from torch import Tensor
 from phalanx.optim.rule import Group, Rule
 
 
-def lengths(tensors: list[Tensor]) -> Tensor:
+def _lengths(tensors: list[Tensor]) -> Tensor:
     """The Euclidean norm of each tensor, as one vector on the device."""
     return torch.stack(torch._foreach_norm(tensors))
 
 
-def ratios(weights: Tensor, divisors: Tensor, *, zero: Tensor) -> list[Tensor]:
+def _ratios(weights: Tensor, divisors: Tensor, *, zero: Tensor) -> list[Tensor]:
     """weights / divisors one by one, 1 where the weight is all zeros or `zero` says so."""
     safe = torch.where((weights == 0) | zero, 1.0, weights / divisors)
     return list(safe.unbind())
@@ -39,8 +39,8 @@ class Lars(Rule):
     @staticmethod
     def _trusted(weights: list[Tensor], gradients: list[Tensor], group: Group) -> list[Tensor]:
         """Gradients with the rule's own decay, each times its weight's ratio."""
-        sizes, slopes, decay = lengths(weights), lengths(gradients), group["trust_decay"]
-        trust = ratios(
+        sizes, slopes, decay = _lengths(weights), _lengths(gradients), group["trust_decay"]
+        trust = _ratios(
             group["trust_coefficient"] * sizes,
             slopes + decay * sizes + group["eps"],
             zero=slopes == 0,
@@ -62,8 +62,8 @@ class Lamb(Rule):
         if group["trust_decay"]:
             torch._foreach_add_(steps, weights, alpha=group["trust_decay"])
         if group["trusts"]:
-            sizes, strides = lengths(weights), lengths(steps)
-            torch._foreach_mul_(steps, ratios(sizes, strides, zero=strides == 0))
+            sizes, strides = _lengths(weights), _lengths(steps)
+            torch._foreach_mul_(steps, _ratios(sizes, strides, zero=strides == 0))
         torch._foreach_add_(weights, steps, alpha=-group["lr"])
 
     def _adam(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> list[Tensor]:

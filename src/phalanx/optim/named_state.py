@@ -28,10 +28,10 @@ def restore_optimizer_state(
     for slot, value in tensors.items():
         name, _, key = slot.rpartition(":")
         weight = weights[name]
-        optimizer.state[weight][key] = placed(value, weight, fused=fused[id(weight)])
+        optimizer.state[weight][key] = _placed(value, weight, fused=fused[id(weight)])
 
 
-def placed(value: Tensor, weight: Tensor, *, fused: bool) -> Tensor:
+def _placed(value: Tensor, weight: Tensor, *, fused: bool) -> Tensor:
     """A copy of a slot's value, where and how its weight's rule expects it.
 
     A tensor takes its weight's memory layout: torch's fused updates walk both as flat memory. A

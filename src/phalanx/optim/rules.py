@@ -31,33 +31,33 @@ class OptimSettings:
     velocity_scale: float = 1.0  # of sgd_combined, until `set_velocity_scale`
 
 
-Groups = list[Group]
-Build = Callable[[Groups, OptimSettings], torch.optim.Optimizer]
+_Groups = list[Group]
+_Build = Callable[[_Groups, OptimSettings], torch.optim.Optimizer]
 
 
-def sgd(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+def _sgd(groups: _Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     """v = momentum * v + g; w -= lr * v."""
     return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, fused=True)
 
 
-def nesterov(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+def _nesterov(groups: _Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     """v = momentum * v + g; w -= lr * (g + momentum * v)."""
     momentum = settings.momentum
     # without momentum it is plain descent, for which torch wants the word left out
     return torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=momentum > 0, fused=True)
 
 
-def sgd_combined(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+def _sgd_combined(groups: _Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     """Like sgd, with a velocity that is kept scaled."""
     return SgdCombined(groups, momentum=settings.momentum, velocity_scale=settings.velocity_scale)
 
 
-def adamw(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+def _adamw(groups: _Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     """Adam; `update` brings the decay that makes it AdamW."""
     return torch.optim.Adam(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
 
-def rmsprop(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+def _rmsprop(groups: _Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     """s = d * s + (1 - d) * g²; b = momentum * b + g / (sqrt(s) + eps); w -= lr * b."""
     return torch.optim.RMSprop(
         groups,
@@ -69,7 +69,7 @@ def rmsprop(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     )
 
 
-def rmsprop_tf(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+def _rmsprop_tf(groups: _Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     """RMSprop with eps inside the root and the learning rate inside the buffer."""
     return RmspropTf(
         groups,
@@ -80,7 +80,7 @@ def rmsprop_tf(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer
     )
 
 
-def lars(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+def _lars(groups: _Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     """Momentum with a learning rate per weight, from the lengths of weight and gradient."""
     return Lars(
         groups,
@@ -90,26 +90,26 @@ def lars(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     )
 
 
-def lamb(groups: Groups, settings: OptimSettings) -> torch.optim.Optimizer:
+def _lamb(groups: _Groups, settings: OptimSettings) -> torch.optim.Optimizer:
     """Adam with a learning rate per weight, from the lengths of weight and step."""
     return Lamb(groups, betas=settings.betas, eps=settings.eps)
 
 
-OPTIMIZERS: dict[str, Build] = {
-    "sgd": sgd,
-    "momentum": sgd,
-    "nesterov": nesterov,
-    "sgd_combined": sgd_combined,
-    "adamw": adamw,
-    "rmsprop": rmsprop,
-    "rmsprop_tf": rmsprop_tf,
-    "lars": lars,
-    "lamb": lamb,
+OPTIMIZERS: dict[str, _Build] = {
+    "sgd": _sgd,
+    "momentum": _sgd,
+    "nesterov": _nesterov,
+    "sgd_combined": _sgd_combined,
+    "adamw": _adamw,
+    "rmsprop": _rmsprop,
+    "rmsprop_tf": _rmsprop_tf,
+    "lars": _lars,
+    "lamb": _lamb,
 }
 
 
 @dataclass(frozen=True)
-class Footprint:
+class _Footprint:
     """How many numbers a rule keeps for each number of a weight."""
 
     kept: int  # between updates
@@ -122,15 +122,15 @@ class Footprint:
 
 
 FOOTPRINTS = {
-    "sgd": Footprint(0, with_momentum=1),
-    "momentum": Footprint(0, with_momentum=1),
-    "nesterov": Footprint(0, with_momentum=1),
-    "sgd_combined": Footprint(1),
-    "adamw": Footprint(2),
-    "rmsprop": Footprint(1, with_momentum=1, passing=1),
-    "rmsprop_tf": Footprint(1, with_momentum=1, passing=1),
-    "lars": Footprint(1, passing=1),
-    "lamb": Footprint(2, passing=2),
+    "sgd": _Footprint(0, with_momentum=1),
+    "momentum": _Footprint(0, with_momentum=1),
+    "nesterov": _Footprint(0, with_momentum=1),
+    "sgd_combined": _Footprint(1),
+    "adamw": _Footprint(2),
+    "rmsprop": _Footprint(1, with_momentum=1, passing=1),
+    "rmsprop_tf": _Footprint(1, with_momentum=1, passing=1),
+    "lars": _Footprint(1, passing=1),
+    "lamb": _Footprint(2, passing=2),
 }
 
 
@@ -143,7 +143,7 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Op
         way_out = suggest(settings.name, OPTIMIZERS)
         raise ConfigError(f"--optimizer {settings.name}: there is no such rule; {way_out}")
     decayed, spared = split_by_decay(model)
-    groups: Groups = [
+    groups: _Groups = [
         {
             "params": decayed,
             "decay": settings.weight_decay,

@@ -7,9 +7,9 @@ from pathlib import Path
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, suggest
 
-STRATEGIES = ("mean", "exponential")
-USUAL = 5  # checkpoints averaged where nobody says how many
-EVERY = -1  # the number that stands for all there are
+_STRATEGIES = ("mean", "exponential")
+_USUAL = 5  # checkpoints averaged where nobody says how many
+_EVERY = -1  # the number that stands for all there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,24 +22,24 @@ class Averaging:
     norm_steps: int = 0  # training steps that give batch norms new statistics; 0 averages them
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
+        if self.strategy not in _STRATEGIES:
             raise ConfigError(
-                f"--weight-avg-strategy {self.strategy}: {suggest(self.strategy, STRATEGIES)}"
+                f"--weight-avg-strategy {self.strategy}: {suggest(self.strategy, _STRATEGIES)}"
             )
         if not 0 <= self.decay < 1:
             raise ConfigError(
                 f"--weight-avg-exp-decay {self.decay:g}: wants a number from 0 to below 1"
             )
-        if self.count is not None and self.count < 1 and self.count != EVERY:
+        if self.count is not None and self.count < 1 and self.count != _EVERY:
             raise ConfigError(
-                f"--weight-avg-n {self.count}: wants 1 or more checkpoints, or {EVERY} for all"
+                f"--weight-avg-n {self.count}: wants 1 or more checkpoints, or {_EVERY} for all"
             )
         if self.norm_steps < 0:
             raise ConfigError(f"--reestimate-norms {self.norm_steps}: wants 0 or more steps")
 
     def count_among(self, there: int, *, where: Path) -> int:
         """How many of the checkpoints that are there to average; ConfigError for too few."""
-        fewest = 2 if self.count in (None, EVERY) else self.count
+        fewest = 2 if self.count in (None, _EVERY) else self.count
         assert fewest is not None
         if there < fewest:
             asked = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
@@ -48,8 +48,8 @@ class Averaging:
                 f"{asked}{where} holds {there} checkpoint{'s' * (there != 1)}, {fewest} are "
                 f"wanted; give {least}--keep {fewest} to the training, which keeps more of them"
             )
-        usual = min(USUAL, there) if self.count is None else self.count
-        return there if usual == EVERY else usual
+        usual = min(_USUAL, there) if self.count is None else self.count
+        return there if usual == _EVERY else usual
 
 
 def averaging_of(config: Config) -> Averaging | None:
@@ -69,8 +69,8 @@ def kept_by(config: Config) -> int:
     how = averaging_of(config)
     if how is None:
         return config.run.keep
-    wanted = USUAL if how.count is None else how.count
-    return sys.maxsize if wanted == EVERY else max(config.run.keep, wanted)
+    wanted = _USUAL if how.count is None else how.count
+    return sys.maxsize if wanted == _EVERY else max(config.run.keep, wanted)
 
 
 def refuse_too_many(config: Config, *, saves: int) -> None:

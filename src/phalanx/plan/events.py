@@ -90,12 +90,12 @@ def settle(
         return every, []
     if every.rate < 1 and (span * every.rate).denominator != 1:
         if kind.fills_run:
-            raise ConfigError(tell_uneven(every.rate, kind, int(span)))
+            raise ConfigError(_tell_uneven(every.rate, kind, int(span)))
         return every, []
-    return divide_evenly(every, kind, epochs=span) if even else (every, [])
+    return _divide_evenly(every, kind, epochs=span) if even else (every, [])
 
 
-def divide_evenly(every: Every, kind: EventKind, *, epochs: Fraction) -> tuple[Every, list[str]]:
+def _divide_evenly(every: Every, kind: EventKind, *, epochs: Fraction) -> tuple[Every, list[str]]:
     """The nearest rate that divides so many epochs into equal stretches of whole steps."""
     steps, wanted = every.steps_per_epoch * epochs, every.rate * epochs
     if steps.denominator != 1:
@@ -123,7 +123,7 @@ def nearest_divisor(whole: int, wanted: Fraction) -> int:
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
 
 
-def tell_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:
+def _tell_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:
     """That an interval does not fill the run, and which ones and which runs would do."""
     fitting = Fraction(nearest_divisor(epochs, epochs * rate), epochs)
     shorter = epochs - epochs % rate.denominator

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from phalanx.config.schema import OPTIONS, Config
 
-SIXTEEN_BITS = ("16.32", "16.16")
-RMSPROPS = ("rmsprop", "rmsprop_tf")
-ADAMS = ("adamw", "lamb")
+_SIXTEEN_BITS = ("16.32", "16.16")
+_RMSPROPS = ("rmsprop", "rmsprop_tf")
+_ADAMS = ("adamw", "lamb")
 
 
 @dataclass(frozen=True)
-class Use:
+class _Use:
     """When an option counts: while another one has one of these values, or none of those."""
 
     name: str
@@ -25,18 +25,18 @@ class Use:
 
 
 USES = (
-    Use("momentum", "optimizer", but=ADAMS),
-    Use("trust-coefficient", "optimizer", ("lars",)),
-    Use("trust-decay", "optimizer", ("lars", "lamb")),
-    Use("rmsprop-decay", "optimizer", RMSPROPS),
-    Use("rmsprop-start", "optimizer", ("rmsprop_tf",)),
-    Use("adam-betas", "optimizer", ADAMS),
-    Use("loss-velocity-scaling-ratio", "optimizer", ("sgd_combined",)),
-    Use("smoothing-over", "label-smoothing", but=("0",)),
-    Use("half-type", "precision", SIXTEEN_BITS),
-    Use("full-precision-norm", "precision", SIXTEEN_BITS),
-    Use("half-partials", "precision", SIXTEEN_BITS),
-    Use("recompute-checkpoints", "enable-recompute", ("true",)),
+    _Use("momentum", "optimizer", but=_ADAMS),
+    _Use("trust-coefficient", "optimizer", ("lars",)),
+    _Use("trust-decay", "optimizer", ("lars", "lamb")),
+    _Use("rmsprop-decay", "optimizer", _RMSPROPS),
+    _Use("rmsprop-start", "optimizer", ("rmsprop_tf",)),
+    _Use("adam-betas", "optimizer", _ADAMS),
+    _Use("loss-velocity-scaling-ratio", "optimizer", ("sgd_combined",)),
+    _Use("smoothing-over", "label-smoothing", but=("0",)),
+    _Use("half-type", "precision", _SIXTEEN_BITS),
+    _Use("full-precision-norm", "precision", _SIXTEEN_BITS),
+    _Use("half-partials", "precision", _SIXTEEN_BITS),
+    _Use("recompute-checkpoints", "enable-recompute", ("true",)),
 )
 
 
@@ -44,15 +44,15 @@ def warn_of_idle_options(config: Config, *, precision: str) -> Iterator[str]:
     """One line for each option that was given another value than its own and changes nothing."""
     said = config.flat() | {"precision": precision}
     for use in USES:
-        value = spell(said[use.of])
+        value = _spell(said[use.of])
         if said[use.name] != OPTIONS[use.name].default and not use.counts(value):
-            yield f"--{use.name} has no effect {why_idle(use, value)}"
+            yield f"--{use.name} has no effect {_why_idle(use, value)}"
     rates = (said["lr-per-image"], said["base-learning-rate"])
     if said["lr-batch"] != OPTIONS["lr-batch"].default and rates == (None, None):
         yield "--lr-batch has no effect with --lr, which is the rate of the whole batch"
 
 
-def why_idle(use: Use, value: str) -> str:
+def _why_idle(use: _Use, value: str) -> str:
     """What keeps an option from counting, in words, with what would let it."""
     if value in ("false", "0"):
         return f"without --{use.of}"
@@ -60,7 +60,7 @@ def why_idle(use: Use, value: str) -> str:
     return f"with --{use.of} {value}{only}"
 
 
-def spell(value: object) -> str:
+def _spell(value: object) -> str:
     """A value as a flag spells it."""
     if isinstance(value, bool):
         return str(value).lower()

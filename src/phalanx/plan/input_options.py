@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import OPTIONS, Config
 
-FOR_WORKERS = ("workers", "dataloader-rebatch-size")
+_FOR_WORKERS = ("workers", "dataloader-rebatch-size")
 
 
 def warn_of_input(config: Config, *, device: str, workers: int) -> Iterator[str]:
@@ -15,14 +15,14 @@ def warn_of_input(config: Config, *, device: str, workers: int) -> Iterator[str]
             "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
             "leave it away"
         )
-    why = why_no_workers(config, device) or "without workers" * (workers == 0)
+    why = _why_no_workers(config, device) or "without workers" * (workers == 0)
     said = config.flat()
-    for name in FOR_WORKERS if why else ():
+    for name in _FOR_WORKERS if why else ():
         if said[name] and said[name] != OPTIONS[name].default:
             yield f"--{name} {said[name]} has no effect {why}"
 
 
-def why_no_workers(config: Config, device: str) -> str:
+def _why_no_workers(config: Config, device: str) -> str:
     """What makes the images in the place of worker processes, in words; empty where they do."""
     data = config.data
     if data.gpu_decode:

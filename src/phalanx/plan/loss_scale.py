@@ -8,7 +8,7 @@ from math import ceil, floor, frexp, log2
 from phalanx.errors import ConfigError
 
 FIRST = 2.0**16  # of a scale that finds its own size, as torch's GradScaler
-FIXED = 1.0  # the value of --loss-scaling that nobody gave
+_FIXED = 1.0  # the value of --loss-scaling that nobody gave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class LossScale:
 
     @cached_property
     def _doublings(self) -> int:
-        return count_doublings(self.initial, self.final)
+        return _count_doublings(self.initial, self.final)
 
     @cached_property
     def _stage(self) -> Fraction:
@@ -75,7 +75,7 @@ def make_loss_scale(
     if problems:
         raise ConfigError("\n".join(problems))
     if automatic:
-        initial = final = FIRST if final == FIXED else final
+        initial = final = FIRST if final == _FIXED else final
     return LossScale(
         initial=final if initial is None else initial,
         final=final,
@@ -101,7 +101,7 @@ def loss_scale_problems(initial: float | None, final: float) -> list[str]:
             f"only grows; exchange them, or leave the initial one away"
         ]
     if frexp(final / initial)[0] != 0.5:  # what no power of two looks like
-        below = initial * 2.0 ** count_doublings(initial, final)
+        below = initial * 2.0 ** _count_doublings(initial, final)
         return [
             f"--loss-scaling: doubling from {initial:g} gives {below:g} and {2 * below:g}, never "
             f"{final:g}; take one of them, or another --initial-loss-scaling"
@@ -109,7 +109,7 @@ def loss_scale_problems(initial: float | None, final: float) -> list[str]:
     return []
 
 
-def count_doublings(initial: float, final: float) -> int:
+def _count_doublings(initial: float, final: float) -> int:
     """How often `initial` can be doubled without passing `final`.
 
     >>> count_doublings(16, 128), count_doublings(16, 100), count_doublings(8, 8)

@@ -21,13 +21,13 @@ def resolve_device(asked: str) -> str:
     """
     if asked != "auto":
         return asked
-    if has_cuda():
+    if _has_cuda():
         return "cuda"
     apple = platform.system() == "Darwin" and platform.machine() == "arm64"
     return "mps" if apple else "cpu"
 
 
-def has_cuda() -> bool:
+def _has_cuda() -> bool:
     """Whether a CUDA device shows itself and torch was built to use it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         return False

@@ -50,11 +50,11 @@ def build_variant(config: Config) -> Variant:
 def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: int = 2) -> None:
     """Refuse what cannot be built or trained, and images that would vanish on the way."""
     if variant.norm.type == "group":
-        check_norm_groups(variant)
+        _check_norm_groups(variant)
     if isinstance(variant, EfficientNetVariant):
-        check_group_dim(variant)
+        _check_group_dim(variant)
     if isinstance(variant, ResNetVariant):
-        check_stride(name, variant)
+        _check_stride(name, variant)
     if image_size < variant.smallest_image:
         raise ConfigError(
             f"--image-size {image_size}: {name} halves the image {variant.halvings} times, which "
@@ -67,7 +67,7 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
         )
 
 
-def check_stride(name: str, variant: ResNetVariant) -> None:
+def _check_stride(name: str, variant: ResNetVariant) -> None:
     """Only bottlenecks have a 1x1 before their 3x3."""
     if variant.block == "basic" and variant.stride_in == "1x1":
         raise ConfigError(
@@ -75,36 +75,36 @@ def check_stride(name: str, variant: ResNetVariant) -> None:
         )
 
 
-def check_norm_groups(variant: Variant) -> None:
+def _check_norm_groups(variant: Variant) -> None:
     """Group norm needs as many channels in every group."""
     layers, groups = variant.norm_channels(), variant.norm.groups
     for path, channels in layers.items():
         if channels % groups:
-            works = divisors(gcd(*layers.values()))
+            works = _divisors(gcd(*layers.values()))
             raise ConfigError(
                 f"--norm-num-groups {groups}: {path} has {channels} channels, which it does not "
-                f"divide; {join(works)} would work in every layer"
+                f"divide; {_join(works)} would work in every layer"
             )
 
 
-def check_group_dim(variant: EfficientNetVariant) -> None:
+def _check_group_dim(variant: EfficientNetVariant) -> None:
     """A grouped convolution needs as many channels in every group, or one group."""
     blocks, dim = list(inverted_blocks_of(variant)), variant.group_dim
     for block in blocks:
         if block.width % block.groups:
-            works = divisors(gcd(*(b.width for b in blocks)))
+            works = _divisors(gcd(*(b.width for b in blocks)))
             raise ConfigError(
                 f"--efficientnet-group-dim {dim}: {block.unit} has {block.width} channels, which "
-                f"it does not divide; {join(works)} would work in every block"
+                f"it does not divide; {_join(works)} would work in every block"
             )
 
 
-def divisors(number: int) -> list[int]:
+def _divisors(number: int) -> list[int]:
     """What divides it, in order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def join(numbers: list[int]) -> str:
+def _join(numbers: list[int]) -> str:
     """1, 2 and 4."""
     words = [str(number) for number in numbers]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 from phalanx.errors import ConfigError
 from phalanx.plan.draws import GOLDEN, Words, draw_bits, mix
 
-ROUNDS = 6  # four make a Feistel network indistinguishable from chance; two more for small sets
+_ROUNDS = 6  # four make a Feistel network indistinguishable from chance; two more for small sets
 
-Positions = NDArray[np.int64]
+_Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Order:
                 f"than all {self.images} images; use a smaller batch or --epoch-tail carry"
             )
 
-    def positions(self, step: int) -> Positions:
+    def positions(self, step: int) -> _Positions:
         """The stream positions of one step, [global_batch]."""
         start = step * self.global_batch
         if self.drop_tail:
@@ -53,10 +53,10 @@ class Order:
         places = np.asarray(positions, np.int64) // self.repeats
         epochs, places = np.divmod(np.atleast_1d(places), self.images)
         keys = draw_bits(self.seed, "order", epochs)
-        return permute(places, keys, size=self.images).reshape(np.shape(positions))
+        return _permute(places, keys, size=self.images).reshape(np.shape(positions))
 
 
-def permute(places: Positions, keys: Words, *, size: int) -> NDArray[np.int64]:
+def _permute(places: _Positions, keys: Words, *, size: int) -> NDArray[np.int64]:
     """Where each place in 0..size-1 lands in the permutation that its key names.
 
     A Feistel network permutes the square of side ceil(sqrt(size)), of which `size` fills nearly
@@ -73,7 +73,7 @@ def permute(places: Positions, keys: Words, *, size: int) -> NDArray[np.int64]:
 
 def _feistel(values: Words, keys: Words, *, side: np.uint64) -> Words:
     left, right = np.divmod(values, side)
-    for turn in range(ROUNDS):
+    for turn in range(_ROUNDS):
         noise = mix(right * GOLDEN + (keys ^ np.uint64(turn)))
         left, right = right, (left + noise % side) % side
     return left * side + right

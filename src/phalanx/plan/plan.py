@@ -35,7 +35,7 @@ from phalanx.units import (
 )
 
 LEAST_MAX_BAD = 10
-LEAST_VALID_BATCH = 250
+_LEAST_VALID_BATCH = 250
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,17 +161,17 @@ def make_plan(
     problems = Problems(places or {})
     with problems:  # all else hangs on these
         global_batch = count_global_batch(config)
-        steps_per_epoch = count_steps_per_epoch(config, data.train_images, global_batch)
-        total = count_steps(config, steps_per_epoch)
+        steps_per_epoch = _count_steps_per_epoch(config, data.train_images, global_batch)
+        total = _count_steps(config, steps_per_epoch)
     problems.refuse()
     clock, image_size = RunLength(total, steps_per_epoch), choose_image_size(config)
-    parts = plan_parts(config, chosen, clock, problems=problems, image_size=image_size)
+    parts = _plan_parts(config, chosen, clock, problems=problems, image_size=image_size)
     return Plan(
         **asdict(chosen),
         determinism=config.machine.determinism,
         half_type=config.machine.half_type,
         half_partials=config.machine.half_partials,
-        workers=choose_workers(config),
+        workers=_choose_workers(config),
         image_size=image_size,
         growth=parts.growth,
         stored=parts.stored,
@@ -184,8 +184,8 @@ def make_plan(
         global_batch=global_batch,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
-        valid_batch=config.data.valid_batch_size or max(config.data.batch_size, LEAST_VALID_BATCH),
-        max_bad=count_max_bad(config, data.train_images),
+        valid_batch=config.data.valid_batch_size or max(config.data.batch_size, _LEAST_VALID_BATCH),
+        max_bad=_count_max_bad(config, data.train_images),
         log=parts.events.log,
         evaluate=parts.events.evaluate,
         save=parts.events.save,
@@ -193,29 +193,29 @@ def make_plan(
         schedule=parts.schedule,
         loss_scale=parts.loss_scale,
         warnings=(
-            *schedule_warnings(asked_schedule(config), clock),
+            *schedule_warnings(_asked_schedule(config), clock),
             *parts.events.warnings,
             *warn_of_precision(config, chosen.precision),
             *warn_of_idle_options(config, precision=chosen.precision),
             *warn_of_offload(chosen.device, asked=config.machine.offload_optimizer),
-            *warn_of_input(config, device=chosen.device, workers=choose_workers(config)),
+            *warn_of_input(config, device=chosen.device, workers=_choose_workers(config)),
         ),
     )
 
 
-class PlanPieces(NamedTuple):
+class _PlanPieces(NamedTuple):
     """What of a plan may be refused, each for itself."""
 
     growth: Growth
     stored: tuple[str, ...] | None
-    events: "Events"
+    events: "_Events"
     schedule: Schedule
     loss_scale: LossScale
 
 
-def plan_parts(
+def _plan_parts(
     config: Config, chosen: MachineChoice, clock: RunLength, *, problems: Problems, image_size: int
-) -> PlanPieces:
+) -> _PlanPieces:
     """The parts that know nothing of each other; whatever any of them refuses is told."""
     per_epoch, total = clock.steps_per_epoch, clock.total
     growth: Growth = ()
@@ -224,27 +224,27 @@ def plan_parts(
     with problems:
         check_sizes(config, image_size, growth)
     with problems:
-        schedule = make_schedule(asked_schedule(config), choose_peak(config), clock)
+        schedule = make_schedule(_asked_schedule(config), _choose_peak(config), clock)
     with problems:
         refuse_precision(config, chosen.precision)
     with problems:
         loss_scale = make_loss_scale(
             config.loss.initial_loss_scaling,
             config.loss.loss_scaling,
-            epochs=asked_epochs(config) or total / per_epoch,
+            epochs=_asked_epochs(config) or total / per_epoch,
             steps_per_epoch=per_epoch,
             automatic=config.loss.auto_loss_scaling,
         )
     with problems:
-        events = plan_events(config, per_epoch, total)
+        events = _plan_events(config, per_epoch, total)
         refuse_too_many(config, saves=events.save.count())
     with problems:
         stored = plan_recomputation(config)
     problems.refuse()
-    return PlanPieces(growth, stored, events, schedule, loss_scale)
+    return _PlanPieces(growth, stored, events, schedule, loss_scale)
 
 
-class Events(NamedTuple):
+class _Events(NamedTuple):
     """When something is done, and what to warn of."""
 
     log: Every
@@ -253,18 +253,18 @@ class Events(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def plan_events(config: Config, steps_per_epoch: Fraction, total: int) -> Events:
+def _plan_events(config: Config, steps_per_epoch: Fraction, total: int) -> _Events:
     """When to log, to evaluate and to save."""
 
     def every(rate: str, first: float = 0) -> Every:
         return Every(parse_rate(rate), steps_per_epoch, total, Fraction(str(first)))
 
-    even, epochs = config.data.epoch_tail == "drop", asked_epochs(config)
+    even, epochs = config.data.epoch_tail == "drop", _asked_epochs(config)
     logs, saves = config.train.logs_per_epoch, config.run.ckpts_per_epoch
     first = config.run.first_ckpt_epoch
     log, about_logs = settle(every(logs), LOGS, epochs=epochs, even=even)
     save, about_saves = settle(every(saves, first), CKPTS, epochs=epochs, even=even)
-    return Events(log, every(validations(config)), save, (*about_logs, *about_saves))
+    return _Events(log, every(validations(config)), save, (*about_logs, *about_saves))
 
 
 def validations(config: Config) -> str:
@@ -274,12 +274,12 @@ def validations(config: Config) -> str:
     return str(1 / apart) if during and apart else "0"
 
 
-def asked_epochs(config: Config) -> Fraction | None:
+def _asked_epochs(config: Config) -> Fraction | None:
     """The length of the run, where it is given in epochs."""
     return None if config.train.epochs is None else Fraction(str(config.train.epochs))
 
 
-def asked_schedule(config: Config) -> ScheduleOptions:
+def _asked_schedule(config: Config) -> ScheduleOptions:
     """What the options say about the course of the learning rate."""
     said = config.schedule
     return ScheduleOptions(
@@ -298,7 +298,7 @@ def asked_schedule(config: Config) -> ScheduleOptions:
     )
 
 
-def choose_peak(config: Config) -> float:
+def _choose_peak(config: Config) -> float:
     """The highest learning rate, by whichever option says it."""
     said = config.schedule
     rates = {
@@ -321,7 +321,7 @@ def count_global_batch(config: Config) -> int:
     return config.data.batch_size * config.train.gradient_accumulation * config.machine.replicas
 
 
-def count_steps_per_epoch(config: Config, images: int, global_batch: int) -> Fraction:
+def _count_steps_per_epoch(config: Config, images: int, global_batch: int) -> Fraction:
     """Steps in one epoch: exact, and whole when the tail is dropped."""
     if config.data.epoch_tail == "carry":
         return Fraction(images, global_batch)
@@ -333,7 +333,7 @@ def count_steps_per_epoch(config: Config, images: int, global_batch: int) -> Fra
     return Fraction(images // global_batch)
 
 
-def count_steps(config: Config, steps_per_epoch: Fraction) -> int:
+def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
     """Length of the run in steps; an epoch's last images that fill no step are left over."""
     if config.train.steps is not None:
         return config.train.steps
@@ -347,7 +347,7 @@ def count_steps(config: Config, steps_per_epoch: Fraction) -> int:
     return total
 
 
-def choose_workers(config: Config) -> int:
+def _choose_workers(config: Config) -> int:
     """Worker processes: as asked, else one a core where there is something to decode."""
     if config.data.workers is not None:
         return config.data.workers
@@ -355,7 +355,7 @@ def choose_workers(config: Config) -> int:
     return 0 if in_memory else count_cores()
 
 
-def count_max_bad(config: Config, images: int) -> int:
+def _count_max_bad(config: Config, images: int) -> int:
     """Undecodable images to put up with."""
     if config.data.max_bad is not None:
         return parse_share(config.data.max_bad, images)

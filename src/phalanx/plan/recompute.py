@@ -16,32 +16,32 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
 
-Names = Mapping[str, tuple[str, ...]]  # what a module may be called, and the modules it means
+_Names = Mapping[str, tuple[str, ...]]  # what a module may be called, and the modules it means
 
-NEAR = 3
-STEM = {
+_NEAR = 3
+_STEM = {
     "ResNet": "conv1 bn1 act1 maxpool",
     "ResNet-9": "conv1 bn1 act1",
     "EfficientNet": "conv_stem bn1 act1",
 }
-HEAD = {
+_HEAD = {
     "ResNet": "global_pool drop fc",
     "ResNet-9": "global_pool drop fc scale",
     "EfficientNet": "conv_head bn2 act2 global_pool drop classifier",
 }
-RESIDUAL = {
+_RESIDUAL = {
     "basic": "conv1 bn1 act1 conv2 bn2 act2 downsample",
     "bottleneck": "conv1 bn1 act1 conv2 bn2 act2 conv3 bn3 act3 downsample",
 }
-PROJECTION = " downsample/0 downsample/1"
-FAST = ("conv1 bn1 act1 pool", "conv1 bn1 act1 conv2 bn2 act2")  # by place in the stage
-SQUEEZE = "se se/conv_reduce se/act1 se/conv_expand"
-KINDS = {  # the oldest recipes' words for every convolution and every norm: no pattern finds them
+_PROJECTION = " downsample/0 downsample/1"
+_FAST = ("conv1 bn1 act1 pool", "conv1 bn1 act1 conv2 bn2 act2")  # by place in the stage
+_SQUEEZE = "se se/conv_reduce se/act1 se/conv_expand"
+_KINDS = {  # the oldest recipes' words for every convolution and every norm: no pattern finds them
     "conv": re.compile(r"(.*/)?(conv\d?|conv_\w+|downsample/0)"),
     "norm": re.compile(r"(.*/)?(bn\d|downsample/1)"),
 }
-PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of a regular expression
-DEEPER = {"(": 1, "{": 1, ")": -1, "}": -1}
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of a regular expression
+_DEEPER = {"(": 1, "{": 1, ")": -1, "}": -1}
 
 
 def plan_recomputation(config: Config) -> tuple[str, ...] | None:
@@ -58,7 +58,7 @@ def plan_recomputation(config: Config) -> tuple[str, ...] | None:
             "as .*conv.*, or leave it away to keep the output of every block"
         )
     for pattern in patterns:
-        compile_pattern(pattern)
+        _compile_pattern(pattern)
     if not isinstance(variant, OwnVariant):
         stored_paths(variant, patterns, model=config.model.model)  # refuses what matches nothing
     return patterns
@@ -72,8 +72,8 @@ def split_patterns(text: str) -> tuple[str, ...]:
     """
     text = text.strip()
     words, depth = [""], 0
-    for piece in PIECE.findall(text[1:-1] if is_bracketed(text) else text):
-        depth = max(0, depth + DEEPER.get(piece, 0))
+    for piece in _PIECE.findall(text[1:-1] if _is_bracketed(text) else text):
+        depth = max(0, depth + _DEEPER.get(piece, 0))
         if piece == "," and depth == 0:
             words.append("")
         else:
@@ -81,7 +81,7 @@ def split_patterns(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in words if word.strip())
 
 
-def is_bracketed(text: str) -> bool:
+def _is_bracketed(text: str) -> bool:
     """Whether the first bracket of a text is closed by its last character."""
     depth = 0
     for place, piece in enumerate(pieces := re.findall(r"\\.|.", text, re.DOTALL), start=1):
@@ -91,7 +91,7 @@ def is_bracketed(text: str) -> bool:
     return False
 
 
-def compile_pattern(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     """The regular expression; ConfigError for what is none."""
     try:
         return re.compile(pattern)
@@ -111,7 +111,7 @@ def stored_paths(variant: Variant, patterns: Sequence[str], *, model: str) -> tu
     >>> stored_paths(MODELS["resnet8"], ["add_1", "layer3/0/conv"], model="resnet8")
     ('layer2/0', 'layer3/0/conv1', 'layer3/0/conv2')
     """
-    names = names_of(variant)
+    names = _names_of(variant)
     if not names:
         return ()
     if not patterns:
@@ -119,25 +119,25 @@ def stored_paths(variant: Variant, patterns: Sequence[str], *, model: str) -> tu
     return matched(patterns, names, model=model)
 
 
-def matched(patterns: Sequence[str], names: Names, *, model: str) -> tuple[str, ...]:
+def matched(patterns: Sequence[str], names: _Names, *, model: str) -> tuple[str, ...]:
     """The modules that the patterns mean, each once; a pattern without any is refused."""
     found: dict[str, None] = {}
     for pattern in patterns:
-        paths = [path for name in names_matching(pattern, names) for path in names[name]]
+        paths = [path for name in _names_matching(pattern, names) for path in names[name]]
         if not paths:
-            raise unmatched(pattern, names, model=model)
+            raise _unmatched(pattern, names, model=model)
         found |= dict.fromkeys(paths)
     return tuple(found)
 
 
-def names_matching(pattern: str, names: Names) -> list[str]:
+def _names_matching(pattern: str, names: _Names) -> list[str]:
     """The names a pattern means: the one it is, or all whose beginning it matches."""
     written = pattern.replace(".", "/")
     plain = [name for name in (pattern, written) if name in names]
     if plain:
         return plain[:1]
-    beginning = compile_pattern(pattern)
-    searched = [name for name, paths in names.items() if name not in KINDS or paths == (name,)]
+    beginning = _compile_pattern(pattern)
+    searched = [name for name, paths in names.items() if name not in _KINDS or paths == (name,)]
     return [
         name
         for name in searched
@@ -145,23 +145,23 @@ def names_matching(pattern: str, names: Names) -> list[str]:
     ]
 
 
-def unmatched(pattern: str, names: Names, *, model: str) -> ConfigError:
+def _unmatched(pattern: str, names: _Names, *, model: str) -> ConfigError:
     """What to say of a pattern that matches no module."""
-    near = get_close_matches(pattern.replace(".", "/"), names, n=NEAR, cutoff=0.5)
-    shown = near or list(names)[:NEAR]
+    near = get_close_matches(pattern.replace(".", "/"), names, n=_NEAR, cutoff=0.5)
+    shown = near or list(names)[:_NEAR]
     return ConfigError(
         f"--recompute-checkpoints: no module of {model} matches {pattern!r}; it has "
         f"{', '.join(shown)} and {len(names) - len(shown)} more; for example .*conv.*"
     )
 
 
-def names_of(variant: Variant) -> dict[str, tuple[str, ...]]:
+def _names_of(variant: Variant) -> dict[str, tuple[str, ...]]:
     """Everything a module of the variant may be called; nothing for a network from a plugin."""
     paths = module_paths(variant)
     if not paths:
         return {}
-    names: dict[str, tuple[str, ...]] = {path: (ending(path, variant.units),) for path in paths}
-    for unit, words in (("stem", STEM), ("head", HEAD)):
+    names: dict[str, tuple[str, ...]] = {path: (_ending(path, variant.units),) for path in paths}
+    for unit, words in (("stem", _STEM), ("head", _HEAD)):
         names[unit] = (words[variant.family].split()[-1],)
     for number, unit in enumerate(adding_units(variant)):
         traced = (f"add_{number}", f"add/{number}") if number else ("add",)
@@ -169,12 +169,12 @@ def names_of(variant: Variant) -> dict[str, tuple[str, ...]]:
     names["avgpool"] = names["global_pool"]
     projections = [path for path in paths if re.search(r"downsample/\d$", path)]
     names |= {re.sub(r"/(\d)$", r"_\1", path): (path,) for path in projections}
-    for kind, pattern in KINDS.items():
+    for kind, pattern in _KINDS.items():
         names[kind] = tuple(path for path in paths if pattern.fullmatch(path))
     return names
 
 
-def ending(path: str, units: Sequence[str]) -> str:
+def _ending(path: str, units: Sequence[str]) -> str:
     """Where the output of a path comes out: of a whole stage, at its last unit."""
     inside = [unit for unit in units if unit.startswith(f"{path}/")]
     return inside[-1] if inside else path
@@ -182,35 +182,35 @@ def ending(path: str, units: Sequence[str]) -> str:
 
 def module_paths(variant: Variant) -> tuple[str, ...]:
     """The paths of all modules in the order of the tree; () where only the network can tell."""
-    if variant.family not in STEM:
+    if variant.family not in _STEM:
         return ()
-    stem, head = STEM[variant.family].split(), HEAD[variant.family].split()
-    return tuple(dict.fromkeys((*stem, *inner_paths(variant), *head)))
+    stem, head = _STEM[variant.family].split(), _HEAD[variant.family].split()
+    return tuple(dict.fromkeys((*stem, *_inner_paths(variant), *head)))
 
 
-def inner_paths(variant: Variant) -> Iterator[str]:
+def _inner_paths(variant: Variant) -> Iterator[str]:
     """Every block with what holds it and what is in it; those above it may come again."""
-    for unit, words in block_words(variant):
+    for unit, words in _block_words(variant):
         parts = unit.split("/")
         yield from ("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
         yield from (f"{unit}/{word}" for word in words.split())
 
 
-def block_words(variant: Variant) -> Iterator[tuple[str, str]]:
+def _block_words(variant: Variant) -> Iterator[tuple[str, str]]:
     """Every block and the words for its modules."""
     if isinstance(variant, ResNetVariant):
         for block in blocks_of(variant):
-            projection = PROJECTION if variant.projects(block) else ""
-            yield block.unit, RESIDUAL[variant.block] + projection
+            projection = _PROJECTION if variant.projects(block) else ""
+            yield block.unit, _RESIDUAL[variant.block] + projection
     if isinstance(variant, FastResNetVariant):
-        yield from ((unit, FAST[int(unit[-1])]) for unit in variant.units[1:-1])
+        yield from ((unit, _FAST[int(unit[-1])]) for unit in variant.units[1:-1])
     if isinstance(variant, EfficientNetVariant):
-        yield from ((block.unit, inverted_words(block)) for block in inverted_blocks_of(variant))
+        yield from ((block.unit, _inverted_words(block)) for block in inverted_blocks_of(variant))
 
 
-def inverted_words(block: InvertedBlock) -> str:
+def _inverted_words(block: InvertedBlock) -> str:
     """The modules of one block of EfficientNet."""
-    squeeze = SQUEEZE if block.squeezed else "se"
+    squeeze = _SQUEEZE if block.squeezed else "se"
     if block.widens:
         return f"conv_pw bn1 act1 conv_dw bn2 act2 {squeeze} conv_pwl bn3"
     return f"conv_dw bn1 act1 {squeeze} conv_pw bn2"

@@ -7,22 +7,22 @@ from fractions import Fraction
 from functools import cached_property
 from math import cos, pi
 
-Position = int | Fraction  # in steps; a fraction where a period begins between two of them
+_Position = int | Fraction  # in steps; a fraction where a period begins between two of them
 
 
 @dataclass(frozen=True)
-class Warmup:
+class _Warmup:
     """One way to begin gently."""
 
     ahead: int  # 0: the first step runs at nothing; 1: it already has its share
     shifts: bool  # whether the schedule waits for the warm-up to end
 
 
-WARMUPS: dict[str, Warmup] = {
-    "ramp": Warmup(ahead=0, shifts=False),
-    "ramp-shift": Warmup(ahead=0, shifts=True),
-    "mask": Warmup(ahead=1, shifts=False),
-    "shift": Warmup(ahead=1, shifts=True),
+WARMUPS: dict[str, _Warmup] = {
+    "ramp": _Warmup(ahead=0, shifts=False),
+    "ramp-shift": _Warmup(ahead=0, shifts=True),
+    "mask": _Warmup(ahead=1, shifts=False),
+    "shift": _Warmup(ahead=1, shifts=True),
 }
 
 
@@ -58,22 +58,22 @@ class Schedule:
         >>> [drops.lr(step) for step in range(6)]
         [0.0, 0.5, 1.0, 1.0, 0.5, 0.5]
         """
-        at: Position = min(step, self.total)
+        at: _Position = min(step, self.total)
         if self.staircase:
-            at = begin_of(at, self.steps_per_epoch)
+            at = _begin_of(at, self.steps_per_epoch)
         mode = WARMUPS[self.warmup_mode]
         rate = self._falling(max(0, at - self.warmup) if mode.shifts else at)
         if at >= self.warmup:
             return rate
         return rate * (at + mode.ahead) / (self.warmup + mode.ahead)
 
-    def _falling(self, at: Position) -> float:
+    def _falling(self, at: _Position) -> float:
         if self.freq:
-            at = begin_of(at, self._refresh)
+            at = _begin_of(at, self._refresh)
         end = self.peak * self.end_ratio
         return (self.peak - end) * SHAPES[self.shape](self, at) + end
 
-    def done(self, at: Position) -> float:
+    def done(self, at: _Position) -> float:
         """The share of a cosine's or polynomial's fall that lies behind."""
         return min(1.0, float(at / self._fall))
 
@@ -87,7 +87,7 @@ class Schedule:
         return self.length or self.total - waits
 
 
-def begin_of(at: Position, period: Fraction) -> Fraction:
+def _begin_of(at: _Position, period: Fraction) -> Fraction:
     """Where the period that holds `at` began.
 
     Rounding down, a rate that is refreshed now and then is never ahead of its schedule: drops
@@ -96,7 +96,7 @@ def begin_of(at: Position, period: Fraction) -> Fraction:
     return at // period * period
 
 
-SHAPES: dict[str, Callable[[Schedule, Position], float]] = {  # shares of the peak
+SHAPES: dict[str, Callable[[Schedule, _Position], float]] = {  # shares of the peak
     "step": lambda s, at: s.phases[bisect_right(s.milestones, at)],
     "cosine": lambda s, at: 0.5 * (1 + cos(pi * s.done(at))),
     "exponential": lambda s, at: s.decay ** float(at / s.period),
@@ -108,12 +108,12 @@ FALLING = ("cosine", "polynomial")  # those that end at a chosen step
 
 # --- the peak ---
 
-PEAKS: dict[str, Callable[[float, int], float]] = {  # of the option's value and a batch
+_PEAKS: dict[str, Callable[[float, int], float]] = {  # of the option's value and a batch
     "lr": lambda rate, batch: rate,
     "lr-per-image": lambda rate, batch: rate * batch,
     "base-learning-rate": lambda exponent, batch: 2.0**exponent * batch,
 }
-BATCHES: dict[str, Callable[[int, int], int]] = {  # of the global batch and the accumulation
+_BATCHES: dict[str, Callable[[int, int], int]] = {  # of the global batch and the accumulation
     "global": lambda whole, accumulation: whole,
     "pass": lambda whole, accumulation: whole // accumulation,
 }
@@ -127,4 +127,4 @@ def peak_rate(
     >>> peak_rate("base-learning-rate", -11, global_batch=1024)
     0.5
     """
-    return PEAKS[option](value, BATCHES[batch](global_batch, accumulation))
+    return _PEAKS[option](value, _BATCHES[batch](global_batch, accumulation))

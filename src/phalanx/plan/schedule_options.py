@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError
 from phalanx.plan.schedule import FALLING, WARMUPS, Schedule
 from phalanx.units import Duration
 
-NO_TIME = Duration(Fraction(0), "ep")
+_NO_TIME = Duration(Fraction(0), "ep")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ScheduleOptions:
     """What a user says about the course of the learning rate, as the options spell it."""
 
     shape: str = "cosine"
-    warmup: Duration = NO_TIME
+    warmup: Duration = _NO_TIME
     warmup_mode: str = "ramp"
     staircase: bool = False
     freq: Fraction = Fraction(0)
@@ -52,7 +52,7 @@ def make_schedule(asked: ScheduleOptions, peak: float, clock: RunLength) -> Sche
     problems = schedule_problems(asked, clock)
     if problems:
         raise ConfigError("\n".join(problems))
-    drops = drop_steps(asked, clock) if asked.shape == "step" else ()
+    drops = _drop_steps(asked, clock) if asked.shape == "step" else ()
     return Schedule(
         shape=asked.shape,
         peak=peak,
@@ -63,23 +63,23 @@ def make_schedule(asked: ScheduleOptions, peak: float, clock: RunLength) -> Sche
         staircase=asked.staircase,
         freq=asked.freq,
         milestones=drops,
-        phases=share_phases(asked.decay, len(drops)),
+        phases=_share_phases(asked.decay, len(drops)),
         decay=asked.decay[0],
-        period=decay_period(asked, clock),
+        period=_decay_period(asked, clock),
         length=ceil(clock.exact(asked.length)) if asked.length else 0,
         power=asked.power,
         end_ratio=asked.end_ratio if asked.shape in FALLING else 0.0,
     )
 
 
-def drop_steps(asked: ScheduleOptions, clock: RunLength) -> tuple[Fraction, ...]:
+def _drop_steps(asked: ScheduleOptions, clock: RunLength) -> tuple[Fraction, ...]:
     """The steps from which on the rate is lower."""
     if asked.drop_after:
         return tuple(Fraction(floor(share * clock.total) + 1) for share in asked.drop_after)
     return tuple(clock.exact(milestone) for milestone in asked.milestones)
 
 
-def share_phases(decay: tuple[float, ...], drops: int) -> tuple[float, ...]:
+def _share_phases(decay: tuple[float, ...], drops: int) -> tuple[float, ...]:
     """The share of the peak before, between and after the drops.
 
     >>> share_phases((0.5,), 2), share_phases((1, 0.1, 0.01), 2)
@@ -88,7 +88,7 @@ def share_phases(decay: tuple[float, ...], drops: int) -> tuple[float, ...]:
     return decay if len(decay) > 1 else tuple(decay[0] ** n for n in range(drops + 1))
 
 
-def decay_period(asked: ScheduleOptions, clock: RunLength) -> Fraction:
+def _decay_period(asked: ScheduleOptions, clock: RunLength) -> Fraction:
     """Steps in which an exponential falls by its factor: as asked, else from refresh to refresh."""
     if asked.period:
         return clock.exact(asked.period)
@@ -100,10 +100,10 @@ def decay_period(asked: ScheduleOptions, clock: RunLength) -> Fraction:
 
 def schedule_problems(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """Why the run cannot have this schedule, each with the way out; nothing if it can."""
-    return [line for check in CHECKS for line in check(asked, clock)]
+    return [line for check in _CHECKS for line in check(asked, clock)]
 
 
-def check_warmup(asked: ScheduleOptions, clock: RunLength) -> list[str]:
+def _check_warmup(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with the length of the warm-up."""
     warmup, total = ceil(clock.exact(asked.warmup)), clock.total
     if warmup > total:
@@ -120,7 +120,7 @@ def check_warmup(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     return []
 
 
-def check_drops(asked: ScheduleOptions, clock: RunLength) -> list[str]:
+def _check_drops(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with where a step schedule falls."""
     if asked.shape != "step":
         return []
@@ -131,10 +131,10 @@ def check_drops(asked: ScheduleOptions, clock: RunLength) -> list[str]:
             "--lr-schedule step: nothing says where the rate falls; add --lr-epoch-decay, "
             "such as 30,60,90 or 50%,75%, or choose constant"
         ]
-    return check_shares(asked) or check_order(asked, clock)
+    return _check_shares(asked) or _check_order(asked, clock)
 
 
-def check_shares(asked: ScheduleOptions) -> list[str]:
+def _check_shares(asked: ScheduleOptions) -> list[str]:
     """What is wrong with drops that are given as shares of the run."""
     return [
         f"--lr-drop-after: {float(share):g} is no share of the run; give numbers between 0 and 1, "
@@ -144,10 +144,10 @@ def check_shares(asked: ScheduleOptions) -> list[str]:
     ]
 
 
-def check_order(asked: ScheduleOptions, clock: RunLength) -> list[str]:
+def _check_order(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with the order of the drops."""
-    flag, words = spell_drops(asked)
-    named = list(zip(drop_steps(asked, clock), words, strict=True))
+    flag, words = _spell_drops(asked)
+    named = list(zip(_drop_steps(asked, clock), words, strict=True))
     if named[0][0] == 0:
         return [f"{flag}: {words[0]} is the very start; lower --lr instead"]
     for (earlier, first), (later, second) in pairwise(named):
@@ -157,7 +157,7 @@ def check_order(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     return []
 
 
-def check_decay(asked: ScheduleOptions, clock: RunLength) -> list[str]:
+def _check_decay(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with the factor of a step or exponential schedule."""
     if asked.shape not in ("step", "exponential"):
         return []
@@ -174,7 +174,7 @@ def check_decay(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     return []
 
 
-def check_lengths(asked: ScheduleOptions, clock: RunLength) -> list[str]:
+def _check_lengths(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with the lengths of a fall and of a period."""
     lengths = {"--lr-decay-length": asked.length, "--lr-decay-period": asked.period}
     return [
@@ -184,7 +184,7 @@ def check_lengths(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     ]
 
 
-def check_stairs(asked: ScheduleOptions, clock: RunLength) -> list[str]:
+def _check_stairs(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What is wrong with how often the rate may change."""
     if not asked.staircase:
         return []
@@ -193,7 +193,7 @@ def check_stairs(asked: ScheduleOptions, clock: RunLength) -> list[str]:
         problems.append(
             "--lr-staircase and --lr-scheduler-freq both say how often the rate changes; give one"
         )
-    if starts_at_nothing(asked) and clock.total <= clock.steps_per_epoch:
+    if _starts_at_nothing(asked) and clock.total <= clock.steps_per_epoch:
         problems.append(
             "--lr-staircase: the only epoch would keep the rate of its first step, which the "
             "warm-up makes 0; leave one of them away, or train longer"
@@ -201,13 +201,13 @@ def check_stairs(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     return problems
 
 
-CHECKS = (check_warmup, check_drops, check_decay, check_lengths, check_stairs)
+_CHECKS = (_check_warmup, _check_drops, _check_decay, _check_lengths, _check_stairs)
 
 
 def schedule_warnings(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """What the run does with its schedule that may not be meant."""
-    lines = warn_of_idle_options(asked) + warn_of_late_drops(asked, clock)
-    if asked.staircase and starts_at_nothing(asked):
+    lines = _warn_of_idle_options(asked) + _warn_of_late_drops(asked, clock)
+    if asked.staircase and _starts_at_nothing(asked):
         lines.append(
             "--lr-staircase: the first epoch runs at rate 0, that of its first step; "
             "--warmup-mode mask or shift begins above it"
@@ -219,7 +219,7 @@ def schedule_warnings(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     return lines
 
 
-def warn_of_idle_options(asked: ScheduleOptions) -> list[str]:
+def _warn_of_idle_options(asked: ScheduleOptions) -> list[str]:
     """One line for each option that the chosen shape does not look at."""
     idle = {
         "--lr-epoch-decay": (asked.milestones, ("step",)),
@@ -234,26 +234,26 @@ def warn_of_idle_options(asked: ScheduleOptions) -> list[str]:
     ]
 
 
-def warn_of_late_drops(asked: ScheduleOptions, clock: RunLength) -> list[str]:
+def _warn_of_late_drops(asked: ScheduleOptions, clock: RunLength) -> list[str]:
     """One line for each drop that no step of the run reaches."""
     if asked.shape != "step":
         return []
-    flag, words = spell_drops(asked)
+    flag, words = _spell_drops(asked)
     return [
         f"{flag}: {word} is step {ceil(drop)}, and the run ends at {clock.total}; "
         f"the rate does not fall there"
-        for drop, word in zip(drop_steps(asked, clock), words, strict=True)
+        for drop, word in zip(_drop_steps(asked, clock), words, strict=True)
         if drop > clock.total - 1
     ]
 
 
-def spell_drops(asked: ScheduleOptions) -> tuple[str, list[str]]:
+def _spell_drops(asked: ScheduleOptions) -> tuple[str, list[str]]:
     """The option that says where the rate falls, and its values as text."""
     if asked.drop_after:
         return "--lr-drop-after", [f"{float(share):g}" for share in asked.drop_after]
     return "--lr-epoch-decay", [str(milestone) for milestone in asked.milestones]
 
 
-def starts_at_nothing(asked: ScheduleOptions) -> bool:
+def _starts_at_nothing(asked: ScheduleOptions) -> bool:
     """Whether the first step has a rate of 0."""
     return asked.warmup.amount > 0 and WARMUPS[asked.warmup_mode].ahead == 0

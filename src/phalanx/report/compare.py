@@ -11,13 +11,13 @@ from phalanx.report.predictions import read_predictions
 from phalanx.report.records import STEP_FIELDS, ScoreRow, read_scores, read_steps
 from phalanx.report.scores import paired_test
 
-ABSENT = "(not set)"
-SURROUNDINGS = ("environment", "chosen")  # the facts about code and machine
-METRICS = ("grad_norm", "top1")  # what --disable-metrics leaves out
+_ABSENT = "(not set)"
+_SURROUNDINGS = ("environment", "chosen")  # the facts about code and machine
+_METRICS = ("grad_norm", "top1")  # what --disable-metrics leaves out
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class _Difference:
     """One thing the two runs do not share."""
 
     name: str
@@ -26,7 +26,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
+class _Parting:
     """The first step at which the recorded numbers differ."""
 
     step: int
@@ -36,60 +36,60 @@ class Parting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class _Comparison:
     """What two runs share and where they differ; `as_json` makes it plain data."""
 
     a: str
     b: str
-    options: list[Difference]
-    data: list[Difference]
-    surroundings: list[Difference]
+    options: list[_Difference]
+    data: list[_Difference]
+    surroundings: list[_Difference]
     steps_a: int
     steps_b: int
     steps_shared: int  # the last step both have a line of metrics for
-    parting: Parting | None  # None: identical as far as both go
+    parting: _Parting | None  # None: identical as far as both go
     score_a: ScoreRow | None
     score_b: ScoreRow | None
     paired: dict[str, Any] | None  # None where no image was scored by both
 
     def as_json(self) -> dict[str, Any]:
         """Plain data that any JSON writer takes; numbers that are not finite become text."""
-        return plain(asdict(self))
+        return _plain(asdict(self))
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """The same value without tuples and without numbers JSON cannot write."""
     if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def compare_runs(a: RunFolder, b: RunFolder) -> Comparison:
+def compare_runs(a: RunFolder, b: RunFolder) -> _Comparison:
     """Everything that differs between two runs, from the files in their folders."""
     facts_a, facts_b = a.facts, b.facts
     steps_a, steps_b = read_steps(a.path), read_steps(b.path)
     scores_a, scores_b = read_scores(a.path), read_scores(b.path)
-    return Comparison(
+    return _Comparison(
         a=str(a.path),
         b=str(b.path),
-        options=differences(a.options, b.options),
-        data=differences(flat_facts(facts_a, "data"), flat_facts(facts_b, "data")),
-        surroundings=differences(
-            flat_facts(facts_a, *SURROUNDINGS), flat_facts(facts_b, *SURROUNDINGS)
+        options=_differences(a.options, b.options),
+        data=_differences(_flat_facts(facts_a, "data"), _flat_facts(facts_b, "data")),
+        surroundings=_differences(
+            _flat_facts(facts_a, *_SURROUNDINGS), _flat_facts(facts_b, *_SURROUNDINGS)
         ),
         steps_a=len(steps_a["step"]),
         steps_b=len(steps_b["step"]),
         steps_shared=int(max(set(steps_a["step"]) & set(steps_b["step"]), default=0)),
-        parting=first_parting(steps_a, steps_b),
+        parting=_first_parting(steps_a, steps_b),
         score_a=scores_a[-1] if scores_a else None,
         score_b=scores_b[-1] if scores_b else None,
-        paired=pair_predictions(a, b),
+        paired=_pair_predictions(a, b),
     )
 
 
-def flat_facts(facts: dict[str, Any], *sections: str) -> dict[str, str]:
+def _flat_facts(facts: dict[str, Any], *sections: str) -> dict[str, str]:
     """Some sections of run.json as dotted names and text."""
     flat: dict[str, str] = {}
     for section in sections:
@@ -99,14 +99,14 @@ def flat_facts(facts: dict[str, Any], *sections: str) -> dict[str, str]:
     return flat
 
 
-def differences(a: dict[str, str], b: dict[str, str]) -> list[Difference]:
+def _differences(a: dict[str, str], b: dict[str, str]) -> list[_Difference]:
     """The names whose values differ, in the order of the first run."""
     names = [*a, *(name for name in b if name not in a)]
-    rows = [Difference(name=n, a=a.get(n, ABSENT), b=b.get(n, ABSENT)) for n in names]
+    rows = [_Difference(name=n, a=a.get(n, _ABSENT), b=b.get(n, _ABSENT)) for n in names]
     return [row for row in rows if row.a != row.b]
 
 
-def first_parting(a: dict[str, list[float]], b: dict[str, list[float]]) -> Parting | None:
+def _first_parting(a: dict[str, list[float]], b: dict[str, list[float]]) -> _Parting | None:
     """The first step, and its first quantity, whose bits differ; None where none does.
 
     Steps of which one run keeps no metrics are compared by their loss.
@@ -116,17 +116,17 @@ def first_parting(a: dict[str, list[float]], b: dict[str, list[float]]) -> Parti
     found = None
     for name in STEP_FIELDS:
         x, y = np.asarray(a[name])[at_a], np.asarray(b[name])[at_b]
-        same = (x == y) | (np.isnan(x) & np.isnan(y)) | (bare & (name in METRICS))
+        same = (x == y) | (np.isnan(x) & np.isnan(y)) | (bare & (name in _METRICS))
         differ = np.flatnonzero(~same)
         if len(differ) and (found is None or differ[0] < found[0]):
             found = (int(differ[0]), name)
     if found is None:
         return None
     at, name = found
-    return Parting(step=int(shared[at]), quantity=name, a=a[name][at_a[at]], b=b[name][at_b[at]])
+    return _Parting(step=int(shared[at]), quantity=name, a=a[name][at_a[at]], b=b[name][at_b[at]])
 
 
-def pair_predictions(a: RunFolder, b: RunFolder) -> dict[str, Any] | None:
+def _pair_predictions(a: RunFolder, b: RunFolder) -> dict[str, Any] | None:
     """The paired test over the images both scored under the same label; None without any."""
     first = {row.id: row for row in read_predictions(a.path)}
     second = {row.id: row for row in read_predictions(b.path)}
@@ -140,7 +140,7 @@ def pair_predictions(a: RunFolder, b: RunFolder) -> dict[str, Any] | None:
     return {**test, "only_in_a": len(first) - len(shared), "only_in_b": len(second) - len(shared)}
 
 
-def render_comparison(comparison: Comparison) -> str:
+def render_comparison(comparison: _Comparison) -> str:
     """The comparison as text for a terminal."""
     c = comparison
     return "\n".join(
@@ -148,19 +148,19 @@ def render_comparison(comparison: Comparison) -> str:
             f"A  {c.a}",
             f"B  {c.b}",
             "",
-            *difference_lines("Options", c.options, same="the same"),
-            *difference_lines("Data", c.data, same="the same fingerprints"),
-            *difference_lines("Code and machine", c.surroundings, same="the same"),
+            *_difference_lines("Options", c.options, same="the same"),
+            *_difference_lines("Data", c.data, same="the same fingerprints"),
+            *_difference_lines("Code and machine", c.surroundings, same="the same"),
             "Numbers",
-            f"  {describe_parting(c)}",
+            f"  {_describe_parting(c)}",
             "",
             "Scores",
-            *(f"  {line}" for line in score_lines(c)),
+            *(f"  {line}" for line in _score_lines(c)),
         ]
     )
 
 
-def difference_lines(title: str, rows: list[Difference], *, same: str) -> list[str]:
+def _difference_lines(title: str, rows: list[_Difference], *, same: str) -> list[str]:
     """What differs, one line a name, in columns."""
     if not rows:
         return [title, f"  {same}", ""]
@@ -170,7 +170,7 @@ def difference_lines(title: str, rows: list[Difference], *, same: str) -> list[s
     return [title, *lines, ""]
 
 
-def describe_parting(c: Comparison) -> str:
+def _describe_parting(c: _Comparison) -> str:
     """Where the numbers part, in words."""
     if c.steps_shared == 0:
         return "there is no step that both runs recorded"
@@ -181,17 +181,17 @@ def describe_parting(c: Comparison) -> str:
     return f"part at step {p.step:,}: {p.quantity} is {p.a!r} in A and {p.b!r} in B"
 
 
-def score_lines(c: Comparison) -> list[str]:
+def _score_lines(c: _Comparison) -> list[str]:
     """Both scores, and what the paired test says of them."""
-    lines = [describe_score("A", c.score_a), describe_score("B", c.score_b)]
+    lines = [_describe_score("A", c.score_a), _describe_score("B", c.score_b)]
     if c.paired is not None:
-        return [*lines, *paired_lines(c.paired)]
+        return [*lines, *_paired_lines(c.paired)]
     if c.score_a and c.score_b:
-        lines.append(unpaired_verdict(c.score_a, c.score_b))
+        lines.append(_unpaired_verdict(c.score_a, c.score_b))
     return lines
 
 
-def describe_score(name: str, row: ScoreRow | None) -> str:
+def _describe_score(name: str, row: ScoreRow | None) -> str:
     """The newest score of a run."""
     if row is None:
         return f"{name}  no evaluation yet"
@@ -202,7 +202,7 @@ def describe_score(name: str, row: ScoreRow | None) -> str:
     )
 
 
-def paired_lines(test: dict[str, Any]) -> list[str]:
+def _paired_lines(test: dict[str, Any]) -> list[str]:
     """The paired test in words."""
     low, high = (bound * 100 for bound in test["interval95"])
     alone = test["only_in_a"] + test["only_in_b"]
@@ -215,7 +215,7 @@ def paired_lines(test: dict[str, Any]) -> list[str]:
     ]
 
 
-def unpaired_verdict(a: ScoreRow, b: ScoreRow) -> str:
+def _unpaired_verdict(a: ScoreRow, b: ScoreRow) -> str:
     """What the two intervals alone can say."""
     told = "no image was scored by both, so only the intervals speak: "
     if a.interval95[0] > b.interval95[1]:

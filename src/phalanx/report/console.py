@@ -22,8 +22,8 @@ from phalanx.disk import disk_errors
 from phalanx.report.records import LogRow, ScoreRow
 from phalanx.units import format_count, format_seconds
 
-REFRESH_S = 0.1
-NARROW = 100  # columns; below, the live line keeps to the essentials
+_REFRESH_S = 0.1
+_NARROW = 100  # columns; below, the live line keeps to the essentials
 
 
 class Console:
@@ -99,7 +99,9 @@ class Console:
     def log(self, row: LogRow) -> None:
         """Tell the numbers of a log point: in the live line, or as a line of their own."""
         self._step, self._newest = row.step, row
-        line = "  ".join([self._place(row.step, row.epoch), *log_parts(row), self._left()]).rstrip()
+        line = "  ".join(
+            [self._place(row.step, row.epoch), *_log_parts(row), self._left()]
+        ).rstrip()
         if self._live:
             self._record(line)
             self._redraw(time.monotonic())
@@ -110,12 +112,12 @@ class Console:
         """Tell the result of an evaluation."""
         self._activity = ""
         mark = "  best" if best else ""
-        line = f"{self._place(row.step, row.epoch)}  {describe_score(row)}{mark}"
+        line = f"{self._place(row.step, row.epoch)}  {_describe_score(row)}{mark}"
         if not self._live:
             self._write(line)
             return
         self._record(line)
-        short = f"epoch {row.epoch:.2f}  {describe_score(row, short=self._is_narrow)}{mark}"
+        short = f"epoch {row.epoch:.2f}  {_describe_score(row, short=self._is_narrow)}{mark}"
         self._safely_print(short, "bold green" if best else "bold")
 
     def restore_terminal(self) -> None:
@@ -124,7 +126,7 @@ class Console:
             os.write(self.stream.fileno(), b"\x1b[?25h\r\n")
 
     def _write(self, text: str, style: str = "") -> None:
-        for line in map(printable, text.split("\n")):
+        for line in map(_printable, text.split("\n")):
             self._record(line)
             self._safely_print(line, style)
 
@@ -163,10 +165,10 @@ class Console:
 
     @property
     def _is_narrow(self) -> bool:
-        return self._rich.width < NARROW
+        return self._rich.width < _NARROW
 
     def _redraw(self, now: float) -> None:
-        self._next_draw = now + REFRESH_S
+        self._next_draw = now + _REFRESH_S
         if self._live:
             try:
                 self._live.refresh()
@@ -180,7 +182,7 @@ class Console:
             Text(f"epoch {epoch:.1f}/{self.epochs:g}", style="bold"),
             bar,
             Text(f"{self._step}/{self.total_steps}"),
-            *(Text(part) for part in live_parts(self._newest, narrow=self._is_narrow)),
+            *(Text(part) for part in _live_parts(self._newest, narrow=self._is_narrow)),
             Text(self._activity or self._left(), style="cyan"),
         ]
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
@@ -211,7 +213,7 @@ class Pace:
         return (self.now - self.started_at) / done * max(steps, 0) if done > 0 else None
 
 
-def log_parts(row: LogRow) -> list[str]:
+def _log_parts(row: LogRow) -> list[str]:
     """The numbers of a log point that were measured, each with its name."""
     parts = [f"loss {row.loss:.4f}"]
     if row.top1 is not None:
@@ -226,7 +228,7 @@ def log_parts(row: LogRow) -> list[str]:
     return parts
 
 
-def live_parts(row: LogRow | None, *, narrow: bool) -> list[str]:
+def _live_parts(row: LogRow | None, *, narrow: bool) -> list[str]:
     """The numbers of the live line: loss, speed and share of waiting."""
     if row is None:
         return []
@@ -238,7 +240,7 @@ def live_parts(row: LogRow | None, *, narrow: bool) -> list[str]:
     return parts
 
 
-def describe_score(row: ScoreRow, *, short: bool = False) -> str:
+def _describe_score(row: ScoreRow, *, short: bool = False) -> str:
     """An evaluation as text, with its 95 % interval and the images it counted."""
     low, high = row.interval95
     if short:
@@ -250,6 +252,6 @@ def describe_score(row: ScoreRow, *, short: bool = False) -> str:
     return f"valid top-1 {row.top1:.2%} {interval}{top5}  loss {row.loss:.4f}{images}"
 
 
-def printable(line: str) -> str:
+def _printable(line: str) -> str:
     """One line without the characters that steer a terminal."""
     return "".join(c if c.isprintable() else "?" for c in line.expandtabs())

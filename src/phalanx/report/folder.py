@@ -25,7 +25,7 @@ import yaml
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 from phalanx.errors import CheckpointError, ConfigError, DiskError
 
-FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
+_FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
 
 
 def to_json(value: Any) -> str:
@@ -135,7 +135,7 @@ class RunFolder:
             ) from cause
         if not isinstance(values, dict):
             raise CheckpointError(f"{self.config}: is damaged, it holds no options; restore it")
-        return {str(name): spell(value) for name, value in values.items()}
+        return {str(name): _spell(value) for name, value in values.items()}
 
     def discard(self) -> None:
         """Remove what a run in which nothing was trained has written, as far as that goes."""
@@ -152,9 +152,9 @@ class RunFolder:
         found = facts.get("format")
         if not isinstance(found, int):
             raise CheckpointError(f"{self.run}: is damaged, it has no format number; restore it")
-        if found > FORMAT:
+        if found > _FORMAT:
             raise CheckpointError(
-                f"{self.run}: format {found} is newer than this program ({FORMAT}); "
+                f"{self.run}: format {found} is newer than this program ({_FORMAT}); "
                 "use the version of Phalanx that wrote it, or a later one"
             )
         return facts
@@ -186,7 +186,7 @@ class RunFolder:
             ) from cause
         with disk_errors(self.lock_file):
             os.ftruncate(handle, 0)
-            os.write(handle, json.dumps(holder_facts()).encode())
+            os.write(handle, json.dumps(_holder_facts()).encode())
 
     def _held_message(self) -> str:
         try:
@@ -197,21 +197,21 @@ class RunFolder:
         return f"{self.path}: is being trained by {who}; stop that one first, or --fork this run"
 
 
-def spell(value: Any) -> str:
+def _spell(value: Any) -> str:
     """A value of config.yaml on one line."""
     if isinstance(value, list):
-        return f"[{', '.join(spell(item) for item in value)}]"
+        return f"[{', '.join(_spell(item) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {spell(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_spell(item)}' for key, item in value.items())}}}"
     return str(value)
 
 
-def holder_facts() -> dict[str, Any]:
+def _holder_facts() -> dict[str, Any]:
     """Who this process is, for the one that finds the lock taken."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": _utc_now()}
 
 
-def utc_now() -> str:
+def _utc_now() -> str:
     """The time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -223,7 +223,7 @@ def is_run_folder(path: Path) -> bool:
 
 def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
     """A new run folder with its options and facts written."""
-    refuse_used(path)
+    _refuse_used(path)
     with disk_errors(path):
         made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
@@ -231,11 +231,11 @@ def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFol
     run = RunFolder(path, made)
     write_atomically(run.config, config_text)
     # run.json comes last: a folder that has it is complete.
-    write_atomically(run.run, to_json({"format": FORMAT, "created": utc_now(), **facts}))
+    write_atomically(run.run, to_json({"format": _FORMAT, "created": _utc_now(), **facts}))
     return run
 
 
-def refuse_used(path: Path) -> None:
+def _refuse_used(path: Path) -> None:
     """Raise unless `path` is free: absent, or an empty folder."""
     if is_run_folder(path):
         raise ConfigError(
@@ -254,11 +254,11 @@ def open_run(path: Path) -> RunFolder:
         return RunFolder(path)
     what = "there is no such folder" if not path.exists() else "is not a run folder"
     raise CheckpointError(
-        f"{path}: {what}; a run folder holds run.json, config.yaml and checkpoints/{nearby(path)}"
+        f"{path}: {what}; a run folder holds run.json, config.yaml and checkpoints/{_nearby(path)}"
     )
 
 
-def nearby(path: Path) -> str:
+def _nearby(path: Path) -> str:
     """A run the user may have meant: one around this path, or a sibling with a similar name."""
     around = next((p for p in path.absolute().parents if is_run_folder(p)), None)
     if around:

@@ -27,12 +27,12 @@ def flatten(values: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> str:
     """A table of ready-made HTML cells; the last `numbers` columns line up on the right."""
-    top = f"<thead>{table_row(heads, 'th', numbers=numbers)}</thead>" if heads else ""
-    body = "\n".join(table_row(row, "td", numbers=numbers) for row in rows)
+    top = f"<thead>{_table_row(heads, 'th', numbers=numbers)}</thead>" if heads else ""
+    body = "\n".join(_table_row(row, "td", numbers=numbers) for row in rows)
     return f'<div class="scroll"><table class="list">{top}<tbody>{body}</tbody></table></div>'
 
 
-def table_row(cells: Sequence[str], tag: str, *, numbers: int) -> str:
+def _table_row(cells: Sequence[str], tag: str, *, numbers: int) -> str:
     """One row of a table."""
     words = len(cells) - numbers
     told = "".join(f"<{tag}>{cell}</{tag}>" for cell in cells[:words])

@@ -55,14 +55,14 @@ class Material:
         """The speed of the run: the summary's, or the median of the log points."""
         if self.summary and self.summary.images_per_second is not None:
             return self.summary.images_per_second
-        return middle([row.images_per_second for row in self.logs])
+        return _middle([row.images_per_second for row in self.logs])
 
     @property
     def data_wait(self) -> float | None:
         """The share of time spent waiting for data: the summary's, or the median."""
         if self.summary and self.summary.data_wait is not None:
             return self.summary.data_wait
-        return middle([row.data_wait for row in self.logs])
+        return _middle([row.data_wait for row in self.logs])
 
     def class_name(self, number: int) -> str:
         """The name of a class, or its number where the run knows no name."""
@@ -70,7 +70,7 @@ class Material:
         return str(names[number]) if 0 <= number < len(names) else f"class {number}"
 
 
-def middle(values: list[float | None]) -> float | None:
+def _middle(values: list[float | None]) -> float | None:
     """The median of what was measured; None where nothing was."""
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None

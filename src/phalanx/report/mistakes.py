@@ -12,9 +12,9 @@ from phalanx.report.material import Material
 from phalanx.report.predictions import Prediction, confusion_matrix
 from phalanx.units import format_count
 
-MOST_CLASSES = 40  # beyond this a matrix is a carpet, and the worst pairs say more
-MOST_PAIRS, FEW_PAIRS = 20, 5
-THUMBNAIL, FEW_PIXELS = 160, 64
+_MOST_CLASSES = 40  # beyond this a matrix is a carpet, and the worst pairs say more
+_MOST_PAIRS, _FEW_PAIRS = 20, 5
+_THUMBNAIL, _FEW_PIXELS = 160, 64
 
 
 def confusion(material: Material) -> str:
@@ -26,16 +26,16 @@ def confusion(material: Material) -> str:
     known = len(material.facts.get("classes") or [])
     classes = max(known, max(labels) + 1, max(guesses) + 1)
     counts = confusion_matrix(labels, guesses, classes=classes)
-    body = matrix(material, counts) if classes <= MOST_CLASSES else ""
-    return section("confusion", "Confusion", body=body + confused_pairs(material, counts))
+    body = _matrix(material, counts) if classes <= _MOST_CLASSES else ""
+    return section("confusion", "Confusion", body=body + _confused_pairs(material, counts))
 
 
-def matrix(material: Material, counts: NDArray[np.int64]) -> str:
+def _matrix(material: Material, counts: NDArray[np.int64]) -> str:
     """The confusion matrix as a table: true classes down, predicted ones across."""
     names = [escape(material.class_name(k)) for k in range(len(counts))]
     heads = "".join(f'<th scope="col"><span>{name}</span></th>' for name in names)
     rows = "\n".join(
-        f'<tr><th scope="row">{name}</th>{matrix_cells(counts[at], at)}</tr>'
+        f'<tr><th scope="row">{name}</th>{_matrix_cells(counts[at], at)}</tr>'
         for at, name in enumerate(names)
     )
     return (
@@ -45,7 +45,7 @@ def matrix(material: Material, counts: NDArray[np.int64]) -> str:
     )
 
 
-def matrix_cells(counts: NDArray[np.int64], true: int) -> str:
+def _matrix_cells(counts: NDArray[np.int64], true: int) -> str:
     """One row of the matrix, shaded by share; mistakes in another colour than hits."""
     total = max(int(counts.sum()), 1)
     cells = []
@@ -58,15 +58,15 @@ def matrix_cells(counts: NDArray[np.int64], true: int) -> str:
     return "".join(cells)
 
 
-def confused_pairs(material: Material, counts: NDArray[np.int64]) -> str:
+def _confused_pairs(material: Material, counts: NDArray[np.int64]) -> str:
     """The most frequent mistakes as a table."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_PAIRS]
     pairs = [divmod(int(at), len(counts)) for at in order if wrong.flat[at] > 0]
     if not pairs:
         return note("Every scored image was classified correctly.")
-    limit = MOST_PAIRS if len(counts) > MOST_CLASSES else FEW_PAIRS
+    limit = _MOST_PAIRS if len(counts) > _MOST_CLASSES else _FEW_PAIRS
     rows = [
         [
             escape(material.class_name(true)),
@@ -88,32 +88,32 @@ def gallery(material: Material) -> str:
     at = [] if worst is None else [k for k, i in enumerate(worst.indices) if int(i) in said]
     if worst is None or not at:
         return section("gallery", title, body=note("No pictures of mistakes were kept yet."))
-    figures = [picture(material, said[int(worst.indices[k])], pixels=worst.pixels[k]) for k in at]
+    figures = [_picture(material, said[int(worst.indices[k])], pixels=worst.pixels[k]) for k in at]
     told = note(f"At step {format_count(worst.step)}: what the model said and how sure it was.")
     return section(
         "gallery", title, body=f'{told}<div class="gallery">\n{"".join(figures)}\n</div>'
     )
 
 
-def picture(material: Material, row: Prediction, *, pixels: NDArray[np.uint8]) -> str:
+def _picture(material: Material, row: Prediction, *, pixels: NDArray[np.uint8]) -> str:
     """One mistake: the image, what the model said, and what it is."""
     guess, true = material.class_name(row.top[0]), material.class_name(row.label)
     # few pixels stay sharp squares; many are smoothed
-    kind = "few" if max(pixels.shape) <= FEW_PIXELS else "many"
+    kind = "few" if max(pixels.shape) <= _FEW_PIXELS else "many"
     return (
-        f'<figure><img class="{kind}" alt="{escape(row.id)}" src="{as_png(pixels)}"><figcaption>'
+        f'<figure><img class="{kind}" alt="{escape(row.id)}" src="{_as_png(pixels)}"><figcaption>'
         f'<span class="said">{escape(guess)}</span> {row.confidence:.1%}<br>'
         f'is {escape(true)}<br><span class="muted">{escape(row.id)}</span>'
         "</figcaption></figure>"
     )
 
 
-def as_png(pixels: NDArray[np.uint8]) -> str:
+def _as_png(pixels: NDArray[np.uint8]) -> str:
     """An image as a data address."""
     from PIL import Image
 
     image = Image.fromarray(pixels)
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
     file = io.BytesIO()
     image.save(file, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

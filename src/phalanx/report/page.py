@@ -14,8 +14,8 @@ from phalanx.report.mistakes import confusion, gallery
 from phalanx.report.page_style import STYLE
 from phalanx.units import format_bytes, format_count
 
-SCALES_SHOWN = 12
-PURPOSES = {
+_SCALES_SHOWN = 12
+_PURPOSES = {
     "config.yaml": "every option of the run",
     "run.json": "facts about the run",
     "metrics.jsonl": "one line a step, one per evaluation",
@@ -33,13 +33,13 @@ PURPOSES = {
 
 def write_report(run: RunFolder) -> Path:
     """Write report.html anew from the files in the run folder; returns its path."""
-    write_atomically(run.report, render_page(gather(run)))
+    write_atomically(run.report, _render_page(gather(run)))
     return run.report
 
 
-def render_page(material: Material) -> str:
+def _render_page(material: Material) -> str:
     """The whole page as HTML."""
-    sections = "\n".join(render(material) for render in SECTIONS)
+    sections = "\n".join(render(material) for render in _SECTIONS)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -48,7 +48,7 @@ def render_page(material: Material) -> str:
     )
 
 
-def headline(material: Material) -> str:
+def _headline(material: Material) -> str:
     """Name, state, score, speed and what held the run up."""
     facts = material.facts
     state = "finished" if material.is_finished else "unfinished"
@@ -56,31 +56,31 @@ def headline(material: Material) -> str:
     tiles = "".join(
         f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b>'
         f"<span>{escape(detail)}</span></div>"
-        for label, value, detail in headline_tiles(material)
+        for label, value, detail in _headline_tiles(material)
     )
     return (
         f'<header>\n<h1>{escape(material.name)} <span class="state {state}">{state}</span></h1>\n'
         f'<p class="muted">started {escape(created)} by '
-        f"<code>{escape(str(facts.get('command', '')))}</code>{parent_note(facts)}</p>\n"
+        f"<code>{escape(str(facts.get('command', '')))}</code>{_parent_note(facts)}</p>\n"
         f'<div class="tiles">{tiles}</div>\n'
-        f"<p>{escape(waiting_verdict(material.data_wait))}</p>\n{input_note(material)}"
-        f"{memory_note(material)}{numerics_note(material)}{bad_images_note(material)}</header>"
+        f"<p>{escape(waiting_verdict(material.data_wait))}</p>\n{_input_note(material)}"
+        f"{_memory_note(material)}{_numerics_note(material)}{_bad_images_note(material)}</header>"
     )
 
 
-def headline_tiles(material: Material) -> list[tuple[str, str, str]]:
+def _headline_tiles(material: Material) -> list[tuple[str, str, str]]:
     """What the page opens with, as (label, value, detail)."""
     return [
-        *score_tiles(material),
-        *best_tile(material),
-        *averaged_tile(material),
-        *average_tile(material),
-        length_tile(material),
-        *speed_tiles(material),
+        *_score_tiles(material),
+        *_best_tile(material),
+        *_averaged_tile(material),
+        *_average_tile(material),
+        _length_tile(material),
+        *_speed_tiles(material),
     ]
 
 
-def score_tiles(material: Material) -> list[tuple[str, str, str]]:
+def _score_tiles(material: Material) -> list[tuple[str, str, str]]:
     """Top-1 with its interval and count, and top-5 where there is one."""
     score = material.score
     if score is None:
@@ -92,7 +92,7 @@ def score_tiles(material: Material) -> list[tuple[str, str, str]]:
     return [top1] if score.top5 is None else [top1, ("top-5", f"{score.top5:.2%}", counted)]
 
 
-def best_tile(material: Material) -> list[tuple[str, str, str]]:
+def _best_tile(material: Material) -> list[tuple[str, str, str]]:
     """The best evaluation and the step it stands at."""
     best = material.best
     return (
@@ -100,13 +100,13 @@ def best_tile(material: Material) -> list[tuple[str, str, str]]:
     )
 
 
-def averaged_tile(material: Material) -> list[tuple[str, str, str]]:
+def _averaged_tile(material: Material) -> list[tuple[str, str, str]]:
     """The score of the averaged weights, where there are any."""
     top1 = material.summary.averaged_top1 if material.summary else None
     return [] if top1 is None else [("averaged top-1", f"{top1:.2%}", "of the averaged weights")]
 
 
-def average_tile(material: Material) -> list[tuple[str, str, str]]:
+def _average_tile(material: Material) -> list[tuple[str, str, str]]:
     """The score of the average of checkpoints beside the newest's, where one was made."""
     found = material.average
     if found is None:
@@ -118,7 +118,7 @@ def average_tile(material: Material) -> list[tuple[str, str, str]]:
     return [("top-1 of the average", f"{found.average.top1:.2%}", detail)]
 
 
-def length_tile(material: Material) -> tuple[str, str, str]:
+def _length_tile(material: Material) -> tuple[str, str, str]:
     """How long the run trained."""
     steps, epochs = material.steps["step"], material.steps["epoch"]
     if not steps:
@@ -126,7 +126,7 @@ def length_tile(material: Material) -> tuple[str, str, str]:
     return ("steps", format_count(steps[-1]), f"{epochs[-1]:.4g} epochs")
 
 
-def speed_tiles(material: Material) -> list[tuple[str, str, str]]:
+def _speed_tiles(material: Material) -> list[tuple[str, str, str]]:
     """Images per second, and the share of time that went into waiting."""
     speed, wait = material.images_per_second, material.data_wait
     chosen = material.facts.get("chosen") or {}
@@ -154,7 +154,7 @@ def waiting_verdict(wait: float | None) -> str:
     )
 
 
-def input_note(material: Material) -> str:
+def _input_note(material: Material) -> str:
     """How fast images came, what the model could have eaten, and what would help."""
     found = material.summary.input if material.summary else None
     if found is None:
@@ -168,7 +168,7 @@ def input_note(material: Material) -> str:
     return verdict + (f"{stages}\n" if rates else "")
 
 
-def memory_note(material: Material) -> str:
+def _memory_note(material: Material) -> str:
     """What a step should take and what was taken, where it is known."""
     found = material.summary.memory if material.summary else None
     if found is None:
@@ -188,7 +188,7 @@ def memory_note(material: Material) -> str:
     return f"<p>Memory: {escape('; '.join(told))}.</p>\n" if told else ""
 
 
-def numerics_note(material: Material) -> str:
+def _numerics_note(material: Material) -> str:
     """What became of 16-bit numbers, where there are any."""
     found = material.summary.numerics if material.summary else None
     if found is None:
@@ -204,7 +204,7 @@ def numerics_note(material: Material) -> str:
         count = format_count(found.gradients_not_finite)
         told.append(f"{count} numbers of gradients were not finite")
     told.append(f"{format_count(found.skipped_steps)} steps overflowed and were skipped")
-    scales = found.loss_scales[-SCALES_SHOWN:]
+    scales = found.loss_scales[-_SCALES_SHOWN:]
     if len(scales) < len(found.loss_scales):
         told.append(f"the loss scale changed {len(found.loss_scales):,} times, the last are")
     told += [f"loss scale {scale:g} from step {step:,} on" for step, scale in scales]
@@ -212,7 +212,7 @@ def numerics_note(material: Material) -> str:
     return f"<details open><summary>Numerics of 16 bits</summary><ul>{rows}</ul></details>\n"
 
 
-def bad_images_note(material: Material) -> str:
+def _bad_images_note(material: Material) -> str:
     """The images that did not decode, by name, if any."""
     bad = material.summary.bad_images if material.summary else ()
     if not bad:
@@ -223,7 +223,7 @@ def bad_images_note(material: Material) -> str:
     )
 
 
-def parent_note(facts: dict[str, Any]) -> str:
+def _parent_note(facts: dict[str, Any]) -> str:
     """Which run this one was forked from, if any."""
     parent = facts.get("parent")
     if not parent:
@@ -232,7 +232,7 @@ def parent_note(facts: dict[str, Any]) -> str:
     return f"; forked from {escape(told)}"
 
 
-def curves(material: Material) -> str:
+def _curves(material: Material) -> str:
     """Loss, top-1, learning rate, speed and waiting over epochs."""
     steps, logs, scores = material.steps, material.logs, material.scores
     if not steps["step"]:
@@ -255,13 +255,13 @@ def plot_row(drawings: Iterable[tuple[str, str]], kind: str) -> str:
     return f'<div class="plots {kind}">\n{drawn}\n</div>\n'
 
 
-def options(material: Material) -> str:
+def _options(material: Material) -> str:
     """Every option with its value and where that came from; what was chosen comes first."""
     origins = material.facts.get("origins") or {}
     named = [(name, value, str(origins.get(name, ""))) for name, value in material.options.items()]
     changed = [row for row in named if row[2] and not row[2].startswith("default")]
     defaults = [row for row in named if row not in changed]
-    rows = [*option_rows(changed, "changed"), *option_rows(defaults, "")]
+    rows = [*_option_rows(changed, "changed"), *_option_rows(defaults, "")]
     body = (
         note(f"{len(changed)} of {len(named)} options differ from their defaults; they come first.")
         + '<div class="scroll"><table class="list"><thead><tr><th>option</th><th>value</th>'
@@ -270,7 +270,7 @@ def options(material: Material) -> str:
     return section("options", "Options", body=body)
 
 
-def option_rows(rows: Iterable[tuple[str, str, str]], kind: str) -> list[str]:
+def _option_rows(rows: Iterable[tuple[str, str, str]], kind: str) -> list[str]:
     """Rows of the option table."""
     return [
         f'<tr class="{kind}"><td class="mono">{escape(name)}</td>'
@@ -279,7 +279,7 @@ def option_rows(rows: Iterable[tuple[str, str, str]], kind: str) -> list[str]:
     ]
 
 
-def surroundings(material: Material) -> str:
+def _surroundings(material: Material) -> str:
     """Where the run ran, what it planned and which data it saw."""
     parts = [
         ("Chosen at the start", material.facts.get("chosen")),
@@ -288,7 +288,7 @@ def surroundings(material: Material) -> str:
         ("Data", material.facts.get("data")),
     ]
     tables = "\n".join(
-        f"<div><h3 class='apart'>{title}</h3>{fact_table(values)}</div>"
+        f"<div><h3 class='apart'>{title}</h3>{_fact_table(values)}</div>"
         for title, values in parts
         if values
     )
@@ -296,19 +296,19 @@ def surroundings(material: Material) -> str:
     return section("environment", "Environment", body=body)
 
 
-def fact_table(values: Any) -> str:
+def _fact_table(values: Any) -> str:
     """Names and values as a table."""
     return table(
         [], [[escape(name), f"<code>{escape(text)}</code>"] for name, text in flatten(values)]
     )
 
 
-def files(material: Material) -> str:
+def _files(material: Material) -> str:
     """What lies in the run folder."""
     folder = material.run.path
     rows = [
         [f"<code>{name}</code>", escape(purpose), format_bytes((folder / name).stat().st_size)]
-        for name, purpose in PURPOSES.items()
+        for name, purpose in _PURPOSES.items()
         if (folder / name).is_file()
     ]
     kept = sorted(p.name for p in material.run.checkpoints.glob("*"))
@@ -318,12 +318,12 @@ def files(material: Material) -> str:
     return section("files", "Files", body=body)
 
 
-SECTIONS: tuple[Callable[[Material], str], ...] = (
-    headline,
-    curves,
+_SECTIONS: tuple[Callable[[Material], str], ...] = (
+    _headline,
+    _curves,
     confusion,
     gallery,
-    options,
-    surroundings,
-    files,
+    _options,
+    _surroundings,
+    _files,
 )

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from phalanx.report.records import LogRow, ScoreRow
 
 # Colours no one would draw with; each becomes a variable, so that one drawing suits light and dark.
-INK, RULE, TRAIN, PALE, VALID = "#010203", "#020304", "#030405", "#040506", "#050607"
-VARIABLES = {
+INK, _RULE, TRAIN, PALE, VALID = "#010203", "#020304", "#030405", "#040506", "#050607"
+_VARIABLES = {
     INK: "var(--muted)",
-    RULE: "var(--rule)",
+    _RULE: "var(--rule)",
     TRAIN: "var(--train)",
     PALE: "var(--train-pale)",
     VALID: "var(--valid)",
@@ -24,7 +24,7 @@ SETTINGS: Any = {
     "svg.hashsalt": "phalanx",
     "font.size": 9,
     "text.color": INK,
-    "axes.edgecolor": RULE,
+    "axes.edgecolor": _RULE,
     "axes.labelcolor": INK,
     "axes.grid": True,
     "axes.grid.axis": "y",
@@ -33,26 +33,26 @@ SETTINGS: Any = {
     "axes.spines.right": False,
     "axes.spines.left": False,
     "axes.xmargin": 0.01,
-    "grid.color": RULE,
+    "grid.color": _RULE,
     "grid.linewidth": 0.6,
-    "xtick.color": RULE,
+    "xtick.color": _RULE,
     "xtick.labelcolor": INK,
-    "ytick.color": RULE,
+    "ytick.color": _RULE,
     "ytick.labelcolor": INK,
     "ytick.left": False,
     "legend.frameon": False,
     "lines.solid_capstyle": "round",
 }
 MOST_POINTS = 1_600  # more than a screen can tell apart
-Columns = dict[str, list[float]]
+_Columns = dict[str, list[float]]
 Size = tuple[float, float]
 # inches: two wide ones, or three small ones, fill a row of the page with letters of one size
 WIDE: Size = (5.6, 2.7)
 SMALL: Size = (3.7, 2.1)
-DOTS = {"marker": "o", "markersize": 3.5}
+_DOTS = {"marker": "o", "markersize": 3.5}
 
 
-def draw(paint: Callable[[Any], None], *, label: str, size: Size = WIDE) -> str:
+def _draw(paint: Callable[[Any], None], *, label: str, size: Size = WIDE) -> str:
     """One drawing as an <svg> element; `paint` gets its axes."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -73,13 +73,13 @@ def as_inline(svg: str, label: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # counted anew in each drawing: not unique
-    svg = re.sub(r'^<svg[^>]*?viewBox="([^"]*)"[^>]*>', svg_tag(label), svg, flags=re.DOTALL)
-    for colour, variable in VARIABLES.items():
+    svg = re.sub(r'^<svg[^>]*?viewBox="([^"]*)"[^>]*>', _svg_tag(label), svg, flags=re.DOTALL)
+    for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
     return svg
 
 
-def svg_tag(label: str) -> str:
+def _svg_tag(label: str) -> str:
     """The opening tag, as a replacement for the one matplotlib writes."""
     return (
         rf'<svg viewBox="\1" role="img" aria-label="{label}" '
@@ -100,22 +100,24 @@ def thin(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.repeat(xs[:whole:stretch], 2), bounds.reshape(-1)
 
 
-def plot_loss(steps: Columns, logs: Sequence[LogRow], *, scores: Sequence[ScoreRow]) -> str:
+def plot_loss(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[ScoreRow]) -> str:
     """Loss of every step, its mean per log point, and in validation."""
 
     def paint(axes: Any) -> None:
         axes.plot(*thin(steps["epoch"], steps["loss"]), color=PALE, lw=0.8, label="each step")
         if logs:
-            axes.plot(*log_curve(logs, "loss"), color=TRAIN, lw=1.6, label="training")
+            axes.plot(*_log_curve(logs, "loss"), color=TRAIN, lw=1.6, label="training")
         if scores:
-            axes.plot(*score_curve(scores, "loss"), color=VALID, lw=1.6, label="validation", **DOTS)
-        axes.set_ylim(*loss_limits(steps, scores))
+            axes.plot(
+                *_score_curve(scores, "loss"), color=VALID, lw=1.6, label="validation", **_DOTS
+            )
+        axes.set_ylim(*_loss_limits(steps, scores))
         axes.legend()
 
-    return draw(paint, label="loss by epoch")
+    return _draw(paint, label="loss by epoch")
 
 
-def loss_limits(steps: Columns, scores: Sequence[ScoreRow]) -> tuple[float, float]:
+def _loss_limits(steps: _Columns, scores: Sequence[ScoreRow]) -> tuple[float, float]:
     """The heights to show: all but the rarest spikes, which would flatten the rest."""
     losses = [*steps["loss"], *(row.loss for row in scores)]
     finite = np.array([loss for loss in losses if np.isfinite(loss)] or [1.0])
@@ -129,55 +131,55 @@ def plot_top1(logs: Sequence[LogRow], scores: Sequence[ScoreRow]) -> str:
 
     def paint(axes: Any) -> None:
         if any(row.top1 is not None for row in logs):
-            axes.plot(*log_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
+            axes.plot(*_log_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
         if scores:
-            x, y = score_curve(scores, "top1", scale=100)
+            x, y = _score_curve(scores, "top1", scale=100)
             low, high = (np.array([row.interval95[k] for row in scores]) * 100 for k in (0, 1))
             axes.fill_between(x, low, high, color=VALID, alpha=0.2, lw=0)
-            axes.plot(x, y, color=VALID, lw=1.6, label="validation, 95% interval", **DOTS)
+            axes.plot(x, y, color=VALID, lw=1.6, label="validation, 95% interval", **_DOTS)
         axes.yaxis.set_major_formatter("{x:g}%")
         axes.legend(loc="lower right")
 
-    return draw(paint, label="top-1 by epoch")
+    return _draw(paint, label="top-1 by epoch")
 
 
-def plot_rate(steps: Columns) -> str:
+def plot_rate(steps: _Columns) -> str:
     """Learning rate of every step."""
 
     def paint(axes: Any) -> None:
         axes.plot(*thin(steps["epoch"], steps["lr"]), color=TRAIN, lw=1.6)
         axes.set_ylim(bottom=0)
 
-    return draw(paint, label="learning rate by epoch", size=SMALL)
+    return _draw(paint, label="learning rate by epoch", size=SMALL)
 
 
 def plot_speed(logs: Sequence[LogRow]) -> str:
     """Images per second at each log point."""
 
     def paint(axes: Any) -> None:
-        x, y = log_curve(logs, "images_per_second")
+        x, y = _log_curve(logs, "images_per_second")
         axes.plot(x, y, color=TRAIN, lw=1.6)
         axes.set_ylim(0, max(y[np.isfinite(y)], default=1.0) * 1.15)
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    return draw(paint, label="images per second by epoch", size=SMALL)
+    return _draw(paint, label="images per second by epoch", size=SMALL)
 
 
 def plot_waiting(logs: Sequence[LogRow]) -> str:
     """Share of the time spent waiting for data at each log point."""
 
     def paint(axes: Any) -> None:
-        x, y = log_curve(logs, "data_wait", scale=100)
+        x, y = _log_curve(logs, "data_wait", scale=100)
         axes.fill_between(x, 0, y, color=TRAIN, alpha=0.2, lw=0)
         axes.plot(x, y, color=TRAIN, lw=1.6)
         highest = max(y[np.isfinite(y)], default=0.0)
         axes.set_ylim(0, max(10.0, min(100.0, highest * 1.1)))
         axes.yaxis.set_major_formatter("{x:g}%")
 
-    return draw(paint, label="share of time waiting for data by epoch", size=SMALL)
+    return _draw(paint, label="share of time waiting for data by epoch", size=SMALL)
 
 
-def log_curve(
+def _log_curve(
     logs: Sequence[LogRow], name: str, *, scale: float = 1
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """One column of the log points over epochs; what was not measured leaves a gap."""
@@ -186,7 +188,7 @@ def log_curve(
     return thin([row.epoch for row in logs], numbers)
 
 
-def score_curve(
+def _score_curve(
     scores: Sequence[ScoreRow], name: str, *, scale: float = 1
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """One column of the evaluations over epochs."""

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
 
-NAME, WORST = "predictions.csv", "worst.npz"
-TOP = 5
-HEADER = ("index", "id", "label", *(f"top{k}" for k in range(1, TOP + 1)), "confidence")
+_NAME, _WORST = "predictions.csv", "worst.npz"
+_TOP = 5
+_HEADER = ("index", "id", "label", *(f"top{k}" for k in range(1, _TOP + 1)), "confidence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,23 +47,23 @@ def write_predictions(folder: Path, rows: Iterable[Prediction]) -> None:
     """Write predictions.csv, whole or not at all."""
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(HEADER)
-    table.writerows(prediction_cells(row) for row in rows)
-    write_atomically(folder / NAME, text.getvalue())
+    table.writerow(_HEADER)
+    table.writerows(_prediction_cells(row) for row in rows)
+    write_atomically(folder / _NAME, text.getvalue())
 
 
-def prediction_cells(row: Prediction) -> list[object]:
+def _prediction_cells(row: Prediction) -> list[object]:
     """One image as the cells of its row."""
-    guesses = [*row.top, *[""] * (TOP - len(row.top))]
+    guesses = [*row.top, *[""] * (_TOP - len(row.top))]
     return [row.index, row.id, row.label, *guesses, repr(float(row.confidence))]
 
 
 def read_predictions(folder: Path) -> list[Prediction]:
     """The newest evaluation, image by image; empty where there was none."""
-    path = folder / NAME
+    path = folder / _NAME
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return [parse_prediction(row) for row in csv.DictReader(file)]
+            return [_parse_prediction(row) for row in csv.DictReader(file)]
     except FileNotFoundError:
         return []
     except (KeyError, TypeError, ValueError, csv.Error) as cause:
@@ -72,9 +72,9 @@ def read_predictions(folder: Path) -> list[Prediction]:
         ) from cause
 
 
-def parse_prediction(row: dict[str, str]) -> Prediction:
+def _parse_prediction(row: dict[str, str]) -> Prediction:
     """One row of predictions.csv."""
-    guesses = (row[f"top{k}"] for k in range(1, TOP + 1))
+    guesses = (row[f"top{k}"] for k in range(1, _TOP + 1))
     return Prediction(
         index=int(row["index"]),
         id=row["id"],
@@ -95,12 +95,12 @@ def write_worst(
     file = io.BytesIO()
     numbers = np.asarray(indices, dtype=np.int64)
     np.savez_compressed(file, indices=numbers, pixels=pixels, step=np.int64(step))
-    write_atomically(folder / WORST, file.getvalue())
+    write_atomically(folder / _WORST, file.getvalue())
 
 
 def read_worst(folder: Path) -> Worst | None:
     """The thumbnails of the newest evaluation; None where there are none."""
-    path = folder / WORST
+    path = folder / _WORST
     try:
         with np.load(path, allow_pickle=False) as saved:
             return Worst(step=int(saved["step"]), indices=saved["indices"], pixels=saved["pixels"])

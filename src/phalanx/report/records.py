@@ -17,8 +17,8 @@ from typing import Any
 from phalanx.disk import disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError
 
-METRICS, TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
-AVERAGED = "averaged.csv"  # like validation.csv, of the averaged weights; only where there are any
+_METRICS, _TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
+_AVERAGED = "averaged.csv"  # like validation.csv, of the averaged weights; only where there are any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,9 @@ class ScoreRow:
 
 
 STEP_FIELDS = tuple(f.name for f in fields(StepRow))
-LOG_FIELDS = tuple(f.name for f in fields(LogRow))
+_LOG_FIELDS = tuple(f.name for f in fields(LogRow))
 SCORE_FIELDS = ("step", "epoch", "scored", "top1", "top1_low", "top1_high", "top5", "loss")
-HEADERS = {TRAINING: LOG_FIELDS, VALIDATION: SCORE_FIELDS, AVERAGED: SCORE_FIELDS}
+_HEADERS = {_TRAINING: _LOG_FIELDS, VALIDATION: SCORE_FIELDS, _AVERAGED: SCORE_FIELDS}
 
 
 class Records:
@@ -75,60 +75,62 @@ class Records:
 
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Add one line of metrics per step."""
-        self._add(METRICS, "".join(step_line(row) for row in rows))
+        self._add(_METRICS, "".join(_step_line(row) for row in rows))
 
     def log(self, row: LogRow) -> None:
         """Add a row of training.csv, and flush."""
-        self._add(TRAINING, csv_line(asdict(row).values()))
+        self._add(_TRAINING, _csv_line(asdict(row).values()))
         self.flush()
 
     def score(self, row: ScoreRow) -> None:
         """Add an evaluation to metrics.jsonl and validation.csv, and flush."""
-        self._add(METRICS, score_line(row))
-        self._add(VALIDATION, score_cells(row))
+        self._add(_METRICS, _score_line(row))
+        self._add(VALIDATION, _score_cells(row))
         self.flush()
 
     def averaged(self, row: ScoreRow) -> None:
         """Add an evaluation of the averaged weights to averaged.csv, and flush."""
-        self._add(AVERAGED, score_cells(row))
+        self._add(_AVERAGED, _score_cells(row))
         self.flush()
 
     def flush(self, *, sync: bool = False) -> None:
         """Append what waits to the files; with `sync`, see all of them onto the disk."""
-        names = (METRICS, TRAINING, VALIDATION) if sync else tuple(self._waiting)
+        names = (_METRICS, _TRAINING, VALIDATION) if sync else tuple(self._waiting)
         for name in names:
-            append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
+            _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
     def cut_back(self, step: int, *, scored: bool) -> None:
         """Drop everything after `step`, torn lines, and the score at `step` unless `scored`."""
         self.flush()
         last_score = step if scored else step - 1
-        cut_file(
-            self.folder / METRICS,
-            lambda line: keep_metrics(line, last_step=step, last_score=last_score),
+        _cut_file(
+            self.folder / _METRICS,
+            lambda line: _keep_metrics(line, last_step=step, last_score=last_score),
         )
-        cut_file(self.folder / TRAINING, lambda line: keep_csv(line, LOG_FIELDS, last_step=step))
-        for name in (VALIDATION, AVERAGED):
-            cut_file(
+        _cut_file(
+            self.folder / _TRAINING, lambda line: _keep_csv(line, _LOG_FIELDS, last_step=step)
+        )
+        for name in (VALIDATION, _AVERAGED):
+            _cut_file(
                 self.folder / name,
-                lambda line: keep_csv(line, SCORE_FIELDS, last_step=last_score),
+                lambda line: _keep_csv(line, SCORE_FIELDS, last_step=last_score),
             )
 
     def _add(self, name: str, text: str) -> None:
         self._waiting[name] = self._waiting.get(name, "") + text
 
 
-def score_cells(row: ScoreRow) -> str:
+def _score_cells(row: ScoreRow) -> str:
     """An evaluation as a line of a table."""
     low, high = row.interval95
-    return csv_line((row.step, row.epoch, row.scored, row.top1, low, high, row.top5, row.loss))
+    return _csv_line((row.step, row.epoch, row.scored, row.top1, low, high, row.top5, row.loss))
 
 
-def append(path: Path, text: str, *, sync: bool) -> None:
+def _append(path: Path, text: str, *, sync: bool) -> None:
     """Write text at the end of a file, after the header if the file is a new table."""
     with disk_errors(path), path.open("a", encoding="utf-8", newline="") as file:
-        if path.name in HEADERS and file.tell() == 0:
-            file.write(csv_line(HEADERS[path.name]))
+        if path.name in _HEADERS and file.tell() == 0:
+            file.write(_csv_line(_HEADERS[path.name]))
         file.write(text)
         if sync:
             file.flush()
@@ -142,7 +144,7 @@ def json_number(value: float) -> float | str:
     return value if math.isfinite(value) else repr(value)
 
 
-def step_line(row: StepRow) -> str:
+def _step_line(row: StepRow) -> str:
     """One step as a line of metrics.jsonl."""
     values = {name: getattr(row, name) for name in STEP_FIELDS[1:]}
     numbers = {n: None if value is None else json_number(value) for n, value in values.items()}
@@ -161,24 +163,24 @@ def score_entry(row: ScoreRow) -> dict[str, Any]:
     return {"step": int(row.step), "epoch": json_number(row.epoch), "valid": valid}
 
 
-def score_line(row: ScoreRow) -> str:
+def _score_line(row: ScoreRow) -> str:
     """One evaluation as a line of metrics.jsonl."""
     return json.dumps(score_entry(row), allow_nan=False) + "\n"
 
 
-def csv_line(cells: Iterable[object]) -> str:
+def _csv_line(cells: Iterable[object]) -> str:
     """Cells as a line of CSV; numbers keep every bit, None is empty."""
-    return ",".join(csv_cell(cell) for cell in cells) + "\n"
+    return ",".join(_csv_cell(cell) for cell in cells) + "\n"
 
 
-def csv_cell(cell: object) -> str:
+def _csv_cell(cell: object) -> str:
     """One cell as text."""
     if cell is None:
         return ""
     return repr(float(cell)) if isinstance(cell, float) else str(cell)
 
 
-def cut_file(path: Path, keep: Callable[[bytes], bool]) -> None:
+def _cut_file(path: Path, keep: Callable[[bytes], bool]) -> None:
     """Keep only whole lines that `keep` wants, byte for byte."""
     try:
         before = path.read_bytes()
@@ -190,15 +192,15 @@ def cut_file(path: Path, keep: Callable[[bytes], bool]) -> None:
         write_atomically(path, after)
 
 
-def keep_metrics(line: bytes, *, last_step: int, last_score: int) -> bool:
+def _keep_metrics(line: bytes, *, last_step: int, last_score: int) -> bool:
     """Whether a line of metrics belongs to the run up to this step."""
-    entry = parse_metrics(line)
+    entry = _parse_metrics(line)
     if entry is None:
         return False
     return bool(entry["step"] <= (last_score if "valid" in entry else last_step))
 
 
-def keep_csv(line: bytes, header: tuple[str, ...], *, last_step: int) -> bool:
+def _keep_csv(line: bytes, header: tuple[str, ...], *, last_step: int) -> bool:
     """Whether a row, or the header, belongs to the run up to this step."""
     cells = line.decode(errors="replace").rstrip("\r\n").split(",")
     if cells == list(header):
@@ -206,7 +208,7 @@ def keep_csv(line: bytes, header: tuple[str, ...], *, last_step: int) -> bool:
     return len(cells) == len(header) and cells[0].isdecimal() and int(cells[0]) <= last_step
 
 
-def parse_metrics(line: bytes) -> dict[str, Any] | None:
+def _parse_metrics(line: bytes) -> dict[str, Any] | None:
     """The entry on a line, or None where the line is torn."""
     try:
         entry = json.loads(line)
@@ -218,10 +220,10 @@ def parse_metrics(line: bytes) -> dict[str, Any] | None:
 def read_metrics(folder: Path, *, scores: bool) -> Iterator[dict[str, Any]]:
     """The whole entries of metrics.jsonl, in order: the evaluations alone, or the steps alone."""
     try:
-        with (folder / METRICS).open("rb") as file:
+        with (folder / _METRICS).open("rb") as file:
             # told apart before they are parsed: a long run has many steps and few evaluations
             wanted = (line for line in file if (b'"valid"' in line) == scores)
-            yield from (entry for line in wanted if (entry := parse_metrics(line)) is not None)
+            yield from (entry for line in wanted if (entry := _parse_metrics(line)) is not None)
     except FileNotFoundError:
         return
 
@@ -232,13 +234,13 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
     NaN stands for what was not measured; a top-1 that was is always a number.
     """
     try:
-        rows = [step_cells(entry) for entry in read_metrics(folder, scores=False)]
+        rows = [_step_cells(entry) for entry in read_metrics(folder, scores=False)]
     except (KeyError, TypeError, ValueError) as cause:
-        raise damaged(folder / METRICS, cause) from cause
+        raise damaged(folder / _METRICS, cause) from cause
     return {name: [row[at] for row in rows] for at, name in enumerate(STEP_FIELDS)}
 
 
-def step_cells(entry: dict[str, Any]) -> tuple[float, ...]:
+def _step_cells(entry: dict[str, Any]) -> tuple[float, ...]:
     """One step from its entry in metrics.jsonl, in the order of its columns."""
     values = [entry[name] for name in STEP_FIELDS[1:]]
     return (entry["step"], *(math.nan if value is None else float(value) for value in values))
@@ -249,18 +251,18 @@ def read_scores(folder: Path) -> list[ScoreRow]:
     try:
         return [parse_score(entry) for entry in read_metrics(folder, scores=True)]
     except (KeyError, TypeError, ValueError) as cause:
-        raise damaged(folder / METRICS, cause) from cause
+        raise damaged(folder / _METRICS, cause) from cause
 
 
 def read_averaged(folder: Path) -> dict[int, float]:
     """Top-1 of the averaged weights by step; empty where none were made."""
     try:
-        with (folder / AVERAGED).open(encoding="utf-8", newline="") as file:
+        with (folder / _AVERAGED).open(encoding="utf-8", newline="") as file:
             return {int(row["step"]): float(row["top1"]) for row in csv.DictReader(file)}
     except FileNotFoundError:
         return {}
     except (KeyError, TypeError, ValueError) as cause:
-        raise damaged(folder / AVERAGED, cause) from cause
+        raise damaged(folder / _AVERAGED, cause) from cause
 
 
 def parse_score(entry: dict[str, Any]) -> ScoreRow:
@@ -280,24 +282,24 @@ def parse_score(entry: dict[str, Any]) -> ScoreRow:
 
 def read_logs(folder: Path) -> list[LogRow]:
     """The rows of training.csv, in order; a torn last row is left out."""
-    path = folder / TRAINING
+    path = folder / _TRAINING
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     try:
-        return [parse_log(row) for row in csv.DictReader(whole.splitlines())]
+        return [_parse_log(row) for row in csv.DictReader(whole.splitlines())]
     except (KeyError, TypeError, ValueError) as cause:
         raise damaged(path, cause) from cause
 
 
-def parse_log(row: dict[str, str]) -> LogRow:
+def _parse_log(row: dict[str, str]) -> LogRow:
     """One row of training.csv."""
-    numbers = {name: optional_float(row[name]) for name in LOG_FIELDS[1:]}
+    numbers = {name: _optional_float(row[name]) for name in _LOG_FIELDS[1:]}
     return LogRow(step=int(row["step"]), **numbers)  # type: ignore[arg-type]
 
 
-def optional_float(text: str) -> float | None:
+def _optional_float(text: str) -> float | None:
     """The number in a cell, or None where the cell is empty."""
     return float(text) if text else None
 

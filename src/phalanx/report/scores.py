@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-Z95 = 1.96
-CONVINCING = 0.05  # the usual line for a p-value
+_Z95 = 1.96
+_CONVINCING = 0.05  # the usual line for a p-value
 
 
-def wilson_interval(hits: int, n: int, *, z: float = Z95) -> tuple[float, float]:
+def wilson_interval(hits: int, n: int, *, z: float = _Z95) -> tuple[float, float]:
     """The interval (low, high) that holds the true share, 95 times in 100 at z = 1.96.
 
     Wilson's, not the textbook one: it stays inside 0 to 1 and is right near both ends.
@@ -42,9 +42,9 @@ def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
         "top1_a": float(a.mean()),
         "top1_b": float(b.mean()),
         "difference": (only_a - only_b) / n,
-        "interval95": list(paired_interval(only_a, only_b, n=n)),
+        "interval95": list(_paired_interval(only_a, only_b, n=n)),
         "p": p,
-        "verdict": verdict(only_a, only_b, n=n, p=p),
+        "verdict": _verdict(only_a, only_b, n=n, p=p),
     }
 
 
@@ -58,7 +58,7 @@ def sign_test(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**tosses)  # whole numbers to the end: no rounding on the way
 
 
-def paired_interval(only_a: int, only_b: int, *, n: int, z: float = Z95) -> tuple[float, float]:
+def _paired_interval(only_a: int, only_b: int, *, n: int, z: float = _Z95) -> tuple[float, float]:
     """The 95 % interval of the difference A - B (Bonett and Price's adjusted Wald, 2012)."""
     share_a, share_b = (only_a + 1) / (n + 2), (only_b + 1) / (n + 2)
     middle = share_a - share_b
@@ -66,8 +66,8 @@ def paired_interval(only_a: int, only_b: int, *, n: int, z: float = Z95) -> tupl
     return max(-1.0, middle - half), min(1.0, middle + half)
 
 
-def verdict(only_a: int, only_b: int, *, n: int, p: float) -> str:
+def _verdict(only_a: int, only_b: int, *, n: int, p: float) -> str:
     """The outcome in words."""
-    if p >= CONVINCING:
+    if p >= _CONVINCING:
         return f"no difference that {n:,} images can show"
     return "A is better" if only_a > only_b else "B is better"

@@ -11,38 +11,38 @@ from PIL import Image, ImageDraw, ImageFont
 from phalanx.disk import disk_errors
 from phalanx.errors import ConfigError
 
-CELL, GAP, CAPTION = 120, 8, 18  # pixels
-INK, PAPER = (20, 24, 40), (255, 255, 255)
-FORMATS = (".png", ".jpg", ".jpeg", ".webp")
+_CELL, _GAP, _CAPTION = 120, 8, 18  # pixels
+_INK, _PAPER = (20, 24, 40), (255, 255, 255)
+_FORMATS = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def write_sheet(
     path: Path, pixels: NDArray[np.uint8], captions: Sequence[str], *, title: str
 ) -> None:
     """Draw [n, height, width, 3] images with their captions into an image file."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out {path}: wants a name that ends in {', '.join(FORMATS)}")
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"--out {path}: wants a name that ends in {', '.join(_FORMATS)}")
     columns = min(12, math.ceil(math.sqrt(len(pixels))))
     rows = math.ceil(len(pixels) / columns)
-    step_x, step_y = CELL + GAP, CELL + CAPTION + GAP
-    sheet = Image.new("RGB", (columns * step_x + GAP, rows * step_y + 2 * CAPTION + GAP), PAPER)
+    step_x, step_y = _CELL + _GAP, _CELL + _CAPTION + _GAP
+    sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + 2 * _CAPTION + _GAP), _PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
-    draw.text((GAP, GAP), title, INK, font)
+    draw.text((_GAP, _GAP), title, _INK, font)
     for place, (picture, caption) in enumerate(zip(pixels, captions, strict=True)):
-        x, y = GAP + place % columns * step_x, 2 * CAPTION + place // columns * step_y
+        x, y = _GAP + place % columns * step_x, 2 * _CAPTION + place // columns * step_y
         # small images stay square pixels, so that one can see what the model sees
-        smooth = Image.Resampling.LANCZOS if len(picture) > CELL else Image.Resampling.NEAREST
-        sheet.paste(Image.fromarray(picture).resize((CELL, CELL), smooth), (x, y))
-        draw.text((x, y + CELL + 1), fitted(caption, font), INK, font)
+        smooth = Image.Resampling.LANCZOS if len(picture) > _CELL else Image.Resampling.NEAREST
+        sheet.paste(Image.fromarray(picture).resize((_CELL, _CELL), smooth), (x, y))
+        draw.text((x, y + _CELL + 1), _fitted(caption, font), _INK, font)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(path)
 
 
-def fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """As much of the text as one cell is wide."""
-    if font.getlength(text) <= CELL:
+    if font.getlength(text) <= _CELL:
         return text
-    while font.getlength(text + "…") > CELL:
+    while font.getlength(text + "…") > _CELL:
         text = text[:-1]
     return text + "…"

@@ -8,7 +8,7 @@ from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import read_json_object, to_json
 
-NAME = "summary.json"
+_NAME = "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +75,18 @@ class Summary:
 
 def write_summary(folder: Path, summary: Summary) -> None:
     """Write summary.json, whole or not at all."""
-    write_atomically(folder / NAME, to_json(asdict(summary)))
+    write_atomically(folder / _NAME, to_json(asdict(summary)))
 
 
 def read_summary(folder: Path) -> Summary:
     """The summary of a run; a CheckpointError where it is missing or not ours."""
-    path = folder / NAME
+    path = folder / _NAME
     values = read_json_object(path)
-    refuse_other_keys(path, values, kind=Summary)
+    _refuse_other_keys(path, values, kind=Summary)
     parts: dict[str, Any] = {}
-    for name, kind in PARTS.items():
+    for name, kind in _PARTS.items():
         if values.get(name) is not None:
-            refuse_other_keys(path, values[name], kind=kind)
+            _refuse_other_keys(path, values[name], kind=kind)
             parts[name] = kind(**values[name])
     if parts.get("numerics"):
         scales = tuple((step, scale) for step, scale in values["numerics"]["loss_scales"])
@@ -99,7 +99,7 @@ def read_summary(folder: Path) -> Summary:
     return Summary(**{**values, **changes, **parts})
 
 
-PARTS: dict[str, type[Any]] = {
+_PARTS: dict[str, type[Any]] = {
     "best": BestScore,
     "input": InputNote,
     "numerics": Numerics,
@@ -107,7 +107,7 @@ PARTS: dict[str, type[Any]] = {
 }
 
 
-def refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:
+def _refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:
     """Raise where keys are missing or unknown; older files go without what has a default."""
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: is damaged, {values!r} is no {kind.__name__.lower()}")

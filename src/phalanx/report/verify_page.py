@@ -15,15 +15,15 @@ from phalanx.report.markup import note, section, table
 from phalanx.report.page_style import STYLE
 from phalanx.units import format_count
 
-SINGLE_SHOWN, GROUPS_SHOWN, MEMBERS_SHOWN = 24, 24, 6
-THUMBNAIL, QUALITY, FEW_PIXELS = 160, 80, 64
-CLASSES_SHOWN = 1000
+_SINGLE_SHOWN, _GROUPS_SHOWN, _MEMBERS_SHOWN = 24, 24, 6
+_THUMBNAIL, _QUALITY, _FEW_PIXELS = 160, 80, 64
+_CLASSES_SHOWN = 1000
 
-Pixels = NDArray[np.uint8]
-Look = Callable[[str, int], Pixels | None]  # the picture of a split's number, where there is one
+_Pixels = NDArray[np.uint8]
+_Look = Callable[[str, int], _Pixels | None]  # the picture of a split's number, where there is one
 
 
-def write_verify_page(path: Path, verdict: Verdict, look: Look) -> None:
+def write_verify_page(path: Path, verdict: Verdict, look: _Look) -> None:
     """Write the page; `look` gives the pictures."""
     page = render_page(verdict, look)
     with out_errors(path, "then run the same command again"):
@@ -31,25 +31,25 @@ def write_verify_page(path: Path, verdict: Verdict, look: Look) -> None:
         write_atomically(path, page)
 
 
-def render_page(verdict: Verdict, look: Look) -> str:
+def render_page(verdict: Verdict, look: _Look) -> str:
     """The whole page as HTML, pictures and all."""
     kinds = sorted(verdict.single, key=lambda kind: kind in NOTES)  # notes come last
     singles = [
-        single_section(kind, verdict.single[kind], look) for kind in kinds if verdict.single[kind]
+        _single_section(kind, verdict.single[kind], look) for kind in kinds if verdict.single[kind]
     ]
     wrong = sum(1 for kind in kinds if verdict.single[kind] and kind not in NOTES)
-    groups = [group_section(kind, found, look) for kind, found in verdict.groups.items() if found]
+    groups = [_group_section(kind, found, look) for kind, found in verdict.groups.items() if found]
     found = [*singles[:wrong], *groups, *singles[wrong:]]
-    body = "\n".join([headline(verdict), findings(verdict), *found, balance(verdict)])
+    body = "\n".join([_headline(verdict), _findings(verdict), *found, _balance(verdict)])
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{as_text(verdict.folder)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{_as_text(verdict.folder)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def headline(verdict: Verdict) -> str:
+def _headline(verdict: Verdict) -> str:
     """The folder, whether all is well, and how much there is."""
     state, word = "unfinished" if verdict.wrong else "finished", count_wrong(verdict.wrong)
     tiles = [(split, format_count(count), "images") for split, count in verdict.images.items()]
@@ -59,98 +59,98 @@ def headline(verdict: Verdict) -> str:
         for label, value, detail in tiles
     )
     return (
-        f'<header>\n<h1>{as_text(verdict.folder)} <span class="state {state}">{word}</span></h1>\n'
-        f'<p class="muted">{as_text(verdict.data)}, manifest <code>{verdict.manifest}</code></p>\n'
+        f'<header>\n<h1>{_as_text(verdict.folder)} <span class="state {state}">{word}</span></h1>\n'
+        f'<p class="muted">{_as_text(verdict.data)}, manifest <code>{verdict.manifest}</code></p>\n'
         f'<div class="tiles">{drawn}</div>\n</header>'
     )
 
 
-def findings(verdict: Verdict) -> str:
+def _findings(verdict: Verdict) -> str:
     """How often each kind was found."""
     rows = [
         [escape(kind) + (" (a note)" if kind in NOTES else ""), format_count(count)]
         for kind, count in verdict.totals.items()
     ]
-    missing = [f"<li>{as_text(line)}</li>" for line in verdict.missing[:CLASSES_SHOWN]]
+    missing = [f"<li>{_as_text(line)}</li>" for line in verdict.missing[:_CLASSES_SHOWN]]
     told = f"<h3 class='apart'>{escape(MISSING)}</h3><ul>{''.join(missing)}</ul>" if missing else ""
     body = table(["what", "found"], rows, numbers=1) + told
     return section("findings", "Findings", body=body)
 
 
-def single_section(kind: str, places: list[ImageLocation], look: Look) -> str:
+def _single_section(kind: str, places: list[ImageLocation], look: _Look) -> str:
     """The images that one kind of finding is true of."""
-    figures = "".join(figure(place, look) for place in places[:SINGLE_SHOWN])
-    body = left_out(len(places), SINGLE_SHOWN) + f'<div class="gallery">\n{figures}\n</div>'
-    return section(as_id(kind), f"{as_title(kind)}: {format_count(len(places))}", body=body)
+    figures = "".join(_figure(place, look) for place in places[:_SINGLE_SHOWN])
+    body = _left_out(len(places), _SINGLE_SHOWN) + f'<div class="gallery">\n{figures}\n</div>'
+    return section(_as_id(kind), f"{_as_title(kind)}: {format_count(len(places))}", body=body)
 
 
-def group_section(kind: str, groups: list[list[ImageLocation]], look: Look) -> str:
+def _group_section(kind: str, groups: list[list[ImageLocation]], look: _Look) -> str:
     """Images that are the same, group by group."""
     drawn = []
-    for group in groups[:GROUPS_SHOWN]:
-        figures = "".join(figure(place, look) for place in group[:MEMBERS_SHOWN])
+    for group in groups[:_GROUPS_SHOWN]:
+        figures = "".join(_figure(place, look) for place in group[:_MEMBERS_SHOWN])
         drawn.append(
             f"<h3 class='apart'>{len(group)} images</h3>"
-            f'{left_out(len(group), MEMBERS_SHOWN)}<div class="gallery">{figures}</div>'
+            f'{_left_out(len(group), _MEMBERS_SHOWN)}<div class="gallery">{figures}</div>'
         )
-    body = left_out(len(groups), GROUPS_SHOWN) + "\n".join(drawn)
-    title = f"{as_title(kind)}: {format_count(len(groups))} groups"
-    return section(as_id(kind), title.replace(": 1 groups", ": 1 group"), body=body)
+    body = _left_out(len(groups), _GROUPS_SHOWN) + "\n".join(drawn)
+    title = f"{_as_title(kind)}: {format_count(len(groups))} groups"
+    return section(_as_id(kind), title.replace(": 1 groups", ": 1 group"), body=body)
 
 
-def left_out(count: int, shown: int) -> str:
+def _left_out(count: int, shown: int) -> str:
     """A sentence that there is more than is shown."""
     return note(f"The first {shown} of {format_count(count)}.") if count > shown else ""
 
 
-def figure(place: ImageLocation, look: Look) -> str:
+def _figure(place: ImageLocation, look: _Look) -> str:
     """One image with where it lies and what is wrong with it."""
     pixels = look(place.split, place.number)
-    said = f'<span class="said">{as_text(place.why)}</span><br>' if place.why else ""
+    said = f'<span class="said">{_as_text(place.why)}</span><br>' if place.why else ""
     return (
-        f"<figure>{picture(pixels, place.name)}<figcaption>{said}{place.split}, "
-        f'{as_text(place.label)}<br><span class="muted">{as_text(place.name)}</span>'
+        f"<figure>{_picture(pixels, place.name)}<figcaption>{said}{place.split}, "
+        f'{_as_text(place.label)}<br><span class="muted">{_as_text(place.name)}</span>'
         "</figcaption></figure>"
     )
 
 
-def picture(pixels: Pixels | None, name: str) -> str:
+def _picture(pixels: _Pixels | None, name: str) -> str:
     """The image as a small JPEG inside the page; an empty frame where there is none to see."""
     if pixels is None:
         return '<img alt="cannot be shown" src="data:image/gif;base64,R0lGODlhAQABAAAAACw=">'
     from PIL import Image
 
-    kind = "few" if max(pixels.shape) <= FEW_PIXELS else "many"
+    kind = "few" if max(pixels.shape) <= _FEW_PIXELS else "many"
     image = Image.fromarray(pixels)
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
     file = io.BytesIO()
-    image.save(file, format="JPEG", quality=QUALITY)
+    image.save(file, format="JPEG", quality=_QUALITY)
     data = base64.b64encode(file.getvalue()).decode()
-    return f'<img class="{kind}" alt="{as_text(name)}" src="data:image/jpeg;base64,{data}">'
+    return f'<img class="{kind}" alt="{_as_text(name)}" src="data:image/jpeg;base64,{data}">'
 
 
-def balance(verdict: Verdict) -> str:
+def _balance(verdict: Verdict) -> str:
     """How many images each class has in each split."""
     splits = list(verdict.counts)
     rows = [
-        [as_text(name), *(format_count(verdict.counts[split][label]) for split in splits)]
-        for label, name in enumerate(verdict.classes[:CLASSES_SHOWN])
+        [_as_text(name), *(format_count(verdict.counts[split][label]) for split in splits)]
+        for label, name in enumerate(verdict.classes[:_CLASSES_SHOWN])
     ]
-    body = left_out(len(verdict.classes), CLASSES_SHOWN)
+    body = _left_out(len(verdict.classes), _CLASSES_SHOWN)
     body += table(["class", *splits], rows, numbers=len(splits))
     return section("classes", "Images of each class", body=body)
 
 
-def as_text(text: str) -> str:
+def _as_text(text: str) -> str:
     """Text for the page; bytes of a name that are no letters become question marks."""
     return escape(text.encode(errors="replace").decode())
 
 
-def as_title(kind: str) -> str:
+def _as_title(kind: str) -> str:
     """A kind of finding as a heading."""
     return kind[:1].upper() + kind[1:]
 
 
-def as_id(kind: str) -> str:
+def _as_id(kind: str) -> str:
     """A kind of finding as the name of its section."""
     return kind.lower().replace(" ", "-")

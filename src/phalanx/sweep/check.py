@@ -15,20 +15,20 @@ from phalanx.sweep.file import PRESET, SweepFile, read_sweep
 from phalanx.sweep.space import Choice, Values, as_text, count_points, iterate_ends, iterate_points
 from phalanx.units import parse_rate
 
-MOST_POINTS = 2_000  # that are read one by one; it takes a millisecond each
+_MOST_POINTS = 2_000  # that are read one by one; it takes a millisecond each
 
 
 def open_file(path: Path) -> SweepFile:
     """The sweep in a file; all that is wrong with it is told together."""
     sweep, problems = read_sweep(path)
     if sweep is not None:
-        problems += [told for told in check_values(sweep, path) if told not in problems]
+        problems += [told for told in _check_values(sweep, path) if told not in problems]
     if problems or sweep is None:
-        raise joined(sorted(problems, key=line_of))
+        raise joined(sorted(problems, key=_line_of))
     return sweep
 
 
-def line_of(problem: str) -> int:
+def _line_of(problem: str) -> int:
     """The line a problem names, to tell them in the order of the file."""
     found = re.search(r":(\d+): ", problem)
     return int(found[1]) if found else 0
@@ -45,26 +45,26 @@ def flags_of(sweep: SweepFile, values: Values) -> dict[str, str]:
     return {**sweep.options, **drawn}
 
 
-def check_values(sweep: SweepFile, path: Path) -> list[str]:
+def _check_values(sweep: SweepFile, path: Path) -> list[str]:
     """What the reader and the plan say to the values of a sweep, each thing once."""
-    found = list(check_presets(sweep))
+    found = list(_check_presets(sweep))
     if found:
         return found
     known: dict[str, str] = {}
-    for values in islice(iterate_probes(sweep), MOST_POINTS):
+    for values in islice(_iterate_probes(sweep), _MOST_POINTS):
         flags = {**known, **flags_of(sweep, values)}
         try:
             settings = read_with_data(preset_of(sweep, values), flags)
-            refuse_impossible(settings)
+            _refuse_impossible(settings)
         except ConfigError as error:
-            found += blame(str(error), sweep, path)
+            found += _blame(str(error), sweep, path)
         else:
-            found += [*refuse_unscored(settings, sweep, path)]
-            known = known or data_of(settings, sweep)
+            found += [*_refuse_unscored(settings, sweep, path)]
+            known = known or _data_of(settings, sweep)
     return list(dict.fromkeys(found))
 
 
-def refuse_impossible(settings: Settings) -> None:
+def _refuse_impossible(settings: Settings) -> None:
     """Raise ConfigError for what the plan refuses; a folder's data is left to the trials."""
     config = settings.config
     made_up = config.data.data in MADE_UP
@@ -73,7 +73,7 @@ def refuse_impossible(settings: Settings) -> None:
         make_plan(config, view.facts, choose_machine(config), places=settings.places)
 
 
-def data_of(settings: Settings, sweep: SweepFile) -> dict[str, str]:
+def _data_of(settings: Settings, sweep: SweepFile) -> dict[str, str]:
     """What lies in the data folder, so that it is looked at once and not for every point."""
     data = settings.config.data
     if data.data_dir is None or sweep.search.keys() & {PRESET, "data", "data-dir"}:
@@ -81,7 +81,7 @@ def data_of(settings: Settings, sweep: SweepFile) -> dict[str, str]:
     return {"data": data.data, "data-dir": data.data_dir}
 
 
-def check_presets(sweep: SweepFile) -> Iterator[str]:
+def _check_presets(sweep: SweepFile) -> Iterator[str]:
     """Presets that are not there."""
     searched = sweep.search.get(PRESET)
     names = [sweep.preset] if sweep.preset else []
@@ -93,22 +93,22 @@ def check_presets(sweep: SweepFile) -> Iterator[str]:
             yield f"{sweep.places[PRESET]}: {error}"
 
 
-def iterate_probes(sweep: SweepFile) -> Iterator[Values]:
+def _iterate_probes(sweep: SweepFile) -> Iterator[Values]:
     """The points to read: all of them where they can be counted, else the ends of each option."""
     yield from iterate_ends(sweep.search)
     if count_points(sweep.search) is not None:
         yield from iterate_points(sweep.search)
 
 
-def blame(message: str, sweep: SweepFile, path: Path) -> list[str]:
+def _blame(message: str, sweep: SweepFile, path: Path) -> list[str]:
     """The reader's problems, each with the line of the sweep's file instead of a flag."""
     lines = message.splitlines()
     several = re.fullmatch(r"\d+ problems:", lines[0]) is not None
     told = [line.strip() for line in lines[1:]] if several else [message]
-    return [named_by_line(line, sweep, path) for line in told]
+    return [_named_by_line(line, sweep, path) for line in told]
 
 
-def named_by_line(problem: str, sweep: SweepFile, path: Path) -> str:
+def _named_by_line(problem: str, sweep: SweepFile, path: Path) -> str:
     """One problem with the place of the option it begins with."""
     found = re.match(r"--([a-z0-9-]+)", problem)
     if found and found[1] in sweep.places:
@@ -116,7 +116,7 @@ def named_by_line(problem: str, sweep: SweepFile, path: Path) -> str:
     return problem if problem.startswith(str(path)) else f"{path}: {problem}"
 
 
-def refuse_unscored(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[str]:
+def _refuse_unscored(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[str]:
     """A sweep goes by scores, and a pruner by scores that come while a trial trains."""
     train = settings.config.train
     after = train.validation and train.validation_mode == "after"

@@ -12,14 +12,14 @@ from phalanx.sweep.journal import SweepState, Trial
 from phalanx.sweep.space import Choice
 from phalanx.sweep.table import TITLES, shorten
 
-HOLLOW = {"facecolors": "none", "edgecolors": TRAIN, "linewidths": 1.1}
-FULL = {"color": TRAIN}
-CROSS = {"color": INK, "marker": "x", "linewidths": 1.1}
-SPREAD = 0.15  # of the room between two choices
-LABEL_LETTERS = 14  # of a choice on an axis
+_HOLLOW = {"facecolors": "none", "edgecolors": TRAIN, "linewidths": 1.1}
+_FULL = {"color": TRAIN}
+_CROSS = {"color": INK, "marker": "x", "linewidths": 1.1}
+_SPREAD = 0.15  # of the room between two choices
+_LABEL_LETTERS = 14  # of a choice on an axis
 
 
-def draw(paint: Callable[[Any], None], *, label: str, size: Size) -> str:
+def _draw(paint: Callable[[Any], None], *, label: str, size: Size) -> str:
     """One drawing as an <svg> element; `paint` gets its axes."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -32,21 +32,21 @@ def draw(paint: Callable[[Any], None], *, label: str, size: Size) -> str:
     return as_inline(file.getvalue(), label)
 
 
-def shown_score(journal: SweepState, score: float) -> float:
+def _shown_score(journal: SweepState, score: float) -> float:
     """A score in the unit of the axis."""
     return score if journal.sweep.goal == "loss" else 100 * score
 
 
-def scored(journal: SweepState, state: str) -> list[Trial]:
+def _scored(journal: SweepState, state: str) -> list[Trial]:
     """The trials of a state that have a score one can draw."""
     return [t for t in journal.trials if t.state == state and isfinite(t.score or float("nan"))]
 
 
-def scatter(axes: Any, journal: SweepState, places: Callable[[Trial], float]) -> None:
+def _scatter(axes: Any, journal: SweepState, places: Callable[[Trial], float]) -> None:
     """The trials by their scores: done are full, pruned hollow, failed crosses at the bad end."""
-    for state, look in (("done", FULL), ("pruned", HOLLOW)):
-        trials = scored(journal, state)
-        heights = [shown_score(journal, trial.score or 0.0) for trial in trials]
+    for state, look in (("done", _FULL), ("pruned", _HOLLOW)):
+        trials = _scored(journal, state)
+        heights = [_shown_score(journal, trial.score or 0.0) for trial in trials]
         if trials:
             axes.scatter([places(t) for t in trials], heights, s=24, label=state, zorder=3, **look)
     failed = [trial for trial in journal.trials if trial.state == "failed"]
@@ -59,7 +59,7 @@ def scatter(axes: Any, journal: SweepState, places: Callable[[Trial], float]) ->
             label="failed",
             transform=axes.get_xaxis_transform(),
             zorder=3,
-            **CROSS,
+            **_CROSS,
         )
     if journal.sweep.goal != "loss":
         axes.yaxis.set_major_formatter("{x:g}%")
@@ -72,12 +72,12 @@ def draw_course(journal: SweepState) -> str:
         numbers, heights = best_so_far(journal)
         if numbers:
             axes.step(numbers, heights, where="post", color=VALID, lw=1.6, label="best so far")
-        scatter(axes, journal, lambda trial: trial.number)
+        _scatter(axes, journal, lambda trial: trial.number)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("trial")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above, where no point is
 
-    return draw(paint, label=f"{TITLES[journal.sweep.goal]} by trial", size=WIDE)
+    return _draw(paint, label=f"{TITLES[journal.sweep.goal]} by trial", size=WIDE)
 
 
 def best_so_far(journal: SweepState) -> tuple[list[int], list[float]]:
@@ -86,7 +86,7 @@ def best_so_far(journal: SweepState) -> tuple[list[int], list[float]]:
     heights: list[float] = []
     choose = max if journal.sweep.wants_highest else min
     for trial in journal.trials:
-        own = [shown_score(journal, trial.score)] if trial in scored(journal, "done") else []  # type: ignore[arg-type]
+        own = [_shown_score(journal, trial.score)] if trial in _scored(journal, "done") else []  # type: ignore[arg-type]
         known = [*heights[-1:], *own]
         if known:
             numbers.append(trial.number)
@@ -101,22 +101,24 @@ def draw_curves(journal: SweepState) -> str:
     def paint(axes: Any) -> None:
         for trial in journal.trials:
             if best is None or trial.number != best.number:
-                plot_curve(axes, journal, trial, color=PALE, lw=1.0)
+                _plot_curve(axes, journal, trial, color=PALE, lw=1.0)
         if best is not None:
-            plot_curve(axes, journal, best, color=VALID, lw=1.6, label=f"trial {best.number}, best")
+            _plot_curve(
+                axes, journal, best, color=VALID, lw=1.6, label=f"trial {best.number}, best"
+            )
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
         if journal.sweep.goal != "loss":
             axes.yaxis.set_major_formatter("{x:g}%")
         axes.set_xlim(left=0)
         axes.set_xlabel("epoch")
 
-    return draw(paint, label=f"{TITLES[journal.sweep.goal]} by epoch", size=WIDE)
+    return _draw(paint, label=f"{TITLES[journal.sweep.goal]} by epoch", size=WIDE)
 
 
-def plot_curve(axes: Any, journal: SweepState, trial: Trial, **look: Any) -> None:
+def _plot_curve(axes: Any, journal: SweepState, trial: Trial, **look: Any) -> None:
     """One trial's validations."""
     points = [point for point in trial.points if isfinite(point.score)]
-    heights = [shown_score(journal, point.score) for point in points]
+    heights = [_shown_score(journal, point.score) for point in points]
     axes.plot([p.epoch for p in points], heights, marker="o", markersize=3, **look)
 
 
@@ -126,19 +128,19 @@ def draw_option(journal: SweepState, name: str) -> str:
 
     def paint(axes: Any) -> None:
         if isinstance(dimension, Choice):
-            paint_choices(axes, journal, name, dimension)
+            _paint_choices(axes, journal, name, dimension)
             return
         low, high = dimension.low, dimension.high
         if dimension.log:
-            by_factors(axes)
-        scatter(axes, journal, lambda trial: float(trial.values[name]))
+            _by_factors(axes)
+        _scatter(axes, journal, lambda trial: float(trial.values[name]))
         axes.update_datalim([(low, 0), (high, 0)], updatey=False)  # all that is searched
         axes.autoscale_view()
 
-    return draw(paint, label=f"{TITLES[journal.sweep.goal]} by {name}", size=SMALL)
+    return _draw(paint, label=f"{TITLES[journal.sweep.goal]} by {name}", size=SMALL)
 
 
-def by_factors(axes: Any) -> None:
+def _by_factors(axes: Any) -> None:
     """An axis whose equal lengths are equal factors, with few and plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -148,20 +150,20 @@ def by_factors(axes: Any) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def paint_choices(axes: Any, journal: SweepState, name: str, choice: Choice) -> None:
+def _paint_choices(axes: Any, journal: SweepState, name: str, choice: Choice) -> None:
     """Scores over choices, which stand side by side in the order of the file."""
-    spread = spread_out(journal.trials, name)
+    spread = _spread_out(journal.trials, name)
     places = {text: place for place, text in enumerate(choice.values)}
-    scatter(axes, journal, lambda t: places[str(t.values[name])] + spread[t.number])
-    axes.set_xticks(range(len(places)), [shorten(text, LABEL_LETTERS) for text in places])
+    _scatter(axes, journal, lambda t: places[str(t.values[name])] + spread[t.number])
+    axes.set_xticks(range(len(places)), [shorten(text, _LABEL_LETTERS) for text in places])
     axes.set_xlim(-0.5, len(places) - 0.5)
 
 
-def spread_out(trials: Sequence[Trial], name: str) -> dict[int, float]:
+def _spread_out(trials: Sequence[Trial], name: str) -> dict[int, float]:
     """A little to the side for each trial, so that equal choices do not hide each other."""
     found: dict[int, float] = {}
     for value in {trial.values[name] for trial in trials}:
         same = [trial.number for trial in trials if trial.values[name] == value]
-        shares = np.linspace(-SPREAD, SPREAD, num=len(same)) if len(same) > 1 else [0.0]
+        shares = np.linspace(-_SPREAD, _SPREAD, num=len(same)) if len(same) > 1 else [0.0]
         found |= {number: float(share) for number, share in zip(same, shares, strict=True)}
     return found

@@ -22,20 +22,20 @@ from phalanx.config.text import (
 from phalanx.errors import ConfigError, suggest
 from phalanx.sweep.space import Choice, Dimension, Range, count_points, count_steps
 
-METHODS = ("grid", "random", "tpe")
-GOALS = {"top1": "highest", "top5": "highest", "loss": "lowest"}
-PRUNERS = ("none", "median", "halving")
+_METHODS = ("grid", "random", "tpe")
+_GOALS = {"top1": "highest", "top5": "highest", "loss": "lowest"}
+_PRUNERS = ("none", "median", "halving")
 PRESET = "preset"  # may be searched like an option
-OURS = {  # options that a sweep sets itself, or that would leave it without scores
+_OURS = {  # options that a sweep sets itself, or that would leave it without scores
     "run-dir": "every trial has a folder of its own inside the sweep's; leave it away",
     "training": "a trial that trains nothing tells nothing; leave it away",
 }
-RANGE_KEYS = ("low", "high", "log", "step")
-COUNTS = {"trials": 1, "startup": 1, "grace": 1, "seed": 0}  # key: the least it may be
-DEFAULTS: dict[str, Any] = {"method": "tpe", "goal": "top1", "prune": "none"}
-DEFAULTS |= {"startup": 5, "grace": 1, "seed": 0}
-WORDS = {"method": METHODS, "goal": tuple(GOALS), "prune": PRUNERS}
-KEYS = (PRESET, "options", "search", *WORDS, *COUNTS)
+_RANGE_KEYS = ("low", "high", "log", "step")
+_COUNTS = {"trials": 1, "startup": 1, "grace": 1, "seed": 0}  # key: the least it may be
+_DEFAULTS: dict[str, Any] = {"method": "tpe", "goal": "top1", "prune": "none"}
+_DEFAULTS |= {"startup": 5, "grace": 1, "seed": 0}
+_WORDS = {"method": _METHODS, "goal": tuple(_GOALS), "prune": _PRUNERS}
+KEYS = (PRESET, "options", "search", *_WORDS, *_COUNTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class SweepFile:
     @property
     def wants_highest(self) -> bool:
         """Whether a higher score is a better one."""
-        return GOALS[self.goal] == "highest"
+        return _GOALS[self.goal] == "highest"
 
     def facts(self) -> dict[str, Any]:
         """What decides the course of the sweep, for JSON and for comparing."""
@@ -67,11 +67,11 @@ class SweepFile:
             "preset": self.preset,
             "options": self.options,
             "search": {name: dimension.facts() for name, dimension in self.search.items()},
-            **{key: getattr(self, key) for key in (*WORDS, *COUNTS)},
+            **{key: getattr(self, key) for key in (*_WORDS, *_COUNTS)},
         }
 
 
-class Notes:
+class _Notes:
     """Where things stand in a file, and what is wrong with them."""
 
     def __init__(self, path: Path):
@@ -99,8 +99,8 @@ class Notes:
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if name is None:
             self.complain(entry, f"no such option; {suggest(entry.key, OPTIONS)}")
-        elif name in OURS:
-            self.complain(entry, OURS[name])
+        elif name in _OURS:
+            self.complain(entry, _OURS[name])
         elif name in self.places:
             self.complain(entry, f"stands at {self.places[name]} already; leave one away")
         else:
@@ -112,16 +112,16 @@ class Notes:
 def read_sweep(path: Path) -> tuple[SweepFile | None, list[str]]:
     """The sweep in a file, and what is wrong; None where too much is."""
     entries = {entry.key: entry for entry in read_entries(path)}
-    notes = Notes(path)
+    notes = _Notes(path)
     for key in entries.keys() - set(KEYS):
-        notes.complain(entries[key], explain_unknown(key))
-    settings = read_words(entries, notes) | read_counts(entries, notes)
-    preset = read_preset_name(entries.get(PRESET), notes)
-    options = read_options(notes.inside(entries.get("options")), notes)
-    search = read_search(entries.get("search"), notes)
+        notes.complain(entries[key], _explain_unknown(key))
+    settings = _read_words(entries, notes) | _read_counts(entries, notes)
+    preset = _read_preset_name(entries.get(PRESET), notes)
+    options = _read_options(notes.inside(entries.get("options")), notes)
+    search = _read_search(entries.get("search"), notes)
     if preset and PRESET in search:
         notes.complain(entries[PRESET], "is searched too; leave it away here, or there")
-    trials = read_trials(settings, search, entries=entries, notes=notes)
+    trials = _read_trials(settings, search, entries=entries, notes=notes)
     if trials is None:
         return None, notes.problems
     sweep = SweepFile(
@@ -131,19 +131,19 @@ def read_sweep(path: Path) -> tuple[SweepFile | None, list[str]]:
         options=options,
         search=search,
         places=notes.places,
-        **{**DEFAULTS, **settings, "trials": trials},
+        **{**_DEFAULTS, **settings, "trials": trials},
     )
     return sweep, notes.problems
 
 
-def explain_unknown(key: str) -> str:
+def _explain_unknown(key: str) -> str:
     """What is wrong with a key of the file, and the way out."""
     if key.replace("_", "-") in SPELLINGS:
         return "is an option of `phalanx train`; it belongs under options: or search:"
     return f"no such key; {suggest(key, KEYS)}"
 
 
-def plain_value(node: yaml.Node) -> Any:
+def _plain_value(node: yaml.Node) -> Any:
     """A scalar as YAML understands it; None where it is none."""
     if not isinstance(node, yaml.ScalarNode):
         return None
@@ -156,15 +156,15 @@ def plain_value(node: yaml.Node) -> Any:
         loader.dispose()
 
 
-def written(node: yaml.Node) -> str:
+def _written(node: yaml.Node) -> str:
     """What stands in the file, for a message."""
     return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or a mapping"
 
 
-def read_words(entries: Mapping[str, YamlEntry], notes: Notes) -> dict[str, Any]:
+def _read_words(entries: Mapping[str, YamlEntry], notes: _Notes) -> dict[str, Any]:
     """The keys that take one of a few words."""
     found = {}
-    for key, known in WORDS.items():
+    for key, known in _WORDS.items():
         entry = entries.get(key)
         if entry is None:
             continue
@@ -172,25 +172,25 @@ def read_words(entries: Mapping[str, YamlEntry], notes: Notes) -> dict[str, Any]
         if word in known:
             found[key] = word
         else:
-            notes.complain(entry, f"wants {', '.join(known)}, got {written(entry.node)}")
+            notes.complain(entry, f"wants {', '.join(known)}, got {_written(entry.node)}")
     return found
 
 
-def read_counts(entries: Mapping[str, YamlEntry], notes: Notes) -> dict[str, Any]:
+def _read_counts(entries: Mapping[str, YamlEntry], notes: _Notes) -> dict[str, Any]:
     """The keys that take a whole number."""
     found = {}
-    for key, least in COUNTS.items():
+    for key, least in _COUNTS.items():
         entry = entries.get(key)
-        value = plain_value(entry.node) if entry else None
+        value = _plain_value(entry.node) if entry else None
         if type(value) is int and value >= least:
             found[key] = value
         elif entry:
-            told = f"wants a whole number from {least} on, got {written(entry.node)}"
+            told = f"wants a whole number from {least} on, got {_written(entry.node)}"
             notes.complain(entry, told)
     return found
 
 
-def read_preset_name(entry: YamlEntry | None, notes: Notes) -> str | None:
+def _read_preset_name(entry: YamlEntry | None, notes: _Notes) -> str | None:
     """The preset of all trials."""
     if entry is None:
         return None
@@ -201,21 +201,21 @@ def read_preset_name(entry: YamlEntry | None, notes: Notes) -> str | None:
     return None
 
 
-def read_options(entries: list[YamlEntry], notes: Notes) -> dict[str, str]:
+def _read_options(entries: list[YamlEntry], notes: _Notes) -> dict[str, str]:
     """What every trial has, as flags take it."""
     found = {}
     for entry in entries:
         name = notes.option(entry)
-        text = None if name is None else read_text(name, entry, entry.node, notes)
+        text = None if name is None else _read_text(name, entry, entry.node, notes)
         if name is not None and text is not None:
             found[name] = text
     return found
 
 
-def read_text(name: str, entry: YamlEntry, node: yaml.Node, notes: Notes) -> str | None:
+def _read_text(name: str, entry: YamlEntry, node: yaml.Node, notes: _Notes) -> str | None:
     """A value as a flag of that option takes it; None with a problem noted."""
     try:
-        text = text_for(name, value_from_node(name, node), str(node.value))
+        text = _text_for(name, value_from_node(name, node), str(node.value))
         value_from_text(name, text)  # YAML reads a word where a number is wanted
         return text
     except ValueError as error:
@@ -223,7 +223,7 @@ def read_text(name: str, entry: YamlEntry, node: yaml.Node, notes: Notes) -> str
         return None
 
 
-def text_for(name: str, value: Any, text: str) -> str:
+def _text_for(name: str, value: Any, text: str) -> str:
     """How a flag says a value of YAML: as it was written, where that means the same."""
     try:
         if value_from_text(name, text) == value:
@@ -233,7 +233,7 @@ def text_for(name: str, value: Any, text: str) -> str:
     return "null" if value is None else str(value).lower() if value is True else str(value)
 
 
-def read_search(entry: YamlEntry | None, notes: Notes) -> dict[str, Dimension]:
+def _read_search(entry: YamlEntry | None, notes: _Notes) -> dict[str, Dimension]:
     """What is searched, option by option."""
     if entry is None:
         notes.problems.append(
@@ -247,7 +247,7 @@ def read_search(entry: YamlEntry | None, notes: Notes) -> dict[str, Dimension]:
         if name is None:
             continue
         notes.places.setdefault(name, f"{notes.path}:{one.line}: {one.key}")
-        dimension = read_dimension(name, one, notes)
+        dimension = _read_dimension(name, one, notes)
         if dimension is not None:
             found[name] = dimension
     if not inside and isinstance(entry.node, yaml.MappingNode):
@@ -255,17 +255,17 @@ def read_search(entry: YamlEntry | None, notes: Notes) -> dict[str, Dimension]:
     return found
 
 
-def read_dimension(name: str, entry: YamlEntry, notes: Notes) -> Dimension | None:
+def _read_dimension(name: str, entry: YamlEntry, notes: _Notes) -> Dimension | None:
     """The range or the list of one option."""
     if isinstance(entry.node, yaml.SequenceNode):
-        return read_choice(name, entry, notes)
+        return _read_choice(name, entry, notes)
     if isinstance(entry.node, yaml.MappingNode):
-        return read_range(name, entry, notes)
+        return _read_range(name, entry, notes)
     notes.complain(entry, "wants a list, or low and high; a single value belongs under options:")
     return None
 
 
-def read_choice(name: str, entry: YamlEntry, notes: Notes) -> Choice | None:
+def _read_choice(name: str, entry: YamlEntry, notes: _Notes) -> Choice | None:
     """A list of values, each once."""
     nodes = list(entry.node.value)
     if not nodes:
@@ -274,7 +274,7 @@ def read_choice(name: str, entry: YamlEntry, notes: Notes) -> Choice | None:
     if name == PRESET:
         texts = [node.value if isinstance(node, yaml.ScalarNode) else None for node in nodes]
     else:
-        texts = [read_text(name, entry, node, notes) for node in nodes]
+        texts = [_read_text(name, entry, node, notes) for node in nodes]
     known = [text for text in texts if text is not None]
     meanings = [text if name == PRESET else value_from_text(name, text) for text in known]
     twice = next((t for t, m in zip(known, meanings, strict=True) if meanings.count(m) > 1), None)
@@ -284,42 +284,42 @@ def read_choice(name: str, entry: YamlEntry, notes: Notes) -> Choice | None:
     return Choice(tuple(known)) if len(known) == len(nodes) else None
 
 
-def read_range(name: str, entry: YamlEntry, notes: Notes) -> Range | None:
+def _read_range(name: str, entry: YamlEntry, notes: _Notes) -> Range | None:
     """Numbers from low to high."""
     if name == PRESET or plain_kind(OPTIONS[name].kind) not in (int, float):
         notes.complain(entry, "takes no range of numbers; give a list of its values")
         return None
     before = len(notes.problems)
     inside = {one.key: one for one in notes.inside(entry)}
-    for key in inside.keys() - set(RANGE_KEYS):
-        notes.complain(entry, f"{key}: a range has no such key; {suggest(key, RANGE_KEYS)}")
+    for key in inside.keys() - set(_RANGE_KEYS):
+        notes.complain(entry, f"{key}: a range has no such key; {suggest(key, _RANGE_KEYS)}")
     whole = plain_kind(OPTIONS[name].kind) is int
-    numbers = read_numbers(inside, entry, notes, whole=whole)
-    log = plain_value(inside["log"].node) if "log" in inside else False
+    numbers = _read_numbers(inside, entry, notes, whole=whole)
+    log = _plain_value(inside["log"].node) if "log" in inside else False
     if not isinstance(log, bool):
-        notes.complain(entry, f"log: wants true or false, got {written(inside['log'].node)}")
+        notes.complain(entry, f"log: wants true or false, got {_written(inside['log'].node)}")
     if len(notes.problems) > before:
         return None
-    return make_range(numbers, entry, notes, log=log, whole=whole)
+    return _make_range(numbers, entry, notes, log=log, whole=whole)
 
 
-def read_numbers(
-    inside: Mapping[str, YamlEntry], entry: YamlEntry, notes: Notes, *, whole: bool
+def _read_numbers(
+    inside: Mapping[str, YamlEntry], entry: YamlEntry, notes: _Notes, *, whole: bool
 ) -> dict[str, float]:
     """The numbers that make a range; of these, step may be left away."""
     numbers: dict[str, float] = {}
     for key in ("low", "high", "step"):
-        value = plain_value(inside[key].node) if key in inside else None
+        value = _plain_value(inside[key].node) if key in inside else None
         if type(value) is int or (type(value) is float and isfinite(value) and not whole):
             numbers[key] = value if whole else float(value)
         elif key in inside or key != "step":
-            got = f"got {written(inside[key].node)}" if key in inside else "it is missing"
+            got = f"got {_written(inside[key].node)}" if key in inside else "it is missing"
             notes.complain(entry, f"{key}: wants a {'whole ' * whole}number, {got}")
     return numbers
 
 
-def make_range(
-    numbers: dict[str, float], entry: YamlEntry, notes: Notes, *, log: bool, whole: bool
+def _make_range(
+    numbers: dict[str, float], entry: YamlEntry, notes: _Notes, *, log: bool, whole: bool
 ) -> Range | None:
     """The range, if its numbers make one."""
     low, high, step = numbers["low"], numbers["high"], numbers.get("step")
@@ -341,15 +341,15 @@ def make_range(
     return Range(low=low, high=high, whole=whole, log=log, step=step)
 
 
-def read_trials(
+def _read_trials(
     settings: dict[str, Any],
     search: dict[str, Dimension],
     *,
     entries: Mapping[str, YamlEntry],
-    notes: Notes,
+    notes: _Notes,
 ) -> int | None:
     """How many trials there will be: those asked for, but no more than there are points."""
-    grid = settings.get("method", DEFAULTS["method"]) == "grid"
+    grid = settings.get("method", _DEFAULTS["method"]) == "grid"
     endless = [name for name, dimension in search.items() if dimension.points is None]
     for name in endless if grid else ():
         notes.problems.append(

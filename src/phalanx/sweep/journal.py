@@ -22,9 +22,9 @@ from phalanx.sweep.check import flags_of, preset_of
 from phalanx.sweep.file import SweepFile
 from phalanx.sweep.space import Values
 
-FORMAT = 1  # raise it when sweep.json changes, and teach `read_trials` the older form
-STATE, COPY, TABLE, PAGE, LOCK = "sweep.json", "sweep.yaml", "sweep.csv", "sweep.html", "lock"
-FINISHED = ("done", "pruned", "failed")
+_FORMAT = 1  # raise it when sweep.json changes, and teach `read_trials` the older form
+_STATE, _COPY, _TABLE, PAGE, LOCK = "sweep.json", "sweep.yaml", "sweep.csv", "sweep.html", "lock"
+_FINISHED = ("done", "pruned", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class SweepState:
     @property
     def finished(self) -> tuple[Trial, ...]:
         """The trials that nothing more happens to."""
-        return tuple(trial for trial in self.trials if trial.state in FINISHED)
+        return tuple(trial for trial in self.trials if trial.state in _FINISHED)
 
     @property
     def is_finished(self) -> bool:
@@ -115,8 +115,8 @@ class SweepState:
 
     def write(self) -> "SweepState":
         """Put it on disk; gives itself."""
-        write_atomically(self.folder / STATE, to_json(self.facts()))
-        write_atomically(self.folder / TABLE, self.as_csv())
+        write_atomically(self.folder / _STATE, to_json(self.facts()))
+        write_atomically(self.folder / _TABLE, self.as_csv())
         return self
 
     def command(self, trial: Trial) -> str:
@@ -130,13 +130,13 @@ class SweepState:
         """Everything, for JSON."""
         best = self.best
         return {
-            "format": FORMAT,
+            "format": _FORMAT,
             "name": self.sweep.name,
             "finished": self.is_finished,
             "best": None if best is None else best.number,
             "command": None if best is None else self.command(best),
             "file": self.sweep.facts(),
-            "trials": [trial_facts(trial) for trial in self.trials],
+            "trials": [_trial_facts(trial) for trial in self.trials],
         }
 
     def as_csv(self) -> str:
@@ -158,7 +158,7 @@ class SweepState:
         return file.getvalue()
 
 
-def trial_facts(trial: Trial) -> dict[str, Any]:
+def _trial_facts(trial: Trial) -> dict[str, Any]:
     """A trial, for JSON, which has no word for what is not finite."""
     facts = asdict(trial)
     facts["score"] = None if trial.score is None else json_number(trial.score)
@@ -169,16 +169,16 @@ def trial_facts(trial: Trial) -> dict[str, Any]:
     return facts
 
 
-def read_trial(facts: dict[str, Any]) -> Trial:
+def _read_trial(facts: dict[str, Any]) -> Trial:
     """A trial as `trial_facts` gave it."""
     known = {key: value for key, value in facts.items() if key not in ("score", "epochs")}
-    known["points"] = tuple(read_point(point) for point in facts["points"])
+    known["points"] = tuple(_read_point(point) for point in facts["points"])
     known["rungs"] = facts["rungs"] and {k: float(v) for k, v in facts["rungs"].items()}
     known["process"] = facts["process"] and (facts["process"][0], facts["process"][1])
     return Trial(**known)
 
 
-def read_point(facts: dict[str, Any]) -> Point:
+def _read_point(facts: dict[str, Any]) -> Point:
     """One validation as `trial_facts` gave it."""
     interval = facts["interval95"] and (facts["interval95"][0], facts["interval95"][1])
     return Point(**{**facts, "score": float(facts["score"]), "interval95": interval})
@@ -186,12 +186,14 @@ def read_point(facts: dict[str, Any]) -> Point:
 
 def is_sweep(folder: Path) -> bool:
     """Whether a folder holds a sweep."""
-    return (folder / STATE).is_file()
+    return (folder / _STATE).is_file()
 
 
-def refuse_used(folder: Path) -> None:
+def _refuse_used(folder: Path) -> None:
     """Raise unless a folder holds a sweep or is free for one."""
-    strange = [p for p in folder.iterdir() if p.name not in (COPY, LOCK)] if folder.is_dir() else []
+    strange = (
+        [p for p in folder.iterdir() if p.name not in (_COPY, LOCK)] if folder.is_dir() else []
+    )
     if is_sweep(folder) or not folder.exists() or (folder.is_dir() and not strange):
         return
     what = "is not empty and holds no sweep" if strange else "is a file"
@@ -200,7 +202,7 @@ def refuse_used(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make a folder that outlives a power cut."""
-    refuse_used(folder)
+    _refuse_used(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
@@ -212,39 +214,39 @@ def make_folder(folder: Path) -> None:
 def begin(folder: Path, sweep: SweepFile) -> SweepState:
     """A new sweep in a folder that is free."""
     make_folder(folder)
-    write_atomically(folder / COPY, sweep.text)
+    write_atomically(folder / _COPY, sweep.text)
     return SweepState(folder=folder, sweep=sweep).write()
 
 
 def reopen(folder: Path, sweep: SweepFile) -> SweepState:
     """The sweep in a folder, with the file as it is today."""
-    path = folder / STATE
+    path = folder / _STATE
     facts = read_json_object(path)
     found = facts.get("format")
-    if not isinstance(found, int) or found > FORMAT:
+    if not isinstance(found, int) or found > _FORMAT:
         raise CheckpointError(
-            f"{path}: format {found} is not known to this program ({FORMAT}); use the version of "
+            f"{path}: format {found} is not known to this program ({_FORMAT}); use the version of "
             "Phalanx that wrote it, or a later one"
         )
     try:
-        trials = tuple(read_trial(trial) for trial in facts["trials"])
+        trials = tuple(_read_trial(trial) for trial in facts["trials"])
         before, sweep = facts["file"], replace(sweep, name=str(facts["name"]))
     except (KeyError, TypeError, ValueError, IndexError) as cause:
         raise CheckpointError(
             f"{path}: is damaged ({type(cause).__name__}: {cause}); restore it from a copy"
         ) from cause
-    refuse_other_file(before, sweep.facts(), folder)
+    _refuse_other_file(before, sweep.facts(), folder)
     if sweep.facts() != before:
-        write_atomically(folder / COPY, sweep.text)
+        write_atomically(folder / _COPY, sweep.text)
     return SweepState(folder=folder, sweep=sweep, trials=trials).write()
 
 
-def refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+def _refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """Trials of one sweep are made alike; only more of them may be asked for."""
     changed = [
         f"{name} was {old}, is {new}"
         for key in now
-        for name, old, new in differences(key, before.get(key), now[key])
+        for name, old, new in _differences(key, before.get(key), now[key])
         if key != "trials"
     ]
     if now["trials"] < before["trials"]:
@@ -252,25 +254,25 @@ def refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path)
     if changed:
         raise ConfigError(
             f"{folder}: was begun with another file: {'; '.join(changed)}. Bring the old file back "
-            f"(it is {folder / COPY}), or begin anew with another --sweep-dir"
+            f"(it is {folder / _COPY}), or begin anew with another --sweep-dir"
         )
 
 
-def differences(name: str, old: Any, new: Any) -> list[tuple[str, str, str]]:
+def _differences(name: str, old: Any, new: Any) -> list[tuple[str, str, str]]:
     """Where two facts differ, as (dotted name, old, new)."""
     if old == new:
         return []
     if name in ("options", "search") and isinstance(old, dict):
         keys = dict.fromkeys([*old, *new])
-        found = [differences(f"{name} {key}", old.get(key), new.get(key)) for key in keys]
+        found = [_differences(f"{name} {key}", old.get(key), new.get(key)) for key in keys]
         return [one for some in found for one in some]
-    return [(name, describe(old), describe(new))]
+    return [(name, _describe(old), _describe(new))]
 
 
-def describe(value: Any) -> str:
+def _describe(value: Any) -> str:
     """A fact in a message."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_describe(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list):
-        return f"[{', '.join(map(describe, value))}]"
+        return f"[{', '.join(map(_describe, value))}]"
     return "not given" if value is None else str(value).lower() if value is True else str(value)

@@ -12,7 +12,7 @@ from phalanx.sweep.journal import SweepState, Trial
 from phalanx.sweep.table import TITLES, cells, describe_values, format_interval, format_score, heads
 from phalanx.units import format_seconds
 
-OWN_STYLE = """
+_OWN_STYLE = """
 pre { background: var(--panel); border-radius: 10px; padding: 13px 16px; overflow-x: auto;
   font-size: 13px; white-space: pre-wrap; overflow-wrap: anywhere; }
 #trials .list td:first-child { width: auto; min-width: 3em; }
@@ -24,23 +24,23 @@ a { color: var(--train); }
 
 def render_page(journal: SweepState) -> str:
     """The whole page as HTML."""
-    parts = (headline, scores, options, trials, file)
+    parts = (_headline, _scores, _options, _trials, _file)
     sections = "\n".join(render(journal) for render in parts)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(journal.sweep.name)}: sweep</title>\n<style>{STYLE}{OWN_STYLE}</style>\n"
+        f"<title>{escape(journal.sweep.name)}: sweep</title>\n<style>{STYLE}{_OWN_STYLE}</style>\n"
         f"</head>\n<body>\n<main>\n{sections}\n</main>\n</body>\n</html>\n"
     )
 
 
-def headline(journal: SweepState) -> str:
+def _headline(journal: SweepState) -> str:
     """Name, state, the best trial and the command that repeats it."""
     state = "finished" if journal.is_finished else "unfinished"
     tiles = "".join(
         f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b>'
         f"<span>{escape(detail)}</span></div>"
-        for label, value, detail in headline_tiles(journal)
+        for label, value, detail in _headline_tiles(journal)
     )
     best = journal.best
     told = (
@@ -56,7 +56,7 @@ def headline(journal: SweepState) -> str:
     )
 
 
-def headline_tiles(journal: SweepState) -> list[tuple[str, str, str]]:
+def _headline_tiles(journal: SweepState) -> list[tuple[str, str, str]]:
     """What the page opens with, as (label, value, detail)."""
     sweep, best = journal.sweep, journal.best
     counts = Counter(trial.state for trial in journal.trials)
@@ -76,7 +76,7 @@ def headline_tiles(journal: SweepState) -> list[tuple[str, str, str]]:
     return [score, ("best trial", str(best.number), describe_values(best, "\n")), *tiles]
 
 
-def scores(journal: SweepState) -> str:
+def _scores(journal: SweepState) -> str:
     """Scores over trials and over epochs."""
     if not any(trial.points for trial in journal.trials):
         return section("scores", "Scores", body=note("Nothing was scored yet."))
@@ -86,7 +86,7 @@ def scores(journal: SweepState) -> str:
     return section("scores", "Scores", body=plot_row(drawings, "wide"))
 
 
-def options(journal: SweepState) -> str:
+def _options(journal: SweepState) -> str:
     """Scores over the values of each option."""
     title = TITLES[journal.sweep.goal]
     if not any(trial.points for trial in journal.trials):
@@ -98,14 +98,14 @@ def options(journal: SweepState) -> str:
     return section("options", "Options", body=told + plot_row(drawings, "small"))
 
 
-def trials(journal: SweepState) -> str:
+def _trials(journal: SweepState) -> str:
     """The table, best first, with a way to each trial's report."""
-    rows = [[*linked(journal, trial), escape(trial.reason)] for trial in journal.ordered()]
+    rows = [[*_linked(journal, trial), escape(trial.reason)] for trial in journal.ordered()]
     body = table([*map(escape, heads(journal.sweep)), "why it failed"], rows)
     return section("trials", "Trials", body=body if rows else note("None has begun."))
 
 
-def linked(journal: SweepState, trial: Trial) -> list[str]:
+def _linked(journal: SweepState, trial: Trial) -> list[str]:
     """A row of the table whose number leads to the report, where there is one."""
     number, *rest = map(escape, cells(journal, trial))
     if (journal.folder / trial.name / "report.html").is_file():
@@ -115,6 +115,6 @@ def linked(journal: SweepState, trial: Trial) -> list[str]:
     return [number, *rest]
 
 
-def file(journal: SweepState) -> str:
+def _file(journal: SweepState) -> str:
     """The file of the sweep as it is written."""
     return section("file", "File", body=f"<pre>{escape(journal.sweep.text)}</pre>")

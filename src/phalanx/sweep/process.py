@@ -20,9 +20,9 @@ from phalanx.sweep.check import flags_of, preset_of
 from phalanx.sweep.file import SweepFile
 from phalanx.sweep.journal import Point, Trial
 
-POLL_S = 0.1
-MOST_READ = 20_000  # bytes of what a process said last
-OWN_WORDS = "phalanx train: "  # what a command that ends badly begins its last line with
+_POLL_S = 0.1
+_MOST_READ = 20_000  # bytes of what a process said last
+_OWN_WORDS = "phalanx train: "  # what a command that ends badly begins its last line with
 
 
 class TrialProcess:
@@ -48,7 +48,7 @@ class TrialProcess:
     def wait(self) -> int | None:
         """The exit code, if it ends in a moment."""
         try:
-            return self._process.wait(timeout=POLL_S)
+            return self._process.wait(timeout=_POLL_S)
         except subprocess.TimeoutExpired:
             return None
 
@@ -60,7 +60,7 @@ class TrialProcess:
 
     def said(self, log: Path) -> str:
         """What this process wrote into the log, without what others did before it."""
-        return log.read_bytes()[self._said_before :][-MOST_READ:].decode(errors="replace")
+        return log.read_bytes()[self._said_before :][-_MOST_READ:].decode(errors="replace")
 
     def kill(self) -> None:
         """End it at once."""
@@ -94,13 +94,13 @@ def open_log(folder: Path, trial: Trial, stopping: Callable[[], bool]) -> int | 
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return handle
         except BlockingIOError:
-            asked = asked or ask_leftover(trial, path)
-            time.sleep(POLL_S)
+            asked = asked or _ask_leftover(trial, path)
+            time.sleep(_POLL_S)
     os.close(handle)
     return None
 
 
-def ask_leftover(trial: Trial, log: Path) -> bool:
+def _ask_leftover(trial: Trial, log: Path) -> bool:
     """Ask the process that a killed sweep left behind to stop; says that it was asked."""
     if trial.process is None:
         return False  # killed in the very moment it was started: it is waited for
@@ -126,10 +126,10 @@ def read_points(run: Path, goal: str) -> list[Point]:
     rows = [
         row for row in csv.DictReader(whole) if all(row.get(n) is not None for n in SCORE_FIELDS)
     ]
-    return [as_point(row, goal) for row in rows if row[goal]]
+    return [_as_point(row, goal) for row in rows if row[goal]]
 
 
-def as_point(row: dict[str, str], goal: str) -> Point:
+def _as_point(row: dict[str, str], goal: str) -> Point:
     """One line of validation.csv."""
     interval = (float(row["top1_low"]), float(row["top1_high"])) if goal == "top1" else None
     return Point(
@@ -147,8 +147,8 @@ def total_steps(run: Path) -> int:
 
 def last_words(text: str) -> str:
     """What a process said when it ended badly: its own message, or the last line."""
-    at = text.rfind(OWN_WORDS)
-    told = text[at + len(OWN_WORDS) :] if at >= 0 else text.strip().rpartition("\n")[2]
+    at = text.rfind(_OWN_WORDS)
+    told = text[at + len(_OWN_WORDS) :] if at >= 0 else text.strip().rpartition("\n")[2]
     return " ".join(told.split())
 
 

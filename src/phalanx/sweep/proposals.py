@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-DRAWS = 50  # until a point is new; the same point again would give the same score
-SHARE = 3  # of the trials that reach a rung, one in so many climbs on
+_DRAWS = 50  # until a point is new; the same point again would give the same score
+_SHARE = 3  # of the trials that reach a rung, one in so many climbs on
 
 
 def refuse_missing() -> None:
@@ -29,8 +29,8 @@ def propose(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
     """The values of the next trial: a function of the file and the trials before it alone."""
     tried = [trial.values for trial in trials]
     if sweep.method != "grid":
-        for draw in range(DRAWS):
-            values = draw_values(sweep, trials, draw=draw)
+        for draw in range(_DRAWS):
+            values = _draw_values(sweep, trials, draw=draw)
             if values not in tried:
                 return values
         if count_points(sweep.search) is None:
@@ -38,23 +38,23 @@ def propose(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
     return next(values for values in iterate_points(sweep.search) if values not in tried)
 
 
-def draw_values(sweep: SweepFile, trials: Sequence[Trial], *, draw: int) -> Values:
+def _draw_values(sweep: SweepFile, trials: Sequence[Trial], *, draw: int) -> Values:
     """What the sampler draws for the next trial."""
-    seed = derive_seed(sweep.seed, len(trials), draw)
-    study = make_study(sweep, trials, seed=seed)
-    drawn = study.ask(distributions(sweep)).params
+    seed = _derive_seed(sweep.seed, len(trials), draw)
+    study = _make_study(sweep, trials, seed=seed)
+    drawn = study.ask(_distributions(sweep)).params
     return {
         name: dimension.tidy(drawn[name]) if isinstance(dimension, Range) else drawn[name]
         for name, dimension in sweep.search.items()
     }
 
 
-def derive_seed(*numbers: int) -> int:
+def _derive_seed(*numbers: int) -> int:
     """A seed of its own for every draw, so that a resumed sweep does not repeat its first ones."""
     return int.from_bytes(sha256(repr(numbers).encode()).digest()[:4])
 
 
-def make_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "optuna.Study":
+def _make_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "optuna.Study":
     """A study in memory that knows what became of these trials."""
     import optuna
 
@@ -67,15 +67,15 @@ def make_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "optu
     study = optuna.create_study(
         direction="maximize" if sweep.wants_highest else "minimize",
         sampler=samplers[sweep.method](),
-        pruner=make_pruner(sweep),
+        pruner=_make_pruner(sweep),
     )
-    known = distributions(sweep)
+    known = _distributions(sweep)
     for trial in trials:
-        study.add_trial(as_known(trial, known))
+        study.add_trial(_as_known(trial, known))
     return study
 
 
-def make_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
+def _make_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
     """What stops trials early."""
     from optuna import pruners
 
@@ -85,17 +85,17 @@ def make_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
             n_startup_trials=sweep.startup, n_warmup_steps=sweep.grace
         ),
         "halving": lambda: pruners.SuccessiveHalvingPruner(
-            min_resource=sweep.grace, reduction_factor=SHARE
+            min_resource=sweep.grace, reduction_factor=_SHARE
         ),
     }[sweep.prune]()
 
 
-def distributions(sweep: SweepFile) -> dict[str, "BaseDistribution"]:
+def _distributions(sweep: SweepFile) -> dict[str, "BaseDistribution"]:
     """The space in optuna's words."""
-    return {name: distribution(dimension) for name, dimension in sweep.search.items()}
+    return {name: _distribution(dimension) for name, dimension in sweep.search.items()}
 
 
-def distribution(dimension: Dimension) -> "BaseDistribution":
+def _distribution(dimension: Dimension) -> "BaseDistribution":
     """A range or a list in optuna's words."""
     from optuna.distributions import (
         CategoricalDistribution,
@@ -113,7 +113,7 @@ def distribution(dimension: Dimension) -> "BaseDistribution":
     return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
 
 
-def as_known(trial: Trial, known: dict[str, "BaseDistribution"]) -> "optuna.trial.FrozenTrial":
+def _as_known(trial: Trial, known: dict[str, "BaseDistribution"]) -> "optuna.trial.FrozenTrial":
     """A finished trial as optuna keeps it."""
     from optuna.trial import TrialState, create_trial
 
@@ -137,9 +137,9 @@ class Judge:
     """Says after each validation of a trial whether it is worth going on."""
 
     def __init__(self, sweep: SweepFile, before: Iterable[Trial], *, values: Values):
-        study = make_study(sweep, before, seed=0)
+        study = _make_study(sweep, before, seed=0)
         study.enqueue_trial(values)
-        self._study, self._trial = study, study.ask(distributions(sweep))
+        self._study, self._trial = study, study.ask(_distributions(sweep))
         self._seen = 0
 
     def is_hopeless(self, score: float) -> bool:

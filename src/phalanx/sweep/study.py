@@ -52,10 +52,10 @@ from phalanx.sweep.process import (
 from phalanx.sweep.proposals import Judge, propose
 from phalanx.sweep.table import describe_progress, describe_trial
 
-STOPS = (EXIT_STOPPED, EXIT_LEFT_AT_ONCE)
-SAME_MISTAKE = 3  # trials at the beginning that fail alike are a mistake in what all have
-MISTAKES: dict[int, type[UserError]] = {e.exit_code: e for e in (ConfigError, DataError)}
-PLAIN = {DivergedError.exit_code: "diverged: "}  # said before a process's own words
+_STOPS = (EXIT_STOPPED, EXIT_LEFT_AT_ONCE)
+_SAME_MISTAKE = 3  # trials at the beginning that fail alike are a mistake in what all have
+_MISTAKES: dict[int, type[UserError]] = {e.exit_code: e for e in (ConfigError, DataError)}
+_PLAIN = {DivergedError.exit_code: "diverged: "}  # said before a process's own words
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Voice:
 
 
 @dataclass(frozen=True)
-class Ending:
+class _Ending:
     """How a process ended."""
 
     code: int
@@ -80,27 +80,27 @@ def run_sweep(folder: Path, sweep: SweepFile, voice: Voice) -> SweepState:
     make_folder(folder)
     with held(folder):
         journal = reopen(folder, sweep) if is_sweep(folder) else begin(folder, sweep)
-        worker = TrialRunner(voice)
+        worker = _TrialRunner(voice)
         with listening(worker.stop, leave=worker.kill):
-            journal = run_trials(journal, worker)
-        write_page(journal)
+            journal = _run_trials(journal, worker)
+        _write_page(journal)
     return journal
 
 
-def run_trials(journal: SweepState, worker: "TrialRunner") -> SweepState:
+def _run_trials(journal: SweepState, worker: "_TrialRunner") -> SweepState:
     """The trials that are left, one after the other."""
     if journal.trials and not journal.is_finished:
         worker.voice.say(f"{len(journal.finished)} of {journal.sweep.trials} trials are finished")
     while not journal.is_finished:
-        refuse_to_go_on(journal, worker)
-        journal = worker.run(started(journal))
-        refuse_same_mistake(journal)
+        _refuse_to_go_on(journal, worker)
+        journal = worker.run(_started(journal))
+        _refuse_same_mistake(journal)
         if not journal.is_finished:
-            write_page(journal)
+            _write_page(journal)
     return journal
 
 
-def started(journal: SweepState) -> SweepState:
+def _started(journal: SweepState) -> SweepState:
     """The journal with one trial running: the one that was, or the next."""
     if any(trial.state == "running" for trial in journal.trials):
         return journal
@@ -108,27 +108,27 @@ def started(journal: SweepState) -> SweepState:
     return journal.with_trial(Trial(number=len(journal.trials), values=values))
 
 
-def refuse_to_go_on(journal: SweepState, worker: "TrialRunner") -> None:
+def _refuse_to_go_on(journal: SweepState, worker: "_TrialRunner") -> None:
     """Leave where a signal asked for it."""
     if worker.stop():
-        raise stopped(journal)
+        raise _stopped(journal)
 
 
-def stopped(journal: SweepState) -> Stopped:
+def _stopped(journal: SweepState) -> Stopped:
     """What a stop says."""
     done, total = len(journal.finished), journal.sweep.trials
     way_on = f"phalanx sweep --resume {journal.folder}"
     return Stopped(f"stopped after {done} of {total} trials; all is saved; go on with: {way_on}")
 
 
-def refuse_same_mistake(journal: SweepState) -> None:
+def _refuse_same_mistake(journal: SweepState) -> None:
     """Raise where no trial could begin: the mistake is in what all have, and they are forgotten."""
     first = journal.finished
-    if len(first) != min(SAME_MISTAKE, journal.sweep.trials):
+    if len(first) != min(_SAME_MISTAKE, journal.sweep.trials):
         return
-    if all(trial.state == "failed" and trial.exit_code in MISTAKES for trial in first):
+    if all(trial.state == "failed" and trial.exit_code in _MISTAKES for trial in first):
         journal.without(first)
-        kind = MISTAKES[first[-1].exit_code or 0]
+        kind = _MISTAKES[first[-1].exit_code or 0]
         raise kind(f"the first {len(first)} trials failed, the last one with: {first[-1].reason}")
 
 
@@ -139,13 +139,13 @@ def held(folder: Path) -> Iterator[None]:
     with disk_errors(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        take(handle, folder)
+        _take(handle, folder)
         yield
     finally:
         os.close(handle)
 
 
-def take(handle: int, folder: Path) -> None:
+def _take(handle: int, folder: Path) -> None:
     """Lock the folder, or say that somebody else has."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,12 +156,12 @@ def take(handle: int, folder: Path) -> None:
         ) from None
 
 
-def write_page(journal: SweepState) -> None:
+def _write_page(journal: SweepState) -> None:
     """sweep.html as things stand."""
     write_atomically(journal.folder / PAGE, render_page(journal))
 
 
-class TrialRunner:
+class _TrialRunner:
     """Runs one trial after the other and passes signals on to the one that runs."""
 
     def __init__(self, voice: Voice):
@@ -177,24 +177,24 @@ class TrialRunner:
         """The journal once its running trial is finished; Stopped if a signal comes first."""
         trial = next(trial for trial in journal.trials if trial.state == "running")
         before = tuple(other for other in journal.trials if other.number < trial.number)
-        watch = TrialMonitor(journal, before, trial, self.voice)
+        watch = _TrialMonitor(journal, before, trial, self.voice)
         log = open_log(journal.folder, trial, self.stop)
         if log is None:
-            raise stopped(journal)
+            raise _stopped(journal)
         try:
             ending = None if watch.look() else self._train(watch, log)
         finally:
             os.close(log)
         journal = watch.journal.with_trial(self._judge(watch, ending))
         ended = journal.trials[trial.number]
-        report_early_end(watch.run, ended)
+        _report_early_end(watch.run, ended)
         self.voice.say(describe_trial(journal, ended))
         if ended.state == "failed" and ending is not None:
             for line in last_lines(ending.said):
                 self.voice.say(f"    {line}")
         return journal
 
-    def _train(self, watch: "TrialMonitor", log: int) -> Ending:
+    def _train(self, watch: "_TrialMonitor", log: int) -> _Ending:
         """A process that trains the trial, followed to its end; the log's lock goes with it."""
         words, resumed = words_for(watch.journal.sweep, watch.trial, watch.run)
         self._training = training = TrialProcess(words, log)
@@ -206,31 +206,31 @@ class TrialRunner:
                 training.ask_to_stop()
         watch.lasted(spent + monotonic() - began)
         watch.look()
-        ending = Ending(code, training.said(watch.log), resumed)
+        ending = _Ending(code, training.said(watch.log), resumed)
         if resumed and code == CheckpointError.exit_code:
             shutil.rmtree(watch.run)  # it cannot be resumed: begin it again
             watch.forget()
             return self._train(watch, log)
         return ending
 
-    def _judge(self, watch: "TrialMonitor", ending: Ending | None) -> Trial:
+    def _judge(self, watch: "_TrialMonitor", ending: _Ending | None) -> Trial:
         """What became of the trial, or Stopped with everything as it is."""
         trial = replace(watch.trial, process=None, rungs=watch.rungs)
         if ending is None or watch.hopeless:
             return replace(trial, state="pruned", exit_code=ending.code if ending else None)
         if ending.code == 0:
-            return judge_score(trial, watch.journal.sweep)
-        if self.stop() or ending.code in STOPS:
+            return _judge_score(trial, watch.journal.sweep)
+        if self.stop() or ending.code in _STOPS:
             watch.journal.with_trial(replace(watch.trial, process=None))
-            raise stopped(watch.journal)
+            raise _stopped(watch.journal)
         if ending.code == DiskError.exit_code:
             way_on = f"phalanx sweep --resume {watch.journal.folder}"
             raise DiskError(f"{last_words(ending.said)}; then go on with: {way_on}")
-        reason = explain_failure(ending)
+        reason = _explain_failure(ending)
         return replace(trial, state="failed", exit_code=ending.code, reason=reason)
 
 
-class TrialMonitor:
+class _TrialMonitor:
     """Follows a trial by its validations, and keeps the journal up to date."""
 
     def __init__(
@@ -286,7 +286,7 @@ class TrialMonitor:
         self.journal = self.journal.with_trial(self.trial)
 
 
-def judge_score(trial: Trial, sweep: SweepFile) -> Trial:
+def _judge_score(trial: Trial, sweep: SweepFile) -> Trial:
     """A trial that came to its end: done, or failed for want of a score."""
     if trial.score is None:
         reason = f"no {sweep.goal} was scored; top5 wants more than five classes"
@@ -297,15 +297,15 @@ def judge_score(trial: Trial, sweep: SweepFile) -> Trial:
     return replace(trial, state="done", exit_code=0)
 
 
-def explain_failure(ending: Ending) -> str:
+def _explain_failure(ending: _Ending) -> str:
     """Why a process ended badly, in its own words."""
     if ending.code < 0:
         name = signal.Signals(-ending.code).name
         return f"killed by {name}" + "; was memory short?" * (name == "SIGKILL")
-    return PLAIN.get(ending.code, "") + (last_words(ending.said) or f"exit code {ending.code}")
+    return _PLAIN.get(ending.code, "") + (last_words(ending.said) or f"exit code {ending.code}")
 
 
-def report_early_end(run: Path, trial: Trial) -> None:
+def _report_early_end(run: Path, trial: Trial) -> None:
     """Write the report that a run which was stopped or broke has not written itself."""
     if trial.state != "done" and is_run_folder(run):
         with suppress(CheckpointError):  # a run that broke may have nothing to report

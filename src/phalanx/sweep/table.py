@@ -9,7 +9,7 @@ from phalanx.sweep.space import as_text, count_points
 from phalanx.units import format_seconds
 
 TITLES = {"top1": "top-1", "top5": "top-5", "loss": "loss"}
-LONGEST = 60  # letters of a reason in a table; sweep.json has all of it
+_LONGEST = 60  # letters of a reason in a table; sweep.json has all of it
 
 
 def format_score(score: float | None, goal: str) -> str:
@@ -33,10 +33,10 @@ def describe_values(trial: Trial, between: str = "  ") -> str:
 def describe_progress(journal: SweepState, trial: Trial) -> str:
     """How far a trial is."""
     score = format_score(trial.score, journal.sweep.goal)
-    return f"{place(journal, trial)}  epoch {trial.epochs:g}  {TITLES[journal.sweep.goal]} {score}"
+    return f"{_place(journal, trial)}  epoch {trial.epochs:g}  {TITLES[journal.sweep.goal]} {score}"
 
 
-def place(journal: SweepState, trial: Trial) -> str:
+def _place(journal: SweepState, trial: Trial) -> str:
     """Which trial of how many."""
     total = journal.sweep.trials
     width = len(str(total))
@@ -48,7 +48,7 @@ def describe_trial(journal: SweepState, trial: Trial) -> str:
     best = journal.best
     title = TITLES[journal.sweep.goal]
     parts = [
-        f"{place(journal, trial)}  {trial.state:<7}",
+        f"{_place(journal, trial)}  {trial.state:<7}",
         f"{title} {format_score(trial.score, journal.sweep.goal):>7}",
         describe_values(trial),
         f"epochs {trial.epochs:g}",
@@ -58,7 +58,7 @@ def describe_trial(journal: SweepState, trial: Trial) -> str:
     return "  ".join(parts + ([shorten(trial.reason)] if trial.reason else []))
 
 
-def shorten(text: str, most: int = LONGEST) -> str:
+def shorten(text: str, most: int = _LONGEST) -> str:
     """As much of a text as there is room for."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -92,12 +92,12 @@ def draw_table(journal: SweepState) -> list[str]:
     reasons = ["", *(shorten(trial.reason) for trial in trials)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        f"{line_up(row, widths)}  {reason}".rstrip()
+        f"{_line_up(row, widths)}  {reason}".rstrip()
         for row, reason in zip(rows, reasons, strict=True)
     ]
 
 
-def line_up(row: Sequence[str], widths: Sequence[int]) -> str:
+def _line_up(row: Sequence[str], widths: Sequence[int]) -> str:
     """Cells on a line; words begin together and numbers end together."""
     return "  ".join(
         f"{cell:<{width}}" if column == 1 else f"{cell:>{width}}"
@@ -112,7 +112,7 @@ def draw_space(sweep: SweepFile) -> list[str]:
     rows = [
         ("preset", sweep.preset or "searched" * ("preset" in sweep.search) or "of the data"),
         ("options", fixed or "the preset's own"),
-        *((f"  {name}", describe_dimension(sweep, name)) for name in sweep.search),
+        *((f"  {name}", _describe_dimension(sweep, name)) for name in sweep.search),
         ("method", f"{sweep.method}, seed {sweep.seed}"),
         ("trials", f"{sweep.trials}" + (f" of {points:,} points" if points else "")),
         ("goal", f"{'highest' if sweep.wants_highest else 'lowest'} {TITLES[sweep.goal]}"),
@@ -121,7 +121,7 @@ def draw_space(sweep: SweepFile) -> list[str]:
     return [f"{name:<24}{text}" for name, text in rows]
 
 
-def describe_dimension(sweep: SweepFile, name: str) -> str:
+def _describe_dimension(sweep: SweepFile, name: str) -> str:
     """What one option is searched through."""
     facts = sweep.search[name].facts()
     if isinstance(facts, list):

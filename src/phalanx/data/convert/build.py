@@ -29,14 +29,14 @@ from phalanx.plan.machine import count_cores
 from phalanx.plan.plan import LEAST_MAX_BAD
 from phalanx.units import parse_share
 
-NOTE = "build.json"
-FORMAT = 1  # of the note; raise it when what is written for the same options changes
-QUALITIES = {True: 90, False: 95}  # of images that are shrunk, of those only made a JPEG
-BAD_SHOWN = 5
-ANOTHER = "choose another --out, or remove this folder to begin anew"
-AGAIN = "then run the same command again: it goes on where it stopped"
+_NOTE = "build.json"
+_FORMAT = 1  # of the note; raise it when what is written for the same options changes
+_QUALITIES = {True: 90, False: 95}  # of images that are shrunk, of those only made a JPEG
+_BAD_SHOWN = 5
+_ANOTHER = "choose another --out, or remove this folder to begin anew"
+_AGAIN = "then run the same command again: it goes on where it stopped"
 
-Tell = Callable[[str, int, int], None]  # split, images done, of how many
+_Tell = Callable[[str, int, int], None]  # split, images done, of how many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +73,13 @@ class BuildOptions:
         return Change(
             any_form=OUTPUT_FORMATS[self.to].any_form,
             short_side=self.short_side,
-            quality=self.quality or QUALITIES[self.short_side is not None],
+            quality=self.quality or _QUALITIES[self.short_side is not None],
             raw=self.raw,
         )
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class _Outcome:
     """What a build has done to one split."""
 
     images: int
@@ -88,7 +88,7 @@ class Outcome:
     bad: list[str] = field(default_factory=list)
 
 
-class FoundBad(Exception):
+class _FoundBad(Exception):
     """Images turned out to be bad after the writer was promised them."""
 
     def __init__(self, bad: dict[int, str]):
@@ -103,21 +103,21 @@ def build(
     *,
     max_bad: str | None = None,
     workers: int | None = None,
-    tell: Tell | None = None,
-) -> dict[str, Outcome]:
+    tell: _Tell | None = None,
+) -> dict[str, _Outcome]:
     """Write the data in `src` to `out` in another form; what comes back is told by split."""
-    with out_errors(out, AGAIN):
-        refuse_foreign(out)
+    with out_errors(out, _AGAIN):
+        _refuse_foreign(out)
     parts = find_parts(src)
     workers = _choose_workers(parts, workers)
-    with out_errors(out, AGAIN), _alone(out), ProcessPool(workers) as crew:
-        note = open_note(out, parts, options)
-        job = Job(parts, out=out, options=options, note=note, crew=crew, tell=tell)
-        limits = {part.split: count_max_bad(max_bad, part.images) for part in parts}
+    with out_errors(out, _AGAIN), _alone(out), ProcessPool(workers) as crew:
+        note = _open_note(out, parts, options)
+        job = _Job(parts, out=out, options=options, note=note, crew=crew, tell=tell)
+        limits = {part.split: _count_max_bad(max_bad, part.images) for part in parts}
         return {part.split: job.build_split(part, limits[part.split]) for part in parts}
 
 
-def count_max_bad(asked: str | None, images: int) -> int:
+def _count_max_bad(asked: str | None, images: int) -> int:
     """Bad images of a split to put up with: as asked, else as many as training does."""
     return max(LEAST_MAX_BAD, images // 100) if asked is None else parse_share(asked, images)
 
@@ -131,23 +131,23 @@ def _choose_workers(parts: list[Part], asked: int | None) -> int:
 # --- the note ---
 
 
-def refuse_foreign(out: Path) -> None:
+def _refuse_foreign(out: Path) -> None:
     """Raise DataError for a place where something lies that no build has put there."""
-    if not out.exists() or (out / FOLDER / NOTE).is_file():
+    if not out.exists() or (out / FOLDER / _NOTE).is_file():
         return
     if not out.is_dir():
         raise DataError(f"{out}: is a file, not a folder; choose another --out")
     others = sorted(entry.name for entry in out.iterdir() if entry.name != FOLDER)
     if others:
         told = f"is not empty ({', '.join(others[:3])}) and nothing was built there"
-        raise DataError(f"{out}: {told}; {ANOTHER}")
+        raise DataError(f"{out}: {told}; {_ANOTHER}")
 
 
-def open_note(out: Path, parts: list[Part], options: BuildOptions) -> dict[str, Any]:
+def _open_note(out: Path, parts: list[Part], options: BuildOptions) -> dict[str, Any]:
     """The note of a build that broke off or is done, or a new one; another build is refused."""
-    path = out / FOLDER / NOTE
+    path = out / FOLDER / _NOTE
     wanted = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "options": asdict(options),
         "source": {part.split: {"data": part.data, **part.fingerprint} for part in parts},
     }
@@ -158,10 +158,10 @@ def open_note(out: Path, parts: list[Part], options: BuildOptions) -> dict[str, 
         write_note(out, note)
         return note
     except ValueError:
-        raise DataError(f"{path}: cannot be read; {ANOTHER}") from None
+        raise DataError(f"{path}: cannot be read; {_ANOTHER}") from None
     differing = [name for name in wanted if found.get(name) != wanted[name]]
     if differing:
-        raise DataError(f"{out}: {_describe_difference(found, wanted)}; {ANOTHER}")
+        raise DataError(f"{out}: {_describe_difference(found, wanted)}; {_ANOTHER}")
     return dict(found)
 
 
@@ -185,7 +185,7 @@ def _describe_option(value: Any) -> str:
 
 def write_note(out: Path, note: dict[str, Any]) -> None:
     """Keep what is being built; no times and no paths, so that it is the same every time."""
-    write_atomically(out / FOLDER / NOTE, json.dumps(note, indent=1, sort_keys=True) + "\n")
+    write_atomically(out / FOLDER / _NOTE, json.dumps(note, indent=1, sort_keys=True) + "\n")
 
 
 @contextmanager
@@ -206,7 +206,7 @@ def _alone(out: Path) -> Iterator[None]:
 # --- the work ---
 
 
-class Job:
+class _Job:
     """A build that is under way."""
 
     def __init__(
@@ -217,21 +217,21 @@ class Job:
         options: BuildOptions,
         note: dict[str, Any],
         crew: ProcessPool,
-        tell: Tell | None,
+        tell: _Tell | None,
     ):
         self.parts, self.out, self.options, self.note = parts, out, options, note
         self.target, self.crew, self.tell = OUTPUT_FORMATS[options.to], crew, tell
 
-    def build_split(self, part: Part, max_bad: int) -> Outcome:
+    def build_split(self, part: Part, max_bad: int) -> _Outcome:
         """Write one split; when images turn out to be bad, once more without them."""
         while True:
-            check_bad(self.bad(part), part, max_bad)
+            _check_bad(self.bad(part), part, max_bad)
             bad = self.bad(part)
-            outcome = Outcome(images=self.count(part), bad=[bad[number] for number in sorted(bad)])
+            outcome = _Outcome(images=self.count(part), bad=[bad[number] for number in sorted(bad)])
             try:
                 self._write(part, outcome, max_bad)
                 return outcome
-            except FoundBad as found:
+            except _FoundBad as found:
                 take_away(self.target, self.out, part.split)
                 known = {**self.bad(part), **found.bad}
                 self.note["bad"][part.split] = {str(n): known[n] for n in sorted(known)}
@@ -245,7 +245,7 @@ class Job:
         """How many images of a split are written."""
         return part.images - len(self.bad(part))
 
-    def _write(self, part: Part, outcome: Outcome, max_bad: int) -> None:
+    def _write(self, part: Part, outcome: _Outcome, max_bad: int) -> None:
         leg = self.leg(part)
         if self.target.is_whole(leg):
             self._say(part, leg.count, leg.count)
@@ -259,7 +259,7 @@ class Job:
     def leg(self, part: Part) -> WriteJob:
         """What the writer of a split has to know."""
         if self.options.to == "folder":
-            refuse_missing_classes(part, self.bad(part))
+            _refuse_missing_classes(part, self.bad(part))
         return WriteJob(
             out=self.out,
             split=part.split,
@@ -269,12 +269,12 @@ class Job:
             shards=self.options.shards,
             short_side=self.options.short_side,
             raw=self.options.raw,
-            numbered=self.options.to == "folder" and names_clash(part),
+            numbered=self.options.to == "folder" and _names_clash(part),
             lengths={each.split: self.count(each) for each in self.parts},
         )
 
     def _samples(
-        self, part: Part, numbers: Any, outcome: Outcome, max_bad: int
+        self, part: Part, numbers: Any, outcome: _Outcome, max_bad: int
     ) -> Iterator[Sample]:
         """The images for the writer; after the first bad one the others are only looked at."""
         tasks = ((task, self.options.change) for task in make_tasks(part, numbers))
@@ -286,33 +286,33 @@ class Job:
                 self._say(part, done, self.count(part))
                 if isinstance(sample, str):
                     found[number] = sample
-                    check_bad({**self.bad(part), **found}, part, max_bad)
+                    _check_bad({**self.bad(part), **found}, part, max_bad)
                 elif not found:
                     outcome.written += 1
                     outcome.encoded += changed
                     yield sample
         if found:
-            raise FoundBad(found)
+            raise _FoundBad(found)
 
     def _say(self, part: Part, done: int, count: int) -> None:
         if self.tell is not None:
             self.tell(part.split, done, count)
 
 
-def check_bad(bad: dict[int, str], part: Part, max_bad: int) -> None:
+def _check_bad(bad: dict[int, str], part: Part, max_bad: int) -> None:
     """Raise DataError when more images of a split are bad than is put up with, or all of them."""
     if len(bad) <= max_bad and len(bad) < part.images:
         return
     many = f"more than {max_bad} images" if len(bad) > max_bad else "none of the images"
     can = "cannot" if len(bad) > max_bad else "can"
-    first = "\n".join(bad[number] for number in sorted(bad)[:BAD_SHOWN])
+    first = "\n".join(bad[number] for number in sorted(bad)[:_BAD_SHOWN])
     raise DataError(
         f"{part.split}: {many} {can} be read, the first are:\n{first}\n"
         "mend or remove them, or allow more with --max-bad"
     )
 
 
-def refuse_missing_classes(part: Part, bad: dict[int, str]) -> None:
+def _refuse_missing_classes(part: Part, bad: dict[int, str]) -> None:
     """Raise DataError when a training class has no images: in folders, others took its number."""
     if part.labels is None or part.split != "train":
         return
@@ -327,7 +327,7 @@ def refuse_missing_classes(part: Part, bad: dict[int, str]) -> None:
         )
 
 
-def names_clash(part: Part) -> bool:
+def _names_clash(part: Part) -> bool:
     """Whether two images of a class would get the same file name."""
     if part.labels is None:  # ImageNet names each image once
         return False

@@ -17,20 +17,20 @@ from phalanx.data.formats.imagenet import BOXES
 from phalanx.data.formats.index import FOLDER
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 
-NAMES = {"train": "train", "valid": "val"}
+_NAMES = {"train": "train", "valid": "val"}
 BLOCK_FILES = 1024  # between two notes of how far it is
-LONGEST_NAME = 200  # bytes, where file systems take 255
-ENDING_OF = {"PNG": ".png"}
+_LONGEST_NAME = 200  # bytes, where file systems take 255
+_ENDING_OF = {"PNG": ".png"}
 
 
 def split_folder(out: Path, split: str) -> Path:
     """Where the class folders of a split end up."""
-    return out / NAMES[split]
+    return out / _NAMES[split]
 
 
 def growing_folder(out: Path, split: str) -> Path:
     """Where they are until the split is whole."""
-    return out / f".{NAMES[split]}.part"
+    return out / f".{_NAMES[split]}.part"
 
 
 def note_path(out: Path, split: str) -> Path:
@@ -60,14 +60,14 @@ def file_name(sample: Sample, number: int, *, numbered: bool) -> str:
     base = PurePosixPath(sample.name).name
     usable = _is_safe(base) and base.lower().endswith(ENDINGS)
     if not usable:
-        return f"{number:08}{ENDING_OF.get(look_at(sample.data).form, '.jpg')}"
+        return f"{number:08}{_ENDING_OF.get(look_at(sample.data).form, '.jpg')}"
     return f"{number:08}_{base}" if numbered else base
 
 
 def _is_safe(name: str) -> bool:
     """Whether a file or folder can be called that and is seen by the reader."""
     length = len(name.encode(errors="surrogateescape"))
-    return 0 < length <= LONGEST_NAME and not name.startswith(".") and not {"/", "\0"} & set(name)
+    return 0 < length <= _LONGEST_NAME and not name.startswith(".") and not {"/", "\0"} & set(name)
 
 
 def written_folder(out: Path, split: str, *, count: int) -> int:
@@ -149,7 +149,7 @@ def _note_block(out: Path, split: str, done: int, lines: str) -> None:
 def _finish(out: Path, split: str) -> None:
     """Give the whole split its name, and the set its table of boxes."""
     home = growing_folder(out, split)
-    tables = [boxes_path(out, each) for each in NAMES]
+    tables = [boxes_path(out, each) for each in _NAMES]
     lines = b"".join(table.read_bytes() for table in tables if table.is_file())
     if lines:
         write_atomically(out / BOXES, lines)

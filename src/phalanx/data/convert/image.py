@@ -9,7 +9,7 @@ from phalanx.data.convert.origin import Task, read_samples
 from phalanx.data.convert.sample import PLAIN_JPEG, Looks, Sample, encode_png, look_at, shrink
 from phalanx.data.formats.decode import BadImage, Pixels, decode
 
-FORM_OF_ENDING = {
+_FORM_OF_ENDING = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
     ".jpe": "JPEG",
@@ -38,14 +38,14 @@ def convert_task(work: tuple[Task, Change]) -> list[tuple[int, Sample | str, boo
         try:
             if isinstance(sample, BadImage):
                 raise sample
-            after = convert(sample, change)
+            after = _convert(sample, change)
             made.append((number, after, after is not sample))
         except BadImage as bad:
             made.append((number, str(bad), False))
     return made
 
 
-def convert(sample: Sample, change: Change) -> Sample:
+def _convert(sample: Sample, change: Change) -> Sample:
     """The image as it is asked for, byte for byte the same where that will do.
 
     Every image is decoded, be it only to see that it can be: raises BadImage.
@@ -54,16 +54,16 @@ def convert(sample: Sample, change: Change) -> Sample:
     if change.raw:
         # as BMP the pixels travel whole, and unpacking them costs next to nothing
         return replace(sample, data=_encode(shrink(pixels, change.short_side), ".bmp", []))
-    if will_do(looks, change):
+    if _will_do(looks, change):
         return sample
     pixels = shrink(pixels, change.short_side)
     if change.any_form and form_of(sample.name) == "PNG":
         return replace(sample, data=encode_png(pixels))
     data = _encode(pixels, ".jpg", [cv2.IMWRITE_JPEG_QUALITY, change.quality])
-    return replace(sample, data=data, name=as_jpeg(sample.name))
+    return replace(sample, data=data, name=_as_jpeg(sample.name))
 
 
-def will_do(looks: Looks, change: Change) -> bool:
+def _will_do(looks: Looks, change: Change) -> bool:
     """Whether an image can stay as it is."""
     small = change.short_side is None or min(looks.width, looks.height) <= change.short_side
     plain = looks.form == "JPEG" and looks.mode in PLAIN_JPEG
@@ -72,10 +72,10 @@ def will_do(looks: Looks, change: Change) -> bool:
 
 def form_of(name: str) -> str:
     """The form that an image's name promises; empty where it promises none."""
-    return FORM_OF_ENDING.get(PurePosixPath(name).suffix.lower(), "")
+    return _FORM_OF_ENDING.get(PurePosixPath(name).suffix.lower(), "")
 
 
-def as_jpeg(name: str) -> str:
+def _as_jpeg(name: str) -> str:
     """The name for an image that is a JPEG now; one that promised no other form stays."""
     if form_of(name) in ("", "JPEG"):
         return name

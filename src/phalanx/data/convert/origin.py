@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
-HANDED_FILES = (*TARS.values(), BOXES, MAPPING, *SOLUTIONS.values())
+_HANDED_FILES = (*TARS.values(), BOXES, MAPPING, *SOLUTIONS.values())
 
 
 def _has_folder(root: Path, split: str) -> bool:
@@ -45,7 +45,7 @@ def _has_folder(root: Path, split: str) -> bool:
     return alone or find_split(root, split) is not None
 
 
-HAS_SPLIT: dict[str, Callable[[Path, str], bool]] = {  # forms that may hold one split only
+_HAS_SPLIT: dict[str, Callable[[Path, str], bool]] = {  # forms that may hold one split only
     "folder": _has_folder,
     "imagenet": _has_folder,
     "tfrecord": lambda root, split: bool(tfrecord.FAMILY.find(root, split)),
@@ -99,11 +99,11 @@ def find_parts(root: Path) -> list[Part]:
         told = [f"{root}: several datasets lie here; give the folder of one alone:", *lines]
         raise DataError("\n".join(told))
     data, folder = found[0].data, found[0].folder
-    has = HAS_SPLIT.get(data, lambda _root, _split: True)
-    return [describe_part(data, folder, split) for split in SPLITS if has(folder, split)]
+    has = _HAS_SPLIT.get(data, lambda _root, _split: True)
+    return [_describe_part(data, folder, split) for split in SPLITS if has(folder, split)]
 
 
-def describe_part(data: str, folder: Path, split: str) -> Part:
+def _describe_part(data: str, folder: Path, split: str) -> Part:
     """What is known of a split once its index is open."""
     if data in HANDOUTS:
         return _describe_handed(data, folder, split)
@@ -123,7 +123,7 @@ def _describe_handed(data: str, folder: Path, split: str) -> Part:
     handout = HANDOUTS[data]
     count, classes = handout.count(folder, split), handout.classes(folder)
     digest = hashlib.sha256("\n".join(classes).encode())
-    for path in (folder / name for name in HANDED_FILES):
+    for path in (folder / name for name in _HANDED_FILES):
         if path.is_file():
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
     facts = {"images": count, "classes": len(classes), "sha256": digest.hexdigest()}

@@ -22,7 +22,7 @@ from phalanx.data.formats.packed import packed_path
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 from phalanx.errors import DataError
 
-NO_BOX = (float("nan"),) * 4
+_NO_BOX = (float("nan"),) * 4
 
 
 class PackedEntry(NamedTuple):
@@ -57,7 +57,7 @@ class PackedIndexBuilder:
         self.checksums.append(entry.checksum)
         self.letters += entry.name.encode(errors="surrogateescape")
         self.ends.append(len(self.letters))
-        self.boxes.extend(entry.box or NO_BOX)
+        self.boxes.extend(entry.box or _NO_BOX)
         self.has_boxes = self.has_boxes or entry.box is not None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -77,7 +77,7 @@ class PackedIndexBuilder:
         return found
 
 
-class PackedProgress(NamedTuple):
+class _PackedProgress(NamedTuple):
     """How much of a packed file is on the disk."""
 
     images: int = 0
@@ -85,7 +85,7 @@ class PackedProgress(NamedTuple):
     journal_bytes: int = 0
 
 
-NOTHING = PackedProgress()
+NOTHING = _PackedProgress()
 
 
 def part_path(out: Path, split: str) -> Path:
@@ -104,11 +104,11 @@ def note_path(out: Path, split: str) -> Path:
     return out / FOLDER / f"packed-{split}.json"
 
 
-def read_note(out: Path, split: str, head: bytes) -> PackedProgress:
+def read_note(out: Path, split: str, head: bytes) -> _PackedProgress:
     """How far a file with this head was written; nothing where that cannot be relied on."""
     part, journal = part_path(out, split), journal_path(out, split)
     try:
-        note = PackedProgress(*json.loads(note_path(out, split).read_bytes()))
+        note = _PackedProgress(*json.loads(note_path(out, split).read_bytes()))
         enough = part.stat().st_size >= note.file_bytes >= len(head)
         enough = enough and journal.stat().st_size >= note.journal_bytes
         with part.open("rb") as file:
@@ -117,7 +117,7 @@ def read_note(out: Path, split: str, head: bytes) -> PackedProgress:
         return NOTHING
 
 
-def read_entries(out: Path, split: str, note: PackedProgress) -> Iterator[PackedEntry]:
+def read_entries(out: Path, split: str, note: _PackedProgress) -> Iterator[PackedEntry]:
     """The entries that a note vouches for."""
     with journal_path(out, split).open("rb") as journal:
         for number in range(note.images):
@@ -140,7 +140,7 @@ def clear_away(out: Path, split: str) -> None:
 class PackedJournal:
     """Writes down which images of a growing file are on the disk."""
 
-    def __init__(self, out: Path, split: str, note: PackedProgress):
+    def __init__(self, out: Path, split: str, note: _PackedProgress):
         self.out, self.split, self.note = out, split, note
         self.lines: list[str] = []
 
@@ -160,13 +160,13 @@ class PackedJournal:
             journal.flush()
             os.fsync(journal.fileno())
             size = journal.tell()
-        self.note = PackedProgress(self.note.images + len(self.lines), file.tell(), size)
+        self.note = _PackedProgress(self.note.images + len(self.lines), file.tell(), size)
         self.lines = []
         write_atomically(note_path(self.out, self.split), json.dumps(self.note))
 
 
 @contextmanager
-def growing_file(out: Path, split: str, note: PackedProgress) -> Iterator[BinaryIO]:
+def growing_file(out: Path, split: str, note: _PackedProgress) -> Iterator[BinaryIO]:
     """A file to go on writing after a note; whole, it gets its name, and broken off, it waits.
 
     One that was broken off before its first note is taken away.
@@ -188,7 +188,7 @@ def growing_file(out: Path, split: str, note: PackedProgress) -> Iterator[Binary
     clear_away(out, split)
 
 
-def _open_at(part: Path, note: PackedProgress) -> BinaryIO:
+def _open_at(part: Path, note: _PackedProgress) -> BinaryIO:
     """The growing file, without what was written after the note."""
     if not note.images:
         return part.open("wb")

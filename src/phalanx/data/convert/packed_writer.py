@@ -36,8 +36,8 @@ from phalanx.plan.machine import count_cores
 
 BLOCK_IMAGES = 1024  # between two notes of how far it is
 
-Item = TypeVar("Item")
-Made = TypeVar("Made")
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class PackedForm:
     source: dict[str, Any] = field(default_factory=dict)  # the fingerprint of what was packed
 
 
-class Payload(NamedTuple):
+class _Payload(NamedTuple):
     """An image as it is put into the file."""
 
     data: bytes
@@ -57,17 +57,17 @@ class Payload(NamedTuple):
     height: int
 
 
-def prepare(sample: Sample, form: PackedForm) -> Payload:
+def _prepare(sample: Sample, form: PackedForm) -> _Payload:
     """The image in its packed form; a raw one that cannot be decoded becomes empty."""
     if form.encoding == "jpeg":
         data = to_jpeg(sample, form.short_side)
         looks = look_at(data)
-        return Payload(data, looks.width, looks.height)
+        return _Payload(data, looks.width, looks.height)
     try:
         pixels = shrink(decode(sample.data, sample.name), form.short_side)
     except BadImage:
-        return Payload(b"", 0, 0)
-    return Payload(pixels.tobytes(), pixels.shape[1], pixels.shape[0])
+        return _Payload(b"", 0, 0)
+    return _Payload(pixels.tobytes(), pixels.shape[1], pixels.shape[0])
 
 
 def written_packed(
@@ -76,7 +76,7 @@ def written_packed(
     """How many images are packed already, from the first on: where to go on."""
     if packed_path(out, split).is_file():
         return count
-    head = make_head(count, classes, form or PackedForm())
+    head = _make_head(count, classes, form or PackedForm())
     return read_note(out, split, head).images
 
 
@@ -95,7 +95,7 @@ def write_packed(
     The samples are those from number `start` of `count`, which is 0 or what `written_packed` gave.
     """
     form = form or PackedForm()
-    head = make_head(count, classes, form)
+    head = _make_head(count, classes, form)
     note = read_note(out, split, head) if start else NOTHING
     if note.images != start:
         raise ValueError(f"{note.images} images are packed, not {start}")
@@ -107,7 +107,7 @@ def write_packed(
         clear_away(out, split)
     with growing_file(out, split, note) as file:
         file.write(b"" if start else head)
-        for sample, payload in made_ahead(lambda s: (s, prepare(s, form)), incoming):
+        for sample, payload in _made_ahead(lambda s: (s, _prepare(s, form)), incoming):
             entry = _write_image(file, sample, payload)
             ledger.add(entry)
             journal.add(entry)
@@ -116,7 +116,7 @@ def write_packed(
         _write_index(file, ledger.arrays(), zlib.crc32(head[HEAD.size :]))
 
 
-def make_head(count: int, classes: tuple[str, ...], form: PackedForm) -> bytes:
+def _make_head(count: int, classes: tuple[str, ...], form: PackedForm) -> bytes:
     """What a packed file begins with: the magic word, and the header with its length."""
     header = {
         "format": FORMAT,
@@ -130,7 +130,7 @@ def make_head(count: int, classes: tuple[str, ...], form: PackedForm) -> bytes:
     return HEAD.pack(MAGIC, len(text)) + text
 
 
-def _write_image(file: BinaryIO, sample: Sample, payload: Payload) -> PackedEntry:
+def _write_image(file: BinaryIO, sample: Sample, payload: _Payload) -> PackedEntry:
     offset = _align(file)
     file.write(payload.data)
     return PackedEntry(
@@ -167,10 +167,10 @@ def _write_index(file: BinaryIO, arrays: dict[str, NDArray[Any]], header_crc: in
     file.write(TAIL.pack(begin, place, len(text), crc, header_crc, END_MAGIC))
 
 
-def made_ahead(make: Callable[[Item], Made], items: Iterator[Item]) -> Iterator[Made]:
+def _made_ahead(make: Callable[[_Item], _Made], items: Iterator[_Item]) -> Iterator[_Made]:
     """What `make` gives for each item, in order; threads are a few items ahead."""
     threads = count_cores()
-    waiting: deque[Future[Made]] = deque()
+    waiting: deque[Future[_Made]] = deque()
     with ThreadPoolExecutor(threads, "pack") as pool:
         for item in items:
             waiting.append(pool.submit(make, item))

@@ -15,7 +15,7 @@ from phalanx.data.formats.decode import FORMATS, PILLOW_ERRORS, BadImage, Pixels
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 from phalanx.errors import DataError
 
-QUALITY = 95
+_QUALITY = 95
 PLAIN_JPEG = ("RGB", "L")  # the modes every reader of a JPEG takes
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in 0..1
@@ -63,7 +63,7 @@ def to_jpeg(sample: Sample, short_side: int | None = None) -> bytes:
         pixels = decode(sample.data, sample.name)
     except BadImage:
         return sample.data
-    return encode_jpeg(shrink(pixels, short_side))
+    return _encode_jpeg(shrink(pixels, short_side))
 
 
 def shrink(image: Pixels, short_side: int | None) -> Pixels:
@@ -75,9 +75,9 @@ def shrink(image: Pixels, short_side: int | None) -> Pixels:
     return resize(image, round(height * scale), round(width * scale))
 
 
-def encode_jpeg(image: Pixels) -> bytes:
+def _encode_jpeg(image: Pixels) -> bytes:
     """RGB pixels as a JPEG; the same pixels give the same bytes."""
-    return _encode(image, ".jpg", [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
+    return _encode(image, ".jpg", [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
 
 
 def encode_png(image: Pixels) -> bytes:

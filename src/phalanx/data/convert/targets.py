@@ -42,7 +42,7 @@ class WriteJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputFormat:
+class _OutputFormat:
     """A form that can be written."""
 
     any_form: bool  # whether images may lie in it as they come, or only as plain JPEG
@@ -53,7 +53,7 @@ class OutputFormat:
     files: Callable[[Path, str], list[Path]]  # all it has written for a split
 
 
-def take_away(target: OutputFormat, out: Path, split: str) -> None:
+def take_away(target: _OutputFormat, out: Path, split: str) -> None:
     """Remove what was written for a split."""
     for path in target.files(out, split):
         if path.is_dir():
@@ -155,8 +155,8 @@ def _write_folder(samples: Iterator[Sample], leg: WriteJob, start: int) -> None:
     )
 
 
-OUTPUT_FORMATS: dict[str, OutputFormat] = {
-    "folder": OutputFormat(
+OUTPUT_FORMATS: dict[str, _OutputFormat] = {
+    "folder": _OutputFormat(
         any_form=True,
         has_shards=False,
         written=lambda leg: written_folder(leg.out, leg.split, count=leg.count),
@@ -168,7 +168,7 @@ OUTPUT_FORMATS: dict[str, OutputFormat] = {
             if place(out, split).exists()
         ],
     ),
-    "tar": OutputFormat(
+    "tar": _OutputFormat(
         any_form=True,
         has_shards=True,
         written=_written_tar,
@@ -176,7 +176,7 @@ OUTPUT_FORMATS: dict[str, OutputFormat] = {
         write=_write_tar,
         files=lambda out, split: sorted(out.glob(f"{PREFIX[split]}-*.tar")),
     ),
-    "tfrecord": OutputFormat(
+    "tfrecord": _OutputFormat(
         any_form=False,
         has_shards=True,
         written=_written_records,
@@ -184,7 +184,7 @@ OUTPUT_FORMATS: dict[str, OutputFormat] = {
         write=_write_records,
         files=lambda out, split: sorted(out.glob(f"{PREFIX[split]}-*-of-*")),
     ),
-    "packed": OutputFormat(
+    "packed": _OutputFormat(
         any_form=False,
         has_shards=False,
         written=_written_packed,

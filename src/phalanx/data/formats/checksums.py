@@ -5,7 +5,7 @@ import hashlib
 import zlib
 from pathlib import Path
 
-BLOCK = 1 << 20
+_BLOCK = 1 << 20
 
 IDX_MD5 = {  # of the files as they are after gunzip: packages gzip them anew
     "mnist": {
@@ -32,7 +32,7 @@ def md5_of(path: Path, *, gunzip: bool = False) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with gzip.open(path) if gunzip else path.open("rb") as file:
-            while block := file.read(BLOCK):
+            while block := file.read(_BLOCK):
                 digest.update(block)
     except (OSError, EOFError, zlib.error):  # a damaged gzip is an OSError too
         return ""

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from phalanx.data.formats.arrays import ArraySource, build_arrays
 from phalanx.errors import DataError
 
-PIXELS = 3 * 32 * 32
+_PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class _Layout:
     """How one of the two sets lies on the disk."""
 
     title: str
@@ -30,11 +30,11 @@ class Layout:
     @property
     def record(self) -> int:
         """The bytes of one image with its labels."""
-        return self.label_bytes + PIXELS
+        return self.label_bytes + _PIXELS
 
 
-LAYOUTS = {
-    "cifar10": Layout(
+_LAYOUTS = {
+    "cifar10": _Layout(
         title="CIFAR-10",
         files={
             "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -44,7 +44,7 @@ LAYOUTS = {
         archive="cifar-10-binary.tar.gz",
         label_bytes=1,
     ),
-    "cifar100": Layout(
+    "cifar100": _Layout(
         title="CIFAR-100",
         files={"train": ("train.bin",), "valid": ("test.bin",)},
         folder="cifar-100-binary",
@@ -56,21 +56,21 @@ LAYOUTS = {
 
 def open_cifar10(folder: Path, split: str) -> ArraySource:
     """One split of CIFAR-10."""
-    return open_cifar("cifar10", folder, split)
+    return _open_cifar("cifar10", folder, split)
 
 
 def open_cifar100(folder: Path, split: str) -> ArraySource:
     """One split of CIFAR-100 with its hundred fine labels."""
-    return open_cifar("cifar100", folder, split)
+    return _open_cifar("cifar100", folder, split)
 
 
-def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
+def _open_cifar(data: str, folder: Path, split: str) -> ArraySource:
     """One split of either set."""
-    layout = LAYOUTS[data]
+    layout = _LAYOUTS[data]
     names = layout.files[split]
-    home = find_home(layout, folder, names[0])
-    contents = read_archive(layout, home, names) if home.is_file() else read_files(home, names)
-    batches = [to_records(layout, home / name, contents[name]) for name in names]
+    home = _find_home(layout, folder, names[0])
+    contents = _read_archive(layout, home, names) if home.is_file() else _read_files(home, names)
+    batches = [_to_records(layout, home / name, contents[name]) for name in names]
     if len({len(batch) for batch in batches}) > 1:
         counts = ", ".join(f"{n} {len(b):,}" for n, b in zip(names, batches, strict=True))
         raise DataError(f"{home}: files of unequal length ({counts} images); fetch them again")
@@ -82,7 +82,7 @@ def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
 
 def looks_like(root: Path, data: str) -> bool:
     """Whether one of the sets lies here, as files or as the archive."""
-    layout = LAYOUTS[data]
+    layout = _LAYOUTS[data]
     if (root / layout.archive).is_file():
         return True
     first = [names[0] for names in layout.files.values()]
@@ -92,7 +92,7 @@ def looks_like(root: Path, data: str) -> bool:
     return size > 0 and size % layout.record == 0  # train.bin is a common name
 
 
-def find_home(layout: Layout, folder: Path, first: str) -> Path:
+def _find_home(layout: _Layout, folder: Path, first: str) -> Path:
     """The folder that holds a split's files; or else the archive."""
     for place in (folder, folder / layout.folder):
         if (place / first).is_file():
@@ -106,12 +106,12 @@ def find_home(layout: Layout, folder: Path, first: str) -> Path:
     )
 
 
-def read_files(home: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+def _read_files(home: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     """The contents of files by name."""
-    return {name: read_file(home / name) for name in names}
+    return {name: _read_file(home / name) for name in names}
 
 
-def read_file(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """The whole of one file."""
     try:
         return path.read_bytes()
@@ -119,7 +119,7 @@ def read_file(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read ({cause.strerror}); fetch it again") from None
 
 
-def read_archive(layout: Layout, path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+def _read_archive(layout: _Layout, path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     """The contents of files in the published archive, by name; nothing is unpacked."""
     wanted = {f"{layout.folder}/{name}": name for name in names}
     try:
@@ -138,7 +138,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read() if file else b""
 
 
-def to_records(layout: Layout, path: Path, data: bytes) -> NDArray[np.uint8]:
+def _to_records(layout: _Layout, path: Path, data: bytes) -> NDArray[np.uint8]:
     """The records of one file, [N, bytes of one]."""
     if not data or len(data) % layout.record:
         raise DataError(

@@ -21,17 +21,17 @@ except ImportError:  # Pillow stands in, with the same pixels at half the speed
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 
-SPARE = 1.5
+_SPARE = 1.5
 MOST_PIXELS = 178_000_000  # an image of more is taken for an attack, as Pillow does
 JPEG_START = b"\xff\xd8"
-JPEG_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, from top to bottom
-JPEG_SCAN = 0xDA
-JPEG_PLANES = (1, 3)  # grey, or colours; the four of print go by way of Pillow
-SIDES = struct.Struct(">HH")  # height and width, in a frame
-JPEG_ASIDE = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, cameras' notes
-EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg, of rows below those it was asked for
-NARROW = 8  # below it, a width does not tell by how many eighths it was scaled
-EDGE_ROWS = 4  # colours of small planes are blended with the rows below
+_JPEG_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, from top to bottom
+_JPEG_SCAN = 0xDA
+_JPEG_PLANES = (1, 3)  # grey, or colours; the four of print go by way of Pillow
+_SIDES = struct.Struct(">HH")  # height and width, in a frame
+_JPEG_ASIDE = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, cameras' notes
+_EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg, of rows below those it was asked for
+_NARROW = 8  # below it, a width does not tell by how many eighths it was scaled
+_EDGE_ROWS = 4  # colours of small planes are blended with the rows below
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # what hides behind a .jpg or .png now and then
 PILLOW_ERRORS = (
     OSError,
@@ -91,11 +91,11 @@ def decode_top(data: bytes, rows: int, least: tuple[int, int] | None = None) -> 
         return None
     high, wide = least or (0, 0)
     factor = 2 if least else 1
-    full, across = SIDES.unpack_from(data, place)
+    full, across = _SIDES.unpack_from(data, place)
     with suppress(ValueError):
         height, width, *_ = simplejpeg.decode_jpeg_header(data, high, wide, factor)
-        enough = rows + EDGE_ROWS * math.ceil(full / height)
-        if enough >= full or across < NARROW or full * across > MOST_PIXELS:
+        enough = rows + _EDGE_ROWS * math.ceil(full / height)
+        if enough >= full or across < _NARROW or full * across > MOST_PIXELS:
             return None
         cut_short = bytearray(data)
         cut_short[place : place + 2] = enough.to_bytes(2)  # no decoder reads on below its height
@@ -111,7 +111,7 @@ def _fill_top(pixels: Pixels, data: bytearray, size: dict[str, int]) -> bool:
     try:
         simplejpeg.decode_jpeg(data, buffer=pixels, **size)
     except ValueError as told:  # the first of all complaints, made when the pixels are there
-        return str(told).endswith(EARLY_END)
+        return str(told).endswith(_EARLY_END)
     return True
 
 
@@ -120,12 +120,12 @@ def height_at(data: bytes) -> int | None:
     frame, at = None, len(JPEG_START)
     while data.startswith(b"\xff", at) and at + 10 < len(data):
         kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
-        if kind == JPEG_SCAN:
-            whole = frame is not None and data[at + 4] == data[frame + 4] in JPEG_PLANES
+        if kind == _JPEG_SCAN:
+            whole = frame is not None and data[at + 4] == data[frame + 4] in _JPEG_PLANES
             return frame if whole else None
-        if kind in JPEG_FRAMES:
+        if kind in _JPEG_FRAMES:
             frame = at + 5
-        elif kind not in JPEG_ASIDE:  # several passes, or restarts, whose marks end nothing
+        elif kind not in _JPEG_ASIDE:  # several passes, or restarts, whose marks end nothing
             return None
         at += 2 + length
     return None
@@ -185,7 +185,7 @@ class Picture:
 
     def _least(self, scale: float) -> tuple[int, int] | None:
         """Sides that are enough for that scale; None where the full size is needed."""
-        scale *= SPARE
+        scale *= _SPARE
         least = math.ceil(self.height * scale), math.ceil(self.width * scale)
         return least if scale <= 0.5 else None
 

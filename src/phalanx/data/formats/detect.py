@@ -15,12 +15,20 @@ if TYPE_CHECKING:
     from phalanx.data.formats.sources import Source
 
 DEPTH = 3
-TREES = {"imagenet-official", "imagenet-kaggle", "imagenet", "tfrecord", "tar", "parquet", "folder"}
-IDX_IMAGES = ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
+_TREES = {
+    "imagenet-official",
+    "imagenet-kaggle",
+    "imagenet",
+    "tfrecord",
+    "tar",
+    "parquet",
+    "folder",
+}
+_IDX_IMAGES = ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFormat:
+class _DataFormat:
     """A form that data can lie in."""
 
     what: str  # what lies there
@@ -38,13 +46,13 @@ class DetectedDataset:
     why: str
 
 
-def name_idx(root: Path) -> str | None:
+def _name_idx(root: Path) -> str | None:
     """Which of the two idx sets lies in a folder; None where neither does.
 
     Their files are called alike: the test labels tell them apart, and the folder's name does where
     those are missing or nobody's; what is left is taken for MNIST.
     """
-    if not any((root / f"{name}{end}").is_file() for name in IDX_IMAGES for end in ("", ".gz")):
+    if not any((root / f"{name}{end}").is_file() for name in _IDX_IMAGES for end in ("", ".gz")):
         return None
     labels = "t10k-labels-idx1-ubyte"
     found = {md5_of(root / labels), md5_of(root / f"{labels}.gz", gunzip=True)}
@@ -54,75 +62,75 @@ def name_idx(root: Path) -> str | None:
 
 
 def _is_idx(root: Path, data: str) -> bool:
-    return name_idx(root) == data
+    return _name_idx(root) == data
 
 
-FORMS: dict[str, DataFormat] = {
-    "folder": DataFormat(
+FORMS: dict[str, _DataFormat] = {
+    "folder": _DataFormat(
         what="train/CLASS/ and val/CLASS/ with .jpg or .png files",
         get="your own images; phalanx data build --to folder",
         looks_like=folder.looks_like,
         open=folder.open_folder,
     ),
-    "imagenet": DataFormat(
+    "imagenet": _DataFormat(
         what="train/SYNSET/ and val/SYNSET/, with imagenet_2012_bounding_boxes.csv or without",
         get="image-net.org, or phalanx data build --to folder",
         looks_like=imagenet.looks_like,
         open=imagenet.open_imagenet,
     ),
-    "imagenet-official": DataFormat(
+    "imagenet-official": _DataFormat(
         what="ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and the development kit",
         get="image-net.org; convert with phalanx data build",
         looks_like=imagenet.holds_archives,
     ),
-    "imagenet-kaggle": DataFormat(
+    "imagenet-kaggle": _DataFormat(
         what="ILSVRC/Data/CLS-LOC/ with LOC_*_solution.csv beside it",
         get="kaggle.com; convert with phalanx data build",
         looks_like=imagenet.holds_kaggle,
     ),
-    "tfrecord": DataFormat(
+    "tfrecord": _DataFormat(
         what="train-00000-of-01024 and validation-00000-of-00128",
         get="phalanx data build --to tfrecord",
         looks_like=tfrecord.looks_like,
         open=tfrecord.open_tfrecord,
     ),
-    "tar": DataFormat(
+    "tar": _DataFormat(
         what="train-000000.tar and validation-000000.tar, as WebDataset has them",
         get="phalanx data build --to tar",
         looks_like=webdataset.looks_like,
         open=webdataset.open_tar,
     ),
-    "parquet": DataFormat(
+    "parquet": _DataFormat(
         what="train-*.parquet with a column of images, as Hugging Face publishes them",
         get="huggingface.co",
         looks_like=parquet.looks_like,
         open=parquet.open_parquet,
     ),
-    "packed": DataFormat(
+    "packed": _DataFormat(
         what="train.phx and valid.phx",
         get="phalanx data build --to packed",
         looks_like=packed.looks_like,
         open=packed.open_packed,
     ),
-    "cifar10": DataFormat(
+    "cifar10": _DataFormat(
         what="data_batch_1.bin to 5 and test_batch.bin, or cifar-10-binary.tar.gz",
         get="phalanx data fetch cifar10",
         looks_like=partial(cifar.looks_like, data="cifar10"),
         open=cifar.open_cifar10,
     ),
-    "cifar100": DataFormat(
+    "cifar100": _DataFormat(
         what="train.bin and test.bin, or cifar-100-binary.tar.gz",
         get="phalanx data fetch cifar100",
         looks_like=partial(cifar.looks_like, data="cifar100"),
         open=cifar.open_cifar100,
     ),
-    "mnist": DataFormat(
+    "mnist": _DataFormat(
         what="four idx files, plain or gzipped",
         get="phalanx data fetch mnist",
         looks_like=partial(_is_idx, data="mnist"),
         open=partial(idx.open_idx, "mnist"),
     ),
-    "fashion-mnist": DataFormat(
+    "fashion-mnist": _DataFormat(
         what="four idx files, plain or gzipped",
         get="phalanx data fetch fashion-mnist",
         looks_like=partial(_is_idx, data="fashion-mnist"),
@@ -168,15 +176,15 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
     for depth in range(DEPTH + 1):
         below: list[Path] = []
         for place in level:
-            names = names_of(place)
+            names = _names_of(place)
             if names:
                 yield place, names
-            if depth < DEPTH and not TREES & set(names):
+            if depth < DEPTH and not _TREES & set(names):
                 below += _readable_below(place)
         level = below
 
 
-def names_of(place: Path) -> list[str]:
+def _names_of(place: Path) -> list[str]:
     """The datasets that lie in this very folder."""
     names = [name for name, form in FORMS.items() if form.looks_like(place)]
     if "folder" in names and "imagenet" in names:

@@ -17,13 +17,16 @@ from phalanx.errors import ConfigError, DataError, suggest
 
 ENDINGS = (".jpg", ".jpeg", ".png")
 SPLIT_NAMES = {"train": ("train",), "valid": ("val", "validation", "valid")}
-WANTED = {"train": "train/", "valid": "val/ or validation/"}
-FINDINGS_SHOWN = 10
-ALL_STAMPED = 20_000  # up to so many images each one's size and time are looked at on opening
-FILES_STAMPED, FOLDERS_STAMPED = 1_000, 50  # above that so many, spread over so many class folders
-FOLDERS_LOOKED_AT = 3
+_WANTED = {"train": "train/", "valid": "val/ or validation/"}
+_FINDINGS_SHOWN = 10
+_ALL_STAMPED = 20_000  # up to so many images each one's size and time are looked at on opening
+_FILES_STAMPED, _FOLDERS_STAMPED = (
+    1_000,
+    50,
+)  # above that so many, spread over so many class folders
+_FOLDERS_LOOKED_AT = 3
 
-Keep = Callable[
+_Keep = Callable[
     [list[str]], list[str]
 ]  # those files of a class, as CLASS/FILE, that are in a split
 
@@ -41,7 +44,7 @@ class FolderSource(IndexedSource):
         return data
 
 
-class SplitFolder(NamedTuple):
+class _SplitFolder(NamedTuple):
     """The folder whose class folders hold a split, and the classes that labels count."""
 
     folder: Path
@@ -72,10 +75,10 @@ def open_split_folder(root: Path, split: str, *, share: float, seed: int) -> Fol
     if own is not None:
         raise ConfigError(f"--val-split: {own} is there to be scored; leave the option out")
     folder = find_split(root, "train") or root
-    place = SplitFolder(folder, _class_names(folder))
+    place = _SplitFolder(folder, _class_names(folder))
 
     def keep(files: list[str]) -> list[str]:
-        wanted = choose_valid(files, share=share, seed=seed) == (split == "valid")
+        wanted = _choose_valid(files, share=share, seed=seed) == (split == "valid")
         return [file for file, taken in zip(files, wanted, strict=True) if taken]
 
     index = find_index(
@@ -87,7 +90,7 @@ def open_split_folder(root: Path, split: str, *, share: float, seed: int) -> Fol
     return FolderSource(root, index)
 
 
-def choose_valid(names: Sequence[str], *, share: float, seed: int) -> NDArray[np.bool_]:
+def _choose_valid(names: Sequence[str], *, share: float, seed: int) -> NDArray[np.bool_]:
     """Which images of one class are kept for validation: one at least, and never all."""
     chances = np.empty(len(names))
     for place, name in enumerate(names):
@@ -105,21 +108,21 @@ def looks_like(root: Path) -> bool:
     if splits:
         return any(_subfolders(folder) for folder in splits)
     names = _subfolders(root)
-    return len(names) > 1 and all(_image_files(root / n) for n in names[:FOLDERS_LOOKED_AT])
+    return len(names) > 1 and all(_image_files(root / n) for n in names[:_FOLDERS_LOOKED_AT])
 
 
-def locate(root: Path, split: str) -> SplitFolder:
+def locate(root: Path, split: str) -> _SplitFolder:
     """Where a split lies; its classes are those of the training split."""
     folders = {name: find_split(root, name) for name in SPLIT_NAMES}
     if split == "valid" and folders["train"] is None:
         alone = folders["valid"] or root  # nothing to train on: the folder is there to be scored
-        return SplitFolder(alone, tuple(_subfolders(alone)))
+        return _SplitFolder(alone, tuple(_subfolders(alone)))
     missing = [name for name in {"train", split} if folders[name] is None]
     if missing:
         raise DataError(_describe_missing(root, missing))
     train, wanted = folders["train"], folders[split]
     assert train is not None and wanted is not None
-    return SplitFolder(wanted, _class_names(train))
+    return _SplitFolder(wanted, _class_names(train))
 
 
 def find_split(root: Path, split: str) -> Path | None:
@@ -127,7 +130,7 @@ def find_split(root: Path, split: str) -> Path | None:
     return next((root / name for name in SPLIT_NAMES[split] if (root / name).is_dir()), None)
 
 
-def stamp_place(root: Path, place: SplitFolder) -> Stamp:
+def stamp_place(root: Path, place: _SplitFolder) -> Stamp:
     """What tells that a split has changed, without listing a large one.
 
     A file that comes, goes or gets another name changes the time of its class folder. One that is
@@ -149,9 +152,9 @@ def _files_to_stamp(folder: Path, names: list[str]) -> list[str]:
     files: list[str] = []
     for name in names:
         files += [f"{name}/{file}" for file in _image_files(folder / name)]
-        if len(files) > ALL_STAMPED:
-            chosen = _spread(names, FOLDERS_STAMPED)
-            each = -(-FILES_STAMPED // len(chosen))
+        if len(files) > _ALL_STAMPED:
+            chosen = _spread(names, _FOLDERS_STAMPED)
+            each = -(-_FILES_STAMPED // len(chosen))
             return [
                 f"{n}/{file}" for n in chosen for file in _spread(_image_files(folder / n), each)
             ]
@@ -177,7 +180,7 @@ def _hash_files(folder: Path, files: list[str]) -> str:
     return digest.hexdigest()
 
 
-def build_index(root: Path, place: SplitFolder, keep: Keep | None = None) -> Index:
+def build_index(root: Path, place: _SplitFolder, keep: _Keep | None = None) -> Index:
     """The images of a split in the order of classes, then of file names; one folder at a time."""
     known = {name: label for label, name in enumerate(place.classes)}
     home = "" if place.folder == root else f"{place.folder.relative_to(root).as_posix()}/"
@@ -225,8 +228,8 @@ def _join_texts(parts: list[Texts]) -> Texts:
 
 
 def _describe_missing(root: Path, missing: list[str]) -> str:
-    wanted = " and no ".join(WANTED[name] for name in sorted(missing))
-    found = ", ".join(_subfolders(root)[:FINDINGS_SHOWN]) or "no folders at all"
+    wanted = " and no ".join(_WANTED[name] for name in sorted(missing))
+    found = ", ".join(_subfolders(root)[:_FINDINGS_SHOWN]) or "no folders at all"
     return (
         f"{root}: no {wanted} folder (found {found}); put images under train/CLASS/ and "
         "val/CLASS/, or point --data-dir at the folder that holds train/ and val/"
@@ -255,7 +258,7 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 
 
 def _describe_findings(findings: list[str]) -> str:
-    shown = findings[:FINDINGS_SHOWN]
+    shown = findings[:_FINDINGS_SHOWN]
     if len(findings) > len(shown):
         shown.append(f"and {len(findings) - len(shown)} more")
     return "\n".join([*shown, "add images to these folders, rename them or remove them"])

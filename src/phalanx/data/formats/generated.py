@@ -11,7 +11,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.errors import ConfigError
 from phalanx.plan.draws import draw_below, draw_bits
 
-SHIFTS = 1 << 16  # so many different images are cut from one block of random bytes
+_SHIFTS = 1 << 16  # so many different images are cut from one block of random bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class GeneratedSpec:
     seed: int = 0
 
 
-class GeneratedSource:
+class _GeneratedSource:
     """Random access to random images: each is a window into one block of hashed bytes."""
 
     def __init__(self, spec: GeneratedSpec):
@@ -37,14 +37,14 @@ class GeneratedSource:
     @cached_property
     def block(self) -> NDArray[np.uint8]:
         """The bytes that images are cut from."""
-        words = (self.spec.image_size**2 * 3 + SHIFTS) // 8 + 1
+        words = (self.spec.image_size**2 * 3 + _SHIFTS) // 8 + 1
         bits = draw_bits(self.spec.seed, "generated-block", np.arange(words))
         return bits.astype("<u8").view(np.uint8)
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """The image as RGB noise."""
         size = self.spec.image_size
-        start = int(draw_below(SHIFTS, self.spec.seed, "generated-start", index))
+        start = int(draw_below(_SHIFTS, self.spec.seed, "generated-start", index))
         return self.block[start : start + size * size * 3].reshape(size, size, 3)
 
     def name(self, index: int) -> str:
@@ -60,8 +60,8 @@ class GeneratedSource:
         }
 
 
-def open_generated(spec: GeneratedSpec | None) -> GeneratedSource:
+def open_generated(spec: GeneratedSpec | None) -> _GeneratedSource:
     """The random images that `spec` asks for."""
     if spec is None or spec.images < 1:
         raise ConfigError("--data generated needs a number of images above zero")
-    return GeneratedSource(spec)
+    return _GeneratedSource(spec)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from phalanx.data.formats.arrays import ArraySource, build_arrays
 from phalanx.errors import DataError
 
-STEMS = {"train": "train", "valid": "t10k"}
-FOLDERS = {  # where these files lie under a data folder, nearest first
+_STEMS = {"train": "train", "valid": "t10k"}
+_FOLDERS = {  # where these files lie under a data folder, nearest first
     "mnist": ("", "raw", "MNIST", "MNIST/raw"),
     "fashion-mnist": ("", "raw", "FashionMNIST", "FashionMNIST/raw", "fashion-mnist"),
 }
@@ -20,9 +20,9 @@ IMAGES_MAGIC, LABELS_MAGIC = 0x0803, 0x0801  # unsigned bytes in three dimension
 
 def open_idx(data: str, folder: Path, split: str) -> ArraySource:
     """One split of MNIST or of a set in its format."""
-    stem = STEMS[split]
-    images_path = find_file(data, folder, f"{stem}-images-idx3-ubyte")
-    labels_path = find_file(data, folder, f"{stem}-labels-idx1-ubyte")
+    stem = _STEMS[split]
+    images_path = _find_file(data, folder, f"{stem}-images-idx3-ubyte")
+    labels_path = _find_file(data, folder, f"{stem}-labels-idx1-ubyte")
     pixels = read_idx(images_path, IMAGES_MAGIC)
     labels = read_idx(labels_path, LABELS_MAGIC)
     if len(pixels) != len(labels):
@@ -35,9 +35,9 @@ def open_idx(data: str, folder: Path, split: str) -> ArraySource:
     return build_arrays(data, pixels, labels, files=(f"{stem}-images-idx3-ubyte",))
 
 
-def find_file(data: str, folder: Path, name: str) -> Path:
+def _find_file(data: str, folder: Path, name: str) -> Path:
     """Where the file lies, plain before gzipped."""
-    places = FOLDERS.get(data, ("",))
+    places = _FOLDERS.get(data, ("",))
     for place in places:
         for path in (folder / place / name, folder / place / f"{name}.gz"):
             if path.is_file():

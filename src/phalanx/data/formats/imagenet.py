@@ -27,16 +27,16 @@ from phalanx.data.formats.index import Index, find_index, stamp_of
 from phalanx.errors import DataError
 
 BOXES = "imagenet_2012_bounding_boxes.csv"
-SYNSET = re.compile(r"n\d{8}")
+_SYNSET = re.compile(r"n\d{8}")
 TARS = {"train": "ILSVRC2012_img_train.tar", "valid": "ILSVRC2012_img_val.tar"}
 KAGGLE = Path("ILSVRC/Data/CLS-LOC")
 KAGGLE_FOLDERS = {"train": "train", "valid": "val"}
 SOLUTIONS = {"train": "LOC_train_solution.csv", "valid": "LOC_val_solution.csv"}
 MAPPING = "LOC_synset_mapping.txt"
-NO_BOX = (np.nan,) * 4
+_NO_BOX = (np.nan,) * 4
 
 
-class Handed(NamedTuple):
+class _Handed(NamedTuple):
     """An image as it is handed out."""
 
     name: str
@@ -45,7 +45,7 @@ class Handed(NamedTuple):
     box: Box | None
 
 
-class Solution(NamedTuple):
+class _Solution(NamedTuple):
     """What Kaggle's table says of an image: its class, and the hull of its boxes in pixels."""
 
     synset: str
@@ -61,7 +61,7 @@ def looks_like(root: Path) -> bool:
     if not folders:
         return False
     names = [entry.name for entry in os.scandir(folders[0]) if entry.is_dir()]
-    synsets = sum(1 for name in names if SYNSET.fullmatch(name))
+    synsets = sum(1 for name in names if _SYNSET.fullmatch(name))
     return (root / BOXES).is_file() or synsets * 2 > len(names)
 
 
@@ -73,23 +73,23 @@ def open_imagenet(root: Path, split: str) -> FolderSource:
         root,
         f"imagenet-{split}",
         stamp=[*stamp_place(root, place), *stamp_of(root, tables)],
-        build=lambda: add_boxes(build_index(root, place), tables),
+        build=lambda: _add_boxes(build_index(root, place), tables),
     )
     return FolderSource(root, index)
 
 
-def add_boxes(index: Index, tables: list[Path]) -> Index:
+def _add_boxes(index: Index, tables: list[Path]) -> Index:
     """The index with the boxes of those images that a table names; as it was without a table."""
     if not tables:
         return index
-    known = {name: box for table in tables for name, box in read_boxes(table).items()}
+    known = {name: box for table in tables for name, box in _read_boxes(table).items()}
     boxes = np.full((len(index), 4), np.nan, np.float32)
     for place in range(len(index)):
-        boxes[place] = known.get(stem_of(index.name(place)), NO_BOX)
+        boxes[place] = known.get(_stem_of(index.name(place)), _NO_BOX)
     return replace(index, boxes=boxes)
 
 
-def read_boxes(path: Path) -> dict[str, Box]:
+def _read_boxes(path: Path) -> dict[str, Box]:
     """The hull of each image's boxes, by the name of its file without an ending."""
     boxes: dict[str, Box] = {}
     with path.open(encoding="utf-8", newline="") as file:
@@ -101,24 +101,24 @@ def read_boxes(path: Path) -> dict[str, Box]:
                     f"{path}, line {number}: wants a file and four numbers, got "
                     f"{','.join(row)[:60]!r}; mend the line, or remove the file to do without boxes"
                 )
-            name, box = stem_of(row[0]), hull([tuple(map(float, row[1:]))])
-            boxes[name] = hull([boxes[name], box]) if name in boxes else box
-    return {name: clipped for name, box in boxes.items() if (clipped := clip(box))}
+            name, box = _stem_of(row[0]), _hull([tuple(map(float, row[1:]))])
+            boxes[name] = _hull([boxes[name], box]) if name in boxes else box
+    return {name: clipped for name, box in boxes.items() if (clipped := _clip(box))}
 
 
-def stem_of(name: str) -> str:
+def _stem_of(name: str) -> str:
     """The last part of a path without its ending."""
     return name.rpartition("/")[2].partition(".")[0]
 
 
-def hull(boxes: Iterable[tuple[float, ...]]) -> Box:
+def _hull(boxes: Iterable[tuple[float, ...]]) -> Box:
     """The smallest box around boxes, whichever corner each begins with."""
     columns = list(zip(*boxes, strict=True))
     across, down = (*columns[0], *columns[2]), (*columns[1], *columns[3])
     return min(across), min(down), max(across), max(down)
 
 
-def clip(box: Box) -> Box | None:
+def _clip(box: Box) -> Box | None:
     """The part of the box that lies in the image; None where nothing is left of it."""
     left, top, right, bottom = (min(max(edge, 0.0), 1.0) for edge in box)
     return (left, top, right, bottom) if left < right and top < bottom else None
@@ -139,15 +139,15 @@ def holds_archives(root: Path) -> bool:
     return any((root / name).is_file() for name in TARS.values())
 
 
-def iterate_official(root: Path, split: str, *, start: int = 0) -> Iterator[Handed]:
+def iterate_official(root: Path, split: str, *, start: int = 0) -> Iterator[_Handed]:
     """The images of the official archives from the one numbered `start` on, in a fixed order.
 
     Training images come synset by synset, validation images by name; both with the boxes of
     imagenet_2012_bounding_boxes.csv where that lies beside the archives.
     """
-    boxes = read_boxes(root / BOXES) if (root / BOXES).is_file() else {}
+    boxes = _read_boxes(root / BOXES) if (root / BOXES).is_file() else {}
     for name, synset, read in islice(_official(root, split), start, None):
-        yield Handed(name, read(), synset, boxes.get(stem_of(name)))
+        yield _Handed(name, read(), synset, boxes.get(_stem_of(name)))
 
 
 def classes_official(root: Path) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def classes_official(root: Path) -> tuple[str, ...]:
     if not path.is_file():
         return tuple(sorted(set(read_validation_synsets(root))))
     with _opened(path) as outer:
-        return tuple(stem_of(member.name) for member in _files_in(outer, path))
+        return tuple(_stem_of(member.name) for member in _files_in(outer, path))
 
 
 def count_official(root: Path, split: str) -> int:
@@ -164,10 +164,10 @@ def count_official(root: Path, split: str) -> int:
     return sum(1 for _ in _official(root, split))
 
 
-Found = tuple[str, str, Callable[[], bytes]]  # name, synset, and what reads the image
+_Found = tuple[str, str, Callable[[], bytes]]  # name, synset, and what reads the image
 
 
-def _official(root: Path, split: str) -> Iterator[Found]:
+def _official(root: Path, split: str) -> Iterator[_Found]:
     path = root / TARS[split]
     if not path.is_file():
         raise DataError(f"{path}: not here; put ImageNet's archive there, whole as it came")
@@ -176,15 +176,15 @@ def _official(root: Path, split: str) -> Iterator[Found]:
         yield from found(archive, path)
 
 
-def _official_train(outer: tarfile.TarFile, path: Path) -> Iterator[Found]:
+def _official_train(outer: tarfile.TarFile, path: Path) -> Iterator[_Found]:
     for member in _files_in(outer, path):
-        synset, where = stem_of(member.name), Path(f"{path}:{member.name}")
+        synset, where = _stem_of(member.name), Path(f"{path}:{member.name}")
         with _opened(where, outer.extractfile(member)) as inner:
             for image in _files_in(inner, where):
                 yield image.name, synset, _reader(inner, image, where)
 
 
-def _official_valid(archive: tarfile.TarFile, path: Path) -> Iterator[Found]:
+def _official_valid(archive: tarfile.TarFile, path: Path) -> Iterator[_Found]:
     images, synsets = _files_in(archive, path), read_validation_synsets(path.parent)
     if len(images) != len(synsets):
         raise DataError(
@@ -233,19 +233,19 @@ def holds_kaggle(root: Path) -> bool:
     return (root / KAGGLE).is_dir()
 
 
-def iterate_kaggle(root: Path, split: str, *, start: int = 0) -> Iterator[Handed]:
+def iterate_kaggle(root: Path, split: str, *, start: int = 0) -> Iterator[_Handed]:
     """The images of Kaggle's tree from the one numbered `start` on, in a fixed order, with boxes.
 
     The training images tell their class by their folder, the flat validation images by a table.
     """
-    solutions = read_solutions(root, split)
+    solutions = _read_solutions(root, split)
     for file, synset in islice(_kaggle_files(root, split, solutions), start, None):
         try:
             data = file.read_bytes()
         except OSError as cause:
             raise DataError(f"{file}: cannot be read ({cause.strerror}); mend it") from None
         solution = solutions.get(file.stem)
-        yield Handed(file.name, data, synset, solution and to_shares(solution.hull, data))
+        yield _Handed(file.name, data, synset, solution and _to_shares(solution.hull, data))
 
 
 def classes_kaggle(root: Path) -> tuple[str, ...]:
@@ -259,10 +259,10 @@ def classes_kaggle(root: Path) -> tuple[str, ...]:
 
 def count_kaggle(root: Path, split: str) -> int:
     """How many images a split has."""
-    return sum(1 for _ in _kaggle_files(root, split, read_solutions(root, split)))
+    return sum(1 for _ in _kaggle_files(root, split, _read_solutions(root, split)))
 
 
-def read_solutions(root: Path, split: str) -> dict[str, Solution]:
+def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
     """What Kaggle's table says, by image; nothing where it has no table."""
     path = root / SOLUTIONS[split]
     if not path.is_file():
@@ -280,23 +280,23 @@ def read_solutions(root: Path, split: str) -> dict[str, Solution]:
                     "each box; get the table again"
                 )
             boxes = [tuple(map(float, box)) for box in numbers]
-            solutions[row[0]] = Solution(words[0], hull(boxes))
+            solutions[row[0]] = _Solution(words[0], _hull(boxes))
     return solutions
 
 
-def to_shares(pixels: Box, data: bytes) -> Box | None:
+def _to_shares(pixels: Box, data: bytes) -> Box | None:
     """A box in pixels as shares of the image's size; None for an image that cannot be read."""
     looks = look_at(data)
     if not looks.width or not looks.height:
         return None
     left, top, right, bottom = pixels
-    return clip(
+    return _clip(
         (left / looks.width, top / looks.height, right / looks.width, bottom / looks.height)
     )
 
 
 def _kaggle_files(
-    root: Path, split: str, solutions: dict[str, Solution]
+    root: Path, split: str, solutions: dict[str, _Solution]
 ) -> Iterator[tuple[Path, str]]:
     folder = root / KAGGLE / KAGGLE_FOLDERS[split]
     for name in _names_in(folder):
@@ -319,23 +319,23 @@ def _names_in(folder: Path) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handout:
+class _Handout:
     """A form in which ImageNet is handed out; to be built into another before training."""
 
     looks_like: Callable[[Path], bool]
     classes: Callable[[Path], tuple[str, ...]]
     count: Callable[[Path, str], int]
-    iterate: Callable[..., Iterator[Handed]]  # (root, split, start=0)
+    iterate: Callable[..., Iterator[_Handed]]  # (root, split, start=0)
 
 
 HANDOUTS = {
-    "imagenet-official": Handout(
+    "imagenet-official": _Handout(
         looks_like=holds_archives,
         classes=classes_official,
         count=count_official,
         iterate=iterate_official,
     ),
-    "imagenet-kaggle": Handout(
+    "imagenet-kaggle": _Handout(
         looks_like=holds_kaggle,
         classes=classes_kaggle,
         count=count_kaggle,

@@ -17,13 +17,13 @@ import numpy as np
 
 from phalanx.errors import DataError
 
-ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
-TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
+_ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
+_TRUTH, _META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"  # one synset a line, image by image
-FORMAT_5_HEADER = 128
-MATRIX, COMPRESSED = 14, 15
-CELL_CLASS, STRUCT_CLASS, CHAR_CLASS = 1, 2, 4
-NUMBERS = {
+_FORMAT_5_HEADER = 128
+_MATRIX, _COMPRESSED = 14, 15
+_CELL_CLASS, _STRUCT_CLASS, _CHAR_CLASS = 1, 2, 4
+_NUMBERS = {
     1: "i1",
     2: "u1",
     3: "i2",
@@ -35,7 +35,7 @@ NUMBERS = {
     12: "i8",
     13: "u8",
 }
-TEXTS = {16: "utf-8", 17: "utf-16-le", 18: "utf-32-le", 4: "utf-16-le", 2: "latin-1", 1: "latin-1"}
+_TEXTS = {16: "utf-8", 17: "utf-16-le", 18: "utf-32-le", 4: "utf-16-le", 2: "latin-1", 1: "latin-1"}
 
 
 def read_validation_synsets(root: Path) -> list[str]:
@@ -46,23 +46,23 @@ def read_validation_synsets(root: Path) -> list[str]:
     labels = root / SYNSET_LABELS
     if labels.is_file():
         return labels.read_text(encoding="utf-8").split()
-    kit = read_kit(root / ARCHIVE)
-    where = f"{root / ARCHIVE}: {META}"
+    kit = _read_kit(root / _ARCHIVE)
+    where = f"{root / _ARCHIVE}: {_META}"
     try:
-        synsets = read_numbered_synsets(kit[META])
+        synsets = read_numbered_synsets(kit[_META])
     except (ValueError, KeyError, IndexError, struct.error, zlib.error) as cause:
         raise DataError(
             f"{where}: cannot be read ({cause}); put {SYNSET_LABELS}, the synset of each "
             "validation image on a line of its own, beside the archive"
         ) from None
-    numbers = [int(word) for word in kit[TRUTH].split()]
+    numbers = [int(word) for word in kit[_TRUTH].split()]
     unknown = sorted(set(numbers) - set(synsets))
     if unknown:
-        raise DataError(f"{where}: names no synset number {unknown[0]}, which {TRUTH} has")
+        raise DataError(f"{where}: names no synset number {unknown[0]}, which {_TRUTH} has")
     return [synsets[number] for number in numbers]
 
 
-def read_kit(path: Path) -> dict[str, bytes]:
+def _read_kit(path: Path) -> dict[str, bytes]:
     """The two files of the kit that tell what validation images show."""
     if not path.is_file():
         raise DataError(
@@ -72,11 +72,11 @@ def read_kit(path: Path) -> dict[str, bytes]:
     try:
         with tarfile.open(path) as archive:
             members = {Path(member.name).name: member for member in archive if member.isfile()}
-            files = {n: archive.extractfile(members[n]) for n in (TRUTH, META) if n in members}
+            files = {n: archive.extractfile(members[n]) for n in (_TRUTH, _META) if n in members}
             found = {name: file.read() for name, file in files.items() if file}
     except (OSError, EOFError, zlib.error, tarfile.TarError) as cause:
         raise DataError(f"{path}: cannot be read ({cause}); get it again") from None
-    missing = [name for name in (TRUTH, META) if name not in found]
+    missing = [name for name in (_TRUTH, _META) if name not in found]
     if missing:
         raise DataError(f"{path}: has no {missing[0]}; get it again")
     return found
@@ -84,7 +84,7 @@ def read_kit(path: Path) -> dict[str, bytes]:
 
 def read_numbered_synsets(data: bytes) -> dict[int, str]:
     """The synset that each ILSVRC2012_ID stands for."""
-    variables = read_mat(data)
+    variables = _read_mat(data)
     table = variables["synsets"]
     return {
         int(np.ravel(number)[0]): str(name)
@@ -92,13 +92,13 @@ def read_numbered_synsets(data: bytes) -> dict[int, str]:
     }
 
 
-def read_mat(data: bytes) -> dict[str, Any]:
+def _read_mat(data: bytes) -> dict[str, Any]:
     """The variables of a MATLAB 5 file; a structure is a list of values for each field."""
     if data[126:128] != b"IM":
         raise ValueError("not a little-endian MATLAB 5 file")
     variables = {}
-    for kind, content in _elements(data[FORMAT_5_HEADER:]):
-        if kind == MATRIX:
+    for kind, content in _elements(data[_FORMAT_5_HEADER:]):
+        if kind == _MATRIX:
             name, value = _read_matrix(content)
             variables[name] = value
     return variables
@@ -115,7 +115,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
         content = stream.read(size)
         if len(content) < size:
             raise ValueError("the file is cut short")
-        if kind == COMPRESSED:  # the only kind that is not filled up to eight bytes
+        if kind == _COMPRESSED:  # the only kind that is not filled up to eight bytes
             yield from _elements(zlib.decompress(content))
             continue
         stream.read(-size % 8)
@@ -130,7 +130,7 @@ def _read_matrix(data: bytes) -> tuple[str, Any]:
     flags, shape, name = (content for _, content in parts[:3])
     kind = flags[0]
     count = int(np.prod(np.frombuffer(shape, "<i4")))
-    readers = {CELL_CLASS: _read_cells, STRUCT_CLASS: _read_structure, CHAR_CLASS: _read_text}
+    readers = {_CELL_CLASS: _read_cells, _STRUCT_CLASS: _read_structure, _CHAR_CLASS: _read_text}
     return name.decode("latin-1"), readers.get(kind, _read_numbers)(parts[3:], count)
 
 
@@ -150,9 +150,9 @@ def _read_structure(parts: list[tuple[int, bytes]], count: int) -> dict[str, lis
 
 
 def _read_text(parts: list[tuple[int, bytes]], count: int) -> str:
-    return parts[0][1].decode(TEXTS[parts[0][0]]) if parts else ""
+    return parts[0][1].decode(_TEXTS[parts[0][0]]) if parts else ""
 
 
 def _read_numbers(parts: list[tuple[int, bytes]], count: int) -> Any:
     kind, content = parts[0]
-    return np.frombuffer(content, f"<{NUMBERS[kind]}")
+    return np.frombuffer(content, f"<{_NUMBERS[kind]}")

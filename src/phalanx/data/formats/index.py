@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from phalanx.disk import write_atomically
 from phalanx.errors import DiskError
 
-MAGIC = b"phalanxI"
-FORMAT = 1  # raise it when the layout changes: files of another one are built anew
-ALIGN = 64
+_MAGIC = b"phalanxI"
+_FORMAT = 1  # raise it when the layout changes: files of another one are built anew
+_ALIGN = 64
 FOLDER = ".phalanx"
 
 Stamp = list[list[Any]]  # what the index was made from: name, size and time of each file or folder
@@ -75,11 +75,11 @@ class Index:
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over names, sizes and labels; no image is opened."""
-        digest = self.sha256 or hash_entries(self)
+        digest = self.sha256 or _hash_entries(self)
         return {"images": len(self), "classes": len(self.classes), "sha256": digest}
 
 
-def hash_entries(index: Index) -> str:
+def _hash_entries(index: Index) -> str:
     """sha256 over every image's name, size and label; runs are known by it, so it never changes."""
     digest = hashlib.sha256()
     sizes, labels = index.sizes.tolist(), index.labels.tolist()
@@ -89,25 +89,25 @@ def hash_entries(index: Index) -> str:
     return digest.hexdigest()
 
 
-def to_bytes(index: Index, stamp: Stamp) -> bytes:
+def _to_bytes(index: Index, stamp: Stamp) -> bytes:
     """The index as a file."""
-    arrays = arrays_of(index)
+    arrays = _arrays_of(index)
     header: dict[str, Any] = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "classes": index.classes,
         "stamp": stamp,
-        "sha256": hash_entries(index),
+        "sha256": _hash_entries(index),
     }
     header["arrays"] = {name: [a.dtype.str, list(a.shape)] for name, a in arrays.items()}
     text = json.dumps(header).encode(errors="surrogateescape")
-    out = bytearray(MAGIC + len(text).to_bytes(8, "little") + text)
+    out = bytearray(_MAGIC + len(text).to_bytes(8, "little") + text)
     for array in arrays.values():
-        out += bytes(-len(out) % ALIGN)
+        out += bytes(-len(out) % _ALIGN)
         out += np.ascontiguousarray(array).data
     return bytes(out)
 
 
-def arrays_of(index: Index) -> dict[str, NDArray[Any]]:
+def _arrays_of(index: Index) -> dict[str, NDArray[Any]]:
     """All arrays by name; those an index does without are left out."""
     found: dict[str, NDArray[Any] | None] = {
         "files.letters": index.files.letters,
@@ -123,7 +123,7 @@ def arrays_of(index: Index) -> dict[str, NDArray[Any]]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-def open_index(path: Path, stamp: Stamp) -> Index | None:
+def _open_index(path: Path, stamp: Stamp) -> Index | None:
     """The index in a file, mapped; None where there is none, or none that fits the stamp."""
     try:
         with path.open("rb") as file:
@@ -131,24 +131,24 @@ def open_index(path: Path, stamp: Stamp) -> Index | None:
     except (OSError, ValueError):  # an empty file cannot be mapped
         return None
     length = int.from_bytes(content[8:16], "little")
-    if content[:8] != MAGIC or 16 + length > len(content):
+    if content[:8] != _MAGIC or 16 + length > len(content):
         return None
     header = json.loads(content[16 : 16 + length])
-    if header["format"] != FORMAT or header["stamp"] != stamp:
+    if header["format"] != _FORMAT or header["stamp"] != stamp:
         return None
     arrays, place = {}, 16 + length
     for name, (dtype, shape) in header["arrays"].items():
-        place += -place % ALIGN
+        place += -place % _ALIGN
         count = int(np.prod(shape))
         if place + count * np.dtype(dtype).itemsize > len(content):
             return None  # cut short
         arrays[name] = np.frombuffer(content, dtype, count, place).reshape(shape)
         place += arrays[name].nbytes
-    index = from_arrays(tuple(header["classes"]), arrays)
+    index = _from_arrays(tuple(header["classes"]), arrays)
     return replace(index, sha256=header["sha256"])
 
 
-def from_arrays(classes: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> Index:
+def _from_arrays(classes: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> Index:
     """The index that `arrays_of` took apart."""
     texts = {
         kind: Texts(arrays.pop(f"{kind}.letters"), arrays.pop(f"{kind}.ends"))
@@ -165,11 +165,11 @@ def find_index(root: Path, key: str, *, stamp: Stamp, build: Callable[[], Index]
     """
     places = [root / FOLDER / f"{key}.index", cache_folder(root) / f"{key}.index"]
     for place in places:
-        found = open_index(place, stamp)
+        found = _open_index(place, stamp)
         if found is not None:
             return found
     index = build()
-    content, why = to_bytes(index, stamp), ""
+    content, why = _to_bytes(index, stamp), ""
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -177,9 +177,9 @@ def find_index(root: Path, key: str, *, stamp: Stamp, build: Callable[[], Index]
         except (OSError, DiskError) as error:
             why = _reason_of(error)
             continue
-        return open_index(place, stamp) or index
+        return _open_index(place, stamp) or index
     # hashed now, as one on disk is: sizes may later stand for images that are set aside
-    return replace(index, sha256=hash_entries(index), unkept=why)
+    return replace(index, sha256=_hash_entries(index), unkept=why)
 
 
 def _reason_of(error: OSError | DiskError) -> str:

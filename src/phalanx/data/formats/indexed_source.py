@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from phalanx.data.formats.decode import BadImage, Image, Picture, decode
 from phalanx.data.formats.index import Index
 
-OPEN_FILES = 128  # shards kept open by one process
+_OPEN_FILES = 128  # shards kept open by one process
 # The size of what was found to be bad when the index was built: a row of the table below.
 DAMAGED, CUT_OFF, BROKEN, WRONG_LABEL, NO_LABEL = -1, -2, -3, -4, -5
-REASONS = {
+_REASONS = {
     DAMAGED: "the checksum of its data does not fit",
     CUT_OFF: "the shard is cut off there, what follows is lost; fetch it again",
     BROKEN: "the shard is damaged there, what follows is lost; fetch it again",
@@ -80,7 +80,7 @@ class IndexedSource:
     def known_bad(self, index: int) -> BadImage:
         """The error to raise for an image that the index knows to be bad."""
         label = int(self.index.labels[index]) + self.first_label
-        why = REASONS[self.fault(index)].format(
+        why = _REASONS[self.fault(index)].format(
             label=label, classes=len(self.classes), first=self.first_label
         )
         return BadImage(self.name(index), why)
@@ -100,7 +100,7 @@ class IndexedSource:
         if file in self._open:
             self._open.move_to_end(file)
             return self._open[file]
-        if len(self._open) == OPEN_FILES:
+        if len(self._open) == _OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
         self._open[file] = os.open(self.root / self.index.files[file], os.O_RDONLY)
         return self._open[file]

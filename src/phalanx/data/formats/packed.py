@@ -33,14 +33,14 @@ FORMAT = 1  # raise it when the layout changes
 ALIGN = 64
 HEAD = struct.Struct("<8sQ")  # magic, length of the header
 TAIL = struct.Struct("<QQQII8s")  # index begin, directory begin, its length, two checksums, magic
-ENDING = ".phx"
-SPLITS = ("train", "valid")
-AGAIN = "build it again with `phalanx data build --to packed`"
+_ENDING = ".phx"
+_SPLITS = ("train", "valid")
+_AGAIN = "build it again with `phalanx data build --to packed`"
 CHANGED = "its bytes changed after packing"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Content:
+class _Content:
     """What a packed file says about itself, and its arrays, mapped."""
 
     header: dict[str, Any]
@@ -62,7 +62,7 @@ class Content:
         )
 
 
-class PackedPicture(Picture):
+class _PackedPicture(Picture):
     """A JPEG of a packed file, whose checksum is looked at when it cannot be decoded."""
 
     def __init__(self, data: bytes, name: str, checksum: int):
@@ -89,7 +89,7 @@ def _told_apart(data: bytes, checksum: int) -> Iterator[None]:
 class PackedSource(IndexedSource):
     """Random access to the images of a packed file."""
 
-    def __init__(self, path: Path, content: Content):
+    def __init__(self, path: Path, content: _Content):
         super().__init__(path.parent, content.index(path.name))
         self.header, self.arrays = content.header, content.arrays
         self.raw = content.header["encoding"] == "raw"
@@ -104,11 +104,11 @@ class PackedSource(IndexedSource):
         """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
         return self.read(index) if self.raw else self._picture(index)
 
-    def _picture(self, index: int) -> "PackedPicture":
+    def _picture(self, index: int) -> "_PackedPicture":
         data = super().encoded(index)
         checksum = int(self.arrays["checksums"][index])
         with _told_apart(data, checksum):
-            return PackedPicture(data, self.name(index), checksum)
+            return _PackedPicture(data, self.name(index), checksum)
 
     def _shape(self, data: bytes, index: int) -> NDArray[np.uint8]:
         if not data:
@@ -134,21 +134,21 @@ class PackedSource(IndexedSource):
 
 def looks_like(root: Path) -> bool:
     """Whether packed files lie in the folder."""
-    return any(packed_path(root, split).is_file() for split in SPLITS)
+    return any(packed_path(root, split).is_file() for split in _SPLITS)
 
 
 def packed_path(root: Path, split: str) -> Path:
     """Where the packed file of a split lies."""
-    return root / f"{split}{ENDING}"
+    return root / f"{split}{_ENDING}"
 
 
 def open_packed(root: Path, split: str) -> PackedSource:
     """One split of a packed set; a file that is cut short or damaged in its index is refused."""
     path = packed_path(root, split)
-    source = PackedSource(path, read_content(path))
-    other = packed_path(root, next(name for name in SPLITS if name != split))
+    source = PackedSource(path, _read_content(path))
+    other = packed_path(root, next(name for name in _SPLITS if name != split))
     if other.is_file() and tuple(read_header(other).get("classes", ())) != source.classes:
-        raise DataError(f"{root}: train.phx and valid.phx have other classes; {AGAIN}")
+        raise DataError(f"{root}: train.phx and valid.phx have other classes; {_AGAIN}")
     return source
 
 
@@ -162,42 +162,42 @@ def _reading(path: Path) -> Any:
     try:
         return path.open("rb")
     except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror}); {AGAIN}") from None
+        raise DataError(f"{path}: cannot be read ({cause.strerror}); {_AGAIN}") from None
 
 
 def _parse_header(head: bytes, read: Any, path: Path) -> tuple[bytes, dict[str, Any]]:
     """The bytes of the header and what they say."""
     magic, length = HEAD.unpack(head) if len(head) == HEAD.size else (b"", 0)
     if magic != MAGIC:
-        raise DataError(f"{path}: is no packed file; {AGAIN}")
+        raise DataError(f"{path}: is no packed file; {_AGAIN}")
     text = read(min(length, path.stat().st_size))
     try:
         header: dict[str, Any] = json.loads(text)
     except ValueError:
-        raise DataError(f"{path}: its header is damaged; {AGAIN}") from None
+        raise DataError(f"{path}: its header is damaged; {_AGAIN}") from None
     if header.get("format") != FORMAT:
         raise DataError(
             f"{path}: format {header.get('format')}, this Phalanx reads {FORMAT}; use the one that "
-            f"wrote it, or {AGAIN}"
+            f"wrote it, or {_AGAIN}"
         )
     return text, header
 
 
-def read_content(path: Path) -> Content:
+def _read_content(path: Path) -> _Content:
     """The header and the arrays of a packed file, after their checksums were verified."""
     with _reading(path) as file:
         text, header = _parse_header(file.read(HEAD.size), file.read, path)
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     size = len(content)
     if size < HEAD.size + TAIL.size or bytes(content[-8:]) != END_MAGIC:
-        raise DataError(f"{path}: ends at byte {size:,} without its index: truncated; {AGAIN}")
+        raise DataError(f"{path}: ends at byte {size:,} without its index: truncated; {_AGAIN}")
     begin, place, length, index_crc, header_crc, _ = TAIL.unpack(content[-TAIL.size :])
     if not begin <= place <= place + length == size - TAIL.size:
-        raise DataError(f"{path}: its tail does not fit its size; {AGAIN}")
+        raise DataError(f"{path}: its tail does not fit its size; {_AGAIN}")
     if zlib.crc32(text) != header_crc or zlib.crc32(content[begin : place + length]) != index_crc:
-        raise DataError(f"{path}: the checksum of its header or index does not fit; {AGAIN}")
+        raise DataError(f"{path}: the checksum of its header or index does not fit; {_AGAIN}")
     arrays = {}
     for name, (dtype, shape, offset) in json.loads(bytes(content[place : place + length])).items():
         flat = np.frombuffer(content, dtype, int(np.prod(shape)), offset)
         arrays[name] = flat.reshape(shape)
-    return Content(header=header, arrays=arrays)
+    return _Content(header=header, arrays=arrays)

@@ -30,17 +30,17 @@ from phalanx.data.formats.shards import (
 )
 from phalanx.errors import DataError
 
-WORDS = {"train": SPLIT_WORDS["train"], "valid": (*SPLIT_WORDS["valid"], "test")}
-FAMILY = Family(
-    r"-of-(?P<total>\d+)(?:-[0-9a-f]+)?\.parquet", words=WORDS, folders=("", "data", "default")
+_WORDS = {"train": SPLIT_WORDS["train"], "valid": (*SPLIT_WORDS["valid"], "test")}
+_FAMILY = Family(
+    r"-of-(?P<total>\d+)(?:-[0-9a-f]+)?\.parquet", words=_WORDS, folders=("", "data", "default")
 )
-IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "bytes")  # where several could be meant
-LABEL_COLUMNS = ("label", "labels", "fine_label", "cls")
-GROUPS_KEPT, BYTES_KEPT = 4, 256 * 2**20  # of decoded row groups, by one process
-ARROW_ERRORS = (OSError, ValueError, NotImplementedError)
+_IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "bytes")  # where several could be meant
+_LABEL_COLUMNS = ("label", "labels", "fine_label", "cls")
+_GROUPS_KEPT, _BYTES_KEPT = 4, 256 * 2**20  # of decoded row groups, by one process
+_ARROW_ERRORS = (OSError, ValueError, NotImplementedError)
 
 
-def load_pyarrow() -> Any:
+def _load_pyarrow() -> Any:
     """The module that reads parquet; raises DataError with the way to get it."""
     # Arrow's own allocator keeps what row groups leave behind, and grows for many epochs
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
@@ -55,22 +55,22 @@ def load_pyarrow() -> Any:
 
 def looks_like(root: Path) -> bool:
     """Whether parquet files of a split lie in the folder."""
-    return FAMILY.looks_like(root) or any(find_files(root, split) for split in WORDS)
+    return _FAMILY.looks_like(root) or any(find_files(root, split) for split in _WORDS)
 
 
 def find_files(root: Path, split: str) -> list[Path]:
     """The files of a split: numbered ones, else all that lie in a folder called as the split."""
-    numbered = FAMILY.find(root, split)
-    folders = [root / word for word in WORDS[split]]
+    numbered = _FAMILY.find(root, split)
+    folders = [root / word for word in _WORDS[split]]
     return numbered or next((files for f in folders if (files := sorted(f.glob("*.parquet")))), [])
 
 
-class ParquetSource(IndexedSource):
+class _ParquetSource(IndexedSource):
     """Random access to the rows of parquet files."""
 
     def __init__(self, root: Path, index: Index):
         super().__init__(root, index)
-        self._files: dict[int, ParquetImages] = {}
+        self._files: dict[int, _ParquetImages] = {}
         self._groups: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
     def encoded(self, index: int) -> bytes:
@@ -82,15 +82,15 @@ class ParquetSource(IndexedSource):
             images = self._file(file)
             group, place = images.locate(row)
             value = self._group(file, group)[place].as_py()
-        except ARROW_ERRORS as cause:
+        except _ARROW_ERRORS as cause:
             raise BadImage(self.name(index), str(cause)) from None
         if value is None:
             raise BadImage(self.name(index), "the row holds no image, at most the path of one")
         return bytes(value)
 
-    def _file(self, file: int) -> "ParquetImages":
+    def _file(self, file: int) -> "_ParquetImages":
         if file not in self._files:
-            self._files[file] = ParquetImages(self.root / self.index.files[file])
+            self._files[file] = _ParquetImages(self.root / self.index.files[file])
         return self._files[file]
 
     def _group(self, file: int, group: int) -> Any:
@@ -99,12 +99,12 @@ class ParquetSource(IndexedSource):
         if key not in self._groups:
             self._groups[key] = self._file(file).read_group(group)
         self._groups.move_to_end(key)
-        while len(self._groups) > GROUPS_KEPT or (len(self._groups) > 1 and self._is_full()):
+        while len(self._groups) > _GROUPS_KEPT or (len(self._groups) > 1 and self._is_full()):
             self._groups.popitem(last=False)
         return self._groups[key]
 
     def _is_full(self) -> bool:
-        return sum(group.nbytes for group in self._groups.values()) > BYTES_KEPT
+        return sum(group.nbytes for group in self._groups.values()) > _BYTES_KEPT
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over labels and the names and sizes of the files."""
@@ -118,12 +118,12 @@ class ParquetSource(IndexedSource):
         return {**found, "sha256": digest.hexdigest()}
 
 
-class ParquetImages:
+class _ParquetImages:
     """One file: which columns hold images and labels, and its row groups."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.file = load_pyarrow().parquet.ParquetFile(path)
+        self.file = _load_pyarrow().parquet.ParquetFile(path)
         self.schema = self.file.schema_arrow
         facts = self.file.metadata
         groups = range(facts.num_row_groups)
@@ -143,20 +143,20 @@ class ParquetImages:
 
     def image_column(self) -> str:
         """The column with the bytes of images: a struct's "bytes", or one of plain binary."""
-        types = load_pyarrow().types
+        types = _load_pyarrow().types
         found = {}
         for field in self.schema:
             plain = types.is_binary(field.type) or types.is_large_binary(field.type)
             nested = types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0
             if plain or nested:
                 found[field.name] = f"{field.name}.bytes" if nested else field.name
-        return found[self._choose("an image", list(found), IMAGE_COLUMNS)]
+        return found[self._choose("an image", list(found), _IMAGE_COLUMNS)]
 
     def label_column(self) -> str:
         """The column with the number of the class."""
-        types = load_pyarrow().types
+        types = _load_pyarrow().types
         found = [field.name for field in self.schema if types.is_integer(field.type)]
-        return self._choose("a label", found, LABEL_COLUMNS)
+        return self._choose("a label", found, _LABEL_COLUMNS)
 
     def _choose(self, what: str, found: list[str], usual: tuple[str, ...]) -> str:
         known = [name for name in usual if name in found]
@@ -175,16 +175,16 @@ class ParquetImages:
         return {label: str(name) for label, name in enumerate(names)}
 
 
-def scan_file(path: Path) -> Scan:
+def _scan_file(path: Path) -> Scan:
     """The rows of one file; in its index an offset is a row, and the image's size is not known."""
     try:
-        images = ParquetImages(path)
+        images = _ParquetImages(path)
         table = images.file.read([images.label_column()], use_threads=False)
-    except ARROW_ERRORS as cause:
+    except _ARROW_ERRORS as cause:
         raise DataError(f"{path}: cannot be read as parquet ({cause}); fetch it again") from None
     images.image_column()  # told now when there is none
     titles = images.titles()
-    labels, sizes = read_labels(table.column(0), len(titles) or CLASSES_LIMIT)
+    labels, sizes = _read_labels(table.column(0), len(titles) or CLASSES_LIMIT)
     rows = np.arange(len(labels), dtype=np.int64)
     return Scan(
         names=pack_texts(map(str, range(len(labels)))),
@@ -196,7 +196,7 @@ def scan_file(path: Path) -> Scan:
     )
 
 
-def read_labels(column: Any, classes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _read_labels(column: Any, classes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The label of each row, and its size in the index: 0, or what is wrong with the label."""
     labels = column.fill_null(0).to_numpy().astype(np.int64)
     missing = column.is_null().to_numpy()
@@ -205,22 +205,22 @@ def read_labels(column: Any, classes: int) -> tuple[NDArray[np.int64], NDArray[n
     return labels, np.where(missing, NO_LABEL, sizes)
 
 
-def open_parquet(root: Path, split: str) -> ParquetSource:
+def open_parquet(root: Path, split: str) -> _ParquetSource:
     """One split of a set of parquet files."""
     index = _open_split(root, split)
     if index is None:
         raise DataError(
-            f"{root}: no {WORDS[split][0]}-00000-of-00001.parquet here or in data/, and no parquet "
-            f"files in {WORDS[split][0]}/; point --data-dir at the folder that holds them"
+            f"{root}: no {_WORDS[split][0]}-00000-of-00001.parquet here or in data/, and no "
+            f"parquet files in {_WORDS[split][0]}/; point --data-dir at the folder that holds them"
         )
     train = _open_split(root, "train") if split == "valid" else None
     if train is not None:
         index = with_classes_of(index, train, where=root)
-    source = ParquetSource(root, index)
+    source = _ParquetSource(root, index)
     refuse_useless(source)
     return source
 
 
 def _open_split(root: Path, split: str) -> Index | None:
     paths = find_files(root, split)
-    return open_shards(root, split, key="parquet", paths=paths, scan=scan_file) if paths else None
+    return open_shards(root, split, key="parquet", paths=paths, scan=_scan_file) if paths else None

@@ -17,8 +17,8 @@ try:
 except ImportError:  # told when a record is read: other data does without
     google_crc32c = None  # type: ignore[assignment]
 
-HEAD, TAIL = 12, 4  # bytes before and after the data
-MASK = 0xA282EAD8
+HEAD, _TAIL = 12, 4  # bytes before and after the data
+_MASK = 0xA282EAD8
 
 
 def crc32c(data: bytes) -> int:
@@ -37,7 +37,7 @@ def crc32c(data: bytes) -> int:
 
 def masked(crc: int) -> int:
     """A checksum as it stands in the file."""
-    return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
 class Record(NamedTuple):
@@ -55,7 +55,7 @@ def read_records(path: Path) -> Iterator[Record]:
         while place < size:
             data, intact = _read_record(file, place, size - place)
             yield Record(place + HEAD, data, intact)
-            place += HEAD + len(data) + TAIL
+            place += HEAD + len(data) + _TAIL
 
 
 def _read_record(file: BinaryIO, place: int, left: int) -> tuple[bytes, bool]:
@@ -65,9 +65,9 @@ def _read_record(file: BinaryIO, place: int, left: int) -> tuple[bytes, bool]:
     # the length's own checksum first: a damaged length would look like a cut file
     if len(head) == HEAD and int.from_bytes(head[8:], "little") != masked(crc32c(head[:8])):
         raise CutOff(place, BROKEN)
-    if left < HEAD + length + TAIL:
+    if left < HEAD + length + _TAIL:
         raise CutOff(place, CUT_OFF)
-    data, tail = file.read(length), file.read(TAIL)
+    data, tail = file.read(length), file.read(_TAIL)
     return data, int.from_bytes(tail, "little") == masked(crc32c(data))
 
 

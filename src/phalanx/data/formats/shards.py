@@ -20,8 +20,8 @@ from phalanx.plan.machine import count_cores
 SPLIT_WORDS = {"train": ("train",), "valid": ("validation", "valid", "val")}
 PREFIX = {"train": "train", "valid": "validation"}  # what our own shards are called
 CLASSES_LIMIT = 1_000_000  # a label above is no class number but a misread file
-SMALL_SCAN = 2**30  # bytes one process reads before another one would have started
-SHOWN = 5
+_SMALL_SCAN = 2**30  # bytes one process reads before another one would have started
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Family:
 
 
 def _entries(folder: Path) -> list[Path]:
-    with readable(folder):
+    with _readable(folder):
         return list(folder.iterdir())
 
 
 @contextmanager
-def readable(place: Path) -> Iterator[None]:
+def _readable(place: Path) -> Iterator[None]:
     """A block whose system errors become a DataError that names the file."""
     try:
         yield
@@ -103,8 +103,8 @@ def _describe_missing(
     if not missing:
         return f"{folder}: has shards numbered above their total, such as {example[0]}; remove them"
     begin, end = example.span("number")
-    names = [f"{example[0][:begin]}{n:0{end - begin}}{example[0][end:]}" for n in missing[:SHOWN]]
-    more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+    names = [f"{example[0][:begin]}{n:0{end - begin}}{example[0][end:]}" for n in missing[:_SHOWN]]
+    more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
     return (
         f"{folder}: {', '.join(names)}{more} missing of {expected:,} shards; fetch what is missing"
     )
@@ -167,7 +167,7 @@ def make_scan(images: Sequence[Found], titles: dict[int, str] | None = None) -> 
 def scan_all(scan: Callable[[Path], Scan], paths: Sequence[Path]) -> list[Scan]:
     """A scan of each file, in order; large sets are shared among all cores."""
     processes = min(count_cores(), len(paths))
-    if processes < 2 or sum(path.stat().st_size for path in paths) < SMALL_SCAN:
+    if processes < 2 or sum(path.stat().st_size for path in paths) < _SMALL_SCAN:
         return [scan(path) for path in paths]
     try:
         spawn = multiprocessing.get_context("spawn")
@@ -181,16 +181,16 @@ def open_shards(
     root: Path, split: str, *, key: str, paths: Sequence[Path], scan: Callable[[Path], Scan]
 ) -> Index:
     """The index of a split, with class names as its own files tell them."""
-    with readable(root):
+    with _readable(root):
         return find_index(
             root,
             f"{key}-{split}",
             stamp=stamp_of(root, paths),
-            build=lambda: join_scans(root, paths, scan_all(scan, paths)),
+            build=lambda: _join_scans(root, paths, scan_all(scan, paths)),
         )
 
 
-def join_scans(root: Path, paths: Sequence[Path], scans: Sequence[Scan]) -> Index:
+def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[Scan]) -> Index:
     """One index over all files of a split."""
     counts = [len(scan.labels) for scan in scans]
     boxes = np.concatenate([scan.boxes for scan in scans])
@@ -199,9 +199,9 @@ def join_scans(root: Path, paths: Sequence[Path], scans: Sequence[Scan]) -> Inde
     if not len(labels):
         raise DataError(f"{paths[0]}: has no images; fetch or build the data again")
     return Index(
-        classes=name_classes(1 + _top_label(labels, sizes), _join_titles(paths, scans)),
+        classes=_name_classes(1 + _top_label(labels, sizes), _join_titles(paths, scans)),
         files=pack_texts(path.relative_to(root).as_posix() for path in paths),
-        names=join_texts([scan.names for scan in scans]),
+        names=_join_texts([scan.names for scan in scans]),
         file_of=np.repeat(np.arange(len(paths), dtype=np.int32), counts),
         offsets=np.concatenate([scan.offsets for scan in scans]),
         sizes=sizes,
@@ -228,7 +228,7 @@ def _join_titles(paths: Sequence[Path], scans: Sequence[Scan]) -> dict[int, str]
     return titles
 
 
-def name_classes(count: int, titles: dict[int, str]) -> tuple[str, ...]:
+def _name_classes(count: int, titles: dict[int, str]) -> tuple[str, ...]:
     """A name for each class, made up where none was told."""
     return tuple(titles.get(label, _made_up(label)) for label in range(count))
 
@@ -237,7 +237,7 @@ def _made_up(label: int) -> str:
     return f"class{label:04d}"
 
 
-def join_texts(parts: Sequence[Texts]) -> Texts:
+def _join_texts(parts: Sequence[Texts]) -> Texts:
     """The words of all parts, one after the other."""
     shifts = np.cumsum([0, *(len(part.letters) for part in parts)])
     ends = [part.ends + shift for part, shift in zip(parts, shifts, strict=False)]

@@ -40,7 +40,7 @@ class Source(Protocol):
         """Counts and a hash that change when the data does."""
 
 
-Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
+_Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
 
 
 class ValSplit(NamedTuple):
@@ -50,15 +50,15 @@ class ValSplit(NamedTuple):
     seed: int
 
 
-def in_folder(open_form: Callable[[Path, str], Source]) -> Opener:
+def _in_folder(open_form: Callable[[Path, str], Source]) -> _Opener:
     """The opener of a form that lies in --data-dir."""
     return lambda data_dir, split, _spec: open_form(_existing_folder(data_dir), split)
 
 
-OPENERS: dict[str, Opener] = {  # "synthetic" is made on the device and has nothing to open
+OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has nothing to open
     "embedded": lambda _dir, split, _spec: open_embedded(split),
     "generated": lambda _dir, _split, spec: open_generated(spec),
-    **{name: in_folder(form.open) for name, form in FORMS.items() if form.open is not None},
+    **{name: _in_folder(form.open) for name, form in FORMS.items() if form.open is not None},
 }
 
 

@@ -14,11 +14,11 @@ from phalanx.data.formats.indexed_source import BROKEN, CUT_OFF
 from phalanx.data.formats.shards import CutOff
 from phalanx.errors import DataError
 
-BLOCK = 512
-REGULAR, FOLDER = (b"0", b"\0", b"7"), b"5"
-GNU_NAME, GNU_LINK, PAX, PAX_GLOBAL = b"L", b"K", b"x", b"g"
-EXTENSIONS = (GNU_NAME, GNU_LINK, PAX, PAX_GLOBAL)
-REFUSED = {
+_BLOCK = 512
+_REGULAR, _FOLDER = (b"0", b"\0", b"7"), b"5"
+_GNU_NAME, _GNU_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
+_EXTENSIONS = (_GNU_NAME, _GNU_LINK, _PAX, _PAX_GLOBAL)
+_REFUSED = {
     b"1": "a link",
     b"2": "a symbolic link",
     b"3": "a device",
@@ -26,7 +26,7 @@ REFUSED = {
     b"6": "a pipe",
     b"S": "a sparse file",
 }
-EXTENSION_LIMIT = 2**20  # bytes of a long name or of pax facts
+_EXTENSION_LIMIT = 2**20  # bytes of a long name or of pax facts
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ def read_members(file: BinaryIO, path: Path) -> Iterator[Member]:
         kind, name, size, place = _read_header(file, begin, {**everywhere, **told})
         if kind is None:
             return
-        if kind not in EXTENSIONS:
+        if kind not in _EXTENSIONS:
             told = {}
             _refuse(kind, name, path)
         if place + size > total:
             raise CutOff(begin, CUT_OFF)
-        if kind in EXTENSIONS:
+        if kind in _EXTENSIONS:
             found = _read_extension(file, kind, size, begin)
-            (everywhere if kind == PAX_GLOBAL else told).update(found)
-        if kind in REGULAR:
+            (everywhere if kind == _PAX_GLOBAL else told).update(found)
+        if kind in _REGULAR:
             yield Member(name, place, size)
-        place += size + -size % BLOCK
+        place += size + -size % _BLOCK
 
 
 def _read_header(
@@ -70,8 +70,8 @@ def _read_header(
 ) -> tuple[bytes | None, str, int, int]:
     """Kind, name and size of the member at a place, and where its bytes begin; no kind: the end."""
     file.seek(place)
-    block = file.read(BLOCK)
-    if len(block) < BLOCK:
+    block = file.read(_BLOCK)
+    if len(block) < _BLOCK:
         raise CutOff(place, CUT_OFF)
     if not any(block):
         return None, "", 0, place
@@ -79,12 +79,12 @@ def _read_header(
     if _number(block[148:156], place) != sum(blank):
         raise CutOff(place, BROKEN)
     kind, size = block[156:157], _number(block[124:136], place)
-    if kind in EXTENSIONS:
-        return kind, "", size, place + BLOCK
+    if kind in _EXTENSIONS:
+        return kind, "", size, place + _BLOCK
     if any(key.startswith("GNU.sparse") for key in told):
         kind = b"S"
     size = int(told["size"]) if told.get("size", "").isdecimal() else size
-    return kind, told.get("path") or _short_name(block), size, place + BLOCK
+    return kind, told.get("path") or _short_name(block), size, place + _BLOCK
 
 
 def _short_name(block: bytes) -> str:
@@ -104,11 +104,11 @@ def _number(field: bytes, place: int) -> int:
 
 
 def _read_extension(file: BinaryIO, kind: bytes, size: int, begin: int) -> dict[str, str]:
-    if size > EXTENSION_LIMIT:
+    if size > _EXTENSION_LIMIT:
         raise CutOff(begin, BROKEN)
     data = file.read(size)
-    if kind in (GNU_NAME, GNU_LINK):
-        key = "path" if kind == GNU_NAME else "linkpath"
+    if kind in (_GNU_NAME, _GNU_LINK):
+        key = "path" if kind == _GNU_NAME else "linkpath"
         return {key: data.split(b"\0")[0].decode(errors="surrogateescape")}
     try:
         return dict(_pax_facts(data))
@@ -129,8 +129,8 @@ def _pax_facts(data: bytes) -> Iterator[tuple[str, str]]:
 
 def _refuse(kind: bytes, name: str, path: Path) -> None:
     """Raise DataError for links, devices and names that lead out of the file."""
-    what = REFUSED.get(kind)
-    if what is None and kind not in REGULAR and kind != FOLDER:
+    what = _REFUSED.get(kind)
+    if what is None and kind not in _REGULAR and kind != _FOLDER:
         what = f"of unknown kind {kind!r}"
     if name.startswith("/") or ".." in PurePosixPath(name).parts:
         what = "named outside of the file"

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-VARINT, FIXED64, COUNTED, FIXED32 = 0, 1, 2, 5  # wire types
-FIXED = {FIXED64: 8, FIXED32: 4}
-BYTES, FLOATS, INTEGERS = 1, 2, 3
+_VARINT, _FIXED64, _COUNTED, _FIXED32 = 0, 1, 2, 5  # wire types
+_FIXED = {_FIXED64: 8, _FIXED32: 4}
+_BYTES, _FLOATS, _INTEGERS = 1, 2, 3
 
 Values = Sequence[bytes] | Sequence[float] | Sequence[int]
 
 
-class Field(NamedTuple):
+class _Field(NamedTuple):
     """One field of a message: its number, its wire type and where its content lies."""
 
     number: int
@@ -35,7 +35,7 @@ class Feature(NamedTuple):
     end: int
 
 
-def read_varint(data: bytes, place: int, end: int) -> tuple[int, int]:
+def _read_varint(data: bytes, place: int, end: int) -> tuple[int, int]:
     """An unsigned number of seven bits a byte, and the place after it."""
     value = shift = 0
     while place < end and shift < 70:
@@ -48,23 +48,23 @@ def read_varint(data: bytes, place: int, end: int) -> tuple[int, int]:
     raise ValueError("a number has no end")
 
 
-def read_fields(data: bytes, place: int, end: int) -> Iterator[Field]:
+def _read_fields(data: bytes, place: int, end: int) -> Iterator[_Field]:
     """The fields of the message between two places; raises ValueError when it is none."""
     while place < end:
-        tag, place = read_varint(data, place, end)
+        tag, place = _read_varint(data, place, end)
         number, wire = tag >> 3, tag & 7
-        if wire == VARINT:
-            stop = read_varint(data, place, end)[1]
-        elif wire == COUNTED:
-            size, place = read_varint(data, place, end)
+        if wire == _VARINT:
+            stop = _read_varint(data, place, end)[1]
+        elif wire == _COUNTED:
+            size, place = _read_varint(data, place, end)
             stop = place + size
-        elif wire in FIXED:
-            stop = place + FIXED[wire]
+        elif wire in _FIXED:
+            stop = place + _FIXED[wire]
         else:
             raise ValueError(f"a field of unknown type {wire}")
         if stop > end:
             raise ValueError("a field reaches past the end")
-        yield Field(number, wire, place, stop)
+        yield _Field(number, wire, place, stop)
         place = stop
 
 
@@ -77,46 +77,46 @@ def read_example(data: bytes) -> dict[str, Feature]:
     return found
 
 
-def _read_entry(data: bytes, entry: Field) -> list[tuple[str, Feature]]:
+def _read_entry(data: bytes, entry: _Field) -> list[tuple[str, Feature]]:
     """One name with its list; nothing where either is missing."""
-    parts = {field.number: field for field in read_fields(data, entry.begin, entry.end)}
+    parts = {field.number: field for field in _read_fields(data, entry.begin, entry.end)}
     if 1 not in parts or 2 not in parts:
         return []
     key = data[parts[1].begin : parts[1].end].decode(errors="replace")
-    lists = read_fields(data, parts[2].begin, parts[2].end)
+    lists = _read_fields(data, parts[2].begin, parts[2].end)
     return [(key, Feature(one.number, one.begin, one.end)) for one in lists]
 
 
-def _messages(data: bytes, begin: int, end: int, number: int) -> list[Field]:
-    fields = read_fields(data, begin, end)
-    return [field for field in fields if field.number == number and field.wire == COUNTED]
+def _messages(data: bytes, begin: int, end: int, number: int) -> list[_Field]:
+    fields = _read_fields(data, begin, end)
+    return [field for field in fields if field.number == number and field.wire == _COUNTED]
 
 
 def read_spans(data: bytes, feature: Feature | None) -> list[tuple[int, int]]:
     """Begin and end of each value of a list of bytes; none when it is of something else."""
-    if feature is None or feature.kind != BYTES:
+    if feature is None or feature.kind != _BYTES:
         return []
     return [(f.begin, f.end) for f in _messages(data, feature.begin, feature.end, 1)]
 
 
 def read_integers(data: bytes, feature: Feature | None) -> list[int]:
     """The values of a list of integers, packed or not; none when it is of something else."""
-    if feature is None or feature.kind != INTEGERS:
+    if feature is None or feature.kind != _INTEGERS:
         return []
     values = []
-    for field in read_fields(data, feature.begin, feature.end):
+    for field in _read_fields(data, feature.begin, feature.end):
         place = field.begin
         while place < field.end:
-            value, place = read_varint(data, place, field.end)
+            value, place = _read_varint(data, place, field.end)
             values.append(value - (1 << 64) if value >> 63 else value)
     return values
 
 
 def read_floats(data: bytes, feature: Feature | None) -> list[float]:
     """The values of a list of floats, packed or not; none when it is of something else."""
-    if feature is None or feature.kind != FLOATS:
+    if feature is None or feature.kind != _FLOATS:
         return []
-    fields = read_fields(data, feature.begin, feature.end)
+    fields = _read_fields(data, feature.begin, feature.end)
     return [float(x) for f in fields for x in np.frombuffer(data[f.begin : f.end], "<f4")]
 
 
@@ -132,15 +132,15 @@ def write_example(features: dict[str, Values]) -> bytes:
 def _write_list(values: Values) -> bytes:
     if any(isinstance(value, bytes) for value in values):
         content = b"".join(_counted(1, value) for value in values)  # type: ignore[arg-type]
-        return _counted(BYTES, content)
+        return _counted(_BYTES, content)
     if all(isinstance(value, int) for value in values):
         packed = b"".join(_varint(value % (1 << 64)) for value in values)  # type: ignore[arg-type]
-        return _counted(INTEGERS, _counted(1, packed))
-    return _counted(FLOATS, _counted(1, struct.pack(f"<{len(values)}f", *values)))
+        return _counted(_INTEGERS, _counted(1, packed))
+    return _counted(_FLOATS, _counted(1, struct.pack(f"<{len(values)}f", *values)))
 
 
 def _counted(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | COUNTED) + _varint(len(content)) + content
+    return _varint(number << 3 | _COUNTED) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:

@@ -51,12 +51,12 @@ from phalanx.data.formats.tf_example import (
 from phalanx.errors import DataError
 
 FAMILY = Family(r"-of-(?P<total>\d+)(?:\.tfrecords?)?")
-LABELS = "labels.txt"
+_LABELS = "labels.txt"
 SHARDS = {"train": 1024, "valid": 128}
-FIRST_LABEL = 1
-LEAST_INTEGER = -(2**63)
-SIDES = ("xmin", "ymin", "xmax", "ymax")
-NUMBERED_LINE = re.compile(r"(\d+)[:\t](.+)")
+_FIRST_LABEL = 1
+_LEAST_INTEGER = -(2**63)
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_NUMBERED_LINE = re.compile(r"(\d+)[:\t](.+)")
 
 
 def looks_like(root: Path) -> bool:
@@ -72,13 +72,13 @@ def open_tfrecord(root: Path, split: str) -> IndexedSource:
             f"{root}: no shard such as {PREFIX[split]}-00000-of-{SHARDS[split]:05}; point "
             "--data-dir at the folder with the TFRecord files"
         )
-    listed = read_labels(root / LABELS)
+    listed = _read_labels(root / _LABELS)
     train = _open_split(root, "train") if split == "valid" and listed is None else None
     if listed is not None:
         index = with_classes(index, listed)
     elif train is not None:
         index = with_classes_of(index, train, where=root)
-    source = IndexedSource(root, index, first_label=FIRST_LABEL)
+    source = IndexedSource(root, index, first_label=_FIRST_LABEL)
     refuse_useless(source)
     return source
 
@@ -88,10 +88,10 @@ def _open_split(root: Path, split: str) -> Index | None:
     return open_shards(root, split, key="tfrecord", paths=paths, scan=scan_shard) if paths else None
 
 
-def read_labels(path: Path) -> tuple[str, ...] | None:
+def _read_labels(path: Path) -> tuple[str, ...] | None:
     """The class names in labels.txt, plain or as "0:name"; a background class is left out."""
     lines = read_class_names(path)
-    matches = [NUMBERED_LINE.fullmatch(line) for line in lines or ()]
+    matches = [_NUMBERED_LINE.fullmatch(line) for line in lines or ()]
     found = [match for match in matches if match is not None]
     if lines is None or len(found) < len(lines):
         return lines
@@ -138,7 +138,7 @@ def _find_image(data: bytes, begin: int, where: str) -> tuple[Found, str]:
             f"{len(labels)}; these are not ImageNet's keys"
         )
     first, last = spans[0]
-    label = max(labels[0] - FIRST_LABEL, LEAST_INTEGER)
+    label = max(labels[0] - _FIRST_LABEL, _LEAST_INTEGER)
     found = Found(
         name=_read_text(data, features.get("image/filename")) or f"{begin}",
         offset=begin + first,
@@ -156,13 +156,13 @@ def _read_text(data: bytes, feature: Feature | None) -> str:
 
 
 def _read_box(data: bytes, features: dict[str, Any]) -> tuple[float, float, float, float] | None:
-    columns = [read_floats(data, features.get(f"image/object/bbox/{side}")) for side in SIDES]
+    columns = [read_floats(data, features.get(f"image/object/bbox/{side}")) for side in _SIDES]
     if len({len(column) for column in columns}) > 1:
         raise ValueError("a box lacks a side")
     return hull(zip(*columns, strict=True))
 
 
-def choose_shards(count: int, split: str, shards: int | None) -> int:
+def _choose_shards(count: int, split: str, shards: int | None) -> int:
     """How many shards that many images are written to: never more than images."""
     return max(1, min(shards or SHARDS[split], count))
 
@@ -172,15 +172,15 @@ def shard_bounds(count: int, shards: int) -> list[int]:
     return [count * number // shards for number in range(shards + 1)]
 
 
-def shard_path(out: Path, split: str, number: int, shards: int) -> Path:
+def _shard_path(out: Path, split: str, number: int, shards: int) -> Path:
     """Where a shard is written."""
     return out / f"{PREFIX[split]}-{number:05}-of-{shards:05}"
 
 
 def written_tfrecord(out: Path, split: str, *, count: int, shards: int | None = None) -> int:
     """How many images lie in whole shards already, from the first on: where to go on."""
-    shards = choose_shards(count, split, shards)
-    paths = [shard_path(out, split, number, shards) for number in range(shards)]
+    shards = _choose_shards(count, split, shards)
+    paths = [_shard_path(out, split, number, shards) for number in range(shards)]
     whole = next((number for number, path in enumerate(paths) if not path.exists()), shards)
     return shard_bounds(count, shards)[whole]
 
@@ -199,12 +199,12 @@ def write_tfrecord(
 
     The samples are those from number `start` of `count`, which must be the first of a shard.
     """
-    shards = choose_shards(count, split, shards)
+    shards = _choose_shards(count, split, shards)
     bounds = shard_bounds(count, shards)
     incoming = counted(samples, count - start, out)
-    write_class_names(out / LABELS, classes)
+    write_class_names(out / _LABELS, classes)
     for number in range(bounds.index(start), shards):
-        with whole_file(shard_path(out, split, number, shards)) as file:
+        with whole_file(_shard_path(out, split, number, shards)) as file:
             for sample in islice(incoming, bounds[number + 1] - bounds[number]):
                 write_record(file, make_record(sample, classes[sample.label]))
     next(incoming, None)  # one too many is an error as well
@@ -228,7 +228,7 @@ def make_record(sample: Sample, title: str) -> bytes:
         "image/width": [looks.width],
     }
     if sample.box is not None:
-        sides = zip(SIDES, sample.box, strict=True)
+        sides = zip(_SIDES, sample.box, strict=True)
         features.update({f"image/object/bbox/{side}": [float(x)] for side, x in sides})
         features["image/object/bbox/label"] = [sample.label + 1]
     return write_example(features)

@@ -44,16 +44,16 @@ from phalanx.data.formats.tar_members import Member, read_members
 from phalanx.errors import DataError
 
 FAMILY = Family(r"(?:-of-(?P<total>\d+))?\.tar")
-CLASSES, METADATA = "classes.txt", "metadata.json"
-IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
-ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
-FACTS = ("cls", "json")
-FACTS_LIMIT = 2**20  # bytes of a cls or json member
-MOST_DIGITS = 18  # of a label: so many fit into the index
-TOLD_SHOWN = 40  # letters of a class that is no number
+_CLASSES, METADATA = "classes.txt", "metadata.json"
+_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+_ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
+_FACTS = ("cls", "json")
+_FACTS_LIMIT = 2**20  # bytes of a cls or json member
+_MOST_DIGITS = 18  # of a label: so many fit into the index
+_TOLD_SHOWN = 40  # letters of a class that is no number
 SHARD_IMAGES = 1024
 
-Parts = dict[str, Member]  # the files of one image, by ending
+_Parts = dict[str, Member]  # the files of one image, by ending
 
 
 def looks_like(root: Path) -> bool:
@@ -69,14 +69,14 @@ def open_tar(root: Path, split: str) -> IndexedSource:
             f"{root}: no shard such as {PREFIX[split]}-000000.tar; point --data-dir at the folder "
             "with the tar files"
         )
-    metadata = read_metadata(root / METADATA)
+    metadata = _read_metadata(root / METADATA)
     promised = metadata.get(f"{PREFIX[split]}_length")
     if isinstance(promised, int) and promised != len(index):
         raise DataError(
             f"{root / METADATA}: promises {promised:,} images where the shards of {split} hold "
             f"{len(index):,}{_describe_lost(index)}; fetch the shards that are missing"
         )
-    listed = read_class_names(root / CLASSES) or tuple(map(str, metadata.get("classes") or ()))
+    listed = read_class_names(root / _CLASSES) or tuple(map(str, metadata.get("classes") or ()))
     train = _open_split(root, "train") if split == "valid" and not listed else None
     if listed:
         index = with_classes(index, listed)
@@ -95,10 +95,10 @@ def _describe_lost(index: Index) -> str:
 
 def _open_split(root: Path, split: str) -> Index | None:
     paths = FAMILY.find(root, split)
-    return open_shards(root, split, key="tar", paths=paths, scan=scan_shard) if paths else None
+    return open_shards(root, split, key="tar", paths=paths, scan=_scan_shard) if paths else None
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def _read_metadata(path: Path) -> dict[str, Any]:
     """What metadata.json says, as some tools put it beside their shards; empty where it is not."""
     try:
         found = json.loads(path.read_bytes())
@@ -109,9 +109,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def scan_shard(path: Path) -> Scan:
+def _scan_shard(path: Path) -> Scan:
     """Where the images of one shard lie."""
-    groups: dict[str, Parts] = {}
+    groups: dict[str, _Parts] = {}
     rest: list[Found] = []
     with path.open("rb") as file:
         try:
@@ -124,7 +124,7 @@ def scan_shard(path: Path) -> Scan:
     return make_scan(found + rest)
 
 
-def _add_member(groups: dict[str, Parts], member: Member, path: Path) -> None:
+def _add_member(groups: dict[str, _Parts], member: Member, path: Path) -> None:
     """Put a file to those of its image."""
     folder, slash, base = member.name.rpartition("/")
     stem, _, ending = base.partition(".")
@@ -137,24 +137,24 @@ def _add_member(groups: dict[str, Parts], member: Member, path: Path) -> None:
     parts[ending] = member
 
 
-def _is_whole(parts: Parts) -> bool:
+def _is_whole(parts: _Parts) -> bool:
     """Whether an image and its class came before the shard broke off."""
-    return any(ending in parts for ending in IMAGES) and not parts.keys().isdisjoint(FACTS)
+    return any(ending in parts for ending in _IMAGES) and not parts.keys().isdisjoint(_FACTS)
 
 
-def _find_image(file: BinaryIO, path: Path, key: str, parts: Parts) -> Found:
+def _find_image(file: BinaryIO, path: Path, key: str, parts: _Parts) -> Found:
     where = f"{path}: sample {key!r}"
-    image = next((parts[ending] for ending in IMAGES if ending in parts), None)
+    image = next((parts[ending] for ending in _IMAGES if ending in parts), None)
     if image is None:
         has = ", ".join(sorted(parts))
-        raise DataError(f"{where}: has no image, only {has}; {', '.join(IMAGES)} can be read")
+        raise DataError(f"{where}: has no image, only {has}; {', '.join(_IMAGES)} can be read")
     facts = _read_json(file, parts["json"], where) if "json" in parts else {}
     told = facts.get("label", facts.get("cls"))
     if "cls" in parts:
         told = _read_small(file, parts["cls"], where).decode(errors="replace").strip()
     name, label = str(facts.get("filename") or image.name), _read_label(told)
     return Found(
-        name=name if label is not None else f"{name} (class {told!r:.{TOLD_SHOWN}})",
+        name=name if label is not None else f"{name} (class {told!r:.{_TOLD_SHOWN}})",
         offset=image.offset,
         size=NO_LABEL if label is None else size_or_fault(image.size, label),
         label=-1 if label is None else label,
@@ -165,7 +165,7 @@ def _find_image(file: BinaryIO, path: Path, key: str, parts: Parts) -> Found:
 def _read_label(told: Any) -> int | None:
     """The number of a class; None for what is no whole number, or one beyond all measure."""
     digits = str(told).removeprefix("-")
-    return int(str(told)) if digits.isdecimal() and len(digits) <= MOST_DIGITS else None
+    return int(str(told)) if digits.isdecimal() and len(digits) <= _MOST_DIGITS else None
 
 
 def _read_json(file: BinaryIO, member: Member, where: str) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _read_json(file: BinaryIO, member: Member, where: str) -> dict[str, Any]:
 
 
 def _read_small(file: BinaryIO, member: Member, where: str) -> bytes:
-    if member.size > FACTS_LIMIT:
+    if member.size > _FACTS_LIMIT:
         raise DataError(f"{where}: {member.name!r} has {member.size:,} bytes, too long for facts")
     file.seek(member.offset)
     return file.read(member.size)
@@ -193,7 +193,7 @@ def _read_box(found: Any, where: str) -> tuple[float, float, float, float] | Non
         raise DataError(f"{where}: its bbox is {found!r}, wants left, top, right, bottom") from None
 
 
-def shard_path(out: Path, split: str, number: int) -> Path:
+def _shard_path(out: Path, split: str, number: int) -> Path:
     """Where a shard is written."""
     return out / f"{PREFIX[split]}-{number:06}.tar"
 
@@ -201,7 +201,7 @@ def shard_path(out: Path, split: str, number: int) -> Path:
 def written_tar(out: Path, split: str, *, count: int, shard_images: int = SHARD_IMAGES) -> int:
     """How many images lie in whole shards already, from the first on: where to go on."""
     shards = -(-count // shard_images)
-    paths = [shard_path(out, split, number) for number in range(shards)]
+    paths = [_shard_path(out, split, number) for number in range(shards)]
     whole = next((number for number, path in enumerate(paths) if not path.exists()), shards)
     return min(count, whole * shard_images)
 
@@ -221,9 +221,9 @@ def write_tar(
     The samples are those from number `start` of `count`, which must be the first of a shard.
     """
     incoming = counted(samples, count - start, out)
-    write_class_names(out / CLASSES, classes)
+    write_class_names(out / _CLASSES, classes)
     for first in range(start, count, shard_images):
-        path = shard_path(out, split, first // shard_images)
+        path = _shard_path(out, split, first // shard_images)
         with whole_file(path) as file, tarfile.open(fileobj=file, mode="w") as tar:
             wanted = min(shard_images, count - first)
             for number, sample in enumerate(islice(incoming, wanted), first):
@@ -236,7 +236,7 @@ def _add_sample(tar: tarfile.TarFile, key: str, sample: Sample) -> None:
     if sample.box is not None:
         facts["bbox"] = [float(side) for side in sample.box]
     parts = {
-        ENDINGS.get(look_at(sample.data).form, "jpg"): sample.data,
+        _ENDINGS.get(look_at(sample.data).form, "jpg"): sample.data,
         "cls": str(sample.label).encode(),
         "json": json.dumps(facts).encode(),
     }

@@ -16,16 +16,16 @@ from phalanx.data.loading.shared_memory import anonymous_memory
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
-SHARE_OF_FREE = 0.8  # the rest is left to the training itself
-PLACE = np.dtype(np.int64)
+_SHARE_OF_FREE = 0.8  # the rest is left to the training itself
+_PLACE = np.dtype(np.int64)
 
 
 class Cache:
     """One split's images in shared memory: their places, whether they are there, their bytes."""
 
     def __init__(self, memory: mmap.mmap, begin: int, images: int):
-        bytes_begin = begin + (images + 1) * PLACE.itemsize + images
-        self.places = np.frombuffer(memory, PLACE, images + 1, begin)
+        bytes_begin = begin + (images + 1) * _PLACE.itemsize + images
+        self.places = np.frombuffer(memory, _PLACE, images + 1, begin)
         self.there = np.frombuffer(memory, np.uint8, images, bytes_begin - images)
         self._memory, self._begin = memory, bytes_begin
 
@@ -47,7 +47,7 @@ class SharedCaches:
     """The memory behind the caches of both splits; `spec` is what a worker opens it by."""
 
     def __init__(self, sources: dict[Split, Source], where: str):
-        sizes = {split: sizes_of(source) for split, source in sources.items()}
+        sizes = {split: _sizes_of(source) for split, source in sources.items()}
         wanted = sum(int(column.sum()) for column in sizes.values())
         if not wanted and any(is_cached(source) and len(source) for source in sources.values()):
             raise ConfigError(
@@ -59,8 +59,8 @@ class SharedCaches:
         end = 0
         for split, column in sizes.items():
             self.spec["splits"][split] = (end, len(column))
-            end += (len(column) + 1) * PLACE.itemsize + len(column) + int(column.sum())
-            end += -end % PLACE.itemsize
+            end += (len(column) + 1) * _PLACE.itemsize + len(column) + int(column.sum())
+            end += -end % _PLACE.itemsize
         self._file = anonymous_memory(end)
         self.spec |= {"fd": self._file.fileno(), "bytes": end}
         self.caches = open_caches(self.spec)
@@ -83,20 +83,20 @@ def is_cached(source: Source) -> bool:
     return hasattr(source, "encoded") and not getattr(source, "raw", False)
 
 
-def sizes_of(source: Source) -> np.ndarray:
+def _sizes_of(source: Source) -> np.ndarray:
     """The size of each encoded image; nothing for a source that needs no cache."""
     if not is_cached(source):
-        return np.zeros(len(source), PLACE)
-    sizes: np.ndarray = np.asarray(source.index.sizes, PLACE)  # type: ignore[attr-defined]
+        return np.zeros(len(source), _PLACE)
+    sizes: np.ndarray = np.asarray(source.index.sizes, _PLACE)  # type: ignore[attr-defined]
     return np.maximum(sizes, 0)  # damaged images have none
 
 
 def refuse_unfit(wanted: int, free: int, where: str) -> None:
     """Raise ConfigError for images that do not fit into memory."""
-    if wanted > SHARE_OF_FREE * free:
+    if wanted > _SHARE_OF_FREE * free:
         raise ConfigError(
             f"--dataset-cache: {where} takes {format_bytes(wanted)}, of {format_bytes(free)} free "
-            f"memory at most {SHARE_OF_FREE:.0%} are used; leave the option away, or make the "
+            f"memory at most {_SHARE_OF_FREE:.0%} are used; leave the option away, or make the "
             "images smaller with `phalanx data build --to packed --short-side 256`"
         )
 

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-COPIES_KEPT = 2  # steps whose host memory is held until the device has it
+_COPIES_KEPT = 2  # steps whose host memory is held until the device has it
 
-Item = TypeVar("Item")
-Made = TypeVar("Made")
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 
 
 class Normaliser:
@@ -63,7 +63,7 @@ class Normaliser:
         return (moved if self._on_host else self._normalised(moved)).permute(0, 3, 1, 2)
 
     def _normalised(self, raw: Tensor) -> Tensor:
-        normal = by_themselves(raw) if self._own else self._by_constants(raw)
+        normal = _by_themselves(raw) if self._own else self._by_constants(raw)
         return normal.view(raw.shape)
 
     def _by_constants(self, raw: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Normaliser:
         return self._rows[width]
 
 
-def by_themselves(raw: Tensor) -> Tensor:
+def _by_themselves(raw: Tensor) -> Tensor:
     """Each image with its own mean and spread."""
     values = raw.flatten(1).float()
     spread, mean = torch.std_mean(values, 1, correction=0, keepdim=True)
@@ -99,20 +99,20 @@ def pinned_memory(shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def copied_ahead(
-    items: Iterable[Item], move: Callable[[Item], Made], device: torch.device
-) -> Generator[tuple[Made, Any], None, None]:
+    items: Iterable[_Item], move: Callable[[_Item], _Made], device: torch.device
+) -> Generator[tuple[_Made, Any], None, None]:
     """What `move` brings to the device, on a stream of its own, and the event that it is there.
 
     Host memory is let go only when the device has taken it: `items` may reuse it then.
     """
     stream = torch.cuda.Stream(device)
-    under_way: deque[tuple[Item, Any]] = deque()
+    under_way: deque[tuple[_Item, Any]] = deque()
     for item in items:
         with torch.cuda.stream(stream):
             made = move(item)
         done = stream.record_event()
         under_way.append((item, done))
-        if len(under_way) > COPIES_KEPT:
+        if len(under_way) > _COPIES_KEPT:
             under_way.popleft()[1].synchronize()
         yield made, done
 

@@ -44,19 +44,19 @@ except ImportError:  # the CPU's path does without it
     simplejpeg = None
 
 Decode = Callable[[list[bytes]], list[Tensor]]  # JPEGs to uint8 [3, height, width] on the device
-Outcome = Tensor | Pixels | BadImage  # of decoding: on the device, on the host, or neither
+_Outcome = Tensor | Pixels | BadImage  # of decoding: on the device, on the host, or neither
 
 MOST_BYTES = 2**30  # of images decoded at a time
-READERS = 8
-USUAL_SWITCH_S = sys.getswitchinterval()
-SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits for a busy reader
-JPEG_END = b"\xff\xd9"
-COLOURS = ("YCbCr", "Gray")
-BLANK = np.zeros((1, 1, 3), np.uint8)  # stands in for an image that is not scored
-ON_THE_HOST = {"jitter": "color-jitter", "auto": "auto-augment", "erasing": "random-erasing"}
+_READERS = 8
+_USUAL_SWITCH_S = sys.getswitchinterval()
+_SWITCH_S = 1e-4  # between threads: at the usual 5 ms a finished decode waits for a busy reader
+_JPEG_END = b"\xff\xd9"
+_COLOURS = ("YCbCr", "Gray")
+_BLANK = np.zeros((1, 1, 3), np.uint8)  # stands in for an image that is not scored
+_ON_THE_HOST = {"jitter": "color-jitter", "auto": "auto-augment", "erasing": "random-erasing"}
 
 
-class Opened(NamedTuple):
+class _Opened(NamedTuple):
     """Images that are read and not yet decoded."""
 
     wish: BatchRequest
@@ -78,34 +78,34 @@ class GpuDecoder:
     immediate = False
 
     def __init__(self, reader: Reader, device: torch.device, *, decode: Decode | None = None):
-        refuse_host_work(reader.recipe.treatment, training=reader.split == "train")
+        _refuse_host_work(reader.recipe.treatment, training=reader.split == "train")
         self.reader, self.device = reader, device
         self.refused = 0
         self._decode = decode or NvJpeg(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._threads = ThreadPoolExecutor(READERS, "gpu-decode")
-        sys.setswitchinterval(SWITCH_S)
+        self._threads = ThreadPoolExecutor(_READERS, "gpu-decode")
+        sys.setswitchinterval(_SWITCH_S)
 
     def close(self) -> None:
         """End the threads; does nothing the second time."""
         self._threads.shutdown()
-        sys.setswitchinterval(USUAL_SWITCH_S)
+        sys.setswitchinterval(_USUAL_SWITCH_S)
 
     def batches(self, wishes: Iterable[BatchRequest]) -> Iterator[Batch]:
         """The images that were wished for; files are opened ahead."""
         with closing(read_ahead(map(self.prepare, wishes))) as ahead:
             yield from map(self.fill, ahead)
 
-    def prepare(self, wish: BatchRequest) -> Opened:
+    def prepare(self, wish: BatchRequest) -> _Opened:
         """What is to be decoded, and which part of each image is shown; may run ahead of `fill`."""
         training = self.reader.split == "train"
         keys = wish.keys
         indices, draws = self.reader.look_up(keys) if training else (keys.copy(), [[]] * len(keys))
         images = self._open(indices)
         parts = list(map(partial(self._choose, wish.size), indices.tolist(), images, draws))
-        return Opened(wish, indices, draws, images, parts, list(map(suits_gpu, images)))
+        return _Opened(wish, indices, draws, images, parts, list(map(suits_gpu, images)))
 
-    def fill(self, opened: Opened) -> Batch:
+    def fill(self, opened: _Opened) -> Batch:
         """The images that were wished for, on the device, once `ready` has come."""
         if self._stream is None:
             return self._fill(opened)
@@ -113,7 +113,7 @@ class GpuDecoder:
             batch = self._fill(opened)
         return replace(batch, ready=self._stream.record_event())
 
-    def _fill(self, opened: Opened) -> Batch:
+    def _fill(self, opened: _Opened) -> Batch:
         size, indices = opened.wish.size, opened.indices
         done = []
         for rows in _portions(opened.images):
@@ -156,9 +156,9 @@ class GpuDecoder:
 
     def _instead(self, index: int) -> tuple[int, Image]:
         """What takes the place of a bad image: the next one in training, nothing when scoring."""
-        return self.reader.next_readable(index) if self.reader.split == "train" else (-1, BLANK)
+        return self.reader.next_readable(index) if self.reader.split == "train" else (-1, _BLANK)
 
-    def _settle(self, opened: Opened, rows: slice) -> list[Tensor]:
+    def _settle(self, opened: _Opened, rows: slice) -> list[Tensor]:
         """The pixels on the device; what was opened changes where a bad image gives way."""
         tensors = []
         for row, outcome in enumerate(self._decode_all(opened, rows), start=rows.start):
@@ -170,13 +170,13 @@ class GpuDecoder:
             tensors.append(pixels if isinstance(pixels, Tensor) else self._upload(pixels))
         return tensors
 
-    def _replace(self, opened: Opened, row: int) -> None:
+    def _replace(self, opened: _Opened, row: int) -> None:
         """Put another image in the place of a bad one."""
         index, image = self._instead(int(opened.indices[row]))
         opened.indices[row], opened.images[row] = index, image
         opened.parts[row] = self._choose(opened.wish.size, index, image, opened.draws[row])
 
-    def _decode_all(self, opened: Opened, rows: slice) -> list[Outcome]:
+    def _decode_all(self, opened: _Opened, rows: slice) -> list[_Outcome]:
         """The pixels of each image, from the device where it can, else from the host."""
         images = opened.images[rows]
         files = {
@@ -185,12 +185,12 @@ class GpuDecoder:
             if suited and isinstance(image, Picture)
         }
         there = self._decode_there(list(files.values()))
-        found: dict[int, Outcome] = dict(zip(files, there, strict=False))
+        found: dict[int, _Outcome] = dict(zip(files, there, strict=False))
         rest = [row for row in range(len(images)) if row not in found]
         if files and not there:  # one of them was refused: each by itself tells which
             found.update((row, self._decode_one(images[row])) for row in rest)
         else:
-            here = self._threads.map(decode_here, [images[row] for row in rest])
+            here = self._threads.map(_decode_here, [images[row] for row in rest])
             found.update(zip(rest, here, strict=True))
         return [found[row] for row in range(len(images))]
 
@@ -204,12 +204,12 @@ class GpuDecoder:
             self.refused += 1
             return []
 
-    def _decode_one(self, image: Image) -> Outcome:
+    def _decode_one(self, image: Image) -> _Outcome:
         """One image by itself, from the device where it can: the same whenever it is asked for."""
         if isinstance(image, Picture) and suits_gpu(image):
             there = self._decode_there([image.data])
-            return there[0] if there else decode_here(image)
-        return decode_here(image)
+            return there[0] if there else _decode_here(image)
+        return _decode_here(image)
 
     def _upload(self, pixels: Pixels) -> Tensor:
         writable = np.require(pixels, requirements=["C", "W"])  # torch warns about others
@@ -249,15 +249,15 @@ def suits_gpu(image: Image) -> bool:
     """Whether nvJPEG is to decode it: a whole JPEG of a usual kind, and not too large."""
     if not isinstance(image, Picture) or image.height * image.width > MOST_PIXELS:
         return False
-    if not (image.data.startswith(JPEG_START) and image.data.endswith(JPEG_END)):
+    if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
         return False  # cut short perhaps, which the device would not tell
     try:
-        return simplejpeg.decode_jpeg_header(image.data)[2] in COLOURS
+        return simplejpeg.decode_jpeg_header(image.data)[2] in _COLOURS
     except ValueError:
         return False
 
 
-def decode_here(image: Image) -> Pixels | BadImage:
+def _decode_here(image: Image) -> Pixels | BadImage:
     """The whole image, decoded on the host, or what is wrong with it."""
     try:
         return pixels_of(image)
@@ -265,11 +265,11 @@ def decode_here(image: Image) -> Pixels | BadImage:
         return bad
 
 
-def refuse_host_work(treatment: TransformSpec, *, training: bool) -> None:
+def _refuse_host_work(treatment: TransformSpec, *, training: bool) -> None:
     """Raise ConfigError for a treatment that only the host knows."""
     if treatment.augment != "resized-crop":
         raise ConfigError("--gpu-decode: is for photographs of any size; leave it out for this set")
-    for name, option in ON_THE_HOST.items():
+    for name, option in _ON_THE_HOST.items():
         if training and getattr(treatment, name) != getattr(TransformSpec, name):
             raise ConfigError(f"--gpu-decode: --{option} runs on the CPU; leave one of them out")
 

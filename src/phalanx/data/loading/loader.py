@@ -16,11 +16,11 @@ from phalanx.data.loading.prefetch import read_ahead
 from phalanx.data.loading.reader import Batch, InputSpec, Reader, ReadingNotes, check_bad
 from phalanx.data.loading.worker_pool import BatchRequest, Chunk, WorkerPool
 
-Walk = Generator[Batch, None, None]
-Empty = Callable[[tuple[int, ...]], NDArray[np.uint8]]
-STEPS_AHEAD = 2
-ROWS = 16  # of one task: few enough that several workers share a step
-CHUNKS_AHEAD = 4  # for each worker, so that none waits for the parent
+_Walk = Generator[Batch, None, None]
+_Empty = Callable[[tuple[int, ...]], NDArray[np.uint8]]
+_STEPS_AHEAD = 2
+_ROWS = 16  # of one task: few enough that several workers share a step
+_CHUNKS_AHEAD = 4  # for each worker, so that none waits for the parent
 
 
 class Filler(Protocol):
@@ -32,12 +32,12 @@ class Filler(Protocol):
         """The images that were wished for."""
 
 
-class HostFiller:
+class _HostFiller:
     """Fills memory of this process."""
 
     immediate = False
 
-    def __init__(self, reader: Reader, empty: Empty):
+    def __init__(self, reader: Reader, empty: _Empty):
         self._reader, self._empty = reader, empty
 
     def batches(self, wishes: Iterable[BatchRequest]) -> Iterator[Batch]:
@@ -67,17 +67,17 @@ class Loader:
         *,
         workers: int,
         max_bad: int | None = None,
-        rows: int = ROWS,
+        rows: int = _ROWS,
         cache: bool = False,
-        empty: Empty | None = None,
+        empty: _Empty | None = None,
         filler: Callable[[Reader], Filler] | None = None,
     ):
         self.recipe = recipe
         self.workers = workers if filler is None else 0
         self.max_bad = max_bad
         self.rows = rows
-        self._empty = empty or plain_memory
-        self._filler = filler or (lambda reader: HostFiller(reader, self._empty))
+        self._empty = empty or _plain_memory
+        self._filler = filler or (lambda reader: _HostFiller(reader, self._empty))
         self._fillers: dict[Split, Filler] = {}
         self._caches: SharedCaches | None = None
         self._wants_cache = cache
@@ -89,7 +89,7 @@ class Loader:
             "valid": ReadingNotes(),
         }
         self._readers: dict[Split, Reader] = {}
-        self._walks: dict[Split, Walk] = {}
+        self._walks: dict[Split, _Walk] = {}
         self._pool: WorkerPool | None = None
 
     @property
@@ -198,7 +198,7 @@ class Loader:
             self._caches = SharedCaches(sources, self.recipe.data_dir or self.recipe.data)
         return self._caches
 
-    def _walk(self, split: Split, wishes: Iterable[BatchRequest]) -> Walk:
+    def _walk(self, split: Split, wishes: Iterable[BatchRequest]) -> _Walk:
         if split in self._walks:
             self._walks.pop(split).close()
         if self.workers:
@@ -212,7 +212,7 @@ class Loader:
         """Whether batches are there as soon as they are asked for."""
         return not self.workers and self._filler_of(split).immediate
 
-    def _fill_here(self, split: Split, wishes: Iterable[BatchRequest]) -> Walk:
+    def _fill_here(self, split: Split, wishes: Iterable[BatchRequest]) -> _Walk:
         yield from self._filler_of(split).batches(wishes)
 
     def _filler_of(self, split: Split) -> Filler:
@@ -220,7 +220,7 @@ class Loader:
             self._fillers[split] = self._filler(self.reader(split))
         return self._fillers[split]
 
-    def _fill_by_workers(self, split: Split, wishes: Iterable[BatchRequest]) -> Walk:
+    def _fill_by_workers(self, split: Split, wishes: Iterable[BatchRequest]) -> _Walk:
         reader = self.reader(split)  # a folder that cannot be read is told before workers start
         ahead, behind = tee(wishes)
         with closing(self._started_pool().stream(split, self._tasks(ahead))) as chunks:
@@ -255,7 +255,7 @@ class Loader:
                 self._findings,
                 workers=self.workers,
                 rows=self.rows,
-                depth=CHUNKS_AHEAD * self.workers + STEPS_AHEAD * step_tasks,
+                depth=_CHUNKS_AHEAD * self.workers + _STEPS_AHEAD * step_tasks,
                 start={
                     "max_bad": self.max_bad,
                     "cache": self._caches.spec if self._caches else None,
@@ -264,7 +264,7 @@ class Loader:
         return self._pool
 
 
-def plain_memory(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def _plain_memory(shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """An array to fill."""
     return np.empty(shape, np.uint8)
 

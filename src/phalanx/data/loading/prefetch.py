@@ -4,14 +4,14 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-Item = TypeVar("Item")
-END = object()
+_Item = TypeVar("_Item")
+_END = object()
 
 
-def read_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
+def read_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
     """The same items in the same order, each made while the one before is being used."""
     with ThreadPoolExecutor(1, "read-ahead") as thread:
-        coming = thread.submit(next, items, END)
-        while (item := coming.result()) is not END:
-            coming = thread.submit(next, items, END)
+        coming = thread.submit(next, items, _END)
+        while (item := coming.result()) is not _END:
+            coming = thread.submit(next, items, _END)
             yield item  # type: ignore[misc]

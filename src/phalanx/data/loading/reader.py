@@ -16,9 +16,9 @@ from phalanx.data.transforms.transform import TransformSpec, build_transform
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
 
-NOTES_KEPT = 10
-STRETCH = 1024  # positions of the stream whose chances are drawn together
-BAD_SHOWN = 5
+_NOTES_KEPT = 10
+_STRETCH = 1024  # positions of the stream whose chances are drawn together
+_BAD_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class ReadingNotes:
     notes: dict[int, str] = field(default_factory=dict)  # the first few that had to be enlarged
 
 
-class Rows(NamedTuple):
+class _Rows(NamedTuple):
     """What a fill says of its rows."""
 
     labels: NDArray[np.int64]
@@ -123,21 +123,21 @@ class Reader:
         self._cache = cache if is_cached(self.source) else None
         self._stretches: dict[int, tuple[NDArray[np.int64], list[list[float]]]] = {}
 
-    def fill(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
+    def fill(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> _Rows:
         """Write an image into each row: keys are stream positions, or indices when scoring."""
         fill = self._fill_training if self.split == "train" else self._fill_scoring
         return fill(keys, out)
 
-    def _fill_training(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
+    def _fill_training(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> _Rows:
         indices, draws = self.look_up(keys)
         images = [self._read(wanted) for wanted in indices.tolist()]
         plain = not any(image is None or isinstance(image, Picture) for image in images)
         if plain and self.boxes is None:  # pixels in memory: the whole batch in one call
             self.transform.train(images, draws, out, None)  # type: ignore[arg-type]
-            return Rows(self.source.labels[indices], indices)
+            return _Rows(self.source.labels[indices], indices)
         for row, image in enumerate(images):
             indices[row] = self._fill_row(int(indices[row]), image, draws[row], out[row])
-        return Rows(self.source.labels[indices], indices)
+        return _Rows(self.source.labels[indices], indices)
 
     def _fill_row(
         self, index: int, image: Image | None, draws: Sequence[float], out: NDArray[np.uint8]
@@ -158,8 +158,8 @@ class Reader:
         """The image and the draws of consecutive positions, which may lie in two stretches."""
         indices, draws = [], []
         first, last = int(positions[0]), int(positions[-1])
-        for number in range(first // STRETCH, last // STRETCH + 1):
-            start = number * STRETCH
+        for number in range(first // _STRETCH, last // _STRETCH + 1):
+            start = number * _STRETCH
             part = slice(max(first - start, 0), last + 1 - start)
             stretch = self._draw_stretch(number)
             indices.append(stretch[0][part])
@@ -171,7 +171,7 @@ class Reader:
         if number not in self._stretches:
             if self.recipe.order is None:
                 raise ValueError("a recipe without an order has no training batches")
-            positions = np.arange(number * STRETCH, (number + 1) * STRETCH, dtype=np.int64)
+            positions = np.arange(number * _STRETCH, (number + 1) * _STRETCH, dtype=np.int64)
             drawn = (
                 self.recipe.order.indices(positions),
                 self.transform.draw(self.recipe.seed, positions).tolist(),
@@ -180,7 +180,7 @@ class Reader:
             self._stretches = dict([*kept, (number, drawn)])
         return self._stretches[number]
 
-    def _fill_scoring(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> Rows:
+    def _fill_scoring(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> _Rows:
         indices = keys.copy()
         for row, index in enumerate(keys.tolist()):
             image = self._read(index)
@@ -193,7 +193,7 @@ class Reader:
             if image is None:
                 out[row] = 0
                 indices[row] = -1
-        return Rows(np.where(indices < 0, 0, self.source.labels[keys]), indices)
+        return _Rows(np.where(indices < 0, 0, self.source.labels[keys]), indices)
 
     def next_readable(self, index: int) -> tuple[int, Image]:
         """The image after this one that opens, and its index; raises DataError when none does."""
@@ -201,7 +201,7 @@ class Reader:
         while image is None:
             bad = self.findings.bad
             if len(bad) == len(self.source):
-                raise DataError(describe_bad(bad, "none of the training images can be read"))
+                raise DataError(_describe_bad(bad, "none of the training images can be read"))
             index = (index + 1) % len(self.source)
             image = self._read(index)
         return index, image
@@ -242,7 +242,7 @@ class Reader:
     def _note_size(self, index: int, image: Image) -> None:
         size = self.recipe.image_size
         height, width = sides_of(image)
-        if (height < size or width < size) and len(self.findings.notes) < NOTES_KEPT:
+        if (height < size or width < size) and len(self.findings.notes) < _NOTES_KEPT:
             name = self.source.name(index)
             self.findings.notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
 
@@ -250,12 +250,12 @@ class Reader:
 def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:
     """An image of a source: one that can wait with decoding does, others have their pixels."""
     if cache is not None:
-        return Picture(cached(source, index, cache), source.name(index))
+        return Picture(_cached(source, index, cache), source.name(index))
     image: Image = getattr(source, "image", source.read)(index)
     return image
 
 
-def cached(source: Any, index: int, cache: Cache) -> bytes:
+def _cached(source: Any, index: int, cache: Cache) -> bytes:
     """The bytes of an image, read once."""
     data = cache.get(index)
     if data is None:
@@ -268,11 +268,11 @@ def check_bad(bad: dict[int, str], max_bad: int | None) -> None:
     """Raise DataError when more training images are bad than the run puts up with."""
     if max_bad is not None and len(bad) > max_bad:
         raise DataError(
-            describe_bad(bad, f"more than {max_bad} training images cannot be read")
+            _describe_bad(bad, f"more than {max_bad} training images cannot be read")
             + "\nmend or remove them, or allow more with --max-bad"
         )
 
 
-def describe_bad(bad: dict[int, str], what: str) -> str:
+def _describe_bad(bad: dict[int, str], what: str) -> str:
     """The first bad images by name, under a line that says what they mean."""
-    return "\n".join([f"{what}, the first are:", *(bad[i] for i in sorted(bad)[:BAD_SHOWN])])
+    return "\n".join([f"{what}, the first are:", *(bad[i] for i in sorted(bad)[:_BAD_SHOWN])])

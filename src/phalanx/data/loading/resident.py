@@ -21,7 +21,7 @@ from phalanx.data.loading.worker_pool import BatchRequest
 from phalanx.data.transforms.transform import PADDING
 from phalanx.kernels.shift import in_colour, shift_batch
 
-SHARE_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
+_SHARE_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
 STRETCH = 2**15  # images whose chances are drawn together
 
 
@@ -41,10 +41,10 @@ def has_room(sources: Sequence[Source], device: torch.device) -> bool:
     """Whether a GPU takes the sets without a thought."""
     free, _ = torch.cuda.mem_get_info(device)
     arrays = [source.pixels.nbytes for source in sources if isinstance(source, ArraySource)]
-    return sum(arrays) < SHARE_OF_FREE * free
+    return sum(arrays) < _SHARE_OF_FREE * free
 
 
-class Stretch(NamedTuple):
+class _Stretch(NamedTuple):
     """What the batches of a few steps are made of."""
 
     wishes: list[BatchRequest]
@@ -75,7 +75,7 @@ class ResidentFiller:
             for stretch in ahead:
                 yield from self._cut(stretch)
 
-    def _look_up(self, wishes: list[BatchRequest]) -> Stretch:
+    def _look_up(self, wishes: list[BatchRequest]) -> _Stretch:
         """Which images they are, and the chances they meet."""
         recipe, transform = self._reader.recipe, self._reader.transform
         assert recipe.order is not None
@@ -88,9 +88,9 @@ class ResidentFiller:
             reach = 2 * PADDING + 1
             places[1], places[2], places[3] = down * reach, right * reach, chance < 0.5
             places[1:3] -= PADDING
-        return Stretch(wishes, indices, places)
+        return _Stretch(wishes, indices, places)
 
-    def _cut(self, stretch: Stretch) -> Iterator[Batch]:
+    def _cut(self, stretch: _Stretch) -> Iterator[Batch]:
         whole = self._move(stretch.places)
         labels, begin = whole[4].long(), 0
         for keys, _ in stretch.wishes:

@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.data.formats.decode import BadImage, Picture, pixels_of
 from phalanx.data.loading.reader import Reader, open_image
 
-SAMPLES = 256  # images that the stages are timed on, spread over the set
+_SAMPLES = 256  # images that the stages are timed on, spread over the set
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Rate:
     what: str
 
 
-ADVICE = {
+_ADVICE = {
     "read": "a faster disk, or `phalanx data build --to packed`, which reads one file",
     "decode": "more --workers, or `phalanx data build --to packed --short-side 256`",
     "augment": "more --workers, or fewer augmentations",
@@ -35,12 +35,12 @@ def judge_feeding(come: float, eaten: float, *, model: str, stages: Sequence[Rat
     head = f"{come:,.0f} images/s come, {model} eats {eaten:,.0f}"
     if come >= eaten:
         return f"{head}: the model is the limit, data comes {come / eaten:.1f} times as fast"
-    made = [rate for rate in stages if rate.stage in ADVICE]
+    made = [rate for rate in stages if rate.stage in _ADVICE]
     slowest = min(made, key=lambda rate: rate.images_per_second)
-    return f"{head}: data is the limit, {slowest.stage} above all; {ADVICE[slowest.stage]}"
+    return f"{head}: data is the limit, {slowest.stage} above all; {_ADVICE[slowest.stage]}"
 
 
-def time_stages(reader: Reader, seconds: float, samples: int = SAMPLES) -> Iterator[Rate]:
+def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iterator[Rate]:
     """Reading, decoding and augmenting, on this core."""
     source = reader.source
     spread = np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int).tolist()

@@ -24,7 +24,7 @@ from phalanx.data.loading.shared_memory import rows_in
 from phalanx.errors import UserError
 
 
-class LoaderWorker:
+class _LoaderWorker:
     """Answers the tasks of one parent."""
 
     def __init__(self, start: dict[str, Any]):
@@ -63,7 +63,7 @@ class LoaderWorker:
         return self.readers[split]
 
 
-def send(answer: dict[str, Any]) -> None:
+def _send(answer: dict[str, Any]) -> None:
     """Write one answer; a parent that is gone ends the worker."""
     try:
         sys.stdout.write(json.dumps(answer) + "\n")
@@ -72,14 +72,14 @@ def send(answer: dict[str, Any]) -> None:
         os._exit(0)
 
 
-def send_crash(
+def _send_crash(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Tell the parent about a mistake in this program, in place of a traceback on stderr."""
-    send({"crash": "".join(traceback.format_exception(kind, error, trace))})
+    _send({"crash": "".join(traceback.format_exception(kind, error, trace))})
 
 
-def read_tasks(tasks: "queue.Queue[str]") -> None:
+def _read_tasks(tasks: "queue.Queue[str]") -> None:
     """Queue each line of stdin; leave at once when the parent closes it, even amid a task."""
     for line in sys.stdin:
         tasks.put(line)
@@ -90,16 +90,16 @@ def main() -> None:
     """Serve until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stopping parent still finishes its step
-    sys.excepthook = send_crash
+    sys.excepthook = _send_crash
     tasks: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=read_tasks, args=(tasks,), daemon=True).start()
-    worker = LoaderWorker(json.loads(tasks.get()))
+    threading.Thread(target=_read_tasks, args=(tasks,), daemon=True).start()
+    worker = _LoaderWorker(json.loads(tasks.get()))
     while True:
         task = json.loads(tasks.get())
         try:
-            send(worker.answer(task))
+            _send(worker.answer(task))
         except UserError as error:
-            send({"error": type(error).__name__, "text": str(error)})
+            _send({"error": type(error).__name__, "text": str(error)})
 
 
 if __name__ == "__main__":

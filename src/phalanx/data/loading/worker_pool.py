@@ -21,8 +21,8 @@ from phalanx.data.loading.reader import InputSpec, ReadingNotes
 from phalanx.data.loading.shared_memory import anonymous_memory, rows_in
 from phalanx.errors import DataError
 
-SHARED_BYTES = 1 << 29  # the most that waits, filled, for the training loop
-GOODBYE_S = 2.0
+_SHARED_BYTES = 1 << 29  # the most that waits, filled, for the training loop
+_GOODBYE_S = 2.0
 HUNG_S = 300.0  # a worker that says nothing for so long will not speak again
 
 
@@ -41,7 +41,7 @@ class BatchRequest(NamedTuple):
     size: int  # height and width
 
 
-class PendingTask(NamedTuple):
+class _PendingTask(NamedTuple):
     """A task under way."""
 
     number: int
@@ -50,7 +50,7 @@ class PendingTask(NamedTuple):
     size: int
 
 
-class Lines:
+class _Lines:
     """The lines that come out of a pipe, with an end to the patience."""
 
     def __init__(self, fd: int):
@@ -90,7 +90,7 @@ class WorkerPool:
     ):
         self.findings = findings
         slot_bytes = rows * recipe.image_size**2 * 3
-        self.depth = max(workers, min(depth, SHARED_BYTES // slot_bytes))
+        self.depth = max(workers, min(depth, _SHARED_BYTES // slot_bytes))
         self.rings: dict[Split, int] = {"train": 0, "valid": self.depth}  # each one's first slot
         self.memory = anonymous_memory(2 * self.depth * slot_bytes)
         self.start = {
@@ -118,7 +118,7 @@ class WorkerPool:
 
     def stream(self, split: Split, wishes: Iterator[BatchRequest]) -> Generator[Chunk, None, None]:
         """The filled rows of each wish, in order, with the following ones under way."""
-        ring: deque[PendingTask] = deque()
+        ring: deque[_PendingTask] = deque()
         try:
             for number, wish in enumerate(wishes):
                 if len(ring) == self.depth:
@@ -131,8 +131,8 @@ class WorkerPool:
                 self._collect(ring.popleft())
             raise
 
-    def _submit(self, split: Split, wish: BatchRequest, slot: int) -> PendingTask:
-        ticket = PendingTask(self.submitted, slot, len(wish.keys), wish.size)
+    def _submit(self, split: Split, wish: BatchRequest, slot: int) -> _PendingTask:
+        ticket = _PendingTask(self.submitted, slot, len(wish.keys), wish.size)
         worker = ticket.number % len(self.processes)
         task = {"split": split, "keys": wish.keys.tolist(), "size": wish.size, "slot": slot}
         self.waiting[worker].append(ticket.number)
@@ -141,7 +141,7 @@ class WorkerPool:
         self.submitted += 1
         return ticket
 
-    def _collect(self, ticket: PendingTask) -> Chunk:
+    def _collect(self, ticket: _PendingTask) -> Chunk:
         worker = ticket.number % len(self.processes)
         while ticket.number not in self.answers:
             answer = self._receive(worker)
@@ -167,7 +167,7 @@ class WorkerPool:
             stdin.write(json.dumps(message) + "\n")
             stdin.flush()
         except BrokenPipeError:
-            self._restart(worker, how_it_ended(self.processes[worker]))
+            self._restart(worker, _how_it_ended(self.processes[worker]))
 
     def _receive(self, worker: int) -> dict[str, Any]:
         while True:
@@ -179,7 +179,7 @@ class WorkerPool:
                 continue
             if line is not None:
                 break
-            self._restart(worker, how_it_ended(self.processes[worker]))
+            self._restart(worker, _how_it_ended(self.processes[worker]))
         answer: dict[str, Any] = json.loads(line)
         if "crash" in answer:
             raise RuntimeError(f"data worker {worker} failed:\n{answer['crash']}")
@@ -200,7 +200,7 @@ class WorkerPool:
             )
         self.restarted[worker] = how
         self.findings["train"].notes[-1 - worker] = f"{told}; it was started again"
-        end(process)
+        _end(process)
         self.processes[worker] = _start_worker(self.inherited)
         self.lines[worker] = _lines_of(self.processes[worker])
         for message in (self.start, *(self.tasks[number] for number in self.waiting[worker])):
@@ -212,34 +212,34 @@ class WorkerPool:
         for process in processes:
             _close_pipe(process.stdin)
         for process in processes:
-            end(process)
+            _end(process)
         if processes:
             self.memory.close()
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     """See a worker off, and its pipes."""
     _close_pipe(process.stdin)
     try:
-        process.wait(GOODBYE_S)
+        process.wait(_GOODBYE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
     _close_pipe(process.stdout)
 
 
-def how_it_ended(process: subprocess.Popen[str]) -> str:
+def _how_it_ended(process: subprocess.Popen[str]) -> str:
     """What became of a worker whose pipe is closed."""
     try:
-        status = process.wait(GOODBYE_S)
+        status = process.wait(_GOODBYE_S)
     except subprocess.TimeoutExpired:
         status = 0
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left ({status})"
 
 
-def _lines_of(process: subprocess.Popen[str]) -> Lines:
+def _lines_of(process: subprocess.Popen[str]) -> _Lines:
     assert process.stdout is not None
-    return Lines(process.stdout.fileno())
+    return _Lines(process.stdout.fileno())
 
 
 def _start_worker(inherited: tuple[int, ...]) -> subprocess.Popen[str]:

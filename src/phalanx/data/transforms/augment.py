@@ -33,16 +33,16 @@ from phalanx.data.transforms.operations import (
 Draws = Sequence[float]
 Columns = tuple[tuple[str, int], ...]  # the name and lane of each number that is taken
 Box = tuple[float, float, float, float]  # left, top, right, bottom as shares of the sides
-Range = tuple[float, float]
-Pairs = list[tuple[float, float]]
+_Range = tuple[float, float]
+_Pairs = list[tuple[float, float]]
 Part = tuple[int, int, int, int]  # top, left, height, width
 
-BOX_SHARE = 0.1  # of the object's box that a part must show
+_BOX_SHARE = 0.1  # of the object's box that a part must show
 CROP_TRIES = 10
-ERASE_TRIES = 4  # one shape in a thousand does not fit a square image
-MAGNITUDES = 10
-BINS = 31  # levels that TrivialAugment chooses from
-NORMAL = NormalDist()
+_ERASE_TRIES = 4  # one shape in a thousand does not fit a square image
+_MAGNITUDES = 10
+_BINS = 31  # levels that TrivialAugment chooses from
+_NORMAL = NormalDist()
 CHOICES = tuple(STEPS.values())
 
 
@@ -66,8 +66,8 @@ def flip(probability: float) -> Augment:
     return Augment(columns=(("augment-flip", 0),), apply=apply)
 
 
-JITTERS = (brightness, contrast, colour, turn_hue)
-ORDERS = tuple(permutations(range(len(JITTERS))))
+_JITTERS = (brightness, contrast, colour, turn_hue)
+_ORDERS = tuple(permutations(range(len(_JITTERS))))
 
 
 def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue: float) -> Augment:
@@ -84,8 +84,8 @@ def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue:
     def apply(image: Pixels, draws: Draws) -> Pixels:
         order, *rest = draws
         amounts = [_between(ends, draw) for ends, draw in zip(ranges, rest, strict=True)]
-        for place in ORDERS[int(order * len(ORDERS))]:
-            image = JITTERS[place](image, amounts[place])
+        for place in _ORDERS[int(order * len(_ORDERS))]:
+            image = _JITTERS[place](image, amounts[place])
         return image
 
     return Augment(columns=tuple(("colour-jitter", lane) for lane in range(5)), apply=apply)
@@ -93,7 +93,7 @@ def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue:
 
 def rand_augment(operations: int = 2, magnitude: float = 9, *, spread: float = 0.5) -> Augment:
     """So many operations in turn, each of a normally spread magnitude kept within 0 to 10."""
-    if operations < 1 or not 0 <= magnitude <= MAGNITUDES or spread < 0:
+    if operations < 1 or not 0 <= magnitude <= _MAGNITUDES or spread < 0:
         raise ValueError(
             "operations are 1 or more, the magnitude is 0 to 10, the spread 0 or more; "
             f"got {operations}, {magnitude} and {spread}"
@@ -101,7 +101,7 @@ def rand_augment(operations: int = 2, magnitude: float = 9, *, spread: float = 0
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
         for choice, size, sign in zip(draws[::3], draws[1::3], draws[2::3], strict=True):
-            level = min(max(magnitude + spread * _normal(size), 0.0), MAGNITUDES) / MAGNITUDES
+            level = min(max(magnitude + spread * _normal(size), 0.0), _MAGNITUDES) / _MAGNITUDES
             image = _pick(choice)(image, level if sign < 0.5 else -level, USUAL)
         return image
 
@@ -115,14 +115,14 @@ def trivial_augment() -> Augment:
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
         choice, size, sign = draws
-        level = int(size * BINS) / (BINS - 1)
+        level = int(size * _BINS) / (_BINS - 1)
         return _pick(choice)(image, level if sign < 0.5 else -level, WIDE)
 
     return Augment(columns=tuple(("trivial-augment", lane) for lane in range(3)), apply=apply)
 
 
 def random_erasing(
-    probability: float, area: Range = (0.02, 1 / 3), *, ratio: Range = (0.3, 3.3)
+    probability: float, area: _Range = (0.02, 1 / 3), *, ratio: _Range = (0.3, 3.3)
 ) -> Augment:
     """With this probability, a rectangle of the image becomes the image's mean colour.
 
@@ -150,7 +150,7 @@ def random_erasing(
             erased[top : top + height, left : left + width] = mean
         return erased
 
-    lanes = range(3 + 2 * ERASE_TRIES)
+    lanes = range(3 + 2 * _ERASE_TRIES)
     return Augment(columns=tuple(("erase", lane) for lane in lanes), apply=apply)
 
 
@@ -158,13 +158,13 @@ def _pick(choice: float) -> Step:
     return CHOICES[int(choice * len(CHOICES))]
 
 
-def _between(ends: Range, draw: float) -> float:
+def _between(ends: _Range, draw: float) -> float:
     return ends[0] + draw * (ends[1] - ends[0])
 
 
 def _normal(draw: float) -> float:
     """A number of the standard normal distribution."""
-    return NORMAL.inv_cdf(max(draw, 2.0**-54))  # half a step of the draws: zero has no place in it
+    return _NORMAL.inv_cdf(max(draw, 2.0**-54))  # half a step of the draws: zero has no place in it
 
 
 AUGMENTS: dict[str, Augment] = {
@@ -184,7 +184,7 @@ BOX_COLUMNS: Columns = (  # every try has its own place, so that one of them fin
 
 
 def box_crop(
-    height: int, width: int, box: Box | None, draws: Draws, *, scale: Range, ratio: Range
+    height: int, width: int, box: Box | None, draws: Draws, *, scale: _Range, ratio: _Range
 ) -> Part:
     """A random part that shows a tenth of the box or more; the middle when no try fits the image.
 
@@ -208,7 +208,7 @@ def box_crop(
 
 
 def _parts(
-    sides: tuple[int, ...], tries: Pairs, *, places: Iterable[Range], scale: Range, ratio: Range
+    sides: tuple[int, ...], tries: _Pairs, *, places: Iterable[_Range], scale: _Range, ratio: _Range
 ) -> Iterator[Part]:
     """The tries that fit into an image of these sides, each at its place."""
     height, width = sides
@@ -227,8 +227,8 @@ def _shows(sides: tuple[int, int], part: Part, box: Box) -> bool:
     across = min(left + wide, box[2] * width) - max(left, box[0] * width)
     along = min(top + tall, box[3] * height) - max(top, box[1] * height)
     whole = (box[2] - box[0]) * width * (box[3] - box[1]) * height
-    return max(across, 0) * max(along, 0) >= BOX_SHARE * whole
+    return max(across, 0) * max(along, 0) >= _BOX_SHARE * whole
 
 
-def _pairs(draws: Draws) -> Pairs:
+def _pairs(draws: Draws) -> _Pairs:
     return list(zip(draws[::2], draws[1::2], strict=True))

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from phalanx.data.formats.decode import Pixels
 
 GREY = (128, 128, 128)  # moves in where an image is turned or shifted
-GREY_SHARES = np.array([0.299, 0.587, 0.114])  # of red, green and blue, as in JPEG
-BYTES = np.arange(256)
-SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's
+_GREY_SHARES = np.array([0.299, 0.587, 0.114])  # of red, green and blue, as in JPEG
+_BYTES = np.arange(256)
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class _Reach:
     """How far each operation goes at a level of one."""
 
     shear: float  # sideways per pixel down
@@ -32,24 +32,24 @@ class Reach:
     shift: Callable[[int], float]  # pixels, for a side so long
 
 
-USUAL = Reach(shear=0.3, turn_degrees=30, factor=0.9, bits=4, shift=lambda side: side * 150 / 331)
-WIDE = Reach(shear=0.99, turn_degrees=135, factor=0.99, bits=6, shift=lambda side: 32)
+USUAL = _Reach(shear=0.3, turn_degrees=30, factor=0.9, bits=4, shift=lambda side: side * 150 / 331)
+WIDE = _Reach(shear=0.99, turn_degrees=135, factor=0.99, bits=6, shift=lambda side: 32)
 
 
 def brightness(image: Pixels, factor: float) -> Pixels:
     """The image with every byte times the factor."""
-    return _look_up(image, BYTES * factor)
+    return _look_up(image, _BYTES * factor)
 
 
 def contrast(image: Pixels, factor: float) -> Pixels:
     """The image with distances from its mean grey times the factor."""
     middle = math.floor(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
-    return _look_up(image, middle + (BYTES - middle) * factor)
+    return _look_up(image, middle + (_BYTES - middle) * factor)
 
 
 def colour(image: Pixels, factor: float) -> Pixels:
     """The image with distances from its grey version times the factor."""
-    matrix = factor * np.eye(3) + (1 - factor) * GREY_SHARES
+    matrix = factor * np.eye(3) + (1 - factor) * _GREY_SHARES
     return cv2.transform(image, matrix).astype(np.uint8, copy=False)
 
 
@@ -57,7 +57,7 @@ def sharpness(image: Pixels, factor: float) -> Pixels:
     """The image with distances from its smoothed version times the factor; its rim stays."""
     smooth = np.array(image, order="C")
     if min(image.shape[:2]) > 2:
-        smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, SMOOTH)[1:-1, 1:-1]
+        smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, _SMOOTH)[1:-1, 1:-1]
     return cv2.addWeighted(image, factor, smooth, 1 - factor, 0).astype(np.uint8, copy=False)
 
 
@@ -66,19 +66,19 @@ def turn_hue(image: Pixels, share: float) -> Pixels:
     steps = round(share * 256) % 256
     if steps == 0:  # the way to HSV and back costs a level or two
         return np.array(image, order="C")
-    tables = np.stack([(BYTES + steps) % 256, BYTES, BYTES], axis=-1)
+    tables = np.stack([(_BYTES + steps) % 256, _BYTES, _BYTES], axis=-1)
     turned = _look_up(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL), tables)
     return cv2.cvtColor(turned, cv2.COLOR_HSV2RGB_FULL).astype(np.uint8, copy=False)
 
 
 def posterize(image: Pixels, bits: int) -> Pixels:
     """The image with so many of the upper bits of each byte."""
-    return _look_up(image, BYTES & (0xFF00 >> bits))
+    return _look_up(image, _BYTES & (0xFF00 >> bits))
 
 
 def solarize(image: Pixels, threshold: float) -> Pixels:
     """The image with bytes from the threshold on inverted."""
-    return _look_up(image, np.where(threshold > BYTES, BYTES, 255 - BYTES))
+    return _look_up(image, np.where(threshold > _BYTES, _BYTES, 255 - _BYTES))
 
 
 def autocontrast(image: Pixels) -> Pixels:
@@ -139,15 +139,15 @@ def _stretch(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The table that takes the lowest value that occurs to 0, and the highest to 255."""
     low, high = np.flatnonzero(counts)[[0, -1]]
     if low == high:
-        return BYTES
-    return ((BYTES - low) * 510 + high - low) // (2 * (high - low))  # whole numbers, half up
+        return _BYTES
+    return ((_BYTES - low) * 510 + high - low) // (2 * (high - low))  # whole numbers, half up
 
 
 def _spread(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The table that makes equal steps of equally many pixels; Pillow's rounding."""
     step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
     if step == 0:
-        return BYTES
+        return _BYTES
     return (np.cumsum(counts) - counts + step // 2) // step
 
 
@@ -161,7 +161,7 @@ def _warp(image: Pixels, matrix: tuple[tuple[float, ...], tuple[float, ...]]) ->
     return warped.astype(np.uint8, copy=False)
 
 
-Step = Callable[[Pixels, float, Reach], Pixels]  # the level lies in [-1, 1], its sign is drawn
+Step = Callable[[Pixels, float, _Reach], Pixels]  # the level lies in [-1, 1], its sign is drawn
 
 STEPS: dict[str, Step] = {
     "identity": lambda image, level, reach: np.array(image, order="C"),

@@ -27,17 +27,17 @@ from phalanx.data.transforms.augment import (
 from phalanx.plan.draws import draw_uniform
 
 PADDING = 4
-AREA_SHARE = (0.08, 1.0)
-RATIO = (3 / 4, 4 / 3)
+_AREA_SHARE = (0.08, 1.0)
+_RATIO = (3 / 4, 4 / 3)
 CENTRE_SHARE = 0.875  # of the short side, when scoring large images
-HUE_SHARE = 0.25  # of --color-jitter's strength: colours turn less than they brighten
+_HUE_SHARE = 0.25  # of --color-jitter's strength: colours turn less than they brighten
 FIXED_COLUMNS = BOX_COLUMNS[: 2 + 2 * CROP_TRIES]  # of crops that look for no box
-PAD_COLUMNS: Columns = (("crop", 0), ("crop", 1), ("flip", 0))
+_PAD_COLUMNS: Columns = (("crop", 0), ("crop", 1), ("flip", 0))
 
 FloatPart = tuple[float, float, float, float]  # top, left, height, width
-Boxes = Sequence[Box | None] | None
-Train = Callable[[Sequence[Image], Sequence[Draws], NDArray[np.uint8], Boxes], None]
-Evaluate = Callable[[Image, Pixels], None]
+_Boxes = Sequence[Box | None] | None
+_Train = Callable[[Sequence[Image], Sequence[Draws], NDArray[np.uint8], _Boxes], None]
+_Evaluate = Callable[[Image, Pixels], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class TransformSpec:
     """How images become the model's input."""
 
     augment: str  # "pad-crop", "resized-crop" or "none"
-    scale: tuple[float, float] = AREA_SHARE  # of a resized crop: its share of the image's area
-    ratio: tuple[float, float] = RATIO  # of a resized crop: width over height
+    scale: tuple[float, float] = _AREA_SHARE  # of a resized crop: its share of the image's area
+    ratio: tuple[float, float] = _RATIO  # of a resized crop: width over height
     boxes: bool = False  # crops look for the object's box
     jitter: float = 0.0  # strength of changes of colour
     auto: str = "none"  # "rand-augment" or "trivial-augment"
@@ -55,12 +55,12 @@ class TransformSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transform:
+class _Transform:
     """What happens to images in training, and to one when scoring; both write into `out`."""
 
     columns: Columns
-    train: Train
-    evaluate: Evaluate
+    train: _Train
+    evaluate: _Evaluate
 
     def draw(self, seed: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
         """For each position a row of the numbers that `train` takes."""
@@ -71,7 +71,7 @@ class Transform:
 
 
 def pad_crop(
-    images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
+    images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: _Boxes = None
 ) -> None:
     """Shift by up to four pixels, black moving in, and mirror every other image."""
     size, places = out.shape[1], 2 * PADDING + 1
@@ -84,11 +84,14 @@ def pad_crop(
         out[row] = canvas[row, top : top + size, left : left + size]
 
 
-def resized_crop(treatment: TransformSpec) -> Train:
+def _resized_crop(treatment: TransformSpec) -> _Train:
     """Cut a part of random area and shape, bring it to size, and mirror every other image."""
 
     def train(
-        images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
+        images: Sequence[Image],
+        draws: Sequence[Draws],
+        out: NDArray[np.uint8],
+        boxes: _Boxes = None,
     ) -> None:
         for row, (image, numbers) in enumerate(zip(images, draws, strict=True)):
             box = boxes[row] if boxes is not None else None
@@ -124,15 +127,15 @@ def fit(image: Image, out: Pixels) -> None:
     out[:] = resize(pixels_of(image), len(out), len(out))
 
 
-def fit_all(
-    images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
+def _fit_all(
+    images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: _Boxes = None
 ) -> None:
     """Bring images to size and leave them otherwise alone."""
     for image, row in zip(images, out, strict=True):
         fit(image, row)
 
 
-def centre_crop(share: float) -> Evaluate:
+def centre_crop(share: float) -> _Evaluate:
     """Bring the short side to size / share and keep the middle."""
 
     def evaluate(image: Image, out: Pixels) -> None:
@@ -162,16 +165,19 @@ def _maybe_mirror(image: Pixels, flip: float) -> Pixels:
     return mirror(image) if flip < 0.5 else image
 
 
-def build_transform(treatment: TransformSpec) -> Transform:
+def build_transform(treatment: TransformSpec) -> _Transform:
     """The transform that a treatment describes."""
     crop = CROPS[treatment.augment](treatment)
-    augments = list(chosen(treatment))
+    augments = list(_chosen(treatment))
     if not augments:
         return crop
     ends = np.cumsum([len(crop.columns), *(len(augment.columns) for augment in augments)]).tolist()
 
     def train(
-        images: Sequence[Image], draws: Sequence[Draws], out: NDArray[np.uint8], boxes: Boxes = None
+        images: Sequence[Image],
+        draws: Sequence[Draws],
+        out: NDArray[np.uint8],
+        boxes: _Boxes = None,
     ) -> None:
         crop.train(images, [row[: ends[0]] for row in draws], out, boxes)
         for row, numbers in enumerate(draws):
@@ -179,14 +185,14 @@ def build_transform(treatment: TransformSpec) -> Transform:
                 out[row] = augment.apply(out[row], numbers[begin:end])
 
     columns = sum((augment.columns for augment in augments), crop.columns)
-    return Transform(columns=columns, train=train, evaluate=crop.evaluate)
+    return _Transform(columns=columns, train=train, evaluate=crop.evaluate)
 
 
-def chosen(treatment: TransformSpec) -> Iterator[Augment]:
+def _chosen(treatment: TransformSpec) -> Iterator[Augment]:
     """The augmentations after the crop, in their order."""
     strength = treatment.jitter
     if strength:
-        hue = min(strength * HUE_SHARE, 0.5)
+        hue = min(strength * _HUE_SHARE, 0.5)
         yield colour_jitter(strength, strength, saturation=strength, hue=hue)
     if treatment.auto != "none":
         yield AUGMENTS[treatment.auto]
@@ -194,12 +200,12 @@ def chosen(treatment: TransformSpec) -> Iterator[Augment]:
         yield random_erasing(treatment.erasing)
 
 
-CROPS: dict[str, Callable[[TransformSpec], Transform]] = {
-    "pad-crop": lambda _: Transform(columns=PAD_COLUMNS, train=pad_crop, evaluate=fit),
-    "resized-crop": lambda treatment: Transform(
+CROPS: dict[str, Callable[[TransformSpec], _Transform]] = {
+    "pad-crop": lambda _: _Transform(columns=_PAD_COLUMNS, train=pad_crop, evaluate=fit),
+    "resized-crop": lambda treatment: _Transform(
         columns=(("flip", 0), *(BOX_COLUMNS if treatment.boxes else FIXED_COLUMNS)),
-        train=resized_crop(treatment),
+        train=_resized_crop(treatment),
         evaluate=centre_crop(treatment.centre),
     ),
-    "none": lambda _: Transform(columns=(), train=fit_all, evaluate=fit),
+    "none": lambda _: _Transform(columns=(), train=_fit_all, evaluate=fit),
 }

@@ -50,18 +50,18 @@ KINDS = (
     OUT_OF_RANGE,
 )
 BIT = {kind: 1 << place for place, kind in enumerate(KINDS)}
-KIND_OF_FAULT = {  # what the index knows to be bad; undecodable where it is none of these
+_KIND_OF_FAULT = {  # what the index knows to be bad; undecodable where it is none of these
     CUT_OFF: "truncated",
     BROKEN: "truncated",
     WRONG_LABEL: OUT_OF_RANGE,
     NO_LABEL: OUT_OF_RANGE,
 }
-COMPLAINTS = ("Premature end", "Corrupt JPEG data")  # how libjpeg tells of damage it got over
-CLOSE_UP = 32  # edge of the pictures that are compared
-CLOSE = 0.12  # their distance as a share of their contrast: strong JPEG compression gives as much
-LEAST_CONTRAST = 8.0  # of 255; below it all pictures are one grey
-COLOURS = 4 * 4 * 3  # bytes of a thumbnail that tells pictures of one outline apart
-SAMPLED = 16  # every so many pixels, to see quickly that a picture has colour
+_COMPLAINTS = ("Premature end", "Corrupt JPEG data")  # how libjpeg tells of damage it got over
+_CLOSE_UP = 32  # edge of the pictures that are compared
+_CLOSE = 0.12  # their distance as a share of their contrast: strong JPEG compression gives as much
+_LEAST_CONTRAST = 8.0  # of 255; below it all pictures are one grey
+_COLOURS = 4 * 4 * 3  # bytes of a thumbnail that tells pictures of one outline apart
+_SAMPLED = 16  # every so many pixels, to see quickly that a picture has colour
 
 
 Key = tuple[str, Path, str, int]  # an image: its set, folder, split and number
@@ -88,7 +88,7 @@ def empty_facts(count: int) -> Facts:
         content=np.zeros((count, 32), np.uint8),
         lines=np.zeros((count, 32), np.uint8),
         outlines=np.zeros(count, np.uint64),
-        colours=np.zeros((count, COLOURS), np.uint8),
+        colours=np.zeros((count, _COLOURS), np.uint8),
     )
 
 
@@ -108,7 +108,7 @@ def examine_task(task: Task) -> Facts:
         hashed = hashlib.sha256(line.encode(errors="surrogateescape")).digest()
         facts.lines[row] = np.frombuffer(hashed, np.uint8)
         if pixels is not None:
-            facts.outlines[row], facts.colours[row] = summarise(pixels)
+            facts.outlines[row], facts.colours[row] = _summarise(pixels)
     return facts
 
 
@@ -125,11 +125,11 @@ def look_closely(source: "Source", number: int) -> tuple[bytes, Pixels | None, d
         data = encoded(number)
     except BadImage as bad:
         fault = source.fault(number) if isinstance(source, IndexedSource) else 0
-        return b"", None, {KIND_OF_FAULT.get(fault, "undecodable"): bad.why}
-    found = judge_header(data, name if _is_file(source) else "")
+        return b"", None, {_KIND_OF_FAULT.get(fault, "undecodable"): bad.why}
+    found = _judge_header(data, name if _is_file(source) else "")
     if "zero-size" in found:
         return data, None, found
-    image, damage = decode_strictly(data, name)
+    image, damage = _decode_strictly(data, name)
     return data, image, found | damage | ({} if image is None else _grey(image))
 
 
@@ -138,7 +138,7 @@ def _is_file(source: "Source") -> bool:
     return isinstance(source, IndexedSource) and source.index.names is None
 
 
-def judge_header(data: bytes, name: str) -> dict[str, str]:
+def _judge_header(data: bytes, name: str) -> dict[str, str]:
     """What an image's first bytes tell: that there are none, another form, other inks."""
     if not data:
         return {"zero-size": "the file is empty"}
@@ -151,7 +151,7 @@ def judge_header(data: bytes, name: str) -> dict[str, str]:
     return found
 
 
-def decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, str]]:
+def _decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, str]]:
     """The pixels, and what is damaged; such damage, too, that a decoder gets over."""
     damage: dict[str, str] = {}
     if simplejpeg is not None and data.startswith(JPEG_START):
@@ -161,7 +161,7 @@ def decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, st
         except BadImage as bad:
             return None, {"undecodable": bad.why}
         except ValueError as complaint:
-            if str(complaint).startswith(COMPLAINTS):
+            if str(complaint).startswith(_COMPLAINTS):
                 damage["truncated"] = str(complaint)
     try:
         return decode(data, name), damage
@@ -171,13 +171,13 @@ def decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, st
 
 
 def _grey(pixels: Pixels) -> dict[str, str]:
-    for part in (pixels[::SAMPLED, ::SAMPLED], pixels):
+    for part in (pixels[::_SAMPLED, ::_SAMPLED], pixels):
         if (part[..., :1] != part[..., 1:]).any():
             return {}
     return {"greyscale": ""}
 
 
-def summarise(pixels: Pixels) -> tuple[int, NDArray[np.uint8]]:
+def _summarise(pixels: Pixels) -> tuple[int, NDArray[np.uint8]]:
     """A 64-bit hash of the outline, and a thumbnail of 4x4 pixels.
 
     The hash has a bit for each of 8x8 places: whether the picture is lighter to the right of it.
@@ -190,17 +190,17 @@ def summarise(pixels: Pixels) -> tuple[int, NDArray[np.uint8]]:
 
 def compare_pairs(pairs: list[tuple[Key, Key]]) -> list[bool]:
     """Whether each pair, alike from afar, is one picture, compressed or sized differently."""
-    return [are_close(_close_up(left), _close_up(right)) for left, right in pairs]
+    return [_are_close(_close_up(left), _close_up(right)) for left, right in pairs]
 
 
-def are_close(left: NDArray[np.float32], right: NDArray[np.float32]) -> bool:
+def _are_close(left: NDArray[np.float32], right: NDArray[np.float32]) -> bool:
     """Whether two pictures differ little, measured by their contrast."""
     distance = float(np.sqrt(np.square(left - right).mean()))
-    return distance <= CLOSE * max(LEAST_CONTRAST, min(float(left.std()), float(right.std())))
+    return distance <= _CLOSE * max(_LEAST_CONTRAST, min(float(left.std()), float(right.std())))
 
 
 @lru_cache(maxsize=256)
 def _close_up(key: Key) -> NDArray[np.float32]:
     data, folder, split, number = key
     pixels = open_once(data, folder, split).read(number)
-    return resize(pixels, CLOSE_UP, CLOSE_UP).astype(np.float32)
+    return resize(pixels, _CLOSE_UP, _CLOSE_UP).astype(np.float32)

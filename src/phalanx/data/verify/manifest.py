@@ -8,28 +8,28 @@ from phalanx.data.formats.index import FOLDER, cache_folder
 from phalanx.disk import write_atomically
 from phalanx.errors import DiskError
 
-NAME = "manifest.json"
-Fingerprints = dict[str, Any]  # by split
+_NAME = "manifest.json"
+_Fingerprints = dict[str, Any]  # by split
 
 
-def keep_manifest(root: Path, manifest: str, fingerprints: Fingerprints) -> None:
+def keep_manifest(root: Path, manifest: str, fingerprints: _Fingerprints) -> None:
     """Keep the id of a set's content, beside it or, where that cannot be written, in the cache."""
     content = json.dumps({"manifest": manifest, "fingerprints": fingerprints}, indent=1)
     for folder in (root / FOLDER, cache_folder(root)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / NAME, content)
+            write_atomically(folder / _NAME, content)
         except (OSError, DiskError):
             continue
         return
 
 
-def find_manifest(root: Path, fingerprints: Fingerprints) -> str | None:
+def find_manifest(root: Path, fingerprints: _Fingerprints) -> str | None:
     """The id that was kept, if the set still looks as it did then."""
     for folder in (root / FOLDER, cache_folder(root)):
         try:
-            kept = json.loads((folder / NAME).read_bytes())
-            if is_older(folder / NAME, folder):  # the index was built anew: a file has changed
+            kept = json.loads((folder / _NAME).read_bytes())
+            if _is_older(folder / _NAME, folder):  # the index was built anew: a file has changed
                 continue
             if kept["fingerprints"] == json.loads(json.dumps(fingerprints)):
                 return str(kept["manifest"])
@@ -38,7 +38,7 @@ def find_manifest(root: Path, fingerprints: Fingerprints) -> str | None:
     return None
 
 
-def is_older(path: Path, folder: Path) -> bool:
+def _is_older(path: Path, folder: Path) -> bool:
     """Whether an index in the folder was written after the path."""
     written = path.stat().st_mtime_ns
     return any(index.stat().st_mtime_ns > written for index in folder.glob("*.index"))

@@ -6,23 +6,23 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-BITS_APART = 2  # of 64, up to which two outlines are alike
-COLOURS_APART = 6.0  # of 255 on average, up to which two thumbnails are
-BLOCKS = 5  # a pair that differs in two bits has three blocks of five alike
-NEIGHBOURS = 32  # a crowd of one outline is compared with this many of the nearest brightness
+_BITS_APART = 2  # of 64, up to which two outlines are alike
+_COLOURS_APART = 6.0  # of 255 on average, up to which two thumbnails are
+_BLOCKS = 5  # a pair that differs in two bits has three blocks of five alike
+_NEIGHBOURS = 32  # a crowd of one outline is compared with this many of the nearest brightness
 
-Pairs = NDArray[np.int64]  # [n, 2]
-ONES = np.array([bin(value).count("1") for value in range(256)], np.uint8)
+_Pairs = NDArray[np.int64]  # [n, 2]
+_ONES = np.array([bin(value).count("1") for value in range(256)], np.uint8)
 
 
-def find_near_duplicates(outlines: NDArray[np.uint64], colours: NDArray[np.uint8]) -> Pairs:
+def find_near_duplicates(outlines: NDArray[np.uint64], colours: NDArray[np.uint8]) -> _Pairs:
     """Pairs of places whose outlines and colours are alike."""
     brightness = colours.mean(axis=1) if len(colours) else np.zeros(0)
     found = [np.empty((0, 2), np.int64)]
     for key in _keys(outlines):
         order = np.lexsort((brightness, key))
         ranked = key[order]
-        for apart in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
+        for apart in range(1, min(_NEIGHBOURS, len(order) - 1) + 1):
             same = np.flatnonzero(ranked[apart:] == ranked[:-apart])
             if not len(same):
                 break
@@ -35,19 +35,19 @@ def find_near_duplicates(outlines: NDArray[np.uint64], colours: NDArray[np.uint8
 
 def _keys(outlines: NDArray[np.uint64]) -> Iterator[NDArray[np.uint64]]:
     """The outlines with two of their five blocks blanked out, in every way there is."""
-    edges = [64 * block // BLOCKS for block in range(BLOCKS + 1)]
+    edges = [64 * block // _BLOCKS for block in range(_BLOCKS + 1)]
     masks = [(1 << last) - (1 << first) for first, last in pairwise(edges)]
-    for kept in combinations(masks, BLOCKS - BITS_APART):
+    for kept in combinations(masks, _BLOCKS - _BITS_APART):
         yield outlines & np.uint64(sum(kept))
 
 
 def _alike(
-    pairs: Pairs, outlines: NDArray[np.uint64], colours: NDArray[np.uint8]
+    pairs: _Pairs, outlines: NDArray[np.uint64], colours: NDArray[np.uint8]
 ) -> NDArray[np.bool_]:
     left, right = pairs[:, 0], pairs[:, 1]
     differing = (outlines[left] ^ outlines[right]).view(np.uint8).reshape(-1, 8)
     apart = np.abs(colours[left].astype(np.int16) - colours[right]).mean(axis=1)
-    return (ONES[differing].sum(axis=1) <= BITS_APART) & (apart <= COLOURS_APART)
+    return (_ONES[differing].sum(axis=1) <= _BITS_APART) & (apart <= _COLOURS_APART)
 
 
 def group_pairs(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:

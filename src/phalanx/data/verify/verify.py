@@ -26,14 +26,14 @@ from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equa
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
 
-WORDS = {"train": "training", "valid": "validation"}
+_WORDS = {"train": "training", "valid": "validation"}
 NOTES = ("greyscale",)  # worth knowing, not wrong
-UNSEEN = BIT["zero-size"] | BIT["undecodable"] | BIT["truncated"] | BIT[OUT_OF_RANGE]
+_UNSEEN = BIT["zero-size"] | BIT["undecodable"] | BIT["truncated"] | BIT[OUT_OF_RANGE]
 EXACT, NEAR = "exact duplicates", "near duplicates"
 SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
 MISSING = "class missing in a split"
 
-Tell = Callable[[str, int, int], None]  # split, images done, of how many
+_Tell = Callable[[str, int, int], None]  # split, images done, of how many
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ImageLocation:
     why: str = ""
 
 
-Groups = dict[str, list[list[ImageLocation]]]
+_Groups = dict[str, list[list[ImageLocation]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Verdict:
     classes: tuple[str, ...]
     counts: dict[str, list[int]]  # by split, the images of each class
     single: dict[str, list[ImageLocation]]  # by kind, the images it is true of
-    groups: Groups  # by kind, images that are the same
+    groups: _Groups  # by kind, images that are the same
     missing: list[str]  # a line for each class that a split does without
     manifest: str
     fingerprints: dict[str, Any]  # by split, of what was looked at
@@ -105,7 +105,7 @@ def count_wrong(wrong: int) -> str:
     return words.get(wrong, f"{wrong:,} things are wrong")
 
 
-def verify(root: Path, *, workers: int | None = None, tell: Tell | None = None) -> Verdict:
+def verify(root: Path, *, workers: int | None = None, tell: _Tell | None = None) -> Verdict:
     """Look at every image of both splits of the set in a folder."""
     parts = find_parts(root)
     handed = [part for part in parts if part.data in HANDOUTS]
@@ -117,12 +117,12 @@ def verify(root: Path, *, workers: int | None = None, tell: Tell | None = None) 
     images = sum(part.images for part in parts)
     wanted = count_cores() if workers is None else workers
     with ProcessPool(min(wanted, images // TASK_IMAGES)) as crew:
-        facts = [examine_part(part, crew, tell) for part in parts]
-        groups = find_groups(parts, facts, crew)
-    return judge(root, parts, facts, groups=groups)
+        facts = [_examine_part(part, crew, tell) for part in parts]
+        groups = _find_groups(parts, facts, crew)
+    return _judge(root, parts, facts, groups=groups)
 
 
-def examine_part(part: Part, crew: ProcessPool, tell: Tell | None) -> Facts:
+def _examine_part(part: Part, crew: ProcessPool, tell: _Tell | None) -> Facts:
     """The facts of every image of a split."""
     whole, done = empty_facts(part.images), 0
     for facts in crew.map(examine_task, make_tasks(part, range(part.images))):
@@ -136,7 +136,7 @@ def examine_part(part: Part, crew: ProcessPool, tell: Tell | None) -> Facts:
     return whole
 
 
-def judge(root: Path, parts: list[Part], facts: list[Facts], *, groups: Groups) -> Verdict:
+def _judge(root: Path, parts: list[Part], facts: list[Facts], *, groups: _Groups) -> Verdict:
     """What the facts of all splits mean together."""
     single = {kind: list(_flagged(parts, facts, kind)) for kind in KINDS}
     for part, each in zip(parts, facts, strict=True):
@@ -167,7 +167,7 @@ def manifest_id(classes: tuple[str, ...], facts: list[Facts]) -> str:
     return digest.hexdigest()
 
 
-def place_of(part: Part, number: int, why: str = "") -> ImageLocation:
+def _place_of(part: Part, number: int, why: str = "") -> ImageLocation:
     """An image as a person finds it."""
     label = int(part.labels[number]) if part.labels is not None else -1
     named = part.classes[label] if 0 <= label < len(part.classes) else "no class"
@@ -177,7 +177,7 @@ def place_of(part: Part, number: int, why: str = "") -> ImageLocation:
 def _flagged(parts: list[Part], facts: list[Facts], kind: str) -> Iterator[ImageLocation]:
     for part, each in zip(parts, facts, strict=True):
         for number in np.flatnonzero(each.flags & BIT[kind]):
-            yield place_of(part, int(number), each.whys.get((int(number), kind), ""))
+            yield _place_of(part, int(number), each.whys.get((int(number), kind), ""))
 
 
 # --- labels ---
@@ -187,9 +187,9 @@ def _strange_labels(part: Part, facts: Facts) -> Iterator[ImageLocation]:
     """Images of no known class, but for those that an index has set aside and told of."""
     assert part.labels is not None
     strange = (part.labels < 0) | (part.labels >= len(part.classes))
-    for number in np.flatnonzero(strange & (facts.flags & UNSEEN == 0)):
+    for number in np.flatnonzero(strange & (facts.flags & _UNSEEN == 0)):
         told = f"label {part.labels[number]}, but there are {len(part.classes)} classes"
-        yield place_of(part, int(number), told)
+        yield _place_of(part, int(number), told)
 
 
 def _count_classes(part: Part) -> list[int]:
@@ -200,7 +200,7 @@ def _count_classes(part: Part) -> list[int]:
 
 def _missing_classes(classes: tuple[str, ...], counts: dict[str, list[int]]) -> list[str]:
     return [
-        f"{classes[label]}: no {WORDS[split]} image"
+        f"{classes[label]}: no {_WORDS[split]} image"
         for split, found in counts.items()
         for label, count in enumerate(found)
         if not count
@@ -210,27 +210,27 @@ def _missing_classes(classes: tuple[str, ...], counts: dict[str, list[int]]) -> 
 # --- duplicates ---
 
 
-def find_groups(parts: list[Part], facts: list[Facts], crew: ProcessPool) -> Groups:
+def _find_groups(parts: list[Part], facts: list[Facts], crew: ProcessPool) -> _Groups:
     """Images that are the same, or nearly, in a split or across both."""
     starts = np.cumsum([0, *(part.images for part in parts)])
-    seen = np.flatnonzero(np.concatenate([each.flags for each in facts]) & UNSEEN == 0)
+    seen = np.flatnonzero(np.concatenate([each.flags for each in facts]) & _UNSEEN == 0)
     content = np.concatenate([each.content for each in facts])[seen]
     outlines = np.concatenate([each.outlines for each in facts])[seen]
     colours = np.concatenate([each.colours for each in facts])[seen]
     twins = find_near_duplicates(outlines, colours)
     twins = twins[(content[twins[:, 0]] != content[twins[:, 1]]).any(axis=1)]
-    near = keep_close(parts, starts, seen[twins], crew)
+    near = _keep_close(parts, starts, seen[twins], crew)
     exact = [[int(seen[member]) for member in group] for group in group_equal(content)]
-    found: Groups = {EXACT: [], SHARED: [], NEAR: [], NEARLY_SHARED: []}
+    found: _Groups = {EXACT: [], SHARED: [], NEAR: [], NEARLY_SHARED: []}
     for groups, inside, across in ((exact, EXACT, SHARED), (near, NEAR, NEARLY_SHARED)):
         for group in groups:
-            places = [place_of(*_locate(parts, starts, member)) for member in group]
+            places = [_place_of(*_locate(parts, starts, member)) for member in group]
             crossing = len({place.split for place in places}) > 1
             found[across if crossing else inside].append(_with_labels(places))
     return found
 
 
-def keep_close(
+def _keep_close(
     parts: list[Part], starts: NDArray[np.int64], pairs: NDArray[np.int64], crew: ProcessPool
 ) -> list[list[int]]:
     """Groups of those images that are still alike when they are looked at again, larger."""
