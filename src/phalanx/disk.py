@@ -1,9 +1,10 @@
-"""Writes that are whole or absent, and what to say when the disk refuses one."""
+"""Writes that are whole or absent, locks, and what to say when the disk refuses one."""
 
 import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,6 +101,37 @@ def remove_quietly(path: Path) -> None:
         path.unlink()
     except OSError:
         return
+
+
+@contextmanager
+def file_lock(path: Path, held: Callable[[], Exception]) -> Iterator[int]:
+    """Hold the lock of a file or folder while the block runs; gives the open file.
+
+    The lock dies with the process. `held` makes the error for when another process has it.
+    """
+    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    with disk_errors(path):
+        handle = os.open(path, flags, 0o666)
+    try:
+        if not try_lock(handle, path):
+            raise held()
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def try_lock(handle: int, path: Path) -> bool:
+    """Lock an open file; False where another process has locked it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as cause:
+        raise DiskError(
+            f"{path}: this file system cannot lock ({cause.strerror}); choose a --run-dir, "
+            "--sweep-dir or --out on another one"
+        ) from cause
+    return True
 
 
 def sync_folder(path: Path) -> None:

@@ -8,7 +8,6 @@ worst.npz          its most confident mistakes      summary.json     the result 
 report.html        the result to look at            checkpoints/     what a resume reads
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -22,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
-from phalanx.errors import CheckpointError, ConfigError, DiskError
+from phalanx.disk import disk_errors, file_lock, remove_quietly, sync_folder, write_atomically
+from phalanx.errors import CheckpointError, ConfigError
 
 _FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
 
@@ -166,27 +165,11 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only process that trains this run; the lock dies with the process."""
-        with disk_errors(self.lock_file):
-            handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            self._take(handle)
+        with file_lock(self.lock_file, lambda: CheckpointError(self._held_message())) as handle:
+            with disk_errors(self.lock_file):
+                os.ftruncate(handle, 0)
+                os.write(handle, json.dumps(_holder_facts()).encode())
             yield
-        finally:
-            os.close(handle)
-
-    def _take(self, handle: int) -> None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(self._held_message()) from None
-        except OSError as cause:
-            raise DiskError(
-                f"{self.lock_file}: this file system cannot lock ({cause.strerror}); "
-                "choose a --run-dir on another one"
-            ) from cause
-        with disk_errors(self.lock_file):
-            os.ftruncate(handle, 0)
-            os.write(handle, json.dumps(_holder_facts()).encode())
 
     def _held_message(self) -> str:
         try:

@@ -1,7 +1,6 @@
 """A trial as a process of its own: started, followed by its validations, and asked to stop."""
 
 import csv
-import fcntl
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.disk import disk_errors
+from phalanx.disk import disk_errors, try_lock
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import is_run_folder, read_json_object
 from phalanx.report.records import SCORE_FIELDS, VALIDATION
@@ -90,12 +89,10 @@ def open_log(folder: Path, trial: Trial, stopping: Callable[[], bool]) -> int | 
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     asked = False
     while not stopping():
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_lock(handle, path):
             return handle
-        except BlockingIOError:
-            asked = asked or _ask_leftover(trial, path)
-            time.sleep(_POLL_S)
+        asked = asked or _ask_leftover(trial, path)
+        time.sleep(_POLL_S)
     os.close(handle)
     return None
 

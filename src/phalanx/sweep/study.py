@@ -1,19 +1,18 @@
 """The course of a sweep: trial after trial, each a process, until all are finished or a stop."""
 
-import fcntl
 import math
 import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
 from phalanx.assemble.signals import StopRequest, listening
-from phalanx.disk import disk_errors, write_atomically
+from phalanx.disk import file_lock, write_atomically
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     EXIT_STOPPED,
@@ -132,28 +131,15 @@ def _refuse_same_mistake(journal: SweepState) -> None:
         raise kind(f"the first {len(first)} trials failed, the last one with: {first[-1].reason}")
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> AbstractContextManager[int]:
     """Be the only process that runs this sweep; the lock dies with the process."""
-    path = folder / LOCK
-    with disk_errors(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _take(handle, folder)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _take(handle: int, folder: Path) -> None:
-    """Lock the folder, or say that somebody else has."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise CheckpointError(
+    return file_lock(
+        folder / LOCK,
+        lambda: CheckpointError(
             f"{folder}: another process runs this sweep; stop that one first, or choose another "
             "--sweep-dir"
-        ) from None
+        ),
+    )
 
 
 def _write_page(journal: SweepState) -> None:

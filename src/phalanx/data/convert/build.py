@@ -4,12 +4,10 @@ What is being built into a folder is noted in .phalanx/build.json there, with th
 the source. The same command goes on where it stopped; another one is refused.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from phalanx.data.convert.sample import Sample
 from phalanx.data.convert.targets import OUTPUT_FORMATS, WriteJob, take_away
 from phalanx.data.formats.index import FOLDER
 from phalanx.data.process_pool import ProcessPool
-from phalanx.disk import out_errors, write_atomically
+from phalanx.disk import file_lock, out_errors, write_atomically
 from phalanx.errors import ConfigError, DataError, suggest
 from phalanx.plan.machine import count_cores
 from phalanx.plan.plan import LEAST_MAX_BAD
@@ -188,19 +186,11 @@ def write_note(out: Path, note: dict[str, Any]) -> None:
     write_atomically(out / FOLDER / _NOTE, json.dumps(note, indent=1, sort_keys=True) + "\n")
 
 
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def _alone(out: Path) -> AbstractContextManager[int]:
     """A block during which no other build writes to the folder; it ends with the process."""
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    handle = os.open(out / FOLDER, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{out}: another build is at work there; wait for it") from None
-        yield
-    finally:
-        os.close(handle)
+    busy = f"{out}: another build is at work there; wait for it"
+    return file_lock(out / FOLDER, lambda: DataError(busy))
 
 
 # --- the work ---
