@@ -96,28 +96,27 @@ def rate_of(steps: Iterator[Any], images: int, seconds: float, settle: Callable[
 
 def measure(words: argparse.Namespace) -> Iterator[Rates]:
     """One row for each number of workers."""
-    from phalanx.assemble.build import prepare_torch  # torch: bare processes do without
-    from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
-    from phalanx.assemble.feed import normaliser_of, open_feed
+    from phalanx.assemble.dataset_summary import build_input_spec, plan_run
     from phalanx.assemble.find_data import read_with_data
-    from phalanx.bench.feeding import synchronise
+    from phalanx.assemble.session import Session  # torch: bare processes do without
+    from phalanx.bench.synthetic_steps import synchronise
     from phalanx.data.loading.loader import Loader
 
     given = {name: getattr(words, name.replace("-", "_")) for name in OPTIONS}
     options = {name: value for name, value in given.items() if value}
     settings = read_with_data(None, {**options, "data-dir": words.dir})
-    plan, config = replace(plan_of(settings)[0], total_steps=10**6), settings.config
-    recipe, device, seconds = recipe_of(config, plan), prepare_torch(plan), words.seconds
-    normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
+    plan, config = replace(plan_run(settings)[0], total_steps=10**6), settings.config
+    recipe, session, seconds = build_input_spec(config, plan), Session(config, plan), words.seconds
     images, cores = plan.global_batch, count_cores()
     for workers in sorted({*(2**k for k in range(cores.bit_length())), cores}):
         bare = rate_bare(recipe, workers, seconds)
         with Loader(recipe, workers=workers) as loader:
             steps = loader.steps_from(0, plan.total_steps, micro_batch=images)
             loaded = rate_of(steps, images, seconds, lambda: None)
-        with open_feed(recipe, replace(plan, workers=workers), normaliser, config) as feed:
-            moved = rate_of(feed.batches_from(0), images, seconds, lambda: synchronise(device))
-        yield Rates(workers, bare, loaded, moved)
+        with session.open_feed(replace(plan, workers=workers)) as feed:
+            steps = feed.batches_from(0)
+            copied = rate_of(steps, images, seconds, lambda: synchronise(session.device))
+        yield Rates(workers, bare, loaded, copied)
 
 
 def main() -> None:
