@@ -15,7 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from phalanx.data.formats.checksums import ARCHIVE_MD5, IDX_MD5, md5_of
+from phalanx.data.formats.checksums import ARCHIVE_MD5, IDX_MD5, compute_md5
 from phalanx.disk import free_space, remove_quietly, sync_folder
 from phalanx.errors import ConfigError, DataError, DiskError, suggest
 
@@ -45,7 +45,7 @@ class _Published:
         return f"{name}.gz" if self.gzipped else name
 
 
-SETS: dict[str, _Published] = {
+PUBLISHED_FILES: dict[str, _Published] = {
     "cifar10": _Published(url="https://www.cs.toronto.edu/~kriz/", md5=ARCHIVE_MD5["cifar10"]),
     "cifar100": _Published(url="https://www.cs.toronto.edu/~kriz/", md5=ARCHIVE_MD5["cifar100"]),
     "mnist": _Published(
@@ -67,31 +67,31 @@ SETS: dict[str, _Published] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetched:
+class FetchResult:
     """Where a set lies now, and which of its files had to be downloaded."""
 
     folder: Path
     downloaded: tuple[str, ...] = ()
 
 
-def fetch(
+def fetch_dataset(
     data: str, data_dir: Path | None, *, base: str | None = None, tell: _Tell | None = None
-) -> Fetched:
+) -> FetchResult:
     """Make sure a set lies under a folder: there already, from a system package, or downloaded.
 
     Without a folder a system package is enough, and what no package holds goes to data/NAME.
     base: a mirror to download from in place of the official source.
     """
-    if data not in SETS:
-        raise ConfigError(f"{data!r} cannot be fetched; {suggest(data, SETS)}")
-    published = SETS[data]
+    if data not in PUBLISHED_FILES:
+        raise ConfigError(f"{data!r} cannot be fetched; {suggest(data, PUBLISHED_FILES)}")
+    published = PUBLISHED_FILES[data]
     package = Path(published.package) if published.package else None
     if data_dir is None and package and _holds_set(package, published):
-        return Fetched(folder=package)
+        return FetchResult(folder=package)
     root = Path("data") / data if data_dir is None else data_dir.expanduser()
     for place in published.places:
         if _holds_set(root / place, published):
-            return Fetched(folder=root)
+            return FetchResult(folder=root)
     home = root / published.home
     made = [folder for folder in (home, root, *root.parents) if not folder.exists()]
     downloaded = []
@@ -110,7 +110,7 @@ def fetch(
             with suppress(OSError):  # a part that the next try goes on with stays
                 folder.rmdir()
         raise
-    return Fetched(folder=root, downloaded=tuple(downloaded))
+    return FetchResult(folder=root, downloaded=tuple(downloaded))
 
 
 def _holds_set(folder: Path, published: _Published) -> bool:
@@ -122,7 +122,7 @@ def _find_intact(folder: Path, published: _Published, name: str) -> Path | None:
     """The file where it is there and its checksum is right; idx files may be plain or gzipped."""
     for path in {folder / name, folder / published.file(name)}:
         gunzip = published.gzipped and path.suffix == ".gz"
-        if path.is_file() and md5_of(path, gunzip=gunzip) == published.md5[name]:
+        if path.is_file() and compute_md5(path, gunzip=gunzip) == published.md5[name]:
             return path
     return None
 
@@ -153,7 +153,7 @@ def _download(
                 f"{url}: broke off {_TRIES} times without a byte ({why}); {_again(part)}"
             )
         time.sleep(fruitless)
-    if md5_of(part, gunzip=published.gzipped) != published.md5[name]:
+    if compute_md5(part, gunzip=published.gzipped) != published.md5[name]:
         remove_quietly(part)
         raise DataError(
             f"{url}: the checksum is wrong, what came is not {file} as it was published; it is "

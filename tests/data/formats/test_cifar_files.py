@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.data.formats.cifar import looks_like, open_cifar10, open_cifar100
+from phalanx.data.formats.cifar import has_cifar_files, open_cifar10, open_cifar100
 from phalanx.errors import DataError
 
 RANDOM = np.random.default_rng(0)
@@ -82,8 +82,8 @@ def test_a_damaged_archive_is_named(tmp_path):
 
 def test_the_two_sets_are_told_apart(tmp_path):
     (tmp_path / "train.bin").write_bytes(records_of(3, labels=2).tobytes())
-    assert looks_like(tmp_path, "cifar100") and not looks_like(tmp_path, "cifar10")
+    assert has_cifar_files(tmp_path, "cifar100") and not has_cifar_files(tmp_path, "cifar10")
     (tmp_path / "train.bin").write_bytes(b"weights of something else")
-    assert not looks_like(tmp_path, "cifar100")
+    assert not has_cifar_files(tmp_path, "cifar100")
     (tmp_path / "test_batch.bin").write_bytes(records_of(3, labels=1).tobytes())
-    assert looks_like(tmp_path, "cifar10")
+    assert has_cifar_files(tmp_path, "cifar10")

@@ -8,8 +8,8 @@ import pytest
 from phalanx.data.convert.sample import look_at
 from phalanx.data.formats import shards
 from phalanx.data.formats.decode import BadImage, decode
-from phalanx.data.formats.indexed_source import CUT_OFF
-from phalanx.data.formats.record_framing import crc32c, masked, read_records, write_record
+from phalanx.data.formats.indexed_source import TRUNCATED_SHARD
+from phalanx.data.formats.record_framing import crc32c, mask_crc, read_records, write_record
 from phalanx.data.formats.tf_example import (
     read_example,
     read_floats,
@@ -18,7 +18,7 @@ from phalanx.data.formats.tf_example import (
     write_example,
 )
 from phalanx.data.formats.tfrecord import (
-    looks_like,
+    has_tfrecord_shards,
     make_record,
     open_tfrecord,
     scan_shard,
@@ -64,9 +64,9 @@ def test_crc32c_gives_the_published_answers(data, crc):
 
 
 def test_a_checksum_is_masked_by_rotation_and_a_constant():
-    assert masked(0) == 0xA282EAD8
-    assert masked(1 << 15) == 0xA282EAD9
-    assert masked(1) == (0xA282EAD8 + (1 << 17)) & 0xFFFFFFFF
+    assert mask_crc(0) == 0xA282EAD8
+    assert mask_crc(1 << 15) == 0xA282EAD9
+    assert mask_crc(1) == (0xA282EAD8 + (1 << 17)) & 0xFFFFFFFF
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -370,10 +370,10 @@ def test_shards_of_two_sets_are_not_mixed(tmp_path, stray):
 
 
 def test_a_folder_without_shards_says_what_it_wants(tmp_path):
-    assert not looks_like(tmp_path)
+    assert not has_tfrecord_shards(tmp_path)
     with pytest.raises(DataError, match=r"no shard such as validation-00000-of-00128.*--data-dir"):
         open_tfrecord(tmp_path, "valid")
-    assert looks_like(write_both(tmp_path))
+    assert has_tfrecord_shards(write_both(tmp_path))
 
 
 # --- classes ---
@@ -465,12 +465,12 @@ def test_many_processes_find_the_same_as_one(tmp_path, monkeypatch):
     write_both(tmp_path)
     paths = [tmp_path / f"train-{number:05}-of-00003" for number in range(3)]
     alone = [scan_shard(path) for path in paths]
-    monkeypatch.setattr(shards, "SMALL_SCAN", 0)
+    monkeypatch.setattr(shards, "_SMALL_SCAN", 0)
     monkeypatch.setattr(shards, "count_cores", lambda: 2)
-    together = shards.scan_all(scan_shard, paths)
+    together = shards.scan_shards(scan_shard, paths)
     assert [scan.offsets.tolist() for scan in together] == [s.offsets.tolist() for s in alone]
     (tmp_path / "train-00002-of-00003").write_bytes(b"cut")
-    assert shards.scan_all(scan_shard, paths)[2].sizes.tolist() == [CUT_OFF]
+    assert shards.scan_shards(scan_shard, paths)[2].sizes.tolist() == [TRUNCATED_SHARD]
 
 
 def test_shards_may_lie_in_a_folder_of_their_split(tmp_path):
@@ -479,7 +479,7 @@ def test_shards_may_lie_in_a_folder_of_their_split(tmp_path):
         (tmp_path / word).mkdir()
         for path in list(tmp_path.glob(f"{word}-*")):
             path.rename(tmp_path / word / path.name)
-    assert looks_like(tmp_path)
+    assert has_tfrecord_shards(tmp_path)
     source = open_tfrecord(tmp_path, "valid")
     assert source.name(0).startswith("validation/validation-00000-of-00003:")
     assert source.read(0).shape == (16, 20, 3)

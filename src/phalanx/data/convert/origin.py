@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from phalanx.data.convert.sample import Sample, encode_png
 from phalanx.data.formats import packed, parquet, tfrecord, webdataset
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.detect import DEPTH, FORMS, detect
+from phalanx.data.formats.detect import DATA_FORMATS, MAX_DEPTH, detect_datasets
 from phalanx.data.formats.folder import SPLIT_NAMES, find_split
 from phalanx.data.formats.imagenet import (
-    BOXES,
-    HANDOUTS,
-    KAGGLE,
-    KAGGLE_FOLDERS,
-    MAPPING,
-    SOLUTIONS,
-    TARS,
+    BOXES_FILE,
+    KAGGLE_IMAGES,
+    KAGGLE_SOLUTIONS,
+    KAGGLE_SPLITS,
+    KAGGLE_SYNSETS,
+    OFFICIAL_ARCHIVES,
+    SEQUENTIAL_FORMATS,
 )
 from phalanx.data.formats.indexed_source import IndexedSource
 from phalanx.errors import DataError
@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
-_HANDED_FILES = (*TARS.values(), BOXES, MAPPING, *SOLUTIONS.values())
+_HANDED_FILES = (
+    *OFFICIAL_ARCHIVES.values(),
+    BOXES_FILE,
+    KAGGLE_SYNSETS,
+    *KAGGLE_SOLUTIONS.values(),
+)
 
 
 def _has_folder(root: Path, split: str) -> bool:
@@ -48,12 +53,12 @@ def _has_folder(root: Path, split: str) -> bool:
 _HAS_SPLIT: dict[str, Callable[[Path, str], bool]] = {  # forms that may hold one split only
     "folder": _has_folder,
     "imagenet": _has_folder,
-    "tfrecord": lambda root, split: bool(tfrecord.FAMILY.find(root, split)),
-    "tar": lambda root, split: bool(webdataset.FAMILY.find(root, split)),
+    "tfrecord": lambda root, split: bool(tfrecord.SHARD_FILES.find(root, split)),
+    "tar": lambda root, split: bool(webdataset.SHARD_FILES.find(root, split)),
     "parquet": lambda root, split: bool(parquet.find_files(root, split)),
     "packed": lambda root, split: packed.packed_path(root, split).is_file(),
-    "imagenet-official": lambda root, split: (root / TARS[split]).is_file(),
-    "imagenet-kaggle": lambda root, split: (root / KAGGLE / KAGGLE_FOLDERS[split]).is_dir(),
+    "imagenet-official": lambda root, split: (root / OFFICIAL_ARCHIVES[split]).is_file(),
+    "imagenet-kaggle": lambda root, split: (root / KAGGLE_IMAGES / KAGGLE_SPLITS[split]).is_dir(),
 }
 
 
@@ -88,10 +93,10 @@ class Task(NamedTuple):
 def find_parts(root: Path) -> list[Part]:
     """The splits of the one set that lies in a folder; raises DataError for none or several."""
     open_once.cache_clear()  # the files may have changed since they were last opened here
-    found = detect(root)
+    found = detect_datasets(root)
     if not found:
         raise DataError(
-            f"{root}: nothing that can be read lies here or up to {DEPTH} folders below; "
+            f"{root}: nothing that can be read lies here or up to {MAX_DEPTH} folders below; "
             "`phalanx data list` says what can"
         )
     if len(found) > 1:
@@ -105,7 +110,7 @@ def find_parts(root: Path) -> list[Part]:
 
 def _describe_part(data: str, folder: Path, split: str) -> Part:
     """What is known of a split once its index is open."""
-    if data in HANDOUTS:
+    if data in SEQUENTIAL_FORMATS:
         return _describe_handed(data, folder, split)
     source = open_once(data, folder, split)
     return Part(
@@ -120,7 +125,7 @@ def _describe_part(data: str, folder: Path, split: str) -> Part:
 
 
 def _describe_handed(data: str, folder: Path, split: str) -> Part:
-    handout = HANDOUTS[data]
+    handout = SEQUENTIAL_FORMATS[data]
     count, classes = handout.count(folder, split), handout.classes(folder)
     digest = hashlib.sha256("\n".join(classes).encode())
     for path in (folder / name for name in _HANDED_FILES):
@@ -141,7 +146,7 @@ def _describe_handed(data: str, folder: Path, split: str) -> Part:
 @lru_cache(maxsize=4)
 def open_once(data: str, folder: Path, split: str) -> "Source":
     """The source of a split, opened once by each process."""
-    opener = FORMS[data].open
+    opener = DATA_FORMATS[data].open
     if opener is None:
         raise ValueError(f"{data} is handed out, not opened")
     return opener(folder, split)
@@ -149,7 +154,7 @@ def open_once(data: str, folder: Path, split: str) -> "Source":
 
 def make_tasks(part: Part, numbers: Sequence[int]) -> Iterator[Task]:
     """The images of these ascending numbers, a few at a time."""
-    handed = _read_handed(part, numbers) if part.data in HANDOUTS else None
+    handed = _read_handed(part, numbers) if part.data in SEQUENTIAL_FORMATS else None
     for start in range(0, len(numbers), TASK_IMAGES):
         some = [int(number) for number in numbers[start : start + TASK_IMAGES]]
         read = None if handed is None else [next(handed) for _ in some]
@@ -161,7 +166,7 @@ def _read_handed(part: Part, numbers: Sequence[int]) -> Iterator[Sample]:
     first = int(numbers[0]) if len(numbers) else 0
     wanted = iter(numbers)
     next_one = next(wanted, None)
-    images = HANDOUTS[part.data].iterate(part.folder, part.split, start=first)
+    images = SEQUENTIAL_FORMATS[part.data].iterate(part.folder, part.split, start=first)
     for number, image in enumerate(images, first):
         if number != next_one:
             continue

@@ -11,7 +11,14 @@ from typing import BinaryIO
 import cv2
 from PIL import Image
 
-from phalanx.data.formats.decode import FORMATS, PILLOW_ERRORS, BadImage, Pixels, decode, resize
+from phalanx.data.formats.decode import (
+    PILLOW_ERRORS,
+    PILLOW_FORMATS,
+    BadImage,
+    Pixels,
+    decode,
+    resize,
+)
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 from phalanx.errors import DataError
 
@@ -44,7 +51,7 @@ class Looks:
 def look_at(data: bytes) -> Looks:
     """The form and size of an encoded image; all empty when it is none."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             return Looks(image.format or "", image.mode, image.width, image.height)
     except PILLOW_ERRORS:
         return Looks("", "", 0, 0)

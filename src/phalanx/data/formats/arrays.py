@@ -13,7 +13,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.decode import grey_to_rgb
 from phalanx.errors import DataError
 
-EMBEDDED = Path(__file__).parents[1] / "embedded"
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 EMBEDDED_SHA256 = {
     "train": "3fc3c5f7cb89c15342c87369a5de49614b0afa857bee68ba117e74fae5e3bacb",
     "valid": "8ecb0ea2863a77349efc909573268c191fe211c1d03d299002471c30828eeb91",
@@ -67,14 +67,16 @@ def hash_arrays(pixels: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> 
 
 def open_embedded(split: str) -> ArraySource:
     """The Fashion-MNIST images that come with Phalanx, 8,000 to train and 1,500 to validate."""
-    path = EMBEDDED / f"{split}.npz"
+    path = EMBEDDED_FOLDER / f"{split}.npz"
     if not path.exists():
         raise DataError(f"{path}: the embedded images are missing; install Phalanx again")
     with np.load(path) as stored:
-        return build_arrays("embedded", stored["pixels"], stored["labels"], files=(path.name,))
+        return build_array_source(
+            "embedded", stored["pixels"], stored["labels"], files=(path.name,)
+        )
 
 
-def build_arrays(
+def build_array_source(
     data: str, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], *, files: tuple[str, ...]
 ) -> ArraySource:
     """A source of a catalogued dataset, whose labels must be among its classes."""

@@ -27,7 +27,7 @@ ARCHIVE_MD5 = {  # as published with the archives, on the page of the set
 }
 
 
-def md5_of(path: Path, *, gunzip: bool = False) -> str:
+def compute_md5(path: Path, *, gunzip: bool = False) -> str:
     """The md5 of a file, or of what a gzipped one holds; empty for one that cannot be read."""
     digest = hashlib.md5(usedforsecurity=False)
     try:

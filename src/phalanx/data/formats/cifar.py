@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.arrays import ArraySource, build_arrays
+from phalanx.data.formats.arrays import ArraySource, build_array_source
 from phalanx.errors import DataError
 
 _PIXELS = 3 * 32 * 32
@@ -77,10 +77,10 @@ def _open_cifar(data: str, folder: Path, split: str) -> ArraySource:
     records = np.concatenate(batches)
     pixels = records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = records[:, layout.label_bytes - 1]
-    return build_arrays(data, np.ascontiguousarray(pixels), labels, files=names)
+    return build_array_source(data, np.ascontiguousarray(pixels), labels, files=names)
 
 
-def looks_like(root: Path, data: str) -> bool:
+def has_cifar_files(root: Path, data: str) -> bool:
     """Whether one of the sets lies here, as files or as the archive."""
     layout = _LAYOUTS[data]
     if (root / layout.archive).is_file():

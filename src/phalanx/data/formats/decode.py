@@ -21,18 +21,26 @@ except ImportError:  # Pillow stands in, with the same pixels at half the speed
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 
-_SPARE = 1.5
-MOST_PIXELS = 178_000_000  # an image of more is taken for an attack, as Pillow does
+_DECODE_MARGIN = 1.5
+MAX_PIXELS = 178_000_000  # an image of more is taken for an attack, as Pillow does
 JPEG_START = b"\xff\xd8"
-_JPEG_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, from top to bottom
+_JPEG_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, from top to bottom
 _JPEG_SCAN = 0xDA
 _JPEG_PLANES = (1, 3)  # grey, or colours; the four of print go by way of Pillow
-_SIDES = struct.Struct(">HH")  # height and width, in a frame
-_JPEG_ASIDE = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, cameras' notes
+_FRAME_SHAPE = struct.Struct(">HH")  # height and width, in a frame
+_JPEG_TABLES_AND_NOTES = frozenset(
+    {0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)}
+)  # tables, comments, cameras' notes
 _EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg, of rows below those it was asked for
-_NARROW = 8  # below it, a width does not tell by how many eighths it was scaled
+_MIN_WIDTH = 8  # below it, a width does not tell by how many eighths it was scaled
 _EDGE_ROWS = 4  # colours of small planes are blended with the rows below
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # what hides behind a .jpg or .png now and then
+PILLOW_FORMATS = (
+    "JPEG",
+    "PNG",
+    "BMP",
+    "GIF",
+    "WEBP",
+)  # what hides behind a .jpg or .png now and then
 PILLOW_ERRORS = (
     OSError,
     SyntaxError,
@@ -70,13 +78,13 @@ def decode(
     width, where they are known.
     """
     if simplejpeg is not None and data.startswith(JPEG_START):
-        refuse_bomb(*(sides or size_of(data, name)), name)
+        refuse_bomb(*(sides or read_image_shape(data, name)), name)
         high, wide = least or (0, 0)
         with suppress(ValueError):  # CMYK, stray bytes, damage: Pillow reads it or says why not
             return simplejpeg.decode_jpeg(
                 data, min_height=high, min_width=wide, min_factor=2 if least else 1
             )
-    with _pillow(data, name) as image:
+    with _open_pillow(data, name) as image:
         refuse_bomb(image.height, image.width, name)
         return _to_rgb(image)
 
@@ -87,15 +95,15 @@ def decode_top(data: bytes, rows: int, least: tuple[int, int] | None = None) -> 
     Those rows of the result hold anything. None where a JPEG cannot be left early, and where
     there is any doubt about it: `decode` then finds out what is wrong.
     """
-    if simplejpeg is None or (place := height_at(data)) is None:
+    if simplejpeg is None or (place := find_height_field(data)) is None:
         return None
     high, wide = least or (0, 0)
     factor = 2 if least else 1
-    full, across = _SIDES.unpack_from(data, place)
+    full, across = _FRAME_SHAPE.unpack_from(data, place)
     with suppress(ValueError):
         height, width, *_ = simplejpeg.decode_jpeg_header(data, high, wide, factor)
         enough = rows + _EDGE_ROWS * math.ceil(full / height)
-        if enough >= full or across < _NARROW or full * across > MOST_PIXELS:
+        if enough >= full or across < _MIN_WIDTH or full * across > MAX_PIXELS:
             return None
         cut_short = bytearray(data)
         cut_short[place : place + 2] = enough.to_bytes(2)  # no decoder reads on below its height
@@ -115,7 +123,7 @@ def _fill_top(pixels: Pixels, data: bytearray, size: dict[str, int]) -> bool:
     return True
 
 
-def height_at(data: bytes) -> int | None:
+def find_height_field(data: bytes) -> int | None:
     """Where a JPEG holds its height, if all its colours come together, row after row, unbroken."""
     frame, at = None, len(JPEG_START)
     while data.startswith(b"\xff", at) and at + 10 < len(data):
@@ -123,38 +131,43 @@ def height_at(data: bytes) -> int | None:
         if kind == _JPEG_SCAN:
             whole = frame is not None and data[at + 4] == data[frame + 4] in _JPEG_PLANES
             return frame if whole else None
-        if kind in _JPEG_FRAMES:
+        if kind in _JPEG_SEQUENTIAL_FRAMES:
             frame = at + 5
-        elif kind not in _JPEG_ASIDE:  # several passes, or restarts, whose marks end nothing
+        elif (
+            kind not in _JPEG_TABLES_AND_NOTES
+        ):  # several passes, or restarts, whose marks end nothing
             return None
         at += 2 + length
     return None
 
 
-def size_of(data: bytes, name: str) -> tuple[int, int]:
+def read_image_shape(data: bytes, name: str) -> tuple[int, int]:
     """Height and width, from the first bytes alone; raises BadImage."""
     if simplejpeg is not None and data.startswith(JPEG_START):
         with suppress(ValueError):
             height, width, *_ = simplejpeg.decode_jpeg_header(data)
             return height, width
-    with _pillow(data, name) as image:
+    with _open_pillow(data, name) as image:
         return image.height, image.width
 
 
 def refuse_bomb(height: int, width: int, name: str) -> None:
     """Raise BadImage for an image that would fill the memory."""
-    if height * width > MOST_PIXELS:
-        most = f"{MOST_PIXELS // 1_000_000} million"
+    if height * width > MAX_PIXELS:
+        most = f"{MAX_PIXELS // 1_000_000} million"
         raise BadImage(name, f"{width}x{height} pixels are more than the {most} that are decoded")
 
 
 @contextmanager
-def _pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
+def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
     """The image as Pillow opens it; what goes wrong with it is a BadImage."""
     if not data:
         raise BadImage(name, "the file is empty")
     try:
-        with warnings.catch_warnings(), Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
+        with (
+            warnings.catch_warnings(),
+            Pillow.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image,
+        ):
             warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
             yield image
     except UnidentifiedImageError:
@@ -163,12 +176,12 @@ def _pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
         raise BadImage(name, str(cause) or type(cause).__name__) from None
 
 
-class Picture:
+class EncodedImage:
     """An encoded image: its size is known at once, its pixels when they are asked for."""
 
     def __init__(self, data: bytes, name: str):
         self.data, self.name = data, name
-        self.height, self.width = size_of(data, name)
+        self.height, self.width = read_image_shape(data, name)
 
     def pixels(self, scale: float = 1.0) -> Pixels:
         """The whole image, at no less than that scale of its size, and some to spare.
@@ -185,29 +198,29 @@ class Picture:
 
     def _least(self, scale: float) -> tuple[int, int] | None:
         """Sides that are enough for that scale; None where the full size is needed."""
-        scale *= _SPARE
+        scale *= _DECODE_MARGIN
         least = math.ceil(self.height * scale), math.ceil(self.width * scale)
         return least if scale <= 0.5 else None
 
 
-Image = Pixels | Picture
+Image = Pixels | EncodedImage
 
 
-def sides_of(image: Image) -> tuple[int, int]:
+def image_shape(image: Image) -> tuple[int, int]:
     """Height and width, decoded or not."""
-    if isinstance(image, Picture):
+    if isinstance(image, EncodedImage):
         return image.height, image.width
     return image.shape[0], image.shape[1]
 
 
-def pixels_of(image: Image, *, scale: float = 1.0) -> Pixels:
+def decode_image(image: Image, *, scale: float = 1.0) -> Pixels:
     """The whole image, at no less than that scale of its size."""
-    return image.pixels(scale) if isinstance(image, Picture) else image
+    return image.pixels(scale) if isinstance(image, EncodedImage) else image
 
 
-def top_of(image: Image, rows: int, *, scale: float) -> Pixels:
+def decode_image_top(image: Image, rows: int, *, scale: float) -> Pixels:
     """As `pixels_of`, but what lies below so many rows of the full size may hold anything."""
-    return image.top(rows, scale) if isinstance(image, Picture) else image
+    return image.top(rows, scale) if isinstance(image, EncodedImage) else image
 
 
 def _to_rgb(image: Pillow.Image) -> Pixels:
@@ -226,9 +239,9 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
         return image
     shrunk = min(old_height, height), min(old_width, width)
     if shrunk != (old_height, old_width):
-        image = _scale(image, shrunk, cv2.INTER_AREA)
+        image = _resize_by(image, shrunk, cv2.INTER_AREA)
     if shrunk != (height, width):
-        image = _scale(image, (height, width), cv2.INTER_LINEAR)
+        image = _resize_by(image, (height, width), cv2.INTER_LINEAR)
     return image
 
 
@@ -243,7 +256,7 @@ def grey_to_rgb(grey: NDArray[np.uint8]) -> Pixels:
     return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
 
 
-def _scale(image: Pixels, shape: tuple[int, int], how: int) -> Pixels:
+def _resize_by(image: Pixels, shape: tuple[int, int], how: int) -> Pixels:
     height, width = shape
     scaled = cv2.resize(image, (width, height), interpolation=how)
     return scaled.astype(np.uint8, copy=False)

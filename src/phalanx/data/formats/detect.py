@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.data.formats import cifar, folder, idx, imagenet, packed, parquet, tfrecord, webdataset
-from phalanx.data.formats.checksums import IDX_MD5, md5_of
+from phalanx.data.formats.checksums import IDX_MD5, compute_md5
 from phalanx.errors import DataError
 
 if TYPE_CHECKING:
     from phalanx.data.formats.sources import Source
 
-DEPTH = 3
+MAX_DEPTH = 3
 _TREES = {
     "imagenet-official",
     "imagenet-kaggle",
@@ -55,7 +55,7 @@ def _name_idx(root: Path) -> str | None:
     if not any((root / f"{name}{end}").is_file() for name in _IDX_IMAGES for end in ("", ".gz")):
         return None
     labels = "t10k-labels-idx1-ubyte"
-    found = {md5_of(root / labels), md5_of(root / f"{labels}.gz", gunzip=True)}
+    found = {compute_md5(root / labels), compute_md5(root / f"{labels}.gz", gunzip=True)}
     by_sum = next((name for name, sums in IDX_MD5.items() if sums[labels] in found), None)
     fashion = any("fashion" in part.lower() for part in root.absolute().parts[-2:])
     return by_sum or ("fashion-mnist" if fashion else "mnist")
@@ -65,63 +65,63 @@ def _is_idx(root: Path, data: str) -> bool:
     return _name_idx(root) == data
 
 
-FORMS: dict[str, _DataFormat] = {
+DATA_FORMATS: dict[str, _DataFormat] = {
     "folder": _DataFormat(
         what="train/CLASS/ and val/CLASS/ with .jpg or .png files",
         get="your own images; phalanx data build --to folder",
-        looks_like=folder.looks_like,
+        looks_like=folder.has_class_folders,
         open=folder.open_folder,
     ),
     "imagenet": _DataFormat(
         what="train/SYNSET/ and val/SYNSET/, with imagenet_2012_bounding_boxes.csv or without",
         get="image-net.org, or phalanx data build --to folder",
-        looks_like=imagenet.looks_like,
+        looks_like=imagenet.has_imagenet_folders,
         open=imagenet.open_imagenet,
     ),
     "imagenet-official": _DataFormat(
         what="ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and the development kit",
         get="image-net.org; convert with phalanx data build",
-        looks_like=imagenet.holds_archives,
+        looks_like=imagenet.has_official_archives,
     ),
     "imagenet-kaggle": _DataFormat(
         what="ILSVRC/Data/CLS-LOC/ with LOC_*_solution.csv beside it",
         get="kaggle.com; convert with phalanx data build",
-        looks_like=imagenet.holds_kaggle,
+        looks_like=imagenet.has_kaggle_folder,
     ),
     "tfrecord": _DataFormat(
         what="train-00000-of-01024 and validation-00000-of-00128",
         get="phalanx data build --to tfrecord",
-        looks_like=tfrecord.looks_like,
+        looks_like=tfrecord.has_tfrecord_shards,
         open=tfrecord.open_tfrecord,
     ),
     "tar": _DataFormat(
         what="train-000000.tar and validation-000000.tar, as WebDataset has them",
         get="phalanx data build --to tar",
-        looks_like=webdataset.looks_like,
+        looks_like=webdataset.has_tar_shards,
         open=webdataset.open_tar,
     ),
     "parquet": _DataFormat(
         what="train-*.parquet with a column of images, as Hugging Face publishes them",
         get="huggingface.co",
-        looks_like=parquet.looks_like,
+        looks_like=parquet.has_parquet_files,
         open=parquet.open_parquet,
     ),
     "packed": _DataFormat(
         what="train.phx and valid.phx",
         get="phalanx data build --to packed",
-        looks_like=packed.looks_like,
+        looks_like=packed.has_packed_files,
         open=packed.open_packed,
     ),
     "cifar10": _DataFormat(
         what="data_batch_1.bin to 5 and test_batch.bin, or cifar-10-binary.tar.gz",
         get="phalanx data fetch cifar10",
-        looks_like=partial(cifar.looks_like, data="cifar10"),
+        looks_like=partial(cifar.has_cifar_files, data="cifar10"),
         open=cifar.open_cifar10,
     ),
     "cifar100": _DataFormat(
         what="train.bin and test.bin, or cifar-100-binary.tar.gz",
         get="phalanx data fetch cifar100",
-        looks_like=partial(cifar.looks_like, data="cifar100"),
+        looks_like=partial(cifar.has_cifar_files, data="cifar100"),
         open=cifar.open_cifar100,
     ),
     "mnist": _DataFormat(
@@ -139,7 +139,7 @@ FORMS: dict[str, _DataFormat] = {
 }
 
 
-def detect(root: Path) -> list[DetectedDataset]:
+def detect_datasets(root: Path) -> list[DetectedDataset]:
     """Every dataset in a folder and up to three levels below it, the nearest first."""
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "no such folder"
@@ -149,14 +149,14 @@ def detect(root: Path) -> list[DetectedDataset]:
     found: list[DetectedDataset] = []
     for place, names in _walk(root):
         found += [
-            DetectedDataset(data=name, folder=place, why=FORMS[name].what)
+            DetectedDataset(data=name, folder=place, why=DATA_FORMATS[name].what)
             for name in names
             if not any(f.data == name and place.is_relative_to(f.folder) for f in found)
         ]
     return found
 
 
-def tell_to_build(found: DetectedDataset) -> str:
+def describe_conversion(found: DetectedDataset) -> str:
     """What to say of a dataset that can be trained on in another form only."""
     return (
         f"{found.folder}: {found.data} as it is handed out ({found.why}); convert it with "
@@ -164,7 +164,7 @@ def tell_to_build(found: DetectedDataset) -> str:
     )
 
 
-def tell_apart(root: Path, found: list[DetectedDataset]) -> str:
+def describe_choices(root: Path, found: list[DetectedDataset]) -> str:
     """What to say where several datasets lie in a folder: how to name each."""
     lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.why})" for f in found]
     return "\n".join([f"{root}: several datasets lie here; say which one:", *lines])
@@ -173,20 +173,20 @@ def tell_apart(root: Path, found: list[DetectedDataset]) -> str:
 def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
     """The folders that hold something, level by level; a tree of images is not descended into."""
     level = [root]
-    for depth in range(DEPTH + 1):
+    for depth in range(MAX_DEPTH + 1):
         below: list[Path] = []
         for place in level:
             names = _names_of(place)
             if names:
                 yield place, names
-            if depth < DEPTH and not _TREES & set(names):
+            if depth < MAX_DEPTH and not _TREES & set(names):
                 below += _readable_below(place)
         level = below
 
 
 def _names_of(place: Path) -> list[str]:
     """The datasets that lie in this very folder."""
-    names = [name for name, form in FORMS.items() if form.looks_like(place)]
+    names = [name for name, form in DATA_FORMATS.items() if form.looks_like(place)]
     if "folder" in names and "imagenet" in names:
         names.remove("folder")  # the same files, of which more is known
     return names

@@ -11,11 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.index import Index, Stamp, Texts, find_index, pack_texts
+from phalanx.data.formats.index import (
+    Index,
+    Snapshot,
+    StringArray,
+    load_or_build_index,
+    pack_strings,
+)
 from phalanx.data.formats.indexed_source import IndexedSource
 from phalanx.errors import ConfigError, DataError, suggest
 
-ENDINGS = (".jpg", ".jpeg", ".png")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 SPLIT_NAMES = {"train": ("train",), "valid": ("val", "validation", "valid")}
 _WANTED = {"train": "train/", "valid": "val/ or validation/"}
 _FINDINGS_SHOWN = 10
@@ -53,17 +59,17 @@ class _SplitFolder(NamedTuple):
 
 def open_folder(root: Path, split: str) -> FolderSource:
     """One split of a data folder; all that is wrong with it is said at once."""
-    place = locate(root, split)
-    index = find_index(
+    place = locate_split(root, split)
+    index = load_or_build_index(
         root,
         f"folder-{split}",
-        stamp=stamp_place(root, place),
-        build=lambda: build_index(root, place),
+        stamp=snapshot_split(root, place),
+        build=lambda: index_split(root, place),
     )
     return FolderSource(root, index)
 
 
-def open_split_folder(root: Path, split: str, *, share: float, seed: int) -> FolderSource:
+def open_with_val_split(root: Path, split: str, *, share: float, seed: int) -> FolderSource:
     """One side of a folder without a validation split, of which `share` (0.1: a tenth) becomes one.
 
     The side of an image follows from its name and the seed, so that it stays when others are
@@ -81,11 +87,11 @@ def open_split_folder(root: Path, split: str, *, share: float, seed: int) -> Fol
         wanted = _choose_valid(files, share=share, seed=seed) == (split == "valid")
         return [file for file, taken in zip(files, wanted, strict=True) if taken]
 
-    index = find_index(
+    index = load_or_build_index(
         root,
         f"split-{split}-{share:g}-{seed}",
-        stamp=stamp_place(root, place),
-        build=lambda: build_index(root, place, keep),
+        stamp=snapshot_split(root, place),
+        build=lambda: index_split(root, place, keep),
     )
     return FolderSource(root, index)
 
@@ -102,7 +108,7 @@ def _choose_valid(names: Sequence[str], *, share: float, seed: int) -> NDArray[n
     return chosen
 
 
-def looks_like(root: Path) -> bool:
+def has_class_folders(root: Path) -> bool:
     """Whether class folders lie here, or a training or validation folder with some."""
     splits = [folder for split in SPLIT_NAMES if (folder := find_split(root, split))]
     if splits:
@@ -111,7 +117,7 @@ def looks_like(root: Path) -> bool:
     return len(names) > 1 and all(_image_files(root / n) for n in names[:_FOLDERS_LOOKED_AT])
 
 
-def locate(root: Path, split: str) -> _SplitFolder:
+def locate_split(root: Path, split: str) -> _SplitFolder:
     """Where a split lies; its classes are those of the training split."""
     folders = {name: find_split(root, name) for name in SPLIT_NAMES}
     if split == "valid" and folders["train"] is None:
@@ -130,7 +136,7 @@ def find_split(root: Path, split: str) -> Path | None:
     return next((root / name for name in SPLIT_NAMES[split] if (root / name).is_dir()), None)
 
 
-def stamp_place(root: Path, place: _SplitFolder) -> Stamp:
+def snapshot_split(root: Path, place: _SplitFolder) -> Snapshot:
     """What tells that a split has changed, without listing a large one.
 
     A file that comes, goes or gets another name changes the time of its class folder. One that is
@@ -180,7 +186,7 @@ def _hash_files(folder: Path, files: list[str]) -> str:
     return digest.hexdigest()
 
 
-def build_index(root: Path, place: _SplitFolder, keep: _Keep | None = None) -> Index:
+def index_split(root: Path, place: _SplitFolder, keep: _Keep | None = None) -> Index:
     """The images of a split in the order of classes, then of file names; one folder at a time."""
     known = {name: label for label, name in enumerate(place.classes)}
     home = "" if place.folder == root else f"{place.folder.relative_to(root).as_posix()}/"
@@ -192,11 +198,11 @@ def build_index(root: Path, place: _SplitFolder, keep: _Keep | None = None) -> I
         if name not in known:
             findings.append(f"{folder}: train/ has no such class; {suggest(name, known)}")
         elif not files:
-            findings.append(f"{folder}: no {', '.join(ENDINGS)} file in this class folder")
+            findings.append(f"{folder}: no {', '.join(IMAGE_SUFFIXES)} file in this class folder")
         else:
             kept = [f"{name}/{file}" for file in files]
             kept = keep(kept) if keep else kept
-            texts.append(pack_texts(home + file for file in kept))
+            texts.append(pack_strings(home + file for file in kept))
             sizes.append(np.array([_size_of(place.folder / file) for file in kept], np.int64))
             labels.append(np.full(len(kept), known[name], np.int64))
     if not texts and not findings:
@@ -221,10 +227,10 @@ def _size_of(path: Path) -> int:
         return -1
 
 
-def _join_texts(parts: list[Texts]) -> Texts:
+def _join_texts(parts: list[StringArray]) -> StringArray:
     starts = np.cumsum([0, *(len(part.letters) for part in parts)])
     ends = [part.ends + start for part, start in zip(parts, starts[:-1], strict=True)]
-    return Texts(np.concatenate([part.letters for part in parts]), np.concatenate(ends))
+    return StringArray(np.concatenate([part.letters for part in parts]), np.concatenate(ends))
 
 
 def _describe_missing(root: Path, missing: list[str]) -> str:
@@ -266,5 +272,7 @@ def _describe_findings(findings: list[str]) -> str:
 
 def _image_files(folder: Path) -> list[str]:
     with _readable(folder), os.scandir(folder) as entries:
-        names = [e.name for e in entries if e.name.lower().endswith(ENDINGS) and not e.is_dir()]
+        names = [
+            e.name for e in entries if e.name.lower().endswith(IMAGE_SUFFIXES) and not e.is_dir()
+        ]
     return sorted(name for name in names if not name.startswith("."))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.arrays import ArraySource, build_arrays
+from phalanx.data.formats.arrays import ArraySource, build_array_source
 from phalanx.errors import DataError
 
 _STEMS = {"train": "train", "valid": "t10k"}
@@ -32,7 +32,7 @@ def open_idx(data: str, folder: Path, split: str) -> ArraySource:
         )
     if not len(pixels):
         raise DataError(f"{images_path}: has no images; fetch the file again")
-    return build_arrays(data, pixels, labels, files=(f"{stem}-images-idx3-ubyte",))
+    return build_array_source(data, pixels, labels, files=(f"{stem}-images-idx3-ubyte",))
 
 
 def _find_file(data: str, folder: Path, name: str) -> Path:

@@ -17,22 +17,22 @@ from phalanx.data.convert.sample import Box, look_at
 from phalanx.data.formats.folder import (
     SPLIT_NAMES,
     FolderSource,
-    build_index,
     find_split,
-    locate,
-    stamp_place,
+    index_split,
+    locate_split,
+    snapshot_split,
 )
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
-from phalanx.data.formats.index import Index, find_index, stamp_of
+from phalanx.data.formats.index import Index, load_or_build_index, snapshot_files
 from phalanx.errors import DataError
 
-BOXES = "imagenet_2012_bounding_boxes.csv"
+BOXES_FILE = "imagenet_2012_bounding_boxes.csv"
 _SYNSET = re.compile(r"n\d{8}")
-TARS = {"train": "ILSVRC2012_img_train.tar", "valid": "ILSVRC2012_img_val.tar"}
-KAGGLE = Path("ILSVRC/Data/CLS-LOC")
-KAGGLE_FOLDERS = {"train": "train", "valid": "val"}
-SOLUTIONS = {"train": "LOC_train_solution.csv", "valid": "LOC_val_solution.csv"}
-MAPPING = "LOC_synset_mapping.txt"
+OFFICIAL_ARCHIVES = {"train": "ILSVRC2012_img_train.tar", "valid": "ILSVRC2012_img_val.tar"}
+KAGGLE_IMAGES = Path("ILSVRC/Data/CLS-LOC")
+KAGGLE_SPLITS = {"train": "train", "valid": "val"}
+KAGGLE_SOLUTIONS = {"train": "LOC_train_solution.csv", "valid": "LOC_val_solution.csv"}
+KAGGLE_SYNSETS = "LOC_synset_mapping.txt"
 _NO_BOX = (np.nan,) * 4
 
 
@@ -55,25 +55,25 @@ class _Solution(NamedTuple):
 # --- as folders ---
 
 
-def looks_like(root: Path) -> bool:
+def has_imagenet_folders(root: Path) -> bool:
     """Whether folders of ImageNet's synsets lie here, or its table of boxes beside a split."""
     folders = [folder for split in SPLIT_NAMES if (folder := find_split(root, split))]
     if not folders:
         return False
     names = [entry.name for entry in os.scandir(folders[0]) if entry.is_dir()]
     synsets = sum(1 for name in names if _SYNSET.fullmatch(name))
-    return (root / BOXES).is_file() or synsets * 2 > len(names)
+    return (root / BOXES_FILE).is_file() or synsets * 2 > len(names)
 
 
 def open_imagenet(root: Path, split: str) -> FolderSource:
     """One split of ImageNet in folders, with boxes where the table of them is there."""
-    place, table = locate(root, split), root / BOXES
+    place, table = locate_split(root, split), root / BOXES_FILE
     tables = [table] if table.is_file() else []
-    index = find_index(
+    index = load_or_build_index(
         root,
         f"imagenet-{split}",
-        stamp=[*stamp_place(root, place), *stamp_of(root, tables)],
-        build=lambda: _add_boxes(build_index(root, place), tables),
+        stamp=[*snapshot_split(root, place), *snapshot_files(root, tables)],
+        build=lambda: _add_boxes(index_split(root, place), tables),
     )
     return FolderSource(root, index)
 
@@ -134,32 +134,32 @@ def _are_numbers(words: list[str]) -> bool:
 # --- the official archives ---
 
 
-def holds_archives(root: Path) -> bool:
+def has_official_archives(root: Path) -> bool:
     """Whether one of the official archives lies here."""
-    return any((root / name).is_file() for name in TARS.values())
+    return any((root / name).is_file() for name in OFFICIAL_ARCHIVES.values())
 
 
-def iterate_official(root: Path, split: str, *, start: int = 0) -> Iterator[_Handed]:
+def read_official_images(root: Path, split: str, *, start: int = 0) -> Iterator[_Handed]:
     """The images of the official archives from the one numbered `start` on, in a fixed order.
 
     Training images come synset by synset, validation images by name; both with the boxes of
     imagenet_2012_bounding_boxes.csv where that lies beside the archives.
     """
-    boxes = _read_boxes(root / BOXES) if (root / BOXES).is_file() else {}
+    boxes = _read_boxes(root / BOXES_FILE) if (root / BOXES_FILE).is_file() else {}
     for name, synset, read in islice(_official(root, split), start, None):
         yield _Handed(name, read(), synset, boxes.get(_stem_of(name)))
 
 
-def classes_official(root: Path) -> tuple[str, ...]:
+def read_official_classes(root: Path) -> tuple[str, ...]:
     """The synsets in the order that labels count: those of the training archive, sorted."""
-    path = root / TARS["train"]
+    path = root / OFFICIAL_ARCHIVES["train"]
     if not path.is_file():
         return tuple(sorted(set(read_validation_synsets(root))))
     with _opened(path) as outer:
         return tuple(_stem_of(member.name) for member in _files_in(outer, path))
 
 
-def count_official(root: Path, split: str) -> int:
+def count_official_images(root: Path, split: str) -> int:
     """How many images a split has; reads headers only."""
     return sum(1 for _ in _official(root, split))
 
@@ -168,7 +168,7 @@ _Found = tuple[str, str, Callable[[], bytes]]  # name, synset, and what reads th
 
 
 def _official(root: Path, split: str) -> Iterator[_Found]:
-    path = root / TARS[split]
+    path = root / OFFICIAL_ARCHIVES[split]
     if not path.is_file():
         raise DataError(f"{path}: not here; put ImageNet's archive there, whole as it came")
     with _opened(path) as archive:
@@ -228,12 +228,12 @@ def _reader(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Ca
 # --- Kaggle's tree ---
 
 
-def holds_kaggle(root: Path) -> bool:
+def has_kaggle_folder(root: Path) -> bool:
     """Whether Kaggle's tree was unpacked here."""
-    return (root / KAGGLE).is_dir()
+    return (root / KAGGLE_IMAGES).is_dir()
 
 
-def iterate_kaggle(root: Path, split: str, *, start: int = 0) -> Iterator[_Handed]:
+def read_kaggle_images(root: Path, split: str, *, start: int = 0) -> Iterator[_Handed]:
     """The images of Kaggle's tree from the one numbered `start` on, in a fixed order, with boxes.
 
     The training images tell their class by their folder, the flat validation images by a table.
@@ -248,23 +248,23 @@ def iterate_kaggle(root: Path, split: str, *, start: int = 0) -> Iterator[_Hande
         yield _Handed(file.name, data, synset, solution and _to_shares(solution.hull, data))
 
 
-def classes_kaggle(root: Path) -> tuple[str, ...]:
+def read_kaggle_classes(root: Path) -> tuple[str, ...]:
     """The synsets in the order that labels count."""
-    mapping = root / MAPPING
+    mapping = root / KAGGLE_SYNSETS
     if mapping.is_file():
         lines = mapping.read_text(encoding="utf-8").splitlines()
         return tuple(sorted(line.split()[0] for line in lines if line.strip()))
-    return tuple(_names_in(root / KAGGLE / KAGGLE_FOLDERS["train"]))
+    return tuple(_names_in(root / KAGGLE_IMAGES / KAGGLE_SPLITS["train"]))
 
 
-def count_kaggle(root: Path, split: str) -> int:
+def count_kaggle_images(root: Path, split: str) -> int:
     """How many images a split has."""
     return sum(1 for _ in _kaggle_files(root, split, _read_solutions(root, split)))
 
 
 def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
     """What Kaggle's table says, by image; nothing where it has no table."""
-    path = root / SOLUTIONS[split]
+    path = root / KAGGLE_SOLUTIONS[split]
     if not path.is_file():
         return {}
     solutions = {}
@@ -298,14 +298,14 @@ def _to_shares(pixels: Box, data: bytes) -> Box | None:
 def _kaggle_files(
     root: Path, split: str, solutions: dict[str, _Solution]
 ) -> Iterator[tuple[Path, str]]:
-    folder = root / KAGGLE / KAGGLE_FOLDERS[split]
+    folder = root / KAGGLE_IMAGES / KAGGLE_SPLITS[split]
     for name in _names_in(folder):
         if (folder / name).is_dir():
             yield from ((folder / name / file, name) for file in _names_in(folder / name))
         elif name.partition(".")[0] in solutions:
             yield folder / name, solutions[name.partition(".")[0]].synset
         else:
-            table = root / SOLUTIONS[split]
+            table = root / KAGGLE_SOLUTIONS[split]
             raise DataError(
                 f"{folder / name}: {table.name} does not say what it shows; get {table}"
             )
@@ -328,17 +328,17 @@ class _Handout:
     iterate: Callable[..., Iterator[_Handed]]  # (root, split, start=0)
 
 
-HANDOUTS = {
+SEQUENTIAL_FORMATS = {
     "imagenet-official": _Handout(
-        looks_like=holds_archives,
-        classes=classes_official,
-        count=count_official,
-        iterate=iterate_official,
+        looks_like=has_official_archives,
+        classes=read_official_classes,
+        count=count_official_images,
+        iterate=read_official_images,
     ),
     "imagenet-kaggle": _Handout(
-        looks_like=holds_kaggle,
-        classes=classes_kaggle,
-        count=count_kaggle,
-        iterate=iterate_kaggle,
+        looks_like=has_kaggle_folder,
+        classes=read_kaggle_classes,
+        count=count_kaggle_images,
+        iterate=read_kaggle_images,
     ),
 }

@@ -23,13 +23,15 @@ from phalanx.errors import DiskError
 _MAGIC = b"phalanxI"
 _FORMAT = 1  # raise it when the layout changes: files of another one are built anew
 _ALIGN = 64
-FOLDER = ".phalanx"
+PHALANX_FOLDER = ".phalanx"
 
-Stamp = list[list[Any]]  # what the index was made from: name, size and time of each file or folder
+Snapshot = list[
+    list[Any]
+]  # what the index was made from: name, size and time of each file or folder
 
 
 @dataclass(frozen=True)
-class Texts:
+class StringArray:
     """Many strings in two arrays: no Python object until one is asked for."""
 
     letters: NDArray[np.uint8]
@@ -43,11 +45,11 @@ class Texts:
         return bytes(self.letters[begin : int(self.ends[place])]).decode(errors="surrogateescape")
 
 
-def pack_texts(words: Iterable[str]) -> Texts:
+def pack_strings(words: Iterable[str]) -> StringArray:
     """The words one after the other."""
     encoded = [word.encode(errors="surrogateescape") for word in words]
     ends = np.cumsum([len(word) for word in encoded], dtype=np.int64)
-    return Texts(np.frombuffer(b"".join(encoded), np.uint8), ends)
+    return StringArray(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,10 @@ class Index:
     """The images of one split: the file each lies in, where in it, and what it shows."""
 
     classes: tuple[str, ...]
-    files: Texts  # relative to the data folder
-    names: Texts | None = None  # what an image is called inside its file; None: files hold one each
+    files: StringArray  # relative to the data folder
+    names: StringArray | None = (
+        None  # what an image is called inside its file; None: files hold one each
+    )
     file_of: NDArray[np.int32]  # [N]
     offsets: NDArray[np.int64]  # [N], in bytes
     sizes: NDArray[np.int64]  # [N], in bytes
@@ -89,7 +93,7 @@ def _hash_entries(index: Index) -> str:
     return digest.hexdigest()
 
 
-def _to_bytes(index: Index, stamp: Stamp) -> bytes:
+def _to_bytes(index: Index, stamp: Snapshot) -> bytes:
     """The index as a file."""
     arrays = _arrays_of(index)
     header: dict[str, Any] = {
@@ -123,7 +127,7 @@ def _arrays_of(index: Index) -> dict[str, NDArray[Any]]:
     return {name: array for name, array in found.items() if array is not None}
 
 
-def _open_index(path: Path, stamp: Stamp) -> Index | None:
+def _open_index(path: Path, stamp: Snapshot) -> Index | None:
     """The index in a file, mapped; None where there is none, or none that fits the stamp."""
     try:
         with path.open("rb") as file:
@@ -151,19 +155,21 @@ def _open_index(path: Path, stamp: Stamp) -> Index | None:
 def _from_arrays(classes: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> Index:
     """The index that `arrays_of` took apart."""
     texts = {
-        kind: Texts(arrays.pop(f"{kind}.letters"), arrays.pop(f"{kind}.ends"))
+        kind: StringArray(arrays.pop(f"{kind}.letters"), arrays.pop(f"{kind}.ends"))
         for kind in ("files", "names")
         if f"{kind}.ends" in arrays
     }
     return Index(classes=classes, **texts, **arrays)  # type: ignore[arg-type]
 
 
-def find_index(root: Path, key: str, *, stamp: Stamp, build: Callable[[], Index]) -> Index:
+def load_or_build_index(
+    root: Path, key: str, *, stamp: Snapshot, build: Callable[[], Index]
+) -> Index:
     """The index of a data folder: the one that was kept, or a new one, which is kept.
 
     Where nothing can be written the new one serves this process alone, and says why.
     """
-    places = [root / FOLDER / f"{key}.index", cache_folder(root) / f"{key}.index"]
+    places = [root / PHALANX_FOLDER / f"{key}.index", user_cache_folder(root) / f"{key}.index"]
     for place in places:
         found = _open_index(place, stamp)
         if found is not None:
@@ -188,14 +194,14 @@ def _reason_of(error: OSError | DiskError) -> str:
     return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
 
 
-def cache_folder(root: Path) -> Path:
+def user_cache_folder(root: Path) -> Path:
     """Where the index of a folder that cannot be written to is kept."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     key = hashlib.sha256(str(root.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
     return base / "phalanx" / key
 
 
-def stamp_of(root: Path, paths: Iterable[Path]) -> Stamp:
+def snapshot_files(root: Path, paths: Iterable[Path]) -> Snapshot:
     """Name, size and time of files, to see later whether one of them has changed."""
     found = []
     for path in paths:

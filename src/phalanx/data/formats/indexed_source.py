@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.decode import BadImage, Image, Picture, decode
+from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode
 from phalanx.data.formats.index import Index
 
 _OPEN_FILES = 128  # shards kept open by one process
 # The size of what was found to be bad when the index was built: a row of the table below.
-DAMAGED, CUT_OFF, BROKEN, WRONG_LABEL, NO_LABEL = -1, -2, -3, -4, -5
+BAD_CHECKSUM, TRUNCATED_SHARD, DAMAGED_SHARD, WRONG_LABEL, NO_LABEL = -1, -2, -3, -4, -5
 _REASONS = {
-    DAMAGED: "the checksum of its data does not fit",
-    CUT_OFF: "the shard is cut off there, what follows is lost; fetch it again",
-    BROKEN: "the shard is damaged there, what follows is lost; fetch it again",
+    BAD_CHECKSUM: "the checksum of its data does not fit",
+    TRUNCATED_SHARD: "the shard is cut off there, what follows is lost; fetch it again",
+    DAMAGED_SHARD: "the shard is damaged there, what follows is lost; fetch it again",
     WRONG_LABEL: "label {label}, but there are {classes} classes, counted from {first}; mend it",
     NO_LABEL: "its class is not told as a whole number; mend it",
 }
@@ -55,7 +55,7 @@ class IndexedSource:
 
     def image(self, index: int) -> Image:
         """The image, to be decoded as far as it is needed; raises BadImage."""
-        return Picture(self.encoded(index), self.name(index))
+        return EncodedImage(self.encoded(index), self.name(index))
 
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file, or of its piece of one."""

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.sample import encode_png
-from phalanx.data.formats.decode import BadImage, Image, Picture
-from phalanx.data.formats.index import Index, Texts, pack_texts
+from phalanx.data.formats.decode import BadImage, EncodedImage, Image
+from phalanx.data.formats.index import Index, StringArray, pack_strings
 from phalanx.data.formats.indexed_source import IndexedSource
 from phalanx.errors import DataError
 
@@ -36,7 +36,7 @@ TAIL = struct.Struct("<QQQII8s")  # index begin, directory begin, its length, tw
 _ENDING = ".phx"
 _SPLITS = ("train", "valid")
 _AGAIN = "build it again with `phalanx data build --to packed`"
-CHANGED = "its bytes changed after packing"
+CHANGED_AFTER_PACKING = "its bytes changed after packing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class _Content:
         count = len(arrays["labels"])
         return Index(
             classes=tuple(self.header["classes"]),
-            files=pack_texts([name]),
-            names=Texts(arrays["names.letters"], arrays["names.ends"]),
+            files=pack_strings([name]),
+            names=StringArray(arrays["names.letters"], arrays["names.ends"]),
             file_of=np.broadcast_to(np.int32(0), (count,)),
             offsets=arrays["offsets"],
             sizes=arrays["sizes"],
@@ -62,7 +62,7 @@ class _Content:
         )
 
 
-class _PackedPicture(Picture):
+class _PackedPicture(EncodedImage):
     """A JPEG of a packed file, whose checksum is looked at when it cannot be decoded."""
 
     def __init__(self, data: bytes, name: str, checksum: int):
@@ -83,7 +83,7 @@ def _told_apart(data: bytes, checksum: int) -> Iterator[None]:
     except BadImage as bad:
         if zlib.crc32(data) == checksum:
             raise
-        raise BadImage(bad.name, CHANGED) from None
+        raise BadImage(bad.name, CHANGED_AFTER_PACKING) from None
 
 
 class PackedSource(IndexedSource):
@@ -132,7 +132,7 @@ class PackedSource(IndexedSource):
         return {"images": len(self), "classes": len(self.classes), "sha256": digest.hexdigest()}
 
 
-def looks_like(root: Path) -> bool:
+def has_packed_files(root: Path) -> bool:
     """Whether packed files lie in the folder."""
     return any(packed_path(root, split).is_file() for split in _SPLITS)
 

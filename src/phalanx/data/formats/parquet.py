@@ -17,21 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.index import Index, pack_texts
+from phalanx.data.formats.index import Index, pack_strings
 from phalanx.data.formats.indexed_source import NO_LABEL, WRONG_LABEL, IndexedSource
 from phalanx.data.formats.shards import (
-    CLASSES_LIMIT,
-    SPLIT_WORDS,
-    Family,
-    Scan,
+    MAX_CLASSES,
+    SHARD_SPLITS,
+    ShardFiles,
+    ShardScan,
+    assign_train_classes,
     open_shards,
-    refuse_useless,
-    with_classes_of,
+    refuse_unusable,
 )
 from phalanx.errors import DataError
 
-_WORDS = {"train": SPLIT_WORDS["train"], "valid": (*SPLIT_WORDS["valid"], "test")}
-_FAMILY = Family(
+_WORDS = {"train": SHARD_SPLITS["train"], "valid": (*SHARD_SPLITS["valid"], "test")}
+_SHARD_FILES = ShardFiles(
     r"-of-(?P<total>\d+)(?:-[0-9a-f]+)?\.parquet", words=_WORDS, folders=("", "data", "default")
 )
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "bytes")  # where several could be meant
@@ -53,14 +53,14 @@ def _load_pyarrow() -> Any:
     return pyarrow
 
 
-def looks_like(root: Path) -> bool:
+def has_parquet_files(root: Path) -> bool:
     """Whether parquet files of a split lie in the folder."""
-    return _FAMILY.looks_like(root) or any(find_files(root, split) for split in _WORDS)
+    return _SHARD_FILES.looks_like(root) or any(find_files(root, split) for split in _WORDS)
 
 
 def find_files(root: Path, split: str) -> list[Path]:
     """The files of a split: numbered ones, else all that lie in a folder called as the split."""
-    numbered = _FAMILY.find(root, split)
+    numbered = _SHARD_FILES.find(root, split)
     folders = [root / word for word in _WORDS[split]]
     return numbered or next((files for f in folders if (files := sorted(f.glob("*.parquet")))), [])
 
@@ -175,7 +175,7 @@ class _ParquetImages:
         return {label: str(name) for label, name in enumerate(names)}
 
 
-def _scan_file(path: Path) -> Scan:
+def _scan_file(path: Path) -> ShardScan:
     """The rows of one file; in its index an offset is a row, and the image's size is not known."""
     try:
         images = _ParquetImages(path)
@@ -184,10 +184,10 @@ def _scan_file(path: Path) -> Scan:
         raise DataError(f"{path}: cannot be read as parquet ({cause}); fetch it again") from None
     images.image_column()  # told now when there is none
     titles = images.titles()
-    labels, sizes = _read_labels(table.column(0), len(titles) or CLASSES_LIMIT)
+    labels, sizes = _read_labels(table.column(0), len(titles) or MAX_CLASSES)
     rows = np.arange(len(labels), dtype=np.int64)
-    return Scan(
-        names=pack_texts(map(str, range(len(labels)))),
+    return ShardScan(
+        names=pack_strings(map(str, range(len(labels)))),
         offsets=rows,
         sizes=sizes,
         labels=labels,
@@ -215,9 +215,9 @@ def open_parquet(root: Path, split: str) -> _ParquetSource:
         )
     train = _open_split(root, "train") if split == "valid" else None
     if train is not None:
-        index = with_classes_of(index, train, where=root)
+        index = assign_train_classes(index, train, where=root)
     source = _ParquetSource(root, index)
-    refuse_useless(source)
+    refuse_unusable(source)
     return source
 
 

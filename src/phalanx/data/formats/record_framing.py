@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from phalanx.data.formats.indexed_source import BROKEN, CUT_OFF
-from phalanx.data.formats.shards import CutOff
+from phalanx.data.formats.indexed_source import DAMAGED_SHARD, TRUNCATED_SHARD
+from phalanx.data.formats.shards import UnreadableShard
 from phalanx.errors import DataError
 
 try:
@@ -17,7 +17,7 @@ try:
 except ImportError:  # told when a record is read: other data does without
     google_crc32c = None  # type: ignore[assignment]
 
-HEAD, _TAIL = 12, 4  # bytes before and after the data
+RECORD_HEADER, _TAIL = 12, 4  # bytes before and after the data
 _MASK = 0xA282EAD8
 
 
@@ -35,7 +35,7 @@ def crc32c(data: bytes) -> int:
     return int(google_crc32c.value(data))
 
 
-def masked(crc: int) -> int:
+def mask_crc(crc: int) -> int:
     """A checksum as it stands in the file."""
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
@@ -54,26 +54,28 @@ def read_records(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
         while place < size:
             data, intact = _read_record(file, place, size - place)
-            yield Record(place + HEAD, data, intact)
-            place += HEAD + len(data) + _TAIL
+            yield Record(place + RECORD_HEADER, data, intact)
+            place += RECORD_HEADER + len(data) + _TAIL
 
 
 def _read_record(file: BinaryIO, place: int, left: int) -> tuple[bytes, bool]:
     """The data, and whether its checksum fits."""
-    head = file.read(HEAD)
+    head = file.read(RECORD_HEADER)
     length = int.from_bytes(head[:8], "little")
     # the length's own checksum first: a damaged length would look like a cut file
-    if len(head) == HEAD and int.from_bytes(head[8:], "little") != masked(crc32c(head[:8])):
-        raise CutOff(place, BROKEN)
-    if left < HEAD + length + _TAIL:
-        raise CutOff(place, CUT_OFF)
+    if len(head) == RECORD_HEADER and int.from_bytes(head[8:], "little") != mask_crc(
+        crc32c(head[:8])
+    ):
+        raise UnreadableShard(place, DAMAGED_SHARD)
+    if left < RECORD_HEADER + length + _TAIL:
+        raise UnreadableShard(place, TRUNCATED_SHARD)
     data, tail = file.read(length), file.read(_TAIL)
-    return data, int.from_bytes(tail, "little") == masked(crc32c(data))
+    return data, int.from_bytes(tail, "little") == mask_crc(crc32c(data))
 
 
 def write_record(file: BinaryIO, data: bytes) -> None:
     """Add one record."""
     head = len(data).to_bytes(8, "little")
-    file.write(head + masked(crc32c(head)).to_bytes(4, "little"))
+    file.write(head + mask_crc(crc32c(head)).to_bytes(4, "little"))
     file.write(data)
-    file.write(masked(crc32c(data)).to_bytes(4, "little"))
+    file.write(mask_crc(crc32c(data)).to_bytes(4, "little"))

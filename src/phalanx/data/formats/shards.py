@@ -12,24 +12,30 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.index import Index, Texts, find_index, pack_texts, stamp_of
+from phalanx.data.formats.index import (
+    Index,
+    StringArray,
+    load_or_build_index,
+    pack_strings,
+    snapshot_files,
+)
 from phalanx.data.formats.indexed_source import WRONG_LABEL, IndexedSource
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
 
-SPLIT_WORDS = {"train": ("train",), "valid": ("validation", "valid", "val")}
-PREFIX = {"train": "train", "valid": "validation"}  # what our own shards are called
-CLASSES_LIMIT = 1_000_000  # a label above is no class number but a misread file
+SHARD_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "val")}
+SHARD_PREFIX = {"train": "train", "valid": "validation"}  # what our own shards are called
+MAX_CLASSES = 1_000_000  # a label above is no class number but a misread file
 _SMALL_SCAN = 2**30  # bytes one process reads before another one would have started
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Family:
+class ShardFiles:
     """How the files of one format are named after the split and the number."""
 
     tail: str  # a pattern with a group "total" for the number of files where the name tells it
-    words: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(SPLIT_WORDS))
+    words: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(SHARD_SPLITS))
     folders: tuple[str, ...] = ("",)  # where to look besides a folder called as the split
 
     def pattern(self, words: Sequence[str]) -> re.Pattern[str]:
@@ -111,10 +117,10 @@ def _describe_missing(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scan:
+class ShardScan:
     """What was found in one file: for each image its name, place, label and box."""
 
-    names: Texts
+    names: StringArray
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -123,7 +129,7 @@ class Scan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ScannedImage:
     """One image met while scanning."""
 
     name: str
@@ -133,7 +139,7 @@ class Found:
     box: Sequence[float] | None = None
 
 
-class CutOff(Exception):
+class UnreadableShard(Exception):
     """A shard cannot be read on from a byte; `fault` is a key of indexed_source.REASONS."""
 
     def __init__(self, byte: int, fault: int):
@@ -141,21 +147,23 @@ class CutOff(Exception):
         self.byte, self.fault = byte, fault
 
 
-def lost_rest(cut: CutOff) -> Found:
+def lost_rest(cut: UnreadableShard) -> ScannedImage:
     """One entry for all that a shard has lost, named by the byte where that begins."""
-    return Found(name=f" from byte {cut.byte:,} on", offset=cut.byte, size=cut.fault, label=-1)
+    return ScannedImage(
+        name=f" from byte {cut.byte:,} on", offset=cut.byte, size=cut.fault, label=-1
+    )
 
 
 def size_or_fault(size: int, label: int) -> int:
     """The size of an image, or a fault in its place where no class can have the label."""
-    return size if 0 <= label < CLASSES_LIMIT else WRONG_LABEL
+    return size if 0 <= label < MAX_CLASSES else WRONG_LABEL
 
 
-def make_scan(images: Sequence[Found], titles: dict[int, str] | None = None) -> Scan:
+def pack_scan(images: Sequence[ScannedImage], titles: dict[int, str] | None = None) -> ShardScan:
     """The images of one file as arrays."""
     none = (np.nan,) * 4
-    return Scan(
-        names=pack_texts(image.name for image in images),
+    return ShardScan(
+        names=pack_strings(image.name for image in images),
         offsets=np.array([image.offset for image in images], np.int64),
         sizes=np.array([image.size for image in images], np.int64),
         labels=np.array([image.label for image in images], np.int64),
@@ -164,7 +172,7 @@ def make_scan(images: Sequence[Found], titles: dict[int, str] | None = None) -> 
     )
 
 
-def scan_all(scan: Callable[[Path], Scan], paths: Sequence[Path]) -> list[Scan]:
+def scan_shards(scan: Callable[[Path], ShardScan], paths: Sequence[Path]) -> list[ShardScan]:
     """A scan of each file, in order; large sets are shared among all cores."""
     processes = min(count_cores(), len(paths))
     if processes < 2 or sum(path.stat().st_size for path in paths) < _SMALL_SCAN:
@@ -178,19 +186,19 @@ def scan_all(scan: Callable[[Path], Scan], paths: Sequence[Path]) -> list[Scan]:
 
 
 def open_shards(
-    root: Path, split: str, *, key: str, paths: Sequence[Path], scan: Callable[[Path], Scan]
+    root: Path, split: str, *, key: str, paths: Sequence[Path], scan: Callable[[Path], ShardScan]
 ) -> Index:
     """The index of a split, with class names as its own files tell them."""
     with _readable(root):
-        return find_index(
+        return load_or_build_index(
             root,
             f"{key}-{split}",
-            stamp=stamp_of(root, paths),
-            build=lambda: _join_scans(root, paths, scan_all(scan, paths)),
+            stamp=snapshot_files(root, paths),
+            build=lambda: _join_scans(root, paths, scan_shards(scan, paths)),
         )
 
 
-def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[Scan]) -> Index:
+def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[ShardScan]) -> Index:
     """One index over all files of a split."""
     counts = [len(scan.labels) for scan in scans]
     boxes = np.concatenate([scan.boxes for scan in scans])
@@ -200,7 +208,7 @@ def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[Scan]) -> Ind
         raise DataError(f"{paths[0]}: has no images; fetch or build the data again")
     return Index(
         classes=_name_classes(1 + _top_label(labels, sizes), _join_titles(paths, scans)),
-        files=pack_texts(path.relative_to(root).as_posix() for path in paths),
+        files=pack_strings(path.relative_to(root).as_posix() for path in paths),
         names=_join_texts([scan.names for scan in scans]),
         file_of=np.repeat(np.arange(len(paths), dtype=np.int32), counts),
         offsets=np.concatenate([scan.offsets for scan in scans]),
@@ -215,7 +223,7 @@ def _top_label(labels: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
     return int(labels.max(where=sizes >= 0, initial=-1))
 
 
-def _join_titles(paths: Sequence[Path], scans: Sequence[Scan]) -> dict[int, str]:
+def _join_titles(paths: Sequence[Path], scans: Sequence[ShardScan]) -> dict[int, str]:
     """The name of each class; raises DataError when two files name one differently."""
     titles: dict[int, str] = {}
     for path, scan in zip(paths, scans, strict=True):
@@ -237,14 +245,14 @@ def _made_up(label: int) -> str:
     return f"class{label:04d}"
 
 
-def _join_texts(parts: Sequence[Texts]) -> Texts:
+def _join_texts(parts: Sequence[StringArray]) -> StringArray:
     """The words of all parts, one after the other."""
     shifts = np.cumsum([0, *(len(part.letters) for part in parts)])
     ends = [part.ends + shift for part, shift in zip(parts, shifts, strict=False)]
-    return Texts(np.concatenate([part.letters for part in parts]), np.concatenate(ends))
+    return StringArray(np.concatenate([part.letters for part in parts]), np.concatenate(ends))
 
 
-def with_classes(index: Index, names: tuple[str, ...]) -> Index:
+def assign_classes(index: Index, names: tuple[str, ...]) -> Index:
     """The index with these class names, where images of any other class are set aside."""
     beyond = index.labels >= len(names)
     sizes = index.sizes
@@ -253,7 +261,7 @@ def with_classes(index: Index, names: tuple[str, ...]) -> Index:
     return replace(index, classes=names, sizes=sizes)
 
 
-def with_classes_of(index: Index, train: Index, *, where: Path) -> Index:
+def assign_train_classes(index: Index, train: Index, *, where: Path) -> Index:
     """The index with the class names of training; raises DataError when they contradict."""
     for label in map(int, np.unique(index.labels[index.sizes >= 0])):
         told = train.classes[label] if label < len(train.classes) else "nothing"
@@ -263,10 +271,10 @@ def with_classes_of(index: Index, train: Index, *, where: Path) -> Index:
                 f"{where}: class {label} is {index.classes[label]!r} here and {told!r} in "
                 "training; the two splits are not of one set"
             )
-    return with_classes(index, train.classes)
+    return assign_classes(index, train.classes)
 
 
-def refuse_useless(source: IndexedSource) -> None:
+def refuse_unusable(source: IndexedSource) -> None:
     """Raise DataError when the index knows every image of a split to be bad."""
     if (source.index.sizes < 0).all():
         raise DataError(
@@ -275,7 +283,7 @@ def refuse_useless(source: IndexedSource) -> None:
         )
 
 
-def hull(boxes: Iterable[Sequence[float]]) -> tuple[float, float, float, float] | None:
+def enclosing_box(boxes: Iterable[Sequence[float]]) -> tuple[float, float, float, float] | None:
     """The smallest box around all; None around none."""
     columns = list(zip(*boxes, strict=True))
     if not columns:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.arrays import open_embedded
-from phalanx.data.formats.detect import FORMS
-from phalanx.data.formats.folder import open_split_folder
+from phalanx.data.formats.detect import DATA_FORMATS
+from phalanx.data.formats.folder import open_with_val_split
 from phalanx.data.formats.generated import GeneratedSpec, open_generated
 from phalanx.errors import ConfigError, DataError, suggest
 
@@ -58,7 +58,7 @@ def _in_folder(open_form: Callable[[Path, str], Source]) -> _Opener:
 OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has nothing to open
     "embedded": lambda _dir, split, _spec: open_embedded(split),
     "generated": lambda _dir, _split, spec: open_generated(spec),
-    **{name: _in_folder(form.open) for name, form in FORMS.items() if form.open is not None},
+    **{name: _in_folder(form.open) for name, form in DATA_FORMATS.items() if form.open is not None},
 }
 
 
@@ -79,7 +79,7 @@ def open_source(
             "environment"
         )
     if val_split is not None:
-        return open_split_folder(
+        return open_with_val_split(
             _existing_folder(data_dir), split, share=val_split.share, seed=val_split.seed
         )
     return OPENERS[data](data_dir, split, generated)

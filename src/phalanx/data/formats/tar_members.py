@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from phalanx.data.formats.indexed_source import BROKEN, CUT_OFF
-from phalanx.data.formats.shards import CutOff
+from phalanx.data.formats.indexed_source import DAMAGED_SHARD, TRUNCATED_SHARD
+from phalanx.data.formats.shards import UnreadableShard
 from phalanx.errors import DataError
 
 _BLOCK = 512
@@ -56,7 +56,7 @@ def read_members(file: BinaryIO, path: Path) -> Iterator[Member]:
             told = {}
             _refuse(kind, name, path)
         if place + size > total:
-            raise CutOff(begin, CUT_OFF)
+            raise UnreadableShard(begin, TRUNCATED_SHARD)
         if kind in _EXTENSIONS:
             found = _read_extension(file, kind, size, begin)
             (everywhere if kind == _PAX_GLOBAL else told).update(found)
@@ -72,12 +72,12 @@ def _read_header(
     file.seek(place)
     block = file.read(_BLOCK)
     if len(block) < _BLOCK:
-        raise CutOff(place, CUT_OFF)
+        raise UnreadableShard(place, TRUNCATED_SHARD)
     if not any(block):
         return None, "", 0, place
     blank = block[:148] + b" " * 8 + block[156:]
     if _number(block[148:156], place) != sum(blank):
-        raise CutOff(place, BROKEN)
+        raise UnreadableShard(place, DAMAGED_SHARD)
     kind, size = block[156:157], _number(block[124:136], place)
     if kind in _EXTENSIONS:
         return kind, "", size, place + _BLOCK
@@ -100,12 +100,12 @@ def _number(field: bytes, place: int) -> int:
     try:
         return int(field.split(b"\0")[0].strip() or b"0", 8)
     except ValueError:
-        raise CutOff(place, BROKEN) from None
+        raise UnreadableShard(place, DAMAGED_SHARD) from None
 
 
 def _read_extension(file: BinaryIO, kind: bytes, size: int, begin: int) -> dict[str, str]:
     if size > _EXTENSION_LIMIT:
-        raise CutOff(begin, BROKEN)
+        raise UnreadableShard(begin, DAMAGED_SHARD)
     data = file.read(size)
     if kind in (_GNU_NAME, _GNU_LINK):
         key = "path" if kind == _GNU_NAME else "linkpath"
@@ -113,7 +113,7 @@ def _read_extension(file: BinaryIO, kind: bytes, size: int, begin: int) -> dict[
     try:
         return dict(_pax_facts(data))
     except ValueError:
-        raise CutOff(begin, BROKEN) from None
+        raise UnreadableShard(begin, DAMAGED_SHARD) from None
 
 
 def _pax_facts(data: bytes) -> Iterator[tuple[str, str]]:

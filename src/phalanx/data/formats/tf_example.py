@@ -15,7 +15,7 @@ _VARINT, _FIXED64, _COUNTED, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
 
-Values = Sequence[bytes] | Sequence[float] | Sequence[int]
+FeatureValues = Sequence[bytes] | Sequence[float] | Sequence[int]
 
 
 class _Field(NamedTuple):
@@ -120,7 +120,7 @@ def read_floats(data: bytes, feature: Feature | None) -> list[float]:
     return [float(x) for f in fields for x in np.frombuffer(data[f.begin : f.end], "<f4")]
 
 
-def write_example(features: dict[str, Values]) -> bytes:
+def write_example(features: dict[str, FeatureValues]) -> bytes:
     """An Example with these lists, ordered by name: the same bytes every time."""
     entries = [
         _counted(1, _counted(1, key.encode()) + _counted(2, _write_list(features[key])))
@@ -129,7 +129,7 @@ def write_example(features: dict[str, Values]) -> bytes:
     return _counted(1, b"".join(entries))
 
 
-def _write_list(values: Values) -> bytes:
+def _write_list(values: FeatureValues) -> bytes:
     if any(isinstance(value, bytes) for value in values):
         content = b"".join(_counted(1, value) for value in values)  # type: ignore[arg-type]
         return _counted(_BYTES, content)

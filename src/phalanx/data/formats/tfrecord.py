@@ -22,26 +22,26 @@ from phalanx.data.convert.sample import (
     write_class_names,
 )
 from phalanx.data.formats.index import Index
-from phalanx.data.formats.indexed_source import DAMAGED, IndexedSource
-from phalanx.data.formats.record_framing import HEAD, Record, read_records, write_record
+from phalanx.data.formats.indexed_source import BAD_CHECKSUM, IndexedSource
+from phalanx.data.formats.record_framing import RECORD_HEADER, Record, read_records, write_record
 from phalanx.data.formats.shards import (
-    PREFIX,
-    CutOff,
-    Family,
-    Found,
-    Scan,
-    hull,
+    SHARD_PREFIX,
+    ScannedImage,
+    ShardFiles,
+    ShardScan,
+    UnreadableShard,
+    assign_classes,
+    assign_train_classes,
+    enclosing_box,
     lost_rest,
-    make_scan,
     open_shards,
-    refuse_useless,
+    pack_scan,
+    refuse_unusable,
     size_or_fault,
-    with_classes,
-    with_classes_of,
 )
 from phalanx.data.formats.tf_example import (
     Feature,
-    Values,
+    FeatureValues,
     read_example,
     read_floats,
     read_integers,
@@ -50,7 +50,7 @@ from phalanx.data.formats.tf_example import (
 )
 from phalanx.errors import DataError
 
-FAMILY = Family(r"-of-(?P<total>\d+)(?:\.tfrecords?)?")
+SHARD_FILES = ShardFiles(r"-of-(?P<total>\d+)(?:\.tfrecords?)?")
 _LABELS = "labels.txt"
 SHARDS = {"train": 1024, "valid": 128}
 _FIRST_LABEL = 1
@@ -59,9 +59,9 @@ _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _NUMBERED_LINE = re.compile(r"(\d+)[:\t](.+)")
 
 
-def looks_like(root: Path) -> bool:
+def has_tfrecord_shards(root: Path) -> bool:
     """Whether TFRecord shards lie in the folder."""
-    return FAMILY.looks_like(root)
+    return SHARD_FILES.looks_like(root)
 
 
 def open_tfrecord(root: Path, split: str) -> IndexedSource:
@@ -69,22 +69,22 @@ def open_tfrecord(root: Path, split: str) -> IndexedSource:
     index = _open_split(root, split)
     if index is None:
         raise DataError(
-            f"{root}: no shard such as {PREFIX[split]}-00000-of-{SHARDS[split]:05}; point "
+            f"{root}: no shard such as {SHARD_PREFIX[split]}-00000-of-{SHARDS[split]:05}; point "
             "--data-dir at the folder with the TFRecord files"
         )
     listed = _read_labels(root / _LABELS)
     train = _open_split(root, "train") if split == "valid" and listed is None else None
     if listed is not None:
-        index = with_classes(index, listed)
+        index = assign_classes(index, listed)
     elif train is not None:
-        index = with_classes_of(index, train, where=root)
+        index = assign_train_classes(index, train, where=root)
     source = IndexedSource(root, index, first_label=_FIRST_LABEL)
-    refuse_useless(source)
+    refuse_unusable(source)
     return source
 
 
 def _open_split(root: Path, split: str) -> Index | None:
-    paths = FAMILY.find(root, split)
+    paths = SHARD_FILES.find(root, split)
     return open_shards(root, split, key="tfrecord", paths=paths, scan=scan_shard) if paths else None
 
 
@@ -99,24 +99,24 @@ def _read_labels(path: Path) -> tuple[str, ...] | None:
     return names[1:] if names and names[0] in ("background", "dummy") else names
 
 
-def scan_shard(path: Path) -> Scan:
+def scan_shard(path: Path) -> ShardScan:
     """Where the images of one shard lie; every record is checked."""
-    images: list[Found] = []
+    images: list[ScannedImage] = []
     titles: dict[int, str] = {}
     try:
         for number, record in enumerate(read_records(path)):
             images.append(_scan_record(record, number, path, titles))
-    except CutOff as cut:
+    except UnreadableShard as cut:
         images.append(lost_rest(cut))
-    return make_scan(images, titles)
+    return pack_scan(images, titles)
 
 
-def _scan_record(record: Record, number: int, path: Path, titles: dict[int, str]) -> Found:
+def _scan_record(record: Record, number: int, path: Path, titles: dict[int, str]) -> ScannedImage:
     """The image of one record, whose class is added to the titles."""
     where = f"{path}: record {number} at byte {record.begin:,}"
     if not record.intact:  # one image is lost, and is named when it is its turn
-        name = f"record {number} at byte {record.begin - HEAD:,}"
-        return Found(name=name, offset=record.begin, size=DAMAGED, label=0)
+        name = f"record {number} at byte {record.begin - RECORD_HEADER:,}"
+        return ScannedImage(name=name, offset=record.begin, size=BAD_CHECKSUM, label=0)
     try:
         image, title = _find_image(record.data, record.begin, where)
     except ValueError as cause:
@@ -127,7 +127,7 @@ def _scan_record(record: Record, number: int, path: Path, titles: dict[int, str]
     return image
 
 
-def _find_image(data: bytes, begin: int, where: str) -> tuple[Found, str]:
+def _find_image(data: bytes, begin: int, where: str) -> tuple[ScannedImage, str]:
     """The image of one record and the name of its class, empty where it is not told."""
     features = read_example(data)
     spans = read_spans(data, features.get("image/encoded"))
@@ -139,7 +139,7 @@ def _find_image(data: bytes, begin: int, where: str) -> tuple[Found, str]:
         )
     first, last = spans[0]
     label = max(labels[0] - _FIRST_LABEL, _LEAST_INTEGER)
-    found = Found(
+    found = ScannedImage(
         name=_read_text(data, features.get("image/filename")) or f"{begin}",
         offset=begin + first,
         size=size_or_fault(last - first, label),
@@ -159,7 +159,7 @@ def _read_box(data: bytes, features: dict[str, Any]) -> tuple[float, float, floa
     columns = [read_floats(data, features.get(f"image/object/bbox/{side}")) for side in _SIDES]
     if len({len(column) for column in columns}) > 1:
         raise ValueError("a box lacks a side")
-    return hull(zip(*columns, strict=True))
+    return enclosing_box(zip(*columns, strict=True))
 
 
 def _choose_shards(count: int, split: str, shards: int | None) -> int:
@@ -174,7 +174,7 @@ def shard_bounds(count: int, shards: int) -> list[int]:
 
 def _shard_path(out: Path, split: str, number: int, shards: int) -> Path:
     """Where a shard is written."""
-    return out / f"{PREFIX[split]}-{number:05}-of-{shards:05}"
+    return out / f"{SHARD_PREFIX[split]}-{number:05}-of-{shards:05}"
 
 
 def written_tfrecord(out: Path, split: str, *, count: int, shards: int | None = None) -> int:
@@ -215,7 +215,7 @@ def make_record(sample: Sample, title: str) -> bytes:
     data = to_jpeg(sample)
     looks = look_at(data)
     text = title.encode(errors="surrogateescape")
-    features: dict[str, Values] = {
+    features: dict[str, FeatureValues] = {
         "image/channels": [3],
         "image/class/label": [sample.label + 1],
         "image/class/synset": [text],

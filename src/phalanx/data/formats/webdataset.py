@@ -24,26 +24,31 @@ from phalanx.data.convert.sample import (
     write_class_names,
 )
 from phalanx.data.formats.index import Index
-from phalanx.data.formats.indexed_source import BROKEN, CUT_OFF, NO_LABEL, IndexedSource
+from phalanx.data.formats.indexed_source import (
+    DAMAGED_SHARD,
+    NO_LABEL,
+    TRUNCATED_SHARD,
+    IndexedSource,
+)
 from phalanx.data.formats.shards import (
-    PREFIX,
-    CutOff,
-    Family,
-    Found,
-    Scan,
-    hull,
+    SHARD_PREFIX,
+    ScannedImage,
+    ShardFiles,
+    ShardScan,
+    UnreadableShard,
+    assign_classes,
+    assign_train_classes,
+    enclosing_box,
     lost_rest,
-    make_scan,
     open_shards,
-    refuse_useless,
+    pack_scan,
+    refuse_unusable,
     size_or_fault,
-    with_classes,
-    with_classes_of,
 )
 from phalanx.data.formats.tar_members import Member, read_members
 from phalanx.errors import DataError
 
-FAMILY = Family(r"(?:-of-(?P<total>\d+))?\.tar")
+SHARD_FILES = ShardFiles(r"(?:-of-(?P<total>\d+))?\.tar")
 _CLASSES, METADATA = "classes.txt", "metadata.json"
 _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
@@ -56,9 +61,9 @@ SHARD_IMAGES = 1024
 _Parts = dict[str, Member]  # the files of one image, by ending
 
 
-def looks_like(root: Path) -> bool:
+def has_tar_shards(root: Path) -> bool:
     """Whether tar shards lie in the folder."""
-    return FAMILY.looks_like(root)
+    return SHARD_FILES.looks_like(root)
 
 
 def open_tar(root: Path, split: str) -> IndexedSource:
@@ -66,11 +71,11 @@ def open_tar(root: Path, split: str) -> IndexedSource:
     index = _open_split(root, split)
     if index is None:
         raise DataError(
-            f"{root}: no shard such as {PREFIX[split]}-000000.tar; point --data-dir at the folder "
-            "with the tar files"
+            f"{root}: no shard such as {SHARD_PREFIX[split]}-000000.tar; point --data-dir at the "
+            "folder with the tar files"
         )
     metadata = _read_metadata(root / METADATA)
-    promised = metadata.get(f"{PREFIX[split]}_length")
+    promised = metadata.get(f"{SHARD_PREFIX[split]}_length")
     if isinstance(promised, int) and promised != len(index):
         raise DataError(
             f"{root / METADATA}: promises {promised:,} images where the shards of {split} hold "
@@ -79,22 +84,22 @@ def open_tar(root: Path, split: str) -> IndexedSource:
     listed = read_class_names(root / _CLASSES) or tuple(map(str, metadata.get("classes") or ()))
     train = _open_split(root, "train") if split == "valid" and not listed else None
     if listed:
-        index = with_classes(index, listed)
+        index = assign_classes(index, listed)
     elif train is not None:
-        index = with_classes_of(index, train, where=root)
+        index = assign_train_classes(index, train, where=root)
     source = IndexedSource(root, index)
-    refuse_useless(source)
+    refuse_unusable(source)
     return source
 
 
 def _describe_lost(index: Index) -> str:
     """Where the first shard that is cut off or damaged is so; empty where all are whole."""
-    lost = np.flatnonzero(np.isin(index.sizes, (CUT_OFF, BROKEN)))
+    lost = np.flatnonzero(np.isin(index.sizes, (TRUNCATED_SHARD, DAMAGED_SHARD)))
     return f" ({index.name(int(lost[0]))} it is lost)" if len(lost) else ""
 
 
 def _open_split(root: Path, split: str) -> Index | None:
-    paths = FAMILY.find(root, split)
+    paths = SHARD_FILES.find(root, split)
     return open_shards(root, split, key="tar", paths=paths, scan=_scan_shard) if paths else None
 
 
@@ -109,19 +114,19 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _scan_shard(path: Path) -> Scan:
+def _scan_shard(path: Path) -> ShardScan:
     """Where the images of one shard lie."""
     groups: dict[str, _Parts] = {}
-    rest: list[Found] = []
+    rest: list[ScannedImage] = []
     with path.open("rb") as file:
         try:
             for member in read_members(file, path):
                 _add_member(groups, member, path)
-        except CutOff as cut:
+        except UnreadableShard as cut:
             rest = [lost_rest(cut)]
             groups = {key: parts for key, parts in groups.items() if _is_whole(parts)}
         found = [_find_image(file, path, key, parts) for key, parts in groups.items()]
-    return make_scan(found + rest)
+    return pack_scan(found + rest)
 
 
 def _add_member(groups: dict[str, _Parts], member: Member, path: Path) -> None:
@@ -142,7 +147,7 @@ def _is_whole(parts: _Parts) -> bool:
     return any(ending in parts for ending in _IMAGES) and not parts.keys().isdisjoint(_FACTS)
 
 
-def _find_image(file: BinaryIO, path: Path, key: str, parts: _Parts) -> Found:
+def _find_image(file: BinaryIO, path: Path, key: str, parts: _Parts) -> ScannedImage:
     where = f"{path}: sample {key!r}"
     image = next((parts[ending] for ending in _IMAGES if ending in parts), None)
     if image is None:
@@ -153,7 +158,7 @@ def _find_image(file: BinaryIO, path: Path, key: str, parts: _Parts) -> Found:
     if "cls" in parts:
         told = _read_small(file, parts["cls"], where).decode(errors="replace").strip()
     name, label = str(facts.get("filename") or image.name), _read_label(told)
-    return Found(
+    return ScannedImage(
         name=name if label is not None else f"{name} (class {told!r:.{_TOLD_SHOWN}})",
         offset=image.offset,
         size=NO_LABEL if label is None else size_or_fault(image.size, label),
@@ -188,14 +193,16 @@ def _read_box(found: Any, where: str) -> tuple[float, float, float, float] | Non
         return None
     try:
         boxes = found if isinstance(found[0], list) else [found]
-        return hull([[float(left), float(t), float(r), float(b)] for left, t, r, b in boxes])
+        return enclosing_box(
+            [[float(left), float(t), float(r), float(b)] for left, t, r, b in boxes]
+        )
     except (TypeError, ValueError, KeyError):
         raise DataError(f"{where}: its bbox is {found!r}, wants left, top, right, bottom") from None
 
 
 def _shard_path(out: Path, split: str, number: int) -> Path:
     """Where a shard is written."""
-    return out / f"{PREFIX[split]}-{number:06}.tar"
+    return out / f"{SHARD_PREFIX[split]}-{number:06}.tar"
 
 
 def written_tar(out: Path, split: str, *, count: int, shard_images: int = SHARD_IMAGES) -> int:
