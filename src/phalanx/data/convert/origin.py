@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.convert.sample import Sample, encode_png
+from phalanx.data.convert.sample import Sample
 from phalanx.data.formats import packed, parquet, tfrecord, webdataset
-from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.detect import DATA_FORMATS, MAX_DEPTH, detect_datasets
+from phalanx.data.formats.decode import BadImage, encode_png
+from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
 from phalanx.data.formats.folder import SPLIT_NAMES, find_split
 from phalanx.data.formats.imagenet import (
     BOXES_FILE,
@@ -28,11 +28,9 @@ from phalanx.data.formats.imagenet import (
     OFFICIAL_ARCHIVES,
     SEQUENTIAL_FORMATS,
 )
-from phalanx.data.formats.indexed_source import IndexedSource
+from phalanx.data.formats.index import IndexedSource
+from phalanx.data.formats.sources import DATA_FORMATS, Source
 from phalanx.errors import DataError
-
-if TYPE_CHECKING:
-    from phalanx.data.formats.sources import Source
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
@@ -75,7 +73,7 @@ class Part:
     labels: NDArray[np.int64] | None  # None: told image by image
 
     @property
-    def source(self) -> "Source":
+    def source(self) -> Source:
         """The images, of a set that can be read in any order."""
         return open_once(self.data, self.folder, self.split)
 
@@ -100,7 +98,7 @@ def find_parts(root: Path) -> list[Part]:
             "`phalanx data list` says what can"
         )
     if len(found) > 1:
-        lines = [f"  {one.folder}: {one.data} ({one.why})" for one in found]
+        lines = [f"  {one.folder}: {one.data} ({one.files})" for one in found]
         told = [f"{root}: several datasets lie here; give the folder of one alone:", *lines]
         raise DataError("\n".join(told))
     data, folder = found[0].data, found[0].folder
@@ -144,7 +142,7 @@ def _describe_handed(data: str, folder: Path, split: str) -> Part:
 
 
 @lru_cache(maxsize=4)
-def open_once(data: str, folder: Path, split: str) -> "Source":
+def open_once(data: str, folder: Path, split: str) -> Source:
     """The source of a split, opened once by each process."""
     opener = DATA_FORMATS[data].open
     if opener is None:
@@ -189,7 +187,7 @@ def read_samples(task: Task) -> Iterator[tuple[int, Sample | BadImage]]:
             yield number, bad
 
 
-def read_sample(source: "Source", number: int) -> Sample:
+def read_sample(source: Source, number: int) -> Sample:
     """An image with all that is known of it; raises BadImage."""
     encoded = getattr(source, "encoded", None)
     box = getattr(source, "box", None)
@@ -201,7 +199,7 @@ def read_sample(source: "Source", number: int) -> Sample:
     )
 
 
-def own_name(source: "Source", number: int) -> str:
+def own_name(source: Source, number: int) -> str:
     """What an image is called whatever form it lies in: without the shard, or the split's folder.
 
     It is CLASS/FILE for a folder, and for files of many images what they call each of them.

@@ -87,11 +87,6 @@ def _encode_jpeg(image: Pixels) -> bytes:
     return _encode(image, ".jpg", [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
 
 
-def encode_png(image: Pixels) -> bytes:
-    """RGB pixels without loss."""
-    return _encode(image, ".png", [])
-
-
 def _encode(image: Pixels, ending: str, options: list[int]) -> bytes:
     _, data = cv2.imencode(ending, cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
     return data.tobytes()
@@ -137,14 +132,3 @@ def write_class_names(path: Path, classes: tuple[str, ...]) -> None:
         raise DataError(f"{path}: {strange[0]!r} cannot be a line of this file; rename the class")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(f"{name}\n" for name in classes))
-
-
-def read_class_names(path: Path) -> tuple[str, ...] | None:
-    """The class names of a file, one a line; None where there is no such file."""
-    try:
-        text = path.read_bytes().decode(errors="surrogateescape")
-    except FileNotFoundError:
-        return None
-    except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror}); mend its rights") from None
-    return tuple(line.rstrip("\r") for line in text.split("\n") if line.strip())
