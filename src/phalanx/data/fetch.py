@@ -37,8 +37,8 @@ class _PublishedFiles:
     url: str
     md5: dict[str, str]  # by file
     gzipped: bool = False  # files come as NAME.gz, and md5 is that of what they hold
-    home: str = ""  # the folder under --data-dir
-    folders: tuple[str, ...] = ("",)  # where else under it they may lie already
+    subfolder: str = ""  # of --data-dir, where they are put
+    folders: tuple[str, ...] = ("",)  # of --data-dir, where they may lie already
     package: str | None = None  # the folder of a system package that holds them
 
     def find_intact(self, folder: Path, name: str) -> Path | None:
@@ -71,14 +71,14 @@ PUBLISHED_FILES: dict[str, _PublishedFiles] = {
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
         md5=IDX_MD5["mnist"],
         gzipped=True,
-        home="MNIST",
+        subfolder="MNIST",
         folders=IDX_FOLDERS["mnist"],
     ),
     "fashion-mnist": _PublishedFiles(
         url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         md5=IDX_MD5["fashion-mnist"],
         gzipped=True,
-        home="fashion-mnist",
+        subfolder="fashion-mnist",
         folders=IDX_FOLDERS["fashion-mnist"],
         package="/usr/share/datasets/fashion-mnist",
     ),
@@ -114,20 +114,20 @@ def fetch_dataset(
     root = Path("data") / data if data_dir is None else data_dir.expanduser()
     if any(published.is_in(root / folder) for folder in published.folders):
         return FetchResult(folder=root)
-    home = root / published.home
-    missing_folders = [folder for folder in (home, root, *root.parents) if not folder.exists()]
-    with _disk_errors(home):
-        home.mkdir(parents=True, exist_ok=True)
+    target = root / published.subfolder
+    missing_folders = [folder for folder in (target, root, *root.parents) if not folder.exists()]
+    with _disk_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
     downloaded = []
     try:
         for name in published.md5:
-            if published.find_intact(home, name):
+            if published.find_intact(target, name):
                 continue
             packaged = published.find_intact(package, name) if package else None
             if packaged:
-                _copy_file(packaged, home)
+                _copy_file(packaged, target)
                 continue
-            _download(published, name, home, url=mirror or published.url, on_progress=on_progress)
+            _download(published, name, target, url=mirror or published.url, on_progress=on_progress)
             downloaded.append(published.published_name(name))
     except DataError:
         for folder in missing_folders:
@@ -137,19 +137,19 @@ def fetch_dataset(
     return FetchResult(folder=root, downloaded=tuple(downloaded))
 
 
-def _copy_file(source: Path, home: Path) -> None:
-    part = home / f"{source.name}.part"
+def _copy_file(source: Path, target: Path) -> None:
+    part = target / f"{source.name}.part"
     with _disk_errors(part):
         shutil.copyfile(source, part)
         _name_whole_file(part)
 
 
 def _download(
-    published: _PublishedFiles, name: str, home: Path, *, url: str, on_progress: _OnProgress
+    published: _PublishedFiles, name: str, target: Path, *, url: str, on_progress: _OnProgress
 ) -> None:
     """Bring one file, going on with a part that is there, and check it."""
     file = published.published_name(name)
-    url, part = f"{url.rstrip('/')}/{file}", home / f"{file}.part"
+    url, part = f"{url.rstrip('/')}/{file}", target / f"{file}.part"
     failures = 0
     while why := _download_part(url, part, before := _read_size(part), on_progress):
         failures = failures + 1 if _read_size(part) <= before else 0

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
-from types import TracebackType
 from typing import TypeVar
 
 from phalanx.errors import DataError
@@ -59,12 +58,7 @@ class ProcessPool:
     def __enter__(self) -> "ProcessPool":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
 

@@ -49,8 +49,8 @@ class ArraySource:
 
     def name(self, index: int) -> str:
         """The file the image came from and its place there."""
-        file, place = divmod(int(index), len(self) // len(self.files))
-        return f"{self.files[file]}[{place}]"
+        file, number = divmod(int(index), len(self) // len(self.files))
+        return f"{self.files[file]}[{number}]"
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over every pixel and label."""

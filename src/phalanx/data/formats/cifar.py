@@ -62,12 +62,16 @@ def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
     """One split of either set; of CIFAR-100 with its hundred fine labels."""
     layout = CIFAR_LAYOUTS[data]
     names = layout.files[split]
-    home = _find_files(layout, folder, names[0])
-    contents = _read_archive(layout, home, names) if home.is_file() else _read_files(home, names)
-    batches = [_to_records(layout, home / name, contents[name]) for name in names]
+    location = _find_files(layout, folder, names[0])
+    contents = (
+        _read_archive(layout, location, names)
+        if location.is_file()
+        else _read_files(location, names)
+    )
+    batches = [_to_records(layout, location / name, contents[name]) for name in names]
     if len({len(batch) for batch in batches}) > 1:
         counts = ", ".join(f"{n} {len(b):,}" for n, b in zip(names, batches, strict=True))
-        raise DataError(f"{home}: files of unequal length ({counts} images); fetch them again")
+        raise DataError(f"{location}: files of unequal length ({counts} images); fetch them again")
     records = np.concatenate(batches)
     pixels = records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = records[:, layout.label_bytes - 1]
@@ -86,9 +90,9 @@ def has_cifar_files(root: Path, data: str) -> bool:
 
 def _find_files(layout: _CifarLayout, folder: Path, first: str) -> Path:
     """The folder that holds a split's files; or else the archive."""
-    for place in (folder, folder / layout.folder):
-        if (place / first).is_file():
-            return place
+    for candidate in (folder, folder / layout.folder):
+        if (candidate / first).is_file():
+            return candidate
     archive = folder / layout.archive
     if archive.is_file():
         return archive

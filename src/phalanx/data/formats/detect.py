@@ -5,19 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.data.formats.sources import DATA_FORMATS
+from phalanx.data.formats.sources import DATA_FORMATS, refuse_no_folder
 from phalanx.errors import DataError
 
 MAX_DEPTH = 3
-_SEARCH_ENDS_AT = {  # below these no other dataset is looked for
-    "imagenet-official",
-    "imagenet-kaggle",
-    "imagenet",
-    "tfrecord",
-    "tar",
-    "parquet",
-    "folder",
-}
+# beside these, more datasets may lie in folders below; a tree of images is not descended into
+_SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +24,7 @@ class DetectedDataset:
 
 def detect_datasets(root: Path) -> list[DetectedDataset]:
     """Every dataset in a folder and up to three levels below it, the nearest first."""
-    if not root.is_dir():
-        what = "is a file, not a folder" if root.exists() else "no such folder"
-        raise DataError(f"{root}: {what}; give a folder that data lies in")
+    refuse_no_folder(root, "give a folder that data lies in")
     if not os.access(root, os.R_OK | os.X_OK):
         raise DataError(f"{root}: cannot be read (Permission denied); mend its rights")
     found: list[DetectedDataset] = []
@@ -66,11 +57,11 @@ def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
     for depth in range(MAX_DEPTH + 1):
         below: list[Path] = []
         for folder in level:
-            formats = [name for name, form in DATA_FORMATS.items() if form.is_in(folder)]
+            formats = [name for name, kind in DATA_FORMATS.items() if kind.is_in(folder)]
             if "folder" in formats and "imagenet" in formats:
                 formats.remove("folder")  # the same files, of which more is known
             yield folder, formats
-            if depth < MAX_DEPTH and not _SEARCH_ENDS_AT & set(formats):
+            if depth < MAX_DEPTH and set(formats) <= _SEARCHED_BELOW:
                 below += _list_readable_folders(folder)
         level = below
 

@@ -165,8 +165,8 @@ def snapshot_split(root: Path, split_folder: _SplitFolder) -> Snapshot:
             continue
         line = f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
         digest.update(line.encode(errors="surrogateescape"))
-    home = folder.relative_to(root).as_posix()
-    return [[home, *split_folder.classes], *times, ["files", digest.hexdigest()]]
+    relative = folder.relative_to(root).as_posix()
+    return [[relative, *split_folder.classes], *times, ["files", digest.hexdigest()]]
 
 
 def _sample_files(folder: Path, names: list[str]) -> list[str]:
@@ -198,7 +198,7 @@ def index_split(root: Path, split_folder: _SplitFolder, select: _Select | None =
     """The images of a split in the order of classes, then of file names; one folder at a time."""
     folder, classes = split_folder
     labels_by_class = {name: label for label, name in enumerate(classes)}
-    home = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+    prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
     findings: list[str] = []
     paths, sizes, labels = [], [], []
     for name in _list_folders(folder):
@@ -211,7 +211,7 @@ def index_split(root: Path, split_folder: _SplitFolder, select: _Select | None =
             findings.append(f"{folder / name}: no {suffixes} file in this class folder")
         else:
             files = select(files) if select else files
-            paths.append(pack_strings(home + file for file in files))
+            paths.append(pack_strings(prefix + file for file in files))
             sizes.append(np.array([_read_size(folder / file) for file in files], np.int64))
             labels.append(np.full(len(files), labels_by_class[name], np.int64))
     if not paths and not findings:

@@ -67,11 +67,11 @@ def open_idx(data: str, folder: Path, split: str) -> ArraySource:
 
 def _find_file(data: str, folder: Path, name: str) -> Path:
     """Where the file lies, plain before gzipped."""
-    for place in IDX_FOLDERS[data]:
-        for path in (folder / place / name, folder / place / f"{name}.gz"):
+    for subfolder in IDX_FOLDERS[data]:
+        for path in (folder / subfolder / name, folder / subfolder / f"{name}.gz"):
             if path.is_file():
                 return path
-    tried = ", ".join(place or "the folder itself" for place in IDX_FOLDERS[data])
+    tried = ", ".join(subfolder or "the folder itself" for subfolder in IDX_FOLDERS[data])
     raise DataError(
         f"{folder}: {data} needs {name} or {name}.gz, looked in {tried}; point --data-dir at "
         "the folder that holds the four idx files"

@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -194,7 +195,7 @@ def _list_train(outer: tarfile.TarFile, path: Path) -> Iterator[_Entry]:
         synset, where = _file_stem(member.name), Path(f"{path}:{member.name}")
         with _open_archive(where, outer.extractfile(member)) as inner:
             for image in _list_files(inner, where):
-                yield image.name, synset, _build_reader(inner, image, where)
+                yield image.name, synset, partial(_read_member, inner, image, where)
 
 
 def _list_valid(archive: tarfile.TarFile, path: Path) -> Iterator[_Entry]:
@@ -205,7 +206,7 @@ def _list_valid(archive: tarfile.TarFile, path: Path) -> Iterator[_Entry]:
             f"{len(synsets):,}; get both again"
         )
     for image, synset in zip(images, synsets, strict=True):
-        yield image.name.rpartition("/")[2], synset, _build_reader(archive, image, path)
+        yield image.name.rpartition("/")[2], synset, partial(_read_member, archive, image, path)
 
 
 @contextmanager
@@ -227,17 +228,12 @@ def _list_files(archive: tarfile.TarFile, path: Path) -> list[tarfile.TarInfo]:
     return [member for member in members if member.isfile()]
 
 
-def _build_reader(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path
-) -> Callable[[], bytes]:
-    def read() -> bytes:
-        file = archive.extractfile(member)
-        data = file.read() if file else b""
-        if len(data) != member.size:
-            raise DataError(f"{path}: ends within {member.name}; get it again")
-        return data
-
-    return read
+def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
+    file = archive.extractfile(member)
+    data = file.read() if file else b""
+    if len(data) != member.size:
+        raise DataError(f"{path}: ends within {member.name}; get it again")
+    return data
 
 
 # --- Kaggle's tree ---

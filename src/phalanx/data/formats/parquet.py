@@ -135,8 +135,8 @@ class _ParquetSource(IndexedSource):
         try:
             if number not in self._files:
                 self._files[number] = _ParquetFile(self.root / self.index.files[number])
-            group, place = self._files[number].locate_row(row)
-            value = self._read_group(number, group)[place].as_py()
+            group, row_in_group = self._files[number].locate_row(row)
+            value = self._read_group(number, group)[row_in_group].as_py()
         except _ARROW_ERRORS as cause:
             raise BadImage(self.name(index), str(cause)) from None
         if value is None:
@@ -149,12 +149,12 @@ class _ParquetSource(IndexedSource):
         if key not in self._groups:
             self._groups[key] = self._files[number].read_group(group)
         self._groups.move_to_end(key)
-        while len(self._groups) > _GROUPS_KEPT or (len(self._groups) > 1 and self._is_full()):
+        while len(self._groups) > 1 and (
+            len(self._groups) > _GROUPS_KEPT
+            or sum(kept.nbytes for kept in self._groups.values()) > _BYTES_KEPT
+        ):
             self._groups.popitem(last=False)
         return self._groups[key]
-
-    def _is_full(self) -> bool:
-        return sum(group.nbytes for group in self._groups.values()) > _BYTES_KEPT
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over labels and the names and sizes of the files."""

@@ -251,8 +251,8 @@ def _default_name(label: int) -> str:
 
 def _assign_listed(index: Index, names: tuple[str, ...]) -> Index:
     """The index with these class names, where images of any other class are set aside."""
-    beyond = (index.labels >= len(names)) & (index.sizes >= 0)
-    sizes = np.where(beyond, WRONG_LABEL, index.sizes) if beyond.any() else index.sizes
+    unlisted = (index.labels >= len(names)) & (index.sizes >= 0)
+    sizes = np.where(unlisted, WRONG_LABEL, index.sizes) if unlisted.any() else index.sizes
     return replace(index, classes=names, sizes=sizes)
 
 

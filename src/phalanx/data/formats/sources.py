@@ -174,7 +174,12 @@ def open_source(
 
 def _existing_folder(data_dir: str | None) -> Path:
     root = Path(data_dir or "").expanduser()
+    refuse_no_folder(root, "give the dataset's folder with --data-dir or DATA_DIR")
+    return root
+
+
+def refuse_no_folder(root: Path, hint: str) -> None:
+    """Raise DataError for a path that is no folder."""
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "no such folder"
-        raise DataError(f"{root}: {what}; give the dataset's folder with --data-dir or DATA_DIR")
-    return root
+        raise DataError(f"{root}: {what}; {hint}")

@@ -34,8 +34,8 @@ from phalanx.data.formats.shards import (
 )
 from phalanx.data.formats.tfrecord_wire import (
     RECORD_HEADER,
-    Feature,
     FeatureValues,
+    Field,
     Record,
     read_example,
     read_floats,
@@ -89,8 +89,9 @@ def scan_shard(path: Path) -> ShardScan:
             where = f"{path}: record {number} at byte {record.begin:,}"
             if not record.intact:  # one image is lost, and is named when it is its turn
                 name = f"record {number} at byte {record.begin - RECORD_HEADER:,}"
-                lost = ScannedImage(name=name, offset=record.begin, size=BAD_CHECKSUM, label=0)
-                images.append(lost)
+                images.append(
+                    ScannedImage(name=name, offset=record.begin, size=BAD_CHECKSUM, label=0)
+                )
                 continue
             image, class_name = _read_record(record, where)
             images.append(image)
@@ -132,12 +133,12 @@ def _read_record(record: Record, where: str) -> tuple[ScannedImage, str]:
         raise DataError(f"{where}: no Example message ({cause}); is this ImageNet?") from None
 
 
-def _read_text(data: bytes, feature: Feature | None) -> str:
-    spans = read_spans(data, feature)
+def _read_text(data: bytes, values: Field | None) -> str:
+    spans = read_spans(data, values)
     return data[slice(*spans[0])].decode(errors="surrogateescape") if spans else ""
 
 
-def _read_box(data: bytes, features: dict[str, Feature]) -> Box | None:
+def _read_box(data: bytes, features: dict[str, Field]) -> Box | None:
     columns = [read_floats(data, features.get(f"image/object/bbox/{side}")) for side in _SIDES]
     if len({len(column) for column in columns}) > 1:
         raise ValueError("a box lacks a side")

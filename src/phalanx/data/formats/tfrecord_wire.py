@@ -95,19 +95,11 @@ def write_record(file: BinaryIO, data: bytes) -> None:
 # --- Example messages ---
 
 
-class _Field(NamedTuple):
+class Field(NamedTuple):
     """One field of a message: its number, its wire type and where its content lies."""
 
     number: int
-    wire: int
-    begin: int
-    end: int
-
-
-class Feature(NamedTuple):
-    """One named list of an Example: what it holds and where."""
-
-    kind: int
+    wire_type: int
     begin: int
     end: int
 
@@ -122,71 +114,71 @@ def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
     raise ValueError("a number has no end")
 
 
-def _read_fields(data: bytes, begin: int, end: int) -> Iterator[_Field]:
+def _read_fields(data: bytes, begin: int, end: int) -> Iterator[Field]:
     """The fields of the message between two places; raises ValueError when it is none."""
     while begin < end:
         tag, begin = _read_varint(data, begin, end)
-        number, wire = tag >> 3, tag & 7
-        if wire == _VARINT:
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == _VARINT:
             stop = _read_varint(data, begin, end)[1]
-        elif wire == _LENGTH_DELIMITED:
+        elif wire_type == _LENGTH_DELIMITED:
             size, begin = _read_varint(data, begin, end)
             stop = begin + size
-        elif wire in _FIXED_SIZES:
-            stop = begin + _FIXED_SIZES[wire]
+        elif wire_type in _FIXED_SIZES:
+            stop = begin + _FIXED_SIZES[wire_type]
         else:
-            raise ValueError(f"a field of unknown type {wire}")
+            raise ValueError(f"a field of unknown type {wire_type}")
         if stop > end:
             raise ValueError("a field reaches past the end")
-        yield _Field(number, wire, begin, stop)
+        yield Field(number, wire_type, begin, stop)
         begin = stop
 
 
-def _read_submessages(data: bytes, begin: int, end: int) -> list[_Field]:
+def _read_submessages(data: bytes, begin: int, end: int) -> list[Field]:
     """What lies in field 1 of the message between two places, as often as it is there."""
     fields = _read_fields(data, begin, end)
-    return [field for field in fields if field.number == 1 and field.wire == _LENGTH_DELIMITED]
+    return [field for field in fields if field.number == 1 and field.wire_type == _LENGTH_DELIMITED]
 
 
-def read_example(data: bytes) -> dict[str, Feature]:
-    """Where the lists of an Example lie, by name; raises ValueError when it is none."""
-    found: dict[str, Feature] = {}
+def read_example(data: bytes) -> dict[str, Field]:
+    """The lists of an Example by name; raises ValueError when it is none."""
+    found: dict[str, Field] = {}
     for features in _read_submessages(data, 0, len(data)):
         for entry in _read_submessages(data, features.begin, features.end):
             parts = {field.number: field for field in _read_fields(data, entry.begin, entry.end)}
             if 1 not in parts or 2 not in parts:
                 continue
             key = data[parts[1].begin : parts[1].end].decode(errors="replace")
-            for content in _read_fields(data, parts[2].begin, parts[2].end):
-                found[key] = Feature(content.number, content.begin, content.end)
+            for values in _read_fields(data, parts[2].begin, parts[2].end):
+                found[key] = values
     return found
 
 
-def read_spans(data: bytes, feature: Feature | None) -> list[tuple[int, int]]:
+def read_spans(data: bytes, values: Field | None) -> list[tuple[int, int]]:
     """Begin and end of each value of a list of bytes; none when it is of something else."""
-    if feature is None or feature.kind != _BYTES:
+    if values is None or values.number != _BYTES:
         return []
-    return [(f.begin, f.end) for f in _read_submessages(data, feature.begin, feature.end)]
+    return [(f.begin, f.end) for f in _read_submessages(data, values.begin, values.end)]
 
 
-def read_integers(data: bytes, feature: Feature | None) -> list[int]:
+def read_integers(data: bytes, values: Field | None) -> list[int]:
     """The values of a list of integers, packed or not; none when it is of something else."""
-    if feature is None or feature.kind != _INTEGERS:
+    if values is None or values.number != _INTEGERS:
         return []
-    values = []
-    for field in _read_fields(data, feature.begin, feature.end):
+    integers = []
+    for field in _read_fields(data, values.begin, values.end):
         begin = field.begin
         while begin < field.end:
             value, begin = _read_varint(data, begin, field.end)
-            values.append(value - (1 << 64) if value >> 63 else value)
-    return values
+            integers.append(value - (1 << 64) if value >> 63 else value)
+    return integers
 
 
-def read_floats(data: bytes, feature: Feature | None) -> list[float]:
+def read_floats(data: bytes, values: Field | None) -> list[float]:
     """The values of a list of floats, packed or not; none when it is of something else."""
-    if feature is None or feature.kind != _FLOATS:
+    if values is None or values.number != _FLOATS:
         return []
-    fields = _read_fields(data, feature.begin, feature.end)
+    fields = _read_fields(data, values.begin, values.end)
     return [float(x) for f in fields for x in np.frombuffer(data[f.begin : f.end], "<f4")]
 
 

@@ -207,26 +207,26 @@ def _read_members(file: BinaryIO, path: Path) -> Iterator[_Member]:
     Raises DataError for what has no place in data, and UnreadableShard where the file ends before
     its mark or cannot be read on.
     """
-    total, place = os.fstat(file.fileno()).st_size, 0
+    total, offset = os.fstat(file.fileno()).st_size, 0
     extensions: dict[str, str] = {}  # facts about the next member
     everywhere: dict[str, str] = {}  # facts about all that follow
     while True:
-        begin = place
+        begin = offset
         kind, name, size = _read_header(file, begin, {**everywhere, **extensions})
         if kind is None:
             return
-        place += _BLOCK
+        offset += _BLOCK
         if kind not in _EXTENSIONS:
             extensions = {}
             _refuse_member(kind, name, path)
-        if place + size > total:
+        if offset + size > total:
             raise UnreadableShard(begin, TRUNCATED_SHARD)
         if kind in _EXTENSIONS:
             found = _read_extension(file, kind, size, begin)
             (everywhere if kind == _PAX_GLOBAL else extensions).update(found)
         if kind in _REGULAR:
-            yield _Member(name, place, size)
-        place += size + -size % _BLOCK
+            yield _Member(name, offset, size)
+        offset += size + -size % _BLOCK
 
 
 def _read_header(

@@ -1,4 +1,4 @@
-"""CIFAR-100, and both sets straight from their archives."""
+"""CIFAR-10 and CIFAR-100 from their files, and straight from their archives."""
 
 import io
 import tarfile
@@ -8,6 +8,7 @@ import pytest
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.cifar import has_cifar_files, open_cifar
+from phalanx.data.formats.sources import open_source
 from phalanx.errors import DataError
 
 RANDOM = np.random.default_rng(0)
@@ -87,3 +88,44 @@ def test_the_two_sets_are_told_apart(tmp_path):
     assert not has_cifar_files(tmp_path, "cifar100")
     (tmp_path / "test_batch.bin").write_bytes(records_of(3, labels=1).tobytes())
     assert has_cifar_files(tmp_path, "cifar10")
+
+
+def write_cifar(folder, *, images=4):
+    folder.mkdir(parents=True, exist_ok=True)
+    records = RANDOM.integers(0, 256, (6, images, 3073), np.uint8)
+    records[:, :, 0] %= 10
+    names = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
+    for name, part in zip(names, records, strict=True):
+        (folder / name).write_bytes(part.tobytes())
+    return records
+
+
+@pytest.mark.parametrize("place", [".", "cifar-10-batches-bin"])
+def test_cifar_files_are_found_and_read(tmp_path, place):
+    records = write_cifar(tmp_path / place)
+    source = open_source("cifar10", str(tmp_path), "train")
+    assert len(source) == 20 and source.name(9) == "data_batch_3.bin[1]"
+    assert (source.labels == records[:5, :, 0].reshape(-1)).all()
+    assert (source.read(9)[..., 1].reshape(-1) == records[2, 1, 1025:2049]).all()
+    assert len(open_source("cifar10", str(tmp_path), "valid")) == 4
+
+
+def damage(name, change):
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (damage("data_batch_2.bin", lambda data: data[:-1]), "data_batch_2.bin: 12,291 bytes"),
+        (damage("data_batch_2.bin", lambda data: data[:3073]), "unequal length"),
+        (damage("data_batch_2.bin", lambda data: b""), "truncated"),
+        (lambda folder: (folder / "data_batch_4.bin").unlink(), "data_batch_4.bin: cannot be read"),
+        (lambda folder: (folder / "data_batch_1.bin").unlink(), "no data_batch_1.bin"),
+    ],
+)
+def test_a_damaged_cifar_file_is_named(tmp_path, spoil, message):
+    write_cifar(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(DataError, match=message):
+        open_source("cifar10", str(tmp_path), "train")
