@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.arrays import EMBEDDED, hash_arrays
+from phalanx.data.formats.arrays import EMBEDDED_FOLDER, hash_arrays
 from phalanx.data.formats.idx import IMAGES_MAGIC, LABELS_MAGIC, read_idx
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -61,7 +61,7 @@ def main() -> None:
         sys.exit(f"{folder}: no Fashion-MNIST here; apt-get install dataset-fashion-mnist")
     for split in PER_CLASS:
         pixels, labels = make_split(folder, split)
-        path = EMBEDDED / f"{split}.npz"
+        path = EMBEDDED_FOLDER / f"{split}.npz"
         np.savez_compressed(path, pixels=pixels, labels=labels)
         print(f"{split} {hash_arrays(pixels, labels)} {path.stat().st_size:,} bytes")
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.decode import decode
-from phalanx.data.formats.detect import detect
+from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.formats.sources import Split
 from phalanx.data.loading.device import Normaliser
 from phalanx.data.loading.gpu_decode import (
@@ -51,7 +51,7 @@ def decode_here(files: list[bytes]) -> list[Tensor]:
 
 def make_recipe(words: argparse.Namespace) -> InputSpec:
     """The training of a set of photographs."""
-    found = detect(words.dir)[0]
+    found = detect_datasets(words.dir)[0]
     recipe = InputSpec(
         data=found.data,
         data_dir=str(found.folder),

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from phalanx.bench.paired import measure_pairs
-from phalanx.data.formats.decode import Picture, Pixels
+from phalanx.data.formats.decode import EncodedImage, Pixels
 from phalanx.data.transforms.augment import Part
 from phalanx.data.transforms.transform import FIXED_COLUMNS, TransformSpec, choose_part, cut
 from phalanx.plan.draws import draw_uniform
@@ -31,7 +31,7 @@ def part_of(height: int, width: int, draws: list[float]) -> Part:
 
 def ours(data: bytes, draws: list[float], size: int) -> Pixels:
     """As training does it, without the mirror."""
-    picture = Picture(data, "image")
+    picture = EncodedImage(data, "image")
     return cut(picture, part_of(picture.height, picture.width, draws), size)
 
 

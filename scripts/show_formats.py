@@ -22,7 +22,7 @@ from time import perf_counter
 import numpy as np
 
 from phalanx.data.convert.origin import SPLITS, Part, find_parts, read_sample
-from phalanx.data.formats.detect import detect
+from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.formats.folder import find_split
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import Batch, InputSpec
@@ -127,7 +127,7 @@ def digests(parts: list[Part]) -> list[tuple[int, str]]:
 
 def make_recipe(folder: Path, image_size: int) -> InputSpec:
     """Batches as training gets them."""
-    found = detect(folder)[0]
+    found = detect_datasets(folder)[0]
     train = find_parts(folder)[0]
     return InputSpec(
         data=found.data,

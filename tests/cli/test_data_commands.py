@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from phalanx.cli.main import main
-from phalanx.data.fetch import SETS
-from phalanx.data.formats.detect import FORMS
+from phalanx.data.fetch import PUBLISHED_FILES
+from phalanx.data.formats.sources import DATA_FORMATS
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +44,12 @@ def test_the_list_has_every_form_and_how_to_get_it(say, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, err = say("list")
     assert (code, err) == (0, "")
-    for name, form in FORMS.items():
-        assert any(line.startswith(f"{name} ") and form.get in line for line in out.splitlines())
+    for name, form in DATA_FORMATS.items():
+        assert any(
+            line.startswith(f"{name} ") and form.how_to_get in line for line in out.splitlines()
+        )
     rows = json.loads(say("list", "--json")[1])
-    assert {row["data"] for row in rows} == {*FORMS, "embedded", "generated", "synthetic"}
+    assert {row["data"] for row in rows} == {*DATA_FORMATS, "embedded", "generated", "synthetic"}
 
 
 def test_a_folder_is_listed_with_counts_and_classes(say, pets):
@@ -90,7 +92,9 @@ def publish_here(monkeypatch, tmp_path, data=b"bytes of an archive"):
     (tmp_path / "there/some.tar.gz").write_bytes(data)
     url = (tmp_path / "there").as_uri() + "/"
     sums = {"some.tar.gz": hashlib.md5(b"bytes of an archive").hexdigest()}
-    monkeypatch.setitem(SETS, "cifar10", replace(SETS["cifar10"], url=url, md5=sums))
+    monkeypatch.setitem(
+        PUBLISHED_FILES, "cifar10", replace(PUBLISHED_FILES["cifar10"], url=url, md5=sums)
+    )
 
 
 def test_a_set_is_fetched_and_the_way_to_train_on_it_is_told(say, tmp_path, monkeypatch):

@@ -179,7 +179,11 @@ def published(tmp_path, monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
-        monkeypatch.setitem(fetch.SETS, "mnist", replace(fetch.SETS["mnist"], url=url, md5=sums))
+        monkeypatch.setitem(
+            fetch.PUBLISHED_FILES,
+            "mnist",
+            replace(fetch.PUBLISHED_FILES["mnist"], url=url, md5=sums),
+        )
         yield server
         server.shutdown()
 

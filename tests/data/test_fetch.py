@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.data import fetch as fetching
-from phalanx.data.fetch import SETS, fetch
+from phalanx.data.fetch import PUBLISHED_FILES, fetch_dataset
 from phalanx.errors import ConfigError, DataError, DiskError
 
 CONTENT = {f"file{number}": bytes([number]) * 300_000 for number in (1, 2)}
@@ -65,10 +65,14 @@ def server(monkeypatch):
         server.files = {f"{name}.gz": gzip.compress(d, mtime=0) for name, d in CONTENT.items()}
         server.files["noise.tar.gz"] = hashlib.shake_256(b"").digest(100_000)
         sums = {name: hashlib.md5(data).hexdigest() for name, data in CONTENT.items()}
-        mnist = replace(SETS["mnist"], url=server.url, md5=sums)
-        monkeypatch.setitem(SETS, "mnist", mnist)
+        mnist = replace(PUBLISHED_FILES["mnist"], url=server.url, md5=sums)
+        monkeypatch.setitem(PUBLISHED_FILES, "mnist", mnist)
         noise = {"noise.tar.gz": hashlib.md5(server.files["noise.tar.gz"]).hexdigest()}
-        monkeypatch.setitem(SETS, "cifar10", replace(SETS["cifar10"], url=server.url, md5=noise))
+        monkeypatch.setitem(
+            PUBLISHED_FILES,
+            "cifar10",
+            replace(PUBLISHED_FILES["cifar10"], url=server.url, md5=noise),
+        )
         yield server
         server.shutdown()
         thread.join()
@@ -80,7 +84,7 @@ def parts_in(folder):
 
 def test_a_set_is_downloaded_checked_and_kept(tmp_path, server):
     told = []
-    got = fetch("mnist", tmp_path, tell=lambda *words: told.append(words))
+    got = fetch_dataset("mnist", tmp_path, on_progress=lambda *words: told.append(words))
     assert got.folder == tmp_path and got.downloaded == ("file1.gz", "file2.gz")
     for name in CONTENT:
         assert (tmp_path / "MNIST" / f"{name}.gz").read_bytes() == server.files[f"{name}.gz"]
@@ -89,20 +93,22 @@ def test_a_set_is_downloaded_checked_and_kept(tmp_path, server):
 
 
 def test_what_is_there_is_not_downloaded_again(tmp_path, server):
-    fetch("mnist", tmp_path)
+    fetch_dataset("mnist", tmp_path)
     server.asked.clear()
-    assert fetch("mnist", tmp_path).downloaded == () and server.asked == []
+    assert fetch_dataset("mnist", tmp_path).downloaded == () and server.asked == []
     (tmp_path / "MNIST/file2.gz").write_bytes(b"damaged")
-    assert fetch("mnist", tmp_path).downloaded == ("file2.gz",)
+    assert fetch_dataset("mnist", tmp_path).downloaded == ("file2.gz",)
     for name, data in CONTENT.items():
         (tmp_path / "MNIST" / f"{name}.gz").unlink()
         (tmp_path / name).write_bytes(data)
-    assert fetch("mnist", tmp_path).downloaded == (), "plain files in the folder itself do too"
+    assert fetch_dataset("mnist", tmp_path).downloaded == (), (
+        "plain files in the folder itself do too"
+    )
 
 
 def test_a_dropped_connection_is_taken_up_where_it_broke(tmp_path, server):
     server.break_off = 2
-    fetch("cifar10", tmp_path)
+    fetch_dataset("cifar10", tmp_path)
     assert (tmp_path / "noise.tar.gz").read_bytes() == server.files["noise.tar.gz"]
     assert [asked for _, asked in server.asked] == [None, "bytes=1000-", "bytes=2000-"]
 
@@ -110,17 +116,17 @@ def test_a_dropped_connection_is_taken_up_where_it_broke(tmp_path, server):
 def test_a_part_of_an_earlier_call_is_gone_on_with(tmp_path, server):
     whole = server.files["noise.tar.gz"]
     (tmp_path / "noise.tar.gz.part").write_bytes(whole[:60_000])
-    fetch("cifar10", tmp_path)
+    fetch_dataset("cifar10", tmp_path)
     assert server.asked == [("/noise.tar.gz", "bytes=60000-")]
     (tmp_path / "noise.tar.gz").rename(tmp_path / "noise.tar.gz.part")
-    fetch("cifar10", tmp_path)
+    fetch_dataset("cifar10", tmp_path)
     assert (tmp_path / "noise.tar.gz").read_bytes() == whole, "a part that was whole already"
 
 
 def test_a_server_without_ranges_is_begun_anew(tmp_path, server):
     server.ranges = False
     (tmp_path / "noise.tar.gz.part").write_bytes(server.files["noise.tar.gz"][:60_000])
-    fetch("cifar10", tmp_path)
+    fetch_dataset("cifar10", tmp_path)
     assert (tmp_path / "noise.tar.gz").read_bytes() == server.files["noise.tar.gz"]
 
 
@@ -128,7 +134,7 @@ def test_a_server_that_never_gets_further_is_given_up(tmp_path, server, monkeypa
     monkeypatch.setattr(fetching.time, "sleep", lambda seconds: None)
     server.ranges, server.break_off = False, 100
     with pytest.raises(DataError, match=r"broke off 5 times.*99,000 bytes are missing.*goes on"):
-        fetch("cifar10", tmp_path)
+        fetch_dataset("cifar10", tmp_path)
     assert parts_in(tmp_path)[0].stat().st_size == BROKEN_OFF_AT, "kept for the next call"
     assert not (tmp_path / "noise.tar.gz").exists()
 
@@ -136,27 +142,29 @@ def test_a_server_that_never_gets_further_is_given_up(tmp_path, server, monkeypa
 def test_a_wrong_checksum_leaves_nothing(tmp_path, server):
     server.files["noise.tar.gz"] = b"another file"
     with pytest.raises(DataError, match=r"noise\.tar\.gz: the checksum is wrong"):
-        fetch("cifar10", tmp_path)
+        fetch_dataset("cifar10", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_not_there_is_told_with_its_address(tmp_path, server):
     del server.files["noise.tar.gz"]
     with pytest.raises(DataError, match=r"/noise\.tar\.gz: the server answers 404 Not Found; .*by"):
-        fetch("cifar10", tmp_path)
+        fetch_dataset("cifar10", tmp_path)
 
 
 def test_no_network_is_told_with_a_way_out(tmp_path, server):
     closed = "http://127.0.0.1:9/"
     with pytest.raises(DataError, match=r"127\.0\.0\.1:9/noise.*cannot be reached .*by hand"):
-        fetch("cifar10", tmp_path, base=closed)
+        fetch_dataset("cifar10", tmp_path, mirror=closed)
     with pytest.raises(DataError, match=r"cannot be reached"):
-        fetch("cifar10", tmp_path, base="http://no-such-host.invalid/")
+        fetch_dataset("cifar10", tmp_path, mirror="http://no-such-host.invalid/")
 
 
 def test_a_mirror_can_be_named(tmp_path, server, monkeypatch):
-    monkeypatch.setitem(SETS, "cifar10", replace(SETS["cifar10"], url="http://127.0.0.1:9/"))
-    assert fetch("cifar10", tmp_path, base=server.url).downloaded == ("noise.tar.gz",)
+    monkeypatch.setitem(
+        PUBLISHED_FILES, "cifar10", replace(PUBLISHED_FILES["cifar10"], url="http://127.0.0.1:9/")
+    )
+    assert fetch_dataset("cifar10", tmp_path, mirror=server.url).downloaded == ("noise.tar.gz",)
 
 
 def test_a_system_package_is_used_where_it_is_or_copied(tmp_path, server, monkeypatch):
@@ -165,32 +173,34 @@ def test_a_system_package_is_used_where_it_is_or_copied(tmp_path, server, monkey
     package.mkdir()
     for name, data in CONTENT.items():
         (package / f"{name}.gz").write_bytes(gzip.compress(data, 1, mtime=0))
-    monkeypatch.setitem(SETS, "mnist", replace(SETS["mnist"], package=str(package)))
-    assert fetch("mnist", None).folder == package
-    assert fetch("mnist", tmp_path / "mine").downloaded == () and server.asked == []
+    monkeypatch.setitem(
+        PUBLISHED_FILES, "mnist", replace(PUBLISHED_FILES["mnist"], package=str(package))
+    )
+    assert fetch_dataset("mnist", None).folder == package
+    assert fetch_dataset("mnist", tmp_path / "mine").downloaded == () and server.asked == []
     assert (tmp_path / "mine/MNIST/file2.gz").is_file() and not parts_in(tmp_path)
     (package / "file1.gz").write_bytes(b"damaged")
-    assert fetch("mnist", None).downloaded == ("file1.gz",)
+    assert fetch_dataset("mnist", None).downloaded == ("file1.gz",)
     assert (tmp_path / "data/mnist/MNIST/file1.gz").is_file()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, server):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError, match=r"file/x: Not a directory.*another --data-dir"):
-        fetch("cifar10", tmp_path / "file/x")
+        fetch_dataset("cifar10", tmp_path / "file/x")
 
 
 def test_a_set_nobody_publishes_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="'cifar' cannot be fetched; did you mean 'cifar10'"):
-        fetch("cifar", tmp_path)
+        fetch_dataset("cifar", tmp_path)
 
 
 def test_addresses_and_sums_are_those_of_the_publishers():
-    assert set(SETS) == {"cifar10", "cifar100", "mnist", "fashion-mnist"}
-    for published in SETS.values():
+    assert set(PUBLISHED_FILES) == {"cifar10", "cifar100", "mnist", "fashion-mnist"}
+    for published in PUBLISHED_FILES.values():
         assert published.url.startswith("http") and published.url.endswith("/")
         assert all(len(bytes.fromhex(md5)) == 16 for md5 in published.md5.values())
 
 
 def test_the_catalog_knows_what_can_be_fetched():
-    assert set(PUBLISHED) == set(SETS) <= set(DATASETS)
+    assert set(PUBLISHED) == set(PUBLISHED_FILES) <= set(DATASETS)

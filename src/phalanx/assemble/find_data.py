@@ -11,7 +11,7 @@ from phalanx.config.read import Settings, read_settings
 from phalanx.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from phalanx.data.fetch import Fetched
+    from phalanx.data.fetch import FetchResult
     from phalanx.data.formats.detect import DetectedDataset
 
 _IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
@@ -31,10 +31,10 @@ def read_with_data(
     if "data" in flags or not place or not Path(place).expanduser().is_dir():
         return read_settings(preset, flags, problems=problems)
     from phalanx.data.formats.detect import (
-        detect,  # half a second of imports, for those who need it
+        detect_datasets,  # half a second of imports, for those who need it
     )
 
-    found = detect(Path(place).expanduser())
+    found = detect_datasets(Path(place).expanduser())
     if preset is None:
         return read_settings(None, {**flags, **_chosen(found, place)}, problems=problems)
     said = read_settings(preset, flags, problems=problems)
@@ -48,13 +48,13 @@ def read_with_data(
 
 def _chosen(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
     """The flags that name the dataset; none where nothing is known to lie there."""
-    from phalanx.data.formats.detect import tell_apart, tell_to_build
+    from phalanx.data.formats.detect import describe_choices, describe_conversion
 
     ready = [finding for finding in found if finding.data in DATASETS]
     if found and not ready:
-        raise DataError(tell_to_build(found[0]))
+        raise DataError(describe_conversion(found[0]))
     if len(ready) > 1:
-        raise ConfigError(tell_apart(Path(place), ready))
+        raise ConfigError(describe_choices(Path(place), ready))
     return {"data": ready[0].data, "data-dir": str(ready[0].folder)} if ready else {}
 
 
@@ -64,14 +64,16 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     place = Path(options.data_dir).expanduser() if options.data_dir else None
     if options.data not in PUBLISHED or options.no_fetch or (place and place.is_file()):
         return settings
-    from phalanx.data.fetch import fetch
-    from phalanx.data.formats.detect import detect
+    from phalanx.data.fetch import fetch_dataset
+    from phalanx.data.formats.detect import detect_datasets
 
-    there = {finding.data for finding in detect(place)} if place and place.is_dir() else set()
+    there = (
+        {finding.data for finding in detect_datasets(place)} if place and place.is_dir() else set()
+    )
     if options.data in there or (options.data in _IDX and there & set(_IDX)):
         return settings
     say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
-    found = fetch(options.data, place)
+    found = fetch_dataset(options.data, place)
     say(f"{options.data}: {_describe(found)}")
     data = options.model_copy(update={"data_dir": str(found.folder)})
     origins = {**settings.origins, "data-dir": "fetched"}
@@ -80,7 +82,7 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     )
 
 
-def _describe(found: "Fetched") -> str:
+def _describe(found: "FetchResult") -> str:
     """What a fetch did, in words."""
     how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
     return f"{how} {found.folder}, every checksum is right"

@@ -30,13 +30,13 @@ class _Progress:
 def _fetch_data(request: Request) -> int:
     """Make sure a set is here, and say where."""
     request.refuse_problems()
-    from phalanx.data.fetch import SETS, fetch
+    from phalanx.data.fetch import PUBLISHED_FILES, fetch_dataset
 
     data = request["data"]
     if data is None:
-        raise ConfigError(f"say which set to fetch: {', '.join(SETS)}")
+        raise ConfigError(f"say which set to fetch: {', '.join(PUBLISHED_FILES)}")
     data_dir = request["data_dir"] or os.environ.get("DATA_DIR")
-    fetched = fetch(data, Path(data_dir) if data_dir else None, tell=_Progress())
+    fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, on_progress=_Progress())
     how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
     how = how.replace("1 files", "1 file")
     print(f"{data}: {how}, every checksum is right")

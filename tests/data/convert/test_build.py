@@ -10,7 +10,7 @@ from phalanx.data.convert.build import BuildOptions, build
 from phalanx.data.convert.folder_writer import BLOCK_FILES, class_folders
 from phalanx.data.convert.origin import find_parts, own_name, read_sample
 from phalanx.data.formats.decode import decode
-from phalanx.data.formats.imagenet import BOXES
+from phalanx.data.formats.imagenet import BOXES_FILE
 from phalanx.errors import ConfigError, DataError, DiskError
 from small_photos import CLASSES, encode, photo, tree_bytes, write_photos
 from small_runs import make_digits
@@ -200,7 +200,7 @@ def test_kaggles_tree_becomes_a_folder_with_boxes(tmp_path, monkeypatch):
         "val/n00000002/v0.JPEG",
     ]
     assert valid.source.box(1) == (0, 0, 0.5, 0.5)
-    table = (tmp_path / "out" / BOXES).read_text().splitlines()
+    table = (tmp_path / "out" / BOXES_FILE).read_text().splitlines()
     assert [line.partition(",")[0] for line in table] == ["v0.JPEG", "v1.JPEG"]
     assert table[0] == "v0.JPEG,0.0,0.0,0.5,0.5"
 

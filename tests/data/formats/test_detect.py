@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from phalanx.assemble.find_data import read_with_data
-from phalanx.data.formats.detect import FORMS, detect
+from phalanx.data.formats.detect import detect_datasets
+from phalanx.data.formats.sources import DATA_FORMATS
 from phalanx.errors import ConfigError, DataError
 
 SYNSETS = ("n02100735", "n02119789")
@@ -47,7 +48,7 @@ def test_every_form_is_found_by_what_lies_there(tmp_path):
     write_idx(tmp_path / "digits")
     write_idx(tmp_path / "FashionMNIST/raw", ending=".gz")
     write_files(tmp_path / "notes", "readme.txt")
-    found = detect(tmp_path)
+    found = detect_datasets(tmp_path)
     assert len(found) == 11
     assert {f.folder.relative_to(tmp_path).as_posix(): f.data for f in found} == {
         "pets": "folder",
@@ -67,7 +68,7 @@ def test_every_form_is_found_by_what_lies_there(tmp_path):
 def test_parquet_and_packed_are_found(tmp_path):
     write_files(tmp_path / "hub/data", "train-00000-of-00001.parquet")
     write_files(tmp_path / "fast", "train.phx", "valid.phx")
-    assert {finding.data for finding in detect(tmp_path)} == {"parquet", "packed"}
+    assert {finding.data for finding in detect_datasets(tmp_path)} == {"parquet", "packed"}
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -77,33 +78,33 @@ def test_idx_files_are_told_apart_by_their_labels(tmp_path, ending):
         pytest.skip("Debian's dataset-fashion-mnist is not installed")
     with gzip.open(embedded) as file:
         write_idx(tmp_path / "clothes", labels=file.read(), ending=ending)
-    assert [finding.data for finding in detect(tmp_path)] == ["fashion-mnist"]
+    assert [finding.data for finding in detect_datasets(tmp_path)] == ["fashion-mnist"]
 
 
 @pytest.mark.parametrize(("depth", "found"), [("", True), ("a/b/c", True), ("a/b/c/d", False)])
 def test_folders_are_searched_three_levels_down(tmp_path, depth, found):
     write_images(tmp_path / depth, "cat", "dog")
-    assert [finding.folder for finding in detect(tmp_path)] == [tmp_path / depth] * found
+    assert [finding.folder for finding in detect_datasets(tmp_path)] == [tmp_path / depth] * found
 
 
 def test_a_tree_of_images_is_one_finding(tmp_path):
     write_images(tmp_path, "cat", "dog")
     write_files(tmp_path / "train/cat", "data_batch_1.bin")
-    (finding,) = detect(tmp_path)
+    (finding,) = detect_datasets(tmp_path)
     assert (finding.data, finding.folder) == ("folder", tmp_path)
-    assert len(FORMS[finding.data].open(finding.folder, "valid")) == 2
+    assert len(DATA_FORMATS[finding.data].open(finding.folder, "valid")) == 2
 
 
 def test_an_archive_beside_its_own_files_is_one_finding(tmp_path):
     write_files(tmp_path, "cifar-10-binary.tar.gz")
     write_files(tmp_path / "cifar-10-batches-bin", "data_batch_1.bin")
-    assert [finding.folder for finding in detect(tmp_path)] == [tmp_path]
+    assert [finding.folder for finding in detect_datasets(tmp_path)] == [tmp_path]
 
 
 def test_hidden_and_unreadable_folders_are_passed_by(tmp_path):
     write_images(tmp_path / ".trash", "cat", "dog")
     (tmp_path / "locked").mkdir(mode=0)
-    assert detect(tmp_path) == []
+    assert detect_datasets(tmp_path) == []
 
 
 def test_several_findings_are_listed_with_the_way_to_choose(tmp_path):
@@ -118,12 +119,12 @@ def test_several_findings_are_listed_with_the_way_to_choose(tmp_path):
 
 
 def test_nothing_found_and_nothing_there_are_mistakes(tmp_path):
-    assert detect(tmp_path) == []
+    assert detect_datasets(tmp_path) == []
     with pytest.raises(DataError, match="no such folder"):
-        detect(tmp_path / "nowhere")
+        detect_datasets(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="is a file, not a folder"):
-        detect(tmp_path / "file")
+        detect_datasets(tmp_path / "file")
 
 
 @pytest.mark.parametrize("preset", [None, "imagenet-resnet50", "folder-resnet18"])

@@ -8,7 +8,7 @@ import pytest
 from phalanx.cli.main import main
 from phalanx.data.convert.build import BuildOptions, build
 from phalanx.data.convert.origin import find_parts, read_sample
-from phalanx.data.formats.detect import detect
+from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import TransformSpec
@@ -50,7 +50,7 @@ def convert(src, out, form):
 def batches(root):
     """Three training steps and all of validation: indices, labels and pixels."""
     recipe = InputSpec(
-        data=detect(root)[0].data,
+        data=detect_datasets(root)[0].data,
         data_dir=str(root),
         image_size=24,
         treatment=TransformSpec(augment="resized-crop"),

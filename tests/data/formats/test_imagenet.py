@@ -9,21 +9,22 @@ import pytest
 from PIL import Image
 
 from phalanx.data.formats.imagenet import (
-    HANDOUTS,
-    classes_kaggle,
-    classes_official,
-    count_kaggle,
-    count_official,
-    iterate_kaggle,
-    iterate_official,
-    looks_like,
+    SEQUENTIAL_FORMATS,
+    count_kaggle_images,
+    count_official_images,
+    has_imagenet_folders,
     open_imagenet,
+    read_kaggle_classes,
+    read_kaggle_images,
+    read_official_classes,
+    read_official_images,
 )
 from phalanx.data.formats.imagenet_devkit import (
     SYNSET_LABELS,
     read_numbered_synsets,
     read_validation_synsets,
 )
+from phalanx.data.formats.sources import DATA_FORMATS
 from phalanx.errors import DataError
 
 FOX, SETTER = "n02119789", "n02100735"
@@ -103,13 +104,13 @@ def test_a_broken_line_of_boxes_is_named(raw, line):
 
 
 def test_imagenet_is_told_from_any_folder_of_images(raw):
-    assert looks_like(raw)
+    assert has_imagenet_folders(raw)
     (raw / "imagenet_2012_bounding_boxes.csv").unlink()
-    assert looks_like(raw), "by its synsets"
+    assert has_imagenet_folders(raw), "by its synsets"
     for synset, name in ((SETTER, "dog"), (FOX, "fox")):
         (raw / "train" / synset).rename(raw / "train" / name)
-    assert not looks_like(raw)
-    assert not looks_like(raw / "train")
+    assert not has_imagenet_folders(raw)
+    assert not has_imagenet_folders(raw / "train")
 
 
 # --- the official archives ---
@@ -150,22 +151,22 @@ def official(tmp_path):
 
 def test_official_training_images_come_synset_by_synset(official):
     write(official / "imagenet_2012_bounding_boxes.csv", f"{FOX}_0.JPEG,0.5,0.25,0.75,0.5\n")
-    images = list(iterate_official(official, "train"))
+    images = list(read_official_images(official, "train"))
     assert [i.name for i in images] == [f"{s}_{n}.JPEG" for s in (SETTER, FOX) for n in (0, 1)]
     assert [i.synset for i in images] == [SETTER, SETTER, FOX, FOX]
     assert images[1].data == jpeg(11) and images[2].box == (0.5, 0.25, 0.75, 0.5)
     assert images[0].box is None
-    assert list(iterate_official(official, "train", start=3)) == images[3:]
-    assert count_official(official, "train") == 4
-    assert classes_official(official) == (SETTER, FOX)
+    assert list(read_official_images(official, "train", start=3)) == images[3:]
+    assert count_official_images(official, "train") == 4
+    assert read_official_classes(official) == (SETTER, FOX)
 
 
 def test_official_validation_images_have_the_synsets_of_the_kit(official):
-    images = list(iterate_official(official, "valid"))
+    images = list(read_official_images(official, "valid"))
     assert [(i.name[-6], i.synset) for i in images] == [("1", SETTER), ("2", FOX), ("3", SETTER)]
-    assert images[1].data == jpeg(2) and count_official(official, "valid") == 3
+    assert images[1].data == jpeg(2) and count_official_images(official, "valid") == 3
     (official / "ILSVRC2012_img_train.tar").unlink()
-    assert classes_official(official) == (SETTER, FOX)
+    assert read_official_classes(official) == (SETTER, FOX)
 
 
 def test_a_list_of_synsets_stands_in_for_the_kit(official):
@@ -173,7 +174,7 @@ def test_a_list_of_synsets_stands_in_for_the_kit(official):
     with pytest.raises(DataError, match=rf"meta\.mat: cannot be read .*{SYNSET_LABELS}"):
         read_validation_synsets(official)
     write(official / SYNSET_LABELS, f"{FOX}\n{FOX}\n{SETTER}\n")
-    assert [i.synset for i in iterate_official(official, "valid")] == [FOX, FOX, SETTER]
+    assert [i.synset for i in read_official_images(official, "valid")] == [FOX, FOX, SETTER]
 
 
 @pytest.mark.parametrize(
@@ -193,14 +194,14 @@ def test_a_list_of_synsets_stands_in_for_the_kit(official):
 def test_a_kit_that_does_not_fit_is_refused(official, spoil, message):
     spoil(official)
     with pytest.raises(DataError, match=message):
-        list(iterate_official(official, "valid"))
+        list(read_official_images(official, "valid"))
 
 
 def test_a_cut_archive_is_named(official):
     path = official / "ILSVRC2012_img_train.tar"
     path.write_bytes(path.read_bytes()[:-12_000])
     with pytest.raises(DataError, match=r"img_train\.tar.*get it again"):
-        list(iterate_official(official, "train"))
+        list(read_official_images(official, "train"))
 
 
 def test_a_link_in_an_archive_is_refused(tmp_path):
@@ -211,7 +212,7 @@ def test_a_link_in_an_archive_is_refused(tmp_path):
         archive.addfile(member)
     write(tmp_path / "ILSVRC2012_img_train.tar", out.getvalue())
     with pytest.raises(DataError, match=r"n00000001\.tar is a link or a device"):
-        list(iterate_official(tmp_path, "train"))
+        list(read_official_images(tmp_path, "train"))
 
 
 # --- Kaggle ---
@@ -239,44 +240,44 @@ def kaggle(tmp_path):
 
 
 def test_kaggles_flat_validation_images_find_their_class_and_box(kaggle):
-    images = list(iterate_kaggle(kaggle, "valid"))
+    images = list(read_kaggle_images(kaggle, "valid"))
     assert [(i.name[-6], i.synset) for i in images] == [("1", SETTER), ("2", FOX)]
     assert images[0].box == (0, 0, 1, 1), "a box beyond the edge ends there"
     assert images[1].box == (5 / 40, 5 / 20, 20 / 40, 15 / 20)
-    assert images[1].data == jpeg(2) and count_kaggle(kaggle, "valid") == 2
-    assert list(iterate_kaggle(kaggle, "valid", start=1)) == images[1:]
+    assert images[1].data == jpeg(2) and count_kaggle_images(kaggle, "valid") == 2
+    assert list(read_kaggle_images(kaggle, "valid", start=1)) == images[1:]
 
 
 def test_kaggles_training_images_come_with_boxes(kaggle):
-    images = list(iterate_kaggle(kaggle, "train"))
+    images = list(read_kaggle_images(kaggle, "train"))
     assert [(i.name, i.synset, i.box) for i in images] == [
         (f"{SETTER}_7.JPEG", SETTER, None),
         (f"{FOX}_7.JPEG", FOX, (0.5, 0.25, 1.0, 0.75)),
     ]
-    assert classes_kaggle(kaggle) == (SETTER, FOX)
+    assert read_kaggle_classes(kaggle) == (SETTER, FOX)
     (kaggle / "LOC_synset_mapping.txt").unlink()
-    assert classes_kaggle(kaggle) == (SETTER, FOX)
+    assert read_kaggle_classes(kaggle) == (SETTER, FOX)
 
 
 def test_a_box_of_an_unreadable_image_is_left_out(kaggle):
     write(kaggle / "ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000002.JPEG", b"no image")
-    assert list(iterate_kaggle(kaggle, "valid"))[1].box is None
+    assert list(read_kaggle_images(kaggle, "valid"))[1].box is None
 
 
 def test_a_validation_image_that_no_table_names_is_refused(kaggle):
     write(kaggle / "ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000003.JPEG", jpeg())
     with pytest.raises(DataError, match=r"00000003\.JPEG: LOC_val_solution\.csv does not say"):
-        list(iterate_kaggle(kaggle, "valid"))
+        list(read_kaggle_images(kaggle, "valid"))
     write(kaggle / "LOC_val_solution.csv", f"ImageId,PredictionString\na,{FOX} 1 2 3\n")
     with pytest.raises(DataError, match=r"LOC_val_solution\.csv, line 2: wants an image"):
-        list(iterate_kaggle(kaggle, "valid"))
+        list(read_kaggle_images(kaggle, "valid"))
 
 
-def test_handouts_know_themselves(official, tmp_path_factory):
+def test_sequential_formats_are_told_apart(official, tmp_path_factory):
     other = tmp_path_factory.mktemp("kaggle")
     (other / "ILSVRC/Data/CLS-LOC").mkdir(parents=True)
-    for name, form in HANDOUTS.items():
-        assert form.looks_like(official) == (name == "imagenet-official")
-        assert form.looks_like(other) == (name == "imagenet-kaggle")
-    images = HANDOUTS["imagenet-official"].iterate(official, "valid", start=2)
+    for name in SEQUENTIAL_FORMATS:
+        assert DATA_FORMATS[name].is_in(official) == (name == "imagenet-official")
+        assert DATA_FORMATS[name].is_in(other) == (name == "imagenet-kaggle")
+    images = SEQUENTIAL_FORMATS["imagenet-official"].iterate(official, "valid", start=2)
     assert np.array([image.synset for image in images]).tolist() == [SETTER]

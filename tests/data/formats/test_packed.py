@@ -6,7 +6,7 @@ import pytest
 from phalanx.data.convert.packed_writer import PackedForm, write_packed, written_packed
 from phalanx.data.convert.sample import Sample, look_at
 from phalanx.data.formats.decode import BadImage, decode
-from phalanx.data.formats.packed import looks_like, open_packed, read_header
+from phalanx.data.formats.packed import has_packed_files, open_packed, read_header
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CROPS, TransformSpec, build_transform
@@ -139,7 +139,7 @@ def test_writing_goes_on_after_the_last_note_to_the_same_bytes(tmp_path, form, m
     write_packed(iter(samples), tmp_path / "whole", "train", count=17, classes=CLASSES, form=form)
     facts = break_off(tmp_path / "broken", monkeypatch, samples=samples, form=form)
     assert written_packed(tmp_path / "broken", "train", **facts) == 5
-    assert not looks_like(tmp_path / "broken")
+    assert not has_packed_files(tmp_path / "broken")
     write_packed(iter(samples[5:]), tmp_path / "broken", "train", start=5, **facts)
     assert folder_bytes(tmp_path / "broken") == folder_bytes(tmp_path / "whole")
     assert list((tmp_path / "broken/.phalanx").iterdir()) == []
@@ -318,11 +318,11 @@ def test_splits_that_disagree_on_classes_are_refused(tmp_path):
 
 
 def test_a_folder_without_packed_files_says_so(tmp_path):
-    assert not looks_like(tmp_path)
+    assert not has_packed_files(tmp_path)
     with pytest.raises(DataError, match=r"train.phx: cannot be read \(No such file"):
         open_packed(tmp_path, "train")
     write_packed(iter(make_samples(2)), tmp_path, "valid", count=2, classes=CLASSES)
-    assert looks_like(tmp_path) and len(open_packed(tmp_path, "valid")) == 2
+    assert has_packed_files(tmp_path) and len(open_packed(tmp_path, "valid")) == 2
 
 
 @pytest.mark.parametrize("given", [2, 4])

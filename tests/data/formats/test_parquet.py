@@ -7,8 +7,8 @@ import pytest
 
 from phalanx.data.formats import parquet
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.indexed_source import NO_LABEL
-from phalanx.data.formats.parquet import looks_like, open_parquet
+from phalanx.data.formats.index import NO_LABEL
+from phalanx.data.formats.parquet import has_parquet_files, open_parquet
 from phalanx.errors import DataError
 from small_samples import encode, make_samples
 
@@ -67,7 +67,7 @@ def test_only_a_few_row_groups_are_kept(tmp_path, monkeypatch):
     for number in range(20):
         source.encoded(number)
     assert list(source._groups) == [(0, 2), (1, 0), (1, 1), (1, 2)]
-    monkeypatch.setattr(parquet, "BYTES_KEPT", 0)
+    monkeypatch.setattr(parquet, "_BYTES_KEPT", 0)
     source.encoded(0)
     assert list(source._groups) == [(0, 0)]
 
@@ -84,7 +84,7 @@ def test_only_a_few_row_groups_are_kept(tmp_path, monkeypatch):
 def test_files_are_found_as_they_are_published(tmp_path, train, valid):
     write_table(tmp_path / train, columns_of(make_samples(6)))
     write_table(tmp_path / valid, columns_of(make_samples(3)))
-    assert looks_like(tmp_path)
+    assert has_parquet_files(tmp_path)
     assert len(open_parquet(tmp_path, "train")) == 6
     assert len(open_parquet(tmp_path, "valid")) == 3
     assert open_parquet(tmp_path, "valid").classes == ("class0000", "class0001", "class0002")
@@ -228,7 +228,7 @@ def test_a_fingerprint_follows_the_images(tmp_path):
 
 
 def test_a_folder_without_parquet_says_what_it_wants(tmp_path):
-    assert not looks_like(tmp_path)
+    assert not has_parquet_files(tmp_path)
     with pytest.raises(DataError, match=r"no train-00000-of-00001.parquet.*--data-dir"):
         open_parquet(tmp_path, "train")
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from phalanx.data.convert.packed_writer import PackedForm, write_packed
 from phalanx.data.convert.sample import Sample
-from phalanx.data.formats.decode import Picture
+from phalanx.data.formats.decode import EncodedImage
 from phalanx.data.loading.gpu_decode import GpuDecoder, gpu_decode_problem, suits_gpu
 from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
 from phalanx.data.loading.worker_pool import BatchRequest
@@ -308,7 +308,7 @@ def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
     ],
 )
 def test_whole_jpegs_of_the_usual_kinds_are_for_the_gpu(data, suits):
-    assert suits_gpu(Picture(data, "image")) == suits
+    assert suits_gpu(EncodedImage(data, "image")) == suits
 
 
 def test_pixels_in_memory_are_not_for_the_gpus_decoder():

@@ -19,7 +19,7 @@ from phalanx.data.convert.image import Change, convert_task
 from phalanx.data.convert.origin import TASK_IMAGES, Part, find_parts, make_tasks, own_name
 from phalanx.data.convert.sample import Sample
 from phalanx.data.convert.targets import OUTPUT_FORMATS, WriteJob, take_away
-from phalanx.data.formats.index import FOLDER
+from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.process_pool import ProcessPool
 from phalanx.disk import file_lock, out_errors, write_atomically
 from phalanx.errors import ConfigError, DataError, suggest
@@ -131,11 +131,11 @@ def _choose_workers(parts: list[Part], asked: int | None) -> int:
 
 def _refuse_foreign(out: Path) -> None:
     """Raise DataError for a place where something lies that no build has put there."""
-    if not out.exists() or (out / FOLDER / _NOTE).is_file():
+    if not out.exists() or (out / PHALANX_FOLDER / _NOTE).is_file():
         return
     if not out.is_dir():
         raise DataError(f"{out}: is a file, not a folder; choose another --out")
-    others = sorted(entry.name for entry in out.iterdir() if entry.name != FOLDER)
+    others = sorted(entry.name for entry in out.iterdir() if entry.name != PHALANX_FOLDER)
     if others:
         told = f"is not empty ({', '.join(others[:3])}) and nothing was built there"
         raise DataError(f"{out}: {told}; {_ANOTHER}")
@@ -143,7 +143,7 @@ def _refuse_foreign(out: Path) -> None:
 
 def _open_note(out: Path, parts: list[Part], options: BuildOptions) -> dict[str, Any]:
     """The note of a build that broke off or is done, or a new one; another build is refused."""
-    path = out / FOLDER / _NOTE
+    path = out / PHALANX_FOLDER / _NOTE
     wanted = {
         "format": _FORMAT,
         "options": asdict(options),
@@ -183,14 +183,16 @@ def _describe_option(value: Any) -> str:
 
 def write_note(out: Path, note: dict[str, Any]) -> None:
     """Keep what is being built; no times and no paths, so that it is the same every time."""
-    write_atomically(out / FOLDER / _NOTE, json.dumps(note, indent=1, sort_keys=True) + "\n")
+    write_atomically(
+        out / PHALANX_FOLDER / _NOTE, json.dumps(note, indent=1, sort_keys=True) + "\n"
+    )
 
 
 def _alone(out: Path) -> AbstractContextManager[int]:
     """A block during which no other build writes to the folder; it ends with the process."""
-    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    (out / PHALANX_FOLDER).mkdir(parents=True, exist_ok=True)
     busy = f"{out}: another build is at work there; wait for it"
-    return file_lock(out / FOLDER, lambda: DataError(busy))
+    return file_lock(out / PHALANX_FOLDER, lambda: DataError(busy))
 
 
 # --- the work ---

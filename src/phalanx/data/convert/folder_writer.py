@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from phalanx.data.convert.sample import Sample, counted, look_at
-from phalanx.data.formats.folder import ENDINGS
-from phalanx.data.formats.imagenet import BOXES
-from phalanx.data.formats.index import FOLDER
+from phalanx.data.formats.folder import IMAGE_SUFFIXES
+from phalanx.data.formats.imagenet import BOXES_FILE
+from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 
 _NAMES = {"train": "train", "valid": "val"}
@@ -35,12 +35,12 @@ def growing_folder(out: Path, split: str) -> Path:
 
 def note_path(out: Path, split: str) -> Path:
     """The note of how many files are done."""
-    return out / FOLDER / f"files-{split}.json"
+    return out / PHALANX_FOLDER / f"files-{split}.json"
 
 
 def boxes_path(out: Path, split: str) -> Path:
     """The boxes of one split, until both are whole."""
-    return out / FOLDER / f"boxes-{split}.csv"
+    return out / PHALANX_FOLDER / f"boxes-{split}.csv"
 
 
 def class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
 def file_name(sample: Sample, number: int, *, numbered: bool) -> str:
     """What an image's file is called: as before, or by its number where that cannot be."""
     base = PurePosixPath(sample.name).name
-    usable = _is_safe(base) and base.lower().endswith(ENDINGS)
+    usable = _is_safe(base) and base.lower().endswith(IMAGE_SUFFIXES)
     if not usable:
         return f"{number:08}{_ENDING_OF.get(look_at(sample.data).form, '.jpg')}"
     return f"{number:08}_{base}" if numbered else base
@@ -152,7 +152,7 @@ def _finish(out: Path, split: str) -> None:
     tables = [boxes_path(out, each) for each in _NAMES]
     lines = b"".join(table.read_bytes() for table in tables if table.is_file())
     if lines:
-        write_atomically(out / BOXES, lines)
+        write_atomically(out / BOXES_FILE, lines)
     with disk_errors(home):
         for folder in home.iterdir():
             with suppress(OSError):  # a class without images in this split has no folder

@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 import cv2
 
 from phalanx.data.convert.origin import Task, read_samples
-from phalanx.data.convert.sample import PLAIN_JPEG, Looks, Sample, encode_png, look_at, shrink
-from phalanx.data.formats.decode import BadImage, Pixels, decode
+from phalanx.data.convert.sample import PLAIN_JPEG, Looks, Sample, look_at, shrink
+from phalanx.data.formats.decode import BadImage, Pixels, decode, encode_png
 
 _FORM_OF_ENDING = {
     ".jpg": "JPEG",

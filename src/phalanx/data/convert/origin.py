@@ -9,34 +9,37 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.convert.sample import Sample, encode_png
+from phalanx.data.convert.sample import Sample
 from phalanx.data.formats import packed, parquet, tfrecord, webdataset
-from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.detect import DEPTH, FORMS, detect
+from phalanx.data.formats.decode import BadImage, encode_png
+from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
 from phalanx.data.formats.folder import SPLIT_NAMES, find_split
 from phalanx.data.formats.imagenet import (
-    BOXES,
-    HANDOUTS,
-    KAGGLE,
-    KAGGLE_FOLDERS,
-    MAPPING,
-    SOLUTIONS,
-    TARS,
+    BOXES_FILE,
+    KAGGLE_IMAGES,
+    KAGGLE_SOLUTIONS,
+    KAGGLE_SPLITS,
+    KAGGLE_SYNSETS,
+    OFFICIAL_ARCHIVES,
+    SEQUENTIAL_FORMATS,
 )
-from phalanx.data.formats.indexed_source import IndexedSource
+from phalanx.data.formats.index import IndexedSource
+from phalanx.data.formats.sources import DATA_FORMATS, Source
 from phalanx.errors import DataError
-
-if TYPE_CHECKING:
-    from phalanx.data.formats.sources import Source
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
-_HANDED_FILES = (*TARS.values(), BOXES, MAPPING, *SOLUTIONS.values())
+_HANDED_FILES = (
+    *OFFICIAL_ARCHIVES.values(),
+    BOXES_FILE,
+    KAGGLE_SYNSETS,
+    *KAGGLE_SOLUTIONS.values(),
+)
 
 
 def _has_folder(root: Path, split: str) -> bool:
@@ -48,12 +51,12 @@ def _has_folder(root: Path, split: str) -> bool:
 _HAS_SPLIT: dict[str, Callable[[Path, str], bool]] = {  # forms that may hold one split only
     "folder": _has_folder,
     "imagenet": _has_folder,
-    "tfrecord": lambda root, split: bool(tfrecord.FAMILY.find(root, split)),
-    "tar": lambda root, split: bool(webdataset.FAMILY.find(root, split)),
+    "tfrecord": lambda root, split: bool(tfrecord.SHARD_FILES.find(root, split)),
+    "tar": lambda root, split: bool(webdataset.SHARD_FILES.find(root, split)),
     "parquet": lambda root, split: bool(parquet.find_files(root, split)),
     "packed": lambda root, split: packed.packed_path(root, split).is_file(),
-    "imagenet-official": lambda root, split: (root / TARS[split]).is_file(),
-    "imagenet-kaggle": lambda root, split: (root / KAGGLE / KAGGLE_FOLDERS[split]).is_dir(),
+    "imagenet-official": lambda root, split: (root / OFFICIAL_ARCHIVES[split]).is_file(),
+    "imagenet-kaggle": lambda root, split: (root / KAGGLE_IMAGES / KAGGLE_SPLITS[split]).is_dir(),
 }
 
 
@@ -70,7 +73,7 @@ class Part:
     labels: NDArray[np.int64] | None  # None: told image by image
 
     @property
-    def source(self) -> "Source":
+    def source(self) -> Source:
         """The images, of a set that can be read in any order."""
         return open_once(self.data, self.folder, self.split)
 
@@ -88,14 +91,14 @@ class Task(NamedTuple):
 def find_parts(root: Path) -> list[Part]:
     """The splits of the one set that lies in a folder; raises DataError for none or several."""
     open_once.cache_clear()  # the files may have changed since they were last opened here
-    found = detect(root)
+    found = detect_datasets(root)
     if not found:
         raise DataError(
-            f"{root}: nothing that can be read lies here or up to {DEPTH} folders below; "
+            f"{root}: nothing that can be read lies here or up to {MAX_DEPTH} folders below; "
             "`phalanx data list` says what can"
         )
     if len(found) > 1:
-        lines = [f"  {one.folder}: {one.data} ({one.why})" for one in found]
+        lines = [f"  {one.folder}: {one.data} ({one.files})" for one in found]
         told = [f"{root}: several datasets lie here; give the folder of one alone:", *lines]
         raise DataError("\n".join(told))
     data, folder = found[0].data, found[0].folder
@@ -105,7 +108,7 @@ def find_parts(root: Path) -> list[Part]:
 
 def _describe_part(data: str, folder: Path, split: str) -> Part:
     """What is known of a split once its index is open."""
-    if data in HANDOUTS:
+    if data in SEQUENTIAL_FORMATS:
         return _describe_handed(data, folder, split)
     source = open_once(data, folder, split)
     return Part(
@@ -120,7 +123,7 @@ def _describe_part(data: str, folder: Path, split: str) -> Part:
 
 
 def _describe_handed(data: str, folder: Path, split: str) -> Part:
-    handout = HANDOUTS[data]
+    handout = SEQUENTIAL_FORMATS[data]
     count, classes = handout.count(folder, split), handout.classes(folder)
     digest = hashlib.sha256("\n".join(classes).encode())
     for path in (folder / name for name in _HANDED_FILES):
@@ -139,9 +142,9 @@ def _describe_handed(data: str, folder: Path, split: str) -> Part:
 
 
 @lru_cache(maxsize=4)
-def open_once(data: str, folder: Path, split: str) -> "Source":
+def open_once(data: str, folder: Path, split: str) -> Source:
     """The source of a split, opened once by each process."""
-    opener = FORMS[data].open
+    opener = DATA_FORMATS[data].open
     if opener is None:
         raise ValueError(f"{data} is handed out, not opened")
     return opener(folder, split)
@@ -149,7 +152,7 @@ def open_once(data: str, folder: Path, split: str) -> "Source":
 
 def make_tasks(part: Part, numbers: Sequence[int]) -> Iterator[Task]:
     """The images of these ascending numbers, a few at a time."""
-    handed = _read_handed(part, numbers) if part.data in HANDOUTS else None
+    handed = _read_handed(part, numbers) if part.data in SEQUENTIAL_FORMATS else None
     for start in range(0, len(numbers), TASK_IMAGES):
         some = [int(number) for number in numbers[start : start + TASK_IMAGES]]
         read = None if handed is None else [next(handed) for _ in some]
@@ -161,7 +164,7 @@ def _read_handed(part: Part, numbers: Sequence[int]) -> Iterator[Sample]:
     first = int(numbers[0]) if len(numbers) else 0
     wanted = iter(numbers)
     next_one = next(wanted, None)
-    images = HANDOUTS[part.data].iterate(part.folder, part.split, start=first)
+    images = SEQUENTIAL_FORMATS[part.data].iterate(part.folder, part.split, start=first)
     for number, image in enumerate(images, first):
         if number != next_one:
             continue
@@ -184,7 +187,7 @@ def read_samples(task: Task) -> Iterator[tuple[int, Sample | BadImage]]:
             yield number, bad
 
 
-def read_sample(source: "Source", number: int) -> Sample:
+def read_sample(source: Source, number: int) -> Sample:
     """An image with all that is known of it; raises BadImage."""
     encoded = getattr(source, "encoded", None)
     box = getattr(source, "box", None)
@@ -196,7 +199,7 @@ def read_sample(source: "Source", number: int) -> Sample:
     )
 
 
-def own_name(source: "Source", number: int) -> str:
+def own_name(source: Source, number: int) -> str:
     """What an image is called whatever form it lies in: without the shard, or the split's folder.
 
     It is CLASS/FILE for a folder, and for files of many images what they call each of them.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.sample import Box
-from phalanx.data.formats.index import FOLDER
+from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.formats.packed import packed_path
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 from phalanx.errors import DataError
@@ -96,12 +96,12 @@ def part_path(out: Path, split: str) -> Path:
 
 def journal_path(out: Path, split: str) -> Path:
     """The entries of the images that are written."""
-    return out / FOLDER / f"packed-{split}.jsonl"
+    return out / PHALANX_FOLDER / f"packed-{split}.jsonl"
 
 
 def note_path(out: Path, split: str) -> Path:
     """The note of how far it is."""
-    return out / FOLDER / f"packed-{split}.json"
+    return out / PHALANX_FOLDER / f"packed-{split}.json"
 
 
 def read_note(out: Path, split: str, head: bytes) -> _PackedProgress:

@@ -11,7 +11,14 @@ from typing import BinaryIO
 import cv2
 from PIL import Image
 
-from phalanx.data.formats.decode import FORMATS, PILLOW_ERRORS, BadImage, Pixels, decode, resize
+from phalanx.data.formats.decode import (
+    PILLOW_ERRORS,
+    PILLOW_FORMATS,
+    BadImage,
+    Pixels,
+    decode,
+    resize,
+)
 from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
 from phalanx.errors import DataError
 
@@ -44,7 +51,7 @@ class Looks:
 def look_at(data: bytes) -> Looks:
     """The form and size of an encoded image; all empty when it is none."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             return Looks(image.format or "", image.mode, image.width, image.height)
     except PILLOW_ERRORS:
         return Looks("", "", 0, 0)
@@ -78,11 +85,6 @@ def shrink(image: Pixels, short_side: int | None) -> Pixels:
 def _encode_jpeg(image: Pixels) -> bytes:
     """RGB pixels as a JPEG; the same pixels give the same bytes."""
     return _encode(image, ".jpg", [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-
-
-def encode_png(image: Pixels) -> bytes:
-    """RGB pixels without loss."""
-    return _encode(image, ".png", [])
 
 
 def _encode(image: Pixels, ending: str, options: list[int]) -> bytes:
@@ -130,14 +132,3 @@ def write_class_names(path: Path, classes: tuple[str, ...]) -> None:
         raise DataError(f"{path}: {strange[0]!r} cannot be a line of this file; rename the class")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(f"{name}\n" for name in classes))
-
-
-def read_class_names(path: Path) -> tuple[str, ...] | None:
-    """The class names of a file, one a line; None where there is no such file."""
-    try:
-        text = path.read_bytes().decode(errors="surrogateescape")
-    except FileNotFoundError:
-        return None
-    except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror}); mend its rights") from None
-    return tuple(line.rstrip("\r") for line in text.split("\n") if line.strip())

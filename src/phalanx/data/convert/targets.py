@@ -19,7 +19,7 @@ from phalanx.data.convert.packed_index import note_path as packed_note
 from phalanx.data.convert.packed_writer import PackedForm, write_packed, written_packed
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.packed import packed_path
-from phalanx.data.formats.shards import PREFIX
+from phalanx.data.formats.shards import SHARD_PREFIX
 from phalanx.data.formats.tfrecord import SHARDS, write_tfrecord, written_tfrecord
 from phalanx.data.formats.webdataset import METADATA, SHARD_IMAGES, write_tar, written_tar
 from phalanx.disk import write_atomically
@@ -100,7 +100,7 @@ def _written_tar(leg: WriteJob) -> int:
 
 
 def _write_tar(samples: Iterator[Sample], leg: WriteJob, start: int) -> None:
-    promised = {f"{PREFIX[split]}_length": images for split, images in leg.lengths.items()}
+    promised = {f"{SHARD_PREFIX[split]}_length": images for split, images in leg.lengths.items()}
     text = "".join(f'  "{name}": {images}' + ",\n" for name, images in sorted(promised.items()))
     # the reader refuses shards that are fewer than was promised: a build that broke off
     write_atomically(leg.out / METADATA, "{\n" + text.removesuffix(",\n") + "\n}\n")
@@ -174,7 +174,7 @@ OUTPUT_FORMATS: dict[str, _OutputFormat] = {
         written=_written_tar,
         is_whole=lambda leg: _written_tar(leg) == leg.count,
         write=_write_tar,
-        files=lambda out, split: sorted(out.glob(f"{PREFIX[split]}-*.tar")),
+        files=lambda out, split: sorted(out.glob(f"{SHARD_PREFIX[split]}-*.tar")),
     ),
     "tfrecord": _OutputFormat(
         any_form=False,
@@ -182,7 +182,7 @@ OUTPUT_FORMATS: dict[str, _OutputFormat] = {
         written=_written_records,
         is_whole=lambda leg: _written_records(leg) == leg.count,
         write=_write_records,
-        files=lambda out, split: sorted(out.glob(f"{PREFIX[split]}-*-of-*")),
+        files=lambda out, split: sorted(out.glob(f"{SHARD_PREFIX[split]}-*-of-*")),
     ),
     "packed": _OutputFormat(
         any_form=False,

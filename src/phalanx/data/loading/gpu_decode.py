@@ -21,16 +21,16 @@ from torch import Tensor
 
 from phalanx.data.formats.decode import (
     JPEG_START,
-    MOST_PIXELS,
+    MAX_PIXELS,
     BadImage,
+    EncodedImage,
     Image,
-    Picture,
     Pixels,
-    pixels_of,
-    sides_of,
+    decode_image,
+    image_shape,
 )
 from phalanx.data.formats.folder import FolderSource
-from phalanx.data.formats.indexed_source import IndexedSource
+from phalanx.data.formats.index import IndexedSource
 from phalanx.data.loading.prefetch import read_ahead
 from phalanx.data.loading.reader import Batch, Reader
 from phalanx.data.loading.worker_pool import BatchRequest
@@ -129,9 +129,9 @@ class GpuDecoder:
         """The part of an image that is shown, and whether it is mirrored."""
         treatment = self.reader.recipe.treatment
         if self.reader.split == "valid":
-            return centre_part(*sides_of(image), size, share=treatment.centre), False
+            return centre_part(*image_shape(image), size, share=treatment.centre), False
         box = None if self.reader.boxes is None else self.reader.boxes(index)
-        return choose_part(treatment, sides_of(image), box, draws)
+        return choose_part(treatment, image_shape(image), box, draws)
 
     def _open(self, indices: NDArray[np.int64]) -> list[Image]:
         """The images, read from the disk; where one cannot be, its index changes, too."""
@@ -151,7 +151,7 @@ class GpuDecoder:
         source = self.reader.source
         read = self._threads.map if isinstance(source, FolderSource) else map
         if isinstance(source, IndexedSource):
-            source.expect(indices)
+            source.prefetch(indices)
         return read(self.reader.try_open, indices)
 
     def _instead(self, index: int) -> tuple[int, Image]:
@@ -182,7 +182,7 @@ class GpuDecoder:
         files = {
             row: image.data
             for row, (image, suited) in enumerate(zip(images, opened.suited[rows], strict=True))
-            if suited and isinstance(image, Picture)
+            if suited and isinstance(image, EncodedImage)
         }
         there = self._decode_there(list(files.values()))
         found: dict[int, _Outcome] = dict(zip(files, there, strict=False))
@@ -206,7 +206,7 @@ class GpuDecoder:
 
     def _decode_one(self, image: Image) -> _Outcome:
         """One image by itself, from the device where it can: the same whenever it is asked for."""
-        if isinstance(image, Picture) and suits_gpu(image):
+        if isinstance(image, EncodedImage) and suits_gpu(image):
             there = self._decode_there([image.data])
             return there[0] if there else _decode_here(image)
         return _decode_here(image)
@@ -240,14 +240,14 @@ class NvJpeg:
 
 def _portions(images: list[Image]) -> list[slice]:
     """Neighbours whose pixels fit into memory together."""
-    sizes = [3 * height * width for height, width in map(sides_of, images)]
+    sizes = [3 * height * width for height, width in map(image_shape, images)]
     bounds = np.flatnonzero(np.diff(np.cumsum(sizes) // MOST_BYTES)) + 1
     return [slice(*ends) for ends in pairwise([0, *bounds.tolist(), len(images)])]
 
 
 def suits_gpu(image: Image) -> bool:
     """Whether nvJPEG is to decode it: a whole JPEG of a usual kind, and not too large."""
-    if not isinstance(image, Picture) or image.height * image.width > MOST_PIXELS:
+    if not isinstance(image, EncodedImage) or image.height * image.width > MAX_PIXELS:
         return False
     if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
         return False  # cut short perhaps, which the device would not tell
@@ -260,7 +260,7 @@ def suits_gpu(image: Image) -> bool:
 def _decode_here(image: Image) -> Pixels | BadImage:
     """The whole image, decoded on the host, or what is wrong with it."""
     try:
-        return pixels_of(image)
+        return decode_image(image)
     except BadImage as bad:
         return bad
 

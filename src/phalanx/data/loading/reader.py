@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.catalog.plugins import load_plugins
-from phalanx.data.formats.decode import BadImage, Image, Picture, sides_of
+from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_shape
 from phalanx.data.formats.generated import GeneratedSpec
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.loading.cache import Cache, is_cached
@@ -131,7 +131,7 @@ class Reader:
     def _fill_training(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> _Rows:
         indices, draws = self.look_up(keys)
         images = [self._read(wanted) for wanted in indices.tolist()]
-        plain = not any(image is None or isinstance(image, Picture) for image in images)
+        plain = not any(image is None or isinstance(image, EncodedImage) for image in images)
         if plain and self.boxes is None:  # pixels in memory: the whole batch in one call
             self.transform.train(images, draws, out, None)  # type: ignore[arg-type]
             return _Rows(self.source.labels[indices], indices)
@@ -241,7 +241,7 @@ class Reader:
 
     def _note_size(self, index: int, image: Image) -> None:
         size = self.recipe.image_size
-        height, width = sides_of(image)
+        height, width = image_shape(image)
         if (height < size or width < size) and len(self.findings.notes) < _NOTES_KEPT:
             name = self.source.name(index)
             self.findings.notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
@@ -250,7 +250,7 @@ class Reader:
 def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:
     """An image of a source: one that can wait with decoding does, others have their pixels."""
     if cache is not None:
-        return Picture(_cached(source, index, cache), source.name(index))
+        return EncodedImage(_cached(source, index, cache), source.name(index))
     image: Image = getattr(source, "image", source.read)(index)
     return image
 

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from phalanx.data.formats.decode import BadImage, Picture, pixels_of
+from phalanx.data.formats.decode import BadImage, EncodedImage, decode_image
 from phalanx.data.loading.reader import Reader, open_image
 
 _SAMPLES = 256  # images that the stages are timed on, spread over the set
@@ -48,7 +48,7 @@ def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iter
     for index in dict.fromkeys(spread):
         with suppress(BadImage):
             picture = open_image(source, index)
-            sound[index] = picture, pixels_of(picture)
+            sound[index] = picture, decode_image(picture)
     if not sound:
         return
     pictures, plain = zip(*sound.values(), strict=True)
@@ -72,11 +72,11 @@ def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iter
         return 1
 
     def decode() -> int:
-        pixels_of(next(opened))
+        decode_image(next(opened))
         return 1
 
     yield Rate("read", rate_of(fetch, seconds), "bytes of an image from the disk or its cache")
-    if isinstance(pictures[0], Picture):
+    if isinstance(pictures[0], EncodedImage):
         yield Rate("decode", rate_of(decode, seconds), "the whole image")
     yield Rate("augment", rate_of(augment, seconds), "crop, resize and the rest, of decoded images")
     yield Rate("both", rate_of(as_trained, seconds), "decode no more than needed, and augment")

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.decode import Image, Pixels, mirror, pixels_of, resize, sides_of, top_of
+from phalanx.data.formats.decode import (
+    Image,
+    Pixels,
+    decode_image,
+    decode_image_top,
+    image_shape,
+    mirror,
+    resize,
+)
 from phalanx.data.transforms.augment import (
     AUGMENTS,
     BOX_COLUMNS,
@@ -80,7 +88,7 @@ def pad_crop(
     middle = canvas[:, PADDING:-PADDING, PADDING:-PADDING]
     for row, (image, (down, right, flip)) in enumerate(zip(images, draws, strict=True)):
         top, left = int(down * places), int(right * places)
-        middle[row] = _maybe_mirror(resize(pixels_of(image), size, size), flip)
+        middle[row] = _maybe_mirror(resize(decode_image(image), size, size), flip)
         out[row] = canvas[row, top : top + size, left : left + size]
 
 
@@ -95,7 +103,7 @@ def _resized_crop(treatment: TransformSpec) -> _Train:
     ) -> None:
         for row, (image, numbers) in enumerate(zip(images, draws, strict=True)):
             box = boxes[row] if boxes is not None else None
-            part, flip = choose_part(treatment, sides_of(image), box, numbers)
+            part, flip = choose_part(treatment, image_shape(image), box, numbers)
             square = cut(image, part, out.shape[1])
             out[row] = mirror(square) if flip else square
 
@@ -114,8 +122,8 @@ def choose_part(
 def cut(image: Image, part: Part, size: int) -> Pixels:
     """A part of an image as a square of that size; no more is decoded than that needs."""
     top, left, tall, wide = part
-    height, width = sides_of(image)
-    pixels = top_of(image, top + tall, scale=max(size / tall, size / wide))
+    height, width = image_shape(image)
+    pixels = decode_image_top(image, top + tall, scale=max(size / tall, size / wide))
     down, across = pixels.shape[0] / height, pixels.shape[1] / width  # 1, or what was decoded
     top, bottom = round(top * down), max(round((top + tall) * down), round(top * down) + 1)
     left, right = round(left * across), max(round((left + wide) * across), round(left * across) + 1)
@@ -124,7 +132,7 @@ def cut(image: Image, part: Part, size: int) -> Pixels:
 
 def fit(image: Image, out: Pixels) -> None:
     """Bring the image to size, whatever its shape."""
-    out[:] = resize(pixels_of(image), len(out), len(out))
+    out[:] = resize(decode_image(image), len(out), len(out))
 
 
 def _fit_all(
@@ -140,10 +148,10 @@ def centre_crop(share: float) -> _Evaluate:
 
     def evaluate(image: Image, out: Pixels) -> None:
         size = len(out)
-        height, width = sides_of(image)
+        height, width = image_shape(image)
         scale = round(size / share) / min(height, width)
         pixels = resize(
-            pixels_of(image, scale=scale),
+            decode_image(image, scale=scale),
             max(size, round(height * scale)),
             max(size, round(width * scale)),
         )

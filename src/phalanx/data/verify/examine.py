@@ -18,18 +18,18 @@ from phalanx.data.formats.decode import (
     BadImage,
     Pixels,
     decode,
+    read_image_shape,
     refuse_bomb,
     resize,
-    size_of,
 )
-from phalanx.data.formats.indexed_source import (
-    BROKEN,
-    CUT_OFF,
+from phalanx.data.formats.index import (
+    DAMAGED_SHARD,
     NO_LABEL,
+    TRUNCATED_SHARD,
     WRONG_LABEL,
     IndexedSource,
 )
-from phalanx.data.formats.packed import CHANGED, PackedSource
+from phalanx.data.formats.packed import CHANGED_AFTER_PACKING, PackedSource
 
 if TYPE_CHECKING:
     from phalanx.data.formats.sources import Source
@@ -51,8 +51,8 @@ KINDS = (
 )
 BIT = {kind: 1 << place for place, kind in enumerate(KINDS)}
 _KIND_OF_FAULT = {  # what the index knows to be bad; undecodable where it is none of these
-    CUT_OFF: "truncated",
-    BROKEN: "truncated",
+    TRUNCATED_SHARD: "truncated",
+    DAMAGED_SHARD: "truncated",
     WRONG_LABEL: OUT_OF_RANGE,
     NO_LABEL: OUT_OF_RANGE,
 }
@@ -118,7 +118,7 @@ def look_closely(source: "Source", number: int) -> tuple[bytes, Pixels | None, d
     encoded = getattr(source, "encoded", None)
     try:
         if isinstance(source, PackedSource) and not source.is_intact(number):
-            raise BadImage(name, CHANGED)  # though a decoder may get over it
+            raise BadImage(name, CHANGED_AFTER_PACKING)  # though a decoder may get over it
         if encoded is None or getattr(source, "raw", False):
             pixels = source.read(number)
             return b"%d %d\n" % pixels.shape[:2] + pixels.tobytes(), pixels, _grey(pixels)
@@ -156,7 +156,7 @@ def _decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, s
     damage: dict[str, str] = {}
     if simplejpeg is not None and data.startswith(JPEG_START):
         try:
-            refuse_bomb(*size_of(data, name), name)
+            refuse_bomb(*read_image_shape(data, name), name)
             return simplejpeg.decode_jpeg(data), damage
         except BadImage as bad:
             return None, {"undecodable": bad.why}

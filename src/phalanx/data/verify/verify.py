@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.origin import TASK_IMAGES, Part, find_parts, make_tasks
-from phalanx.data.formats.imagenet import HANDOUTS
+from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.process_pool import ProcessPool
 from phalanx.data.verify.examine import (
     BIT,
@@ -108,7 +108,7 @@ def count_wrong(wrong: int) -> str:
 def verify(root: Path, *, workers: int | None = None, tell: _Tell | None = None) -> Verdict:
     """Look at every image of both splits of the set in a folder."""
     parts = find_parts(root)
-    handed = [part for part in parts if part.data in HANDOUTS]
+    handed = [part for part in parts if part.data in SEQUENTIAL_FORMATS]
     if handed:
         raise DataError(
             f"{root}: {handed[0].data} as it is handed out; `phalanx data build` looks at every "

@@ -6,7 +6,12 @@ from PIL import Image
 
 from phalanx.data.formats import folder as folders
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.folder import locate, looks_like, open_split_folder, stamp_place
+from phalanx.data.formats.folder import (
+    has_class_folders,
+    locate_split,
+    open_with_val_split,
+    snapshot_split,
+)
 from phalanx.data.formats.sources import OPENERS, open_source
 from phalanx.errors import ConfigError, DataError
 
@@ -181,18 +186,18 @@ def test_a_new_training_class_shifts_the_labels_of_validation(folder):
     assert open_source("folder", str(folder), "valid").labels.tolist() == [1, 1, 2, 2]
 
 
-def test_a_large_folder_is_stamped_by_a_sample(folder, monkeypatch):
-    monkeypatch.setattr(folders, "ALL_STAMPED", 3)
-    monkeypatch.setattr(folders, "FILES_STAMPED", 2)
-    place = locate(folder, "train")
-    before = stamp_place(folder, place)
+def test_a_large_folder_is_known_by_a_sample_of_its_files(folder, monkeypatch):
+    monkeypatch.setattr(folders, "_SMALL_SET", 3)
+    monkeypatch.setattr(folders, "_FILES_SAMPLED", 2)
+    place = locate_split(folder, "train")
+    before = snapshot_split(folder, place)
     os.utime(folder / "train/dog/2.png", ns=(1, 1))
-    assert stamp_place(folder, place) == before, "the third file of a class is not in the sample"
+    assert snapshot_split(folder, place) == before, "the third file of a class is not in the sample"
     os.utime(folder / "train/dog/0.png", ns=(1, 1))
-    assert stamp_place(folder, place) != before
-    before = stamp_place(folder, place)
+    assert snapshot_split(folder, place) != before
+    before = snapshot_split(folder, place)
     (folder / "train/dog/2.png").unlink()
-    assert stamp_place(folder, place) != before, "the folder's own time tells"
+    assert snapshot_split(folder, place) != before, "the folder's own time tells"
 
 
 def test_a_file_that_changed_is_a_bad_image_with_both_sizes(folder):
@@ -245,7 +250,7 @@ def names_of(source):
 
 
 def split(root, side, share=0.1, seed=0):
-    return open_split_folder(root, side, share=share, seed=seed)
+    return open_with_val_split(root, side, share=share, seed=seed)
 
 
 def test_a_split_gives_every_image_to_one_side(classes_only):
@@ -297,9 +302,9 @@ def test_a_folder_with_its_own_validation_is_not_split(folder):
 
 
 def test_a_folder_is_told_from_other_folders(folder, tmp_path_factory):
-    assert looks_like(folder) and looks_like(folder / "train")
-    assert not looks_like(folder / "train/cat")
+    assert has_class_folders(folder) and has_class_folders(folder / "train")
+    assert not has_class_folders(folder / "train/cat")
     other = tmp_path_factory.mktemp("other")
     (other / "a").mkdir()
     write_image(other / "b/0.png")
-    assert not looks_like(other)
+    assert not has_class_folders(other)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.data.formats.arrays import EMBEDDED, EMBEDDED_SHA256, hash_arrays
+from phalanx.data.formats.arrays import EMBEDDED_FOLDER, EMBEDDED_SHA256, hash_arrays
 from phalanx.data.formats.sources import open_source
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_embedded.py"
@@ -30,8 +30,8 @@ def test_embedded_grey_has_three_equal_channels():
 
 
 def test_embedded_files_are_small_and_licensed():
-    assert sum(file.stat().st_size for file in EMBEDDED.iterdir()) < 4_500_000
-    assert "2017 Zalando SE" in (EMBEDDED / "LICENSE.fashion-mnist").read_text()
+    assert sum(file.stat().st_size for file in EMBEDDED_FOLDER.iterdir()) < 4_500_000
+    assert "2017 Zalando SE" in (EMBEDDED_FOLDER / "LICENSE.fashion-mnist").read_text()
 
 
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="dataset-fashion-mnist is not installed")
