@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
+from phalanx.data.loading.reader import InputSpec, Reader
 from phalanx.plan.machine import count_cores
 
 ROWS = 16  # that a process fills in one go, as the Loader's do
@@ -43,7 +43,7 @@ class Rates(NamedTuple):
 def fill_alone(first: int, seconds: float) -> None:
     """Be a bare process: get ready, wait for the word, fill, and tell the rate."""
     recipe = InputSpec.from_json(json.loads(sys.stdin.readline()))
-    reader = Reader(recipe, "train", findings=ReadingNotes(), max_bad=None)
+    reader = Reader(recipe, "train")
     out = np.empty((ROWS, recipe.image_size, recipe.image_size, 3), np.uint8)
     groups = iter(range(first, first + APART, ROWS))
     reader.fill(np.arange(next(groups), first + ROWS), out)

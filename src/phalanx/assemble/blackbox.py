@@ -51,7 +51,7 @@ def images_at(step: int, feed: "Feed", prepared: Prepared) -> list[Placed]:
             Placed(position=start + row, name=f"synthetic[{row % plan.micro_batch}]", label=None)
             for row in range(plan.global_batch)
         ]
-    order, source = loader.recipe.order, loader.source("train")
+    order, source = loader.spec.order, loader.source("train")
     positions = order.positions(step - 1)
     found = []
     for position, wanted in zip(positions.tolist(), order.indices(positions).tolist(), strict=True):

@@ -123,9 +123,9 @@ class Preprocessing:
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
-    def treatment(self) -> TransformSpec:
+    def transform(self) -> TransformSpec:
         """What happens to images that are scored."""
-        return TransformSpec(augment=self.augment, centre=self.eval_crop)
+        return TransformSpec(augment=self.augment, eval_crop=self.eval_crop)
 
 
 def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
@@ -160,7 +160,7 @@ def recipe_of(config: Config, plan: Plan) -> InputSpec:
         plugin=config.run.plugin,
         data_dir=config.data.data_dir,
         image_size=plan.image_size,
-        treatment=_treatment_of(config),
+        transform=_transform_spec(config),
         seed=config.train.seed,
         order=order,
         generated_images=plan.train_images,
@@ -170,15 +170,15 @@ def recipe_of(config: Config, plan: Plan) -> InputSpec:
     )
 
 
-def _treatment_of(config: Config) -> TransformSpec:
+def _transform_spec(config: Config) -> TransformSpec:
     """What happens to this run's images."""
     return TransformSpec(
         augment=DATASETS[config.data.data].augment,
         scale=parse_pair(config.augment.crop_scale),
         ratio=parse_pair(config.augment.crop_ratio),
         boxes=config.augment.use_bbox_info,
-        jitter=config.augment.color_jitter,
-        auto=config.augment.auto_augment,
-        erasing=config.augment.random_erasing,
-        centre=config.augment.eval_crop,
+        color_jitter=config.augment.color_jitter,
+        auto_augment=config.augment.auto_augment,
+        random_erasing=config.augment.random_erasing,
+        eval_crop=config.augment.eval_crop,
     )

@@ -14,12 +14,11 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.sources import Split
-from phalanx.data.loading.device import Normaliser, copied_ahead, pinned_memory, take_over
-from phalanx.data.loading.gpu_decode import GpuDecoder, gpu_decode_problem
-from phalanx.data.loading.loader import Filler, Loader
-from phalanx.data.loading.prefetch import read_ahead
+from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
+from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
+from phalanx.data.loading.loader import BatchBackend, Loader, prefetch
 from phalanx.data.loading.reader import Batch, InputSpec, Reader
-from phalanx.data.loading.resident import ResidentFiller, has_room, why_not_resident
+from phalanx.data.loading.resident import ResidentBackend, find_resident_problem, fits_on_device
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import ConfigError
@@ -59,7 +58,7 @@ class LoadedFeed:
         )
         for passes in self._on_device(steps, "train"):
             yield [
-                MicroBatch(self._normaliser.normal(moved.images), moved.labels, moved.first)
+                MicroBatch(self._normaliser.normalise(moved.images), moved.labels, moved.first)
                 for moved in passes
             ]
 
@@ -68,26 +67,26 @@ class LoadedFeed:
         batches = ([batch] for batch in self.loader.evaluation(self._plan.valid_batch))
         for (moved,) in self._on_device(batches, "valid"):
             assert moved.indices is not None
-            yield ValidBatch(self._normaliser.normal(moved.images), moved.labels, moved.indices)
+            yield ValidBatch(self._normaliser.normalise(moved.images), moved.labels, moved.indices)
 
     def _on_device(self, steps: Iterator[list[Batch]], split: Split) -> Iterator[list[_Moved]]:
         """Each step's batches where they are used; on a GPU they are copied while it works."""
         moved = self._moved if split == "train" else self._moved_to_score
-        if self._normaliser.device.type != "cuda" or self.loader.immediate(split):
+        if self._normaliser.device.type != "cuda" or not self.loader.needs_prefetch(split):
             yield from (list(map(moved, step)) for step in steps)
             return
-        copied = copied_ahead(steps, lambda step: list(map(moved, step)), self._normaliser.device)
+        copied = copy_ahead(steps, lambda step: list(map(moved, step)), self._normaliser.device)
         if split in self._ahead:
             self._ahead[split].close()
-        self._ahead[split] = ahead = read_ahead(copied)
+        self._ahead[split] = ahead = prefetch(copied)
         for step, done in ahead:
-            take_over((part for one in step for part in one[1:] if part is not None), done)
+            wait_for_copy((part for one in step for part in one[1:] if part is not None), done)
             yield step
 
     def _moved_to_score(self, batch: Batch) -> _Moved:
         if self._remap is not None:
             batch = replace(batch, labels=self._remap[batch.labels])
-        return self._moved(batch)._replace(indices=self._normaliser.integers(batch.indices))
+        return self._moved(batch)._replace(indices=self._normaliser.copy_integers(batch.indices))
 
     def _moved(self, batch: Batch) -> _Moved:
         if batch.ready is not None:  # made on the device, on another stream than this one
@@ -95,8 +94,8 @@ class LoadedFeed:
             batch.pixels.record_stream(torch.cuda.current_stream(batch.pixels.device))
         return _Moved(
             int(batch.positions[0]),
-            self._normaliser.move(batch.pixels),
-            self._normaliser.integers(batch.labels),
+            self._normaliser.copy_pixels(batch.pixels),
+            self._normaliser.copy_integers(batch.labels),
         )
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
@@ -105,7 +104,7 @@ class LoadedFeed:
 
     def images_of(self, step: int, shown: int = 6) -> str:
         """The training images of a step, counted from 1 as the metrics do."""
-        order = self.loader.recipe.order
+        order = self.loader.spec.order
         assert order is not None
         indices = order.indices(order.positions(step - 1)).tolist()
         names = self.loader.names("train", indices[:shown])
@@ -122,22 +121,22 @@ class LoadedFeed:
 
     def look_again(self, names: Collection[str]) -> None:
         """Count what was bad in earlier processes of this run towards what it puts up with."""
-        self.loader.look_again(names)
+        self.loader.recheck_bad(names)
 
     def notes(self) -> list[str]:
         """What a person should know of the images so far."""
         notes = [note for found in self.loader.notes.values() for note in found.copy().values()]
-        return notes + self.loader.unkept()
+        return notes + self.loader.describe_unsaved_indexes()
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
         """Validation images as the model sees them, before normalisation."""
-        recipe, reader = self.loader.recipe, self.loader.reader("valid")
-        pictures = np.zeros((len(indices), recipe.image_size, recipe.image_size, 3), np.uint8)
+        size, reader = self.loader.spec.image_size, self.loader.reader("valid")
+        pictures = np.zeros((len(indices), size, size, 3), np.uint8)
         for row, index in enumerate(indices):
             image = reader.try_open(index)
             with suppress(BadImage):  # it went away since it was scored: stays black
                 if not isinstance(image, BadImage):
-                    reader.transform.evaluate(image, pictures[row])
+                    reader.transform.apply_evaluation(image, pictures[row])
         return pictures
 
 
@@ -233,19 +232,19 @@ def _open_loader(recipe: InputSpec, plan: Plan, device: torch.device, config: Co
         recipe,
         workers=plan.workers,
         max_bad=plan.max_bad,
-        rows=config.data.dataloader_rebatch_size,
+        images_per_task=config.data.dataloader_rebatch_size,
         cache=config.data.dataset_cache,
-        empty=pinned_memory if device.type == "cuda" else None,
-        filler=choose_filler(recipe, device, config),
+        allocate=allocate_pinned if device.type == "cuda" else None,
+        backend=choose_backend(recipe, device, config),
     )
 
 
-def choose_filler(
+def choose_backend(
     recipe: InputSpec, device: torch.device, config: Config
-) -> Callable[[Reader], Filler] | None:
+) -> Callable[[Reader], BatchBackend] | None:
     """What makes images on the device itself, where the config and the device allow it."""
     if config.data.gpu_decode:
-        problem = gpu_decode_problem(device)
+        problem = find_gpu_decode_problem(device)
         if problem:
             raise ConfigError(f"--gpu-decode: {problem}; leave the option away")
         return lambda reader: GpuDecoder(reader, device)
@@ -254,12 +253,12 @@ def choose_filler(
         return None
     splits: tuple[Split, ...] = ("train", "valid") if recipe.order else ("valid",)
     sources = [recipe.open(split) for split in splits]
-    why_not = why_not_resident(recipe, sources[-1])
+    why_not = find_resident_problem(recipe, sources[-1])
     if asked and why_not:
         raise ConfigError(f"--keep-on-device: {why_not}; leave the option away")
-    if why_not or not (asked or has_room(sources, device)):
+    if why_not or not (asked or fits_on_device(sources, device)):
         return None
-    return lambda reader: ResidentFiller(reader, device)
+    return lambda reader: ResidentBackend(reader, device)
 
 
 def stays_unasked(device: torch.device, config: Config) -> bool:

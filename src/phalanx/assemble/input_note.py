@@ -5,7 +5,7 @@ from contextlib import suppress
 from phalanx.assemble.feed import Feed, LoadedFeed
 from phalanx.assemble.prepare import Prepared
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.loading.stage_rates import Rate, judge_feeding, time_stages
+from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, time_stages
 from phalanx.engine.state import Throughput
 from phalanx.report.summary import InputNote
 
@@ -35,7 +35,7 @@ def describe_input(feed: Feed, clock: Throughput, prepared: Prepared) -> InputNo
     if wait < _KEPT_UP:
         come = max(eaten, _one_core(stages) * max(prepared.plan.workers, 1))
     return InputNote(
-        verdict=judge_feeding(come, eaten, model=prepared.config.model.model, stages=stages),
+        verdict=describe_bottleneck(come, eaten, model=prepared.config.model.model, stages=stages),
         come=come,
         eaten=eaten,
         stages={rate.stage: rate.images_per_second for rate in stages},

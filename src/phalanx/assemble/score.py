@@ -23,7 +23,7 @@ from phalanx.assemble.watch import score_row
 from phalanx.config.read import Settings, read_flags, settle
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage, decode
-from phalanx.data.loading.gpu_decode import gpu_decode_problem
+from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.data.transforms.transform import build_transform
 from phalanx.engine.checkpoint import WEIGHTS, load_weights
 from phalanx.engine.checkpoint_store import AVERAGES, read_files
@@ -122,7 +122,7 @@ def _validation_feed(scorable: Scorable) -> Iterator[Feed]:
         recipe_of(config, plan),
         order=None,
         image_size=preprocessing.image_size,
-        treatment=preprocessing.treatment,
+        transform=preprocessing.transform,
     )
     normaliser = normaliser_of(preprocessing, scorable.device, config)
     with open_feed(recipe, plan, normaliser, config) as feed:
@@ -134,7 +134,7 @@ def _validation_feed(scorable: Scorable) -> Iterator[Feed]:
 def _for_scoring(scorable: Scorable) -> Config:
     """The config without what serves many epochs, or what this device cannot do."""
     data = scorable.config.data
-    decodes = data.gpu_decode and not gpu_decode_problem(scorable.device)
+    decodes = data.gpu_decode and not find_gpu_decode_problem(scorable.device)
     changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
     return scorable.config.model_copy(update={"data": data.model_copy(update=changes)})
 
@@ -170,18 +170,18 @@ def predict(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
 def _answer_some(scorable: Scorable, images: Sequence[Path]) -> Iterator[Answer]:
     """Answers for as many images as fit in one pass."""
     edge = scorable.preprocessing.image_size
-    transform = build_transform(scorable.preprocessing.treatment)
+    transform = build_transform(scorable.preprocessing.transform)
     pixels = np.zeros((len(images), edge, edge, 3), np.uint8)
     problems = {}
     for row, path in enumerate(images):
         try:
-            transform.evaluate(decode(path.read_bytes(), str(path)), pixels[row])
+            transform.apply_evaluation(decode(path.read_bytes(), str(path)), pixels[row])
         except BadImage as bad:
             problems[row] = bad.why
         except OSError as error:
             problems[row] = error.strerror or str(error)
     scorable.model.eval()
-    inputs = normaliser_of(scorable.preprocessing, scorable.device).images(pixels)
+    inputs = normaliser_of(scorable.preprocessing, scorable.device)(pixels)
     logits = answer_to(scorable.model, inputs, rule=scorable.rule)
     best = logits.softmax(1).topk(min(5, len(scorable.classes)))
     for row, path in enumerate(images):

@@ -10,10 +10,10 @@ import torch
 
 from phalanx.assemble.build import build_state, prepare_torch, step_rule
 from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
-from phalanx.assemble.feed import SyntheticFeed, choose_filler, normaliser_of, open_feed
+from phalanx.assemble.feed import SyntheticFeed, choose_backend, normaliser_of, open_feed
 from phalanx.config.read import Settings
-from phalanx.data.loading.reader import Reader, ReadingNotes
-from phalanx.data.loading.stage_rates import Rate, judge_feeding, rate_of, time_stages
+from phalanx.data.loading.reader import Reader
+from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, measure_rate, time_stages
 from phalanx.engine.step import train_step
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
@@ -40,7 +40,9 @@ class Feeding:
 
     def verdict(self) -> str:
         """Who waits for whom, and what would help."""
-        return judge_feeding(self.all_workers, self.eaten, model=self.model, stages=self.stages)
+        return describe_bottleneck(
+            self.all_workers, self.eaten, model=self.model, stages=self.stages
+        )
 
     def facts(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -59,9 +61,9 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         )
     recipe, device = recipe_of(config, plan), prepare_torch(plan)
     normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
-    there = choose_filler(recipe, device, config) is not None
+    there = choose_backend(recipe, device, config) is not None
     workers = 0 if there else config.data.workers or count_cores()
-    reader = Reader(recipe, "train", findings=ReadingNotes(), max_bad=plan.max_bad)
+    reader = Reader(recipe, "train", max_bad=plan.max_bad)
     batch = np.zeros((plan.micro_batch, plan.image_size, plan.image_size, 3), np.uint8)
     gathered = np.empty_like(batch)
 
@@ -75,15 +77,15 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         return len(batch)
 
     def copy() -> int:
-        normaliser.images(batch)
+        normaliser(batch)
         synchronise(device)
         return len(batch)
 
     return Feeding(
         stages=[
             *time_stages(reader, seconds / 4),
-            Rate("collate", rate_of(collate, seconds / 4), "images put together to a batch"),
-            Rate("copy", rate_of(copy, seconds / 4), f"bytes to {device}, normalised"),
+            Rate("collate", measure_rate(collate, seconds / 4), "images put together to a batch"),
+            Rate("copy", measure_rate(copy, seconds / 4), f"bytes to {device}, normalised"),
         ],
         one_worker=loaded(1),
         workers=workers,
@@ -122,7 +124,7 @@ def _appetite(settings: Settings, seconds: float) -> float:
         return plan.global_batch
 
     step()
-    return rate_of(step, seconds)
+    return measure_rate(step, seconds)
 
 
 def synchronise(device: torch.device) -> None:

@@ -20,7 +20,7 @@ from phalanx.bench.feeding import synchronise
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.loading.cache import free_memory
-from phalanx.data.loading.stage_rates import rate_of
+from phalanx.data.loading.stage_rates import measure_rate
 from phalanx.engine.step import MicroBatch, train_step
 from phalanx.errors import ConfigError
 from phalanx.plan.plan import Plan
@@ -319,7 +319,7 @@ def _time_steps(
         return count * size
 
     step()  # what the update rule remembers is made here
-    return rate_of(step, seconds)
+    return measure_rate(step, seconds)
 
 
 def _forget_peak(device: torch.device) -> None:
