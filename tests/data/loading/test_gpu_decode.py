@@ -11,6 +11,7 @@ from phalanx.data.convert.packed_writer import PackedForm, write_packed
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import Picture
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem, is_gpu_decodable
+from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
 from phalanx.data.transforms.transform import (
     TransformSpec,
@@ -22,6 +23,7 @@ from phalanx.errors import ConfigError, DataError
 from phalanx.kernels import cut
 from phalanx.kernels.cut import cut_batch
 from phalanx.plan.order import Order
+from phalanx.plan.share import Share
 from small_photos import encode, photo
 
 CPU = torch.device("cpu")
@@ -220,6 +222,19 @@ def test_a_batch_is_the_readers_batch(folder, split):
     pixels, rows, decoder = assert_same_batch(folder, split)
     assert sorted(rows.indices.tolist()) == list(range(COUNT)) and decoder.failed_calls == 0
     assert pixels.std(axis=(1, 2, 3)).min() > 5  # no image is blank
+
+
+def test_shares_are_slices_of_the_whole(folder):
+    spec = reader_of(folder, "train").spec
+    decoders = {"backend": lambda reader: GpuDecoder(reader, CPU, decode=stand_in)}
+    with Loader(spec, workers=0, **decoders) as loader:
+        whole = next(loader.steps_from(3, 4, micro_batch=4))
+        for replica in range(2):
+            own = next(loader.steps_from(3, 4, micro_batch=4, share=Share(replica, 2)))
+            for expected, batch in zip(whole[replica::2], own, strict=True):
+                assert torch.equal(batch.pixels, expected.pixels)
+                assert batch.indices.tolist() == expected.indices.tolist()
+                assert batch.positions.tolist() == expected.positions.tolist()
 
 
 def test_batches_of_another_size_can_be_asked_for(folder):

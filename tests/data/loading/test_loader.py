@@ -6,7 +6,9 @@ from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import TransformSpec
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
+from phalanx.plan.share import Share
 from small_batches import GLOBAL_BATCH, PAD_CROP, assert_same, embedded_spec, joined, photo_spec
+from small_photos import write_photos
 
 
 def spec_for(data, photos):
@@ -166,3 +168,62 @@ def test_mistakes_in_an_input_spec_are_named(photos):
     for workers in (0, 2):
         with Loader(grown, workers=workers) as loader, pytest.raises(DataError, match="laid out"):
             next(loader.steps_from(0, 1, micro_batch=4))
+
+
+# --- shares ---
+
+MICRO_BATCH = 5  # eight slices a step
+
+
+@pytest.mark.parametrize("data", ["embedded", "photos"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_the_shares_of_all_replicas_are_the_step_of_one(data, photos, workers, replicas):
+    spec, steps = spec_for(data, photos), (24, 27)  # where the stream's second block begins
+    with Loader(spec, workers=0) as alone, Loader(spec, workers=workers) as loader:
+        whole = list(alone.steps_from(*steps, micro_batch=MICRO_BATCH))
+        shares = [
+            list(loader.steps_from(*steps, micro_batch=MICRO_BATCH, share=Share(r, replicas)))
+            for r in range(replicas)
+        ]
+    for number, expected in enumerate(whole):
+        own = [share[number] for share in shares]
+        assert [len(batches) for batches in own] == [len(expected) // replicas] * replicas
+        for slice_number, batch in enumerate(expected):
+            accumulated, replica = divmod(slice_number, replicas)
+            assert_same([batch], [own[replica][accumulated]])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_of_other_shares_are_not_read(tmp_path, workers):
+    root = write_photos(tmp_path / "photos", {"train": 8, "val": 4})  # of each of three classes
+    spec = photo_spec(root, order=Order(images=24, global_batch=24, seed=5))
+    wanted = spec.order.indices(np.arange(24)).reshape(6, 4)  # every image in one of six slices
+    for split, index in (("train", wanted[3, 2]), ("val", 4)):
+        sorted((root / split).rglob("*.jpg"))[index].write_bytes(b"spoiled")
+    for replica, bad in ((0, []), (1, [wanted[3, 2]])):
+        with Loader(spec, workers=workers, max_bad=1) as loader:
+            [step] = loader.steps_from(0, 1, micro_batch=4, share=Share(replica, 2))
+            assert len(step) == 3 and list(loader.bad["train"]) == bad
+            list(loader.evaluation(3, share=Share(replica, 2)))
+            assert list(loader.bad["valid"]) == ([4] if replica else [])
+
+
+def test_replicas_that_do_not_divide_the_slices_are_refused():
+    with (
+        Loader(embedded_spec(), workers=0) as loader,
+        pytest.raises(ValueError, match="8 micro-batches do not divide among 3 replicas"),
+    ):
+        next(loader.steps_from(0, 1, micro_batch=MICRO_BATCH, share=Share(0, 3)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_shares_score_every_image_once(photos, workers, replicas):
+    with Loader(photo_spec(photos), workers=workers) as loader:
+        whole = list(loader.evaluation(3))  # eight images: two full batches and one padded
+        shares = [list(loader.evaluation(3, share=Share(r, replicas))) for r in range(replicas)]
+    assert [len(share) for share in shares] == [len(whole[r::replicas]) for r in range(replicas)]
+    for replica, share in enumerate(shares):
+        for batch, expected in zip(share, whole[replica::replicas], strict=True):
+            assert_same([batch], [expected])

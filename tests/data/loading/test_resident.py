@@ -13,6 +13,7 @@ from phalanx.data.loading.resident import (
     group_requests,
 )
 from phalanx.data.transforms.transform import TransformSpec
+from phalanx.plan.share import Share
 from small_batches import GLOBAL_BATCH, assert_same, embedded_spec, photo_spec
 
 CPU = torch.device("cpu")
@@ -37,6 +38,18 @@ def test_batches_are_those_of_the_host(augment):
         # 1,500 images in threes of 500: nothing is left to pad, which only the host does
         assert_same(host.evaluation(500), in_numpy(device.evaluation(500)))
         assert [len(batch.labels) for batch in device.evaluation(700)] == [700, 700, 100]
+
+
+def test_shares_are_slices_of_the_whole():
+    spec = embedded_spec()
+    with Loader(spec, workers=0, backend=lambda reader: ResidentBackend(reader, CPU)) as loader:
+        whole = list(loader.steps_from(198, 202, micro_batch=10))
+        for replica in range(2):
+            own = list(loader.steps_from(198, 202, micro_batch=10, share=Share(replica, 2)))
+            for expected, batches in zip(whole, own, strict=True):
+                assert_same(in_numpy(expected[replica::2]), in_numpy(batches))
+        scored = [in_numpy(loader.evaluation(500, share=Share(r, 2))) for r in range(2)]
+        assert_same(in_numpy(loader.evaluation(500)), [scored[0][0], scored[1][0], scored[0][1]])
 
 
 def test_images_in_colour_keep_their_channels():

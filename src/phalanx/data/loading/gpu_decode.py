@@ -7,10 +7,10 @@ A batch is made in two phases, so that the disk and the GPU work at the same tim
 the files of the next batch: it reads their bytes and headers and chooses the crops, which takes
 their sizes and no pixels. Then the batch is decoded, on a stream of its own.
 
-What nvJPEG cannot do, the host does: other formats, unusual colours, files that end early, which it
-would fill up with grey and not tell. nvJPEG answers for a whole batch: if it fails for one image,
-none is decoded, so that all are tried again one by one, and those that fail alone go to the host.
-Whether an image is bad is therefore always the host's decision, the same as without a GPU.
+What nvJPEG cannot do, the host does: other formats, unusual colours, and files that end early, of
+which nvJPEG would say nothing. It answers for a whole batch: when it fails for one image, none is
+decoded. All are then tried again one by one, and those that fail alone go to the host, so that an
+image is called bad only when the host cannot decode it either.
 """
 
 import sys

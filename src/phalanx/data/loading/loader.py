@@ -22,6 +22,7 @@ from phalanx.data.loading.reader import (
     refuse_too_many_bad,
 )
 from phalanx.data.loading.worker_pool import WorkerPool
+from phalanx.plan.share import WHOLE, Share
 
 _Item = TypeVar("_Item")
 _Stream = Generator[Batch, None, None]
@@ -106,29 +107,41 @@ class Loader:
         self._streams: dict[Split, _Stream] = {}
         self._pool: WorkerPool | None = None
 
-    def steps_from(self, step: int, stop: int, *, micro_batch: int) -> Iterator[list[Batch]]:
-        """For each step of step..stop-1, its micro-batches in slice order."""
+    def steps_from(
+        self, step: int, stop: int, *, micro_batch: int, share: Share = WHOLE
+    ) -> Iterator[list[Batch]]:
+        """For each step of step..stop-1, the share's micro-batches in slice order.
+
+        Images of other shares are not read.
+        """
         order = self.spec.order
         if order is None or order.global_batch % micro_batch:
             raise ValueError(f"micro-batches of {micro_batch} do not tile a step of {order}")
-        starts = range(0, order.global_batch, micro_batch)
-        requests = (
-            BatchRequest(order.positions(s), self.spec.size_at(s)) for s in range(step, stop)
-        )
-        for batch in self._open_stream("train", requests):
+        slices = share.slices(order.global_batch // micro_batch)
+
+        def request(step: int) -> BatchRequest:
+            by_slice = order.positions(step).reshape(-1, micro_batch)
+            own = by_slice[slices.start :: slices.step].ravel()  # all of them without a copy
+            return BatchRequest(own, self.spec.size_at(step))
+
+        for batch in self._open_stream("train", map(request, range(step, stop))):
+            starts = range(0, len(batch.positions), micro_batch)
             yield [batch[start : start + micro_batch] for start in starts]
 
-    def evaluation(self, batch_size: int) -> Iterator[Batch]:
-        """Every validation image once, in order; what is made here is padded to full batches."""
+    def evaluation(self, batch_size: int, share: Share = WHOLE) -> Iterator[Batch]:
+        """The share's validation images in order; all shares together see each image once.
+
+        What is made on the host is padded to full batches.
+        """
         images = len(self.source("valid"))
-        requests = (
-            BatchRequest(
-                np.arange(start, min(start + batch_size, images), dtype=np.int64),
-                self.spec.image_size,
-            )
-            for start in range(0, images, batch_size)
-        )
-        for batch in self._open_stream("valid", requests):
+
+        def request(number: int) -> BatchRequest:
+            start = number * batch_size
+            end = min(start + batch_size, images)
+            return BatchRequest(np.arange(start, end, dtype=np.int64), self.spec.image_size)
+
+        numbers = share.batches(-(-images // batch_size))
+        for batch in self._open_stream("valid", map(request, numbers)):
             yield batch if self.on_device else _pad(batch, batch_size)
 
     def needs_prefetch(self, split: Split) -> bool:

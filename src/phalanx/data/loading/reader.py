@@ -192,13 +192,13 @@ class Reader:
         if self.split == "valid":
             return positions.copy(), [[]] * len(positions)
         indices, draws = [], []
-        first, last = int(positions[0]), int(positions[-1])
-        for number in range(first // _BLOCK, last // _BLOCK + 1):
-            start = number * _BLOCK
-            part = slice(max(first - start, 0), last + 1 - start)
-            block_indices, block_draws = self._draw_block(number)
-            indices.append(block_indices[part])
-            draws += block_draws[part]
+        for first, last in _find_runs(positions):
+            for number in range(first // _BLOCK, last // _BLOCK + 1):
+                start = number * _BLOCK
+                part = slice(max(first - start, 0), last + 1 - start)
+                block_indices, block_draws = self._draw_block(number)
+                indices.append(block_indices[part])
+                draws += block_draws[part]
         return np.concatenate(indices), draws
 
     def find_labels(self, indices: _Integers) -> _Integers:
@@ -250,6 +250,16 @@ class Reader:
         """Remember a bad image; raises DataError when there are too many."""
         self.problems.bad[index] = str(bad)
         refuse_too_many_bad(self.problems.bad, self.max_bad)
+
+
+def _find_runs(positions: _Integers) -> list[tuple[int, int]]:
+    """The first and last of each run of consecutive positions; of a whole step it is one run."""
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first + 1 == len(positions):
+        return [(first, last)]
+    ends = np.flatnonzero(np.diff(positions) != 1)
+    lasts = [*positions[ends].tolist(), last]
+    return list(zip([first, *positions[ends + 1].tolist()], lasts, strict=True))
 
 
 def _draw_block(

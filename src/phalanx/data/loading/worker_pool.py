@@ -35,7 +35,6 @@ from phalanx.errors import DataError
 
 _MAX_SHARED_BYTES = 1 << 29  # of images that wait, filled, for the training loop
 _EXIT_TIMEOUT_S = 2.0  # for a worker to leave once its pipe is closed
-ANSWER_TIMEOUT_S = 300.0  # a worker that says nothing for so long hangs
 
 
 class _WorkerLost(Exception):
@@ -54,6 +53,8 @@ class _PendingTask:
 
 class _WorkerProcess:
     """A worker's process and the pipes to it."""
+
+    answer_timeout_s = 300.0  # one that says nothing for so long hangs
 
     def __init__(self, inherited: tuple[int, ...]):
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -82,9 +83,9 @@ class _WorkerProcess:
         """Read one line of JSON, waiting for it."""
         fd = self._stdout.fileno()  # not the file itself: select knows nothing of what it buffers
         while b"\n" not in self._unread:
-            if not select.select([fd], [], [], ANSWER_TIMEOUT_S)[0]:
+            if not select.select([fd], [], [], self.answer_timeout_s)[0]:
                 self.process.kill()
-                raise _WorkerLost(f"gave no answer for {ANSWER_TIMEOUT_S:g} s")
+                raise _WorkerLost(f"gave no answer for {self.answer_timeout_s:g} s")
             piece = os.read(fd, 1 << 16)
             if not piece:
                 raise _WorkerLost(self._describe_exit())
