@@ -136,21 +136,21 @@ class Bench:
             return 0
 
         # one executor for each: what a thread has set up in the first round serves the second
-        threads_of_one = [ThreadPoolExecutor(1) for _ in decoders]
+        executors = [ThreadPoolExecutor(1) for _ in decoders]
         list(
             map(
                 Future.result,
-                [one.submit(work, own, 0.0) for own, one in enumerate(threads_of_one)],
+                [one.submit(work, own, 0.0) for own, one in enumerate(executors)],
             )
         )
         self.wait()
         begin = perf_counter()
         until = begin + self.seconds
-        coming = [one.submit(work, own, until) for own, one in enumerate(threads_of_one)]
+        coming = [one.submit(work, own, until) for own, one in enumerate(executors)]
         batches = sum(map(Future.result, coming))
         self.wait()
         rate = batches * self.batch / (perf_counter() - begin)
-        for decoder, one in zip(decoders, threads_of_one, strict=True):
+        for decoder, one in zip(decoders, executors, strict=True):
             one.shutdown()
             decoder.close()
         return rate, sum(decoder.failed_calls for decoder in decoders)

@@ -62,7 +62,7 @@ def test_too_many_bad_training_images_end_the_run(spoiled, workers):
     assert "train/cat/03.png" in str(caught.value)
 
 
-def test_findings_of_different_workers_count_together(tmp_path):
+def test_bad_images_of_different_workers_count_together(tmp_path):
     for number in range(64):
         path = tmp_path / "train" / ("cat", "dog")[number // 32] / f"{number:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
