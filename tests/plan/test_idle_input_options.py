@@ -6,7 +6,7 @@ import torch
 from phalanx.assemble.dataset_summary import build_input_spec
 from phalanx.assemble.feed import stays_unasked
 from phalanx.config.read import read_settings
-from phalanx.data.loading.resident import why_not_resident
+from phalanx.data.loading.resident import find_resident_problem
 from phalanx.plan.input_options import can_reside
 from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
 
@@ -87,5 +87,5 @@ def test_the_plan_and_the_feed_agree_on_which_sets_may_lie_on_a_gpu(options):
     flags = {name.replace("_", "-"): str(value) for name, value in options.items()}
     config = read_settings("demo", flags).config
     recipe = build_input_spec(config, make_plan(config, FACTS, GPU))
-    why_not = why_not_resident(recipe, recipe.open("valid"))
+    why_not = find_resident_problem(recipe, recipe.open("valid"))
     assert can_reside(config) == (stays_unasked(torch.device("cuda"), config) and not why_not)

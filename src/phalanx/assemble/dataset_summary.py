@@ -124,9 +124,9 @@ class Preprocessing:
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
-    def transform_spec(self) -> TransformSpec:
+    def transform(self) -> TransformSpec:
         """What happens to images that are scored."""
-        return TransformSpec(augment=self.augment, centre=self.eval_crop)
+        return TransformSpec(augment=self.augment, eval_crop=self.eval_crop)
 
 
 def build_preprocessing(config: Config, plan: Plan) -> Preprocessing:
@@ -155,15 +155,15 @@ def build_input_spec(config: Config, plan: Plan) -> InputSpec:
         plugin=config.run.plugin,
         data_dir=config.data.data_dir,
         image_size=plan.image_size,
-        treatment=TransformSpec(
+        transform=TransformSpec(
             augment=DATASETS[config.data.data].augment,
             scale=parse_pair(options.crop_scale),
             ratio=parse_pair(options.crop_ratio),
             boxes=options.use_bbox_info,
-            jitter=options.color_jitter,
-            auto=options.auto_augment,
-            erasing=options.random_erasing,
-            centre=options.eval_crop,
+            color_jitter=options.color_jitter,
+            auto_augment=options.auto_augment,
+            random_erasing=options.random_erasing,
+            eval_crop=options.eval_crop,
         ),
         seed=config.train.seed,
         order=Order(

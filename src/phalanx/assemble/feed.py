@@ -13,12 +13,11 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.sources import Split
-from phalanx.data.loading.device import Normaliser, copied_ahead, pinned_memory, take_over
-from phalanx.data.loading.gpu_decode import GpuDecoder, gpu_decode_problem
-from phalanx.data.loading.loader import Filler, Loader
-from phalanx.data.loading.prefetch import read_ahead
+from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
+from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
+from phalanx.data.loading.loader import BatchBackend, Loader, prefetch
 from phalanx.data.loading.reader import Batch, InputSpec, Reader
-from phalanx.data.loading.resident import ResidentFiller, has_room, why_not_resident
+from phalanx.data.loading.resident import ResidentBackend, find_resident_problem, fits_on_device
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import ConfigError
@@ -66,7 +65,7 @@ class LoadedFeed:
         )
         for passes in self._on_device(steps, "train"):
             yield [
-                MicroBatch(self._normaliser.normal(batch.images), batch.labels, batch.first)
+                MicroBatch(self._normaliser.normalise(batch.images), batch.labels, batch.first)
                 for batch in passes
             ]
 
@@ -75,7 +74,7 @@ class LoadedFeed:
         batches = ([batch] for batch in self.loader.evaluation(self._plan.valid_batch))
         for (batch,) in self._on_device(batches, "valid"):
             assert batch.indices is not None
-            yield ValidBatch(self._normaliser.normal(batch.images), batch.labels, batch.indices)
+            yield ValidBatch(self._normaliser.normalise(batch.images), batch.labels, batch.indices)
 
     def _on_device(
         self, steps: Iterator[list[Batch]], split: Split
@@ -85,15 +84,15 @@ class LoadedFeed:
         def copy(step: list[Batch]) -> list[_DeviceBatch]:
             return [self._copy(batch, scored=split == "valid") for batch in step]
 
-        if self._normaliser.device.type != "cuda" or self.loader.immediate(split):
+        if self._normaliser.device.type != "cuda" or not self.loader.needs_prefetch(split):
             yield from map(copy, steps)
             return
-        copied = copied_ahead(steps, copy, self._normaliser.device)
+        copied = copy_ahead(steps, copy, self._normaliser.device)
         if split in self._copying:
             self._copying[split].close()
-        self._copying[split] = ahead = read_ahead(copied)
+        self._copying[split] = ahead = prefetch(copied)
         for step, done in ahead:
-            take_over((part for one in step for part in one[1:] if part is not None), done)
+            wait_for_copy((part for one in step for part in one[1:] if part is not None), done)
             yield step
 
     def _copy(self, batch: Batch, *, scored: bool) -> _DeviceBatch:
@@ -103,9 +102,9 @@ class LoadedFeed:
         labels = batch.labels if self._labels is None else self._labels[batch.labels]
         return _DeviceBatch(
             int(batch.positions[0]),
-            self._normaliser.move(batch.pixels),
-            self._normaliser.integers(labels),
-            self._normaliser.integers(batch.indices) if scored else None,
+            self._normaliser.copy_pixels(batch.pixels),
+            self._normaliser.copy_integers(labels),
+            self._normaliser.copy_integers(batch.indices) if scored else None,
         )
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
@@ -114,7 +113,7 @@ class LoadedFeed:
 
     def step_images(self, step: int) -> list[StepImage]:
         """The images of a step, counted from 1; for one that could not be read, its stand-in."""
-        order, source, bad = self.loader.recipe.order, self.loader.source("train"), self.loader.bad
+        order, source, bad = self.loader.spec.order, self.loader.source("train"), self.loader.bad
         assert order is not None
         images = []
         for position in order.positions(step - 1).tolist():
@@ -133,24 +132,24 @@ class LoadedFeed:
             for index, reason in found.copy().items()  # reading goes on in another thread
         }
 
-    def look_again(self, names: Collection[str]) -> None:
+    def recheck_bad(self, names: Collection[str]) -> None:
         """Count what was bad in earlier processes of this run towards what it puts up with."""
-        self.loader.look_again(names)
+        self.loader.recheck_bad(names)
 
     def notes(self) -> list[str]:
         """What a person should know of the images so far."""
         notes = [note for found in self.loader.notes.values() for note in found.copy().values()]
-        return notes + self.loader.unkept()
+        return notes + self.loader.describe_unsaved_indexes()
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
         """Validation images as the model sees them, before normalisation."""
-        size, reader = self.loader.recipe.image_size, self.loader.reader("valid")
+        size, reader = self.loader.spec.image_size, self.loader.reader("valid")
         pictures = np.zeros((len(indices), size, size, 3), np.uint8)
         for row, index in enumerate(indices):
             image = reader.try_open(index)
             with suppress(BadImage):  # it went away since it was scored: stays black
                 if not isinstance(image, BadImage):
-                    reader.transform.evaluate(image, pictures[row])
+                    reader.transform.apply_evaluation(image, pictures[row])
         return pictures
 
 
@@ -199,7 +198,7 @@ class SyntheticFeed:
         """None can be."""
         return {}
 
-    def look_again(self, names: Collection[str]) -> None:
+    def recheck_bad(self, names: Collection[str]) -> None:
         """Noise is never bad."""
 
     def notes(self) -> list[str]:
@@ -231,46 +230,46 @@ def build_normaliser(
 
 @contextmanager
 def open_feed(
-    recipe: InputSpec, plan: Plan, normaliser: Normaliser, config: Config
+    spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config
 ) -> Iterator[Feed]:
     """The run's source of batches; worker processes end with the block."""
-    if recipe.data == "synthetic":
-        yield SyntheticFeed(plan, normaliser.device, recipe.seed)
+    if spec.data == "synthetic":
+        yield SyntheticFeed(plan, normaliser.device, spec.seed)
         return
     device = normaliser.device
     loader = Loader(
-        recipe,
+        spec,
         workers=plan.workers,
         max_bad=plan.max_bad,
-        rows=config.data.dataloader_rebatch_size,
+        images_per_task=config.data.dataloader_rebatch_size,
         cache=config.data.dataset_cache,
-        empty=pinned_memory if device.type == "cuda" else None,
-        filler=choose_filler(recipe, device, config),
+        allocate=allocate_pinned if device.type == "cuda" else None,
+        backend=choose_backend(spec, device, config),
     )
     with loader, closing(LoadedFeed(loader, plan, normaliser)) as feed:
         yield feed
 
 
-def choose_filler(
-    recipe: InputSpec, device: torch.device, config: Config
-) -> Callable[[Reader], Filler] | None:
+def choose_backend(
+    spec: InputSpec, device: torch.device, config: Config
+) -> Callable[[Reader], BatchBackend] | None:
     """What makes images on the device itself, where the config and the device allow it."""
     if config.data.gpu_decode:
-        problem = gpu_decode_problem(device)
+        problem = find_gpu_decode_problem(device)
         if problem:
             raise ConfigError(f"--gpu-decode: {problem}; leave the option away")
         return lambda reader: GpuDecoder(reader, device)
     asked = config.data.keep_on_device
     if asked is False or (asked is None and not stays_unasked(device, config)):
         return None
-    splits: tuple[Split, ...] = ("train", "valid") if recipe.order else ("valid",)
-    sources = [recipe.open(split) for split in splits]
-    why_not = why_not_resident(recipe, sources[-1])
+    splits: tuple[Split, ...] = ("train", "valid") if spec.order else ("valid",)
+    sources = [spec.open(split) for split in splits]
+    why_not = find_resident_problem(spec, sources[-1])
     if asked and why_not:
         raise ConfigError(f"--keep-on-device: {why_not}; leave the option away")
-    if why_not or not (asked or has_room(sources, device)):
+    if why_not or not (asked or fits_on_device(sources, device)):
         return None
-    return lambda reader: ResidentFiller(reader, device)
+    return lambda reader: ResidentBackend(reader, device)
 
 
 def stays_unasked(device: torch.device, config: Config) -> bool:

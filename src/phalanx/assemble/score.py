@@ -88,14 +88,14 @@ class Answer:
 def predict(session: Session, images: Sequence[Path]) -> Iterator[Answer]:
     """An answer for each image file, in their order."""
     size, rows = session.preprocessing.image_size, session.plan.valid_batch
-    transform = build_transform(session.preprocessing.transform_spec)
+    transform = build_transform(session.preprocessing.transform)
     for first in range(0, len(images), rows):
         paths = images[first : first + rows]
         pixels = np.zeros((len(paths), size, size, 3), np.uint8)
         problems = {}
         for row, path in enumerate(paths):
             try:
-                transform.evaluate(decode(path.read_bytes(), str(path)), pixels[row])
+                transform.apply_evaluation(decode(path.read_bytes(), str(path)), pixels[row])
             except BadImage as bad:
                 problems[row] = bad.why
             except OSError as error:

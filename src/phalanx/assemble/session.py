@@ -29,7 +29,7 @@ from phalanx.assemble.memory import MemoryMeter
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.assemble.torch_setup import prepare_torch
 from phalanx.config.schema import Config
-from phalanx.data.loading.gpu_decode import gpu_decode_problem
+from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.engine.checkpoint import WEIGHTS, load_checkpoint, load_weights
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, read_files
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
@@ -107,14 +107,14 @@ class Session:
         Leaves out what serves many epochs, or what this device cannot do.
         """
         data, preprocessing = self.config.data, self.preprocessing
-        decodes = data.gpu_decode and not gpu_decode_problem(self.device)
+        decodes = data.gpu_decode and not find_gpu_decode_problem(self.device)
         changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
         config = self.config.model_copy(update={"data": data.model_copy(update=changes)})
         spec = replace(
             build_input_spec(config, self.plan),
             order=None,
             image_size=preprocessing.image_size,
-            treatment=preprocessing.transform_spec,
+            transform=preprocessing.transform,
         )
         normaliser = build_normaliser(preprocessing, self.device, config)
         feed = self._exits.enter_context(open_feed(spec, self.plan, normaliser, config))
@@ -146,7 +146,7 @@ class Session:
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:
         """What the model says of images that were cut to its size."""
         self.model.eval()
-        inputs = build_normaliser(self.preprocessing, self.device).images(pixels)
+        inputs = build_normaliser(self.preprocessing, self.device)(pixels)
         return compute_logits(self.model, inputs, self.options)
 
     def close(self) -> None:

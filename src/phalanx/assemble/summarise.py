@@ -7,7 +7,7 @@ from phalanx.assemble.memory import describe_memory
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.session import Session
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.loading.stage_rates import Rate, judge_feeding, time_stages
+from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, time_stages
 from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.kernels.rounding import COUNTS
@@ -95,7 +95,7 @@ def _describe_input(session: Session) -> InputNote | None:
         one_core = 1 / (1 / rates["read"] + 1 / rates["both"])
         come = max(eaten, one_core * max(session.plan.workers, 1))
     return InputNote(
-        verdict=judge_feeding(come, eaten, model=session.config.model.model, stages=stages),
+        verdict=describe_bottleneck(come, eaten, model=session.config.model.model, stages=stages),
         come=come,
         eaten=eaten,
         stages=rates,

@@ -165,7 +165,7 @@ def _go_to_start(training: TrainingRun) -> None:
     if prepared.start is not None and prepared.start.use == "fork":
         training.saver.save(state)  # the parent may go; this run must stand on its own
     else:
-        training.session.feed.look_again(state.bad_images)
+        training.session.feed.recheck_bad(state.bad_images)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     if training.role.writes:

@@ -16,7 +16,7 @@ from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.loading.cache import free_memory
-from phalanx.data.loading.stage_rates import rate_of
+from phalanx.data.loading.stage_rates import measure_rate
 from phalanx.errors import ConfigError
 from phalanx.plan.plan import Plan
 from phalanx.units import format_bytes
@@ -184,7 +184,7 @@ def _time_steps(
         return images
 
     step()  # what the optimizer remembers is made here
-    return rate_of(step, seconds)
+    return measure_rate(step, seconds)
 
 
 def _reset_peak(device: torch.device) -> None:

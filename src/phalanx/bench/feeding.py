@@ -11,7 +11,7 @@ from phalanx.assemble.feed import LoadedFeed, build_normaliser
 from phalanx.assemble.session import Session
 from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
-from phalanx.data.loading.stage_rates import Rate, judge_feeding, rate_of, time_stages
+from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, measure_rate, time_stages
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
 from phalanx.plan.plan import Plan
@@ -38,7 +38,9 @@ class Feeding:
 
     def verdict(self) -> str:
         """Who waits for whom, and what would help."""
-        return judge_feeding(self.all_workers, self.needed, model=self.model, stages=self.stages)
+        return describe_bottleneck(
+            self.all_workers, self.needed, model=self.model, stages=self.stages
+        )
 
     def facts(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -70,7 +72,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
             return len(batch)
 
         def copy() -> int:
-            normaliser.images(batch)
+            normaliser(batch)
             synchronise(device)
             return len(batch)
 
@@ -81,8 +83,8 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
 
         stages = [
             *time_stages(loader.reader("train"), seconds / 4),
-            Rate("collate", rate_of(collate, seconds / 4), "images put together to a batch"),
-            Rate("copy", rate_of(copy, seconds / 4), f"bytes to {device}, normalised"),
+            Rate("collate", measure_rate(collate, seconds / 4), "images put together to a batch"),
+            Rate("copy", measure_rate(copy, seconds / 4), f"bytes to {device}, normalised"),
         ]
         one, every = (
             _time_batches(session, replace(plan, workers=count), seconds) for count in (1, workers)
@@ -97,7 +99,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
             workers=workers,
             all_workers=every,
             model=config.model.model,
-            needed=rate_of(step, seconds),
+            needed=measure_rate(step, seconds),
             device=str(device),
         )
 
