@@ -36,7 +36,7 @@ from phalanx.data.loading.gpu_decode import (
 from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
 from phalanx.data.loading.worker_pool import BatchRequest
 from phalanx.data.transforms.transform import TransformSpec, choose_part
-from phalanx.kernels.cut import cut_batch
+from phalanx.kernels.crop_resize import crop_and_resize
 from phalanx.plan.order import Order
 
 THREADS = (1, 2, 3)
@@ -116,7 +116,7 @@ class Bench:
         tensors, size = decoder(files), self.recipe.image_size
         return {
             "decode alone": self.rate(lambda: decoder(files)),
-            "cut alone": self.rate(lambda: cut_batch(tensors, parts, flips, size=size)),
+            "cut alone": self.rate(lambda: crop_and_resize(tensors, parts, flips, size=size)),
         }
 
     def together(self, threads: int) -> tuple[float, int]:

@@ -6,13 +6,13 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from phalanx.kernels.rounding import round_to
 from phalanx.optim.half_weights import HALF_TYPES, HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 from phalanx.optim.rules import OptimSettings, build_optimizer
 from phalanx.optim.sgd_combined import set_velocity_scale
 from phalanx.optim.update import gradients_of, update
 from phalanx.plan.draws import GOLDEN, mix, stream_key
+from small_rounding import round_to
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy, trained
 
 BF16, FP16 = torch.bfloat16, torch.float16

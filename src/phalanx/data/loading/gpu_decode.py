@@ -36,7 +36,7 @@ from phalanx.data.loading.reader import Batch, Reader
 from phalanx.data.loading.worker_pool import BatchRequest
 from phalanx.data.transforms.transform import FloatPart, TransformSpec, centre_part, choose_part
 from phalanx.errors import ConfigError
-from phalanx.kernels.cut import cut_batch
+from phalanx.kernels.crop_resize import crop_and_resize
 
 try:
     import simplejpeg
@@ -119,7 +119,7 @@ class GpuDecoder:
         for rows in _portions(opened.images):
             tensors = self._settle(opened, rows)
             parts, flips = zip(*opened.parts[rows], strict=True)
-            done.append(cut_batch(tensors, parts, flips, size=size))
+            done.append(crop_and_resize(tensors, parts, flips, size=size))
         labels = np.where(indices < 0, 0, self.reader.source.labels[indices])
         return Batch(torch.cat(done) if done[1:] else done[0], labels, indices, opened.wish.keys)
 

@@ -19,7 +19,7 @@ from phalanx.data.loading.prefetch import read_ahead
 from phalanx.data.loading.reader import Batch, InputSpec, Reader
 from phalanx.data.loading.worker_pool import BatchRequest
 from phalanx.data.transforms.transform import PADDING
-from phalanx.kernels.shift import in_colour, shift_batch
+from phalanx.kernels.shift import shift_batch, to_rgb
 
 _SHARE_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
 STRETCH = 2**15  # images whose chances are drawn together
@@ -101,7 +101,7 @@ class ResidentFiller:
 
     def _cut_scored(self, wish: BatchRequest) -> Batch:
         keys = wish.keys
-        pixels = in_colour(self._images[self._move(keys)])
+        pixels = to_rgb(self._images[self._move(keys)])
         return Batch(pixels, self._source.labels[keys], keys, keys)
 
     def _move(self, values: NDArray[Any]) -> Tensor:
