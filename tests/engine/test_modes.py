@@ -14,7 +14,7 @@ from phalanx.engine.dynamic_loss_scale import PATIENCE, DynamicLossScale
 from phalanx.engine.state import StepNumbers, Sums, TrainState
 from phalanx.engine.step import MicroBatch, StepRule, train_step
 from phalanx.errors import DivergedError
-from phalanx.optim.rules import OPTIMIZERS, OptimSettings, build_optimizer
+from phalanx.optim.build import OPTIMIZERS, OptimSettings, build_optimizer
 from phalanx.report.compare import compare_runs
 from phalanx.report.folder import open_run
 from phalanx.report.records import read_averaged, read_logs, read_scores

@@ -15,7 +15,7 @@ from phalanx.models.build import build_model, initialise
 from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.layers import drop_path
 from phalanx.models.units import UnitModel
-from phalanx.optim.rules import OptimSettings, build_optimizer
+from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.plan import draws
 
 CPU = torch.device("cpu")

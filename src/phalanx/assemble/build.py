@@ -20,9 +20,9 @@ from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import store_only
 from phalanx.models.weights import fill, layout_in, read_weights
+from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.offload import Offload
-from phalanx.optim.rules import OptimSettings, build_optimizer
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.units import parse_betas

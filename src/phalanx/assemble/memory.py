@@ -10,7 +10,7 @@ from phalanx.assemble.build import first_device, offloads
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.models.memory import HALF_BYTES, Memory, Upkeep, predict_memory
-from phalanx.optim.rules import FOOTPRINTS
+from phalanx.optim.build import OPTIMIZERS
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.summary import MemoryNote
@@ -21,11 +21,11 @@ _KIB = 1024
 
 def _upkeep_of(config: Config, plan: Plan) -> Upkeep:
     """What each weight costs the device, whatever the batch."""
-    said, rule = config.optim, FOOTPRINTS[config.optim.optimizer]
+    said, rule = config.optim, OPTIMIZERS[config.optim.optimizer].footprint
     halved = plan.precision == "16.16"  # but for the few numbers of norms
-    width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.slots(said.momentum)
-    # 16-bit weights, gradients and slots have copies of 32 bits while they are moved
-    update = _FULL_BYTES * (rule.passing + (2 + slots if halved else 0))
+    width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.count_state(said.momentum)
+    # 16-bit weights, gradients and state have copies of 32 bits during an update
+    update = _FULL_BYTES * (rule.temporary + (2 + slots if halved else 0))
     away = offloads(config, torch.device(first_device(plan.device)).type)
     return Upkeep(
         weight=width,

@@ -41,7 +41,7 @@ def take_snapshot(state: TrainState) -> _Snapshot:
         return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
     if state.offload is not None:
-        state.offload.wait()
+        state.offload.synchronize()
     plain = json.loads(json.dumps(state.plain()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     averages = {} if state.averages is None else state.averages.named_state()
@@ -116,7 +116,7 @@ def restore(state: TrainState, checkpoint: Path) -> None:
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[_OPTIMIZER]))
     if state.offload is not None:
-        state.offload.take_back()
+        state.offload.to_host()
     state.restore_plain(json.loads(files[FACTS])["state"])
     if state.averages is not None and AVERAGES in files:
         kept = tensors_from_bytes(files[AVERAGES])

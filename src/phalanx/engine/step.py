@@ -13,8 +13,8 @@ from phalanx.engine.loss import LOSSES
 from phalanx.engine.mixing import NOTHING_MIXED, Mixed, Mixing, WeightedLabels, mix_batch
 from phalanx.engine.state import TrainState
 from phalanx.models.dropout_noise import draw_dropout_noise
-from phalanx.optim.sgd_combined import set_velocity_scale
-from phalanx.optim.update import gradients_of, update
+from phalanx.optim.optimizers import set_velocity_scale
+from phalanx.optim.update import collect_gradients, update
 
 
 class MicroBatch(NamedTuple):
@@ -101,7 +101,7 @@ def train_step(
     loss, top1 = _run_passes(state.model, passes, rule=rule, scale=scale)
     state.step += 1
     with state.wide_update() as counts:
-        gradients = gradients_of(state.optimizer)
+        gradients = collect_gradients(state.optimizer)
         grad_norm = _treat_gradients(gradients, scale=scale, rule=rule)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
             scaler.overflowed(state.step)
