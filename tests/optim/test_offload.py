@@ -8,7 +8,7 @@ from torch import nn
 
 from phalanx.cli.main import main
 from phalanx.engine.state import TrainState
-from phalanx.models.memory import Live
+from phalanx.models.memory import LiveBytes
 from phalanx.optim.build import OPTIMIZERS, build_optimizer
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
@@ -189,7 +189,7 @@ def test_the_table_knows_what_a_rule_keeps_and_what_it_needs_during_an_update(
     half = HalfWeights(model, optimizer, seed=0, stochastic=False, saturate=False)
     for step in range(2):  # the first one makes the state
         give_gradients(model, step)
-        with Live() as live, half.in_float32(step):
+        with LiveBytes() as live, half.in_float32(step):
             update(optimizer, 0.1)
     state = sum(
         value.nbytes

@@ -26,7 +26,7 @@ from phalanx.engine.checkpoint_store import (
 from phalanx.engine.state import hash_weights
 from phalanx.engine.weight_average import average_weights, reestimate_norms
 from phalanx.errors import ConfigError
-from phalanx.models.weights import LAYOUT, fill
+from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.plan.averaging import Averaging
 from phalanx.report.average import NAME as AVERAGE_SCORE
 from phalanx.report.average import AverageScore, write_average_score
@@ -50,7 +50,7 @@ def _write_average(newest: Described, checkpoints: Sequence[Path], how: Averagin
         "weights_sha256": hash_weights(weights),
         "averaged": _account_of(checkpoints, how),
     }
-    layout = {LAYOUT: newest.facts["norm_layout"]}
+    layout = {NORM_LAYOUT_KEY: newest.facts["norm_layout"]}
     files = {
         **read_files(newest.checkpoint),
         WEIGHTS: tensors_to_bytes(weights, metadata=layout),
@@ -93,7 +93,7 @@ def _new_statistics(
 ) -> dict[str, Tensor]:
     """The statistics that averaged weights give the batch norms, under the names of the buffers."""
     scorable = load_checkpoint(newest)
-    fill(scorable.model, weights, where=str(newest.checkpoint))
+    load_tensors(scorable.model, weights, where=str(newest.checkpoint))
     images = _training_images(scorable, steps=steps)
     names = reestimate_norms(scorable.model, images, precision=scorable.rule.precision)
     if not names:

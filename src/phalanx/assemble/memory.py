@@ -9,7 +9,7 @@ import torch
 from phalanx.assemble.build import first_device, offloads
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.models.memory import HALF_BYTES, Memory, Upkeep, predict_memory
+from phalanx.models.memory import HALF_BYTES, BytesPerWeight, Memory, predict_memory
 from phalanx.optim.build import OPTIMIZERS
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
@@ -19,7 +19,7 @@ _FULL_BYTES = 4
 _KIB = 1024
 
 
-def _upkeep_of(config: Config, plan: Plan) -> Upkeep:
+def _upkeep_of(config: Config, plan: Plan) -> BytesPerWeight:
     """What each weight costs the device, whatever the batch."""
     said, rule = config.optim, OPTIMIZERS[config.optim.optimizer].footprint
     halved = plan.precision == "16.16"  # but for the few numbers of norms
@@ -27,7 +27,7 @@ def _upkeep_of(config: Config, plan: Plan) -> Upkeep:
     # 16-bit weights, gradients and state have copies of 32 bits during an update
     update = _FULL_BYTES * (rule.temporary + (2 + slots if halved else 0))
     away = offloads(config, torch.device(first_device(plan.device)).type)
-    return Upkeep(
+    return BytesPerWeight(
         weight=width,
         gradient=width,
         optimizer=0 if away else width * slots,
@@ -44,7 +44,7 @@ def predict(config: Config, plan: Plan) -> Memory:
         num_classes=plan.num_classes,
         batch=plan.micro_batch,
         image_size=plan.image_size,
-        upkeep=_upkeep_of(config, plan),
+        per_weight=_upkeep_of(config, plan),
         half=plan.precision.startswith("16"),
         stored=plan.stored,
     )

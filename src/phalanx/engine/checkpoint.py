@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from phalanx.engine.checkpoint_store import AVERAGES, FORMAT, prune, read_files, write_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.errors import DivergedError
-from phalanx.models.weights import LAYOUT, fill
+from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
 WEIGHTS, _OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
@@ -57,7 +57,9 @@ def _pack(snapshot: _Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
         **about,
     }
     files = {
-        WEIGHTS: tensors_to_bytes(snapshot.weights, metadata={LAYOUT: about["norm_layout"]}),
+        WEIGHTS: tensors_to_bytes(
+            snapshot.weights, metadata={NORM_LAYOUT_KEY: about["norm_layout"]}
+        ),
         _OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
         FACTS: json.dumps(facts, indent=1).encode(),
     }
@@ -127,4 +129,4 @@ def restore(state: TrainState, checkpoint: Path) -> None:
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
     """Fill a model from a checkpoint's weights; names and shapes must be exactly its own."""
-    fill(model, tensors_from_bytes(content), where=str(where))
+    load_tensors(model, tensors_from_bytes(content), where=str(where))

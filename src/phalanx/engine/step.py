@@ -13,6 +13,7 @@ from phalanx.engine.loss import LOSSES
 from phalanx.engine.mixing import NOTHING_MIXED, Mixed, Mixing, WeightedLabels, mix_batch
 from phalanx.engine.state import TrainState
 from phalanx.models.dropout_noise import draw_dropout_noise
+from phalanx.models.units import find_noise_sizes
 from phalanx.optim.optimizers import set_velocity_scale
 from phalanx.optim.update import collect_gradients, update
 
@@ -68,15 +69,15 @@ def _mixed_as_told(batch: MicroBatch, rule: StepRule) -> Mixed:
 
 def _forward(model: nn.Module, batch: MicroBatch, *, rule: StepRule) -> Tensor:
     """Logits of a training pass; what the model drops depends on the images' places alone."""
-    chances = draw_dropout_noise(
-        getattr(model, "chances", {}),
+    noise = draw_dropout_noise(
+        find_noise_sizes(model),
         seed=rule.seed,
         first=batch.first,
         images=len(batch.labels),
         device=batch.images.device,
     )
     with rule.precision():
-        logits: Tensor = model(batch.images, chances) if chances else model(batch.images)
+        logits: Tensor = model(batch.images, noise) if noise else model(batch.images)
     return logits.float()
 
 

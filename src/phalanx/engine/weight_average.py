@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from phalanx.errors import CheckpointError
-from phalanx.models.weights import compare
+from phalanx.models.weights import find_mismatches
 from phalanx.plan.averaging import decay_at
 
 _Precision = Callable[[], AbstractContextManager[None]]  # the context passes run in
@@ -83,7 +83,7 @@ class Averages:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], *, where: str) -> None:
         """Take back what `named_state` gave, bit for bit."""
-        problems = sorted(compare(self._averages, tensors))
+        problems = sorted(find_mismatches(self._averages, tensors))
         if problems:
             raise CheckpointError(f"{where}: not the averages of this model: {problems[0]}")
         for name, average in self._averages.items():
@@ -152,7 +152,7 @@ def _add(total: dict[str, Tensor], name: str, tensor: Tensor, *, kept: float) ->
 
 def _refuse_other(first: Mapping[str, Tensor], other: Mapping[str, Tensor], number: int) -> None:
     """Weights of different networks have no average."""
-    problems = sorted(compare(first, other))
+    problems = sorted(find_mismatches(first, other))
     if problems:
         raise CheckpointError(f"checkpoint {number} is of another network: {problems[0]}")
 
