@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from phalanx.kernels import rounding
-from phalanx.kernels.rounding import CHUNK, round_counted, round_each
+from phalanx.kernels.rounding import CHUNK, round_each
 from phalanx.plan.draws import stream_key
 from small_gpu import not_waiting
 from small_rounding import round_to
@@ -189,7 +189,8 @@ def test_a_list_is_rounded_each_with_its_key_into_its_place():
     values[0] = values[0].contiguous(memory_format=torch.channels_last)
     targets = [torch.empty_like(value, dtype=BF16) for value in values]
     places = [target.data_ptr() for target in targets]
-    round_each(values, targets, keys=[1, 2, 3, 4], saturate=False, stochastic=True)
+    counts = round_each(values, targets, keys=[1, 2, 3, 4], saturate=False, stochastic=True)
+    assert not counts.any(), "without gradients nothing is counted"
     assert [target.data_ptr() for target in targets] == places
     for value, target, key in zip(values, targets, [1, 2, 3, 4], strict=True):
         assert torch.equal(target, stochastically(value, BF16, key=key))
@@ -204,7 +205,7 @@ def test_what_is_lost_is_counted(dtype, device, stochastic):
     exact = torch.tensor([1.0, 1.0 + little, 3.0, 0.0, nan, 0.0, 1.0], device=device)
     gradients = torch.tensor([0.0, -0.0, inf, nan, -inf, 1.0, 2.0**-14], dtype=dtype, device=device)
     how = {"keys": [KEY], "saturate": False, "stochastic": stochastic}
-    counts = round_counted([exact], [targets], [gradients], **how)
+    counts = round_each([exact], [targets], [gradients], **how)
     # 2 from 1 to 3, the little beside 1; what is not finite covers no distance
     assert counts.tolist() == [1, 4, 2, 3, 7, 2 + little, 2] and counts.device.type == device
     assert targets[:4].tolist() == [1.0, 1.0, 3.0, 0.0] and targets[4].isnan() and targets[6] == 1.0
@@ -215,7 +216,7 @@ def test_counts_add_up_over_tensors():
     targets = [torch.ones(1000, dtype=BF16), torch.ones(500, dtype=BF16)]
     gradients = [torch.zeros(1000, dtype=BF16), torch.ones(500, dtype=BF16)]
     how = {"keys": [1, 2], "saturate": False, "stochastic": False}
-    counts = round_counted(values, targets, gradients, **how).tolist()
+    counts = round_each(values, targets, gradients, **how).tolist()
     assert counts == [1000, 1500, 1000, 0, 1500, 1000 * 2.0**-12 + 1500, 1500]
     assert (targets[0] == 1).all() and (targets[1] == 4).all()
 
@@ -245,7 +246,7 @@ def rounded_on(device, values, dtype, **how):
     """Bits and counts of all values at once."""
     values = [value.to(device) for value in values]
     targets, gradients = ([value.to(dtype) for value in values] for _ in range(2))
-    counts = round_counted(values, targets, gradients, keys=range(len(values)), **how)
+    counts = round_each(values, targets, gradients, keys=range(len(values)), **how)
     return [bits_of(target) for target in targets], counts.tolist()
 
 
@@ -284,8 +285,6 @@ def test_the_gpu_is_not_waited_for():
     values = [value.cuda() for value in every_kind()]
     targets, gradients = ([value.to(BF16) for value in values] for _ in range(2))
     how = {"keys": range(len(values)), "saturate": True, "stochastic": True}
-    round_counted(
-        values, targets, gradients, **how
-    )  # the first time builds the kernel and its tables
+    round_each(values, targets, gradients, **how)  # the first time builds the kernel and its tables
     with not_waiting():
-        round_counted(values, targets, gradients, **how)
+        round_each(values, targets, gradients, **how)

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from phalanx.optim.build import OptimSettings, build_optimizer
-from phalanx.optim.optimizers import set_velocity_scale
-from phalanx.optim.update import update
+from phalanx.optim.update import set_velocity_scale, update
 
 RULES = (
     "sgd", "momentum", "nesterov", "sgd_combined", "adamw", "rmsprop", "rmsprop_tf", "lars", "lamb",

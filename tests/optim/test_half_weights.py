@@ -9,8 +9,7 @@ from torch import nn
 from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.half_weights import HALF_TYPES, HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
-from phalanx.optim.optimizers import set_velocity_scale
-from phalanx.optim.update import collect_gradients, update
+from phalanx.optim.update import collect_gradients, set_velocity_scale, update
 from phalanx.plan.draws import GOLDEN, mix, stream_key
 from small_rounding import round_to
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy, trained

@@ -13,8 +13,7 @@ from phalanx.optim.build import OPTIMIZERS, build_optimizer
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 from phalanx.optim.offload import Offload
-from phalanx.optim.optimizers import set_velocity_scale
-from phalanx.optim.update import update
+from phalanx.optim.update import set_velocity_scale, update
 from phalanx.report.summary import read_summary
 from small_runs import small_run
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy

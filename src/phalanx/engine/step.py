@@ -14,8 +14,7 @@ from phalanx.engine.mixing import NOTHING_MIXED, Mixed, Mixing, WeightedLabels, 
 from phalanx.engine.state import TrainState
 from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.units import find_noise_sizes
-from phalanx.optim.optimizers import set_velocity_scale
-from phalanx.optim.update import collect_gradients, update
+from phalanx.optim.update import collect_gradients, set_velocity_scale, update
 
 
 class MicroBatch(NamedTuple):

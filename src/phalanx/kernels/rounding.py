@@ -36,57 +36,45 @@ COUNTS = (  # their order is that of checkpoints
 def round_each(
     values: Sequence[Tensor],
     targets: Sequence[Tensor],
-    *,
-    keys: Sequence[int],
-    saturate: bool,
-    stochastic: bool,
-) -> None:
-    """Round each tensor of `values` into its target, all of them bfloat16 or all float16.
-
-    Stochastically: to the upper neighbour the more often the nearer it is, so that the mean is the
-    value; a probability below 2**-31 counts as none. What lies beyond the largest finite number
-    becomes that number if it should saturate, else infinity; infinity and NaN stay.
-    """
-    fused = _find_fused_for(values, targets)
-    if fused is not None:
-        fused(values, targets, None, keys=keys, saturate=saturate, stochastic=stochastic)
-        return
-    for value, target, key in zip(values, targets, keys, strict=True):
-        target.copy_(_round(value, target.dtype, key, saturate, stochastic))
-
-
-@torch.no_grad()
-def round_counted(
-    values: Sequence[Tensor],
-    targets: Sequence[Tensor],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor] | None = None,
     *,
     keys: Sequence[int],
     saturate: bool,
     stochastic: bool,
 ) -> Tensor:
-    """Like `round_each`; gives what happened to the elements, in the order of `COUNTS`.
+    """Round each tensor of `values` into its target, all of them bfloat16 or all float16.
 
+    Stochastically: to the upper neighbour the more often the nearer it is, so that the mean is the
+    value; a probability below 2**-31 counts as none. What lies beyond the largest finite number
+    becomes that number if it should saturate, else infinity; infinity and NaN stay.
+
+    Gives the `COUNTS` of all elements together, on their device; zeros where it gets no gradients.
     An element is updated if its value differs from its target, and lost if the target is the same
-    after rounding as before. Distances are sums over all elements: how far they should have moved,
-    and how far rounding let them move in that direction.
+    after rounding as before. Distances are how far elements should have moved, and how far
+    rounding let them move in that direction.
     """
-    fused = _find_fused_for(values, targets, gradients)
+    fused = _find_fused_for(values, targets, gradients or ())
     if fused is not None:
         return fused(
             values, targets, gradients, keys=keys, saturate=saturate, stochastic=stochastic
         )
     rows = []
-    for value, target, gradient, key in zip(values, targets, gradients, keys, strict=True):
+    for number, (value, target, key) in enumerate(zip(values, targets, keys, strict=True)):
         rounded = _round(value, target.dtype, key, saturate, stochastic)
-        updated = value != target
-        lost = (updated & (rounded == target)).sum()
-        finite, nonzero = gradient.isfinite().sum(), gradient.count_nonzero()
-        size = torch.full_like(lost, value.numel())
-        counts = torch.stack([lost, updated.sum(), size - nonzero, size - finite, size])
-        rows.append(torch.cat([counts.double(), _measure_distances(value, target, rounded)]))
+        if gradients is not None:
+            rows.append(_count(value, target, rounded, gradients[number]))
         target.copy_(rounded)
-    return torch.stack(rows).sum(0)
+    return torch.stack(rows).sum(0) if rows else torch.zeros(len(COUNTS), dtype=torch.float64)
+
+
+def _count(values: Tensor, before: Tensor, after: Tensor, gradients: Tensor) -> Tensor:
+    """The `COUNTS` of one tensor."""
+    updated = values != before
+    lost = (updated & (after == before)).sum()
+    finite, nonzero = gradients.isfinite().sum(), gradients.count_nonzero()
+    size = torch.full_like(lost, values.numel())
+    counts = torch.stack([lost, updated.sum(), size - nonzero, size - finite, size])
+    return torch.cat([counts.double(), _measure_distances(values, before, after)])
 
 
 def _measure_distances(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
@@ -108,7 +96,7 @@ def _measure_distances(values: Tensor, before: Tensor, after: Tensor) -> Tensor:
 
 
 def _find_fused_for(
-    values: Sequence[Tensor], targets: Sequence[Tensor], gradients: Sequence[Tensor] = ()
+    values: Sequence[Tensor], targets: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> Callable[..., Tensor] | None:
     """The fused kernel, where these tensors are on a GPU and in a layout that it knows."""
     if not (values and values[0].is_cuda):

@@ -132,7 +132,7 @@ def round_fused(
     saturate: bool,
     stochastic: bool,
 ) -> Tensor:
-    """Round values into targets; gives the counts, if there are gradients of the targets' type."""
+    """`phalanx.kernels.rounding.round_each`; gradients have the type of the targets."""
     device, dtype = values[0].device, targets[0].dtype
     addresses = (
         [tensor.data_ptr() for tensor in tensors]

@@ -14,7 +14,7 @@ from phalanx.catalog.variant import OwnVariant, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.efficientnet import EfficientNet
 from phalanx.models.fast_resnet import FastResNet
-from phalanx.models.resnet import ResidualBlock, ResNet
+from phalanx.models.resnet import BasicBlock, Bottleneck, ResNet
 
 
 def _build_plugin_model(variant: OwnVariant, *, num_classes: int) -> nn.Module:
@@ -57,7 +57,7 @@ def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
         elif isinstance(module, nn.Linear):
             _init_linear(module, seed, name)
     for module in model.modules() if zero_residual else ():
-        if isinstance(module, ResidualBlock):
+        if isinstance(module, BasicBlock | Bottleneck):
             module.zero_init_last()
 
 

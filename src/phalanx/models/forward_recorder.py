@@ -25,6 +25,7 @@ other way are weak, so whatever no handle leads to is freed at once.
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -41,14 +42,13 @@ _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch
 _RUNNING_STATISTICS = (3, 4)
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class RecordedTensor:
     """A tensor of a forward pass: stored, or known by the operation that makes it."""
 
-    __slots__ = ("__weakref__", "handle", "op", "stored")
-
-    def __init__(self, op: "_RecordedOp | None" = None, stored: Tensor | None = None):
-        self.op, self.stored = op, stored
-        self.handle: weakref.ref[_SavedTensorHandle] | None = None
+    op: "_RecordedOp | None" = None
+    stored: Tensor | None = None
+    handle: "weakref.ref[_SavedTensorHandle] | None" = None
 
     def find(self) -> Tensor | None:
         """The tensor, if it is stored, or was recomputed and a handle still wants it."""
@@ -58,31 +58,23 @@ class RecordedTensor:
         return handle.recomputed if handle else None
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _SavedTensorHandle:
     """What autograd holds in place of a tensor; once it is freed, so is what was recomputed."""
 
-    __slots__ = ("__weakref__", "recomputed", "recorded")
-
-    def __init__(self, recorded: RecordedTensor):
-        self.recorded = recorded
-        self.recomputed: Tensor | None = None
+    recorded: RecordedTensor
+    recomputed: Tensor | None = None
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _RecordedOp:
     """One operation, with records in the places of tensors."""
 
-    __slots__ = ("__weakref__", "args", "func", "inputs", "kwargs", "outputs")
-
-    def __init__(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        inputs: list[RecordedTensor],
-    ):
-        self.func, self.args, self.kwargs = func, args, kwargs
-        self.inputs = inputs  # all records among the arguments
-        self.outputs: list[weakref.ref[RecordedTensor] | None] = []  # None: not a tensor
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    inputs: list[RecordedTensor]  # all records among the arguments
+    outputs: list[weakref.ref[RecordedTensor] | None] = field(default_factory=list)
 
     def run(self, tensors: Mapping[RecordedTensor, Tensor]) -> Sequence[Any]:
         """Compute the outputs again; `tensors` has the inputs that are not available."""
@@ -220,8 +212,9 @@ class ForwardRecorder(TorchDispatchMode):
         """The handle for a tensor that autograd wants to save: one for each tensor."""
         key = _identify(tensor)
         recorded = self._records.get(key) or self._add(key, tensor, RecordedTensor())
-        small = tensor.untyped_storage().nbytes() <= _SMALL_BYTES
-        if recorded.stored is None and (small or recorded.op is None):
+        if recorded.stored is None and (
+            recorded.op is None or tensor.untyped_storage().nbytes() <= _SMALL_BYTES
+        ):
             # a leaf has no graph to be detached from, and detaching would be recorded, too
             recorded.stored = tensor if tensor.is_leaf else tensor.detach()
         handle = recorded.handle and recorded.handle()

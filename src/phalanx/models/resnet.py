@@ -8,21 +8,13 @@ from phalanx.models.layers import Dropout, GlobalAvgPool, LayerFactory, drop_pat
 from phalanx.models.units import UnitModel
 
 
-class ResidualBlock(nn.Module):
-    """What the two kinds of block share."""
-
-    def zero_init_last(self) -> None:
-        """Make the block start as its bare shortcut."""
-        raise NotImplementedError
-
-
 def _zero_last(conv: nn.Module, norm: nn.Module) -> None:
     """Make the layer before the sum give zeros: the norm, or the convolution without one."""
     last = conv if isinstance(norm, nn.Identity) else norm
     nn.init.zeros_(last.get_parameter("weight"))
 
 
-class BasicBlock(ResidualBlock):
+class BasicBlock(nn.Module):
     """3x3 (strided), 3x3, plus the shortcut."""
 
     def __init__(self, block: Block, variant: ResNetVariant, *, rate: float = 0.0):
@@ -48,7 +40,7 @@ class BasicBlock(ResidualBlock):
         return self.act2(drop_path(inner, self.rate, noise) + self.downsample(x))
 
 
-class Bottleneck(ResidualBlock):
+class Bottleneck(nn.Module):
     """1x1 narrow, 3x3, 1x1 widen, plus the shortcut.
 
     The stride sits on the 3x3 ("v1.5") unless the variant says otherwise: the paper has it on the

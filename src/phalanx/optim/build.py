@@ -34,13 +34,13 @@ class OptimSettings:
 class _Footprint:
     """How many numbers an optimizer needs for each number of a weight."""
 
-    kept: int  # between updates
+    state: int  # between updates
     with_momentum: int = 0  # between updates too, unless the momentum is 0
     temporary: int = 0  # more of them during an update
 
     def count_state(self, momentum: float) -> int:
         """Numbers kept between updates."""
-        return self.kept + (self.with_momentum if momentum else 0)
+        return self.state + (self.with_momentum if momentum else 0)
 
 
 @dataclass(frozen=True)

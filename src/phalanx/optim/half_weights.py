@@ -7,12 +7,13 @@ its groups and in its state. The parameters themselves, and hooks on them, are t
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phalanx.kernels.rounding import COUNTS, round_counted, round_each
+from phalanx.kernels.rounding import COUNTS, round_each
 from phalanx.plan.draws import GOLDEN, MASK, mix, stream_key
 
 HALF_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,7 +57,7 @@ class HalfWeights:
     ) -> None:
         self.optimizer = optimizer
         self.seed = seed
-        self.rounding = {"stochastic": stochastic, "saturate": saturate}
+        self._round = partial(round_each, stochastic=stochastic, saturate=saturate)
         self.names = {id(weight): name for name, weight in model.named_parameters()}
         self.device = next(model.parameters()).device
 
@@ -94,31 +95,28 @@ class HalfWeights:
         for copy, gradient in zip(copies, gradients, strict=True):
             copy.grad = gradient
         states = [self.optimizer.state.get(weight, {}) for weight in weights]
-        halves = list(map(_HalfWeight, weights, states, copies))
         wide_states = [dict(state) for state in states]
         found = [
-            (half, wide_state, name)
-            for half, wide_state in zip(halves, wide_states, strict=True)
-            for name, value in half.state.items()
-            if is_per_element(value, half.weight)
+            (state, name, copy)
+            for state, copy in zip(wide_states, copies, strict=True)
+            for name, value in state.items()
+            if is_per_element(value, copy)
         ]
-        values = _to_float32(
-            [half.state[name] for half, _, name in found], [half.copy for half, _, _ in found]
-        )
-        for (_, wide_state, name), value in zip(found, values, strict=True):
-            wide_state[name] = value
+        halves = [state[name] for state, name, _ in found]
+        values = _to_float32(halves, [copy for _, _, copy in found])
+        for (state, name, _), value in zip(found, values, strict=True):
+            state[name] = value
         self._exchange(dict(zip(weights, zip(copies, wide_states, strict=True), strict=True)))
-        return halves
+        return list(map(_HalfWeight, weights, states, copies))
 
     def _round_weights(self, halves: list[_HalfWeight], step: int) -> Tensor:
         """Round the copies into their weights; gives the update's counts."""
         weights = [half.weight for half in halves]
-        return round_counted(
+        return self._round(
             [half.copy for half in halves],
             [weight.detach() for weight in weights],
             [weight.grad for weight in weights if weight.grad is not None],
             keys=self._keys([self.names[id(weight)] for weight in weights], step),
-            **self.rounding,
         )
 
     def _round_state(self, halves: list[_HalfWeight], step: int) -> None:
@@ -138,7 +136,7 @@ class HalfWeights:
                 names.append(f"{self.names[id(half.weight)]}:{name}")
                 values.append(value)
                 targets.append(target)
-        round_each(values, targets, keys=self._keys(names, step), **self.rounding)
+        self._round(values, targets, keys=self._keys(names, step))
 
     def _keys(self, names: Sequence[str], step: int) -> list[int]:
         """The key of each name's random bits at this step."""
@@ -146,12 +144,9 @@ class HalfWeights:
         return mix(bases + GOLDEN + np.uint64(step & MASK)).tolist()
 
     def _exchange(self, others: dict[Tensor, tuple[Tensor, _State]]) -> None:
-        """Replace weights and their state in the optimizer, in their order."""
-        optimizer = self.optimizer
-        for group in optimizer.param_groups:
+        """Replace weights and their state, where they have one, in the optimizer."""
+        for group in self.optimizer.param_groups:
             group["params"] = [others[w][0] if w in others else w for w in group["params"]]
-        before = list(optimizer.state.items())
-        optimizer.state.clear()
-        for weight, state in before:
-            other, own = others.get(weight, (weight, state))
-            optimizer.state[other] = own
+        for weight, (other, state) in others.items():
+            if self.optimizer.state.pop(weight, None) is not None:
+                self.optimizer.state[other] = state

@@ -10,7 +10,7 @@ from torch import Tensor
 Group = dict[str, Any]  # weights that share settings: "params", "lr" and the optimizer's own
 
 
-class ForeachOptimizer(torch.optim.Optimizer):
+class _ForeachOptimizer(torch.optim.Optimizer):
     """Updates all weights of a group at once, and never waits for the device."""
 
     def __init__(self, groups: list[Group], **defaults: Any) -> None:
@@ -46,7 +46,7 @@ class ForeachOptimizer(torch.optim.Optimizer):
         return [self.state[weight][name] for weight in weights]
 
 
-class RmspropTf(ForeachOptimizer):
+class RmspropTf(_ForeachOptimizer):
     """s = d * s + (1 - d) * g²; b = momentum * b + lr * g / sqrt(s + eps); w -= b.
 
     TensorFlow's RMSprop: PyTorch's has eps outside the root and the learning rate outside the
@@ -70,13 +70,13 @@ class RmspropTf(ForeachOptimizer):
         torch._foreach_sub_(weights, buffers)
 
 
-class SgdCombined(ForeachOptimizer):
+class SgdCombined(_ForeachOptimizer):
     """v = momentum * v + scale * g; w -= lr / scale * v.
 
     A velocity that is stored larger than it is, for formats with few small numbers: the scale
     changes nothing but how the velocity is rounded. It follows the loss scale (PopART: velocity
     scaling = loss scaling / ratio), which may change during a run, so every velocity has its own
-    scale beside it and is brought to a new one.
+    scale beside it and is rescaled when that changes (`phalanx.optim.update.set_velocity_scale`).
     """
 
     def update_group(self, weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
@@ -92,13 +92,6 @@ class SgdCombined(ForeachOptimizer):
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, gradients, alpha=scale)
         torch._foreach_add_(weights, velocities, alpha=-group["lr"] / scale)
-
-
-def set_velocity_scale(optimizer: torch.optim.Optimizer, scale: float) -> None:
-    """Set the scale of SgdCombined's velocities from the next update on; others have none."""
-    for group in optimizer.param_groups:
-        if "velocity_scale" in group:
-            group["velocity_scale"] = scale
 
 
 # Lars and Lamb, for large batches: a step is as long as its weight's own norm allows. A group with
@@ -117,7 +110,7 @@ def _trust_ratios(weight_norms: Tensor, divisors: Tensor, *, zero: Tensor) -> li
     return list(ratios.unbind())
 
 
-class Lars(ForeachOptimizer):
+class Lars(_ForeachOptimizer):
     """v = momentum * v + lr * ratio * (g + d * w); w -= v.
 
     ratio = coefficient * |w| / (|g| + d * |w| + eps), and 1 where |w| or |g| is 0 (You et al.
@@ -141,7 +134,7 @@ class Lars(ForeachOptimizer):
         torch._foreach_sub_(weights, velocities)
 
 
-class Lamb(ForeachOptimizer):
+class Lamb(_ForeachOptimizer):
     """u = m̂ / (sqrt(v̂) + eps) + d * w; w -= lr * ratio * u, with Adam's m̂ and v̂.
 
     ratio = |w| / |u|, and 1 where either is 0 (You et al. 2020, no bounds on |w|).

@@ -1,4 +1,4 @@
-"""One update by any optimizer, with the two decays around it."""
+"""What a training step does with an optimizer: its gradients, and one update with both decays."""
 
 import torch
 from torch import Tensor
@@ -35,3 +35,10 @@ def collect_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """All gradients there are; going through the optimizer is far cheaper than through modules."""
     weights = (weight for group in optimizer.param_groups for weight in group["params"])
     return [weight.grad for weight in weights if weight.grad is not None]
+
+
+def set_velocity_scale(optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """Set the scale of SgdCombined's velocities from the next update on; others have none."""
+    for group in optimizer.param_groups:
+        if "velocity_scale" in group:
+            group["velocity_scale"] = scale
