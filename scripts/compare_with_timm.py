@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.models.build import build_model
-from phalanx.models.weights import fill, read_weights
+from phalanx.models.weights import load_tensors, read_weights
 
 CLASSES, BATCH, BAR = 100, 4, 1e-4
 FULL_SIZE = ("resnet", "resnext", "efficientnet_b", "efficientnet_lite")
@@ -127,7 +127,7 @@ def compare_with(
     theirs = timm.create_model(name, num_classes=CLASSES, drop_rate=0.0, drop_path_rate=0.0)
     shake(theirs, seed=0)
     ours = build_model(variant, num_classes=CLASSES)
-    fill(ours, theirs.state_dict(), where=name)
+    load_tensors(ours, theirs.state_dict(), where=name)
     theirs.load_state_dict(ours.state_dict(), strict=True)
     size = variant.image_size
     return ours_name, variant, differ(ours.to(device), theirs.to(device), lambda n: n, size, device)
@@ -147,7 +147,7 @@ def compare_torchvision(name: str, device: str) -> tuple[str, Variant, Differenc
         torch.save(numbered, path)
         order = {int(t.item()): n for n, t in read_weights(path).items()}
         torch.save(theirs.state_dict(), path)
-        fill(ours, read_weights(path), where=name)
+        load_tensors(ours, read_weights(path), where=name)
     names = {n: order[i] for i, n in enumerate(theirs.state_dict())}
     size = variant.image_size
     return (

@@ -35,7 +35,7 @@ from phalanx.data.loading.gpu_decode import (
 )
 from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
 from phalanx.data.transforms.transform import TransformSpec, choose_crop_and_flip
-from phalanx.kernels.cut import cut_batch
+from phalanx.kernels.crop_resize import crop_and_resize
 from phalanx.plan.order import Order
 
 THREADS = (1, 2, 3)
@@ -115,7 +115,7 @@ class Bench:
         tensors, size = decoder(files), self.spec.image_size
         return {
             "decode alone": self.rate(lambda: decoder(files)),
-            "cut alone": self.rate(lambda: cut_batch(tensors, crops, flips, size=size)),
+            "cut alone": self.rate(lambda: crop_and_resize(tensors, crops, flips, size=size)),
         }
 
     def together(self, threads: int) -> tuple[float, int]:

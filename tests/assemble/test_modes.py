@@ -14,7 +14,7 @@ from phalanx.engine.dynamic_loss_scale import GROWTH_INTERVAL, DynamicLossScale
 from phalanx.engine.state import MetricSums, StepMetrics, TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError
-from phalanx.optim.rules import OPTIMIZERS, OptimSettings, build_optimizer
+from phalanx.optim.build import OPTIMIZERS, OptimSettings, build_optimizer
 from phalanx.report.compare import compare_runs
 from phalanx.report.folder import open_run
 from phalanx.report.records import read_averaged, read_logs, read_scores

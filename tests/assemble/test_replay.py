@@ -13,7 +13,7 @@ from phalanx.engine.probe import Probe
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
-from phalanx.optim.rules import OptimSettings, build_optimizer
+from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.report.records import Records, StepRow
 from small_runs import run_phalanx, small_run
 from small_states import take_step

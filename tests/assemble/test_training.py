@@ -14,7 +14,7 @@ from phalanx.cli.main import main
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import DataError, DivergedError
-from phalanx.optim.rules import OptimSettings, build_optimizer
+from phalanx.optim.build import OptimSettings, build_optimizer
 from small_runs import make_digits, run_phalanx, small_run
 from small_states import take_step
 

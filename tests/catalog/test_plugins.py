@@ -15,7 +15,7 @@ from phalanx.cli.main import main
 from phalanx.data.formats.sources import OPENERS
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
-from phalanx.models.units import as_units
+from phalanx.models.units import to_unit_model
 from small_runs import run_phalanx
 
 PLUGIN = '''
@@ -215,7 +215,7 @@ def test_a_network_of_ones_own_is_one_unit(here):
     (here / "stripes.py").write_text(PLUGIN)
     load_plugins("stripes")
     model = build_model(MODELS["mini"], num_classes=5)
-    assert tuple(as_units(model).units) == MODELS["mini"].units == ("model",)
+    assert tuple(to_unit_model(model).units) == MODELS["mini"].units == ("model",)
     assert model.get_submodule(MODELS["mini"].head).out_features == 5
 
 

@@ -11,7 +11,7 @@ from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.engine.step import MicroBatch
-from phalanx.models.memory import Live
+from phalanx.models.memory import LiveBytes
 from phalanx.report.summary import read_summary
 from small_runs import run_phalanx, small_run
 
@@ -147,7 +147,7 @@ def test_a_real_step_takes_what_is_predicted(mode):
     found, session = predict_step_memory(config, plan), Session(config, plan)
     batch = plan.micro_batch
     for _ in range(2):  # the first one makes the optimizer's state
-        with Live() as live:
+        with LiveBytes() as live:
             passes = [
                 MicroBatch(torch.rand(batch, 3, 28, 28), torch.arange(batch) % 9, first)
                 for first in range(plan.accumulation)

@@ -28,7 +28,7 @@ from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.errors import CheckpointError, DiskError, DivergedError
 from phalanx.models.build import build_model, initialise
-from phalanx.optim.rules import OptimSettings, build_optimizer
+from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.update import update
 from small_runs import run_phalanx, small_run
 

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from phalanx.kernels import rounding
-from phalanx.kernels.rounding import AT_A_TIME, draw_words, round_counted, round_each, round_to
-from phalanx.plan.draws import draw_bits, stream_key
+from phalanx.kernels.rounding import CHUNK, round_each
+from phalanx.plan.draws import stream_key
 from small_gpu import not_waiting
+from small_rounding import round_to
 
 BF16, FP16 = torch.bfloat16, torch.float16
 TYPES = [BF16, FP16]
@@ -17,7 +18,7 @@ gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUD
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu_only])]
 
 
-def by_chance(values, dtype, key=KEY, saturate=False):
+def stochastically(values, dtype, key=KEY, saturate=False):
     return round_to(values, dtype, key=key, saturate=saturate, stochastic=True)
 
 
@@ -56,13 +57,13 @@ def test_the_mean_of_a_million_roundings_is_the_value(dtype, value, sign):
     value = float32(value)
     low, high = neighbours(value, dtype)
     key = int(stream_key(COUNT, str(value), 0))
-    out = by_chance(torch.full((COUNT,), sign * value), dtype, key)
+    out = stochastically(torch.full((COUNT,), sign * value), dtype, key)
     ups, downs = ((out == sign * end).sum().item() for end in (high, low))
     assert ups + downs == COUNT
-    chance = (value - low) / (high - low)
-    deviation = (chance * (1 - chance) / COUNT) ** 0.5
-    assert 0 < chance < 1
-    assert abs(ups / COUNT - chance) <= 4 * deviation
+    share = (value - low) / (high - low)
+    deviation = (share * (1 - share) / COUNT) ** 0.5
+    assert 0 < share < 1
+    assert abs(ups / COUNT - share) <= 4 * deviation
 
 
 @pytest.mark.parametrize("stochastic", [True, False])
@@ -77,13 +78,13 @@ def test_every_number_of_the_type_stays_as_it_is(dtype, stochastic):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_what_is_rounded_by_chance_goes_to_a_neighbour(dtype):
+def test_stochastic_rounding_goes_to_a_neighbour(dtype):
     bits = torch.from_numpy(
         np.random.default_rng(0).integers(0, 2**32, 10**6, np.uint32).view("i4")
     )
     values = bits.view(torch.float32)
     values = values[values.abs() <= torch.finfo(dtype).max]
-    out = by_chance(values, dtype).float()
+    out = stochastically(values, dtype).float()
     spacing = (
         torch.maximum(
             values.abs().frexp().exponent.double(),
@@ -100,7 +101,7 @@ def test_what_is_rounded_by_chance_goes_to_a_neighbour(dtype):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_sign_changes_nothing_but_the_sign(dtype):
     values = torch.randn(10**5, generator=torch.manual_seed(0)) * 1e-5
-    up, down = by_chance(values, dtype), by_chance(-values, dtype)
+    up, down = stochastically(values, dtype), stochastically(-values, dtype)
     assert torch.equal(
         up.view(torch.int16) ^ down.view(torch.int16), torch.full_like(up, -0.0).view(torch.int16)
     )
@@ -123,8 +124,8 @@ def test_beyond_the_largest_number_there_is_that_number_or_infinity(dtype, stoch
 def test_just_beyond_the_largest_number_the_nearest_is_that_number_still():
     just = torch.tensor([65504.0 + 10])
     assert to_nearest(just, FP16).item() == 65504.0
-    assert by_chance(just, FP16).item() == float("inf")
-    assert by_chance(just, FP16, saturate=True).item() == 65504.0
+    assert stochastically(just, FP16).item() == float("inf")
+    assert stochastically(just, FP16, saturate=True).item() == 65504.0
 
 
 @pytest.mark.parametrize("saturate", [True, False])
@@ -145,30 +146,23 @@ def test_to_nearest_is_what_torch_does(dtype):
     assert torch.equal(to_nearest(values, dtype, saturate=True), values.to(dtype))
 
 
-def test_chances_are_those_of_the_plan():
-    words = draw_bits(3, "layer", np.arange(AT_A_TIME + 5)).view(np.int32)
-    key = int(stream_key(3, "layer", 0))
-    drawn = draw_words(key, 0, len(words), torch.device("cpu"))
-    assert np.array_equal(drawn.numpy(), words)
-    later = draw_words(key, AT_A_TIME, 7, torch.device("cpu"))
-    assert np.array_equal(later.numpy(), words[AT_A_TIME : AT_A_TIME + 7])
-
-
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_rounding_repeats_and_another_key_gives_another(dtype):
     values = torch.randn(10**5, generator=torch.manual_seed(0))
-    first = by_chance(values, dtype, key=5)
-    assert torch.equal(first, by_chance(values, dtype, key=5))
-    assert (first != by_chance(values, dtype, key=6)).float().mean() > 0.2
-    assert torch.equal(by_chance(values, dtype, key=2**64 - 3), by_chance(values, dtype, key=-3))
+    first = stochastically(values, dtype, key=5)
+    assert torch.equal(first, stochastically(values, dtype, key=5))
+    assert (first != stochastically(values, dtype, key=6)).float().mean() > 0.2
+    assert torch.equal(
+        stochastically(values, dtype, key=2**64 - 3), stochastically(values, dtype, key=-3)
+    )
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_an_elements_chance_hangs_on_its_place_alone(dtype):
-    values = torch.full((2 * AT_A_TIME + 3,), 1 / 3)
-    whole = by_chance(values, dtype)
-    assert torch.equal(by_chance(values[:-2], dtype), whole[:-2])
-    halves = whole[:AT_A_TIME], whole[AT_A_TIME : 2 * AT_A_TIME]
+def test_an_elements_random_bits_depend_on_its_number_alone(dtype):
+    values = torch.full((2 * CHUNK + 3,), 1 / 3)
+    whole = stochastically(values, dtype)
+    assert torch.equal(stochastically(values[:-2], dtype), whole[:-2])
+    halves = whole[:CHUNK], whole[CHUNK : 2 * CHUNK]
     assert (halves[0] != halves[1]).float().mean() > 0.2
 
 
@@ -193,12 +187,13 @@ def test_the_memory_layout_changes_nothing_and_is_kept(dtype, layout, stochastic
 def test_a_list_is_rounded_each_with_its_key_into_its_place():
     values = [torch.randn(4, 3, 3, 3), torch.randn(7), torch.randn(()), torch.randn(0)]
     values[0] = values[0].contiguous(memory_format=torch.channels_last)
-    kept = [torch.empty_like(value, dtype=BF16) for value in values]
-    places = [goal.data_ptr() for goal in kept]
-    round_each(values, kept, keys=[1, 2, 3, 4], saturate=False, stochastic=True)
-    assert [goal.data_ptr() for goal in kept] == places
-    for value, goal, key in zip(values, kept, [1, 2, 3, 4], strict=True):
-        assert torch.equal(goal, by_chance(value, BF16, key=key))
+    targets = [torch.empty_like(value, dtype=BF16) for value in values]
+    places = [target.data_ptr() for target in targets]
+    counts = round_each(values, targets, keys=[1, 2, 3, 4], saturate=False, stochastic=True)
+    assert not counts.any(), "without gradients nothing is counted"
+    assert [target.data_ptr() for target in targets] == places
+    for value, target, key in zip(values, targets, [1, 2, 3, 4], strict=True):
+        assert torch.equal(target, stochastically(value, BF16, key=key))
 
 
 @pytest.mark.parametrize("stochastic", [True, False])
@@ -206,24 +201,24 @@ def test_a_list_is_rounded_each_with_its_key_into_its_place():
 @pytest.mark.parametrize("dtype", TYPES)
 def test_what_is_lost_is_counted(dtype, device, stochastic):
     nan, inf, little = float("nan"), float("inf"), 2.0**-20  # too little for this key's draw
-    kept = torch.tensor([1.0, 1.0, 1.0, 0.0, 2.0, -0.0, nan], dtype=dtype, device=device)
+    targets = torch.tensor([1.0, 1.0, 1.0, 0.0, 2.0, -0.0, nan], dtype=dtype, device=device)
     exact = torch.tensor([1.0, 1.0 + little, 3.0, 0.0, nan, 0.0, 1.0], device=device)
-    slopes = torch.tensor([0.0, -0.0, inf, nan, -inf, 1.0, 2.0**-14], dtype=dtype, device=device)
+    gradients = torch.tensor([0.0, -0.0, inf, nan, -inf, 1.0, 2.0**-14], dtype=dtype, device=device)
     how = {"keys": [KEY], "saturate": False, "stochastic": stochastic}
-    counts = round_counted([exact], [kept], [slopes], **how)
-    # 2 from 1 to 3, the little beside 1; what is not finite goes no way
+    counts = round_each([exact], [targets], [gradients], **how)
+    # 2 from 1 to 3, the little beside 1; what is not finite covers no distance
     assert counts.tolist() == [1, 4, 2, 3, 7, 2 + little, 2] and counts.device.type == device
-    assert kept[:4].tolist() == [1.0, 1.0, 3.0, 0.0] and kept[4].isnan() and kept[6] == 1.0
+    assert targets[:4].tolist() == [1.0, 1.0, 3.0, 0.0] and targets[4].isnan() and targets[6] == 1.0
 
 
 def test_counts_add_up_over_tensors():
     values = [torch.full((1000,), 1 + 2.0**-12), torch.full((500,), 4.0)]
-    kept = [torch.ones(1000, dtype=BF16), torch.ones(500, dtype=BF16)]
-    slopes = [torch.zeros(1000, dtype=BF16), torch.ones(500, dtype=BF16)]
+    targets = [torch.ones(1000, dtype=BF16), torch.ones(500, dtype=BF16)]
+    gradients = [torch.zeros(1000, dtype=BF16), torch.ones(500, dtype=BF16)]
     how = {"keys": [1, 2], "saturate": False, "stochastic": False}
-    counts = round_counted(values, kept, slopes, **how).tolist()
+    counts = round_each(values, targets, gradients, **how).tolist()
     assert counts == [1000, 1500, 1000, 0, 1500, 1000 * 2.0**-12 + 1500, 1500]
-    assert (kept[0] == 1).all() and (kept[1] == 4).all()
+    assert (targets[0] == 1).all() and (targets[1] == 4).all()
 
 
 # --- on a GPU ---
@@ -250,9 +245,9 @@ def bits_of(tensor):
 def rounded_on(device, values, dtype, **how):
     """Bits and counts of all values at once."""
     values = [value.to(device) for value in values]
-    kept, slopes = ([value.to(dtype) for value in values] for _ in range(2))
-    counts = round_counted(values, kept, slopes, keys=range(len(values)), **how)
-    return [bits_of(goal) for goal in kept], counts.tolist()
+    targets, gradients = ([value.to(dtype) for value in values] for _ in range(2))
+    counts = round_each(values, targets, gradients, keys=range(len(values)), **how)
+    return [bits_of(target) for target in targets], counts.tolist()
 
 
 @pytest.mark.gpu
@@ -279,8 +274,8 @@ def test_the_gpu_gives_the_same_bits_with_and_without_its_kernel(dtype, layout, 
     if not fused:
         monkeypatch.setattr(rounding, "find_fused", lambda *_: None)
     values = LAYOUTS[layout](torch.randn(5, 7, 3, 4, generator=torch.manual_seed(0)) * 1e-5)
-    out = by_chance(values.cuda(), dtype)
-    assert torch.equal(out.cpu(), by_chance(values, dtype)) and out.stride() == values.stride()
+    out = stochastically(values.cuda(), dtype)
+    assert torch.equal(out.cpu(), stochastically(values, dtype)) and out.stride() == values.stride()
 
 
 @pytest.mark.gpu
@@ -288,8 +283,8 @@ def test_the_gpu_gives_the_same_bits_with_and_without_its_kernel(dtype, layout, 
 def test_the_gpu_is_not_waited_for():
     pytest.importorskip("triton")
     values = [value.cuda() for value in every_kind()]
-    kept, slopes = ([value.to(BF16) for value in values] for _ in range(2))
+    targets, gradients = ([value.to(BF16) for value in values] for _ in range(2))
     how = {"keys": range(len(values)), "saturate": True, "stochastic": True}
-    round_counted(values, kept, slopes, **how)  # the first time builds the kernel and its tables
+    round_each(values, targets, gradients, **how)  # the first time builds the kernel and its tables
     with not_waiting():
-        round_counted(values, kept, slopes, **how)
+        round_each(values, targets, gradients, **how)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.kernels.shift import shift_batch, shift_plain
+from phalanx.kernels.shift import shift_batch, shift_reference
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -50,4 +50,6 @@ def test_the_gpu_gives_the_same_bytes(shape):
     images = torch.from_numpy(a_set(shape))
     whole = torch.from_numpy(some_places(len(images))).int()
     part = whole.cuda()[:, 3:33]  # of a longer table, as it comes
-    assert torch.equal(shift_batch(images.cuda(), part).cpu(), shift_plain(images, whole[:, 3:33]))
+    assert torch.equal(
+        shift_batch(images.cuda(), part).cpu(), shift_reference(images, whole[:, 3:33])
+    )

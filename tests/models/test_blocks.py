@@ -14,8 +14,8 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import Block, blocks_of
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.models.build import build_model, initialise
-from phalanx.models.efficientnet import SeparableBlock, WideningBlock
-from phalanx.models.layers import SameConv2d, SameMaxPool, kit_of
+from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
+from phalanx.models.layers import SameConv2d, SameMaxPool
 from phalanx.models.resnet import BasicBlock, Bottleneck, build_shortcut
 from phalanx.models.units import UnitModel
 
@@ -45,7 +45,7 @@ def normed(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
     return (x - mean) / (variance + 1e-5).sqrt() * weight + bias
 
 
-def weighed(se: nn.Module, x: Tensor) -> Tensor:
+def squeezed_and_excited(se: nn.Module, x: Tensor) -> Tensor:
     mean = x.mean((2, 3), keepdim=True)
     inner = F.silu(F.conv2d(mean, se.conv_reduce.weight, se.conv_reduce.bias))
     return x * torch.sigmoid(F.conv2d(inner, se.conv_expand.weight, se.conv_expand.bias))
@@ -81,28 +81,28 @@ ACTIVATIONS = {"efficientnet_b0": F.silu, "efficientnet_lite0": F.relu6}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_separable_block_is_its_figure(name):
+def test_a_depthwise_separable_convolution_is_its_figure(name):
     act, squeezed = ACTIVATIONS[name], 2 * (name == "efficientnet_b0")
     place = InvertedBlock(0, 1, 6, 6, 6, kernel=3, stride=1, groups=3, squeezed=squeezed)
-    block = shaken(SeparableBlock(place, MODELS[name]))
+    block = shaken(DepthwiseSeparableConv(place, MODELS[name]))
     x = 20 * torch.randn(2, 6, 7, 8)  # beyond the 6 of ReLU6
     inner = act(normed(block.bn1, F.conv2d(x, block.conv_dw.weight, padding=1, groups=3)))
-    inner = weighed(block.se, inner) if squeezed else inner
+    inner = squeezed_and_excited(block.se, inner) if squeezed else inner
     expected = x + normed(block.bn2, F.conv2d(inner, block.conv_pw.weight))
     torch.testing.assert_close(block(x), expected)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_widening_block_is_its_figure(name, stride):
+def test_an_inverted_residual_is_its_figure(name, stride):
     act, squeezed = ACTIVATIONS[name], 2 * (name == "efficientnet_b0")
     place = InvertedBlock(1, 1, 4, 12, 4, kernel=5, stride=stride, groups=12, squeezed=squeezed)
-    block = shaken(WideningBlock(place, MODELS[name]))
+    block = shaken(InvertedResidual(place, MODELS[name]))
     x = 20 * torch.randn(2, 4, 7, 8)  # beyond the 6 of ReLU6
     inner = act(normed(block.bn1, F.conv2d(x, block.conv_pw.weight)))
     inner = F.conv2d(inner, block.conv_dw.weight, stride=stride, padding=2, groups=12)
     inner = act(normed(block.bn2, inner))
-    inner = weighed(block.se, inner) if squeezed else inner
+    inner = squeezed_and_excited(block.se, inner) if squeezed else inner
     inner = normed(block.bn3, F.conv2d(inner, block.conv_pwl.weight))
     torch.testing.assert_close(block(x), x + inner if stride == 1 else inner)
 
@@ -111,7 +111,7 @@ def test_an_efficientnet_block_adds_its_input_only_where_shapes_agree():
     place = InvertedBlock(1, 0, 4, 8, 6, kernel=3, stride=1, groups=8, squeezed=1)
     assert not place.skips and not replace(place, channels_out=4, stride=2).skips
     assert replace(place, channels_out=4).skips
-    assert WideningBlock(place, MODELS["efficientnet_b0"])(torch.randn(2, 4, 5, 5)).shape[1] == 6
+    assert InvertedResidual(place, MODELS["efficientnet_b0"])(torch.randn(2, 4, 5, 5)).shape[1] == 6
 
 
 # --- shortcuts ---
@@ -119,7 +119,7 @@ def test_an_efficientnet_block_adds_its_input_only_where_shapes_agree():
 
 def test_shortcut_a_is_every_second_pixel_and_zeros_for_new_channels():
     variant = MODELS["resnet8"]
-    shortcut = build_shortcut(Block(2, 0, 2, 5, 5, 2), variant, kit_of(variant))
+    shortcut = build_shortcut(Block(2, 0, 2, 5, 5, 2), variant)
     x = torch.arange(2 * 2 * 5 * 4.0).view(2, 2, 5, 4)
     expected = np.zeros((2, 5, 3, 2), np.float32)
     for row in range(3):
@@ -199,7 +199,7 @@ def test_zero_init_starts_blocks_as_their_shortcut(name, norm):
     model = build_model(variant, num_classes=10)
     initialise(model, 0, zero_residual=True)
     block = model.get_submodule("layer1.1")
-    x = torch.rand(2, block.last[0].out_channels, 8, 8)
+    x = torch.rand(2, block.conv1.in_channels, 8, 8)
     assert torch.equal(block(x), x)
     initialise(model, 0, zero_residual=False)
     assert norm.type != "none" or not torch.equal(block(x), x), "the draw must undo the zeros"

@@ -14,7 +14,7 @@ from phalanx.catalog.sizes import SIZES, about, load_sizes, short
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
-from phalanx.models.count import count_size, count_units, to_half, walk
+from phalanx.models.count import count_model, count_size, count_units, emulate_autocast
 from phalanx.models.units import UnitModel
 
 RESNET20_SHAPES = {
@@ -143,8 +143,8 @@ def toy_bytes(
     with torch.device("meta"):
         model, images = Toy(norm(*sizes)), torch.empty(2, 3, 8, 8)
     if half:
-        to_half(model, full_norms=full_norms)
-    return [unit.activation_bytes for unit in walk(model, images)]
+        emulate_autocast(model, full_norms=full_norms)
+    return [unit.activation_bytes for unit in count_model(model, images)]
 
 
 IMAGES, MIDDLE, END = 2 * 3 * 8 * 8, 2 * 4 * 8 * 8, 2 * 5  # values of a batch of two
@@ -194,7 +194,7 @@ class Twice(UnitModel):
 
 def test_a_weight_of_two_units_counts_in_the_first():
     with torch.device("meta"):
-        counts = walk(Twice(), torch.empty(1, 3, 8, 8))
+        counts = count_model(Twice(), torch.empty(1, 3, 8, 8))
     assert [unit.parameters for unit in counts] == [3 * 3 + 3, 0]
     assert [unit.macs for unit in counts] == [3 * 3 * 8 * 8] * 2, "it is computed twice"
 

@@ -20,8 +20,8 @@ from phalanx.errors import ConfigError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.forward_recorder import RecordedTensor
-from phalanx.models.memory import Live
-from phalanx.models.recompute import store_only
+from phalanx.models.memory import LiveBytes
+from phalanx.models.recompute import enable_recomputation
 from phalanx.plan.recompute import module_paths
 
 OWN = OwnVariant(image_size=8, build="tests:net")
@@ -54,15 +54,15 @@ def trained(
     initialise(model, 1, zero_residual=False)
     model = model.train().to(memory_format=torch.channels_last)
     if patterns is not None:
-        store_only(model, patterns, variant=variant)
+        enable_recomputation(model, patterns, variant=variant)
     for number in range(2):
         random = torch.Generator().manual_seed(number)
         images = torch.rand(IMAGES, 3, 32, 32, generator=random)
-        chances = draw_dropout_noise(
-            model.chances, seed=5, first=0, images=IMAGES, device=torch.device("cpu")
+        noise = draw_dropout_noise(
+            model.noise_sizes, seed=5, first=0, images=IMAGES, device=torch.device("cpu")
         )
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logits = model(images.to(memory_format=torch.channels_last), chances)
+            logits = model(images.to(memory_format=torch.channels_last), noise)
             # backward belongs outside; inside, autocast must not touch what is computed again
             F.cross_entropy(logits.float(), torch.arange(IMAGES)).backward()
     gradients = {f"gradient of {n}": p.grad for n, p in model.named_parameters()}
@@ -133,7 +133,7 @@ AGAIN = {  # by patterns: convolutions and batch norms of the backward pass
 @pytest.mark.parametrize("pattern", AGAIN)
 def test_what_is_stored_is_not_computed_again_and_the_rest_is_once(pattern):
     model = build_model(RESNET8, num_classes=10).train()
-    store_only(model, [pattern] if pattern else [], variant=RESNET8)
+    enable_recomputation(model, [pattern] if pattern else [], variant=RESNET8)
     loss = model(torch.rand(16, 3, 32, 32)).sum()
     with Calls() as calls:
         loss.backward()
@@ -177,8 +177,8 @@ KEPT = {  # channels alive after the forward pass, by what is stored; 2 are the 
 def test_the_bytes_that_stay_are_those_of_the_stored_outputs(pattern):
     images, net = batch(), Net()
     if pattern:
-        store_only(net, [f"{pattern}$"], variant=OWN)
-    with Live() as live:
+        enable_recomputation(net, [f"{pattern}$"], variant=OWN)
+    with LiveBytes() as live:
         for tensor in (images, *net.parameters(), *net.buffers()):
             live.ignore(tensor)
         out = net(images)
@@ -192,7 +192,7 @@ def test_a_networks_own_dropout_is_not_drawn_again():
         torch.manual_seed(3)
         net = Net()
         if patterns is not None:
-            store_only(net, patterns, variant=OWN)
+            enable_recomputation(net, patterns, variant=OWN)
         net(batch()).sum().backward()
         return [weight.grad for weight in net.parameters()]
 
@@ -222,7 +222,7 @@ def test_random_numbers_and_32_bits_in_a_network_stay_as_they_were():
         torch.manual_seed(3)
         net = Odd()
         if patterns is not None:
-            store_only(net, patterns, variant=OWN)
+            enable_recomputation(net, patterns, variant=OWN)
         with plain_kernels(), torch.autocast("cpu", torch.bfloat16):
             net(batch()).sum().backward()
         return net.weight.grad
@@ -253,7 +253,7 @@ def test_overwritten_tensors_do_not_reach_the_recomputation(pattern):
     def gradient(patterns: Sequence[str] | None) -> Tensor:
         net = Overwrites()
         if patterns is not None:
-            store_only(net, patterns, variant=OWN)
+            enable_recomputation(net, patterns, variant=OWN)
         net(batch()).sum().backward()
         return net.weight.grad
 
@@ -262,20 +262,27 @@ def test_overwritten_tensors_do_not_reach_the_recomputation(pattern):
 
 def test_a_plugins_pattern_that_matches_nothing_is_refused():
     with pytest.raises(ConfigError, match="no module of the network matches 'covn'; it has conv"):
-        store_only(Net(), ["covn"], variant=OWN)
+        enable_recomputation(Net(), ["covn"], variant=OWN)
 
 
 def test_a_plugins_parts_are_stored_without_patterns():
-    assert store_only(Net(), [], variant=OWN) == ("conv", "norm", "act", "second", "drop", "end")
+    assert enable_recomputation(Net(), [], variant=OWN) == (
+        "conv",
+        "norm",
+        "act",
+        "second",
+        "drop",
+        "end",
+    )
 
 
 # --- around it ---
 
 
-def test_scoring_runs_without_a_tape(monkeypatch):
-    monkeypatch.setattr("phalanx.models.recompute.Tape", None)
+def test_scoring_runs_without_a_recorder(monkeypatch):
+    monkeypatch.setattr("phalanx.models.recompute.ForwardRecorder", None)
     model = build_model(RESNET8, num_classes=10)
-    store_only(model, [], variant=RESNET8)
+    enable_recomputation(model, [], variant=RESNET8)
     images = torch.rand(2, 3, 32, 32)
     model.eval()(images)
     with torch.no_grad():
@@ -284,9 +291,9 @@ def test_scoring_runs_without_a_tape(monkeypatch):
         model(images)
 
 
-def test_a_pass_that_fails_ends_its_tape():
+def test_a_pass_that_fails_ends_its_recorder():
     model = build_model(RESNET8, num_classes=10).train()
-    store_only(model, [], variant=RESNET8)
+    enable_recomputation(model, [], variant=RESNET8)
     with pytest.raises(RuntimeError):
         model(torch.rand(2, 5, 32, 32))
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
@@ -297,18 +304,18 @@ def test_a_pass_that_fails_ends_its_tape():
 def test_names_of_weights_stay():
     model = build_model(RESNET8, num_classes=10)
     before = list(model.state_dict())
-    store_only(model, [], variant=RESNET8)
+    enable_recomputation(model, [], variant=RESNET8)
     assert list(model.state_dict()) == before
 
 
 def test_a_copy_of_a_model_recomputes_by_itself():
     model = build_model(RESNET8, num_classes=10).train()
-    store_only(model, [], variant=RESNET8)
-    twin = copy.deepcopy(model)
+    enable_recomputation(model, [], variant=RESNET8)
+    other_model = copy.deepcopy(model)
     images = torch.rand(2, 3, 32, 32)
-    for each in (model, twin):
+    for each in (model, other_model):
         each(images).sum().backward()
-    for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
+    for weight, other in zip(model.parameters(), other_model.parameters(), strict=True):
         assert torch.equal(weight.grad, other.grad) and weight.grad is not other.grad
 
 
@@ -322,7 +329,7 @@ def test_a_pass_leaves_nothing_behind_without_the_garbage_collector(monkeypatch)
 
     monkeypatch.setattr("phalanx.models.forward_recorder.RecordedTensor", Watched)
     model = build_model(RESNET8, num_classes=10).train()
-    store_only(model, [".*conv.*"], variant=RESNET8)
+    enable_recomputation(model, [".*conv.*"], variant=RESNET8)
     gc.disable()
     try:
         loss = model(torch.rand(4, 3, 32, 32)).sum()

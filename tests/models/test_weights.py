@@ -13,7 +13,13 @@ from phalanx.catalog.models import MODELS
 from phalanx.errors import CheckpointError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.units import UnitModel
-from phalanx.models.weights import LAYOUT, fill, layout_in, read_weights, renamed
+from phalanx.models.weights import (
+    NORM_LAYOUT_KEY,
+    load_tensors,
+    read_norm_layout,
+    read_weights,
+    to_timm_names,
+)
 
 SHORT = replace(MODELS["efficientnet_cifar"], depth=0.5)  # ten blocks, some stages of two
 
@@ -54,7 +60,7 @@ def test_weights_come_back_as_they_were(name, suffix, tmp_path):
         save_file(source.state_dict(), path)
     else:
         saved(source.state_dict(), path)
-    fill(target, read_weights(path), where=str(path))
+    load_tensors(target, read_weights(path), where=str(path))
     assert_same(source, target)
 
 
@@ -65,7 +71,7 @@ def test_prefixes_of_wrappers_are_taken_off(prefix, tmp_path):
     source, target = drawn(), drawn(seed=2)
     path = tmp_path / "mine.safetensors"
     save_file({prefix + name: value for name, value in source.state_dict().items()}, path)
-    fill(target, read_weights(path), where="mine")
+    load_tensors(target, read_weights(path), where="mine")
     assert_same(source, target)
 
 
@@ -78,7 +84,7 @@ def test_a_prefix_is_taken_off_only_at_the_front(tmp_path):
 def test_the_weights_are_found_among_what_a_script_saved(wrapper, tmp_path):
     source, target = drawn(), drawn(seed=2)
     content = {"epoch": 3, wrapper: source.state_dict(), "optimizer": {"state": torch.zeros(3)}}
-    fill(target, read_weights(saved(content, tmp_path / "a.pth")), where="a")
+    load_tensors(target, read_weights(saved(content, tmp_path / "a.pth")), where="a")
     assert_same(source, target)
 
 
@@ -163,10 +169,12 @@ def test_a_file_without_weights_is_refused(content, tmp_path):
 
 def test_the_layout_of_group_norms_is_read_from_the_file(tmp_path):
     ours, plain = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    save_file({"a": torch.ones(1)}, ours, metadata={LAYOUT: "interleaved"})
+    save_file({"a": torch.ones(1)}, ours, metadata={NORM_LAYOUT_KEY: "interleaved"})
     save_file({"a": torch.ones(1)}, plain)
     pickled = saved({"a": torch.ones(1)}, tmp_path / "c.pth")
-    assert [layout_in(p) for p in (ours, plain, pickled)] == ["interleaved"] + 2 * ["contiguous"]
+    assert [read_norm_layout(p) for p in (ours, plain, pickled)] == ["interleaved"] + 2 * [
+        "contiguous"
+    ]
 
 
 # --- torchvision's EfficientNet ---
@@ -206,7 +214,7 @@ def test_torchvisions_efficientnet_is_renamed(tmp_path):
             tensor.normal_()
     theirs = torchvisions(source)
     assert len(theirs) == len(source.state_dict())
-    fill(target, read_weights(saved(theirs, tmp_path / "a.pth")), where="a")
+    load_tensors(target, read_weights(saved(theirs, tmp_path / "a.pth")), where="a")
     assert_same(source, target)
 
 
@@ -219,16 +227,16 @@ def test_torchvisions_efficientnet_is_renamed(tmp_path):
     ],
 )
 def test_other_networks_of_torchvision_are_refused_by_their_names(name):
-    tensors = renamed({"features.0.0.weight": torch.ones(1), name: torch.ones(1)})
+    tensors = to_timm_names({"features.0.0.weight": torch.ones(1), name: torch.ones(1)})
     assert list(tensors) == ["conv_stem.weight", name]
 
 
 # --- filling ---
 
 
-def said_of(model: nn.Module, tensors: dict[str, Tensor], spared: str = "") -> str:
+def said_of(model: nn.Module, tensors: dict[str, Tensor], skip: str = "") -> str:
     with pytest.raises(CheckpointError) as caught:
-        fill(model, tensors, where="mine.pth", spared=spared)
+        load_tensors(model, tensors, where="mine.pth", skip=skip)
     return str(caught.value)
 
 
@@ -254,18 +262,18 @@ def test_of_many_problems_three_are_shown_and_the_rest_counted():
 def test_the_counters_of_batches_may_be_missing():
     source, target = drawn(), drawn(seed=2)
     old = {n: v for n, v in source.state_dict().items() if "num_batches_tracked" not in n}
-    fill(target, old, where="mine")
+    load_tensors(target, old, where="mine")
     assert_same(source, target)
 
 
-def test_a_spared_head_stays_whatever_the_file_has():
+def test_a_skipped_head_stays_whatever_the_file_has():
     source, target = drawn(classes=1000), drawn(seed=2)
     head = target.fc.weight.clone()
     assert "fc.bias is (1000,), the model wants (10,)" in said_of(target, source.state_dict())
-    fill(target, source.state_dict(), where="mine", spared="fc")
+    load_tensors(target, source.state_dict(), where="mine", skip="fc")
     assert torch.equal(target.fc.weight, head)
     assert torch.equal(target.conv1.weight, source.conv1.weight)
     headless = {n: v for n, v in source.state_dict().items() if not n.startswith("fc.")}
-    fill(target, headless, where="mine", spared="fc")
+    load_tensors(target, headless, where="mine", skip="fc")
     renamed = {**headless, "fc2.weight": torch.ones(1)}
     assert said_of(target, renamed, "fc") == "mine.pth: fc2.weight is not of this model"

@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.optim.rules import OptimSettings, build_optimizer
-from phalanx.optim.sgd_combined import set_velocity_scale
-from phalanx.optim.update import update
+from phalanx.optim.build import OptimSettings, build_optimizer
+from phalanx.optim.update import set_velocity_scale, update
 
 RULES = (
     "sgd", "momentum", "nesterov", "sgd_combined", "adamw", "rmsprop", "rmsprop_tf", "lars", "lamb",

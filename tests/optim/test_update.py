@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from phalanx.optim.decay import split_by_decay
+from phalanx.optim.build import OptimSettings, build_optimizer, split_by_decay
 from phalanx.optim.named_state import name_optimizer_state
-from phalanx.optim.rules import OptimSettings, build_optimizer
-from phalanx.optim.update import gradients_of, update
+from phalanx.optim.update import collect_gradients, update
 from small_steps import RULES, Toy, give_gradients, settings_of, toy, trained
 
 NONE = {"weight_decay": 0.0, "l2": 0.0, "trust_decay": 0.0}
@@ -85,10 +84,10 @@ def test_a_weight_without_a_gradient_stays_as_it_is(rule):
     before = model.conv.weight.detach().clone()
     give_gradients(model, 0)
     model.conv.weight.grad = None
-    assert len(gradients_of(optimizer)) == len(list(model.parameters())) - 1
+    assert len(collect_gradients(optimizer)) == len(list(model.parameters())) - 1
     update(optimizer, 0.1)
     assert torch.equal(model.conv.weight, before)
-    assert gradients_of(optimizer) == []
+    assert collect_gradients(optimizer) == []
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -25,7 +25,7 @@ from phalanx.engine.checkpoint_store import (
 from phalanx.engine.state import hash_weights
 from phalanx.engine.weight_average import average_weights, reestimate_norms
 from phalanx.errors import ConfigError
-from phalanx.models.weights import LAYOUT, fill
+from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.plan.averaging import Averaging
 from phalanx.report.average import NAME as AVERAGE_SCORE
 from phalanx.report.average import AverageScore, write_average_score
@@ -74,7 +74,7 @@ def _write_average(
     facts_now = {**facts, "weights_sha256": hash_weights(weights), "averaged": account}
     files = {
         **read_files(checkpoint),
-        WEIGHTS: tensors_to_bytes(weights, metadata={LAYOUT: facts["norm_layout"]}),
+        WEIGHTS: tensors_to_bytes(weights, metadata={NORM_LAYOUT_KEY: facts["norm_layout"]}),
         FACTS: json.dumps(facts_now, indent=1).encode(),
     }
     remove_quietly(checkpoint.parent.parent / AVERAGE_SCORE)  # of another average
@@ -87,7 +87,7 @@ def _reestimate_statistics(
     """The statistics that averaged weights give the batch norms, under the names of the buffers."""
     with open_checkpoint(newest) as session:
         model = session.model
-        fill(model, weights, where=str(newest.start.checkpoint))
+        load_tensors(model, weights, where=str(newest.start.checkpoint))
         images = _last_training_images(session, steps=steps)
         names = reestimate_norms(model, images, autocast=session.options.autocast)
     if not names:

@@ -15,11 +15,11 @@ from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError
 from phalanx.models.build import build_model, initialise
-from phalanx.models.recompute import store_only
-from phalanx.models.weights import fill, layout_in, read_weights
+from phalanx.models.recompute import enable_recomputation
+from phalanx.models.weights import load_tensors, read_norm_layout, read_weights
+from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.offload import Offload
-from phalanx.optim.rules import OptimSettings, build_optimizer
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.units import parse_betas
@@ -40,7 +40,7 @@ def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(getattr(torch, plan.half_type))
     if plan.stored is not None:
-        store_only(model, plan.stored, variant=variant)
+        enable_recomputation(model, plan.stored, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -50,14 +50,15 @@ def load_init_weights(model: nn.Module, config: Config) -> None:
         return
     path, variant = Path(config.model.init_weights), build_variant(config)
     tensors = read_weights(path)
-    if layout_in(path) != variant.norm.layout:
+    layout = read_norm_layout(path)
+    if layout != variant.norm.layout:
         raise CheckpointError(
-            f"{path}: its group norms are {layout_in(path)}, this model's {variant.norm.layout}; "
+            f"{path}: its group norms are {layout}, this model's {variant.norm.layout}; "
             "give or leave away --enable-fast-groupnorm as the weights were trained"
         )
     spared = variant.head if config.model.reset_head else ""
     try:
-        fill(model, tensors, where=str(path), spared=spared)
+        load_tensors(model, tensors, where=str(path), skip=spared)
     except CheckpointError as error:
         way_out = _explain_misfit(tensors, model.state_dict(), f"{variant.head}.weight")
         raise CheckpointError(f"{error}; {way_out}") from error

@@ -9,8 +9,8 @@ from phalanx.assemble.build import is_offloaded
 from phalanx.assemble.torch_setup import first_device
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.models.memory import HALF_BYTES, Memory, Upkeep, predict_memory
-from phalanx.optim.rules import FOOTPRINTS
+from phalanx.models.memory import HALF_BYTES, BytesPerWeight, Memory, predict_memory
+from phalanx.optim.build import OPTIMIZERS
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.summary import MemoryNote
@@ -26,21 +26,21 @@ def predict_step_memory(config: Config, plan: Plan) -> Memory:
         num_classes=plan.num_classes,
         batch=plan.micro_batch,
         image_size=plan.image_size,
-        upkeep=_count_bytes_per_weight(config, plan),
+        per_weight=_count_bytes_per_weight(config, plan),
         half=plan.precision.startswith("16"),
         stored=plan.stored,
     )
 
 
-def _count_bytes_per_weight(config: Config, plan: Plan) -> Upkeep:
+def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
     """What each weight costs the device, whatever the batch."""
-    options, rule = config.optim, FOOTPRINTS[config.optim.optimizer]
+    options, rule = config.optim, OPTIMIZERS[config.optim.optimizer].footprint
     halved = plan.precision == "16.16"  # but for the few numbers of norms
-    width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.slots(options.momentum)
+    width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.count_state(options.momentum)
     # 16-bit weights, gradients and slots have copies of 32 bits while they are updated
-    update = _FULL_BYTES * (rule.passing + (2 + slots if halved else 0))
+    update = _FULL_BYTES * (rule.temporary + (2 + slots if halved else 0))
     offloaded = is_offloaded(config, torch.device(first_device(plan.device)).type)
-    return Upkeep(
+    return BytesPerWeight(
         weight=width,
         gradient=width,
         optimizer=0 if offloaded else width * slots,

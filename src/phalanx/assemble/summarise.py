@@ -58,11 +58,11 @@ def _describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
     def share(part: str, whole: str) -> float | None:
         return counts[part] / counts[whole] if counts[whole] else None
 
-    gone, scaler = share("gone", "way"), state.scaler
+    moved, scaler = share("distance moved", "distance wanted"), state.scaler
     found = tuple(scaler.history or [(0, scaler.scale)]) if scaler else ()
     return Numerics(
         updates_lost=share("lost", "updated"),
-        way_lost=None if gone is None else 1 - gone,
+        way_lost=None if moved is None else 1 - moved,
         gradients_zero=share("gradient zero", "elements"),
         gradients_not_finite=int(counts["gradient not finite"]) if state.half else None,
         skipped_steps=scaler.skipped if scaler else 0,

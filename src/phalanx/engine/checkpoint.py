@@ -20,7 +20,7 @@ from phalanx.engine.checkpoint_store import (
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.errors import DivergedError
-from phalanx.models.weights import LAYOUT, fill
+from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
 WEIGHTS, _OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
@@ -48,7 +48,7 @@ def take_snapshot(state: TrainState) -> Snapshot:
         return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
 
     if state.offload is not None:
-        state.offload.wait()
+        state.offload.synchronize()
     values = json.loads(json.dumps(state.to_json()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     average = {} if state.average is None else state.average.tensors()
@@ -121,7 +121,9 @@ def _to_files(snapshot: Snapshot, run_facts: dict[str, Any]) -> dict[str, bytes]
         **run_facts,
     }
     files = {
-        WEIGHTS: tensors_to_bytes(snapshot.weights, metadata={LAYOUT: run_facts["norm_layout"]}),
+        WEIGHTS: tensors_to_bytes(
+            snapshot.weights, metadata={NORM_LAYOUT_KEY: run_facts["norm_layout"]}
+        ),
         _OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
         FACTS: json.dumps(facts, indent=1).encode(),
     }
@@ -136,7 +138,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[_OPTIMIZER]))
     if state.offload is not None:
-        state.offload.take_back()
+        state.offload.to_host()
     state.load_json(json.loads(files[FACTS])["state"])
     if state.average is not None and AVERAGE_WEIGHTS in files:
         averages = tensors_from_bytes(files[AVERAGE_WEIGHTS])
@@ -147,4 +149,4 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
     """Fill a model from a checkpoint's weights; names and shapes must be exactly its own."""
-    fill(model, tensors_from_bytes(content), where=str(where))
+    load_tensors(model, tensors_from_bytes(content), where=str(where))

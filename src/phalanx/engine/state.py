@@ -118,7 +118,7 @@ class TrainState:
         """
         with ExitStack() as stack:
             if self.offload is not None:
-                stack.enter_context(self.offload.brought())
+                stack.enter_context(self.offload.on_device())
             half = self.half
             yield None if half is None else stack.enter_context(half.in_float32(self.step))
 

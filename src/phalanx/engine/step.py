@@ -13,8 +13,8 @@ from phalanx.engine.loss import LOSSES
 from phalanx.engine.mixing import NO_MIXING, Mixed, Mixing, WeightedLabels, mix_batch
 from phalanx.engine.state import TrainState
 from phalanx.models.dropout_noise import draw_dropout_noise
-from phalanx.optim.sgd_combined import set_velocity_scale
-from phalanx.optim.update import gradients_of, update
+from phalanx.models.units import find_noise_sizes
+from phalanx.optim.update import collect_gradients, set_velocity_scale, update
 
 
 class MicroBatch(NamedTuple):
@@ -89,7 +89,7 @@ def _mix(batch: MicroBatch, options: StepOptions) -> Mixed:
 def _forward(model: nn.Module, batch: MicroBatch, options: StepOptions) -> Tensor:
     """Logits of a training pass; what the model drops depends on the images' positions alone."""
     noise = draw_dropout_noise(
-        getattr(model, "chances", {}),
+        find_noise_sizes(model),
         seed=options.seed,
         first=batch.first,
         images=len(batch.labels),
@@ -131,7 +131,7 @@ def train_step(
     loss, top1 = forward_backward(passes, scale)
     state.step += 1
     with state.update_context() as counts:
-        gradients = gradients_of(state.optimizer)
+        gradients = collect_gradients(state.optimizer)
         grad_norm = _unscale_and_clip(gradients, scale, options)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
             scaler.after_overflow(state.step)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from phalanx.errors import CheckpointError
-from phalanx.models.weights import compare
+from phalanx.models.weights import find_mismatches
 from phalanx.plan.averaging import decay_at
 
 _Context = Callable[[], AbstractContextManager[None]]  # the context passes run in
@@ -57,11 +57,11 @@ class WeightAverage:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], *, where: str) -> None:
         """Take back what `tensors` gave, bit for bit."""
-        problems = sorted(compare(self._averages, tensors))
+        problems = sorted(find_mismatches(self._averages, tensors))
         if problems:
             raise CheckpointError(f"{where}: not the averages of this model: {problems[0]}")
         for name, average in self._averages.items():
-            if name in tensors:  # weights.compare lets old files go without counters
+            if name in tensors:  # find_mismatches lets old files go without counters
                 average.copy_(tensors[name])
 
     @contextmanager
@@ -133,7 +133,7 @@ def average_weights(
     total: dict[str, Tensor] = {}
     newest: Mapping[str, Tensor] = {}
     for number, state in enumerate(states, start=1):
-        problems = sorted(compare(newest, state)) if newest else []
+        problems = sorted(find_mismatches(newest, state)) if newest else []
         if problems:
             raise CheckpointError(f"checkpoint {number} is of another network: {problems[0]}")
         newest = state

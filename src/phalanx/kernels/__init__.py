@@ -1,1 +1,1 @@
-"""Fused code for GPUs, each with a twin in plain torch that gives the same."""
+"""Operations that have a fused Triton kernel for GPUs beside a reference in plain torch."""

@@ -1,4 +1,4 @@
-"""Where the twins for GPUs are found."""
+"""How the fused kernels are found: Triton is optional, and slow to import."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 @cache
-def find_fused(module: str, name: str) -> Callable[..., Tensor] | None:
-    """A function of a neighbouring module, where Triton is installed; looked for when needed."""
+def find_fused(name: str) -> Callable[..., Tensor] | None:
+    """The function of that dotted name, imported when first asked for; None without Triton."""
+    module, _, function = name.rpartition(".")
     try:
-        return getattr(import_module(f"phalanx.kernels.{module}"), name)
+        return getattr(import_module(module), function)
     except ImportError:
         return None

@@ -1,4 +1,4 @@
-"""Small images taken out of a set that lies on the device, each shifted and maybe mirrored."""
+"""Small images taken from a dataset on the device, each shifted and perhaps mirrored."""
 
 import torch
 from torch import Tensor
@@ -7,28 +7,28 @@ from phalanx.kernels.fused import find_fused
 
 
 def shift_batch(images: Tensor, places: Tensor) -> Tensor:
-    """Images of a set [M, H, W] or [M, H, W, 3], as [N, H, W, 3]; black moves in.
+    """Images of a dataset [M, H, W] or [M, H, W, 3], shifted, as [N, H, W, 3] padded with black.
 
-    places: [4, N] whole numbers: which image, how far down and right of its corner what is shown
-    begins, less than nothing where that lies outside, and whether it is mirrored before.
+    places: [4, N] whole numbers: the image's index, the row and the column of it where the result
+    begins, negative where that lies outside, and whether it is mirrored first.
     """
-    fused = find_fused("shift_fused", "shift_fused") if images.is_cuda else None
-    return (fused or shift_plain)(images, places)
+    fused = find_fused("phalanx.kernels.shift_fused.shift_fused") if images.is_cuda else None
+    return (fused or shift_reference)(images, places)
 
 
-def shift_plain(images: Tensor, places: Tensor) -> Tensor:
+def shift_reference(images: Tensor, places: Tensor) -> Tensor:
     """`shift_batch` in torch's own operations."""
     image, top, left, mirrored = places.long().unsqueeze(2)
     height, width = images.shape[1:3]
     row = top + torch.arange(height, device=images.device)
     column = left + torch.arange(width, device=images.device)
     column = torch.where(mirrored.bool(), width - 1 - column, column)
-    down, across = (row >= 0) & (row < height), (column >= 0) & (column < width)
+    in_height, in_width = (row >= 0) & (row < height), (column >= 0) & (column < width)
     row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
-    found = in_colour(images[image[:, :, None], row[:, :, None], column[:, None, :]])
-    return found * (down[:, :, None] & across[:, None])[..., None]
+    found = to_rgb(images[image[:, :, None], row[:, :, None], column[:, None, :]])
+    return found * (in_height[:, :, None] & in_width[:, None])[..., None]
 
 
-def in_colour(images: Tensor) -> Tensor:
-    """Grey images with three equal channels."""
+def to_rgb(images: Tensor) -> Tensor:
+    """Grey images with three equal channels; colour images as they are."""
     return images if images.ndim == 4 else images[..., None].expand(*images.shape, 3)

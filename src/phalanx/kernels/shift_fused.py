@@ -1,4 +1,4 @@
-"""The Triton twin of phalanx.kernels.shift: one kernel instead of fifteen."""
+"""phalanx.kernels.shift in Triton: one kernel instead of fifteen."""
 
 import torch
 import triton
@@ -9,12 +9,12 @@ _BLOCK = tl.constexpr(4096)  # bytes of one program; an image of CIFAR has 3072
 
 
 @triton.jit
-def _shift(images, places, apart, out, height, width, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _shift(images, places, stride, out, height, width, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A block of one image: program (image, block)."""
     number, size = tl.program_id(0), height * width * 3
     image = tl.load(places + number).to(tl.int64)
-    top, left = tl.load(places + apart + number), tl.load(places + 2 * apart + number)
-    mirrored = tl.load(places + 3 * apart + number)
+    top, left = tl.load(places + stride + number), tl.load(places + 2 * stride + number)
+    mirrored = tl.load(places + 3 * stride + number)
 
     byte = tl.program_id(1) * _BLOCK + tl.arange(0, _BLOCK)
     pixel, channel = byte // 3, byte % 3
@@ -29,7 +29,7 @@ def _shift(images, places, apart, out, height, width, CHANNELS: tl.constexpr):  
 
 
 def shift_fused(images: Tensor, places: Tensor) -> Tensor:
-    """Images of a set, shifted and mirrored as `places` says."""
+    """Images of a dataset, shifted and mirrored as `places` says."""
     height, width = images.shape[1:3]
     places, count = places.int(), places.shape[1]
     out = images.new_empty((count, height, width, 3))

@@ -1,17 +1,31 @@
-"""A forward pass that autograd keeps nothing of but recipes: values are made again when asked for.
+"""A forward pass that saves operations instead of tensors: what backward needs is computed again.
 
-Every operation is noted below autograd and autocast, where it is one call on plain tensors. What
-autograd would keep becomes a ticket. In the backward pass a ticket is exchanged for its value: the
-operations between the nearest values at hand and this one are run again, and no others. Nothing
-that changes a buffer is ever one of them, so running statistics move once.
+Why not torch.utils.checkpoint? It calls a module's forward a second time. Batch norm would then
+update its running statistics twice, what a network drops at random would have to be drawn again,
+and everything inside a segment is in memory at once, needed or not. A recorder works below modules,
+on single operations:
 
-What cannot be run again, because it draws random numbers or writes into its input, is not noted:
-its result is at hand like a weight.
+- During the forward pass it sees every operation below autograd and autocast, as one call on plain
+  tensors, and notes which operation made which tensor from which (`ForwardRecorder`).
+- Where autograd would save a tensor, the hooks of torch.autograd.graph.saved_tensors_hooks give it
+  a small handle instead (`_pack`). The tensor itself is freed as soon as the network drops it.
+- When the backward pass asks for the tensor of a handle (`_unpack`), the operations between the
+  nearest tensors that are available and this one are run again, and no others. Operations that
+  change a buffer are never among them, so running statistics are updated once.
+
+Three things are always available: tensors that `store` was called for, tensors that the pass got
+from outside (images, weights), and results that cannot be computed again because they were drawn
+at random or written in place.
+
+Lifetimes need no bookkeeping. Autograd holds handles; a handle holds its tensor's record; a record
+holds the operation that makes it; an operation holds the records of its inputs. All references the
+other way are weak, so whatever no handle leads to is freed at once.
 """
 
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -22,87 +36,75 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _Key = tuple[Any, ...]
-_SMALL_BYTES = 16 * 1024  # kept as it is: the recipe would weigh as much
-# these move the running statistics, arguments 3 and 4, and their schemas do not say so
+_SMALL_BYTES = 16 * 1024  # such a tensor is stored: to record its operation would cost as much
+# these update the running statistics, arguments 3 and 4, and their schemas do not say so
 _BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
-_RUNNING = (3, 4)
+_RUNNING_STATISTICS = (3, 4)
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class RecordedTensor:
-    """One tensor of a forward pass: at hand, or the recipe that makes it again."""
+    """A tensor of a forward pass: stored, or known by the operation that makes it."""
 
-    __slots__ = ("__weakref__", "held", "recipe", "ticket")
+    op: "_RecordedOp | None" = None
+    stored: Tensor | None = None
+    handle: "weakref.ref[_SavedTensorHandle] | None" = None
 
-    def __init__(self, recipe: "_RecordedOp | None" = None, held: Tensor | None = None):
-        self.recipe, self.held = recipe, held
-        self.ticket: weakref.ref[_SavedTensorHandle] | None = None
-
-    def at_hand(self) -> Tensor | None:
-        """The tensor, if it is stored or was made again for a part of autograd that waits."""
-        if self.held is not None:
-            return self.held
-        ticket = self.ticket and self.ticket()
-        return ticket.made if ticket else None
-
-    def give(self, tensor: Tensor) -> None:
-        """Leave a tensor that was made again to those that wait for it, while they do."""
-        ticket = self.ticket and self.ticket()
-        if ticket:
-            ticket.made = tensor
+    def find(self) -> Tensor | None:
+        """The tensor, if it is stored, or was recomputed and a handle still wants it."""
+        if self.stored is not None:
+            return self.stored
+        handle = self.handle and self.handle()
+        return handle.recomputed if handle else None
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _SavedTensorHandle:
-    """What autograd holds in place of a tensor; once it lets go, the tensor is gone too."""
+    """What autograd holds in place of a tensor; once it is freed, so is what was recomputed."""
 
-    __slots__ = ("__weakref__", "made", "value")
-
-    def __init__(self, value: RecordedTensor):
-        self.value = value
-        self.made: Tensor | None = None
+    recorded: RecordedTensor
+    recomputed: Tensor | None = None
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _RecordedOp:
-    """One operation, with values in the places of tensors."""
+    """One operation, with records in the places of tensors."""
 
-    __slots__ = ("__weakref__", "args", "func", "inputs", "kwargs", "makes")
-
-    def __init__(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        inputs: list[RecordedTensor],
-    ):
-        self.func, self.args, self.kwargs = func, args, kwargs
-        self.inputs = inputs  # all values among the arguments
-        self.makes: list[weakref.ref[RecordedTensor] | None] = []
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    inputs: list[RecordedTensor]  # all records among the arguments
+    outputs: list[weakref.ref[RecordedTensor] | None] = field(default_factory=list)
 
     def run(self, tensors: Mapping[RecordedTensor, Tensor]) -> Sequence[Any]:
-        """The outputs once more; `tensors` are the inputs that are not at hand."""
-        args = _filled(self.args, tensors)
-        if _is_batch_norm(self.func):
-            for place in _RUNNING:
+        """Compute the outputs again; `tensors` has the inputs that are not available."""
+        args = _with_tensors(self.args, tensors)
+        if _is_batch_norm(self.func):  # update copies of the statistics, which are then dropped
+            for place in _RUNNING_STATISTICS:
                 args[place] = args[place] if args[place] is None else args[place].clone()
-        kwargs = {name: _filled(part, tensors) for name, part in self.kwargs.items()}
+        kwargs = {name: _with_tensors(part, tensors) for name, part in self.kwargs.items()}
         return _as_tuple(self.func(*args, **kwargs))
 
 
-def _filled(part: Any, tensors: Mapping[RecordedTensor, Tensor]) -> Any:
-    """Arguments with tensors in the places of values."""
+def _with_tensors(part: Any, tensors: Mapping[RecordedTensor, Tensor]) -> Any:
+    """An argument with tensors in the places of records."""
     if isinstance(part, RecordedTensor):
-        held = part.at_hand()
-        return tensors[part] if held is None else held
-    return [_filled(each, tensors) for each in part] if isinstance(part, list | tuple) else part
+        found = part.find()
+        return tensors[part] if found is None else found
+    if isinstance(part, list | tuple):
+        return [_with_tensors(each, tensors) for each in part]
+    return part
 
 
 class ForwardRecorder(TorchDispatchMode):
-    """Notes the operations of one forward pass; `store` says which values stay."""
+    """Within, the operations of a forward pass are recorded; `store` says which tensors stay."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[_Key, RecordedTensor] = {}
-        self._addresses: dict[int, StorageWeakRef] = {}  # none is given out twice while noted
-        self._at: dict[int, list[RecordedTensor]] = {}  # by address
+        self._records: dict[_Key, RecordedTensor] = {}
+        self._by_storage: dict[int, list[RecordedTensor]] = {}  # by address
+        # an address is not used again for another storage while a weak reference to it exists
+        self._storages: dict[int, StorageWeakRef] = {}
         self._hooks: saved_tensors_hooks | None = None
 
     @classmethod
@@ -111,7 +113,7 @@ class ForwardRecorder(TorchDispatchMode):
         return False
 
     def __enter__(self) -> "ForwardRecorder":
-        self._hooks = saved_tensors_hooks(self._exchange, _made_again)
+        self._hooks = saved_tensors_hooks(self._pack, _unpack)
         self._hooks.__enter__()
         return super().__enter__()
 
@@ -119,102 +121,111 @@ class ForwardRecorder(TorchDispatchMode):
         super().__exit__(*failure)
         if self._hooks is not None:
             self._hooks.__exit__(*failure)
-        # autograd holds the hooks, and with them this tape, as long as it holds any ticket
-        self._hooks, self._known, self._addresses, self._at = None, {}, {}, {}
+        # autograd holds the hooks, and with them this recorder, as long as it holds any handle
+        self._hooks, self._records, self._by_storage, self._storages = None, {}, {}, {}
 
     def store(self, tensor: Tensor) -> None:
         """Keep this tensor in memory: nothing before it is run again for its sake."""
-        value = self._known.get(_key_of(tensor))
-        if value is not None and value.held is None:
-            value.held = tensor.detach()
+        recorded = self._records.get(_identify(tensor))
+        if recorded is not None and recorded.stored is None:
+            recorded.stored = tensor.detach()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation, and note it where it can be run again."""
+        """Run the operation, and record it where it can be run again."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             return func(*args, **kwargs)
         if func._schema.is_mutable:
-            return self._overwrite(func, args, kwargs)
-        recipe = self._recipe(func, args, kwargs)
+            return self._run_in_place(func, args, kwargs)
+        op = self._record_op(func, args, kwargs)
         out = func(*args, **kwargs)
         for tensor in _as_tuple(out):
-            self._note(recipe, tensor)
+            self._record_output(op, tensor)
         return out
 
-    def _overwrite(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation that writes into its first argument, as x.relu_() does."""
+    def _run_in_place(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operation that writes into its first argument, as x.relu_() does.
+
+        It is recorded as the operation that gives the same in new memory.
+        """
         target: Any = args[0] if args else None
-        old = self._known.get(_key_of(target)) if isinstance(target, Tensor) else None
-        was_stored = old is not None and old.held is not None
+        old = self._records.get(_identify(target)) if isinstance(target, Tensor) else None
+        was_stored = old is not None and old.stored is not None
         if isinstance(target, Tensor):
-            self._let_go(target.untyped_storage()._cdata)
-        twin = _twin_of(func)
-        if old is None or old.recipe is None or twin is None:
+            self._give_up_storage(target.untyped_storage()._cdata)
+        out_of_place = _find_out_of_place(func)
+        if old is None or old.op is None or out_of_place is None:
             return func(*args, **kwargs)
-        key = _key_of(target, version=target._version + 1)
-        recipe = self._recipe(twin, args, kwargs)
+        # autograd raises the version only after we return
+        key = _identify(target, version=target._version + 1)
+        op = self._record_op(out_of_place, args, kwargs)
         out = func(*args, **kwargs)
-        value = self._note(recipe, target, key=key)
-        # what was stored is overwritten: the memory holds the new value instead
-        value.held = target.detach() if was_stored else None
+        recorded = self._record_output(op, target, key=key)
+        # what was stored is overwritten: its memory stores the new tensor instead
+        recorded.stored = target.detach() if was_stored else None
         return out
 
-    def _let_go(self, address: int) -> None:
-        """Before memory is written to: no value may count on what it holds now."""
-        for value in self._at.get(address, ()):
-            if value.held is not None:
-                value.held = value.held.clone() if value.recipe is None else None
+    def _give_up_storage(self, address: int) -> None:
+        """Before memory is overwritten: no record may rely on what it holds now."""
+        for recorded in self._by_storage.get(address, ()):
+            if recorded.stored is not None:
+                recorded.stored = recorded.stored.clone() if recorded.op is None else None
 
-    def _recipe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _RecordedOp:
+    def _record_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _RecordedOp:
         inputs: list[RecordedTensor] = []
-        named = {name: self._noted(part, inputs) for name, part in kwargs.items()}
-        return _RecordedOp(func, self._noted(args, inputs), named, inputs)
+        named = {name: self._with_records(part, inputs) for name, part in kwargs.items()}
+        return _RecordedOp(func, self._with_records(args, inputs), named, inputs)
 
-    def _noted(self, part: Any, inputs: list[RecordedTensor]) -> Any:
-        """The same arguments with values for tensors; a tensor from outside is at hand."""
+    def _with_records(self, part: Any, inputs: list[RecordedTensor]) -> Any:
+        """An argument with records in the places of tensors, which are added to `inputs`."""
         if isinstance(part, Tensor):
-            key = _key_of(part)
-            value = self._known.get(key) or self._add(key, part, RecordedTensor(held=part.detach()))
-            inputs.append(value)
-            return value
+            key = _identify(part)
+            recorded = self._records.get(key)
+            if recorded is None:  # it comes from outside of the pass
+                recorded = self._add(key, part, RecordedTensor(stored=part.detach()))
+            inputs.append(recorded)
+            return recorded
         if isinstance(part, list | tuple):
-            return [self._noted(each, inputs) for each in part]
+            return [self._with_records(each, inputs) for each in part]
         return part
 
-    def _note(self, recipe: _RecordedOp, tensor: Any, *, key: _Key | None = None) -> RecordedTensor:
+    def _record_output(
+        self, op: _RecordedOp, tensor: Any, *, key: _Key | None = None
+    ) -> RecordedTensor:
         """Remember what made a tensor."""
-        value = RecordedTensor(recipe)
-        recipe.makes.append(weakref.ref(value) if isinstance(tensor, Tensor) else None)
+        recorded = RecordedTensor(op)
+        op.outputs.append(weakref.ref(recorded) if isinstance(tensor, Tensor) else None)
         if isinstance(tensor, Tensor):
-            self._add(key or _key_of(tensor), tensor, value)
-        return value
+            self._add(key or _identify(tensor), tensor, recorded)
+        return recorded
 
-    def _add(self, key: _Key, tensor: Tensor, value: RecordedTensor) -> RecordedTensor:
+    def _add(self, key: _Key, tensor: Tensor, recorded: RecordedTensor) -> RecordedTensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._addresses:
-            self._addresses[storage._cdata] = StorageWeakRef(storage)
-        self._at.setdefault(storage._cdata, []).append(value)
-        return self._known.setdefault(key, value)  # an alias of a known tensor is that tensor
+        if storage._cdata not in self._storages:
+            self._storages[storage._cdata] = StorageWeakRef(storage)
+        self._by_storage.setdefault(storage._cdata, []).append(recorded)
+        return self._records.setdefault(key, recorded)  # an alias of a known tensor is that tensor
 
-    def _exchange(self, tensor: Tensor) -> _SavedTensorHandle:
-        """A ticket for a tensor that autograd wants to keep."""
-        key = _key_of(tensor)
-        value = self._known.get(key) or self._add(
-            key, tensor, RecordedTensor(held=_without_past(tensor))
-        )
-        if value.held is None and tensor.untyped_storage().nbytes() <= _SMALL_BYTES:
-            value.held = _without_past(tensor)
-        ticket = value.ticket and value.ticket()
-        if not ticket:
-            ticket = _SavedTensorHandle(value)
-            value.ticket = weakref.ref(ticket)
-        return ticket
+    def _pack(self, tensor: Tensor) -> _SavedTensorHandle:
+        """The handle for a tensor that autograd wants to save: one for each tensor."""
+        key = _identify(tensor)
+        recorded = self._records.get(key) or self._add(key, tensor, RecordedTensor())
+        if recorded.stored is None and (
+            recorded.op is None or tensor.untyped_storage().nbytes() <= _SMALL_BYTES
+        ):
+            # a leaf has no graph to be detached from, and detaching would be recorded, too
+            recorded.stored = tensor if tensor.is_leaf else tensor.detach()
+        handle = recorded.handle and recorded.handle()
+        if not handle:
+            handle = _SavedTensorHandle(recorded)
+            recorded.handle = weakref.ref(handle)
+        return handle
 
 
-def _key_of(tensor: Tensor, *, version: int | None = None) -> _Key:
-    """What tells a value from all others of its pass: its memory, its shape and its age."""
+def _identify(tensor: Tensor, *, version: int | None = None) -> _Key:
+    """What tells a tensor from all others of its pass: its memory, its shape and its version."""
     return (
         tensor.untyped_storage()._cdata,
         tensor._version if version is None else version,
@@ -225,11 +236,6 @@ def _key_of(tensor: Tensor, *, version: int | None = None) -> _Key:
     )
 
 
-def _without_past(tensor: Tensor) -> Tensor:
-    """The tensor alone; where it has none anyway, an operation less that the tape would note."""
-    return tensor if tensor.is_leaf else tensor.detach()
-
-
 def _as_tuple(out: Any) -> tuple[Any, ...]:
     """The outputs of an operation, one or many."""
     return tuple(out) if isinstance(out, list | tuple) else (out,)
@@ -237,13 +243,13 @@ def _as_tuple(out: Any) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=256)
 def _is_batch_norm(func: Any) -> bool:
-    """Whether an operation moves running statistics."""
+    """Whether an operation updates running statistics."""
     return func._schema.name.removeprefix("aten::") in _BATCH_NORMS
 
 
 @lru_cache(maxsize=256)
-def _twin_of(func: Any) -> Any:
-    """The operation that gives what this one writes: relu of relu_. None where there is none."""
+def _find_out_of_place(func: Any) -> Any:
+    """The operation that returns what this one writes: relu for relu_; None if there is none."""
     namespace, _, name = func._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     if not name.endswith("_") or packet is None or func._overloadname not in packet.overloads():
@@ -251,46 +257,54 @@ def _twin_of(func: Any) -> Any:
     return getattr(packet, func._overloadname)
 
 
-def _made_again(ticket: _SavedTensorHandle) -> Tensor:
-    """The tensor of a ticket."""
-    found = ticket.value.at_hand()
+def _unpack(handle: _SavedTensorHandle) -> Tensor:
+    """The tensor of a handle, recomputed if need be."""
+    found = handle.recorded.find()
     if found is not None:
         return found
+    # casts were recorded as operations of their own: autocast must not add more
     with torch.no_grad(), torch._C._DisableAutocast():
-        return _run_again(ticket.value)
+        return _recompute(handle.recorded)
 
 
-def _run_again(wanted: RecordedTensor) -> Tensor:
-    """A value by the recipes that lead to it; each value is dropped after its last use."""
-    recipes = _recipes_for(wanted)
-    uses = Counter(value for recipe in recipes for value in recipe.inputs)
+def _recompute(wanted: RecordedTensor) -> Tensor:
+    """Run the operations that lead to a tensor; each result is freed after its last use.
+
+    A result that a handle is waiting for is left there: it will be asked for soon.
+    """
+    ops = _find_ops(wanted)
+    uses = Counter(recorded for op in ops for recorded in op.inputs)
     uses[wanted] += 1
-    made: dict[RecordedTensor, Tensor] = {}
-    for recipe in recipes:
-        for place, out in zip(recipe.makes, recipe.run(made), strict=True):
-            value = place() if place else None
-            if value is not None:
-                value.give(out)
-                made |= {value: out} if uses[value] else {}
-        for value in recipe.inputs:
-            uses[value] -= 1
-            if not uses[value]:
-                made.pop(value, None)
-    return made[wanted]
+    results: dict[RecordedTensor, Tensor] = {}
+    for op in ops:
+        for output, tensor in zip(op.outputs, op.run(results), strict=True):
+            recorded = output() if output else None
+            if recorded is None:
+                continue
+            handle = recorded.handle and recorded.handle()
+            if handle:
+                handle.recomputed = tensor
+            if uses[recorded]:
+                results[recorded] = tensor
+        for recorded in op.inputs:
+            uses[recorded] -= 1
+            if not uses[recorded]:
+                results.pop(recorded, None)
+    return results[wanted]
 
 
-def _recipes_for(wanted: RecordedTensor) -> list[_RecordedOp]:
-    """The recipes to run, those that others need first."""
+def _find_ops(wanted: RecordedTensor) -> list[_RecordedOp]:
+    """The operations to run, each after those whose results it needs."""
     order: list[_RecordedOp] = []
     seen: set[_RecordedOp] = set()
-    waiting = [(wanted.recipe, False)]
-    while waiting:
-        recipe, ready = waiting.pop()
-        assert recipe is not None, "a value without a recipe is at hand"
-        if ready:
-            order.append(recipe)
-        elif recipe not in seen:
-            seen.add(recipe)
-            missing = [value.recipe for value in recipe.inputs if value.at_hand() is None]
-            waiting += [(recipe, True), *((need, False) for need in missing)]
+    stack = [(wanted.op, False)]
+    while stack:
+        op, inputs_done = stack.pop()
+        assert op is not None, "a tensor without an operation is stored"
+        if inputs_done:
+            order.append(op)
+        elif op not in seen:
+            seen.add(op)
+            missing = [recorded.op for recorded in op.inputs if recorded.find() is None]
+            stack += [(op, True), *((need, False) for need in missing)]
     return order

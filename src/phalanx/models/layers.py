@@ -1,18 +1,16 @@
-"""The pieces models are made of."""
-
-from dataclasses import dataclass
+"""The layers models are made of."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.catalog.variant import Norm, Variant
+from phalanx.catalog.variant import Variant
 from phalanx.models.norms import build_norm
 
 
 def _pad_same(x: Tensor, size: int, stride: int, *, value: float = 0.0) -> Tensor:
     """Pad so that ceil(edge / stride) windows fit, the odd pixel below and to the right."""
-    wanted = [max((-(-edge // stride) - 1) * stride + size - edge, 0) for edge in x.shape[2:]]
-    high, wide = wanted
+    padding = [max((-(-edge // stride) - 1) * stride + size - edge, 0) for edge in x.shape[2:]]
+    high, wide = padding
     return F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2), value=value)
 
 
@@ -32,41 +30,33 @@ class SameMaxPool(nn.Module):
         return F.max_pool2d(_pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
 
 
-@dataclass(frozen=True)
-class Kit:
-    """Convolutions, norms and pools as one variant wants them."""
+class LayerFactory:
+    """Makes convolutions, norms and pools as a variant wants them."""
 
-    norm_spec: Norm
-    padding: str
+    def __init__(self, variant: Variant):
+        self._norm, self._same_padding = variant.norm, variant.padding == "same"
 
     def conv(self, inp: int, out: int, size: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
         """A convolution that keeps the image's size at stride 1.
 
         The norm after it has the bias; where there is none, the convolution has it.
         """
-        bias = self.norm_spec.type == "none"
-        if self.padding == "same" and stride > 1:  # at stride 1 both paddings are the same
+        bias = self._norm.type == "none"
+        if self._same_padding and stride > 1:  # at stride 1 both paddings are the same
             return SameConv2d(inp, out, size, stride=stride, groups=groups, bias=bias)
         return nn.Conv2d(inp, out, size, stride=stride, padding=size // 2, groups=groups, bias=bias)
 
     def norm(self, channels: int) -> nn.Module:
         """A norm layer."""
-        return build_norm(self.norm_spec, channels)
+        return build_norm(self._norm, channels)
 
     def max_pool(self) -> nn.Module:
-        """3x3, stride 2."""
-        if self.padding == "same":
-            return SameMaxPool()
-        return nn.MaxPool2d(3, stride=2, padding=1)
+        """A 3x3 pool of stride 2."""
+        return SameMaxPool() if self._same_padding else nn.MaxPool2d(3, stride=2, padding=1)
 
 
-def kit_of(variant: Variant) -> Kit:
-    """What a variant is built with."""
-    return Kit(variant.norm, variant.padding)
-
-
-class GlobalPool(nn.Module):
-    """Mean over height and width: one vector an image."""
+class GlobalAvgPool(nn.Module):
+    """Mean over height and width: one vector per image."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] to [N, C]."""
@@ -74,27 +64,27 @@ class GlobalPool(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zeroes values at a rate, by chances drawn outside; without them it does nothing."""
+    """Zeroes values at a rate, by noise drawn outside; without noise it does nothing."""
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
 
-    def forward(self, x: Tensor, chances: Tensor | None = None) -> Tensor:
-        """`chances`: uniform numbers in [0, 1), of x's shape."""
-        return x if chances is None else _drop(x, self.rate, chances)
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """`noise`: uniform numbers in [0, 1), of x's shape."""
+        return x if noise is None else _drop(x, self.rate, noise)
 
 
-def _drop(x: Tensor, rate: float, chances: Tensor) -> Tensor:
-    """Zero where the chance falls below the rate, and scale the rest so that the mean stays."""
-    return x * ((chances >= rate).to(x.dtype) / (1 - rate))
+def _drop(x: Tensor, rate: float, noise: Tensor) -> Tensor:
+    """Zero where the noise is below the rate, and scale the rest so that the mean stays."""
+    return x * ((noise >= rate).to(x.dtype) / (1 - rate))
 
 
-def drop_path(x: Tensor, rate: float, chances: Tensor | None) -> Tensor:
-    """Drop a block's whole contribution for some of the images; `chances` is [N, 1]."""
-    return x if chances is None else _drop(x, rate, chances[:, :, None, None])
+def drop_path(x: Tensor, rate: float, noise: Tensor | None) -> Tensor:
+    """Drop a block's whole contribution for some of the images; `noise` is [N, 1]."""
+    return x if noise is None else _drop(x, rate, noise[:, :, None, None])
 
 
-def path_rate(variant: Variant, place: int, blocks: int) -> float:
-    """Rate at which the block at that place is dropped: none at first, growing evenly."""
-    return variant.drop_path * place / blocks
+def drop_path_rate(variant: Variant, index: int, blocks: int) -> float:
+    """The rate of the block with that index: none for the first, growing evenly."""
+    return variant.drop_path * index / blocks

@@ -13,20 +13,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
-from phalanx.models.count import IN_HALF, build_on_meta, uncountable
-from phalanx.models.recompute import store_only
+from phalanx.models.count import AUTOCAST_LAYERS, build_on_meta, cannot_count
+from phalanx.models.recompute import enable_recomputation
+from phalanx.models.units import find_noise_sizes
 
 HALF_BYTES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Upkeep:
-    """Bytes that every weight costs, whatever the batch."""
+class BytesPerWeight:
+    """What every number of a weight costs, whatever the batch."""
 
     weight: int = 4
     gradient: int = 4
-    optimizer: int = 4  # all that the update rule remembers: 4 for momentum, 8 for AdamW
-    update: int = 0  # temporaries while the weights are moved
+    optimizer: int = 4  # its state: 4 for momentum, 8 for AdamW
+    update: int = 0  # temporaries during an update
     average: int = 0  # of a running average of the weights
     accumulates: bool = False  # a pass begins with the gradients of micro-batches before it
 
@@ -51,29 +52,32 @@ def predict_memory(
     num_classes: int,
     batch: int,
     image_size: int,
-    upkeep: Upkeep,
+    per_weight: BytesPerWeight,
     half: bool = False,
     stored: Sequence[str] | None = None,
 ) -> Memory:
     """The memory of a step on one device; stored: recomputation's patterns, None without it.
 
-    half: as 16.32 computes; weights that have 16 bits themselves are not copied for it. Not in
-    it: what libraries take for themselves, and images that wait for later steps.
+    half: as 16.32 computes; weights that have 16 bits themselves are not copied for it. Not
+    included: what libraries take for themselves, and images that wait for later steps.
     """
     model = build_on_meta(variant, num_classes=num_classes, half=half).train()
     if stored is not None:
-        store_only(model, stored, variant=variant)
+        enable_recomputation(model, stored, variant=variant)
     count = sum(weight.numel() for weight in model.parameters())
-    gradients, optimizer = count * upkeep.gradient, count * upkeep.optimizer
-    live = Live(gradients if upkeep.accumulates else 0)
-    averages = count * upkeep.average
-    copied = _weights_in_half(model) if half and upkeep.weight != HALF_BYTES else []
-    kept = copied if stored is None else []
-    _hold_gradients(model, live, width=0 if upkeep.accumulates else upkeep.gradient, copied=kept)
+    gradients, optimizer = count * per_weight.gradient, count * per_weight.optimizer
+    live = LiveBytes(gradients if per_weight.accumulates else 0)
+    averages = count * per_weight.average
+    # autocast copies the weights of its layers for a pass; autograd keeps the copies for the
+    # backward pass, unless they are made again there
+    copied = _autocast_weights(model) if half and per_weight.weight != HALF_BYTES else []
+    saved = copied if stored is None else []
+    width = 0 if per_weight.accumulates else per_weight.gradient
+    _count_gradients(model, live, width=width, copied=saved)
     shape = (batch, 3, image_size, image_size)
-    activations = _run_pass(model, shape, live=live, copied=copied, kept=kept)
-    weights = count * upkeep.weight + sum(buffer.nbytes for buffer in model.buffers())
-    peak = weights + averages + optimizer + max(live.peak, gradients + count * upkeep.update)
+    activations = _run_pass(model, shape, live=live, copied=copied, saved=saved)
+    weights = count * per_weight.weight + sum(buffer.nbytes for buffer in model.buffers())
+    peak = weights + averages + optimizer + max(live.peak, gradients + count * per_weight.update)
     return Memory(
         weights=weights,
         gradients=gradients,
@@ -85,8 +89,8 @@ def predict_memory(
     )
 
 
-class Live(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations make while they are alive."""
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations make, for as long as they are alive."""
 
     def __init__(self, start: int = 0):
         super().__init__()
@@ -98,10 +102,10 @@ class Live(TorchDispatchMode):
     ) -> Any:
         """Run the operation, and count what is new among its outputs."""
         out = func(*args, **(kwargs or {}))
-        given = {id(part) for part in args if isinstance(part, Tensor)}
+        inputs = {id(part) for part in args if isinstance(part, Tensor)}
         for tensor in out if isinstance(out, list | tuple) else (out,):
-            if isinstance(tensor, Tensor) and id(tensor) not in given:
-                self._watch(tensor.untyped_storage())
+            if isinstance(tensor, Tensor) and id(tensor) not in inputs:
+                self._count_until_freed(tensor.untyped_storage())
         return out
 
     def add(self, count: int) -> None:
@@ -114,79 +118,80 @@ class Live(TorchDispatchMode):
         storage = tensor.untyped_storage()
         self._alive[storage._cdata] = weakref.ref(storage)
 
-    def _watch(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage until it is freed, once."""
-        place, size = storage._cdata, storage.nbytes()
-        if place in self._alive:
+    def _count_until_freed(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._alive:
             return
 
-        def freed(_: object) -> None:
-            del self._alive[place]
+        def subtract(_: object) -> None:
+            del self._alive[address]
             self.bytes -= size
 
-        self._alive[place] = weakref.ref(storage, freed)
+        self._alive[address] = weakref.ref(storage, subtract)
         self.add(size)
 
 
-def _weights_in_half(model: nn.Module) -> list[Tensor]:
+def _autocast_weights(model: nn.Module) -> list[Tensor]:
     """The weights that autocast makes a 16-bit copy of for a pass."""
-    casts = [module for module in model.modules() if isinstance(module, IN_HALF)]
-    return [weight for cast in casts for weight in cast.parameters()]
+    layers = [module for module in model.modules() if isinstance(module, AUTOCAST_LAYERS)]
+    return [weight for layer in layers for weight in layer.parameters()]
 
 
-def _bytes_in_half(weights: Iterable[Tensor]) -> int:
+def _half_bytes(weights: Iterable[Tensor]) -> int:
     """What 16-bit copies of weights take."""
     return HALF_BYTES * sum(weight.numel() for weight in weights)
 
 
-def _hold_gradients(model: nn.Module, live: Live, *, width: int, copied: Iterable[Tensor]) -> None:
-    """Count each finished gradient with that many bytes a weight, and drop the one on meta.
+def _count_gradients(
+    model: nn.Module, live: LiveBytes, *, width: int, copied: Iterable[Tensor]
+) -> None:
+    """Count each finished gradient with that many bytes per number, and drop the one on meta.
 
-    The weight's copy in 16 bits, if autograd kept one, is gone then.
+    The weight's copy in 16 bits, if autograd saved one, is freed then.
     """
     copies = {id(weight) for weight in copied}
 
-    def finished(weight: Tensor) -> None:
-        live.add(width * weight.numel() - _bytes_in_half([weight] if id(weight) in copies else []))
+    def count_finished(weight: Tensor) -> None:
+        live.add(width * weight.numel() - _half_bytes([weight] if id(weight) in copies else []))
         weight.grad = None
 
     for tensor in (*model.parameters(), *model.buffers()):
         live.ignore(tensor)
     for weight in model.parameters():
-        weight.register_post_accumulate_grad_hook(finished)
+        weight.register_post_accumulate_grad_hook(count_finished)
 
 
 def _run_pass(
     model: nn.Module,
     shape: tuple[int, ...],
     *,
-    live: Live,
+    live: LiveBytes,
     copied: list[Tensor],
-    kept: list[Tensor],
+    saved: list[Tensor],
 ) -> int:
-    """Forward, loss and backward under the count; what is alive between them comes back.
+    """Forward, loss and backward under the count; gives the bytes that are alive between them.
 
-    The copies that autocast makes go when it ends, but for those that autograd keeps.
+    The copies that autocast makes are freed when it ends, except for those that autograd saved.
     """
-    start, wanted = live.bytes, getattr(model, "chances", {})
-    live.add(_bytes_in_half(copied))
+    start, sizes = live.bytes, find_noise_sizes(model)
+    live.add(_half_bytes(copied))
     try:
         with torch.device("meta"), live:
             images = torch.empty(shape)
-            chances = {path: torch.empty(shape[0], width) for path, width in wanted.items()}
-            logits = model(images, chances) if chances else model(images)
-            live.add(_bytes_in_half(kept) - _bytes_in_half(copied))
+            noise = {path: torch.empty(shape[0], size) for path, size in sizes.items()}
+            logits = model(images, noise) if noise else model(images)
+            live.add(_half_bytes(saved) - _half_bytes(copied))
             between = live.bytes - start
             labels = torch.empty(shape[0], dtype=torch.long)
             cross_entropy(logits.float(), labels).backward()
     except (RuntimeError, ValueError) as error:
-        told = str(error).rstrip(".")
-        if "meta tensor" in told:  # a plugin's network that looks at values
-            raise uncountable(error) from error
+        reason = str(error).rstrip(".")
+        if "meta tensor" in reason:  # a plugin's network that looks at values
+            raise cannot_count(error) from error
         raise ConfigError(
-            f"a batch of {' x '.join(map(str, shape))} cannot be trained on: {told}; "
+            f"a batch of {' x '.join(map(str, shape))} cannot be trained on: {reason}; "
             "try another --batch-size or --image-size"
         ) from error
     except Exception as error:  # of a plugin
-        raise uncountable(error) from error
+        raise cannot_count(error) from error
     return between

@@ -1,4 +1,4 @@
-"""The norms: torch's own where they do what is asked, and what they do not offer."""
+"""The norms: torch's own, and those that torch does not have."""
 
 import torch
 from torch import Tensor, nn
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from phalanx.catalog.variant import Norm
 
 
-def _at_least_single(x: Tensor) -> Tensor:
-    """The values in 32 bits, or in 64 where they come so."""
+def _to_float32_or_64(x: Tensor) -> Tensor:
+    """The values in 32 bits; those of 64 stay."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -22,22 +22,22 @@ class OnePassBatchNorm(nn.BatchNorm2d):
         """Normalise with the batch's statistics in training, with the running ones else."""
         if not self.training:
             return super().forward(x)
-        wide = _at_least_single(x)
+        wide = _to_float32_or_64(x)
         mean = wide.mean((0, 2, 3))
         variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp_min(0)
-        self._follow(mean.detach(), variance.detach(), images=x.numel() // x.shape[1])
+        self._update_running_stats(mean.detach(), variance.detach(), count=x.numel() // x.shape[1])
         scale = self.weight * torch.rsqrt(variance + self.eps)
         shift = self.bias - mean * scale
         return (wide * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
 
     @torch.no_grad()
-    def _follow(self, mean: Tensor, variance: Tensor, *, images: int) -> None:
-        """Move the running statistics as torch does: with the unbiased variance."""
+    def _update_running_stats(self, mean: Tensor, variance: Tensor, *, count: int) -> None:
+        """Update the running statistics as torch does: with the unbiased variance."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.num_batches_tracked is not None and self.momentum is not None
         self.num_batches_tracked += 1
         self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(variance * (images / max(images - 1, 1)), self.momentum)
+        self.running_var.lerp_(variance * (count / max(count - 1, 1)), self.momentum)
 
 
 class InterleavedGroupNorm(nn.GroupNorm):
@@ -46,7 +46,7 @@ class InterleavedGroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each image's groups."""
         rows, channels = x.shape[:2]
-        grouped = _at_least_single(x).reshape(
+        grouped = _to_float32_or_64(x).reshape(
             rows, channels // self.num_groups, self.num_groups, -1
         )
         variance, mean = torch.var_mean(grouped, (1, 3), correction=0, keepdim=True)
@@ -56,7 +56,7 @@ class InterleavedGroupNorm(nn.GroupNorm):
 
 
 class FullPrecision(nn.Module):
-    """Mixed into a norm: computes in 32 bits whatever comes in, and hands on what came."""
+    """Mixed into a norm: computes in 32 bits, and gives the type of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The norm below this class, with autocast off."""

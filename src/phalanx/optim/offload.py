@@ -1,4 +1,4 @@
-"""Optimizer state that lies in host memory, and on the device only while weights are moved."""
+"""Optimizer state that stays in host memory, and is on the device only during an update."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from phalanx.optim.half_weights import is_slot
+from phalanx.optim.half_weights import is_per_element
 
 
 class Offload:
-    """What an optimizer of any rule remembers, at home on the host; copied there and back.
+    """The state of any optimizer, kept in host memory and copied to the device for each update.
 
     Copies change no bit, so results are those of state that stays on the device. Counts of steps
     stay where they are.
@@ -18,55 +18,50 @@ class Offload:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._homes: dict[tuple[int, str], Tensor] = {}  # by weight and slot, for good
+        self._buffers: dict[tuple[int, str], Tensor] = {}  # by weight and name, used at every step
 
     @contextmanager
-    def brought(self) -> Iterator[None]:
-        """Within, the state lies beside the weights; after, it is on its way to the host."""
-        self.bring()
+    def on_device(self) -> Iterator[None]:
+        """Within, the state is beside the weights; after, it is being copied to the host."""
         try:
+            with torch.no_grad():
+                for weight, name, value in self._tensors():
+                    copy = torch.empty_like(value, device=weight.device)
+                    self.optimizer.state[weight][name] = copy.copy_(value, non_blocking=True)
             yield
         finally:
-            self.take_back()
+            self.to_host()
 
     @torch.no_grad()
-    def bring(self) -> None:
-        """Copy the state to the device of its weights."""
-        for weight, name, value in self._slots():
-            near = torch.empty_like(value, device=weight.device)
-            self.optimizer.state[weight][name] = near.copy_(value, non_blocking=True)
+    def to_host(self) -> None:
+        """Copy the state to the host, and free what the device has of it.
 
-    @torch.no_grad()
-    def take_back(self) -> None:
-        """Copy the state to the host, and let go of what the device has of it.
-
-        The device is not waited for: `wait` before reading.
+        Does not wait for the device: call `synchronize` before reading the state.
         """
-        for weight, name, value in self._slots():
-            home = self._home(weight, name, value)
-            self.optimizer.state[weight][name] = home.copy_(value, non_blocking=True)
+        for weight, name, value in self._tensors():
+            buffer = self._find_buffer(weight, name, value)
+            self.optimizer.state[weight][name] = buffer.copy_(value, non_blocking=True)
 
-    def wait(self) -> None:
-        """Return when the host has all that was taken back."""
-        devices = {weight.device for weight, _, _ in self._slots()}
-        for device in devices:
+    def synchronize(self) -> None:
+        """Wait until all copies to the host are done."""
+        for device in {weight.device for weight, _, _ in self._tensors()}:
             if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # waits for the device
+                torch.cuda.current_stream(device).synchronize()
 
-    def _slots(self) -> list[tuple[Tensor, str, Tensor]]:
-        """Every weight with the name and value of what is remembered of all its elements."""
+    def _tensors(self) -> list[tuple[Tensor, str, Tensor]]:
+        """(weight, name, value) of the state that has a number for every element of its weight."""
         return [
             (weight, name, value)
-            for weight, slots in self.optimizer.state.items()
-            for name, value in slots.items()
-            if is_slot(value, weight)
+            for weight, state in self.optimizer.state.items()
+            for name, value in state.items()
+            if is_per_element(value, weight)
         ]
 
-    def _home(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
-        """Memory of the host for a slot: the same one at every step, laid out as the slot is."""
-        home = self._homes.get((id(weight), name))
-        if home is None or home.dtype != value.dtype or home.stride() != value.stride():
+    def _find_buffer(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
+        """Host memory in the layout of `value`, the same at every step."""
+        buffer = self._buffers.get((id(weight), name))
+        if buffer is None or buffer.dtype != value.dtype or buffer.stride() != value.stride():
             # copies to and from pinned memory need no wait
-            home = torch.empty_like(value, device="cpu", pin_memory=weight.device.type == "cuda")
-            self._homes[id(weight), name] = home
-        return home
+            buffer = torch.empty_like(value, device="cpu", pin_memory=weight.device.type == "cuda")
+            self._buffers[id(weight), name] = buffer
+        return buffer

@@ -1,4 +1,4 @@
-"""One update by any rule, with the two decays around it."""
+"""What a training step does with an optimizer: its gradients, and one update with both decays."""
 
 import torch
 from torch import Tensor
@@ -6,31 +6,39 @@ from torch import Tensor
 
 @torch.no_grad()
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One update: w -= lr * (rule(gradient + l2 * w) + decay * w); then no gradients are left.
+    """w -= lr * (step(gradient + l2 * w) + decay * w); afterwards there are no gradients.
 
-    The decay never enters what a rule remembers, l2 always does. A weight without a gradient
-    stays as it is.
+    The decay never enters the optimizer's state, l2 always does. A weight without a gradient stays
+    as it is.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
-        _apply_decays(group["params"], l2=group["l2"], shrink=lr * group["decay"])
+        l2, shrink = group["l2"], lr * group["decoupled_decay"]
+        if l2 or shrink:
+            _apply_decays(group["params"], l2=l2, shrink=shrink)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
 def _apply_decays(weights: list[Tensor], *, l2: float, shrink: float) -> None:
-    """Add l2 to the gradients, then shrink the weights: l2 is of weights not yet shrunk."""
-    if not (l2 or shrink):
-        return
-    pairs = [(weight, weight.grad) for weight in weights if weight.grad is not None]
-    if l2 and pairs:
-        # torch's rules could do this inside, but only after the shrinking
-        torch._foreach_add_([grad for _, grad in pairs], [w for w, _ in pairs], alpha=l2)
-    if shrink and pairs:
-        torch._foreach_mul_([weight for weight, _ in pairs], 1 - shrink)
+    """Add l2 to the gradients, then shrink the weights: l2 is that of weights not yet shrunk."""
+    weights = [weight for weight in weights if weight.grad is not None]
+    if l2 and weights:
+        # torch's optimizers could do this themselves, but only after the shrinking
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        torch._foreach_add_(gradients, weights, alpha=l2)
+    if shrink and weights:
+        torch._foreach_mul_(weights, 1 - shrink)
 
 
-def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All gradients there are; walking the groups is far cheaper than walking the modules."""
+def collect_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All gradients there are; going through the optimizer is far cheaper than through modules."""
     weights = (weight for group in optimizer.param_groups for weight in group["params"])
     return [weight.grad for weight in weights if weight.grad is not None]
+
+
+def set_velocity_scale(optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """Set the scale of SgdCombined's velocities from the next update on; others have none."""
+    for group in optimizer.param_groups:
+        if "velocity_scale" in group:
+            group["velocity_scale"] = scale

@@ -14,16 +14,19 @@ Words = NDArray[np.uint64]
 
 MASK = (1 << 64) - 1
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads neighbouring counters apart
+MIX_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # of splitmix64: shift, factor
+LAST_SHIFT = 31
 
 
 def mix(words: Words) -> Words:
     """Each word scrambled by the splitmix64 finaliser: one flipped bit flips half of them.
 
     Takes arrays only: numpy warns when a single number wraps around, and never for arrays.
+    phalanx.kernels.random_bits has it for torch, random_bits_fused for Triton.
     """
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    for shift, factor in MIX_ROUNDS:
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    return words ^ (words >> np.uint64(LAST_SHIFT))
 
 
 @lru_cache(maxsize=4096)

@@ -20,8 +20,8 @@ from phalanx.data.transforms.transform import (
     find_centre_crop,
 )
 from phalanx.errors import ConfigError, DataError
-from phalanx.kernels import cut
-from phalanx.kernels.cut import cut_batch
+from phalanx.kernels import crop_resize
+from phalanx.kernels.crop_resize import crop_and_resize
 from phalanx.plan.order import Order
 from phalanx.plan.share import Share
 from small_photos import encode, photo
@@ -159,7 +159,7 @@ def assert_same_batch(root, split, **options):
 
 
 def test_parts_are_resized_as_pillow_does_it():
-    cut = cut_batch(TENSORS, list(PARTS.values()), [False] * len(PARTS), size=SIZE).numpy()
+    cut = crop_and_resize(TENSORS, list(PARTS.values()), [False] * len(PARTS), size=SIZE).numpy()
     assert cut.shape == (len(PARTS), SIZE, SIZE, 3)
     for pixels, image, part in zip(cut, IMAGES, PARTS.values(), strict=True):
         top, left, tall, wide = part
@@ -172,26 +172,26 @@ def test_parts_are_resized_as_pillow_does_it():
 
 def test_a_flip_is_the_exact_mirror_of_its_image_alone():
     parts = list(PARTS.values())
-    plain = cut_batch(TENSORS, parts, [False] * len(parts), size=SIZE)
+    plain = crop_and_resize(TENSORS, parts, [False] * len(parts), size=SIZE)
     flips = [row % 2 == 0 for row in range(len(parts))]
-    for row, shown in enumerate(cut_batch(TENSORS, parts, flips, size=SIZE)):
+    for row, shown in enumerate(crop_and_resize(TENSORS, parts, flips, size=SIZE)):
         assert torch.equal(shown, plain[row].flip(1) if flips[row] else plain[row])
     assert not torch.equal(plain[0], plain[0].flip(1))
 
 
 def test_a_part_of_its_own_size_is_copied():
-    cut = cut_batch([TENSORS[1]], [(7, 9, SIZE, SIZE)], [False], size=SIZE)
+    cut = crop_and_resize([TENSORS[1]], [(7, 9, SIZE, SIZE)], [False], size=SIZE)
     assert (cut[0].numpy() == IMAGES[1][7 : 7 + SIZE, 9 : 9 + SIZE]).all()
 
 
 def test_images_that_do_not_fit_into_memory_together_are_cut_in_turns(monkeypatch):
     parts, flips = list(PARTS.values()), [True] * len(PARTS)
-    whole = cut_batch(TENSORS, parts, flips, size=SIZE)
-    monkeypatch.setattr(cut, "MOST_BYTES", 600_000)
+    whole = crop_and_resize(TENSORS, parts, flips, size=SIZE)
+    monkeypatch.setattr(crop_resize, "_MAX_BYTES", 600_000)
     sides = np.array([[90, 100], [90, 100], [300, 10], [200, 200], [2, 2], [250, 250], [1, 1]])
-    bounds = [(run.start, run.stop) for run in cut._runs(sides)]
+    bounds = [(run.start, run.stop) for run in crop_resize._split_to_fit(sides)]
     assert bounds == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)]
-    assert torch.equal(cut_batch(TENSORS, parts, flips, size=SIZE), whole)
+    assert torch.equal(crop_and_resize(TENSORS, parts, flips, size=SIZE), whole)
 
 
 def test_every_other_part_is_mirrored():
@@ -211,7 +211,7 @@ def test_the_centre_as_a_part_shows_what_the_centre_crop_shows(sides):
     build_transform(CROP).apply_evaluation(image, expected)
     part = find_centre_crop(*sides, SIZE, share=0.875)
     tensor = torch.from_numpy(image.copy()).permute(2, 0, 1)
-    assert_alike(cut_batch([tensor], [part], [False], size=SIZE).numpy(), expected[None])
+    assert_alike(crop_and_resize([tensor], [part], [False], size=SIZE).numpy(), expected[None])
 
 
 # --- filling ---
@@ -390,6 +390,6 @@ def test_nvjpeg_gives_the_readers_batch(spoiled, split):
 @gpu_only
 def test_cutting_on_the_gpu_is_cutting_on_the_cpu():
     parts, flips = list(PARTS.values()), [row % 2 == 0 for row in range(len(PARTS))]
-    here = cut_batch(TENSORS, parts, flips, size=SIZE)
-    there = cut_batch([tensor.cuda() for tensor in TENSORS], parts, flips, size=SIZE).cpu()
+    here = crop_and_resize(TENSORS, parts, flips, size=SIZE)
+    there = crop_and_resize([tensor.cuda() for tensor in TENSORS], parts, flips, size=SIZE).cpu()
     assert (here.int() - there.int()).abs().max() <= 1

@@ -47,7 +47,7 @@ from phalanx.data.transforms.transform import (
     find_centre_crop,
 )
 from phalanx.errors import ConfigError
-from phalanx.kernels.cut import cut_batch
+from phalanx.kernels.crop_resize import crop_and_resize
 
 try:
     import simplejpeg
@@ -162,7 +162,7 @@ class GpuDecoder(BatchBackend):
             for part in _split_by_memory(rows):
                 tensors = self._decode_rows(rows, part, size)
                 crops, flips = [row.crop for row in rows[part]], [row.flip for row in rows[part]]
-                done.append(cut_batch(tensors, crops, flips, size=size))
+                done.append(crop_and_resize(tensors, crops, flips, size=size))
             pixels = torch.cat(done) if len(done) > 1 else done[0]
         indices = np.array([row.index for row in rows], np.int64)
         ready = self._stream.record_event() if self._stream else None

@@ -18,7 +18,7 @@ from phalanx.data.formats.sources import Source
 from phalanx.data.loading.loader import BatchBackend, prefetch
 from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, Reader
 from phalanx.data.transforms.transform import PADDING
-from phalanx.kernels.shift import in_colour, shift_batch
+from phalanx.kernels.shift import shift_batch, to_rgb
 
 _MAX_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
 BLOCK = 2**15  # images whose random numbers are drawn together
@@ -69,7 +69,7 @@ class ResidentBackend(BatchBackend):
         """The images on the device."""
         if self._reader.split == "valid":
             for positions, _ in requests:
-                pixels = in_colour(self._images[self._copy(positions)])
+                pixels = to_rgb(self._images[self._copy(positions)])
                 yield Batch(pixels, self._source.labels[positions], positions, positions)
             return
         with closing(prefetch(map(self._draw_block, group_requests(requests)))) as blocks:

@@ -6,13 +6,12 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from phalanx.kernels.rounding import round_to
+from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.half_weights import HALF_TYPES, HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
-from phalanx.optim.rules import OptimSettings, build_optimizer
-from phalanx.optim.sgd_combined import set_velocity_scale
-from phalanx.optim.update import gradients_of, update
+from phalanx.optim.update import collect_gradients, set_velocity_scale, update
 from phalanx.plan.draws import GOLDEN, mix, stream_key
+from small_rounding import round_to
 from small_steps import DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy, trained
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -108,7 +107,7 @@ def test_a_rule_works_on_float32_and_in_the_weights_layout():
     give_gradients(model, 1)
     with half_of(model, optimizer).in_float32(1):
         own = [weight for group in optimizer.param_groups for weight in group["params"]]
-        tensors = [*own, *gradients_of(optimizer)]
+        tensors = [*own, *collect_gradients(optimizer)]
         tensors += [value for slots in optimizer.state.values() for value in slots.values()]
         assert len(tensors) == 8 * 5 and {tensor.dtype for tensor in tensors} == {torch.float32}
         assert own[0].shape == model.conv.weight.shape
@@ -214,7 +213,7 @@ def test_gradients_that_are_gone_or_not_finite_are_counted_as_they_came():
     slopes[0, :3], slopes[0, 3], slopes[0, 4] = 0.0, float("inf"), float("nan")
     model.fc.weight.grad = slopes
     with half_of(model, optimizer).in_float32(0) as counts:
-        for gradient in gradients_of(optimizer):
+        for gradient in collect_gradients(optimizer):
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         update(optimizer, 1.0)
     assert counts.tolist() == [0, 5, 3, 2, 10, 5, 5]
@@ -226,7 +225,7 @@ def test_a_gradient_is_unscaled_in_float32():
     optimizer = build_optimizer(model, OptimSettings(momentum=0.0))
     model.fc.weight.grad = torch.full((1, 10), 2.0**-20, dtype=FP16)
     with half_of(model, optimizer).in_float32(0):
-        torch._foreach_mul_(gradients_of(optimizer), 2.0**-10)
+        torch._foreach_mul_(collect_gradients(optimizer), 2.0**-10)
         update(optimizer, 2.0**20)
     assert (model.fc.weight == -(2.0**-10)).all()
 
@@ -238,7 +237,7 @@ def test_without_an_update_everything_keeps_its_bits():
     with half_of(model, optimizer).in_float32(3) as counts:
         optimizer.zero_grad(set_to_none=True)
     assert equal(before, bits_of({**model.state_dict(), **name_optimizer_state(model, optimizer)}))
-    assert counts[:2].tolist() == [0, 0] and gradients_of(optimizer) == []
+    assert counts[:2].tolist() == [0, 0] and collect_gradients(optimizer) == []
     with half_of(model, optimizer).in_float32(4) as counts:
         update(optimizer, 0.1)
     assert not counts.any()

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.optim.decay import split_by_decay
-from phalanx.optim.rules import OPTIMIZERS, OptimSettings, build_optimizer
+from phalanx.optim.build import OPTIMIZERS, OptimSettings, build_optimizer, split_by_decay
 from phalanx.optim.update import update
 from small_steps import (
     CUDA,

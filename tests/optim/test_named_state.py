@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from phalanx.optim.build import build_optimizer
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
-from phalanx.optim.rules import build_optimizer
 from small_steps import DEVICES, RULES, go, settings_of, toy, trained
 
 SLOTS = {

@@ -15,10 +15,10 @@ from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
 from phalanx.models.count import count_units
 from phalanx.models.dropout_noise import draw_dropout_noise
-from phalanx.models.memory import Live, Memory, Upkeep, predict_memory
-from phalanx.models.recompute import store_only
+from phalanx.models.memory import BytesPerWeight, LiveBytes, Memory, predict_memory
+from phalanx.models.recompute import enable_recomputation
 
-BARE = Upkeep(weight=0, optimizer=0)
+BARE = BytesPerWeight(weight=0, optimizer=0)
 RECOMPUTED: dict[str, Sequence[str] | None] = {
     "all kept": None,
     "units stored": (),
@@ -29,31 +29,41 @@ BATCH = 4
 
 
 def predicted(
-    variant: Variant, image_size: int, upkeep: Upkeep = BARE, stored: Sequence[str] | None = None
+    variant: Variant,
+    image_size: int,
+    per_weight: BytesPerWeight = BARE,
+    stored: Sequence[str] | None = None,
 ) -> Memory:
     return predict_memory(
-        variant, num_classes=10, batch=BATCH, image_size=image_size, upkeep=upkeep, stored=stored
+        variant,
+        num_classes=10,
+        batch=BATCH,
+        image_size=image_size,
+        per_weight=per_weight,
+        stored=stored,
     )
 
 
 def real_model(variant: Variant, stored: Sequence[str] | None) -> nn.Module:
     model = build_model(variant, num_classes=10).train().to(memory_format=torch.channels_last)
     if stored is not None:
-        store_only(model, stored, variant=variant)
+        enable_recomputation(model, stored, variant=variant)
     return model
 
 
 def real_step(model: nn.Module, image_size: int) -> None:
     """One pass on the CPU, with what it drops."""
     images = torch.rand(BATCH, 3, image_size, image_size)
-    chances = draw_dropout_noise(model.chances, seed=0, first=0, images=BATCH, device=images.device)
-    logits = model(images.to(memory_format=torch.channels_last), chances)
+    noise = draw_dropout_noise(
+        model.noise_sizes, seed=0, first=0, images=BATCH, device=images.device
+    )
+    logits = model(images.to(memory_format=torch.channels_last), noise)
     F.cross_entropy(logits, torch.arange(BATCH)).backward()
 
 
 def peak_of_tensors(model: nn.Module, image_size: int) -> int:
     """The most bytes that tensors of a real step have at once, weights apart."""
-    with Live() as live:
+    with LiveBytes() as live:
         for tensor in (*model.parameters(), *model.buffers()):
             live.ignore(tensor)
         real_step(model, image_size)
@@ -88,7 +98,7 @@ def test_the_peak_is_that_of_a_real_steps_tensors(name, image_size, stored):
 @pytest.mark.parametrize("stored", RECOMPUTED)
 def test_the_peak_is_that_of_the_allocator(stored):
     variant, patterns = MODELS["resnet18"], RECOMPUTED[stored]
-    found = predicted(variant, 64, Upkeep(optimizer=0), stored=patterns)
+    found = predicted(variant, 64, BytesPerWeight(optimizer=0), stored=patterns)
     model = real_model(variant, patterns)
     real = peak_of_allocator(model, 64) + found.weights
     assert found.weights == sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -109,14 +119,14 @@ def test_activations_are_those_that_are_counted_unit_by_unit(half):
     variant = MODELS["resnet50"]
     sizes = {"num_classes": 10, "batch": BATCH, "image_size": 64, "half": half}
     counted = sum(unit.activation_bytes for unit in count_units(variant, **sizes))
-    copies = 2 * predicted(variant, 64, Upkeep(optimizer=1)).optimizer if half else 0
-    found = predict_memory(variant, **sizes, upkeep=BARE)
+    copies = 2 * predicted(variant, 64, BytesPerWeight(optimizer=1)).optimizer if half else 0
+    found = predict_memory(variant, **sizes, per_weight=BARE)
     assert found.activations == pytest.approx(counted + copies, rel=0.02)
 
 
 def test_the_bytes_of_weights_are_told_apart():
     weights = 75_290  # of a ResNet-8 for ten classes
-    found = predicted(RESNET8, 32, Upkeep(weight=2, gradient=4, optimizer=8))
+    found = predicted(RESNET8, 32, BytesPerWeight(weight=2, gradient=4, optimizer=8))
     assert (found.gradients, found.optimizer) == (4 * weights, 8 * weights)
     buffers = found.weights - 2 * weights
     assert buffers == 2 * 4 * sum(RESNET8.norm_channels().values()) + 8 * 7
@@ -128,7 +138,7 @@ def test_what_drop_path_keeps_is_counted():
     plain, dropping = (
         predicted(replace(RESNET8, drop_path=rate), 32).activations for rate in (0.0, 0.3)
     )
-    # of two blocks, for the first is never dropped: the chances, and the factors they become
+    # of two blocks, for the first is never dropped: the noise, and the factors it becomes
     assert dropping - plain == 2 * 2 * BATCH * 4
 
 
@@ -149,7 +159,7 @@ def test_full_norms_and_half_are_told_apart():
     def peak(norm: Norm, *, half: bool) -> int:
         variant = replace(RESNET8, norm=norm)
         sizes = {"num_classes": 10, "batch": BATCH, "image_size": 32}
-        return predict_memory(variant, **sizes, upkeep=BARE, half=half).peak
+        return predict_memory(variant, **sizes, per_weight=BARE, half=half).peak
 
     plain, full = Norm(), Norm(full_precision=True)
     assert peak(plain, half=True) < peak(full, half=True) < peak(plain, half=False)
@@ -158,11 +168,13 @@ def test_full_norms_and_half_are_told_apart():
 
 def test_a_batch_that_cannot_be_trained_on_is_told():
     with pytest.raises(ConfigError, match=r"^a batch of 1 x 3 x 32 x 32 cannot be trained on: "):
-        predict_memory(MODELS["resnet50"], num_classes=10, batch=1, image_size=32, upkeep=Upkeep())
+        predict_memory(
+            MODELS["resnet50"], num_classes=10, batch=1, image_size=32, per_weight=BytesPerWeight()
+        )
 
 
 def test_live_bytes_are_those_of_storages():
-    with Live(100) as live:
+    with LiveBytes(100) as live:
         first = torch.zeros(1000)
         assert live.bytes == 4100
         view = first[10:].view(-1)
