@@ -68,9 +68,9 @@ OPTION_NAMES = [
     "plugin", "precision", "progressive-resolution", "random-erasing", "recompute-checkpoints",
     "repeated-augmentation", "replicas", "reset-head", "rmsprop-decay", "rmsprop-start",
     "run-dir", "seed", "shortcut-type", "smoothing-over", "stage1-projection", "steps",
-    "stride-in", "training", "trust-coefficient", "trust-decay", "use-bbox-info", "val-split",
-    "valid-batch-size", "validation", "validation-frequency", "validation-mode", "warmup-epoch",
-    "warmup-mode", "weight-avg-exp-decay", "weight-avg-n", "weight-avg-strategy",
+    "stride-in", "threads", "training", "trust-coefficient", "trust-decay", "use-bbox-info",
+    "val-split", "valid-batch-size", "validation", "validation-frequency", "validation-mode",
+    "warmup-epoch", "warmup-mode", "weight-avg-exp-decay", "weight-avg-n", "weight-avg-strategy",
     "weight-decay", "workers", "zero-init-residual",
 ]  # fmt: skip
 

@@ -295,6 +295,18 @@ def test_the_doctor_looks_at_everything(say):
     assert "ready to train" in say("doctor")
 
 
+def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    findings = {row["what"]: row for row in json.loads(say("doctor", "--json"))}
+    assert findings["threads"]["state"] == "ok" and not findings["threads"]["remedy"]
+    assert findings["threads"]["found"].startswith("4 per process (from OMP_NUM_THREADS;")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    told = say("doctor")
+    assert "note  threads                 8 per process (one per core;" in told
+    assert "ten times slower than with one each; to run two here, use --threads 4" in told
+
+
 # --- the process ---
 
 

@@ -14,7 +14,7 @@ from phalanx.plan.averaging import Averaging
 if TYPE_CHECKING:
     from phalanx.assemble.average import Averaged
 
-_SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision")
+_SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision", "threads")
 _AVERAGING = {"weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n"}
 
 

@@ -90,9 +90,11 @@ def _version_of(package: str) -> str:
 
 def _look_at_devices() -> Iterator[_Check]:
     """Cores and accelerators, as torch sees them."""
-    from phalanx.plan.machine import count_cores
+    from phalanx.plan.machine import count_cores, count_threads
 
-    yield _Check("cpu", f"{count_cores()} cores", "ok")
+    cores, threads = count_cores(), count_threads()
+    yield _Check("cpu", f"{cores} core{'s' * (cores != 1)}", "ok")
+    yield _check_threads(threads, cores)
     try:
         import torch
     except (ImportError, OSError):
@@ -106,6 +108,24 @@ def _look_at_devices() -> Iterator[_Check]:
         seen = any(Path("/dev").glob("nvidia[0-9]*"))
         remedy = "a GPU is there: install a torch build with CUDA" if seen else ""
         yield _Check("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
+
+
+def _check_threads(threads: int, cores: int) -> _Check:
+    """How many threads torch will use, and what happens where two processes share the cores."""
+    named = os.environ.get("OMP_NUM_THREADS", "").strip() == str(threads)
+    source = "from OMP_NUM_THREADS" if named else "one per core"
+    found = f"{threads} per process ({source}; --threads N sets another number)"
+    each = max(1, cores // 2)
+    if threads <= each:
+        return _Check("threads", found, "ok")
+    return _Check(
+        "threads",
+        found,
+        "note",
+        "several processes at once must not have more threads together than there are cores: two "
+        "processes of two threads each on two cores are ten times slower than with one each; "
+        f"to run two here, use --threads {each}",
+    )
 
 
 def _look_at_room() -> Iterator[_Check]:

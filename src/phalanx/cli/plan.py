@@ -90,7 +90,7 @@ def _show_plan(
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
         *[("counts", "published ones; no file was looked at")] * (counts == "published"),
         ("image size", f"{plan.image_size} x {plan.image_size}{_growth_of(plan)}"),
-        ("device", f"{devices}{plan.device}, {plan.precision}, {plan.threads} threads"),
+        ("device", f"{devices}{plan.device}, {plan.precision}, {_counted(plan.threads, 'thread')}"),
         ("workers", f"{plan.workers}"),
         (
             "global batch",

@@ -93,7 +93,7 @@ COMMANDS = {
             Argument(name="--csv", help="Rows: image, then class, probability, ...", switch=True),
             Argument(name="--json", help="A JSON object a line.", switch=True),
         ),
-        options=("device", "precision", "valid-batch-size"),
+        options=("device", "precision", "threads", "valid-batch-size"),
         examples=(
             ("phalanx predict runs/demo shoe.png", "what is on one image"),
             ("phalanx predict runs/demo photos --csv > answers.csv", "a whole folder, as a table"),

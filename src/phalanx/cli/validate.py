@@ -20,6 +20,7 @@ _DATA_OPTIONS = (
     "workers",
     "device",
     "precision",
+    "threads",
     "seed",
     "flip-averaging",
     "eval-crop",

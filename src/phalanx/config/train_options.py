@@ -316,3 +316,10 @@ class MachineConfig(Section):
         also=("enable-fp-exceptions",),
     )
     replicas: int = option(1, "Copies of the model that share a step.", low=1, high=65536)
+    threads: int | None = option(
+        None,
+        "Torch threads of a process; sums over one and two threads differ in the last place.",
+        low=1,
+        high=1024,
+        auto="OMP_NUM_THREADS where it is a number, else one per core",
+    )

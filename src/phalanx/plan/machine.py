@@ -14,6 +14,12 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
+def count_threads() -> int:
+    """Torch threads of a process where nobody gives --threads: OMP_NUM_THREADS, else the cores."""
+    text = os.environ.get("OMP_NUM_THREADS", "").strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else count_cores()
+
+
 def resolve_device(asked: str) -> str:
     """The device that `asked` stands for; auto takes the fastest one that seems to be here.
 

@@ -15,7 +15,7 @@ from phalanx.plan.idle_options import warn_of_idle_options
 from phalanx.plan.image_size import Growth, check_sizes, choose_image_size, plan_growth
 from phalanx.plan.input_options import warn_of_input
 from phalanx.plan.loss_scale import LossScale, make_loss_scale
-from phalanx.plan.machine import count_cores, resolve_device, warn_of_offload
+from phalanx.plan.machine import count_cores, count_threads, resolve_device, warn_of_offload
 from phalanx.plan.precision import refuse_precision, warn_of_precision
 from phalanx.plan.problems import Problems
 from phalanx.plan.recompute import plan_recomputation
@@ -144,7 +144,8 @@ def choose_machine(config: Config) -> MachineChoice:
     precision = config.machine.precision
     if precision == "auto":
         precision = "16.32" if device.startswith("cuda") else "32.32"
-    return MachineChoice(device=device, precision=precision, threads=count_cores())
+    threads = config.machine.threads or count_threads()
+    return MachineChoice(device=device, precision=precision, threads=threads)
 
 
 def make_plan(
