@@ -94,8 +94,8 @@ def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module
         initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
     if plan.precision == "16.16":
         _halve(model, getattr(torch, plan.half_type))
-    if plan.stored is not None:
-        store_only(model, plan.stored, variant=variant)
+    if plan.recompute_patterns is not None:
+        store_only(model, plan.recompute_patterns, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

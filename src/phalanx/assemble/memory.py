@@ -46,7 +46,7 @@ def predict(config: Config, plan: Plan) -> Memory:
         image_size=plan.image_size,
         upkeep=_upkeep_of(config, plan),
         half=plan.precision.startswith("16"),
-        stored=plan.stored,
+        stored=plan.recompute_patterns,
     )
 
 

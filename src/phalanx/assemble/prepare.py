@@ -14,9 +14,9 @@ from phalanx.assemble.dataset_summary import (
     plan_of,
 )
 from phalanx.assemble.environment import describe_environment
-from phalanx.config.read import Settings, dump_config, fill_older, read_again
+from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
-from phalanx.config.text import given_in_file
+from phalanx.config.text import read_option_file
 from phalanx.data.transforms.transform import CENTRE_SHARE
 from phalanx.disk import write_atomically
 from phalanx.engine.checkpoint_store import AVERAGES, newest_checkpoint, read_facts, tidy
@@ -143,10 +143,12 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
     """An existing run, ready to go on from its newest checkpoint."""
     run = open_run(path)
     facts, stored = run.facts, stored_options(run)
-    settings = read_again(stored, flags=flags, where=str(run.config), name=facts["name"])
+    settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=facts["name"])
     start = _find_start(run)
     # a checkpoint remembers the options it was made with; config.yaml could have been edited
-    began_with = stored if start is None or start.forked else fill_older(start.facts["config"])
+    began_with = (
+        stored if start is None or start.forked else fill_older_options(start.facts["config"])
+    )
     _refuse_other_maths(settings, began_with, run)
     origins = {**facts["origins"], **_changed_origins(settings, stored)}
     settings = replace(settings, origins=origins)
@@ -163,12 +165,12 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
 
 def stored_options(run: RunFolder) -> dict[str, Any]:
     """The options in a run's config.yaml, as values."""
-    given, problems, _ = given_in_file(run.config, inside=None, origin="run")
+    given, problems, _ = read_option_file(run.config, origin="run")
     if problems:
         raise CheckpointError("; ".join(problems))
     if not given:
         raise CheckpointError(f"{run.config}: is empty; restore it from a copy")
-    return fill_older({name: option.value for name, option in given.items()})
+    return fill_older_options({name: option.value for name, option in given.items()})
 
 
 def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
@@ -180,7 +182,9 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
     if not run.summary.exists():
         return None
     stored = stored_options(run)
-    settings = read_again(stored, flags=flags, where=str(run.config), name=run.facts["name"])
+    settings = read_stored_settings(
+        stored, flags=flags, where=str(run.config), name=run.facts["name"]
+    )
     _refuse_other_maths(settings, stored, run)
     write_report(run)
     return read_summary(run.path)
@@ -296,7 +300,9 @@ def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
     averaged = path.name == AVERAGES and path.is_file()
     checkpoint = checkpoint_in(path.parent if averaged else path)
     facts = read_facts(checkpoint)
-    settings = read_again(facts["config"], flags=flags, where=str(checkpoint), name=facts["run"])
+    settings = read_stored_settings(
+        facts["config"], flags=flags, where=str(checkpoint), name=facts["run"]
+    )
     _refuse_other_preprocessing(settings, facts, checkpoint)
     return Described(
         checkpoint=checkpoint,

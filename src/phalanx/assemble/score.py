@@ -20,7 +20,7 @@ from phalanx.assemble.dataset_summary import Preprocessing, plan_of, preprocessi
 from phalanx.assemble.feed import Feed, LoadedFeed, normaliser_of, open_feed
 from phalanx.assemble.prepare import Described, refuse_missing_weights
 from phalanx.assemble.watch import score_row
-from phalanx.config.read import Settings, read_flags, settle
+from phalanx.config.read import Settings, merge_layers, read_flags
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage, decode
 from phalanx.data.loading.gpu_decode import gpu_decode_problem
@@ -83,7 +83,7 @@ def build_fresh(model: str, flags: Mapping[str, str]) -> Scorable:
     """An untrained model, for the numbers that chance gives."""
     problems: list[str] = []
     given = read_flags({**flags, "model": model}, problems)
-    return build_untrained(settle([given], problems, name=model))  # no preset has a say in it
+    return build_untrained(merge_layers([given], problems, name=model))  # no preset has a say in it
 
 
 def build_untrained(settings: Settings) -> Scorable:

@@ -41,7 +41,7 @@ from phalanx.engine.step import MicroBatch, StepRule, train_step
 from phalanx.engine.train import LoopDependencies, fit
 from phalanx.errors import Stopped, UserError
 from phalanx.kernels.rounding import COUNTS
-from phalanx.plan.averaging import averaging_of, kept_by
+from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.console import Console
@@ -106,7 +106,9 @@ def assemble(prepared: Prepared, stack: ExitStack, *, stream: TextIO | None = No
     state = build_state(config, plan, device)
     records = Records(run.path)
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
-    keep = sys.maxsize if _scores_after(config) else kept_by(config)  # all, until they are scored
+    keep = (
+        sys.maxsize if _scores_after(config) else count_kept_checkpoints(config)
+    )  # all, until they are scored
     saver = Saver(run.checkpoints, keep=keep, about=_about(prepared))
     normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
     feed = stack.enter_context(open_feed(recipe_of(config, plan), plan, normaliser, config))
@@ -316,7 +318,7 @@ def _score_file(file: Path, state: TrainState, parts: LoopDependencies) -> Score
 
 def _average_last(training: Training) -> None:
     """Average the last checkpoints and score that, where the run is to end so."""
-    how = averaging_of(training.prepared.config)
+    how = build_averaging(training.prepared.config)
     if how is None:
         return
     averaged = average_run(training.prepared.run, how, {})
@@ -332,7 +334,7 @@ def _finish(training: Training) -> Summary:
     state.bad_images |= training.feed.bad_images()
     training.records.flush(sync=True)
     if newest_checkpoint(run.checkpoints) is not None:
-        prune(run.checkpoints, keep=kept_by(prepared.config), scores=state.scores)
+        prune(run.checkpoints, keep=count_kept_checkpoints(prepared.config), scores=state.scores)
     best = find_best(run.checkpoints, state.scores)
     newest = newest_checkpoint(run.checkpoints)
     row = next(iter(read_scores(run.path)[-1:]), None)

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.command import Argument, Command, Request
-from phalanx.cli.validate import show
-from phalanx.config.text import value_from_text
+from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.validate import print_score
+from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError
 from phalanx.plan.averaging import Averaging
 
@@ -18,7 +18,7 @@ _SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precis
 _AVERAGING = {"weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n"}
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Average, write the result, and tell both scores: here and in the run's report."""
     request.refuse_problems()
     how = _read_averaging(request)
@@ -39,7 +39,7 @@ def _run(request: Request) -> int:
     return 0
 
 
-def _read_averaging(request: Request) -> Averaging:
+def _read_averaging(request: ParsedArgs) -> Averaging:
     """What the words ask for; ConfigError for what is no number or out of range."""
     given = {
         name: _read_value(name, request.flags[name]) for name in _AVERAGING & request.flags.keys()
@@ -58,7 +58,7 @@ def _read_averaging(request: Request) -> Averaging:
 def _read_value(name: str, text: str) -> Any:
     """What an option's text means."""
     try:
-        return value_from_text(name, text)
+        return parse_option_text(name, text)
     except ValueError as error:
         raise ConfigError(f"--{name}: {error}") from None
 
@@ -96,8 +96,8 @@ def _show_both(averaged: "Averaged", *, as_json: bool) -> None:
         print(json.dumps({"averaged": averaged.account, **rows}, indent=2))
         return
     print(_tell(averaged.account))
-    show(str(newest), first[0], {}, as_json=False)
-    show(str(average), *second, as_json=False)
+    print_score(str(newest), first[0], {}, as_json=False)
+    print_score(str(average), *second, as_json=False)
 
 
 def _tell(account: dict[str, Any]) -> str:

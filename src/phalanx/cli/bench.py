@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs, read_preset_name
 from phalanx.cli.progress import end_line, tell
 from phalanx.errors import ConfigError
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from phalanx.bench.paired import Ratio
 
 
-def _overhead(request: Request) -> int:
+def _overhead(request: ParsedArgs) -> int:
     """Measure and print the ratio with its interval."""
     request.refuse_problems()
     pairs = read_count("--pairs", request["pairs"], least=3)
@@ -62,11 +62,11 @@ def _show(ratio: "Ratio", steps: int) -> None:
     print(f"ratio {ratio.median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
 
 
-def _determinism(request: Request) -> int:
+def _determinism(request: ParsedArgs) -> int:
     """Measure and print what each value of --determinism costs."""
     from phalanx.assemble.find_data import read_with_data
 
-    settings = read_with_data(preset_named(request), request.flags, problems=request.problems)
+    settings = read_with_data(read_preset_name(request), request.flags, problems=request.problems)
     pairs = read_count("--pairs", request["pairs"], least=3)
     steps = read_count("--steps", request["steps"], least=1)
     from phalanx.bench.determinism import measure_determinism
@@ -79,11 +79,11 @@ def _determinism(request: Request) -> int:
     if request["json"]:
         print(json.dumps(cost.facts()))
     else:
-        show_cost(cost)
+        print_cost(cost)
     return 0
 
 
-def show_cost(cost: "Cost") -> None:
+def print_cost(cost: "Cost") -> None:
     """The ratios for a person."""
     for name, ratio in cost.ratios.items():
         ours, theirs = (sorted(rates)[len(rates) // 2] for rates in (ratio.ours, ratio.theirs))

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from phalanx.catalog.plugins import load_plugins
-from phalanx.config.hints import suggest_option
-from phalanx.config.schema import OPTIONS, SPELLINGS
-from phalanx.config.text import LISTS, plain_kind
+from phalanx.config.schema import OPTIONS, SPELLINGS, suggest_option
+from phalanx.config.text import LIST_OPTIONS
 from phalanx.errors import ConfigError
 
 ALL_OPTIONS = tuple(OPTIONS)
@@ -39,7 +38,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Request:
+class ParsedArgs:
     """A command line that was understood."""
 
     words: dict[str, Any]  # the command's own arguments
@@ -68,13 +67,13 @@ class Command:
     name: str
     summary: str
     usage: str
-    run: Callable[[Request], int]
+    run: Callable[[ParsedArgs], int]
     examples: tuple[tuple[str, str], ...]  # (command line, what it does)
     arguments: tuple[Argument, ...] = ()
     options: tuple[str, ...] = field(default=())
 
 
-def preset_named(request: Request) -> str | None:
+def read_preset_name(request: ParsedArgs) -> str | None:
     """The preset or file of a command that takes one, as its first word or by --config."""
     words = [request[word] for word in ("preset", "config") if request[word]]
     if len(words) > 1:
@@ -90,7 +89,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message.removeprefix('argument ')}; {self.prog} --help tells more")
 
 
-def parse(command: Command, argv: Sequence[str]) -> Request:
+def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
     """Read a command's words; unknown flags become problems, so that all are told together."""
     words, spaced = _join_lists(command, argv)
     known, unknown = _set_unknown_apart(command, words)
@@ -101,7 +100,7 @@ def parse(command: Command, argv: Sequence[str]) -> Request:
         name: read.pop(f"option {name}") for name in command.options if f"option {name}" in read
     }
     line = " ".join(["phalanx", command.name, *argv])
-    return Request(read, flags, problems, line)
+    return ParsedArgs(read, flags, problems, line)
 
 
 def _spellings_of(command: Command) -> dict[str, str]:
@@ -141,7 +140,7 @@ def _join_lists(command: Command, argv: Sequence[str]) -> tuple[list[str], list[
 
     `--lr-epoch-decay 2 4` is how other programs write 2,4; here 4 would pass for a preset's name.
     """
-    lists = {f"--{old}" for old, name in _spellings_of(command).items() if name in LISTS}
+    lists = {f"--{old}" for old, name in _spellings_of(command).items() if name in LIST_OPTIONS}
     words: list[str] = []
     problems: dict[int, str] = {}  # by the place of the list
     for word in argv:
@@ -172,9 +171,7 @@ def _build_parser(command: Command) -> _Parser:
     for argument in command.arguments:
         _add_argument(parser, argument)
     for spelling, name in _spellings_of(command).items():
-        bare: dict[str, Any] = (
-            {"nargs": "?", "const": "true"} if plain_kind(OPTIONS[name].kind) is bool else {}
-        )
+        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if OPTIONS[name].type is bool else {}
         parser.add_argument(
             f"--{spelling}", dest=f"option {name}", default=argparse.SUPPRESS, **bare
         )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.units import format_bytes
 
 _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
@@ -38,7 +38,7 @@ class _Check:
     remedy: str = ""
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Look at the machine; the code is 1 when something Phalanx needs is missing."""
     request.refuse_problems()
     findings = [*_look_at_python(), *_look_at_packages(), *_look_at_devices(), *_look_at_room()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.bench import read_count
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs, read_preset_name
 from phalanx.cli.data_bench import read_seconds
 from phalanx.cli.progress import end_line, tell
 from phalanx.config.read import Settings
@@ -24,17 +24,17 @@ _DRAWINGS = (".png", ".html")
 _INK = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white paper
 
 
-def _read_config(request: Request) -> Settings:
+def _read_config(request: ParsedArgs) -> Settings:
     """The settings that a finder works with."""
     from phalanx.assemble.find_data import read_with_data
 
-    return read_with_data(preset_named(request), request.flags, problems=request.problems)
+    return read_with_data(read_preset_name(request), request.flags, problems=request.problems)
 
 
 # --- the learning rate ---
 
 
-def _find_lr(request: Request) -> int:
+def _find_lr(request: ParsedArgs) -> int:
     """Sweep the learning rate and print what it suggests."""
     settings = _read_config(request)
     low, high = (_read_rate(f"--{name}", request[name]) for name in ("from", "to"))
@@ -188,7 +188,7 @@ def _draw_figure(sweep: "Sweep", *, title: str, form: str) -> bytes:
 # --- the micro-batch ---
 
 
-def _find_batch_size(request: Request) -> int:
+def _find_batch_size(request: ParsedArgs) -> int:
     """Try sizes and print what fits, what is fastest and what to take."""
     settings = _read_config(request)
     most = read_count("--most", request["most"], least=2)

@@ -10,7 +10,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.plugins import load_plugins
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.cli.command import Command
-from phalanx.config.fields import model_name
+from phalanx.config.fields import find_model_name
 from phalanx.config.schema import OPTIONS, Option
 from phalanx.errors import ConfigError
 
@@ -44,7 +44,7 @@ def _model_asked_for(words: Sequence[str]) -> str | None:
     if "model" not in given:
         return None
     try:
-        return model_name(given["model"])
+        return find_model_name(given["model"])
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from None
 

@@ -6,16 +6,15 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from phalanx.catalog.models import MODELS
-from phalanx.catalog.sizes import about, load_sizes, old_names_of, short
+from phalanx.catalog.models import MODELS, describe_variant, find_old_names, load_sizes
 from phalanx.catalog.splits import Split, find_split
 from phalanx.catalog.variant import OwnVariant, Variant
-from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, Request
-from phalanx.config.fields import model_name
-from phalanx.config.read import Settings, joined, read_flags, settle
-from phalanx.errors import ConfigError, suggest
+from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.config.fields import find_model_name
+from phalanx.config.read import Settings, merge_layers, read_flags
+from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.plan.model import build_variant, check_variant
-from phalanx.units import format_bytes
+from phalanx.units import format_bytes, format_si
 
 if TYPE_CHECKING:
     from phalanx.models.count import UnitCount
@@ -27,7 +26,7 @@ _UNIT_HEAD = ("unit", "output", "parameters", "MACs", "activations", "params", "
 _FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "activations"}
 
 
-def _ls(request: Request) -> int:
+def _ls(request: ParsedArgs) -> int:
     """List the models, or those whose names hold every word."""
     request.refuse_problems()
     request.load_plugins()
@@ -57,7 +56,7 @@ def _show_list(rows: list[dict[str, Any]]) -> None:
 
 def _holds(name: str, words: Sequence[str]) -> bool:
     """Whether every word is part of the model's name, or of one that it had before."""
-    names = " ".join([name, *old_names_of(name)]).lower()
+    names = " ".join([name, *find_old_names(name)]).lower()
     return all(word.lower() in names for word in words)
 
 
@@ -77,7 +76,7 @@ def _facts_of(name: str) -> dict[str, Any]:
         "classes": variant.classes,
         "smallest_image": variant.smallest_image,
         "units": units,
-        "old_names": old_names_of(name),
+        "old_names": find_old_names(name),
     }
 
 
@@ -85,11 +84,11 @@ def _list_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A model as a row of the list."""
     return (
         row["name"],
-        short(row["parameters"]),
-        short(row["macs"]),
+        format_si(row["parameters"]),
+        format_si(row["macs"]),
         f"{row['image_size']}",
         f"{row['classes']:,}",
-        about(MODELS[row["name"]]),
+        describe_variant(MODELS[row["name"]]),
     )
 
 
@@ -132,7 +131,7 @@ class _Sheet:
         return [0, *(names.index(split.unit) for split in self.splits)]
 
 
-def _show(request: Request) -> int:
+def _show(request: ParsedArgs) -> int:
     """Print the units of a model, and its stages where it is split."""
     sheet = _take_apart(request)
     if request["json"]:
@@ -142,7 +141,7 @@ def _show(request: Request) -> int:
     return 0
 
 
-def _take_apart(request: Request) -> _Sheet:
+def _take_apart(request: ParsedArgs) -> _Sheet:
     """Count what was asked for; mistakes are told before torch is imported."""
     config = _find_settings(request).config
     name, variant = config.model.model, build_variant(config)
@@ -178,17 +177,17 @@ def _take_apart(request: Request) -> _Sheet:
     )
 
 
-def _find_settings(request: Request) -> Settings:
+def _find_settings(request: ParsedArgs) -> Settings:
     """The options that were given, over the defaults; no preset has a say in what a model is."""
     request.load_plugins()
     try:
-        flags = {"model": model_name(request["name"]), **request.flags}
+        flags = {"model": find_model_name(request["name"]), **request.flags}
     except ValueError as error:
-        raise joined([str(error), *request.problems]) from None
+        raise join_problems([str(error), *request.problems]) from None
     own = ("image-size", "precision")
     flags |= {name: text for name in own if (text := request[name.replace("-", "_")])}
     problems = list(request.problems)
-    return settle([read_flags(flags, problems)], problems, name=flags["model"])
+    return merge_layers([read_flags(flags, problems)], problems, name=flags["model"])
 
 
 def _read_classes(text: str | None) -> int | None:
@@ -243,7 +242,7 @@ def _as_json(sheet: _Sheet) -> dict[str, Any]:
 def _show_sheet(sheet: _Sheet) -> None:
     """The sheet as a table, with a rule where a stage starts."""
     edge = f"{sheet.image_size} x {sheet.image_size}"
-    print(f"{sheet.name}: {sheet.variant.family}, {about(sheet.variant)}")
+    print(f"{sheet.name}: {sheet.variant.family}, {describe_variant(sheet.variant)}")
     print(f"images of {edge}, {sheet.classes:,} classes; MACs are those of one image")
     kept = f"what {sheet.batch_size:,} images keep for the backward pass"
     print(f"activations are {kept}, precision {sheet.precision}\n")
@@ -268,7 +267,7 @@ def _unit_cells(sheet: _Sheet, place: int) -> tuple[str, ...]:
         unit.name,
         "x".join(map(str, unit.shape)),
         f"{unit.parameters:,}",
-        short(unit.macs),
+        format_si(unit.macs),
         format_bytes(unit.activation_bytes),
         *(f"{sheet.share(figure, end=place + 1):.1%}" for figure in _FIGURES),
     )
@@ -277,7 +276,7 @@ def _unit_cells(sheet: _Sheet, place: int) -> tuple[str, ...]:
 def _total_cells(sheet: _Sheet) -> tuple[str, ...]:
     """The last row of the table."""
     parameters, macs, kept = (sheet.total(figure) for figure in _FIGURES)
-    return ("total", "", f"{parameters:,}", short(macs), format_bytes(kept), "", "", "")
+    return ("total", "", f"{parameters:,}", format_si(macs), format_bytes(kept), "", "", "")
 
 
 def _rule(sheet: _Sheet, stage: int) -> str:

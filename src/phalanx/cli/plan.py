@@ -4,11 +4,11 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs, read_preset_name
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.plan.averaging import kept_by
+from phalanx.plan.averaging import count_kept_checkpoints
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Print the plan of a config."""
     from phalanx.assemble.find_data import read_with_data
 
-    settings = read_with_data(preset_named(request), request.flags, problems=request.problems)
+    settings = read_with_data(read_preset_name(request), request.flags, problems=request.problems)
 
     from phalanx.assemble.dataset_summary import plan_of
 
@@ -136,8 +136,8 @@ def _describe_evaluations(plan: "Plan") -> str:
 
 def _describe_checkpoints(config: Config, plan: "Plan") -> str:
     """How many checkpoints there are and which of them stay, in words."""
-    saves, newest = plan.save.count(), f"the newest {kept_by(config)}"
-    if saves <= kept_by(config):
+    saves, newest = plan.save.count(), f"the newest {count_kept_checkpoints(config)}"
+    if saves <= count_kept_checkpoints(config):
         return f"{saves:,}{', all kept' * (saves > 1)}"
     if plan.scores_after:
         return f"{saves:,}, all kept until they are scored, then {newest} and the best"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import DataError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _ENDINGS = (".jpg", ".jpeg", ".png")
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Answer for every image; images that cannot be read are named and make the code 3."""
     request.refuse_problems()
     images = _find_images(request["images"])

@@ -3,17 +3,23 @@
 import json
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, Request
-from phalanx.config.presets import LOCAL_FOLDER, find_preset, header_of, iterate_presets, text_of
+from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.config.presets import (
+    LOCAL_FOLDER,
+    find_preset,
+    iterate_presets,
+    read_preset_summary,
+    read_preset_text,
+)
 from phalanx.disk import disk_errors
 from phalanx.errors import ConfigError
 
 
-def _ls(request: Request) -> int:
+def _ls(request: ParsedArgs) -> int:
     """List the presets, the ones that win first."""
     request.refuse_problems()
     presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
-    rows = [(name, header_of(presets[name])) for name in sorted(presets)]
+    rows = [(name, read_preset_summary(presets[name])) for name in sorted(presets)]
     if request["json"]:
         print(json.dumps([{"name": name, "about": about} for name, about in rows], indent=2))
         return 0
@@ -23,18 +29,18 @@ def _ls(request: Request) -> int:
     return 0
 
 
-def _cat(request: Request) -> int:
+def _cat(request: ParsedArgs) -> int:
     """Print a preset as it is written."""
     request.refuse_problems()
-    print(text_of(find_preset(request["name"])), end="")
+    print(read_preset_text(find_preset(request["name"])), end="")
     return 0
 
 
-def _cp(request: Request) -> int:
+def _cp(request: ParsedArgs) -> int:
     """Copy a preset into ./presets, where it wins over ours of the same name."""
     request.refuse_problems()
     source = find_preset(request["name"])
-    name = f"{source.inside}.yaml" if source.inside else source.path.name
+    name = f"{source.entry_name}.yaml" if source.entry_name else source.path.name
     target = Path(request["to"]) if request["to"] else LOCAL_FOLDER / name
     if target.is_dir():
         target = target / name
@@ -42,7 +48,7 @@ def _cp(request: Request) -> int:
         raise ConfigError(f"{target}: exists already; name another target")
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text_of(source), encoding="utf-8")
+        target.write_text(read_preset_text(source), encoding="utf-8")
     print(f"{target}: edit it, then run `phalanx train {target}`")
     return 0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.bench import read_count
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _RECORDED = {
 }
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Repeat the step and say what it gave; 5 where it is not sound."""
     request.refuse_problems()
     asked = request["step"]

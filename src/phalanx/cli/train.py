@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
-from phalanx.cli.validate import find_checkpoints, show
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs, read_preset_name
+from phalanx.cli.validate import find_checkpoints, print_score
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from phalanx.config.read import Settings
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Prepare without torch, then train."""
-    preset = preset_named(request)
+    preset = read_preset_name(request)
     ways = [way for way in ("resume", "fork") if request[way]]
     if len(ways) > 1 or (ways and preset):
         raise ConfigError(
@@ -58,7 +58,7 @@ def _is_finished(run: str) -> bool:
     return (Path(run) / "run.json").is_file() and (Path(run) / "summary.json").is_file()
 
 
-def _read_settings(request: Request, preset: str | None) -> "Settings":
+def _read_settings(request: ParsedArgs, preset: str | None) -> "Settings":
     """The options of a new run; mistakes are told before anything heavy is imported."""
     from phalanx.assemble.find_data import fetch_missing, read_with_data
 
@@ -66,7 +66,7 @@ def _read_settings(request: Request, preset: str | None) -> "Settings":
     return fetch_missing(settings, lambda line: print(line, file=sys.stderr))
 
 
-def _prepare_again(request: Request) -> "Prepared":
+def _prepare_again(request: ParsedArgs) -> "Prepared":
     """An old run to go on with, or a new one that begins with its weights."""
     request.refuse_problems()
     from phalanx.assemble.fork import prepare_fork
@@ -84,11 +84,13 @@ def _score_untrained(settings: "Settings", *, as_json: bool) -> int:
     plan_of(settings)  # what cannot be is told before torch is imported
     from phalanx.assemble.score import build_untrained, score_model
 
-    show(settings.config.model.model, *score_model(build_untrained(settings)), as_json=as_json)
+    print_score(
+        settings.config.model.model, *score_model(build_untrained(settings)), as_json=as_json
+    )
     return 0
 
 
-def _score_run(request: Request) -> int:
+def _score_run(request: ParsedArgs) -> int:
     """--resume RUN --training false: every checkpoint scored, as by `validate --all`."""
     request.refuse_problems()
     from phalanx.assemble.prepare import describe_checkpoint
@@ -97,7 +99,7 @@ def _score_run(request: Request) -> int:
     flags = {name: text for name, text in request.flags.items() if name != "training"}
     for checkpoint in find_checkpoints(request["resume"], every=True):
         scored = score_model(load_checkpoint(describe_checkpoint(checkpoint, flags)))
-        show(str(checkpoint), *scored, as_json=request["json"])
+        print_score(str(checkpoint), *scored, as_json=request["json"])
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, Request
+from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, ParsedArgs
 from phalanx.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _DATA_OPTIONS = (
 )
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Score what was named, one line each."""
     request.refuse_problems()
     target = request["target"]
@@ -51,14 +51,16 @@ def _run(request: Request) -> int:
             else "random weights"
         )
         print(f"{target}: a fresh model, {start}", file=sys.stderr)
-        show(target, *score_model(build_fresh(target, request.flags)), as_json=request["json"])
+        print_score(
+            target, *score_model(build_fresh(target, request.flags)), as_json=request["json"]
+        )
     for one in described:
         scored = score_model(load_checkpoint(one))
-        show(str(one.path), *scored, as_json=request["json"])
+        print_score(str(one.path), *scored, as_json=request["json"])
     return 0
 
 
-def _refuse_model_options(request: Request) -> None:
+def _refuse_model_options(request: ParsedArgs) -> None:
     """A checkpoint brings its own model."""
     for name in ("image-size", *MODEL_OPTIONS):
         if name in request.flags:
@@ -91,7 +93,7 @@ def find_checkpoints(target: str, *, every: bool) -> list[Path]:
     return [checkpoint_in(path)]  # knows what to say where there is none
 
 
-def show(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: bool) -> None:
+def print_score(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: bool) -> None:
     """One score as a line."""
     if as_json:
         print(json.dumps({"target": name, **asdict(row), "bad_images": bad}))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from phalanx.data.formats.checksums import ARCHIVE_MD5, IDX_MD5, md5_of
-from phalanx.disk import free_space, remove_quietly, sync_folder
+from phalanx.disk import describe_free_space, remove_quietly, sync_folder
 from phalanx.errors import ConfigError, DataError, DiskError, suggest
 
 _TRIES = 5  # connections in a row that bring nothing new
@@ -228,8 +228,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as cause:
         raise DiskError(
-            f"{path}: {cause.strerror or cause}{free_space(path)}; make room or make it writable, "
-            "or choose another --data-dir"
+            f"{path}: {cause.strerror or cause}{describe_free_space(path)}; make room or make it "
+            "writable, or choose another --data-dir"
         ) from cause
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from phalanx.plan.loss_scale import FIRST
+from phalanx.plan.loss_scale import AUTOMATIC_START
 
 _MOST = 2.0**24
 PATIENCE = 2000  # sound steps after which a larger one is tried, as torch's GradScaler does
@@ -13,7 +13,7 @@ _HISTORY = 1000  # changes that are remembered
 class DynamicLossScale:
     """The scale of the next step, and how it came about."""
 
-    scale: float = FIRST
+    scale: float = AUTOMATIC_START
     sound: int = 0  # steps since the last change
     skipped: int = 0  # steps that overflowed
     history: list[tuple[int, float]] = field(default_factory=list)  # step, and the scale from there

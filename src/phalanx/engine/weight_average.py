@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from phalanx.errors import CheckpointError
 from phalanx.models.weights import compare
-from phalanx.plan.averaging import decay_at
+from phalanx.plan.averaging import ema_decay_at
 
 _Precision = Callable[[], AbstractContextManager[None]]  # the context passes run in
 
@@ -62,7 +62,7 @@ class Averages:
         for name, slot in self._slots_in(model).items():
             average, now = self._averages[name], slot.tensor
             (fresh if now.is_floating_point() else whole).append((average, now))
-        share = 1 - decay_at(self.decay, step)
+        share = 1 - ema_decay_at(self.decay, step)
         if fresh:
             averages, weights = zip(*fresh, strict=True)
             torch._foreach_lerp_(averages, [weight.float() for weight in weights], share)

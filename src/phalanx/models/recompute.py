@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from phalanx.catalog.variant import Variant
 from phalanx.models.forward_recorder import ForwardRecorder
 from phalanx.models.units import UnitModel
-from phalanx.plan.recompute import matched, stored_paths
+from phalanx.plan.recompute import find_kept_modules, match_modules
 
 
 def store_only(model: nn.Module, patterns: Sequence[str], *, variant: Variant) -> tuple[str, ...]:
@@ -18,7 +18,7 @@ def store_only(model: nn.Module, patterns: Sequence[str], *, variant: Variant) -
     Without patterns the output of every unit is stored. Names, weights, results and gradients
     stay as they were, and passes without gradients run as before.
     """
-    paths = stored_paths(variant, patterns, model="the model") or _paths_in(model, patterns)
+    paths = find_kept_modules(variant, patterns, model="the model") or _paths_in(model, patterns)
     recompute = _Recompute()
     model.register_forward_pre_hook(recompute.begin)
     for path in paths:
@@ -33,7 +33,7 @@ def _paths_in(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     """The same for a network that no table knows: without patterns, its units or its parts."""
     if patterns:
         names = {path.replace(".", "/"): path for path, _ in model.named_modules() if path}
-        return matched(patterns, {name: (name,) for name in names}, model="the network")
+        return match_modules(patterns, {name: (name,) for name in names}, model="the network")
     if isinstance(model, UnitModel):
         return tuple(parts[-1].replace(".", "/") for parts in model.units.values())
     return tuple(name for name, _ in model.named_children())

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.catalog.resnets import Block, ResNetVariant, blocks_of
+from phalanx.catalog.resnets import Block, ResNetVariant
 from phalanx.models.layers import Dropout, GlobalPool, Kit, drop_path, kit_of, path_rate
 from phalanx.models.units import UnitModel
 
@@ -121,7 +121,7 @@ class ResNet(UnitModel):
         self.act1 = nn.ReLU(inplace=True)
         self.maxpool = kit.max_pool() if large else nn.Identity()
         self.units["stem"] = ("conv1", "bn1", "act1", "maxpool")
-        blocks = list(blocks_of(variant))
+        blocks = variant.blocks
         for place, block in enumerate(blocks):
             self._hang(block, variant, rate=path_rate(variant, place, len(blocks)))
         self.global_pool = GlobalPool()

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -42,9 +41,3 @@ def _has_cuda() -> bool:
     except metadata.PackageNotFoundError:
         return False
     return not torch_version.endswith("+cpu") and any(Path("/dev").glob("nvidia[0-9]*"))
-
-
-def warn_of_offload(device: str, *, asked: bool) -> Iterator[str]:
-    """What may not be meant about state in host memory."""
-    if asked and not device.startswith("cuda"):
-        yield f"--offload-optimizer has no effect on {device}: its memory is the host's own"

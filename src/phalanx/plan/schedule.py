@@ -60,7 +60,7 @@ class Schedule:
         """
         at: _Position = min(step, self.total)
         if self.staircase:
-            at = _begin_of(at, self.steps_per_epoch)
+            at = _floor_to_period(at, self.steps_per_epoch)
         mode = WARMUPS[self.warmup_mode]
         rate = self._falling(max(0, at - self.warmup) if mode.shifts else at)
         if at >= self.warmup:
@@ -69,7 +69,7 @@ class Schedule:
 
     def _falling(self, at: _Position) -> float:
         if self.freq:
-            at = _begin_of(at, self._refresh)
+            at = _floor_to_period(at, self._refresh)
         end = self.peak * self.end_ratio
         return (self.peak - end) * SHAPES[self.shape](self, at) + end
 
@@ -87,7 +87,7 @@ class Schedule:
         return self.length or self.total - waits
 
 
-def _begin_of(at: _Position, period: Fraction) -> Fraction:
+def _floor_to_period(at: _Position, period: Fraction) -> Fraction:
     """Where the period that holds `at` began.
 
     Rounding down, a rate that is refreshed now and then is never ahead of its schedule: drops
