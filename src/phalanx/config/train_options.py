@@ -1,6 +1,6 @@
 """Options of training: the update, the length, what is written, and where it runs."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from phalanx.config.fields import (
     BetasText,
@@ -13,25 +13,16 @@ from phalanx.config.fields import (
     option,
 )
 
+_Optimizer = Literal[
+    "sgd", "momentum", "nesterov", "sgd_combined", "adamw", "rmsprop", "rmsprop_tf", "lars", "lamb"
+]
+_LrSchedule = Literal["step", "cosine", "exponential", "polynomial", "constant"]
+
 
 class OptimConfig(Section):
     """Optimizer: how weights are updated."""
 
-    optimizer: Literal[
-        "sgd",
-        "momentum",
-        "nesterov",
-        "sgd_combined",
-        "adamw",
-        "rmsprop",
-        "rmsprop_tf",
-        "lars",
-        "lamb",
-    ] = option(
-        "sgd",
-        "Update rule: sgd, momentum, nesterov, sgd_combined, adamw, rmsprop, rmsprop_tf, lars, "
-        "lamb.",
-    )
+    optimizer: _Optimizer = option("sgd", f"Update rule: {', '.join(get_args(_Optimizer))}.")
     momentum: float = option(0.9, "Momentum of every rule but adamw and lamb.", low=0, high=1)
     weight_decay: float = option(
         1e-4, "Decoupled decay of convolution and linear weights; norms and biases get none.", low=0
@@ -99,9 +90,8 @@ class ScheduleConfig(Section):
     lr_batch: Literal["global", "pass"] = option(
         "global", "Batch the two above multiply: global, or pass: without accumulation (PopART)."
     )
-    lr_schedule: Literal["step", "cosine", "exponential", "polynomial", "constant"] = option(
-        "cosine",
-        "Shape of the learning rate over the run: step, cosine, exponential, polynomial, constant.",
+    lr_schedule: _LrSchedule = option(
+        "cosine", f"Shape of the learning rate over the run: {', '.join(get_args(_LrSchedule))}."
     )
     warmup_epoch: DurationText = option(
         "0ep",

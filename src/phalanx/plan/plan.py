@@ -216,8 +216,12 @@ def _plan_pieces(
     with problems:
         check_image_sizes(config, image_size, growth)
     with problems:
-        options = read_schedule_options(config.schedule)
-        schedule = make_schedule(options, _find_peak_rate(config), run)
+        peak = peak_rate(
+            config.schedule,
+            global_batch=count_global_batch(config),
+            accumulation=config.train.gradient_accumulation,
+        )
+        schedule = make_schedule(read_schedule_options(config.schedule), peak, run)
     with problems:
         loss_scale = make_loss_scale(
             config,
@@ -245,24 +249,6 @@ def validation_rate(config: Config) -> Fraction:
     during = config.train.validation and config.train.validation_mode == "during"
     apart = Fraction(config.train.validation_frequency)
     return 1 / apart if during and apart else Fraction(0)
-
-
-def _find_peak_rate(config: Config) -> float:
-    """The highest learning rate, by whichever option gives it."""
-    schedule = config.schedule
-    rates = {
-        "base-learning-rate": schedule.base_learning_rate,
-        "lr-per-image": schedule.lr_per_image,
-        "lr": schedule.lr,
-    }
-    name, value = next((name, value) for name, value in rates.items() if value is not None)
-    return peak_rate(
-        name,
-        value,
-        global_batch=count_global_batch(config),
-        accumulation=config.train.gradient_accumulation,
-        batch=schedule.lr_batch,
-    )
 
 
 def count_global_batch(config: Config) -> int:
