@@ -238,15 +238,15 @@ def _describe_unknown_number(variant: Variant, path: str, *, model: str) -> str:
     """What to say of a name of a known form whose numbers the model does not have; else ""."""
     for spelling in SPELLINGS.get(variant.family, ()):
         pattern = spelling.pattern
-        asked = pattern.fullmatch(path)
-        if asked is None:
+        wanted = pattern.fullmatch(path)
+        if wanted is None:
             continue
         alike = [
             (name.groupdict().get("stage"), name[0], target.unit)
             for text, target in expand_spelling(variant, spelling)
-            if (name := pattern.fullmatch(text)) and name["tail"] == asked["tail"]
+            if (name := pattern.fullmatch(text)) and name["tail"] == wanted["tail"]
         ]
-        stage = asked.groupdict().get("stage")
+        stage = wanted.groupdict().get("stage")
         siblings = [(name, unit) for number, name, unit in alike if stage and number == stage]
         if siblings:
             (first, unit), (last, _) = siblings[0], siblings[-1]

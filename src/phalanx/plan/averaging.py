@@ -37,19 +37,19 @@ class Averaging:
         if self.norm_steps < 0:
             raise ConfigError(f"--reestimate-norms {self.norm_steps}: wants 0 or more steps")
 
-    def count_among(self, there: int, *, where: Path) -> int:
-        """How many of the checkpoints that are there to average; ConfigError for too few."""
+    def count_among(self, available: int, *, where: Path) -> int:
+        """How many of the available checkpoints to average; ConfigError for too few."""
         fewest = 2 if self.count is None or self.count == _ALL else self.count
-        if there < fewest:
-            asked = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
-            least = f"--weight-avg-n {there}, or " if there > 1 else ""
+        if available < fewest:
+            option = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
+            fewer = f"--weight-avg-n {available}, or " if available > 1 else ""
             raise ConfigError(
-                f"{asked}{where} holds {there} checkpoint{'s' * (there != 1)}, {fewest} are "
-                f"wanted; give {least}--keep {fewest} to the training, which keeps more of them"
+                f"{option}{where} holds {available} checkpoint{'s' * (available != 1)}, {fewest} "
+                f"are wanted; give {fewer}--keep {fewest} to the training, which keeps more of them"
             )
         if self.count == _ALL:
-            return there
-        return min(_DEFAULT_COUNT, there) if self.count is None else self.count
+            return available
+        return min(_DEFAULT_COUNT, available) if self.count is None else self.count
 
 
 def build_averaging(config: Config) -> Averaging | None:

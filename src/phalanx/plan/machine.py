@@ -19,13 +19,13 @@ def count_threads() -> int:
     return int(text) if text.isdecimal() and int(text) > 0 else count_cores()
 
 
-def resolve_device(asked: str) -> str:
-    """The device that `asked` stands for; auto takes the fastest one that seems to be here.
+def resolve_device(device: str) -> str:
+    """The device that a name stands for; auto takes the fastest one that seems to be here.
 
     torch has the last word when the run is assembled: this looks only at what the system shows.
     """
-    if asked != "auto":
-        return asked
+    if device != "auto":
+        return device
     if _has_cuda():
         return "cuda"
     apple = platform.system() == "Darwin" and platform.machine() == "arm64"

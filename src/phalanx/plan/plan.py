@@ -143,7 +143,7 @@ def make_plan(
 ) -> Plan:
     """Derive every number of the run; refuse what cannot be done, all of it together.
 
-    places: where each option was said, to name instead of its flag.
+    places: where each option was given, to name instead of its flag.
     """
     problems = ProblemCollector(places or {})
     with problems:  # all else depends on these
