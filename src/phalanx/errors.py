@@ -11,9 +11,9 @@ Stopped                     75  a signal came; everything is saved and a resume 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
-from types import TracebackType
 
 EXIT_STOPPED = 75
 EXIT_LEFT_AT_ONCE = 130
@@ -84,7 +84,7 @@ def join_problems(problems: Sequence[str]) -> ConfigError:
 
 
 class ProblemCollector:
-    """Collects what parts refuse: `with problems:` notes a ConfigError and goes on.
+    """Collects what parts refuse: `with problems.collect():` notes a ConfigError and goes on.
 
     places: where each option was given, which a line then begins with instead of the flag.
     """
@@ -93,22 +93,16 @@ class ProblemCollector:
         self.lines: list[str] = []
         self._places = places
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, ConfigError):
-            return False
-        for line in str(error).splitlines():
-            flag = re.match(r"--([a-z0-9-]+)", line)
-            place = self._places.get(flag[1]) if flag else None
-            self.lines.append(place + line[flag.end() :] if flag and place else line)
-        return True
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """A block whose ConfigError is noted."""
+        try:
+            yield
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                flag = re.match(r"--([a-z0-9-]+)", line)
+                place = self._places.get(flag[1]) if flag else None
+                self.lines.append(place + line[flag.end() :] if flag and place else line)
 
     def refuse(self) -> None:
         """Raise one ConfigError for all that was noted, if anything was."""

@@ -71,6 +71,6 @@ def test_problems_name_the_line_of_the_file(tmp_path, monkeypatch):
 
 def test_other_errors_are_not_held_back():
     problems = ProblemCollector({})
-    with pytest.raises(DataError), problems:
+    with pytest.raises(DataError), problems.collect():
         raise DataError("no such folder")
     problems.refuse()

@@ -146,7 +146,7 @@ def make_plan(
     places: where each option was given, to name instead of its flag.
     """
     problems = ProblemCollector(places or {})
-    with problems:  # all else depends on these
+    with problems.collect():  # all else depends on these
         global_batch = count_global_batch(config)
         steps_per_epoch = _count_steps_per_epoch(config, data.train_images, global_batch)
         total = _count_steps(config, steps_per_epoch)
@@ -211,25 +211,25 @@ def _plan_pieces(
     image_size = choose_image_size(config)
     epochs = None if config.train.epochs is None else Fraction(str(config.train.epochs))
     growth: Growth = ()
-    with problems:
+    with problems.collect():
         growth = plan_resolutions(config, image_size, run)
-    with problems:
+    with problems.collect():
         check_image_sizes(config, image_size, growth)
-    with problems:
+    with problems.collect():
         peak = peak_rate(
             config.schedule,
             global_batch=count_global_batch(config),
             accumulation=config.train.gradient_accumulation,
         )
         schedule = make_schedule(read_schedule_options(config.schedule), peak, run)
-    with problems:
+    with problems.collect():
         loss_scale = make_loss_scale(
             config,
             precision=chosen.precision,
             epochs=epochs or total / per_epoch,
             steps_per_epoch=per_epoch,
         )
-    with problems:
+    with problems.collect():
         logs = Every(parse_rate(config.train.logs_per_epoch), per_epoch, total)
         first = Fraction(str(config.run.first_ckpt_epoch))
         saves = Every(parse_rate(config.run.ckpts_per_epoch), per_epoch, total, first)
@@ -237,7 +237,7 @@ def _plan_pieces(
         log, log_warnings = adjust_event_rate(logs, LOGS, epochs=epochs, even=even)
         save, save_warnings = adjust_event_rate(saves, CKPTS, epochs=epochs, even=even)
         check_averaging(config, saves=save.count())
-    with problems:
+    with problems.collect():
         patterns = plan_recomputation(config)
     problems.refuse()
     warnings = (*log_warnings, *save_warnings)
