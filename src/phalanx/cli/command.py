@@ -78,7 +78,7 @@ class ParsedArgs:
 
     def read_count(self, flag: str, *, least: int) -> int:
         """The whole number that a flag such as --steps gives."""
-        text = self[flag.lstrip("-")]
+        text = self[flag.lstrip("-").replace("-", "_")]
         if not text.isdecimal() or int(text) < least:
             raise ConfigError(f"{flag}: wants a whole number of at least {least}, got {text!r}")
         return int(text)
