@@ -9,6 +9,7 @@ import phalanx
 from phalanx.errors import ConfigError
 from phalanx.units import (
     Duration,
+    RunLength,
     format_bytes,
     format_count,
     format_seconds,
@@ -87,15 +88,16 @@ def test_half_a_step_and_more_than_the_run_are_refused():
     ],
 )
 def test_a_duration_in_steps_is_rounded_up(text, steps):
-    run = {"steps_per_epoch": Fraction(125), "total_steps": 1000}
-    assert parse_duration(text).steps(**run) == steps
+    run = RunLength(1000, Fraction(125))
+    assert run.count_steps(parse_duration(text)) == steps
 
 
 def test_decimal_fractions_never_cost_a_step():
     # in floating point 0.1 * 3 epochs of 10 steps is a hair more than 3 steps, and rounds up to 4
-    run = {"steps_per_epoch": Fraction(10), "total_steps": 10}
-    assert [parse_duration(f"0.{n}ep").steps(**run) for n in range(1, 10)] == list(range(1, 10))
-    assert parse_duration("30%").steps(**run) == 3
+    run = RunLength(10, Fraction(10))
+    tenths = [parse_duration(f"0.{n}ep") for n in range(1, 10)]
+    assert [run.count_steps(tenth) for tenth in tenths] == list(range(1, 10))
+    assert run.count_steps(parse_duration("30%")) == 3
 
 
 @pytest.mark.parametrize("text", ["5ep", "2.5ep", "500st", "10%", "0ep"])

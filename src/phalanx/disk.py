@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from phalanx.errors import DiskError
@@ -35,41 +35,37 @@ def disk_errors(path: Path) -> Iterator[None]:
 def explain_disk_error(error: OSError, path: Path) -> str:
     """What went wrong with a write, and what to do about it."""
     if error.errno == errno.ENOSPC:
-        return f"no space left{free_space(path)}; free some space, then go on with --resume"
+        return (
+            f"no space left{describe_free_space(path)}; free some space, then go on with --resume"
+        )
     known = _DISK_MISTAKES.get(error.errno or 0)
     return known or f"cannot be written ({error.strerror or error}); check the disk"
 
 
 @contextmanager
-def out_errors(out: Path, again: str) -> Iterator[None]:
-    """A block whose failed writes speak of --out; `again` says how to go on after a full disk."""
+def out_errors(out: Path, advice: str) -> Iterator[None]:
+    """A block whose failed writes speak of --out; `advice` says what to do after a full disk."""
     try:
         yield
-    except DiskError as error:
-        cause = error.__cause__
-        raise _blame_out(
-            cause if isinstance(cause, OSError) else OSError(str(error)), out, again
-        ) from cause
-    except OSError as cause:
-        raise _blame_out(cause, out, again) from cause
+    except (DiskError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, DiskError) else error
+        if not isinstance(cause, OSError):
+            cause = OSError(str(error))
+        path, code = cause.filename or out, cause.errno or 0
+        if code in _FULL:
+            room = describe_free_space(out / "file")
+            raise DiskError(f"{path}: {_FULL[code]}{room}; free some space, {advice}") from cause
+        problem = _DISK_MISTAKES.get(code, f"cannot be written ({cause.strerror or cause})")
+        reason = problem.partition(";")[0]
+        raise DiskError(f"{path}: {reason}; mend that or choose another --out") from cause
 
 
-def _blame_out(cause: OSError, out: Path, again: str) -> DiskError:
-    path, code = cause.filename or out, cause.errno or 0
-    if code in _FULL:
-        return DiskError(
-            f"{path}: {_FULL[code]}{free_space(out / 'file')}; free some space, {again}"
-        )
-    known = _DISK_MISTAKES.get(code, f"cannot be written ({cause.strerror or cause})")
-    return DiskError(f"{path}: {known.partition(';')[0]}; mend that or choose another --out")
-
-
-def free_space(path: Path) -> str:
+def describe_free_space(path: Path) -> str:
     """How much room the nearest existing folder has, as " (12.0 KiB free on /data)"."""
-    place = next((p for p in path.absolute().parents if p.is_dir()), None)
-    if place is None:
+    folder = next((p for p in path.absolute().parents if p.is_dir()), None)
+    if folder is None:
         return ""
-    return f" ({format_bytes(shutil.disk_usage(place).free)} free on {place})"
+    return f" ({format_bytes(shutil.disk_usage(folder).free)} free on {folder})"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -96,18 +92,16 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def remove_quietly(path: Path) -> None:
-    """Take a leftover away where that is possible; the error that left it is the one to tell."""
-    try:
+    """Remove a leftover where that is possible; the error that left it is the one to report."""
+    with suppress(OSError):
         path.unlink()
-    except OSError:
-        return
 
 
 @contextmanager
 def file_lock(path: Path, held: Callable[[], Exception]) -> Iterator[int]:
     """Hold the lock of a file or folder while the block runs; gives the open file.
 
-    The lock dies with the process. `held` makes the error for when another process has it.
+    The lock dies with the process. `held` builds the error for when another process has it.
     """
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     with disk_errors(path):

@@ -10,7 +10,9 @@ Stopped                     75  a signal came; everything is saved and a resume 
 (second Ctrl-C)            130  left at once
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 EXIT_STOPPED = 75
@@ -59,8 +61,10 @@ class Stopped(Exception):
     exit_code = EXIT_STOPPED
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str], *, most: int = 12) -> str:
     """The way out of a misspelt name: the nearest known one, or all when there are few.
+
+    most: how many names are few enough to list.
 
     >>> suggest("resnet19", ["resnet18", "resnet50"])
     "did you mean 'resnet18'?"
@@ -69,4 +73,38 @@ def suggest(word: str, known: Iterable[str]) -> str:
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"there are {', '.join(known)}" if len(known) <= 12 else f"{len(known)} exist"
+    return f"there are {', '.join(known)}" if len(known) <= most else f"{len(known)} exist"
+
+
+def join_problems(problems: Sequence[str]) -> ConfigError:
+    """One error that lists all problems."""
+    if len(problems) == 1:
+        return ConfigError(problems[0])
+    return ConfigError("\n".join([f"{len(problems)} problems:", *(f"  {p}" for p in problems)]))
+
+
+class ProblemCollector:
+    """Collects what parts refuse: `with problems.collect():` notes a ConfigError and goes on.
+
+    places: where each option was given, which a line then begins with instead of the flag.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self.lines: list[str] = []
+        self._places = places
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """A block whose ConfigError is noted."""
+        try:
+            yield
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                flag = re.match(r"--([a-z0-9-]+)", line)
+                place = self._places.get(flag[1]) if flag else None
+                self.lines.append(place + line[flag.end() :] if flag and place else line)
+
+    def refuse(self) -> None:
+        """Raise one ConfigError for all that was noted, if anything was."""
+        if self.lines:
+            raise join_problems(self.lines)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 from phalanx.errors import ConfigError
 
@@ -19,17 +20,29 @@ class Duration:
     amount: Fraction
     unit: str  # "ep", "st" or "%"
 
-    def steps(self, *, steps_per_epoch: Fraction, total_steps: int) -> int:
-        """This duration in whole optimizer steps, rounded up: half a step still takes one."""
-        whole = {
-            "ep": steps_per_epoch,
-            "st": Fraction(1),
-            "%": Fraction(total_steps, 100),
-        }[self.unit]
-        return -int(-self.amount * whole // 1)
-
     def __str__(self) -> str:
         return f"{float(self.amount):g}{self.unit}"
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How long a run is, which turns durations into optimizer steps."""
+
+    total_steps: int
+    steps_per_epoch: Fraction
+
+    def exact_steps(self, duration: Duration) -> Fraction:
+        """A duration in steps, not rounded."""
+        whole = {
+            "ep": self.steps_per_epoch,
+            "st": Fraction(1),
+            "%": Fraction(self.total_steps, 100),
+        }[duration.unit]
+        return duration.amount * whole
+
+    def count_steps(self, duration: Duration) -> int:
+        """A duration in whole steps, rounded up: half a step still takes one."""
+        return ceil(self.exact_steps(duration))
 
 
 def parse_duration(text: str | int | float) -> Duration:
@@ -148,6 +161,18 @@ def format_count(number: float) -> str:
     '1,281,167'
     """
     return f"{number:,.0f}"
+
+
+def format_si(number: int) -> str:
+    """A large number in three digits, with a decimal prefix.
+
+    >>> format_si(25_557_032), format_si(4_089_184_256), format_si(75_290), format_si(640)
+    ('25.6 M', '4.09 G', '75.3 k', '640')
+    """
+    amount, units = float(number), ["", "k", "M", "G", "T", "P"]
+    while amount >= 999.5:  # from there on three digits show 1000
+        amount, units = amount / 1000, units[1:]
+    return f"{amount:#.3g}".rstrip(".") + f" {units[0]}" if units[0] else f"{number}"
 
 
 def format_bytes(count: float) -> str:

@@ -6,9 +6,9 @@ from math import isfinite
 import pytest
 
 from phalanx.cli.main import main
-from phalanx.config.presets import our_folder
+from phalanx.config.presets import builtin_preset_folder
 
-NAMES = sorted(path.stem for path in our_folder().glob("*.yaml"))
+NAMES = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
 SMALL = {"image-size": 64, "batch-size": 4, "gradient-accumulation": 2, "steps": 3}
 SMALL |= {"warmup-epoch": "1st", "iterations": 8, "device": "cpu", "workers": 0}
 

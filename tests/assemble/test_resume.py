@@ -144,6 +144,20 @@ def test_a_resume_may_change_how_but_not_what(digits, tmp_path, capsys):
     assert json.loads((run / "run.json").read_text())["origins"]["keep"] == "flag at resume"
 
 
+def test_threads_are_the_runs_own_at_a_resume(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    main(small_run(digits, run, steps=2))
+    (run / "summary.json").unlink()
+    threads = json.loads((run / "run.json").read_text())["chosen"]["threads"]
+    capsys.readouterr()
+    other = str(threads + 1)
+    assert main(["train", "--resume", str(run), "--threads", other]) == 2
+    said = f"--threads: the run has {threads}, a resume cannot make it {other}"
+    assert said in capsys.readouterr().err
+    assert main(["train", "--resume", str(run), "--threads", str(threads)]) == 0
+    assert main(["train", "--resume", str(run), "--threads", other]) == 2, "nor of a finished run"
+
+
 def test_a_resume_refuses_changed_data(tmp_path, capsys):
     data = make_digits(tmp_path / "data", train=96, valid=40)
     run = tmp_path / "run"

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from phalanx.catalog.models import MODELS
-from phalanx.catalog.splits import SPELLINGS, Split, find_split, names_of, spelled
+from phalanx.catalog.splits import SPELLINGS, Split, expand_spelling, find_split, list_split_names
 from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
 
@@ -272,13 +272,15 @@ def test_every_unit_of_every_model_is_its_own_split(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_every_spelling_names_every_block_or_the_first_of_every_stage(model):
     variant = MODELS[model]
-    known = names_of(variant)
+    known = list_split_names(variant)
     blocks = variant.units[1:-1]
     for spelling in SPELLINGS[variant.family]:
-        each = any(field in spelling.form for field in ("{block}", "{letter}", "{flat}"))
+        each = any(field in spelling.template for field in ("{block}", "{letter}", "{flat}"))
         wanted = [unit for unit in blocks if each or unit.endswith("/0")]
-        names = dict.fromkeys(name for name, place in spelled(variant, spelling) if place.begins)
-        assert list(dict.fromkeys(known[name].unit for name in names)) == wanted, spelling.form
+        names = dict.fromkeys(
+            name for name, place in expand_spelling(variant, spelling) if place.is_first
+        )
+        assert list(dict.fromkeys(known[name].unit for name in names)) == wanted, spelling.template
 
 
 @pytest.mark.parametrize(
@@ -377,8 +379,8 @@ def test_a_foreign_model_is_split_at_its_units_and_stages_alone():
 
 
 def test_a_block_has_only_the_parts_of_its_kind():
-    assert "blocks/0/0/conv_pwl" not in names_of(MODELS["efficientnet_b0"])
-    assert "blocks/1/0/conv_pwl" in names_of(MODELS["efficientnet_b0"])
-    assert "conv2_block1_3_conv" not in names_of(MODELS["resnet34"])
-    assert "conv2_block1_3_conv" in names_of(MODELS["resnet50"])
+    assert "blocks/0/0/conv_pwl" not in list_split_names(MODELS["efficientnet_b0"])
+    assert "blocks/1/0/conv_pwl" in list_split_names(MODELS["efficientnet_b0"])
+    assert "conv2_block1_3_conv" not in list_split_names(MODELS["resnet34"])
+    assert "conv2_block1_3_conv" in list_split_names(MODELS["resnet50"])
     assert split("efficientnet_b4", "add").unit == "blocks/1/0", "blocks/0/1 adds, blocks/0/0 not"

@@ -11,7 +11,7 @@ from PIL import Image
 
 import phalanx
 from phalanx.cli.main import COMMANDS, main
-from phalanx.config.presets import our_folder
+from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.schema import OPTIONS
 
 
@@ -233,20 +233,20 @@ def test_presets_are_listed_with_what_they_are(say):
     Path("presets/cats.yaml").write_text("# cats at night\nlr: 1\n")
     lines = dict(line.split(None, 1) for line in say("presets", "ls").splitlines())
     assert lines["cats"] == "cats at night"
-    ours = {path.stem for path in our_folder().glob("*.yaml")}
+    ours = {path.stem for path in builtin_preset_folder().glob("*.yaml")}
     assert len(ours) >= 8 and set(lines) == ours | {"cats"}
     listed = json.loads(say("presets", "ls", "--json"))
     assert {row["name"]: row["about"] for row in listed} == lines
 
 
 def test_a_preset_is_printed_as_it_is_written(say):
-    assert say("presets", "cat", "demo") == (our_folder() / "demo.yaml").read_text()
+    assert say("presets", "cat", "demo") == (builtin_preset_folder() / "demo.yaml").read_text()
 
 
 def test_a_copied_preset_is_the_one_that_is_used(say, capsys):
     assert "presets/demo.yaml" in say("presets", "cp", "demo")
     copy = Path("presets/demo.yaml")
-    assert copy.read_text() == (our_folder() / "demo.yaml").read_text()
+    assert copy.read_text() == (builtin_preset_folder() / "demo.yaml").read_text()
     copy.write_text(copy.read_text().replace("epochs: 8", "epochs: 4"))
     answer = json.loads(say("plan", "demo", "--json"))
     assert answer["plan"]["epochs"] == 4.0
@@ -260,7 +260,7 @@ def test_a_preset_is_copied_to_a_file_or_into_a_folder(say):
     say("presets", "cp", "mnist-resnet8", "shelf")
     say("presets", "cp", "mnist-resnet8", "deep/er/mine.yaml")
     texts = {Path(p).read_text() for p in ("shelf/mnist-resnet8.yaml", "deep/er/mine.yaml")}
-    assert texts == {(our_folder() / "mnist-resnet8.yaml").read_text()}
+    assert texts == {(builtin_preset_folder() / "mnist-resnet8.yaml").read_text()}
 
 
 def test_an_entry_of_configs_yml_is_printed_and_copied_alone(say):
@@ -293,6 +293,18 @@ def test_the_doctor_looks_at_everything(say):
     )
     assert all(row["state"] in ("ok", "note") for row in findings.values())
     assert "ready to train" in say("doctor")
+
+
+def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    findings = {row["what"]: row for row in json.loads(say("doctor", "--json"))}
+    assert findings["threads"]["state"] == "ok" and not findings["threads"]["remedy"]
+    assert findings["threads"]["found"].startswith("4 per process (from OMP_NUM_THREADS;")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    told = say("doctor")
+    assert "note  threads                 8 per process (one per core;" in told
+    assert "ten times slower than with one each; to run two here, use --threads 4" in told
 
 
 # --- the process ---

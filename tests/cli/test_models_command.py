@@ -1,6 +1,7 @@
 """`phalanx models ls` and `show`: what they tell, how it lines up, and what they refuse."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.catalog.sizes import load_sizes, models_page, short
+from phalanx.catalog.models import MODELS, OLD_NAMES, load_sizes
 from phalanx.cli.main import main
+from phalanx.units import format_si
 
 UNIT_FIELDS = [
     "name",
@@ -88,7 +89,7 @@ def test_the_list_has_every_model_with_its_size(say):
     out = say("ls")
     for name, variant in MODELS.items():
         size = load_sizes()[name]
-        shown = [*short(size.parameters).split(), *short(size.macs).split()]
+        shown = [*format_si(size.parameters).split(), *format_si(size.macs).split()]
         assert cells(out, name)[1:7] == [*shown, f"{variant.image_size}", f"{variant.classes:,}"]
     assert " ".join(cells(out, "resnet50")[1:]) == "25.6 M 4.09 G 224 1,000 bottleneck 3-4-6-3"
     assert max(map(len, out.splitlines())) <= 80
@@ -332,7 +333,8 @@ def test_the_list_and_mistakes_never_import_torch():
 
 
 def test_the_page_of_models_is_fresh():
-    page = Path(phalanx.__file__).parents[2] / "docs" / "models.md"
-    text = page.read_text(encoding="utf-8")
+    checkout = Path(phalanx.__file__).parents[2]
+    text = (checkout / "docs" / "models.md").read_text(encoding="utf-8")
     assert text.count("\n| `") == len(MODELS)
-    assert text == models_page(), "stale: run `make docs`"
+    writer = runpy.run_path(str(checkout / "scripts" / "write_docs.py"))
+    assert text == writer["models_page"](), "stale: run `make docs`"

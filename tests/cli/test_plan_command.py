@@ -124,3 +124,10 @@ def test_the_parts_of_the_memory_add_up(capsys, words):
     assert first == "peak " and len(parts) >= 5
     total = sum(-size if name == "less " else size for name, size in parts)
     assert total == pytest.approx(peak, rel=0.03), row  # rounded
+
+
+@pytest.mark.parametrize(("threads", "row"), [(1, "cpu, 32.32, 1 thread"), (3, "3 threads")])
+def test_a_plan_says_how_many_threads_a_process_has(told, as_json, threads, row):
+    words = ("--threads", str(threads), "--precision", "32.32")
+    assert told(*words)["device"].endswith(row)
+    assert as_json(*words)["plan"]["threads"] == threads

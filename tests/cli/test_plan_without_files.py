@@ -7,11 +7,11 @@ from PIL import Image
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.cli.main import main
-from phalanx.config.presets import our_folder
+from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
 from phalanx.errors import DataError
 
-PRESETS = sorted(path.stem for path in our_folder().glob("*.yaml"))
+PRESETS = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
 ONLY_FILES_KNOW = ("folder", "tfrecord", "tar", "parquet", "packed")
 SYNSETS = ("n02100735", "n02119789", "n02123045")
 QUICK = ("--no-memory", "--device", "cpu")

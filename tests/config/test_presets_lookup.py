@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.config.presets import find_preset, header_of, iterate_presets, our_folder
+from phalanx.config.presets import (
+    builtin_preset_folder,
+    find_preset,
+    iterate_presets,
+    read_preset_summary,
+)
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
 
@@ -29,7 +34,7 @@ def test_the_local_folder_wins_over_entries_and_those_over_ours():
     assert lr_of("other") == 3
     names = [preset.name for preset in iterate_presets()]
     assert names[:3] == ["demo", "demo", "other"]
-    assert names[3:] == sorted(path.stem for path in our_folder().glob("*.yaml"))
+    assert names[3:] == sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
 
 
 def test_entries_share_values_by_anchor_and_merge():
@@ -114,5 +119,5 @@ def test_the_first_comment_says_what_a_preset_is():
     Path("presets/a.yaml").write_text("# cats at night\nlr: 1\n")
     Path("presets/b.yaml").write_text("lr: 1\n")
     Path("configs.yml").write_text("c:\n  lr: 1\n")
-    about = {name: header_of(find_preset(name)) for name in "abc"}
+    about = {name: read_preset_summary(find_preset(name)) for name in "abc"}
     assert about == {"a": "cats at night", "b": "", "c": "an entry of configs.yml"}

@@ -6,12 +6,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from phalanx.config.presets import our_folder
-from phalanx.config.read import dump_config, read_again, read_settings
+from phalanx.config.presets import builtin_preset_folder
+from phalanx.config.read import dump_config, read_settings, read_stored_settings
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.errors import ConfigError
 
-PRESETS = sorted(path.stem for path in our_folder().glob("*.yaml"))
+PRESETS = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ def test_a_dumped_config_reads_back_to_the_same_values(name):
     config = read_settings(name).config
     text = dump_config(config)
     assert read_settings(write("dumped.yaml", text)).config == config
-    again = read_again(yaml.safe_load(text), flags={}, where="dumped.yaml", name=name)
+    again = read_stored_settings(yaml.safe_load(text), flags={}, where="dumped.yaml", name=name)
     assert again.config == config
     assert set(again.origins.values()) == {"run"}
     assert dump_config(again.config) == text
@@ -191,7 +191,7 @@ def test_a_dumped_config_reads_back_to_the_same_values(name):
 )
 def test_odd_text_survives_a_dump(odd):
     stored = {"data": "folder", "data-dir": odd, "logs-per-epoch": "1/3", "precision": "16.32"}
-    config = read_again(stored, flags={}, where="here", name="odd").config
+    config = read_stored_settings(stored, flags={}, where="here", name="odd").config
     assert config.data.data_dir == odd
     assert read_settings(write("dumped.yaml", dump_config(config))).config == config
     assert yaml.safe_load(dump_config(config))["data-dir"] == odd
@@ -205,11 +205,11 @@ def test_a_dump_says_everything_once():
 
 def test_flags_go_on_top_of_a_stored_config():
     stored = yaml.safe_load(dump_config(read_settings("demo").config))
-    again = read_again(stored, flags={"steps": "5"}, where="runs/a", name="a")
+    again = read_stored_settings(stored, flags={"steps": "5"}, where="runs/a", name="a")
     assert (again.config.train.steps, again.config.train.epochs) == (5, None)
     assert (again.origins["steps"], again.origins["lr"]) == ("flag", "run")
 
 
 def test_a_stored_config_with_strange_options_says_where():
     with pytest.raises(ConfigError, match=r"runs/a/config.yaml: flavour: no such option"):
-        read_again({"flavour": 1}, flags={}, where="runs/a/config.yaml", name="a")
+        read_stored_settings({"flavour": 1}, flags={}, where="runs/a/config.yaml", name="a")

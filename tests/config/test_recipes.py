@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from phalanx.cli.main import main
-from phalanx.config.presets import our_folder
+from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
 from phalanx.config.schema import Config
 from phalanx.plan.plan import DatasetCounts, MachineChoice, Plan, make_plan
@@ -258,7 +258,7 @@ def test_a_recipe_is_as_long_as_its_original_and_says_so_in_epochs(name):
     theirs = THEIR_STEPS[name.split("-")[0]](images, expected.epochs, batch)
     assert plan_whole(config).total_steps == theirs
     if name in OTHER_STEPS:
-        text = (our_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+        text = (builtin_preset_folder() / f"{name}.yaml").read_text(encoding="utf-8")
         assert OTHER_STEPS[name] == 624 * 350 and "625 steps, there 624" in text
 
 
@@ -348,7 +348,7 @@ def test_the_loss_scale_doubles_every_25_epochs():
 
 
 def test_every_preset_of_an_application_is_in_the_tables_and_on_the_page():
-    stems = {path.stem for path in our_folder().glob("*.yaml")}
+    stems = {path.stem for path in builtin_preset_folder().glob("*.yaml")}
     ours = {stem for stem in stems if stem.split("-")[0] in APPLICATIONS}
     rows = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert ours == set(RECIPES) == set(UPDATES) == set(rows)
@@ -357,7 +357,7 @@ def test_every_preset_of_an_application_is_in_the_tables_and_on_the_page():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_says_where_it_comes_from_and_what_it_scored(name):
-    text = (our_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (builtin_preset_folder() / f"{name}.yaml").read_text(encoding="utf-8")
     head = " ".join(line[2:] for line in text.splitlines() if line.startswith("#"))
     assert f"phalanx train {name} --data-dir DIR" in head
     assert "from: " in head and "layout there" in head

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.catalog.efficientnets import InvertedBlock
 from phalanx.catalog.models import MODELS
-from phalanx.catalog.resnets import Block, blocks_of
+from phalanx.catalog.resnets import Block
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.models.build import build_model, initialise
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
@@ -83,7 +83,7 @@ ACTIVATIONS = {"efficientnet_b0": F.silu, "efficientnet_lite0": F.relu6}
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_a_depthwise_separable_convolution_is_its_figure(name):
     act, squeezed = ACTIVATIONS[name], 2 * (name == "efficientnet_b0")
-    place = InvertedBlock(0, 1, 6, 6, 6, kernel=3, stride=1, groups=3, squeezed=squeezed)
+    place = InvertedBlock(0, 1, 6, 6, 6, kernel=3, stride=1, groups=3, squeeze_width=squeezed)
     block = shaken(DepthwiseSeparableConv(place, MODELS[name]))
     x = 20 * torch.randn(2, 6, 7, 8)  # beyond the 6 of ReLU6
     inner = act(normed(block.bn1, F.conv2d(x, block.conv_dw.weight, padding=1, groups=3)))
@@ -96,7 +96,9 @@ def test_a_depthwise_separable_convolution_is_its_figure(name):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_an_inverted_residual_is_its_figure(name, stride):
     act, squeezed = ACTIVATIONS[name], 2 * (name == "efficientnet_b0")
-    place = InvertedBlock(1, 1, 4, 12, 4, kernel=5, stride=stride, groups=12, squeezed=squeezed)
+    place = InvertedBlock(
+        1, 1, 4, 12, 4, kernel=5, stride=stride, groups=12, squeeze_width=squeezed
+    )
     block = shaken(InvertedResidual(place, MODELS[name]))
     x = 20 * torch.randn(2, 4, 7, 8)  # beyond the 6 of ReLU6
     inner = act(normed(block.bn1, F.conv2d(x, block.conv_pw.weight)))
@@ -108,7 +110,7 @@ def test_an_inverted_residual_is_its_figure(name, stride):
 
 
 def test_an_efficientnet_block_adds_its_input_only_where_shapes_agree():
-    place = InvertedBlock(1, 0, 4, 8, 6, kernel=3, stride=1, groups=8, squeezed=1)
+    place = InvertedBlock(1, 0, 4, 8, 6, kernel=3, stride=1, groups=8, squeeze_width=1)
     assert not place.skips and not replace(place, channels_out=4, stride=2).skips
     assert replace(place, channels_out=4).skips
     assert InvertedResidual(place, MODELS["efficientnet_b0"])(torch.randn(2, 4, 5, 5)).shape[1] == 6
@@ -154,7 +156,7 @@ def test_tensorflows_projection_is_one_more_in_stage_1_and_nowhere_else(shortcut
     more_of = replace(plain, project_first=True)
     changed = [
         f"layer{block.stage}.{block.index}"
-        for block in blocks_of(plain)
+        for block in plain.blocks
         if more_of.projects(block) != plain.projects(block)
     ]
     assert changed == more

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.catalog.models import MODELS
-from phalanx.catalog.sizes import SIZES, about, load_sizes, short
+from phalanx.catalog.models import MODELS, SIZES_FILE, describe_variant, load_sizes
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
 from phalanx.models.count import count_model, count_size, count_units, emulate_autocast
 from phalanx.models.units import UnitModel
+from phalanx.units import format_si
 
 RESNET20_SHAPES = {
     "stem": (16, 32, 32),
@@ -220,19 +220,19 @@ def test_the_written_size_is_the_counted_one(name):
 def test_the_sizes_travel_with_the_package():
     project = Path(__file__).parents[2] / "pyproject.toml"
     carried = tomllib.loads(project.read_text())["tool"]["setuptools"]["package-data"]["phalanx"]
-    assert any(fnmatch(f"catalog/{SIZES.name}", pattern) for pattern in carried)
+    assert any(fnmatch(f"catalog/{SIZES_FILE.name}", pattern) for pattern in carried)
 
 
 def test_a_few_words_say_what_a_model_is():
-    assert about(MODELS["resnet50"]) == "bottleneck 3-4-6-3"
-    assert about(MODELS["resnext101_32x8d"]) == "bottleneck 3-4-23-3 32x8"
-    assert about(MODELS["resnet20"]) == "small basic 3-3-3"
-    assert about(MODELS["resnet9"]) == "small, 3 wide stages"
-    assert about(MODELS["efficientnet_b4"]) == "width 1.4, depth 1.8"
-    assert about(MODELS["efficientnet_lite0"]) == "width 1.0, depth 1.0, lite"
+    assert describe_variant(MODELS["resnet50"]) == "bottleneck 3-4-6-3"
+    assert describe_variant(MODELS["resnext101_32x8d"]) == "bottleneck 3-4-23-3 32x8"
+    assert describe_variant(MODELS["resnet20"]) == "small basic 3-3-3"
+    assert describe_variant(MODELS["resnet9"]) == "small, 3 wide stages"
+    assert describe_variant(MODELS["efficientnet_b4"]) == "width 1.4, depth 1.8"
+    assert describe_variant(MODELS["efficientnet_lite0"]) == "width 1.0, depth 1.0, lite"
 
 
 def test_large_numbers_have_three_digits():
     numbers = (0, 999, 1000, 75_290, 999_499, 999_500, 25_557_032, 4_089_184_256)
     shown = ["0", "999", "1.00 k", "75.3 k", "999 k", "1.00 M", "25.6 M", "4.09 G"]
-    assert [short(number) for number in numbers] == shown
+    assert [format_si(number) for number in numbers] == shown

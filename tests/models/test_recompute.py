@@ -22,7 +22,7 @@ from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.forward_recorder import RecordedTensor
 from phalanx.models.memory import LiveBytes
 from phalanx.models.recompute import enable_recomputation
-from phalanx.plan.recompute import module_paths
+from phalanx.plan.recompute import list_module_paths
 
 OWN = OwnVariant(image_size=8, build="tests:net")
 IMAGES = 2
@@ -33,7 +33,7 @@ def test_the_written_paths_are_those_of_the_modules(name):
     with torch.device("meta"):
         model = build_model(MODELS[name], num_classes=10)
     found = tuple(path.replace(".", "/") for path, _ in model.named_modules() if path)
-    assert module_paths(MODELS[name]) == found
+    assert list_module_paths(MODELS[name]) == found
 
 
 @contextmanager

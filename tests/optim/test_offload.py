@@ -141,7 +141,7 @@ def test_a_training_state_has_its_optimizers_state_brought_for_the_update():
     training = Training("adamw").go(range(1))
     homes = {value.data_ptr() for _, value in training.remembered()}
     state = TrainState(training.model, training.optimizer, offload=training.offload)
-    with state.wide_update() as counts:
+    with state.update_context() as counts:
         assert counts is None
         assert not {value.data_ptr() for _, value in training.remembered()} & homes
     assert {value.data_ptr() for _, value in training.remembered()} == homes

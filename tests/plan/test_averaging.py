@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.plan.averaging import Averaging, decay_at
+from phalanx.plan.averaging import Averaging, ema_decay_at
 
 SHELF = Path("runs/x/checkpoints")
 
@@ -62,8 +62,8 @@ def test_numbers_out_of_range_are_refused(options, told):
 
 
 def test_a_live_average_forgets_fast_at_first_and_never_faster_than_asked_later():
-    assert decay_at(0.999, 1) == 2 / 11
-    assert decay_at(0.999, 90) == 91 / 100
-    assert decay_at(0.999, 8990) == 8991 / 9000
-    assert decay_at(0.999, 10_000) == 0.999
-    assert decay_at(0.1, 1) == 0.1
+    assert ema_decay_at(0.999, 1) == 2 / 11
+    assert ema_decay_at(0.999, 90) == 91 / 100
+    assert ema_decay_at(0.999, 8990) == 8991 / 9000
+    assert ema_decay_at(0.999, 10_000) == 0.999
+    assert ema_decay_at(0.1, 1) == 0.1

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.plan.events import CKPTS, LOGS, EventKind, Every, nearest_divisor, settle
+from phalanx.plan.events import CKPTS, LOGS, EventKind, Every, adjust_event_rate, nearest_divisor
 from phalanx.units import parse_rate
 
 CIFAR = Fraction(781)  # 50000 images, 64 a step, the tail dropped: 11 * 71 steps
@@ -25,7 +25,7 @@ def settled(
 ) -> tuple[Every, list[str]]:
     length = Fraction(str(epochs))
     every = Every(parse_rate(rate), per_epoch, int(length * per_epoch))
-    return settle(every, kind, epochs=length, even=even)
+    return adjust_event_rate(every, kind, epochs=length, even=even)
 
 
 def due_steps(every: Every) -> list[int]:
@@ -150,25 +150,25 @@ def test_a_clock_that_is_set_counts_as_it_comes():
 def test_a_rate_that_divides_the_epoch_is_left_alone():
     for rate, even, kind in product(["1", "5", "25", "125"], [True, False], [LOGS, CKPTS]):
         plain = Every(parse_rate(rate), Fraction(125), 1000)
-        assert settle(plain, kind, epochs=Fraction(8), even=even) == (plain, [])
+        assert adjust_event_rate(plain, kind, epochs=Fraction(8), even=even) == (plain, [])
 
 
 @pytest.mark.parametrize("rate", ["2", "5", "7/2", "10", "1000"])
 def test_steps_need_not_be_equal_unless_that_is_asked(rate):
     for per_epoch in (CIFAR, Fraction(50000, 64)):
         plain = Every(parse_rate(rate), per_epoch, int(6 * per_epoch))
-        assert settle(plain, LOGS, epochs=Fraction(6), even=False) == (plain, [])
+        assert adjust_event_rate(plain, LOGS, epochs=Fraction(6), even=False) == (plain, [])
 
 
 def test_an_epoch_that_ends_between_steps_has_no_equal_parts():
     plain = Every(Fraction(2), Fraction(50000, 64), 4687)
-    assert settle(plain, LOGS, epochs=Fraction(6), even=True) == (plain, [])
+    assert adjust_event_rate(plain, LOGS, epochs=Fraction(6), even=True) == (plain, [])
 
 
 @pytest.mark.parametrize("epochs", [None, Fraction("5.5")])
 def test_a_run_of_no_whole_epochs_logs_as_it_can(epochs):
     plain = Every(Fraction(1, 2), Fraction(10), 55)
-    assert settle(plain, LOGS, epochs=epochs, even=True) == (plain, [])
+    assert adjust_event_rate(plain, LOGS, epochs=epochs, even=True) == (plain, [])
     assert due_steps(plain) == [20, 40, 55]
 
 

@@ -5,13 +5,27 @@ from fractions import Fraction
 
 import pytest
 
+from phalanx.config.read import read_settings
+from phalanx.config.schema import Config
+from phalanx.config.train_options import LossConfig
 from phalanx.errors import ConfigError
-from phalanx.plan.loss_scale import LossScale, loss_scale_problems, make_loss_scale
+from phalanx.plan.loss_scale import LossScale, doubling_problems, make_loss_scale
 
 
-def scale(initial: float | None, final: float, epochs: object, per_epoch: object = 10) -> LossScale:
+def scale(
+    initial: float | None,
+    final: float,
+    epochs: object,
+    per_epoch: object = 10,
+    *,
+    automatic: bool = False,
+) -> LossScale:
+    loss = LossConfig(initial_loss_scaling=initial, loss_scaling=final, auto_loss_scaling=automatic)
     return make_loss_scale(
-        initial, final, epochs=Fraction(str(epochs)), steps_per_epoch=Fraction(str(per_epoch))
+        Config(loss=loss),
+        precision="16.32",
+        epochs=Fraction(str(epochs)),
+        steps_per_epoch=Fraction(str(per_epoch)),
     )
 
 
@@ -78,37 +92,31 @@ def test_one_scale_stays():
             "--initial-loss-scaling: 128 is more than --loss-scaling 16, and it only grows; "
             "exchange them, or leave the initial one away",
         ),
-        (
-            None,
-            0,
-            "--loss-scaling: 0 would wipe out the loss; choose a number above 0, such as 128",
-        ),
-        (
-            -1,
-            8,
-            "--initial-loss-scaling: -1 would wipe out the loss; choose a number above 0, "
-            "such as 128",
-        ),
     ],
 )
 def test_scales_that_cannot_be(initial, final, said):
-    assert loss_scale_problems(initial, final) == [said]
+    assert doubling_problems(initial, final) == [said]
     with pytest.raises(ConfigError) as caught:
         scale(initial, final, 10)
     assert str(caught.value) == said
 
 
+@pytest.mark.parametrize("option", ["loss-scaling", "initial-loss-scaling"])
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_a_scale_that_would_wipe_out_the_loss_is_refused(option, number):
+    with pytest.raises(ConfigError, match=f"--{option}: must be at least 5.96.*e-08, got {number}"):
+        read_settings("demo", {option: number})
+
+
 @pytest.mark.parametrize(("initial", "final"), [(None, 1), (3, 96), (0.5, 1024), (7, 7)])
 def test_scales_that_can_be(initial, final):
-    assert loss_scale_problems(initial, final) == []
+    assert doubling_problems(initial, final) == []
     assert scale(initial, final, 100).at(999) == final
 
 
 @pytest.mark.parametrize(("final", "first"), [(1, 65536), (128, 128), (0.5, 0.5)])
 def test_an_automatic_scale_begins_where_told_else_at_65536(final, first):
-    planned = make_loss_scale(
-        None, final, epochs=Fraction(8), steps_per_epoch=Fraction(10), automatic=True
-    )
+    planned = scale(None, final, 8, automatic=True)
     assert planned.automatic and {planned.at(step) for step in (0, 79)} == {first}
     assert planned.changes(80) == ((0, first),)
     assert not scale(None, final, 8).automatic

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.variant import Variant
-from phalanx.config.read import fill_older, read_again, read_settings
+from phalanx.config.read import fill_older_options, read_settings, read_stored_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant, check_variant
 from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
@@ -281,10 +281,10 @@ OLDER = {"data": "embedded", "model": "resnet8", "image-size": None, "zero-init-
 
 
 def test_a_run_of_before_is_understood_as_it_was_meant():
-    assert fill_older(OLDER) == {**OLDER, "shortcut-type": "B", "image-size": 28}
-    assert fill_older({**OLDER, "image-size": 12})["image-size"] == 12
-    assert fill_older({**OLDER, "data": "folder"})["image-size"] == 224
-    again = read_again(OLDER, flags={}, where="run/config.yaml", name="old")
+    assert fill_older_options(OLDER) == {**OLDER, "shortcut-type": "B", "image-size": 28}
+    assert fill_older_options({**OLDER, "image-size": 12})["image-size"] == 12
+    assert fill_older_options({**OLDER, "data": "folder"})["image-size"] == 224
+    again = read_stored_settings(OLDER, flags={}, where="run/config.yaml", name="old")
     variant = build_variant(again.config)
     assert (variant.shortcut, again.config.resnet.zero_init_residual) == ("B", True)
     assert make_plan(again.config, FACTS, CPU).image_size == 28
@@ -292,6 +292,6 @@ def test_a_run_of_before_is_understood_as_it_was_meant():
 
 def test_a_run_of_today_is_left_as_it_is():
     today = settings("mnist-resnet8", {}).config.flat()
-    assert fill_older(today) == today
-    again = read_again(today, flags={}, where="run/config.yaml", name="new")
+    assert fill_older_options(today) == today
+    again = read_stored_settings(today, flags={}, where="run/config.yaml", name="new")
     assert build_variant(again.config) == MODELS["resnet8"]

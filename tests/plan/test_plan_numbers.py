@@ -145,7 +145,8 @@ def test_a_device_that_is_none_is_refused(device):
         read_settings("demo", {"device": device})
 
 
-def test_what_the_machine_decides():
+def test_what_the_machine_decides(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = read_settings("demo", {"device": "cpu"}).config
     assert choose_machine(config) == MachineChoice(
         device="cpu", precision="32.32", threads=count_cores()
@@ -154,3 +155,31 @@ def test_what_the_machine_decides():
     assert (choose_machine(gpu).device, choose_machine(gpu).precision) == ("cuda:1", "16.32")
     asked = read_settings("demo", {"device": "cpu", "precision": "16.32"}).config
     assert choose_machine(asked).precision == "16.32"
+
+
+@pytest.mark.parametrize(
+    ("variable", "option", "threads"),
+    [
+        ("3", None, 3),
+        (" 3 ", None, 3),
+        ("3", "5", 5),
+        ("0", None, count_cores()),
+        ("3,2", None, count_cores()),
+        ("many", None, count_cores()),
+        ("", None, count_cores()),
+    ],
+)
+def test_threads_are_the_options_then_the_environments_then_one_per_core(
+    monkeypatch, variable, option, threads
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    config = read_settings("demo", {"threads": option} if option else {}).config
+    chosen = choose_machine(config)
+    assert chosen.threads == threads
+    facts = DatasetCounts(train_images=8000, valid_images=1500, classes=10)
+    assert make_plan(config, facts, chosen).threads == threads
+
+
+def test_no_process_runs_without_a_thread():
+    with pytest.raises(ConfigError, match="--threads: must be at least 1, got 0"):
+        read_settings("demo", {"threads": "0"})

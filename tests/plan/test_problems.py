@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.config.read import read_settings
-from phalanx.errors import ConfigError, DataError
+from phalanx.errors import ConfigError, DataError, ProblemCollector
 from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
-from phalanx.plan.problems import Problems
 
 FACTS = DatasetCounts(train_images=8000, valid_images=1500, classes=10)
 CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
@@ -71,7 +70,7 @@ def test_problems_name_the_line_of_the_file(tmp_path, monkeypatch):
 
 
 def test_other_errors_are_not_held_back():
-    problems = Problems({})
-    with pytest.raises(DataError), problems:
+    problems = ProblemCollector({})
+    with pytest.raises(DataError), problems.collect():
         raise DataError("no such folder")
     problems.refuse()

@@ -8,7 +8,7 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
-from phalanx.plan.recompute import plan_recomputation, split_patterns, stored_paths
+from phalanx.plan.recompute import find_kept_modules, plan_recomputation, split_patterns
 
 RESNET8_CONVS = (
     "conv1",
@@ -22,7 +22,7 @@ RESNET8_CONVS = (
 
 
 def stored(*patterns: str, model: str = "resnet8") -> tuple[str, ...]:
-    return stored_paths(MODELS[model], patterns, model=model)
+    return find_kept_modules(MODELS[model], patterns, model=model)
 
 
 def test_the_oldest_example_takes_everything_with_conv_in_its_path():
@@ -80,9 +80,9 @@ def test_without_patterns_the_output_of_every_unit_is_stored():
 def test_projections_are_there_where_the_shortcut_says_so():
     pattern = ["layer2/0/downsample/0"]
     with pytest.raises(ConfigError):
-        stored_paths(MODELS["resnet8"], pattern, model="resnet8")
+        find_kept_modules(MODELS["resnet8"], pattern, model="resnet8")
     projecting = replace(MODELS["resnet8"], shortcut="B")
-    assert stored_paths(projecting, pattern, model="resnet8") == tuple(pattern)
+    assert find_kept_modules(projecting, pattern, model="resnet8") == tuple(pattern)
 
 
 REFUSED = {
@@ -102,7 +102,7 @@ def test_a_pattern_that_matches_nothing_is_refused(pattern):
 
 def test_of_a_plugins_network_nothing_is_known_beforehand():
     own = OwnVariant(image_size=8, build="some:net")
-    assert stored_paths(own, ["anything"], model="own") == ()
+    assert find_kept_modules(own, ["anything"], model="own") == ()
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from math import cos, pi
 import pytest
 
 from phalanx.config.read import read_settings
+from phalanx.config.train_options import ScheduleConfig
 from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
 from phalanx.plan.schedule import SHAPES, WARMUPS, Schedule, peak_rate
-from phalanx.plan.schedule_options import RunLength, ScheduleOptions, make_schedule
-from phalanx.units import parse_duration
+from phalanx.plan.schedule_options import ScheduleOptions, make_schedule
+from phalanx.units import RunLength, parse_duration
 
 IMAGENET = 1_281_167
 
@@ -264,8 +265,8 @@ def imagenet_clock(batch: int, epochs: int) -> RunLength:
 
 def test_the_rates_of_tf1_resnet50_with_group_norm():
     clock = imagenet_clock(1024, 65)
-    assert clock.total == 81_324
-    peak = peak_rate("base-learning-rate", -11, global_batch=1024)
+    assert clock.total_steps == 81_324
+    peak = peak_rate(ScheduleConfig(base_learning_rate=-11), global_batch=1024)
     schedule = scheduled(clock, peak, shape="cosine", warmup="6255st")
     expected = {0: 0.0, 1251: 0.0999416, 6255: 0.4927371, 40662: 0.25}
     assert {s: schedule.lr(s) for s in expected} == pytest.approx(expected, abs=5e-8)
@@ -273,10 +274,10 @@ def test_the_rates_of_tf1_resnet50_with_group_norm():
 
 def test_the_rates_of_tf1_mlperf():
     clock = imagenet_clock(1920, 44)
-    assert (clock.total, clock.total * 5 // 44) == (29_360, 3336)
+    assert (clock.total_steps, clock.total_steps * 5 // 44) == (29_360, 3336)
     schedule = scheduled(
         clock,
-        peak_rate("lr", 3.824, global_batch=1920),
+        peak_rate(ScheduleConfig(lr=3.824), global_batch=1920),
         shape="polynomial",
         power=2.0,
         end_ratio=1e-4 / 3.824,
@@ -307,13 +308,15 @@ def test_the_rates_of_tf1_mlperf():
     ],
 )
 def test_peaks_that_scale_with_the_batch(option, value, batch, peak):
-    assert peak_rate(option, value, global_batch=batch) == pytest.approx(peak, rel=1e-7)
+    config = ScheduleConfig(**{option: value})
+    assert peak_rate(config, global_batch=batch) == pytest.approx(peak, rel=1e-7)
 
 
 def test_a_peak_may_leave_the_accumulation_out():
     # section 1.4: PopART's 2^n * batch-size counts all replicas but one pass
     def rate(batch: str) -> float:
-        return peak_rate("base-learning-rate", -6, global_batch=96, accumulation=3, batch=batch)
+        config = ScheduleConfig(base_learning_rate=-6, lr_batch=batch)
+        return peak_rate(config, global_batch=96, accumulation=3)
 
     assert (rate("pass"), rate("global")) == (0.5, 1.5)
 
@@ -359,7 +362,7 @@ def test_the_drops_of_tf1s_exponential():
     schedule = scheduled(
         clock, 0.046875, shape="exponential", decay=(0.97,), freq=Fraction(146, 350)
     )
-    for step in range(0, clock.total, 997):
+    for step in range(0, clock.total_steps, 997):
         over = step * 768 * 146 // (IMAGENET * 350)
         assert schedule.lr(step) == pytest.approx(0.046875 * 0.97**over, rel=1e-13), step
 
@@ -375,7 +378,7 @@ def test_the_rates_of_tf2_resnet50_with_8192_images_a_step():
 
     clock = RunLength(15600, Fraction(IMAGENET // 8192))
     assert clock.steps_per_epoch == 156  # section 8
-    peak = peak_rate("lr-per-image", 0.0001220703125, global_batch=8192)
+    peak = peak_rate(ScheduleConfig(lr_per_image=0.0001220703125), global_batch=8192)
     schedule = scheduled(
         clock, peak, warmup="5ep", warmup_mode="mask", staircase=True, length="100ep"
     )
@@ -389,7 +392,7 @@ def test_the_rates_of_tf2_mlperf_end_before_the_fall_does():
             return peak * (step + 1) / 3336
         return (peak - end) * (1 - (step - 3335) / (39 * 667)) ** 2 + end
 
-    peak = peak_rate("lr-per-image", 0.001991319444444, global_batch=1920)
+    peak = peak_rate(ScheduleConfig(lr_per_image=0.001991319444444), global_batch=1920)
     end = 2.18e-05 * peak
     clock = RunLength(40 * 667, Fraction(667))
     schedule = scheduled(
@@ -402,7 +405,7 @@ def test_the_rates_of_tf2_mlperf_end_before_the_fall_does():
         end_ratio=2.18e-05,
         power=2.0,
     )
-    for step in range(0, clock.total, 7):
+    for step in range(0, clock.total_steps, 7):
         assert schedule.lr(step) == pytest.approx(reference(step), rel=1e-12), step
 
 

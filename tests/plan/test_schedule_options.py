@@ -6,13 +6,12 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.plan.schedule_options import (
-    RunLength,
     ScheduleOptions,
     make_schedule,
     schedule_problems,
     schedule_warnings,
 )
-from phalanx.units import parse_duration
+from phalanx.units import RunLength, parse_duration
 
 TEN_EPOCHS = RunLength(100, Fraction(10))
 LENGTHS = ("warmup", "length", "period")
@@ -184,22 +183,6 @@ def test_a_drop_beyond_the_end():
         "--lr-epoch-decay: 10ep is step 100, and the run ends at 100; the rate does not fall there"
     )
     assert schedule_warnings(asked(shape="step", milestones="99st"), TEN_EPOCHS) == []
-
-
-@pytest.mark.parametrize(
-    ("shape", "given", "said"),
-    [
-        ("cosine", {"milestones": "5"}, "--lr-epoch-decay has no effect with --lr-schedule cosine"),
-        ("constant", {"drop_after": "0.5"}, "--lr-drop-after has no effect with --lr-schedule con"),
-        ("polynomial", {"period": "2ep"}, "--lr-decay-period has no effect with --lr-schedule p"),
-        ("exponential", {"length": "2ep"}, "--lr-decay-length has no effect with --lr-schedule e"),
-    ],
-)
-def test_an_option_of_another_shape(shape, given, said):
-    found = told(shape=shape, **given)
-    assert found.startswith(said)
-    users = {"milestones": "step", "drop_after": "step", "period": "exponential"}
-    assert found.endswith(f"only with {users.get(next(iter(given)), 'cosine and polynomial')}")
 
 
 def test_a_first_epoch_at_nothing():

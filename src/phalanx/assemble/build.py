@@ -39,8 +39,8 @@ def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(getattr(torch, plan.half_type))
-    if plan.stored is not None:
-        enable_recomputation(model, plan.stored, variant=variant)
+    if plan.recompute_patterns is not None:
+        enable_recomputation(model, plan.recompute_patterns, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -14,7 +14,7 @@ from phalanx.assemble.prepare import (
     write_run,
 )
 from phalanx.catalog.resnets import ResNetVariant
-from phalanx.config.read import read_again
+from phalanx.config.read import read_stored_settings
 from phalanx.config.schema import Config
 from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
@@ -41,7 +41,7 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
     checkpoint = find_checkpoint(path)
     facts = read_facts(checkpoint)
     base = {name: value for name, value in facts["config"].items() if name not in _NOT_INHERITED}
-    settings = read_again(base, flags=flags, where=str(checkpoint), name=facts["run"])
+    settings = read_stored_settings(base, flags=flags, where=str(checkpoint), name=facts["run"])
     origins = {
         name: f"run {facts['run']}" if origin == "run" else origin
         for name, origin in settings.origins.items()
@@ -69,7 +69,9 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
 
 def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[str, Any]) -> None:
     """A fork goes on with the weights it finds: the same model, the same number of classes."""
-    before = _resolve_shape(read_again(facts["config"], flags={}, where="", name="").config)
+    before = _resolve_shape(
+        read_stored_settings(facts["config"], flags={}, where="", name="").config
+    )
     now = _resolve_shape(config)
     for name in _SHAPING:
         if now[name] != before[name]:

@@ -28,7 +28,7 @@ def predict_step_memory(config: Config, plan: Plan) -> Memory:
         image_size=plan.image_size,
         per_weight=_count_bytes_per_weight(config, plan),
         half=plan.precision.startswith("16"),
-        stored=plan.stored,
+        stored=plan.recompute_patterns,
     )
 
 

@@ -14,9 +14,9 @@ from phalanx.assemble.dataset_summary import (
     plan_run,
 )
 from phalanx.assemble.environment import describe_environment
-from phalanx.config.read import Settings, dump_config, fill_older, read_again
+from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
-from phalanx.config.text import given_in_file
+from phalanx.config.text import read_option_file
 from phalanx.data.transforms.transform import CENTRE_SHARE
 from phalanx.disk import write_atomically
 from phalanx.engine.checkpoint_store import (
@@ -153,11 +153,13 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
     """An existing run, ready to go on from its newest checkpoint."""
     run = open_run(path)
     facts, stored = run.facts, stored_options(run)
-    settings = read_again(stored, flags=flags, where=str(run.config), name=facts["name"])
+    settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=facts["name"])
     start = _find_start(run)
     # a checkpoint remembers the options it was made with; config.yaml could have been edited
     resumed = start is not None and start.use == "resume"
-    began_with = fill_older(start.facts["config"]) if start is not None and resumed else stored
+    began_with = (
+        fill_older_options(start.facts["config"]) if start is not None and resumed else stored
+    )
     _refuse_other_maths(settings, began_with, run)
     now = settings.config.flat()
     new = {name: "default" for name in now if name not in stored}
@@ -169,7 +171,8 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
         refuse_other_weights(run, settings.config)
     machine = MachineChoice(**facts["chosen"])
     if "device" in flags:
-        machine = replace(machine, device=choose_machine(settings.config).device)
+        threads = settings.config.machine.threads or machine.threads
+        machine = replace(machine, device=choose_machine(settings.config).device, threads=threads)
     dataset = inspect_dataset(settings.config)
     _refuse_other_data(dataset, facts["data"], run)
     plan = make_plan(settings.config, dataset.counts, machine)
@@ -180,12 +183,12 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
 
 def stored_options(run: RunFolder) -> dict[str, Any]:
     """The options in a run's config.yaml, as values."""
-    given, problems, _ = given_in_file(run.config, inside=None, origin="run")
+    given, problems, _ = read_option_file(run.config, origin="run")
     if problems:
         raise CheckpointError("; ".join(problems))
     if not given:
         raise CheckpointError(f"{run.config}: is empty; restore it from a copy")
-    return fill_older({name: option.value for name, option in given.items()})
+    return fill_older_options({name: option.value for name, option in given.items()})
 
 
 def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
@@ -197,7 +200,9 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
     if not run.summary.exists():
         return None
     stored = stored_options(run)
-    settings = read_again(stored, flags=flags, where=str(run.config), name=run.facts["name"])
+    settings = read_stored_settings(
+        stored, flags=flags, where=str(run.config), name=run.facts["name"]
+    )
     _refuse_other_maths(settings, stored, run)
     write_report(run)
     return read_summary(run.path)
@@ -210,7 +215,13 @@ def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunF
         f"--{name}: the run has {stored[name]}, a resume cannot make it {now[name]}"
         for name in OPTIONS
         if name in stored and now[name] != stored[name] and not OPTIONS[name].resumable
+        if name != "threads"
     ]
+    # a run that was begun without the option has its threads all the same; another device,
+    # which gives other bits anyway, may have others
+    threads, began_with = settings.config.machine.threads, run.facts["chosen"]["threads"]
+    if threads not in (None, began_with) and now["device"] == stored["device"]:
+        changed.append(f"--threads: the run has {began_with}, a resume cannot make it {threads}")
     if changed:
         way_out = f"to change it, start a new run: phalanx train --fork {run.path} --run-dir NEW"
         raise ConfigError("\n".join([*changed, way_out]))
@@ -309,7 +320,9 @@ def read_checkpoint(path: Path, flags: Mapping[str, str]) -> ScorableCheckpoint:
     averaged = path.name == AVERAGE_WEIGHTS and path.is_file()
     checkpoint = find_checkpoint(path.parent if averaged else path)
     facts = read_facts(checkpoint)
-    settings = read_again(facts["config"], flags=flags, where=str(checkpoint), name=facts["run"])
+    settings = read_stored_settings(
+        facts["config"], flags=flags, where=str(checkpoint), name=facts["run"]
+    )
     _refuse_other_preprocessing(settings, facts, checkpoint)
     start = StartingPoint(
         checkpoint=checkpoint, facts=facts, use="score average" if averaged else "score"

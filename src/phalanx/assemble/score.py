@@ -12,7 +12,7 @@ from phalanx.assemble.dataset_summary import Preprocessing, plan_run
 from phalanx.assemble.prepare import ScorableCheckpoint, refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
 from phalanx.assemble.session import Session
-from phalanx.config.read import Settings, read_flags, settle
+from phalanx.config.read import Settings, merge_layers, read_flags
 from phalanx.data.formats.decode import BadImage, decode
 from phalanx.data.transforms.transform import build_transform
 from phalanx.engine.evaluate import Score
@@ -43,7 +43,7 @@ def open_fresh(model: str, flags: Mapping[str, str]) -> Session:
     """An untrained model, for the numbers that chance gives."""
     problems: list[str] = []
     given = read_flags({**flags, "model": model}, problems)
-    return open_untrained(settle([given], problems, name=model))  # no preset has a say in it
+    return open_untrained(merge_layers([given], problems, name=model))  # no preset has a say in it
 
 
 def open_untrained(settings: Settings) -> Session:

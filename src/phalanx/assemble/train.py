@@ -34,7 +34,7 @@ from phalanx.engine.probe import Probe
 from phalanx.engine.state import MetricSums, TrainState
 from phalanx.engine.train import LoopDependencies, fit
 from phalanx.errors import Stopped, UserError
-from phalanx.plan.averaging import averaging_of, kept_by
+from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.model import build_variant
 from phalanx.plan.role import Role
 from phalanx.report.console import Console
@@ -124,7 +124,7 @@ def open_training(
     saver = CheckpointSaver(
         run.checkpoints,
         # where checkpoints are scored afterwards, all stay until then
-        keep=sys.maxsize if plan.scores_after else kept_by(config),
+        keep=sys.maxsize if plan.scores_after else count_kept_checkpoints(config),
         run_facts=_gather_run_facts(prepared, session),
         writes=role.writes,
         consensus=consensus,
@@ -297,7 +297,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
 
 def _average_last(training: TrainingRun) -> None:
     """Average the last checkpoints and score that, where the run is to end so."""
-    how = averaging_of(training.config)
+    how = build_averaging(training.config)
     if how is None:
         return
     averaged = average_run(training.prepared.run, how, {})
@@ -313,7 +313,7 @@ def _finish(training: TrainingRun) -> Summary:
     if training.role.writes:
         training.records.flush(sync=True)
         if newest_checkpoint(run.checkpoints) is not None:
-            keep = kept_by(training.config)
+            keep = count_kept_checkpoints(training.config)
             prune_checkpoints(run.checkpoints, keep=keep, scores=state.scores)
     summary = summarise_run(training.prepared, training.session)
     if training.role.writes:

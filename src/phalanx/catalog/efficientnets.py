@@ -5,7 +5,6 @@ squeeze-and-excite, ReLU6, and a stem, first stage, last stage and top that do n
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -47,7 +46,7 @@ class InvertedBlock:
     kernel: int
     stride: int
     groups: int  # of the filter in the middle
-    squeezed: int  # channels inside squeeze-and-excite; 0 for none
+    squeeze_width: int  # channels inside squeeze-and-excite; 0 for none
 
     @property
     def unit(self) -> str:
@@ -89,19 +88,47 @@ class EfficientNetVariant(Variant):
         return _TOP_CHANNELS if self.lite else _round_channels(_TOP_CHANNELS * self.width)
 
     @property
+    def blocks(self) -> list[InvertedBlock]:
+        """The blocks in order."""
+        found = []
+        channels = self.stem_channels
+        for number, stage in enumerate(_STAGES):
+            out = _round_channels(stage.channels_out * self.width)
+            stride = 1 if self.small and number == 1 else stage.stride
+            # Lite leaves the first and the last stage as they are
+            fixed = self.lite and number in (0, len(_STAGES) - 1)
+            for index in range(stage.repeats if fixed else math.ceil(stage.repeats * self.depth)):
+                inner = channels * (self.expand_ratio if number else 1)
+                found.append(
+                    InvertedBlock(
+                        stage=number,
+                        index=index,
+                        channels_in=channels,
+                        width=inner,
+                        channels_out=out,
+                        kernel=stage.kernel,
+                        stride=stride if index == 0 else 1,
+                        groups=max(inner // self.group_dim, 1),
+                        squeeze_width=0 if self.lite else max(1, channels // 4),
+                    )
+                )
+                channels = out
+        return found
+
+    @property
     def units(self) -> tuple[str, ...]:
         """Stem, every block, head."""
-        return ("stem", *(block.unit for block in inverted_blocks_of(self)), "head")
+        return ("stem", *(block.unit for block in self.blocks), "head")
 
     @property
     def halvings(self) -> int:
         """Once in the stem of large ones, then wherever the table says."""
-        return len([b for b in inverted_blocks_of(self) if b.stride == 2]) + (not self.small)
+        return len([b for b in self.blocks if b.stride == 2]) + (not self.small)
 
     def norm_channels(self) -> dict[str, int]:
         """Every norm layer's path and channels."""
         found = {"bn1": self.stem_channels}
-        for block in inverted_blocks_of(self):
+        for block in self.blocks:
             path = f"blocks.{block.stage}.{block.index}"
             widths = [block.width] * (1 + block.widens) + [block.channels_out]
             found |= {f"{path}.bn{place}": width for place, width in enumerate(widths, start=1)}
@@ -114,55 +141,24 @@ def _round_channels(channels: float) -> int:
     return rounded + _CHANNEL_STEP if rounded < 0.9 * channels else rounded
 
 
-def _repeats_of(variant: EfficientNetVariant, number: int) -> int:
-    """Blocks of a stage; Lite leaves the first and the last stage as they are."""
-    fixed = variant.lite and number in (0, len(_STAGES) - 1)
-    repeats = _STAGES[number].repeats
-    return repeats if fixed else math.ceil(repeats * variant.depth)
-
-
-def inverted_blocks_of(variant: EfficientNetVariant) -> Iterator[InvertedBlock]:
-    """The blocks in order."""
-    channels = variant.stem_channels
-    for number, stage in enumerate(_STAGES):
-        out = _round_channels(stage.channels_out * variant.width)
-        stride = 1 if variant.small and number == 1 else stage.stride
-        for index in range(_repeats_of(variant, number)):
-            inner = channels * (variant.expand_ratio if number else 1)
-            yield InvertedBlock(
-                stage=number,
-                index=index,
-                channels_in=channels,
-                width=inner,
-                channels_out=out,
-                kernel=stage.kernel,
-                stride=stride if index == 0 else 1,
-                groups=max(inner // variant.group_dim, 1),
-                squeezed=0 if variant.lite else max(1, channels // 4),
-            )
-            channels = out
-
-
-def _sized(width: float, depth: float, dropout: float, image_size: int) -> EfficientNetVariant:
+def _row(width: float, depth: float, dropout: float, image_size: int) -> EfficientNetVariant:
     """A row of the paper's table."""
     return EfficientNetVariant(
         width=width, depth=depth, dropout=dropout, image_size=image_size, drop_path=0.2
     )
 
 
-_B0 = _sized(1.0, 1.0, 0.2, 224)
-
 EFFICIENTNETS: dict[str, Variant] = {
-    "efficientnet_b0": _B0,
-    "efficientnet_b1": _sized(1.0, 1.1, 0.2, 240),
-    "efficientnet_b2": _sized(1.1, 1.2, 0.3, 260),
-    "efficientnet_b3": _sized(1.2, 1.4, 0.3, 300),
-    "efficientnet_b4": _sized(1.4, 1.8, 0.4, 380),
-    "efficientnet_b5": _sized(1.6, 2.2, 0.4, 456),
-    "efficientnet_b6": _sized(1.8, 2.6, 0.5, 528),
-    "efficientnet_b7": _sized(2.0, 3.1, 0.5, 600),
-    "efficientnet_cifar": replace(_sized(0.5, 1.0, 0.0, 32), small=True, classes=10),
-    "efficientnet_lite0": replace(_B0, lite=True),
-    "efficientnet_lite1": replace(_sized(1.0, 1.1, 0.2, 240), lite=True),
-    "efficientnet_lite2": replace(_sized(1.1, 1.2, 0.3, 260), lite=True),
+    "efficientnet_b0": _row(1.0, 1.0, 0.2, 224),
+    "efficientnet_b1": _row(1.0, 1.1, 0.2, 240),
+    "efficientnet_b2": _row(1.1, 1.2, 0.3, 260),
+    "efficientnet_b3": _row(1.2, 1.4, 0.3, 300),
+    "efficientnet_b4": _row(1.4, 1.8, 0.4, 380),
+    "efficientnet_b5": _row(1.6, 2.2, 0.4, 456),
+    "efficientnet_b6": _row(1.8, 2.6, 0.5, 528),
+    "efficientnet_b7": _row(2.0, 3.1, 0.5, 600),
+    "efficientnet_cifar": replace(_row(0.5, 1.0, 0.0, 32), small=True, classes=10),
+    "efficientnet_lite0": replace(_row(1.0, 1.0, 0.2, 224), lite=True),
+    "efficientnet_lite1": replace(_row(1.0, 1.1, 0.2, 240), lite=True),
+    "efficientnet_lite2": replace(_row(1.1, 1.2, 0.3, 260), lite=True),
 }

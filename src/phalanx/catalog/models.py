@@ -1,8 +1,18 @@
-"""The models Phalanx knows by name, and the names they had before."""
+"""The models Phalanx knows by name, the names they had before, and how large each one is.
 
-from phalanx.catalog.efficientnets import EFFICIENTNETS
-from phalanx.catalog.resnets import RESNETS, RESNEXTS
-from phalanx.catalog.variant import Variant
+The figures lie in sizes.json, so that they are known without torch. `make docs` counts them anew.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from phalanx.catalog.efficientnets import EFFICIENTNETS, EfficientNetVariant
+from phalanx.catalog.resnets import RESNETS, RESNEXTS, FastResNetVariant, ResNetVariant
+from phalanx.catalog.variant import OwnVariant, Variant
+
+SIZES_FILE = resources.files("phalanx") / "catalog" / "sizes.json"
 
 MODELS: dict[str, Variant] = {**RESNETS, **RESNEXTS, **EFFICIENTNETS}
 
@@ -13,3 +23,44 @@ OLD_NAMES: dict[str, str] = {  # as the applications before Phalanx spelt --mode
     **{f"efficientnet-b{size}": f"efficientnet_b{size}" for size in range(8)},
     "efficientnet-cifar": "efficientnet_cifar",
 }
+
+
+def find_old_names(name: str) -> list[str]:
+    """What a model was called before."""
+    return [old for old, today in OLD_NAMES.items() if today == name]
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model holds and costs, for its own image size and classes."""
+
+    parameters: int
+    macs: int  # multiply-adds of one image
+
+
+@cache
+def load_sizes() -> dict[str, ModelSize]:
+    """The sizes of all models that come with Phalanx."""
+    text = SIZES_FILE.read_text(encoding="utf-8")
+    return {name: ModelSize(**row) for name, row in json.loads(text).items()}
+
+
+def describe_variant(variant: Variant) -> str:
+    """What a model is, in a few words.
+
+    >>> describe_variant(MODELS["resnext29_32x4d"]), describe_variant(MODELS["efficientnet_b4"])
+    ('small bottleneck 3-3-3 32x4', 'width 1.4, depth 1.8')
+    """
+    match variant:
+        case ResNetVariant():
+            depths = "-".join(map(str, variant.depths))
+            groups = f" {variant.groups}x{variant.group_width}" if variant.groups > 1 else ""
+            return f"{'small ' * (variant.stem == 'small')}{variant.block} {depths}{groups}"
+        case FastResNetVariant():
+            return f"small, {len(variant.residual)} wide stages"
+        case EfficientNetVariant():
+            kinds = ", lite" * variant.lite + ", small" * variant.small
+            return f"width {variant.width}, depth {variant.depth}{kinds}"
+        case OwnVariant():
+            return f"made by {variant.build}"
+    return variant.family

@@ -24,7 +24,7 @@ def load_plugins(names: str) -> None:
 
 def _load_plugin(name: str) -> None:
     """Import one module, and see that it took nothing from the tables."""
-    ours = {kind: dict(table) for kind, (table, _) in _TABLES.items()}
+    before = {kind: dict(table) for kind, (table, _) in _TABLES.items()}
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -40,14 +40,14 @@ def _load_plugin(name: str) -> None:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"--plugin {name}: {type(error).__name__}: {error}") from error
     for kind, (table, rows) in _TABLES.items():
-        strange = [row for row, value in table.items() if not isinstance(value, rows)]
-        if strange:
+        wrong = [row for row, value in table.items() if not isinstance(value, rows)]
+        if wrong:
             raise ConfigError(
-                f"--plugin {name}: the {kind} {strange[0]!r} is no {rows.__name__}; "
+                f"--plugin {name}: the {kind} {wrong[0]!r} is no {rows.__name__}; "
                 "docs/extending.md shows what a row is made of"
             )
-        taken = [row for row, value in ours[kind].items() if table.get(row) is not value]
-        if taken:
+        replaced = [row for row, value in before[kind].items() if table.get(row) is not value]
+        if replaced:
             raise ConfigError(
-                f"--plugin {name}: replaces the {kind} {taken[0]!r}; give yours another name"
+                f"--plugin {name}: replaces the {kind} {replaced[0]!r}; give yours another name"
             )

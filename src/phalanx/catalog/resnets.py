@@ -4,7 +4,6 @@ Sources: He et al. 2015 (sizes, shortcut types A, B and C), Xie et al. 2016 (Res
 the fast ResNet-9 D. Page's entry to the DAWNBench competition of 2018.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -59,9 +58,24 @@ class ResNetVariant(Variant):
         return self.widths[-1] * self.expansion
 
     @property
+    def blocks(self) -> list[Block]:
+        """The residual blocks in order; every stage but the first halves the image."""
+        found = []
+        channels = self.stem_width
+        per_group = self.group_width or self.widths[0]
+        for stage, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True), start=1):
+            inner = width * per_group * self.groups // self.widths[0]
+            out = width * self.expansion
+            for index in range(depth):
+                stride = 2 if stage > 1 and index == 0 else 1
+                found.append(Block(stage, index, channels, inner, out, stride))
+                channels = out
+        return found
+
+    @property
     def units(self) -> tuple[str, ...]:
         """Stem, every residual block, head."""
-        return ("stem", *(block.unit for block in blocks_of(self)), "head")
+        return ("stem", *(block.unit for block in self.blocks), "head")
 
     @property
     def halvings(self) -> int:
@@ -71,7 +85,7 @@ class ResNetVariant(Variant):
     def norm_channels(self) -> dict[str, int]:
         """Every norm layer's path and channels."""
         found = {"bn1": self.stem_width}
-        for block in blocks_of(self):
+        for block in self.blocks:
             path = f"layer{block.stage}.{block.index}"
             inner = {"basic": 1, "bottleneck": 2}[self.block]
             found |= {f"{path}.bn{place}": block.width for place in range(1, inner + 1)}
@@ -84,21 +98,6 @@ class ResNetVariant(Variant):
             return True
         changes = block.stride > 1 or block.channels_in != block.channels_out
         return self.shortcut == "B" and changes
-
-
-def blocks_of(variant: ResNetVariant) -> Iterator[Block]:
-    """The residual blocks in order; every stage but the first halves the image."""
-    channels = variant.stem_width
-    per_group = variant.group_width or variant.widths[0]
-    for stage, (depth, width) in enumerate(
-        zip(variant.depths, variant.widths, strict=True), start=1
-    ):
-        for index in range(depth):
-            stride = 2 if stage > 1 and index == 0 else 1
-            inner = width * per_group * variant.groups // variant.widths[0]
-            out = width * variant.expansion
-            yield Block(stage, index, channels, inner, out, stride)
-            channels = out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,7 @@ class FastResNetVariant(Variant):
         return found
 
 
-def _small(block: str, blocks: int, *, shortcut: str) -> ResNetVariant:
+def _cifar_resnet(block: str, blocks: int) -> ResNetVariant:
     """The paper's CIFAR network of three stages: 6n+2 layers, or 9n+2 with bottlenecks."""
     return ResNetVariant(
         block=block,
@@ -150,65 +149,54 @@ def _small(block: str, blocks: int, *, shortcut: str) -> ResNetVariant:
         stem="small",
         image_size=32,
         classes=10,
-        shortcut=shortcut,
+        shortcut="A" if block == "basic" else "B",
     )
 
 
-def _large(block: str, *depths: int) -> ResNetVariant:
+def _imagenet_resnet(block: str, *depths: int) -> ResNetVariant:
     """The paper's ImageNet network of four stages."""
     return ResNetVariant(
         block=block, depths=depths, widths=(64, 128, 256, 512), stem="large", image_size=224
     )
 
 
-def _widened(variant: ResNetVariant, groups: int, group_width: int) -> ResNetVariant:
+def _resnext(variant: ResNetVariant, groups: int = 32, group_width: int = 4) -> ResNetVariant:
     """The ResNeXt of the same depths."""
     return replace(variant, groups=groups, group_width=group_width)
 
 
-_BASIC_LARGE = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-_BOTTLENECK_LARGE = {
-    14: (1, 1, 1, 1),
-    26: (2, 2, 2, 2),
-    50: (3, 4, 6, 3),
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
+_BASIC = {
+    10: _imagenet_resnet("basic", 1, 1, 1, 1),
+    18: _imagenet_resnet("basic", 2, 2, 2, 2),
+    34: _imagenet_resnet("basic", 3, 4, 6, 3),
 }
-_BASIC_SMALL = (8, 14, 20, 32, 44, 56, 110)  # 6n+2 layers
-_BOTTLENECK_SMALL = (11, 29, 38, 47, 56, 65)  # 9n+2 layers
+_BOTTLENECK = {
+    14: _imagenet_resnet("bottleneck", 1, 1, 1, 1),
+    26: _imagenet_resnet("bottleneck", 2, 2, 2, 2),
+    50: _imagenet_resnet("bottleneck", 3, 4, 6, 3),
+    101: _imagenet_resnet("bottleneck", 3, 4, 23, 3),
+    152: _imagenet_resnet("bottleneck", 3, 8, 36, 3),
+}
+_CIFAR_BASIC = {6 * n + 2: _cifar_resnet("basic", n) for n in (1, 2, 3, 5, 7, 9, 18)}
+_CIFAR_BOTTLENECK = {9 * n + 2: _cifar_resnet("bottleneck", n) for n in (1, 3, 4, 5, 6, 7)}
 
 RESNETS: dict[str, Variant] = {
-    **{f"resnet{size}": _large("basic", *depths) for size, depths in _BASIC_LARGE.items()},
+    **{f"resnet{size}": variant for size, variant in (_BASIC | _BOTTLENECK).items()},
     **{
-        f"resnet{size}": _large("bottleneck", *depths) for size, depths in _BOTTLENECK_LARGE.items()
+        f"resnet{size}" + "_small" * (size in _BOTTLENECK): variant
+        for size, variant in _CIFAR_BASIC.items()
     },
     **{
-        f"resnet{size}" + ("_small" if size in _BOTTLENECK_LARGE else ""): _small(
-            "basic", (size - 2) // 6, shortcut="A"
-        )
-        for size in _BASIC_SMALL
+        f"resnet{size}" + "_bottleneck" * (size in _CIFAR_BASIC): variant
+        for size, variant in _CIFAR_BOTTLENECK.items()
     },
-    **{
-        f"resnet{size}" + ("_bottleneck" if size in _BASIC_SMALL else ""): _small(
-            "bottleneck", (size - 2) // 9, shortcut="B"
-        )
-        for size in _BOTTLENECK_SMALL
-    },
-    "resnet18_small": replace(_large("basic", 2, 2, 2, 2), stem="small", image_size=32, classes=10),
+    "resnet18_small": replace(_BASIC[18], stem="small", image_size=32, classes=10),
     "resnet9": FastResNetVariant(image_size=32, classes=10),
 }
 
 RESNEXTS: dict[str, Variant] = {
-    **{
-        f"resnext{size}_32x4d": _widened(_large("bottleneck", *depths), 32, 4)
-        for size, depths in _BOTTLENECK_LARGE.items()
-    },
-    "resnext101_32x8d": _widened(_large("bottleneck", *_BOTTLENECK_LARGE[101]), 32, 8),
-    **{
-        f"resnext{size}_32x4d": _widened(_small("bottleneck", (size - 2) // 9, shortcut="B"), 32, 4)
-        for size in _BOTTLENECK_SMALL
-    },
-    "resnext29_32x4d_wide": replace(
-        _widened(_small("bottleneck", 3, shortcut="B"), 32, 4), widths=(64, 128, 256)
-    ),
+    **{f"resnext{size}_32x4d": _resnext(variant) for size, variant in _BOTTLENECK.items()},
+    "resnext101_32x8d": _resnext(_BOTTLENECK[101], group_width=8),
+    **{f"resnext{size}_32x4d": _resnext(variant) for size, variant in _CIFAR_BOTTLENECK.items()},
+    "resnext29_32x4d_wide": replace(_resnext(_CIFAR_BOTTLENECK[29]), widths=(64, 128, 256)),
 }

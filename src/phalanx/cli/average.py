@@ -5,46 +5,50 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.command import Argument, Command, Request
-from phalanx.cli.validate import show
-from phalanx.config.text import value_from_text
-from phalanx.errors import ConfigError
+from phalanx.cli.command import JSON_FLAG, Argument, Command, ParsedArgs
+from phalanx.cli.validate import print_score
+from phalanx.config.read import read_flags
+from phalanx.errors import ConfigError, join_problems
 from phalanx.plan.averaging import Averaging
 
 if TYPE_CHECKING:
     from phalanx.assemble.average import Averaged
+    from phalanx.report.folder import RunFolder
 
-_SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision")
-_AVERAGING = {"weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n"}
+_SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision", "threads")
+_AVERAGING_OPTIONS = ("weight-avg-strategy", "weight-avg-n", "weight-avg-exp-decay")
 
 
-def _run(request: Request) -> int:
-    """Average, write the result, and tell both scores: here and in the run's report."""
-    request.refuse_problems()
-    how = _read_averaging(request)
+def _run(args: ParsedArgs) -> int:
+    """Average, write the result, and report both scores: here and in the run's report."""
+    args.refuse_problems()
+    averaging = _read_averaging(args)
     from phalanx.report.folder import open_run
 
-    folder = open_run(Path(request["run"]))
+    folder = open_run(Path(args["run"]))
+    flags = {name: text for name, text in args.flags.items() if name not in _AVERAGING_OPTIONS}
     with folder.lock():  # a training at work deletes checkpoints
-        newest = _choose_checkpoints(folder.path, folder.checkpoints, how)[-1]
-        flags = {n: text for n, text in request.flags.items() if n not in _AVERAGING}
-        _refuse_more_steps(newest, how, flags)
-
+        _check_checkpoints(folder, averaging, flags)
         from phalanx.assemble.average import average_run
         from phalanx.report.page import write_report
 
-        averaged = average_run(folder, how, flags)
+        averaged = average_run(folder, averaging, flags)
     write_report(folder)
-    _show_both(averaged, as_json=request["json"])
+    if args["json"]:
+        print(json.dumps(_as_json(averaged), indent=2))
+    else:
+        _print_scores(averaged)
     return 0
 
 
-def _read_averaging(request: Request) -> Averaging:
-    """What the words ask for; ConfigError for what is no number or out of range."""
-    given = {
-        name: _read_value(name, request.flags[name]) for name in _AVERAGING & request.flags.keys()
-    }
-    steps = request["reestimate_norms"]
+def _read_averaging(args: ParsedArgs) -> Averaging:
+    """What the arguments ask for; ConfigError for what is no number or out of range."""
+    problems: list[str] = []
+    flags = {name: args.flags[name] for name in _AVERAGING_OPTIONS if name in args.flags}
+    given = {name: option.value for name, option in read_flags(flags, problems).items()}
+    if problems:
+        raise join_problems(problems)
+    steps = args["reestimate_norms"]
     if not steps.isdecimal():
         raise ConfigError(f"--reestimate-norms: wants a whole number of 0 or more, got {steps!r}")
     return Averaging(
@@ -55,58 +59,44 @@ def _read_averaging(request: Request) -> Averaging:
     )
 
 
-def _read_value(name: str, text: str) -> Any:
-    """What an option's text means."""
-    try:
-        return value_from_text(name, text)
-    except ValueError as error:
-        raise ConfigError(f"--{name}: {error}") from None
-
-
-def _choose_checkpoints(run: Path, shelf: Path, how: Averaging) -> list[Path]:
-    """The checkpoints to average, oldest first."""
-    from phalanx.assemble.prepare import find_checkpoint
+def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, str]) -> None:
+    """Refuse a run with too few checkpoints, or with fewer steps than are to give statistics."""
+    from phalanx.assemble.prepare import find_checkpoint, read_checkpoint
     from phalanx.engine.checkpoint_store import list_checkpoints
 
-    find_checkpoint(run)  # knows what to say where there is none
-    found = list_checkpoints(shelf)
-    return found[-how.count_among(len(found), where=shelf) :]
-
-
-def _refuse_more_steps(newest: Path, how: Averaging, flags: dict[str, str]) -> None:
-    """Statistics come from steps the run has."""
-    from phalanx.assemble.prepare import read_checkpoint
-
-    steps = read_checkpoint(newest, flags).start.facts["plan"]["total_steps"]
-    if how.norm_steps > steps:
+    find_checkpoint(run.path)  # knows what to say where there is none
+    found = list_checkpoints(run.checkpoints)
+    averaging.count_among(len(found), where=run.checkpoints)
+    steps = read_checkpoint(found[-1], flags).start.facts["plan"]["total_steps"]
+    if averaging.norm_steps > steps:
         raise ConfigError(
-            f"--reestimate-norms {how.norm_steps}: the run has {steps:,} training steps; "
+            f"--reestimate-norms {averaging.norm_steps}: the run has {steps:,} training steps; "
             f"give at most that many"
         )
 
 
-def _show_both(averaged: "Averaged", *, as_json: bool) -> None:
-    """The newest checkpoint's score and the average's, as lines or as one object."""
-    (newest, average), (first, second) = averaged.paths, averaged.scores
-    if as_json:
-        rows = {
-            name: {"checkpoint": str(path), **asdict(row), "bad_images": bad}
-            for name, path, (row, bad) in (("newest", newest, first), ("average", average, second))
-        }
-        print(json.dumps({"averaged": averaged.account, **rows}, indent=2))
-        return
-    print(_tell(averaged.account))
-    show(str(newest), first[0], {}, as_json=False)
-    show(str(average), *second, as_json=False)
+def _as_json(averaged: "Averaged") -> dict[str, Any]:
+    """What was averaged, the newest checkpoint's score and the average's."""
+    rows = {
+        name: {"checkpoint": str(path), **asdict(row), "bad_images": bad}
+        for name, path, (row, bad) in zip(
+            ("newest", "average"), averaged.paths, averaged.scores, strict=True
+        )
+    }
+    return {"averaged": averaged.account, **rows}
 
 
-def _tell(account: dict[str, Any]) -> str:
-    """What was averaged, in a line."""
+def _print_scores(averaged: "Averaged") -> None:
+    """What was averaged, the newest checkpoint's score and the average's, a line each."""
+    account = averaged.account
     decay = f", decay {account['decay']:g}" if account["strategy"] == "exponential" else ""
     steps = ", ".join(f"{step:,}" for step in account["steps"])
     fresh = account["norm_steps"]
     norms = f"; batch norms anew from {fresh:,} training steps" if fresh else ""
-    return f"{account['strategy']}{decay} of {account['count']} checkpoints: steps {steps}{norms}"
+    print(f"{account['strategy']}{decay} of {account['count']} checkpoints: steps {steps}{norms}")
+    (newest, average), ((newest_row, _), average_score) = averaged.paths, averaged.scores
+    print_score(str(newest), newest_row, {}, as_json=False)
+    print_score(str(average), *average_score, as_json=False)
 
 
 COMMANDS = {
@@ -118,16 +108,16 @@ COMMANDS = {
         "[--reestimate-norms STEPS] [--json]",
         run=_run,
         arguments=(
-            Argument(name="run", metavar="RUN", help="A run folder.", required=True),
+            Argument("run", "A run folder.", metavar="RUN", required=True),
             Argument(
-                name="--reestimate-norms",
-                help="Take the statistics of batch norms anew, from the images of so many training "
+                "--reestimate-norms",
+                "Take the statistics of batch norms anew, from the images of so many training "
                 "steps, instead of averaging them.  [0]",
                 default="0",
             ),
-            Argument(name="--json", help="Print a JSON object.", switch=True),
+            JSON_FLAG,
         ),
-        options=(*sorted(_AVERAGING, reverse=True), *_SCORING_OPTIONS),
+        options=(*_AVERAGING_OPTIONS, *_SCORING_OPTIONS),
         examples=(
             ("phalanx average runs/demo", "the mean of the last checkpoints"),
             ("phalanx average runs/demo --weight-avg-n 2", "of the last two alone"),

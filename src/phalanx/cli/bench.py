@@ -3,88 +3,74 @@
 import json
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
+from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
 from phalanx.cli.progress import end_line, tell
-from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.bench.determinism import Cost
     from phalanx.bench.paired import Ratio
 
 
-def _overhead(request: Request) -> int:
+def _measure_overhead(args: ParsedArgs) -> int:
     """Measure and print the ratio with its interval."""
-    request.refuse_problems()
-    pairs = read_count("--pairs", request["pairs"], least=3)
-    steps = read_count("--steps", request["steps"], least=11)
+    args.refuse_problems()
+    pairs = args.read_count("--pairs", least=3)
+    steps = args.read_count("--steps", least=11)
 
     from phalanx.bench.overhead import measure_overhead
 
-    def done(pair: int) -> None:
-        tell(f"pair {pair} of {pairs}")
-
-    ratio = measure_overhead(pairs=pairs, steps=steps, done=done)
+    ratio = measure_overhead(
+        pairs=pairs, steps=steps, done=lambda pair: tell(f"pair {pair} of {pairs}")
+    )
     end_line()
-    if request["json"]:
-        print(json.dumps(_as_json(ratio)))
+    if args["json"]:
+        numbers = {
+            "ratio": ratio.median,
+            "interval95": ratio.interval95,
+            "phalanx_images_per_second": ratio.ours,
+            "bare_images_per_second": ratio.theirs,
+        }
+        print(json.dumps(numbers))
     else:
-        _show(ratio, steps)
+        _print_overhead(ratio, steps)
     return 0
 
 
-def read_count(name: str, text: str, *, least: int) -> int:
-    """A whole number from a flag."""
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"{name}: wants a whole number of at least {least}, got {text!r}")
-    return int(text)
-
-
-def _as_json(ratio: "Ratio") -> dict[str, object]:
-    """The measurement for a program."""
-    return {
-        "ratio": ratio.median,
-        "interval95": ratio.interval95,
-        "phalanx_images_per_second": ratio.ours,
-        "bare_images_per_second": ratio.theirs,
-    }
-
-
-def _show(ratio: "Ratio", steps: int) -> None:
-    """The measurement for a person."""
-    low, high = ratio.interval95
+def _print_overhead(ratio: "Ratio", steps: int) -> None:
+    """The speeds of both loops and their ratio."""
     for name, rates in (("phalanx train", ratio.ours), ("bare loop", ratio.theirs)):
         ordered = sorted(rates)
-        middle = ordered[len(ordered) // 2]
         print(
-            f"{name:<14} {middle:>9,.0f} images/s   {ordered[0]:,.0f} to {ordered[-1]:,.0f} "
-            f"(n={len(ordered)} blocks of {steps} steps)"
+            f"{name:<14} {ordered[len(ordered) // 2]:>9,.0f} images/s   {ordered[0]:,.0f} to "
+            f"{ordered[-1]:,.0f} (n={len(ordered)} blocks of {steps} steps)"
         )
+    low, high = ratio.interval95
     print(f"ratio {ratio.median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
 
 
-def _determinism(request: Request) -> int:
+def _measure_determinism(args: ParsedArgs) -> int:
     """Measure and print what each value of --determinism costs."""
-    from phalanx.assemble.find_data import read_with_data
-
-    settings = read_with_data(preset_named(request), request.flags, problems=request.problems)
-    pairs = read_count("--pairs", request["pairs"], least=3)
-    steps = read_count("--steps", request["steps"], least=1)
+    settings = args.read_settings()
+    pairs = args.read_count("--pairs", least=3)
+    steps = args.read_count("--steps", least=1)
     from phalanx.bench.determinism import measure_determinism
 
-    def done(name: str, pair: int) -> None:
-        tell(f"{name}: pair {pair} of {pairs}")
-
-    cost = measure_determinism(settings, pairs=pairs, steps=steps, done=done)
+    cost = measure_determinism(
+        settings,
+        pairs=pairs,
+        steps=steps,
+        done=lambda name, pair: tell(f"{name}: pair {pair} of {pairs}"),
+    )
     end_line()
-    if request["json"]:
+    if args["json"]:
         print(json.dumps(cost.facts()))
     else:
-        show_cost(cost)
+        print_cost(cost)
     return 0
 
 
-def show_cost(cost: "Cost") -> None:
-    """The ratios for a person."""
+def print_cost(cost: "Cost") -> None:
+    """The ratio of each value of --determinism, a line each."""
     for name, ratio in cost.ratios.items():
         ours, theirs = (sorted(rates)[len(rates) // 2] for rates in (ratio.ours, ratio.theirs))
         low, high = ratio.interval95
@@ -102,11 +88,11 @@ COMMANDS = {
         summary="Images/s of the real training loop over a bare PyTorch loop that gets the same "
         "batches ready-made in memory.",
         usage="phalanx bench overhead [--pairs N] [--steps N] [--json]",
-        run=_overhead,
+        run=_measure_overhead,
         arguments=(
-            Argument(name="--pairs", help="Interleaved pairs of blocks [40].", default="40"),
-            Argument(name="--steps", help="Steps in a block [25].", default="25"),
-            Argument(name="--json", help="Print a JSON object.", switch=True),
+            Argument("--pairs", "Interleaved pairs of blocks [40].", default="40"),
+            Argument("--steps", "Steps in a block [25].", default="25"),
+            JSON_FLAG,
         ),
         examples=(("phalanx bench overhead", "the median of 40 paired ratios; about two minutes"),),
     ),
@@ -116,13 +102,12 @@ COMMANDS = {
         "made-up images.",
         usage="phalanx bench determinism [PRESET|FILE] [--option value]... [--pairs N] "
         "[--steps N] [--json]",
-        run=_determinism,
+        run=_measure_determinism,
         arguments=(
-            Argument(name="preset", metavar="PRESET|FILE", help="A preset, or a YAML file."),
-            Argument(name="--config", help="The same, as a flag."),
-            Argument(name="--pairs", help="Interleaved pairs of blocks [20].", default="20"),
-            Argument(name="--steps", help="Steps in a block [10].", default="10"),
-            Argument(name="--json", help="Print a JSON object.", switch=True),
+            *PRESET_ARGS,
+            Argument("--pairs", "Interleaved pairs of blocks [20].", default="20"),
+            Argument("--steps", "Steps in a block [10].", default="10"),
+            JSON_FLAG,
         ),
         # a block has its own length, and every value of determinism is measured
         options=tuple(name for name in ALL_OPTIONS if name not in ("steps", "determinism")),

@@ -1,16 +1,18 @@
-"""What a command is, and how its words are read: argparse, filled from the schema."""
+"""What a command is, and how its arguments are parsed: argparse, filled from the schema."""
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.catalog.plugins import load_plugins
-from phalanx.config.hints import suggest_option
-from phalanx.config.schema import OPTIONS, SPELLINGS
-from phalanx.config.text import LISTS, plain_kind
+from phalanx.config.schema import OPTIONS, SPELLINGS, suggest_option
+from phalanx.config.text import LIST_OPTIONS
 from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx.config.read import Settings
 
 ALL_OPTIONS = tuple(OPTIONS)
 MODEL_OPTIONS = tuple(
@@ -20,12 +22,13 @@ MODEL_OPTIONS = tuple(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Argument:
-    """One word of a command that is not an option of a run: a path, a switch."""
+    """An argument of a command that is not an option of a run: a path, a switch."""
 
-    name: str  # "run" stands for itself, "--json" is a flag
+    name: str  # "run" is positional, "--json" is a flag
     help: str
+    _: KW_ONLY
     metavar: str = ""
     many: bool = False
     required: bool = False
@@ -34,21 +37,51 @@ class Argument:
 
     @property
     def key(self) -> str:
-        """The word under which a request holds it."""
+        """The name under which ParsedArgs holds it."""
         return self.name.lstrip("-").replace("-", "_")
 
 
-@dataclass(frozen=True)
-class Request:
-    """A command line that was understood."""
+JSON_FLAG = Argument("--json", "Print a JSON object.", switch=True)
+PRESET_ARGS = (
+    Argument("preset", "A preset, or a YAML file.", metavar="PRESET|FILE"),
+    Argument("--config", "The same, as a flag."),
+)
 
-    words: dict[str, Any]  # the command's own arguments
+
+@dataclass(frozen=True)
+class ParsedArgs:
+    """A parsed command line."""
+
+    values: dict[str, Any]  # of the command's own arguments
     flags: dict[str, str]  # options of the run, as text
-    problems: tuple[str, ...]  # what was not understood, to be told with the rest
+    problems: tuple[str, ...]  # what was not understood, to be reported with the rest
     line: str  # as it was typed
 
     def __getitem__(self, name: str) -> Any:
-        return self.words[name]
+        return self.values[name]
+
+    @property
+    def preset_name(self) -> str | None:
+        """The preset or file of a command that takes one, as its first word or by --config."""
+        names = [self[key] for key in ("preset", "config") if self[key]]
+        if len(names) > 1:
+            raise ConfigError(
+                f"--config {names[1]}: the preset {names[0]} is named already; give one"
+            )
+        return names[0] if names else None
+
+    def read_settings(self) -> "Settings":
+        """The settings of a command that takes a preset and all options."""
+        from phalanx.assemble.find_data import read_with_data
+
+        return read_with_data(self.preset_name, self.flags, problems=self.problems)
+
+    def read_count(self, flag: str, *, least: int) -> int:
+        """The whole number that a flag such as --steps gives."""
+        text = self[flag.lstrip("-").replace("-", "_")]
+        if not text.isdecimal() or int(text) < least:
+            raise ConfigError(f"{flag}: wants a whole number of at least {least}, got {text!r}")
+        return int(text)
 
     def load_plugins(self) -> None:
         """Import what --plugin names; for commands that look into the tables themselves."""
@@ -63,68 +96,56 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command: its help, its words, and what it does."""
+    """A command: its help, its arguments, and what it does."""
 
     name: str
     summary: str
     usage: str
-    run: Callable[[Request], int]
+    run: Callable[[ParsedArgs], int]
     examples: tuple[tuple[str, str], ...]  # (command line, what it does)
     arguments: tuple[Argument, ...] = ()
     options: tuple[str, ...] = field(default=())
 
 
-def preset_named(request: Request) -> str | None:
-    """The preset or file of a command that takes one, as its first word or by --config."""
-    words = [request[word] for word in ("preset", "config") if request[word]]
-    if len(words) > 1:
-        raise ConfigError(f"--config {words[1]}: the preset {words[0]} is named already; give one")
-    return words[0] if words else None
-
-
 class _Parser(argparse.ArgumentParser):
-    """argparse that raises what it has to say."""
+    """argparse that raises its errors."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving the process."""
         raise ConfigError(f"{message.removeprefix('argument ')}; {self.prog} --help tells more")
 
 
-def parse(command: Command, argv: Sequence[str]) -> Request:
-    """Read a command's words; unknown flags become problems, so that all are told together."""
-    words, spaced = _join_lists(command, argv)
-    known, unknown = _set_unknown_apart(command, words)
-    problems = (*unknown, *spaced)
-    parser = _build_parser(command)
-    read = vars(parser.parse_args(known))
+def parse_args(command: Command, argv: Sequence[str]) -> ParsedArgs:
+    """Parse a command's words; unknown flags become problems, so that all are reported together."""
+    spellings = {old: name for old, name in SPELLINGS.items() if name in command.options}
+    words, list_problems = _join_lists(spellings, argv)
+    known, unknown_problems = _split_off_unknown(command, spellings, words)
+    values = vars(_build_parser(command, spellings).parse_args(known))
     flags = {
-        name: read.pop(f"option {name}") for name in command.options if f"option {name}" in read
+        name: values.pop(f"option {name}") for name in command.options if f"option {name}" in values
     }
     line = " ".join(["phalanx", command.name, *argv])
-    return Request(read, flags, problems, line)
+    return ParsedArgs(values, flags, (*unknown_problems, *list_problems), line)
 
 
-def _spellings_of(command: Command) -> dict[str, str]:
-    """Every spelling of the options this command takes, to the option's name."""
-    return {old: name for old, name in SPELLINGS.items() if name in command.options}
-
-
-def _set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_off_unknown(
+    command: Command, spellings: Mapping[str, str], argv: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """The words argparse will understand, and a line for each flag it would not.
 
     An unknown flag takes its value along: otherwise the value would pass for a preset's name.
     """
     flags = {a.name for a in command.arguments if a.name.startswith("--")}
-    flags |= {f"--{old}" for old in _spellings_of(command)}
-    old = {f"--{spelling}" for spelling in SPELLINGS if spelling not in OPTIONS}
-    today = sorted(flags - old)
+    flags |= {f"--{spelling}" for spelling in spellings}
+    aliases = {f"--{spelling}" for spelling in SPELLINGS if spelling not in OPTIONS}
     known: list[str] = []
     problems: list[str] = []
     skip = False
     for word in argv:
         name, equals, _ = word.partition("=")
         if name.startswith("--") and name not in flags:
-            problems.append(f"{name}: no such option; {suggest_option(name, today)}")
+            way_out = suggest_option(name, sorted(flags - aliases))
+            problems.append(f"{name}: no such option; {way_out}")
             skip = not equals
         elif skip and not word.startswith("--"):
             skip = False
@@ -136,17 +157,17 @@ def _set_unknown_apart(command: Command, argv: Sequence[str]) -> tuple[list[str]
     return known, problems
 
 
-def _join_lists(command: Command, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _join_lists(spellings: Mapping[str, str], argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words with lists of numbers in one piece, and a line for each that came in several.
 
     `--lr-epoch-decay 2 4` is how other programs write 2,4; here 4 would pass for a preset's name.
     """
-    lists = {f"--{old}" for old, name in _spellings_of(command).items() if name in LISTS}
+    lists = {f"--{spelling}" for spelling, name in spellings.items() if name in LIST_OPTIONS}
     words: list[str] = []
     problems: dict[int, str] = {}  # by the place of the list
     for word in argv:
-        begun = len(words) > 1 and words[-2] in lists
-        if begun and _is_number(words[-1].rsplit(",")[0]) and _is_number(word):
+        in_list = len(words) > 1 and words[-2] in lists
+        if in_list and _is_number(words[-1].rsplit(",")[0]) and _is_number(word):
             words[-1] = f"{words[-1].rstrip(',')},{word.rstrip(',')}"
             problems[len(words)] = (
                 f"{words[-2]}: a list has commas and no spaces; write {words[-1]}"
@@ -166,29 +187,22 @@ def _is_negative(word: str) -> bool:
     return re.fullmatch(r"-\d*\.?\d+(e[-+]?\d+)?", word, re.IGNORECASE) is not None
 
 
-def _build_parser(command: Command) -> _Parser:
+def _build_parser(command: Command, spellings: Mapping[str, str]) -> _Parser:
     """An argparse parser for the command's arguments and options."""
     parser = _Parser(prog=f"phalanx {command.name}", add_help=False, allow_abbrev=False)
     for argument in command.arguments:
-        _add_argument(parser, argument)
-    for spelling, name in _spellings_of(command).items():
-        bare: dict[str, Any] = (
-            {"nargs": "?", "const": "true"} if plain_kind(OPTIONS[name].kind) is bool else {}
-        )
+        more: dict[str, Any] = {}
+        if argument.switch:
+            parser.add_argument(argument.name, dest=argument.key, action="store_true")
+        elif argument.name.startswith("--"):
+            more = {"nargs": "+", "action": "extend"} if argument.many else {}
+            parser.add_argument(argument.name, dest=argument.key, default=argument.default, **more)
+        else:
+            single, many = (None, "+") if argument.required else ("?", "*")
+            parser.add_argument(argument.key, nargs=many if argument.many else single)
+    for spelling, name in spellings.items():
+        more = {"nargs": "?", "const": "true"} if OPTIONS[name].type is bool else {}
         parser.add_argument(
-            f"--{spelling}", dest=f"option {name}", default=argparse.SUPPRESS, **bare
+            f"--{spelling}", dest=f"option {name}", default=argparse.SUPPRESS, **more
         )
     return parser
-
-
-def _add_argument(parser: _Parser, argument: Argument) -> None:
-    """Give argparse one of the command's own words."""
-    if argument.switch:
-        parser.add_argument(argument.name, dest=argument.key, action="store_true")
-    elif argument.name.startswith("--"):
-        several: dict[str, Any] = {"nargs": "+", "action": "extend"} if argument.many else {}
-        parser.add_argument(argument.name, dest=argument.key, default=argument.default, **several)
-    else:
-        many = "+" if argument.required else "*"
-        single = None if argument.required else "?"
-        parser.add_argument(argument.key, nargs=many if argument.many else single)

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Compare options, data, code, numbers and scores."""
     request.refuse_problems()
     from phalanx.report.compare import compare_runs, render_comparison

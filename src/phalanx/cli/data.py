@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 
 
-def _show(request: Request) -> int:
+def _show(request: ParsedArgs) -> int:
     """Draw what the model sees in one step, before normalisation."""
     settings = _find_settings(request)
     from phalanx.assemble.dataset_summary import build_input_spec, plan_run
@@ -31,17 +31,17 @@ def _show(request: Request) -> int:
     return 0
 
 
-def _find_settings(request: Request) -> Settings:
+def _find_settings(request: ParsedArgs) -> Settings:
     """The config of a run folder, or of a preset with flags."""
     name = request["preset"]
     if name and (Path(name) / "run.json").is_file():
         from phalanx.assemble.prepare import stored_options
-        from phalanx.config.read import read_again
+        from phalanx.config.read import read_stored_settings
         from phalanx.report.folder import open_run
 
         request.refuse_problems()
         run = open_run(Path(name))
-        return read_again(
+        return read_stored_settings(
             stored_options(run),
             flags=request.flags,
             where=str(run.config),

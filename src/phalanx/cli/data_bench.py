@@ -3,14 +3,14 @@
 import json
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.bench.feeding import Feeding
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Measure and print."""
     from phalanx.assemble.find_data import read_with_data
 

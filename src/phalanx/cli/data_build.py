@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
 
@@ -47,7 +47,7 @@ class Progress:
         return f"{told}, {format_count(rate)}/s{left}"
 
 
-def _build_data(request: Request) -> int:
+def _build_data(request: ParsedArgs) -> int:
     """Convert a dataset; bad images are left out and listed."""
     request.refuse_problems()
     from phalanx.data.convert.build import BuildOptions, build
@@ -77,7 +77,7 @@ def _build_data(request: Request) -> int:
     return 0
 
 
-def _read_word(request: Request, name: str) -> str:
+def _read_word(request: ParsedArgs, name: str) -> str:
     """A word that must be given."""
     if not request[name]:
         wanted = {"src": "the folder to convert", "to": "--to FORM", "out": "--out DIR"}[name]
@@ -85,7 +85,7 @@ def _read_word(request: Request, name: str) -> str:
     return str(request[name])
 
 
-def read_number(request: Request, name: str) -> int | None:
+def read_number(request: ParsedArgs, name: str) -> int | None:
     """A whole number within its limits; None where it is not given."""
     text = request[name]
     if text is None:

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
@@ -27,7 +27,7 @@ class _Progress:
         print(f"{begin}{line}", end=end, file=sys.stderr, flush=True)
 
 
-def _fetch_data(request: Request) -> int:
+def _fetch_data(request: ParsedArgs) -> int:
     """Make sure a set is here, and say where."""
     request.refuse_problems()
     from phalanx.data.fetch import PUBLISHED_FILES, fetch_dataset

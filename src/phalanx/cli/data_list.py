@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import DataError
 
 _MADE_UP = {  # sets that lie in no folder: what they are, how to get them
@@ -14,7 +14,7 @@ _MADE_UP = {  # sets that lie in no folder: what they are, how to get them
 }
 
 
-def _list_data(request: Request) -> int:
+def _list_data(request: ParsedArgs) -> int:
     """Print the forms that can be read, or what was found in a folder."""
     request.refuse_problems()
     rows = _find_rows(Path(request["dir"]).expanduser()) if request["dir"] else _form_rows()

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.cli.data_build import Progress, printable, read_number
 from phalanx.errors import ConfigError, DataError
 from phalanx.units import format_count, format_seconds
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
-def _verify_data(request: Request) -> int:
+def _verify_data(request: ParsedArgs) -> int:
     """Look at every image; the code is 0 when nothing is wrong."""
     request.refuse_problems()
     from phalanx.data.verify.manifest import keep_manifest

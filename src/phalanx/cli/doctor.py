@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.units import format_bytes
 
 _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
@@ -30,7 +30,7 @@ _ENOUGH_DISK = 2 * 2**30
 
 @dataclass(frozen=True)
 class _Check:
-    """One thing looked at."""
+    """One thing checked."""
 
     what: str
     found: str
@@ -38,37 +38,32 @@ class _Check:
     remedy: str = ""
 
 
-def _run(request: Request) -> int:
-    """Look at the machine; the code is 1 when something Phalanx needs is missing."""
-    request.refuse_problems()
-    findings = [*_look_at_python(), *_look_at_packages(), *_look_at_devices(), *_look_at_room()]
-    if request["json"]:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        _show(findings)
-    return 1 if any(finding.state == "missing" for finding in findings) else 0
-
-
-def _show(findings: list[_Check]) -> None:
-    """A line a finding, and the remedies under them."""
+def _run(args: ParsedArgs) -> int:
+    """Check the machine; the code is 1 when something Phalanx needs is missing."""
+    args.refuse_problems()
+    checks = [_check_python(), *_check_packages(), *_check_devices(), *_check_space()]
+    missing = sum(check.state == "missing" for check in checks)
+    if args["json"]:
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+        return min(missing, 1)
     marks = {"ok": "ok  ", "note": "note", "missing": "MISS"}
-    for finding in findings:
-        print(f"{marks[finding.state]}  {finding.what:<24}{finding.found}")
-        if finding.remedy:
-            print(f"      {'':<24}-> {finding.remedy}")
-    missing = sum(finding.state == "missing" for finding in findings)
+    for check in checks:
+        print(f"{marks[check.state]}  {check.what:<24}{check.found}")
+        if check.remedy:
+            print(f"      {'':<24}-> {check.remedy}")
     print(f"\n{missing} missing" if missing else "\nready to train: phalanx train")
+    return min(missing, 1)
 
 
-def _look_at_python() -> Iterator[_Check]:
+def _check_python() -> _Check:
     """The interpreter."""
     version = ".".join(map(str, sys.version_info[:3]))
     enough = sys.version_info >= (3, 11)
     remedy = "" if enough else "install Python 3.11 or later"
-    yield _Check("python", version, "ok" if enough else "missing", remedy)
+    return _Check("python", version, "ok" if enough else "missing", remedy)
 
 
-def _look_at_packages() -> Iterator[_Check]:
+def _check_packages() -> Iterator[_Check]:
     """Every package Phalanx imports: whether it is there and can be imported."""
     for name, (package, purpose, optional) in _PACKAGES.items():
         try:
@@ -77,10 +72,10 @@ def _look_at_packages() -> Iterator[_Check]:
             state = "note" if optional else "missing"
             yield _Check(package, f"{error} ({purpose})", state, f"pip install {package}")
         else:
-            yield _Check(package, f"{_version_of(package)} ({purpose})", "ok")
+            yield _Check(package, f"{_find_version(package)} ({purpose})", "ok")
 
 
-def _version_of(package: str) -> str:
+def _find_version(package: str) -> str:
     """The installed version; another package may provide the same module."""
     try:
         return metadata.version(package)
@@ -88,39 +83,58 @@ def _version_of(package: str) -> str:
         return "from another package"
 
 
-def _look_at_devices() -> Iterator[_Check]:
+def _check_devices() -> Iterator[_Check]:
     """Cores and accelerators, as torch sees them."""
-    from phalanx.plan.machine import count_cores
+    from phalanx.plan.machine import count_cores, count_threads
 
-    yield _Check("cpu", f"{count_cores()} cores", "ok")
+    cores, threads = count_cores(), count_threads()
+    yield _Check("cpu", f"{cores} core{'s' * (cores != 1)}", "ok")
+    yield _check_threads(threads, cores)
     try:
         import torch
     except (ImportError, OSError):
         return
     for number in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(number)
-        yield _Check(f"cuda:{number}", f"{facts.name}, {format_bytes(facts.total_memory)}", "ok")
+        gpu = torch.cuda.get_device_properties(number)
+        yield _Check(f"cuda:{number}", f"{gpu.name}, {format_bytes(gpu.total_memory)}", "ok")
     if torch.backends.mps.is_available():
         yield _Check("mps", "Apple GPU", "ok")
-    if not torch.cuda.device_count() and not torch.backends.mps.is_available():
+    elif not torch.cuda.device_count():
         seen = any(Path("/dev").glob("nvidia[0-9]*"))
         remedy = "a GPU is there: install a torch build with CUDA" if seen else ""
         yield _Check("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
 
 
-def _look_at_room() -> Iterator[_Check]:
+def _check_threads(threads: int, cores: int) -> _Check:
+    """How many threads torch will use, and what happens where two processes share the cores."""
+    named = os.environ.get("OMP_NUM_THREADS", "").strip() == str(threads)
+    source = "from OMP_NUM_THREADS" if named else "one per core"
+    found = f"{threads} per process ({source}; --threads N sets another number)"
+    each = max(1, cores // 2)
+    if threads <= each:
+        return _Check("threads", found, "ok")
+    return _Check(
+        "threads",
+        found,
+        "note",
+        "several processes at once must not have more threads together than there are cores: two "
+        "processes of two threads each on two cores are ten times slower than with one each; "
+        f"to run two here, use --threads {each}",
+    )
+
+
+def _check_space() -> Iterator[_Check]:
     """Memory and disk."""
     size, whole = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    told = "SC_AVPHYS_PAGES" in os.sysconf_names  # macOS does not tell
-    text = f"{format_bytes(os.sysconf('SC_AVPHYS_PAGES') * size)} free of " if told else ""
-    yield _Check("memory", f"{text}{format_bytes(whole * size)}", "ok")
+    known = "SC_AVPHYS_PAGES" in os.sysconf_names  # macOS has no such number
+    free = f"{format_bytes(os.sysconf('SC_AVPHYS_PAGES') * size)} free of " if known else ""
+    yield _Check("memory", f"{free}{format_bytes(whole * size)}", "ok")
     for what, folder in (("disk here", os.getcwd()), ("temporary", tempfile.gettempdir())):
-        free = shutil.disk_usage(folder).free
-        scarce = free < _ENOUGH_DISK
+        room = shutil.disk_usage(folder).free
+        scarce = room < _ENOUGH_DISK
         remedy = "checkpoints may not fit; make room or use another --run-dir" if scarce else ""
-        yield _Check(
-            what, f"{format_bytes(free)} free in {folder}", "note" if scarce else "ok", remedy
-        )
+        state = "note" if scarce else "ok"
+        yield _Check(what, f"{format_bytes(room)} free in {folder}", state, remedy)
 
 
 COMMANDS = {
@@ -129,7 +143,7 @@ COMMANDS = {
         summary="Say what this machine has and what is missing, with the line that installs it.",
         usage="phalanx doctor [--json]",
         run=_run,
-        arguments=(Argument(name="--json", help="Print a JSON list.", switch=True),),
+        arguments=(Argument("--json", "Print a JSON list.", switch=True),),
         examples=(("phalanx doctor", "before the first run on a new machine"),),
     ),
 }

@@ -7,8 +7,7 @@ from math import isfinite, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.bench import read_count
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
+from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
 from phalanx.cli.data_bench import read_seconds
 from phalanx.cli.progress import end_line, tell
 from phalanx.config.read import Settings
@@ -19,30 +18,22 @@ if TYPE_CHECKING:
     from phalanx.bench.batch_size_finder import BatchSizes, BatchSizeTrial
     from phalanx.bench.lr_finder import LrSweep
 
-_WIDTH, _HEIGHT = 60, 10  # of the plot, in letters
-_ABOVE = 1.25  # times the first loss is as high as plots go
-_DRAWINGS = (".png", ".html")
-_INK = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white paper
-
-
-def _read_config(request: Request) -> Settings:
-    """The settings that a finder works with."""
-    from phalanx.assemble.find_data import read_with_data
-
-    return read_with_data(preset_named(request), request.flags, problems=request.problems)
+_PLOT_WIDTH, _PLOT_HEIGHT = 60, 10  # in letters
+_HIGHEST_LOSS = 1.25  # shown in plots, times the first loss
+_COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white paper
 
 
 # --- the learning rate ---
 
 
-def _find_lr(request: Request) -> int:
+def _find_lr(args: ParsedArgs) -> int:
     """Sweep the learning rate and print what it suggests."""
-    settings = _read_config(request)
-    low, high = (_read_rate(f"--{name}", request[name]) for name in ("from", "to"))
+    settings = args.read_settings()
+    low, high = (_read_rate(f"--{name}", args[name]) for name in ("from", "to"))
     if low >= high:
         raise ConfigError(f"--from {low:g}: must be below --to {high:g}; the rate grows")
-    steps = read_count("--steps", request["steps"], least=10)
-    out = _read_out(request["out"])
+    steps = args.read_count("--steps", least=10)
+    out = _read_out(args["out"])
     from phalanx.bench.lr_finder import sweep_learning_rates
 
     sweep = sweep_learning_rates(
@@ -54,11 +45,14 @@ def _find_lr(request: Request) -> int:
     )
     end_line()
     if out is not None:
-        _write_drawing(out, sweep, title=settings.name)
-    if request["json"]:
+        _write_plot(out, sweep, title=settings.name)
+    if args["json"]:
         print(json.dumps(sweep.facts(), indent=2))
         return 0
-    _show_sweep(sweep, asked=steps)
+    for line in _draw_text(sweep):
+        print(line)
+    for name, text in _describe_sweep(sweep, total=steps):
+        print(f"{name:<15}{text}")
     return 0
 
 
@@ -74,30 +68,22 @@ def _read_rate(name: str, text: str) -> float:
 
 
 def _read_out(text: str | None) -> Path | None:
-    """Where the drawing goes, refused before any work is done for it."""
+    """Where the plot goes, refused before any work is done for it."""
     if text is None:
         return None
     out = Path(text)
-    if out.suffix.lower() not in _DRAWINGS:
+    if out.suffix.lower() not in (".png", ".html"):
         raise ConfigError(f"--out {text}: wants a file that ends in .png or .html")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {text}: there is no folder {out.parent}; make it first")
     return out
 
 
-def _show_sweep(sweep: "LrSweep", *, asked: int) -> None:
-    """The plot and the suggestions."""
-    for line in _draw_text(sweep):
-        print(line)
-    for name, text in _explain(sweep, asked=asked):
-        print(f"{name:<15}{text}")
-
-
-def _explain(sweep: "LrSweep", *, asked: int) -> list[tuple[str, str]]:
+def _describe_sweep(sweep: "LrSweep", *, total: int) -> list[tuple[str, str]]:
     """What the sweep found, in words."""
-    end = f"{len(sweep.rates)} of {asked} steps, the loss did not explode; try a larger --to"
+    end = f"{len(sweep.rates)} of {total} steps, the loss did not explode; try a larger --to"
     if sweep.tenth is not None:
-        end = f"{sweep.rates[-1]:.2g}, after {len(sweep.rates)} of {asked} steps"
+        end = f"{sweep.rates[-1]:.2g}, after {len(sweep.rates)} of {total} steps"
     rows = [("explodes at", end)]
     if sweep.steepest is None:
         advice = (
@@ -116,31 +102,30 @@ def _draw_text(sweep: "LrSweep") -> list[str]:
     count = len(sweep.smooth)
     if not count:
         return []
-    top = min(max(sweep.smooth), _ABOVE * sweep.smooth[0])
+    top = min(max(sweep.smooth), _HIGHEST_LOSS * sweep.smooth[0])
     low = min(sweep.smooth)
-    width = min(_WIDTH, count)
+    width = min(_PLOT_WIDTH, count)
     column = [sweep.smooth[place * count // width] for place in range(width)]
-    rows = [round((min(loss, top) - low) / ((top - low) or 1.0) * (_HEIGHT - 1)) for loss in column]
+    rows = [
+        round((min(loss, top) - low) / ((top - low) or 1.0) * (_PLOT_HEIGHT - 1)) for loss in column
+    ]
     lines = []
-    for height in reversed(range(_HEIGHT)):
-        loss = low + (top - low) * height / (_HEIGHT - 1)
+    for height in reversed(range(_PLOT_HEIGHT)):
+        loss = low + (top - low) * height / (_PLOT_HEIGHT - 1)
         dots = "".join("•" if row == height else " " for row in rows)
         lines.append(f"{loss:>9.3f} │{dots}".rstrip())
-    rule = "─" * width
-    if sweep.suggested is not None:
-        place = min(sweep.rates.index(_nearest(sweep, sweep.suggested)) * width // count, width - 1)
-        rule = f"{rule[:place]}▲{rule[place + 1 :]}"
-    ends = f"{sweep.rates[0]:g}", f"{sweep.rates[count - 1]:.2g}"
-    gap = " " * max(1, width - sum(map(len, ends)))
-    return [f"{'loss':>9}", *lines, f"{'':>10}└{rule}", f"{'lr':>9}  {ends[0]}{gap}{ends[1]}"]
+    axis = "─" * width
+    suggested = sweep.suggested
+    if suggested is not None:
+        nearest = min(sweep.rates, key=lambda rate: abs(log10(rate / suggested)))
+        place = min(sweep.rates.index(nearest) * width // count, width - 1)
+        axis = f"{axis[:place]}▲{axis[place + 1 :]}"
+    first, last = f"{sweep.rates[0]:g}", f"{sweep.rates[count - 1]:.2g}"
+    gap = " " * max(1, width - len(first) - len(last))
+    return [f"{'loss':>9}", *lines, f"{'':>10}└{axis}", f"{'lr':>9}  {first}{gap}{last}"]
 
 
-def _nearest(sweep: "LrSweep", rate: float) -> float:
-    """The rate of the sweep that is nearest, by factors."""
-    return min(sweep.rates, key=lambda one: abs(log10(one / rate)))
-
-
-def _write_drawing(out: Path, sweep: "LrSweep", *, title: str) -> None:
+def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
     """The curve as a PNG, or as a page with the numbers."""
     from phalanx.disk import out_errors, write_atomically
 
@@ -156,7 +141,9 @@ def _draw_page(sweep: "LrSweep", *, title: str) -> str:
     from phalanx.report.markup import table
 
     svg = _draw_figure(sweep, title=title, form="svg").decode()
-    facts = table([], [(escape(k), escape(v)) for k, v in _explain(sweep, asked=len(sweep.rates))])
+    facts = table(
+        [], [(escape(k), escape(v)) for k, v in _describe_sweep(sweep, total=len(sweep.rates))]
+    )
     rows = [(f"{r:.3g}", f"{n:.4f}") for r, n in zip(sweep.rates, sweep.losses, strict=True)]
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8">\n<title>{escape(title)}: '
@@ -172,14 +159,14 @@ def _draw_figure(sweep: "LrSweep", *, title: str, form: str) -> bytes:
     figure = Figure(figsize=(7, 4), layout="constrained", dpi=120)
     axes: Any = figure.subplots()
     shown = len(sweep.smooth)
-    axes.plot(sweep.rates, sweep.losses, color=_INK["pale"], lw=0.8, label="each step")
-    axes.plot(sweep.rates[:shown], sweep.smooth, color=_INK["line"], lw=1.6, label="smoothed")
+    axes.plot(sweep.rates, sweep.losses, color=_COLORS["pale"], lw=0.8, label="each step")
+    axes.plot(sweep.rates[:shown], sweep.smooth, color=_COLORS["line"], lw=1.6, label="smoothed")
     if sweep.suggested is not None:
         words = f"suggested {sweep.suggested:.2g}"
-        axes.axvline(sweep.suggested, color=_INK["mark"], lw=1, ls="--", label=words)
+        axes.axvline(sweep.suggested, color=_COLORS["mark"], lw=1, ls="--", label=words)
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss", title=title)
     if shown and min(sweep.smooth) < sweep.smooth[0]:
-        axes.set_ylim(0, _ABOVE * sweep.smooth[0])
+        axes.set_ylim(0, _HIGHEST_LOSS * sweep.smooth[0])
     axes.legend()
     file = io.BytesIO()
     figure.savefig(file, format=form)
@@ -189,39 +176,34 @@ def _draw_figure(sweep: "LrSweep", *, title: str, form: str) -> bytes:
 # --- the micro-batch ---
 
 
-def _find_batch_size(request: Request) -> int:
+def _find_batch_size(args: ParsedArgs) -> int:
     """Try sizes and print what fits, what is fastest and what to take."""
-    settings = _read_config(request)
-    most = read_count("--most", request["most"], least=2)
-    seconds = read_seconds(request["seconds"])
-    from phalanx.bench import batch_size_finder
+    settings = args.read_settings()
+    most = args.read_count("--most", least=2)
+    seconds = read_seconds(args["seconds"])
+    from phalanx.bench.batch_size_finder import find_batch_size
 
-    def done(trial: "BatchSizeTrial") -> None:
-        if request["json"]:
+    def print_trial(trial: "BatchSizeTrial") -> None:
+        if args["json"]:
             tell(f"{trial.size} images")
+        elif trial.images_per_second is None:
+            print(f"{trial.size:>8,}  {trial.problem}", flush=True)
         else:
-            print(_describe_trial(trial), flush=True)
+            memory = format_bytes(trial.peak_bytes or 0)
+            print(f"{trial.size:>8,}{trial.images_per_second:>12,.0f}{memory:>14}", flush=True)
 
-    if not request["json"]:
+    if not args["json"]:
         print(f"{'images':>8}{'images/s':>12}{'memory':>14}")
-    sizes = batch_size_finder.find_batch_size(settings, most=most, seconds=seconds, done=done)
-    if request["json"]:
+    sizes = find_batch_size(settings, most=most, seconds=seconds, done=print_trial)
+    if args["json"]:
         end_line()
         print(json.dumps(sizes.facts(), indent=2))
-        return 0
-    _show_sizes(sizes, settings)
+    else:
+        _print_sizes(sizes, settings)
     return 0
 
 
-def _describe_trial(trial: "BatchSizeTrial") -> str:
-    """One size as a line of the table."""
-    if trial.images_per_second is None:
-        return f"{trial.size:>8,}  {trial.problem}"
-    memory = format_bytes(trial.peak_bytes or 0)
-    return f"{trial.size:>8,}{trial.images_per_second:>12,.0f}{memory:>14}"
-
-
-def _show_sizes(sizes: "BatchSizes", settings: Settings) -> None:
+def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:
     """What the table means."""
     at_most = sizes.largest == sizes.most
     end = "--most; more may fit" if at_most else f"to a sixteenth, on {sizes.device}"
@@ -245,12 +227,6 @@ def _show_sizes(sizes: "BatchSizes", settings: Settings) -> None:
         print(f"{name:<15}{text}")
 
 
-_WORDS = (
-    Argument(name="preset", metavar="PRESET|FILE", help="A preset, or a YAML file."),
-    Argument(name="--config", help="The same, as a flag."),
-)
-_JSON = Argument(name="--json", help="Print a JSON object.", switch=True)
-
 COMMANDS = {
     "find lr": Command(
         name="find lr",
@@ -260,12 +236,12 @@ COMMANDS = {
         "[--steps N] [--out FILE] [--json]",
         run=_find_lr,
         arguments=(
-            *_WORDS,
-            Argument(name="--from", help="The first learning rate  [1e-6]", default="1e-6"),
-            Argument(name="--to", help="The last one  [10]", default="10"),
-            Argument(name="--steps", help="Steps of the sweep  [100]", default="100"),
-            Argument(name="--out", help="Draw the curve into this .png or .html file."),
-            _JSON,
+            *PRESET_ARGS,
+            Argument("--from", "The first learning rate  [1e-6]", default="1e-6"),
+            Argument("--to", "The last one  [10]", default="10"),
+            Argument("--steps", "Steps of the sweep  [100]", default="100"),
+            Argument("--out", "Draw the curve into this .png or .html file."),
+            JSON_FLAG,
         ),
         # the sweep has its own length
         options=tuple(name for name in ALL_OPTIONS if name != "steps"),
@@ -283,10 +259,10 @@ COMMANDS = {
         "[--seconds S] [--json]",
         run=_find_batch_size,
         arguments=(
-            *_WORDS,
-            Argument(name="--most", help="The largest size to try  [4096]", default="4096"),
-            Argument(name="--seconds", help="How long each size is timed  [1]", default="1"),
-            _JSON,
+            *PRESET_ARGS,
+            Argument("--most", "The largest size to try  [4096]", default="4096"),
+            Argument("--seconds", "How long each size is timed  [1]", default="1"),
+            JSON_FLAG,
         ),
         options=ALL_OPTIONS,
         examples=(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -10,14 +10,14 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.plugins import load_plugins
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.cli.command import Command
-from phalanx.config.fields import model_name
+from phalanx.config.fields import find_model_name
 from phalanx.config.schema import OPTIONS, Option
 from phalanx.errors import ConfigError
 
 
 def show_command_help(command: Command, words: Sequence[str] = ()) -> None:
     """Print one command's page; with --model among the words, it ends with that model's options."""
-    model = _model_asked_for(words) if "model" in command.options else None
+    model = _find_model(words) if "model" in command.options else None
     console = Console(highlight=False)
     console.print(Text.assemble(("usage: ", "bold"), command.usage))
     console.print(f"\n{command.summary}\n")
@@ -33,33 +33,31 @@ def show_command_help(command: Command, words: Sequence[str] = ()) -> None:
     if model is not None:
         console.print()
         _print_options(console, [o for o in options if o.family == MODELS[model].family])
-        _print_rows(console, f"Defaults of {model}", _model_rows(model))
+        _print_rows(console, f"Defaults of {model}", _list_model_defaults(model))
 
 
-def _model_asked_for(words: Sequence[str]) -> str | None:
+def _find_model(words: Sequence[str]) -> str | None:
     """The model that --model names among a command's words, by its name of today."""
-    given = {name: found for name in ("plugin", "model") if (found := _flag_in(words, name))}
-    if "plugin" in given:
-        load_plugins(given["plugin"])
-    if "model" not in given:
-        return None
+    plugins, model = _find_flag(words, "plugin"), _find_flag(words, "model")
+    if plugins:
+        load_plugins(plugins)
     try:
-        return model_name(given["model"])
+        return find_model_name(model) if model else None
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from None
 
 
-def _flag_in(words: Sequence[str], name: str) -> str | None:
-    """The value of a flag, written with a space or an equals sign."""
+def _find_flag(words: Sequence[str], name: str) -> str:
+    """The value of a flag, written with a space or an equals sign; empty where there is none."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == f"--{name}":
-            return following or None
+            return following
         if word.startswith(f"--{name}="):
-            return word.partition("=")[2] or None
-    return None
+            return word.partition("=")[2]
+    return ""
 
 
-def _model_rows(model: str) -> list[tuple[str, str, str]]:
+def _list_model_defaults(model: str) -> list[tuple[str, str, str]]:
     """What the options that a model decides are for this one."""
     variant = MODELS[model]
     values: dict[str, object] = {
@@ -73,21 +71,17 @@ def _model_rows(model: str) -> list[tuple[str, str, str]]:
 
 
 def _print_options(console: Console, options: list[Option]) -> None:
-    """Options under the headings of their sections."""
+    """Options under the headings of their sections: flag, meaning, default."""
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for option in options:
-        sections.setdefault(option.heading, []).append(_option_row(option))
+        row = (f"--{option.name}", option.help, _describe_default(option))
+        sections.setdefault(option.heading, []).append(row)
     for heading, rows in sections.items():
         _print_rows(console, heading, rows)
 
 
-def _option_row(option: Option) -> tuple[str, str, str]:
-    """An option as a line of help: flag, meaning, default."""
-    return f"--{option.name}", option.help, _shown_default(option)
-
-
-def _shown_default(option: Option) -> str:
-    """What stands in when the option is not given."""
+def _describe_default(option: Option) -> str:
+    """What is used when the option is not given."""
     if option.auto:
         return option.auto
     if isinstance(option.default, bool):
@@ -96,18 +90,14 @@ def _shown_default(option: Option) -> str:
 
 
 def _print_rows(console: Console, heading: str, rows: list[tuple[str, str, str]]) -> None:
-    """A titled table whose columns line up with the other sections'."""
+    """A titled table whose columns line up with the other sections'; defaults are dimmed."""
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False, expand=True)
     table.add_column(width=2)
     table.add_column(style="cyan", no_wrap=True, width=30)
     table.add_column(ratio=1)
     for name, text, default in rows:
-        table.add_row("", name, _with_default(text, default))
+        shown = Text.assemble(text, (f"  [{default}]", "dim")) if default else Text(text)
+        table.add_row("", name, shown)
     console.print(Text(heading, style="bold"))
     console.print(table)
     console.print()
-
-
-def _with_default(text: str, default: str) -> RenderableType:
-    """Help text with its default behind it, dimmed."""
-    return Text.assemble(text, (f"  [{default}]", "dim")) if default else Text(text)

@@ -80,9 +80,9 @@ def _run_command(name: str | None, words: list[str]) -> int:
 
         show_command_help(command, words)
         return 0
-    from phalanx.cli.command import parse
+    from phalanx.cli.command import parse_args
 
-    return int(command.run(parse(command, words)))
+    return int(command.run(parse_args(command, words)))
 
 
 def _show_overview(words: list[str]) -> int:
@@ -92,17 +92,17 @@ def _show_overview(words: list[str]) -> int:
 
         print(f"phalanx {__version__}")
         return 0
-    asked = [word for word in words if word not in ("--help", "-h")]
+    names = [word for word in words if word not in ("--help", "-h")]
     groups = {name.split()[0] for name in COMMANDS if " " in name}
-    if asked and asked[0] not in groups:
-        raise ConfigError(f"no command is called {asked[0]!r}; {suggest(asked[0], COMMANDS)}")
-    if len(asked) > 1:
-        pair = " ".join(asked[:2])
+    if names and names[0] not in groups:
+        raise ConfigError(f"no command is called {names[0]!r}; {suggest(names[0], COMMANDS)}")
+    if len(names) > 1:
+        pair = " ".join(names[:2])
         raise ConfigError(f"no command is called {pair!r}; {suggest(pair, COMMANDS)}")
-    chosen = {n: c for n, c in COMMANDS.items() if not asked or n.split()[0] == asked[0]}
+    chosen = {n: c for n, c in COMMANDS.items() if not names or n.split()[0] == names[0]}
     print("usage: phalanx COMMAND [ARGUMENTS]    (phalanx COMMAND --help tells more)\n")
     for name, (_, summary) in chosen.items():
         print(f"  {name:<19}{summary}")
-    if not asked:
+    if not names:
         print("\nTo begin: phalanx train        trains a small model on data that is built in")
     return 0

@@ -6,63 +6,54 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from phalanx.catalog.models import MODELS
-from phalanx.catalog.sizes import about, load_sizes, old_names_of, short
+from phalanx.catalog.models import MODELS, describe_variant, find_old_names, load_sizes
 from phalanx.catalog.splits import Split, find_split
 from phalanx.catalog.variant import OwnVariant, Variant
-from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, Request
-from phalanx.config.fields import model_name
-from phalanx.config.read import Settings, joined, read_flags, settle
-from phalanx.errors import ConfigError, suggest
+from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.config.fields import find_model_name
+from phalanx.config.read import merge_layers, read_flags
+from phalanx.config.schema import Config
+from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.plan.model import build_variant, check_variant
-from phalanx.units import format_bytes
+from phalanx.units import format_bytes, format_si
 
 if TYPE_CHECKING:
     from phalanx.models.count import UnitCount
 
-_OF_WEIGHTS = ("init-weights", "reset-head")  # no figure depends on them
+_WEIGHT_OPTIONS = ("init-weights", "reset-head")  # no figure depends on them
 _MOST_CLASSES = 1_000_000
 _LIST_HEAD = ("params", "MACs", "px", "classes", "what it is")
 _UNIT_HEAD = ("unit", "output", "parameters", "MACs", "activations", "params", "MACs", "activ.")
 _FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "activations"}
 
 
-def _ls(request: Request) -> int:
-    """List the models, or those whose names hold every word."""
-    request.refuse_problems()
-    request.load_plugins()
-    words = request["word"]
-    rows = [_facts_of(name) for name in MODELS if _holds(name, words)]
+# --- models ls ---
+
+
+def _list_models(args: ParsedArgs) -> int:
+    """List the models, or those whose names contain every word."""
+    args.refuse_problems()
+    args.load_plugins()
+    words = args["word"]
+    rows = [_describe_model(name) for name in MODELS if _name_contains(name, words)]
     if not rows:
-        told = " and ".join(map(repr, words))
-        raise ConfigError(f"no model's name holds {told}; `phalanx models ls` lists all")
-    if request["json"]:
+        quoted = " and ".join(map(repr, words))
+        raise ConfigError(f"no model's name holds {quoted}; `phalanx models ls` lists all")
+    if args["json"]:
         print(json.dumps(rows, indent=2))
-        return 0
-    _show_list(rows)
+    else:
+        _print_list(rows)
     return 0
 
 
-def _show_list(rows: list[dict[str, Any]]) -> None:
-    """The models as a table, family by family."""
-    families = list(dict.fromkeys(row["family"] for row in rows))
-    heads = [(family, *_LIST_HEAD) for family in families]
-    lines = _lined_up([*heads, *map(_list_cells, rows)], left=(0, 5))
-    for place, (family, head) in enumerate(zip(families, lines, strict=False)):
-        print(f"\n{head}" if place else head)
-        for row, line in zip(rows, lines[len(heads) :], strict=True):
-            if row["family"] == family:
-                print(line)
-
-
-def _holds(name: str, words: Sequence[str]) -> bool:
+def _name_contains(name: str, words: Sequence[str]) -> bool:
     """Whether every word is part of the model's name, or of one that it had before."""
-    names = " ".join([name, *old_names_of(name)]).lower()
+    names = " ".join([name, *find_old_names(name)]).lower()
     return all(word.lower() in names for word in words)
 
 
-def _facts_of(name: str) -> dict[str, Any]:
-    """What is told of a model; a plugin's is counted now."""
+def _describe_model(name: str) -> dict[str, Any]:
+    """What the list says of a model; a plugin's is counted now."""
     variant = MODELS[name]
     size, units = load_sizes().get(name), len(variant.units)
     if size is None:
@@ -77,24 +68,35 @@ def _facts_of(name: str) -> dict[str, Any]:
         "classes": variant.classes,
         "smallest_image": variant.smallest_image,
         "units": units,
-        "old_names": old_names_of(name),
+        "old_names": find_old_names(name),
     }
 
 
-def _list_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A model as a row of the list."""
-    return (
-        row["name"],
-        short(row["parameters"]),
-        short(row["macs"]),
-        f"{row['image_size']}",
-        f"{row['classes']:,}",
-        about(MODELS[row["name"]]),
-    )
+def _print_list(rows: list[dict[str, Any]]) -> None:
+    """The models as a table, family by family."""
+    cells = [
+        (
+            row["name"],
+            format_si(row["parameters"]),
+            format_si(row["macs"]),
+            f"{row['image_size']}",
+            f"{row['classes']:,}",
+            describe_variant(MODELS[row["name"]]),
+        )
+        for row in rows
+    ]
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    heads = [(family, *_LIST_HEAD) for family in families]
+    lines = _align_columns([*heads, *cells], left=(0, 5))
+    for place, (family, head) in enumerate(zip(families, lines, strict=False)):
+        print(f"\n{head}" if place else head)
+        for row, line in zip(rows, lines[len(heads) :], strict=True):
+            if row["family"] == family:
+                print(line)
 
 
-def _lined_up(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
-    """The rows as lines whose columns agree; those in `left` begin alike, the others end alike."""
+def _align_columns(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
+    """The rows as lines of aligned columns, those of `left` to the left, the rest right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -105,9 +107,12 @@ def _lined_up(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list
     ]
 
 
+# --- models show ---
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Sheet:
-    """A model taken apart, with what it was counted for."""
+class _ModelCounts:
+    """The figures of a model's units, with what they were counted for."""
 
     name: str
     variant: Variant
@@ -126,69 +131,87 @@ class _Sheet:
         """What these units have of the whole figure, from 0 to 1."""
         return self.total(figure, first=first, end=end) / max(self.total(figure), 1)
 
-    def starts(self) -> list[int]:
-        """The places of the units at which stages start."""
-        names = [unit.name for unit in self.units]
-        return [0, *(names.index(split.unit) for split in self.splits)]
+    def as_json(self) -> dict[str, Any]:
+        """All figures; cumulative ones are shares from 0 to 1."""
+        return {
+            "name": self.name,
+            "family": self.variant.family,
+            "image_size": self.image_size,
+            "batch_size": self.batch_size,
+            "classes": self.classes,
+            "precision": self.precision,
+            **{figure: self.total(figure) for figure in _FIGURES},
+            "units": [
+                asdict(unit)
+                | {
+                    f"cumulative_{word.lower()}": self.share(figure, end=place)
+                    for figure, word in _FIGURES.items()
+                }
+                for place, unit in enumerate(self.units, start=1)
+            ],
+            "splits": [asdict(split) for split in self.splits],
+        }
 
 
-def _show(request: Request) -> int:
+def _show_model(args: ParsedArgs) -> int:
     """Print the units of a model, and its stages where it is split."""
-    sheet = _take_apart(request)
-    if request["json"]:
-        print(json.dumps(_as_json(sheet), indent=2))
-        return 0
-    _show_sheet(sheet)
+    counts = _count_model(args)
+    if args["json"]:
+        print(json.dumps(counts.as_json(), indent=2))
+    else:
+        _print_units(counts)
     return 0
 
 
-def _take_apart(request: Request) -> _Sheet:
-    """Count what was asked for; mistakes are told before torch is imported."""
-    config = _find_settings(request).config
+def _count_model(args: ParsedArgs) -> _ModelCounts:
+    """Count what was asked for; mistakes are reported before torch is imported."""
+    config = _read_config(args)
     name, variant = config.model.model, build_variant(config)
     image_size = config.data.image_size or variant.image_size
     check_variant(name, variant, image_size)
-    classes = _read_classes(request["classes"]) or variant.classes
-    asked = request["pipeline_splits"] or []
+    classes = _read_classes(args["classes"]) or variant.classes
+    split_names = args["pipeline_splits"] or []
     own = isinstance(variant, OwnVariant)
-    splits = [] if own else [find_split(variant, split, model=name) for split in asked]
+    splits = [] if own else [find_split(variant, split, model=name) for split in split_names]
     _check_order(splits, variant.units)
 
     from phalanx.models.count import count_units
 
+    half = config.machine.precision == "16.32"
     units = count_units(
         variant,
         num_classes=classes,
         batch=config.data.batch_size,
         image_size=image_size,
-        half=config.machine.precision == "16.32",
+        half=half,
     )
     if own:  # only the network itself knows its units
-        splits = [_find_own_split(split, [unit.name for unit in units]) for split in asked]
-        _check_order(splits, [unit.name for unit in units])
-    return _Sheet(
+        names = [unit.name for unit in units]
+        splits = [_find_own_split(split, names) for split in split_names]
+        _check_order(splits, names)
+    return _ModelCounts(
         name=name,
         variant=variant,
         image_size=image_size,
         batch_size=config.data.batch_size,
         classes=classes,
-        precision="16.32" if config.machine.precision == "16.32" else "32.32",
+        precision="16.32" if half else "32.32",
         units=units,
         splits=splits,
     )
 
 
-def _find_settings(request: Request) -> Settings:
+def _read_config(args: ParsedArgs) -> Config:
     """The options that were given, over the defaults; no preset has a say in what a model is."""
-    request.load_plugins()
+    args.load_plugins()
     try:
-        flags = {"model": model_name(request["name"]), **request.flags}
+        flags = {"model": find_model_name(args["name"]), **args.flags}
     except ValueError as error:
-        raise joined([str(error), *request.problems]) from None
+        raise join_problems([str(error), *args.problems]) from None
     own = ("image-size", "precision")
-    flags |= {name: text for name in own if (text := request[name.replace("-", "_")])}
-    problems = list(request.problems)
-    return settle([read_flags(flags, problems)], problems, name=flags["model"])
+    flags |= {name: text for name in own if (text := args[name.replace("-", "_")])}
+    problems = list(args.problems)
+    return merge_layers([read_flags(flags, problems)], problems, name=flags["model"]).config
 
 
 def _read_classes(text: str | None) -> int | None:
@@ -218,94 +241,68 @@ def _check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
             )
 
 
-def _as_json(sheet: _Sheet) -> dict[str, Any]:
-    """The sheet for a script; cumulative figures are shares from 0 to 1."""
-    return {
-        "name": sheet.name,
-        "family": sheet.variant.family,
-        "image_size": sheet.image_size,
-        "batch_size": sheet.batch_size,
-        "classes": sheet.classes,
-        "precision": sheet.precision,
-        **{figure: sheet.total(figure) for figure in _FIGURES},
-        "units": [
-            asdict(unit)
-            | {
-                f"cumulative_{word.lower()}": sheet.share(figure, end=place)
-                for figure, word in _FIGURES.items()
-            }
-            for place, unit in enumerate(sheet.units, start=1)
-        ],
-        "splits": [asdict(split) for split in sheet.splits],
-    }
-
-
-def _show_sheet(sheet: _Sheet) -> None:
-    """The sheet as a table, with a rule where a stage starts."""
-    edge = f"{sheet.image_size} x {sheet.image_size}"
-    print(f"{sheet.name}: {sheet.variant.family}, {about(sheet.variant)}")
-    print(f"images of {edge}, {sheet.classes:,} classes; MACs are those of one image")
-    kept = f"what {sheet.batch_size:,} images keep for the backward pass"
-    print(f"activations are {kept}, precision {sheet.precision}\n")
-    rows = [_unit_cells(sheet, place) for place in range(len(sheet.units))]
-    head, *lines, total = _lined_up([_UNIT_HEAD, *rows, _total_cells(sheet)], left=(0, 1))
-    width, starts = len(head), sheet.starts()
+def _print_units(counts: _ModelCounts) -> None:
+    """The units as a table, with a line where a stage starts."""
+    size = f"{counts.image_size} x {counts.image_size}"
+    print(f"{counts.name}: {counts.variant.family}, {describe_variant(counts.variant)}")
+    print(f"images of {size}, {counts.classes:,} classes; MACs are those of one image")
+    kept = f"what {counts.batch_size:,} images keep for the backward pass"
+    print(f"activations are {kept}, precision {counts.precision}\n")
+    rows = [
+        (
+            unit.name,
+            "x".join(map(str, unit.shape)),
+            f"{unit.parameters:,}",
+            format_si(unit.macs),
+            format_bytes(unit.activation_bytes),
+            *(f"{counts.share(figure, end=place):.1%}" for figure in _FIGURES),
+        )
+        for place, unit in enumerate(counts.units, start=1)
+    ]
+    parameters, macs, activations = (counts.total(figure) for figure in _FIGURES)
+    total = ("total", "", f"{parameters:,}", format_si(macs), format_bytes(activations))
+    head, *lines, last = _align_columns([_UNIT_HEAD, *rows, (*total, "", "", "")], left=(0, 1))
+    width, separators = len(head), _describe_stages(counts)
     print(f"{'cumulative shares':>{width}}\n{head}")
-    for place, line in enumerate(lines):
-        if place in starts:
-            print(_rule(sheet, starts.index(place)).ljust(width, "─"))
+    for unit, line in zip(counts.units, lines, strict=True):
+        if unit.name in separators:
+            print(separators[unit.name].ljust(width, "─"))
         print(line)
-    print(f"{'─' * width}\n{total}")
-    for split in sheet.splits:
+    print(f"{'─' * width}\n{last}")
+    for split in counts.splits:
         if split.shifted:
             print(split.shifted)
 
 
-def _unit_cells(sheet: _Sheet, place: int) -> tuple[str, ...]:
-    """A unit as a row of the table."""
-    unit = sheet.units[place]
-    return (
-        unit.name,
-        "x".join(map(str, unit.shape)),
-        f"{unit.parameters:,}",
-        short(unit.macs),
-        format_bytes(unit.activation_bytes),
-        *(f"{sheet.share(figure, end=place + 1):.1%}" for figure in _FIGURES),
-    )
+def _describe_stages(counts: _ModelCounts) -> dict[str, str]:
+    """The line above each stage, by its first unit: what the stage has of the whole."""
+    names = [unit.name for unit in counts.units]
+    if not counts.splits:
+        return {names[0]: ""}
+    starts = [0, *(names.index(split.unit) for split in counts.splits), len(names)]
+    lines = {}
+    for stage, (first, end) in enumerate(pairwise(starts), start=1):
+        shares = ", ".join(
+            f"{word} {counts.share(figure, first=first, end=end):.1%}"
+            for figure, word in _FIGURES.items()
+        )
+        lines[names[first]] = f"── stage {stage}: {shares} "
+    return lines
 
 
-def _total_cells(sheet: _Sheet) -> tuple[str, ...]:
-    """The last row of the table."""
-    parameters, macs, kept = (sheet.total(figure) for figure in _FIGURES)
-    return ("total", "", f"{parameters:,}", short(macs), format_bytes(kept), "", "", "")
-
-
-def _rule(sheet: _Sheet, stage: int) -> str:
-    """The line above a stage: what it has of the whole. Without splits there is one stage."""
-    if not sheet.splits:
-        return ""
-    starts = [*sheet.starts(), len(sheet.units)]
-    first, end = starts[stage : stage + 2]
-    shares = ", ".join(
-        f"{word} {sheet.share(figure, first=first, end=end):.1%}"
-        for figure, word in _FIGURES.items()
-    )
-    return f"── stage {stage + 1}: {shares} "
-
-
-_JSON = Argument(name="--json", help="Print JSON.", switch=True)
+_JSON = Argument("--json", "Print JSON.", switch=True)
 
 COMMANDS = {
     "models ls": Command(
         name="models ls",
         summary="List the models by family, with their size at their own images and classes.",
         usage="phalanx models ls [WORD...] [--plugin MODULE] [--json]",
-        run=_ls,
+        run=_list_models,
         arguments=(
             Argument(
-                name="word",
+                "word",
+                "Only models whose names, or former names, hold every word.",
                 metavar="WORD",
-                help="Only models whose names, or former names, hold every word.",
                 many=True,
             ),
             _JSON,
@@ -321,18 +318,15 @@ COMMANDS = {
         name="models show",
         summary="Show a model's units: output, parameters, MACs, activations, cumulative shares.",
         usage="phalanx models show NAME [--pipeline-splits NAME...] [--option value]...",
-        run=_show,
+        run=_show_model,
         arguments=(
-            Argument(name="name", metavar="NAME", help="A model.", required=True),
-            Argument(name="--image-size", help="Height and width of images  [the model's own]"),
-            Argument(name="--classes", help="Classes to tell apart  [the model's own]"),
+            Argument("name", "A model.", metavar="NAME", required=True),
+            Argument("--image-size", "Height and width of images  [the model's own]"),
+            Argument("--classes", "Classes to tell apart  [the model's own]"),
+            Argument("--precision", "Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]"),
             Argument(
-                name="--precision",
-                help="Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]",
-            ),
-            Argument(
-                name="--pipeline-splits",
-                help="Where stages start: units, or names of theirs in older programs.",
+                "--pipeline-splits",
+                "Where stages start: units, or names of theirs in older programs.",
                 many=True,
             ),
             _JSON,
@@ -340,7 +334,7 @@ COMMANDS = {
         options=(
             "batch-size",
             "plugin",
-            *(name for name in MODEL_OPTIONS if name not in _OF_WEIGHTS),
+            *(name for name in MODEL_OPTIONS if name not in _WEIGHT_OPTIONS),
         ),
         examples=(
             ("phalanx models show resnet50", "its units at 224 x 224"),

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import DataError
 
 if TYPE_CHECKING:
@@ -15,26 +15,24 @@ if TYPE_CHECKING:
 _ENDINGS = (".jpg", ".jpeg", ".png")
 
 
-def _run(request: Request) -> int:
+def _run(args: ParsedArgs) -> int:
     """Answer for every image; images that cannot be read are named and make the code 3."""
-    request.refuse_problems()
-    images = _find_images(request["images"])
+    args.refuse_problems()
+    images = _find_images(args["images"])
 
     from phalanx.assemble.prepare import read_checkpoint
 
-    described = read_checkpoint(Path(request["run"]), request.flags)
+    checkpoint = read_checkpoint(Path(args["run"]), args.flags)
 
     from phalanx.assemble.score import open_checkpoint, predict
 
-    session = open_checkpoint(described)
-    show = next((_SHOW[form] for form in ("csv", "json") if request[form]), _show_text)
     bad = 0
-    for answer in predict(session, images):
+    for answer in predict(open_checkpoint(checkpoint), images):
         if answer.problem:
             bad += 1
             print(f"{answer.image}: {answer.problem}", file=sys.stderr)
         else:
-            show(answer)
+            _print_answer(answer, args)
     return DataError.exit_code if bad else 0
 
 
@@ -55,25 +53,18 @@ def _find_images(names: list[str]) -> list[Path]:
     return images
 
 
-def _show_text(answer: "Answer") -> None:
-    """A line with the five likeliest classes."""
-    guesses = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
-    print(f"{answer.image}: {guesses}")
+def _print_answer(answer: "Answer", args: ParsedArgs) -> None:
+    """The five likeliest classes: as a row of a table, a JSON object or a line of text."""
+    if args["csv"]:
+        row = [answer.image, *(cell for guess in answer.guesses for cell in guess)]
+        csv.writer(sys.stdout).writerow(row)
+    elif args["json"]:
+        guesses = [{"class": name, "probability": share} for name, share in answer.guesses]
+        print(json.dumps({"image": answer.image, "guesses": guesses}))
+    else:
+        text = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
+        print(f"{answer.image}: {text}")
 
-
-def _show_csv(answer: "Answer") -> None:
-    """A row: image, then class and probability five times."""
-    row = [answer.image, *(cell for guess in answer.guesses for cell in guess)]
-    csv.writer(sys.stdout).writerow(row)
-
-
-def _show_json(answer: "Answer") -> None:
-    """A JSON object on a line."""
-    guesses = [{"class": name, "probability": share} for name, share in answer.guesses]
-    print(json.dumps({"image": answer.image, "guesses": guesses}))
-
-
-_SHOW = {"csv": _show_csv, "json": _show_json}
 
 COMMANDS = {
     "predict": Command(
@@ -82,18 +73,18 @@ COMMANDS = {
         usage="phalanx predict RUN|CHECKPOINT IMAGE|DIR... [--csv|--json]",
         run=_run,
         arguments=(
-            Argument(name="run", metavar="RUN", help="A run or a checkpoint.", required=True),
+            Argument("run", "A run or a checkpoint.", metavar="RUN", required=True),
             Argument(
-                name="images",
+                "images",
+                "Image files, or folders of them.",
                 metavar="IMAGE|DIR",
-                help="Image files, or folders of them.",
                 many=True,
                 required=True,
             ),
-            Argument(name="--csv", help="Rows: image, then class, probability, ...", switch=True),
-            Argument(name="--json", help="A JSON object a line.", switch=True),
+            Argument("--csv", "Rows: image, then class, probability, ...", switch=True),
+            Argument("--json", "A JSON object a line.", switch=True),
         ),
-        options=("device", "precision", "valid-batch-size"),
+        options=("device", "precision", "threads", "valid-batch-size"),
         examples=(
             ("phalanx predict runs/demo shoe.png", "what is on one image"),
             ("phalanx predict runs/demo photos --csv > answers.csv", "a whole folder, as a table"),

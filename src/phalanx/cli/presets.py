@@ -3,18 +3,24 @@
 import json
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, Request
-from phalanx.config.presets import LOCAL_FOLDER, find_preset, header_of, iterate_presets, text_of
+from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.config.presets import (
+    LOCAL_FOLDER,
+    find_preset,
+    iterate_presets,
+    read_preset_summary,
+    read_preset_text,
+)
 from phalanx.disk import disk_errors
 from phalanx.errors import ConfigError
 
 
-def _ls(request: Request) -> int:
+def _list_presets(args: ParsedArgs) -> int:
     """List the presets, the ones that win first."""
-    request.refuse_problems()
+    args.refuse_problems()
     presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
-    rows = [(name, header_of(presets[name])) for name in sorted(presets)]
-    if request["json"]:
+    rows = [(name, read_preset_summary(presets[name])) for name in sorted(presets)]
+    if args["json"]:
         print(json.dumps([{"name": name, "about": about} for name, about in rows], indent=2))
         return 0
     width = max(len(name) for name, _ in rows)
@@ -23,46 +29,46 @@ def _ls(request: Request) -> int:
     return 0
 
 
-def _cat(request: Request) -> int:
+def _print_preset(args: ParsedArgs) -> int:
     """Print a preset as it is written."""
-    request.refuse_problems()
-    print(text_of(find_preset(request["name"])), end="")
+    args.refuse_problems()
+    print(read_preset_text(find_preset(args["name"])), end="")
     return 0
 
 
-def _cp(request: Request) -> int:
+def _copy_preset(args: ParsedArgs) -> int:
     """Copy a preset into ./presets, where it wins over ours of the same name."""
-    request.refuse_problems()
-    source = find_preset(request["name"])
-    name = f"{source.inside}.yaml" if source.inside else source.path.name
-    target = Path(request["to"]) if request["to"] else LOCAL_FOLDER / name
+    args.refuse_problems()
+    source = find_preset(args["name"])
+    name = f"{source.entry_name}.yaml" if source.entry_name else source.path.name
+    target = Path(args["to"]) if args["to"] else LOCAL_FOLDER / name
     if target.is_dir():
         target = target / name
     if target.exists():
         raise ConfigError(f"{target}: exists already; name another target")
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text_of(source), encoding="utf-8")
+        target.write_text(read_preset_text(source), encoding="utf-8")
     print(f"{target}: edit it, then run `phalanx train {target}`")
     return 0
 
 
-_NAME = Argument(name="name", metavar="NAME", help="A preset, or a YAML file.", required=True)
+_NAME = Argument("name", "A preset, or a YAML file.", metavar="NAME", required=True)
 
 COMMANDS = {
     "presets ls": Command(
         name="presets ls",
         summary="List the presets: yours in ./presets and ./configs.yml first, then ours.",
         usage="phalanx presets ls [--json]",
-        run=_ls,
-        arguments=(Argument(name="--json", help="Print a JSON list.", switch=True),),
+        run=_list_presets,
+        arguments=(Argument("--json", "Print a JSON list.", switch=True),),
         examples=(("phalanx presets ls", "what can be trained by name"),),
     ),
     "presets cat": Command(
         name="presets cat",
         summary="Print a preset as it is written.",
         usage="phalanx presets cat NAME",
-        run=_cat,
+        run=_print_preset,
         arguments=(_NAME,),
         examples=(("phalanx presets cat demo", "what `phalanx train` does without arguments"),),
     ),
@@ -70,10 +76,10 @@ COMMANDS = {
         name="presets cp",
         summary="Copy a preset to edit it.",
         usage="phalanx presets cp NAME [TO]",
-        run=_cp,
+        run=_copy_preset,
         arguments=(
             _NAME,
-            Argument(name="to", metavar="TO", help="File or folder to copy to [presets/]."),
+            Argument("to", "File or folder to copy to [presets/].", metavar="TO"),
         ),
         examples=(
             ("phalanx presets cp demo mine.yaml", "then: phalanx train mine.yaml --epochs 2"),

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.bench import read_count
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import JSON_FLAG, Argument, Command, ParsedArgs
 from phalanx.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -20,30 +19,29 @@ _RECORDED = {
 }
 
 
-def _run(request: Request) -> int:
+def _run(args: ParsedArgs) -> int:
     """Repeat the step and say what it gave; 5 where it is not sound."""
-    request.refuse_problems()
-    asked = request["step"]
-    step = None if asked is None else read_count("--step", asked, least=0)
+    args.refuse_problems()
+    step = None if args["step"] is None else args.read_count("--step", least=0)
 
     from phalanx.assemble.blackbox import prepare_replay
     from phalanx.assemble.prepare import prepare_resume
 
-    prepared = prepare_resume(Path(request["run"]), request.flags)
+    prepared = prepare_resume(Path(args["run"]), args.flags)
     prepared, step = prepare_replay(prepared, step)
 
     from phalanx.assemble.replay import replay
 
     seen = replay(prepared, step)
-    if request["json"]:
+    if args["json"]:
         print(json.dumps({"run": str(prepared.run.path), **seen.as_json()}, indent=2))
     else:
-        _show(seen, prepared)
+        _print_replay(seen, prepared)
     return 0 if seen.is_finite else DivergedError.exit_code
 
 
-def _show(seen: "Replay", prepared: "PreparedRun") -> None:
-    """What was repeated, its numbers, and where the first unsound one came from."""
+def _print_replay(seen: "Replay", prepared: "PreparedRun") -> None:
+    """What was repeated, its numbers, and where the first that is not finite came from."""
     from phalanx.assemble.blackbox import describe_step_images
 
     start = prepared.start
@@ -75,12 +73,9 @@ COMMANDS = {
         usage="phalanx replay RUN [--step N] [--json]",
         run=_run,
         arguments=(
-            Argument(name="run", metavar="RUN", help="A run folder.", required=True),
-            Argument(
-                name="--step",
-                help="The step to repeat, counted from 1.  [the one the run failed at]",
-            ),
-            Argument(name="--json", help="Print a JSON object.", switch=True),
+            Argument("run", "A run folder.", metavar="RUN", required=True),
+            Argument("--step", "The step to repeat, counted from 1.  [the one the run failed at]"),
+            JSON_FLAG,
         ),
         options=_REPLAY_OPTIONS,
         examples=(

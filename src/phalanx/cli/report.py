@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Write report.html again; the data need not be there any more."""
     request.refuse_problems()
     from phalanx.report.folder import open_run

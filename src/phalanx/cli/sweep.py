@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from phalanx.cli.command import Argument, Command, Request
+from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from phalanx.sweep.study import Voice
 
 
-def _run(request: Request) -> int:
+def _run(request: ParsedArgs) -> int:
     """Read the file, then run what is left of its trials."""
     request.refuse_problems()
     from phalanx.sweep.check import open_file
@@ -38,7 +38,7 @@ def _run(request: Request) -> int:
     return 0 if journal.best else _failed_code(journal)
 
 
-def _find_file(request: Request) -> tuple[Path, Path]:
+def _find_file(request: ParsedArgs) -> tuple[Path, Path]:
     """The sweep's file and its folder."""
     if request["resume"]:
         return _file_to_resume(request)
@@ -58,7 +58,7 @@ def _find_file(request: Request) -> tuple[Path, Path]:
     return path, Path(request["sweep_dir"] or Path("sweeps") / path.stem)
 
 
-def _file_to_resume(request: Request) -> tuple[Path, Path]:
+def _file_to_resume(request: ParsedArgs) -> tuple[Path, Path]:
     """The copy of the file in the folder of a sweep."""
     if request["file"] or request["sweep_dir"]:
         raise ConfigError("--resume DIR goes on with the sweep in DIR: give nothing else with it")

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
-from phalanx.cli.validate import find_checkpoints, show
+from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.validate import find_checkpoints, print_score
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
 
@@ -16,92 +16,91 @@ if TYPE_CHECKING:
     from phalanx.config.read import Settings
 
 
-def _run(request: Request) -> int:
+def _run(args: ParsedArgs) -> int:
     """Prepare without torch, then train."""
-    preset = preset_named(request)
-    ways = [way for way in ("resume", "fork") if request[way]]
-    if len(ways) > 1 or (ways and preset):
+    preset = args.preset_name
+    if sum(map(bool, (preset, args["resume"], args["fork"]))) > 1:
         raise ConfigError(
             "--resume goes on with a run, --fork starts a new one from its checkpoint, a preset "
             "begins afresh: give one of them"
         )
-    if request["resume"] and request.flags.get("training", "").lower() in FALSE_WORDS:
-        return _score_run(request)
-    if request["resume"] and _is_finished(request["resume"]):
-        request.refuse_problems()
+    if args["resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
+        return _score_run(args)
+    if args["resume"] and _is_finished(Path(args["resume"])):
+        args.refuse_problems()
         from phalanx.assemble.prepare import remake_finished
 
-        remake_finished(Path(request["resume"]), request.flags)
-        return _show_result(Path(request["resume"]), as_json=request["json"])
-    if not ways:
-        settings = _read_settings(request, preset)
+        remake_finished(Path(args["resume"]), args.flags)
+        return _print_result(Path(args["resume"]), as_json=args["json"])
+    if args["resume"] or args["fork"]:
+        prepared = _prepare_again(args)
+    else:
+        settings = _read_settings(args)
         if not settings.config.train.training:
-            return _score_untrained(settings, as_json=request["json"])
+            return _score_untrained(settings, as_json=args["json"])
         from phalanx.assemble.prepare import prepare_new
 
-        prepared = prepare_new(settings, line=request.line)
-    else:
-        prepared = _prepare_again(request)
+        prepared = prepare_new(settings, line=args.line)
 
     from phalanx.assemble.train import train
 
     try:
-        train(prepared, stream=sys.stderr if request["json"] else None)
+        train(prepared, stream=sys.stderr if args["json"] else None)
     except Stopped as stop:
-        way_on = f"phalanx train --resume {prepared.run.path}"
-        raise Stopped(f"{stop}; go on with: {way_on}") from None
-    return _show_result(prepared.run.path, as_json=request["json"])
+        again = f"phalanx train --resume {prepared.run.path}"
+        raise Stopped(f"{stop}; go on with: {again}") from None
+    return _print_result(prepared.run.path, as_json=args["json"])
 
 
-def _is_finished(run: str) -> bool:
+def _is_finished(run: Path) -> bool:
     """Whether a run has nothing left to train."""
-    return (Path(run) / "run.json").is_file() and (Path(run) / "summary.json").is_file()
+    return (run / "run.json").is_file() and (run / "summary.json").is_file()
 
 
-def _read_settings(request: Request, preset: str | None) -> "Settings":
-    """The options of a new run; mistakes are told before anything heavy is imported."""
-    from phalanx.assemble.find_data import fetch_missing, read_with_data
+def _read_settings(args: ParsedArgs) -> "Settings":
+    """The options of a new run; mistakes are reported before anything heavy is imported."""
+    from phalanx.assemble.find_data import fetch_missing
 
-    settings = read_with_data(preset, request.flags, problems=request.problems)
-    return fetch_missing(settings, lambda line: print(line, file=sys.stderr))
+    return fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
 
 
-def _prepare_again(request: Request) -> "PreparedRun":
+def _prepare_again(args: ParsedArgs) -> "PreparedRun":
     """An old run to go on with, or a new one that begins with its weights."""
-    request.refuse_problems()
+    args.refuse_problems()
     from phalanx.assemble.fork import prepare_fork
     from phalanx.assemble.prepare import prepare_resume
 
-    if request["resume"]:
-        return prepare_resume(Path(request["resume"]), request.flags)
-    return prepare_fork(Path(request["fork"]), request.flags, line=request.line)
+    if args["resume"]:
+        return prepare_resume(Path(args["resume"]), args.flags)
+    return prepare_fork(Path(args["fork"]), args.flags, line=args.line)
 
 
 def _score_untrained(settings: "Settings", *, as_json: bool) -> int:
     """--training false: the score of the model as it would begin."""
     from phalanx.assemble.dataset_summary import plan_run
 
-    plan_run(settings)  # what cannot be is told before torch is imported
+    plan_run(settings)  # what cannot be is refused before torch is imported
     from phalanx.assemble.score import open_untrained, score
 
-    show(settings.config.model.model, *score(open_untrained(settings)), as_json=as_json)
+    scored = score(open_untrained(settings))
+    print_score(settings.config.model.model, *scored, as_json=as_json)
     return 0
 
 
-def _score_run(request: Request) -> int:
+def _score_run(args: ParsedArgs) -> int:
     """--resume RUN --training false: every checkpoint scored, as by `validate --all`."""
-    request.refuse_problems()
+    args.refuse_problems()
     from phalanx.assemble.prepare import read_checkpoint
     from phalanx.assemble.score import score_checkpoint
 
-    flags = {name: text for name, text in request.flags.items() if name != "training"}
-    for checkpoint in find_checkpoints(request["resume"], every=True):
+    flags = {name: text for name, text in args.flags.items() if name != "training"}
+    for checkpoint in find_checkpoints(args["resume"], every=True):
         scored = score_checkpoint(read_checkpoint(checkpoint, flags))
-        show(str(checkpoint), *scored, as_json=request["json"])
+        print_score(str(checkpoint), *scored, as_json=args["json"])
     return 0
 
 
-def _show_result(folder: Path, *, as_json: bool) -> int:
+def _print_result(folder: Path, *, as_json: bool) -> int:
     """The last lines of a run: what it reached and where to look."""
     from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores
@@ -135,20 +134,20 @@ COMMANDS = {
         run=_run,
         arguments=(
             Argument(
-                name="preset",
+                "preset",
+                "A preset by name, or a YAML file; without one, the dataset's own preset.",
                 metavar="PRESET|FILE",
-                help="A preset by name, or a YAML file; without one, the dataset's own preset.",
             ),
-            Argument(name="--config", help="The same, as a flag."),
+            Argument("--config", "The same, as a flag."),
             Argument(
-                name="--resume",
-                help="Go on with this run from its newest checkpoint; never changes the maths.",
+                "--resume",
+                "Go on with this run from its newest checkpoint; never changes the maths.",
             ),
             Argument(
-                name="--fork",
-                help="Start a new run from a run's or checkpoint's state, with changed options.",
+                "--fork",
+                "Start a new run from a run's or checkpoint's state, with changed options.",
             ),
-            Argument(name="--json", help="Print the summary as JSON at the end.", switch=True),
+            Argument("--json", "Print the summary as JSON at the end.", switch=True),
         ),
         options=ALL_OPTIONS,
         examples=(

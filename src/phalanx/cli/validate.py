@@ -7,62 +7,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, Request
+from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, ParsedArgs
 from phalanx.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
     from phalanx.report.records import ScoreRow
 
-_DATA_OPTIONS = (
-    "data",
-    "data-dir",
-    "valid-batch-size",
-    "workers",
-    "device",
-    "precision",
-    "seed",
-    "flip-averaging",
-    "eval-crop",
-    "normalization",
-)
+_SCORING_OPTIONS = (
+    "data", "data-dir", "valid-batch-size", "workers", "device", "precision", "threads", "seed",
+    "flip-averaging", "eval-crop", "normalization",
+)  # fmt: skip
 
 
-def _run(request: Request) -> int:
+def _run(args: ParsedArgs) -> int:
     """Score what was named, one line each."""
-    request.refuse_problems()
-    target = request["target"]
-    request.load_plugins()
-    fresh = (target in MODELS or target in OLD_NAMES) and not Path(target).exists()
-    if not fresh:
-        _refuse_model_options(request)
-    checkpoints = [] if fresh else find_checkpoints(target, every=request["all"])
+    args.refuse_problems()
+    args.load_plugins()
+    target = args["target"]
+    if (target in MODELS or target in OLD_NAMES) and not Path(target).exists():
+        from phalanx.assemble.score import open_fresh, score
 
+        file = args.flags.get("init-weights")
+        start = f"weights from {file}" if file else "random weights"
+        print(f"{target}: a fresh model, {start}", file=sys.stderr)
+        print_score(target, *score(open_fresh(target, args.flags)), as_json=args["json"])
+        return 0
+    _refuse_model_options(args)
     from phalanx.assemble.prepare import read_checkpoint
 
-    described = [read_checkpoint(checkpoint, request.flags) for checkpoint in checkpoints]
+    checkpoints = find_checkpoints(target, every=args["all"])
+    scorable = [read_checkpoint(checkpoint, args.flags) for checkpoint in checkpoints]
 
-    from phalanx.assemble.score import open_fresh, score, score_checkpoint
+    from phalanx.assemble.score import score_checkpoint
 
-    if fresh:
-        start = (
-            f"weights from {file}"
-            if (file := request.flags.get("init-weights"))
-            else "random weights"
-        )
-        print(f"{target}: a fresh model, {start}", file=sys.stderr)
-        show(target, *score(open_fresh(target, request.flags)), as_json=request["json"])
-    for one in described:
-        scored = score_checkpoint(one)
-        show(str(one.start.path), *scored, as_json=request["json"])
+    for checkpoint in scorable:
+        scored = score_checkpoint(checkpoint)
+        print_score(str(checkpoint.start.path), *scored, as_json=args["json"])
     return 0
 
 
-def _refuse_model_options(request: Request) -> None:
+def _refuse_model_options(args: ParsedArgs) -> None:
     """A checkpoint brings its own model."""
     for name in ("image-size", *MODEL_OPTIONS):
-        if name in request.flags:
+        if name in args.flags:
             raise ConfigError(
-                f"--{name}: {request['target']} says itself what its model is like; "
+                f"--{name}: {args['target']} says itself what its model is like; "
                 "only a fresh model takes such options, as in: phalanx validate resnet50"
             )
 
@@ -77,20 +66,20 @@ def find_checkpoints(target: str, *, every: bool) -> list[Path]:
         raise CheckpointError(
             f"{target}: no such run, checkpoint or model; {suggest(target, MODELS)}"
         )
-    there = list_checkpoints(path)
-    found = list_weights(path if there else path / "checkpoints")
+    checkpoints = list_checkpoints(path)
+    found = list_weights(path if checkpoints else path / "checkpoints")
     if every and found:
         return found
-    if there:
+    if checkpoints:
         raise CheckpointError(
-            f"{path}: holds {len(there)} checkpoints; name one, or score each with --all"
+            f"{path}: holds {len(checkpoints)} checkpoints; name one, or score each with --all"
         )
     if path.name == AVERAGE_WEIGHTS and path.is_file():
         return [path]
     return [find_checkpoint(path)]  # knows what to say where there is none
 
 
-def show(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: bool) -> None:
+def print_score(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: bool) -> None:
     """One score as a line."""
     if as_json:
         print(json.dumps({"target": name, **asdict(row), "bad_images": bad}))
@@ -114,20 +103,19 @@ COMMANDS = {
         run=_run,
         arguments=(
             Argument(
-                name="target",
+                "target",
+                "A run (its newest checkpoint), a checkpoint, a folder of them, or a model's name.",
                 metavar="RUN|...",
-                help="A run (its newest checkpoint), a checkpoint, a folder of them, "
-                "or a model's name.",
                 required=True,
             ),
             Argument(
-                name="--all",
-                help="Score every checkpoint in there, and the averages of their weights.",
+                "--all",
+                "Score every checkpoint in there, and the averages of their weights.",
                 switch=True,
             ),
-            Argument(name="--json", help="Print one JSON object per score.", switch=True),
+            Argument("--json", "Print one JSON object per score.", switch=True),
         ),
-        options=(*_DATA_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
+        options=(*_SCORING_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
         examples=(
             ("phalanx validate runs/demo", "the newest checkpoint of a run"),
             ("phalanx validate runs/demo/checkpoints/best --json", "one checkpoint, for a script"),

@@ -3,14 +3,7 @@
 from typing import Literal
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.config.fields import (
-    DatasetName,
-    PairText,
-    ResolutionText,
-    Section,
-    ShareText,
-    option,
-)
+from phalanx.config.fields import DatasetName, PairText, ResolutionText, Section, ShareText, option
 
 
 class DataConfig(Section):
@@ -21,7 +14,7 @@ class DataConfig(Section):
         None,
         "Folder that holds the dataset; the environment's DATA_DIR stands in for it.",
         resumable=True,
-        also=("imagenet-data-path",),
+        aliases=("imagenet-data-path",),
     )
     no_fetch: bool = option(
         False, "Refuse to download a published set that is not in --data-dir.", resumable=True
@@ -158,6 +151,6 @@ class AugmentConfig(Section):
     )
 
     @property
-    def cuts(self) -> bool:
+    def has_cutmix(self) -> bool:
         """Whether boxes of other images are pasted in."""
         return self.cutmix_lambda_high > 0 or self.cutmix_lambda < 1

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, suggest
 from phalanx.units import (
     parse_betas,
     parse_duration,
@@ -21,8 +21,10 @@ from phalanx.units import (
     parse_share,
 )
 
+_DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
 
-def _checked(parse: Callable[[str], object]) -> AfterValidator:
+
+def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
     """A check that the text can be parsed; the text itself stays the value."""
 
     def check(text: str) -> str:
@@ -35,54 +37,43 @@ def _checked(parse: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _dataset_name(name: str) -> str:
+def check_dataset_name(name: str) -> str:
     """The name, if there is such a dataset."""
     if name not in DATASETS:
-        raise ValueError(f"no dataset is called {name!r}; {suggest_dataset(name)}")
+        way_out = suggest(name, DATASETS, most=len(DATASETS))
+        raise ValueError(f"no dataset is called {name!r}; {way_out}")
     return name
 
 
-def suggest_dataset(name: str) -> str:
-    """The way out of a dataset's name that does not exist: the near ones, or all there are."""
-    near = get_close_matches(name, DATASETS, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(DATASETS)}"
-
-
-def model_name(name: str) -> str:
+def find_model_name(name: str) -> str:
     """The model's name of today; older spellings are accepted."""
     name = OLD_NAMES.get(name, name)
     if name not in MODELS:
-        raise ValueError(f"no model is called {name!r}; {_suggest_model(name)}")
+        near = get_close_matches(name, [*MODELS, *OLD_NAMES], n=3, cutoff=0.6)
+        guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        way_out = f"{guess}`phalanx models ls` lists all {len(MODELS)}"
+        raise ValueError(f"no model is called {name!r}; {way_out}")
     return name
-
-
-def _suggest_model(name: str) -> str:
-    """The way out of a model's name that does not exist: the near ones, and where all are."""
-    near = get_close_matches(name, [*MODELS, *OLD_NAMES], n=3, cutoff=0.6)
-    quoted = " or ".join(f"{word!r}" for word in near)
-    named = f"did you mean {quoted}? " if near else ""
-    return f"{named}`phalanx models ls` lists all {len(MODELS)}"
 
 
 def _check_device(text: str) -> str:
     """The text, if it names devices."""
     if not _DEVICES.match(text):
-        raise ConfigError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
+        raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
     return text
 
 
-_DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
-DeviceText = Annotated[str, _checked(_check_device)]
-DurationText = Annotated[str, _checked(parse_duration)]
-DurationsText = Annotated[str, _checked(parse_durations)]
-NumbersText = Annotated[str, _checked(parse_numbers)]
-BetasText = Annotated[str, _checked(parse_betas)]
-RateText = Annotated[str, _checked(parse_rate)]
-ResolutionText = Annotated[str, _checked(parse_resolutions)]
-PairText = Annotated[str, _checked(parse_pair)]
-ShareText = Annotated[str, _checked(lambda text: parse_share(text, 100))]
-ModelName = Annotated[str, AfterValidator(model_name)]
-DatasetName = Annotated[str, AfterValidator(_dataset_name)]
+DeviceText = Annotated[str, AfterValidator(_check_device)]
+ModelName = Annotated[str, AfterValidator(find_model_name)]
+DatasetName = Annotated[str, AfterValidator(check_dataset_name)]
+DurationText = Annotated[str, _parsed_by(parse_duration)]
+DurationsText = Annotated[str, _parsed_by(parse_durations)]
+NumbersText = Annotated[str, _parsed_by(parse_numbers)]
+BetasText = Annotated[str, _parsed_by(parse_betas)]
+RateText = Annotated[str, _parsed_by(parse_rate)]
+ResolutionText = Annotated[str, _parsed_by(parse_resolutions)]
+PairText = Annotated[str, _parsed_by(parse_pair)]
+ShareText = Annotated[str, _parsed_by(lambda text: parse_share(text, 100))]
 
 
 def option(
@@ -92,15 +83,15 @@ def option(
     low: float | None = None,
     high: float | None = None,
     resumable: bool = False,
-    also: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
     auto: str = "",
 ) -> Any:
     """Declare an option.
 
-    resumable: a resume may change it, because it does not touch the maths. also: older
-    spellings that are accepted. auto: what stands in when the value is not given.
+    resumable: a resume may change it, because it does not touch the maths. aliases: older
+    spellings that are accepted. auto: what is used when the value is not given.
     """
-    extra: dict[str, Any] = {"resumable": resumable, "also": list(also), "auto": auto}
+    extra: dict[str, Any] = {"resumable": resumable, "aliases": list(aliases), "auto": auto}
     return Field(default, description=help, ge=low, le=high, json_schema_extra=extra)
 
 

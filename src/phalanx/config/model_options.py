@@ -2,11 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from phalanx.config.fields import (
-    ModelName,
-    Section,
-    option,
-)
+from phalanx.config.fields import ModelName, Section, option
 
 
 class ModelConfig(Section):
@@ -42,15 +38,11 @@ class ModelConfig(Section):
         "Rate of skipping whole blocks while training: growing towards this at the end.",
         low=0,
         high=0.999,
-        also=("drop-connect",),
+        aliases=("drop-connect",),
         auto="the model's own",
     )
     dropout_rate: float | None = option(
-        None,
-        "Rate of dropout before the classifier.",
-        low=0,
-        high=0.999,
-        auto="the model's own",
+        None, "Rate of dropout before the classifier.", low=0, high=0.999, auto="the model's own"
     )
     init_weights: str | None = option(
         None, "Weights to begin with: .safetensors or .pth, with timm's or torchvision's names."
@@ -65,12 +57,10 @@ class ResNetConfig(Section):
 
     family: ClassVar[str] = "ResNet"
     zero_init_residual: bool = option(
-        False,
-        "Start each residual block as its bare shortcut: last norm's weight at zero.",
+        False, "Start each residual block as its bare shortcut: last norm's weight at zero."
     )
     stride_in: Literal["3x3", "1x1"] = option(
-        "3x3",
-        "Where a bottleneck strides: its 3x3 (v1.5) or its first 1x1 (v1).",
+        "3x3", "Where a bottleneck strides: its 3x3 (v1.5) or its first 1x1 (v1)."
     )
     shortcut_type: Literal["A", "B", "C"] | None = option(
         None,
@@ -87,14 +77,8 @@ class EfficientNetConfig(Section):
 
     family: ClassVar[str] = "EfficientNet"
     efficientnet_group_dim: int = option(
-        1,
-        "Channels a group of the middle convolution has; 1 is depthwise.",
-        low=1,
-        high=4096,
+        1, "Channels a group of the middle convolution has; 1 is depthwise.", low=1, high=4096
     )
     efficientnet_expand_ratio: int = option(
-        6,
-        "Channels inside a block, per channel that comes in.",
-        low=1,
-        high=64,
+        6, "Channels inside a block, per channel that comes in.", low=1, high=64
     )

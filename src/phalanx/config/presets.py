@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from phalanx.config.text import as_yaml, read_entries
+from phalanx.config.text import dump_entries, read_entries
 from phalanx.errors import ConfigError, suggest
 
 LOCAL_FOLDER = Path("presets")
@@ -18,11 +18,11 @@ class Preset:
 
     name: str
     path: Path
-    inside: str | None  # the entry of configs.yml
+    entry_name: str | None  # in configs.yml
     origin: str
 
 
-def our_folder() -> Path:
+def builtin_preset_folder() -> Path:
     """The folder of the presets that come with Phalanx."""
     return Path(str(resources.files("phalanx") / "presets"))
 
@@ -34,7 +34,7 @@ def iterate_presets() -> Iterator[Preset]:
     if _LOCAL_ENTRIES.is_file():
         for entry in read_entries(_LOCAL_ENTRIES):
             yield Preset(entry.key, _LOCAL_ENTRIES, entry.key, f"preset {entry.key} (configs.yml)")
-    for path in sorted(our_folder().glob("*.yaml")):
+    for path in sorted(builtin_preset_folder().glob("*.yaml")):
         yield Preset(path.stem, path, None, f"preset {path.stem}")
 
 
@@ -54,16 +54,16 @@ def find_preset(name: str) -> Preset:
     return found
 
 
-def text_of(preset: Preset) -> str:
+def read_preset_text(preset: Preset) -> str:
     """A preset as it is written; of an entry, its own options, merges resolved."""
-    if preset.inside is None:
+    if preset.entry_name is None:
         return preset.path.read_text(encoding="utf-8")
-    return as_yaml(read_entries(preset.path, preset.inside))
+    return dump_entries(read_entries(preset.path, preset.entry_name))
 
 
-def header_of(preset: Preset) -> str:
+def read_preset_summary(preset: Preset) -> str:
     """The first comment line of a preset's file: what it trains."""
-    if preset.inside is not None:
+    if preset.entry_name is not None:
         return f"an entry of {preset.path}"
     first = preset.path.read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""

@@ -1,4 +1,4 @@
-"""Merging: default < preset (and what it extends) < file < flag, validated once, all problems told.
+"""Merging: default < preset (and what it extends) < file < flag, validated once.
 
 Whatever can be known to be wrong is found here, before torch is imported.
 """
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -15,21 +15,19 @@ from pydantic_core import ErrorDetails
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.plugins import load_plugins
-from phalanx.config.combinations import family_of, has_option, impossible
-from phalanx.config.fields import suggest_dataset
-from phalanx.config.hints import suggest_option
+from phalanx.config.combinations import family_has_option, find_conflicts, find_family
+from phalanx.config.fields import check_dataset_name
 from phalanx.config.presets import Preset, find_preset
-from phalanx.config.schema import OPTIONS, SPELLINGS, Config
-from phalanx.config.text import WANTED, Given, given_in_file, plain_kind, value_from_text
-from phalanx.errors import ConfigError, suggest
+from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option, suggest_option
+from phalanx.config.text import OptionValue, parse_option_text, read_option_file
+from phalanx.errors import ConfigError, join_problems, suggest
 
-_RATES = ("lr", "lr-per-image", "base-learning-rate")
-_EXCLUSIVE = (
+_EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
     ("epochs", "steps"),
-    _RATES,
-)  # the higher layer's word wins; both in one layer is an error
+    ("lr", "lr-per-image", "base-learning-rate"),
+)
 _DEFAULT_EPOCHS = 10.0
-_OF_THE_MODEL = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own default
+_MODEL_DEFAULTS = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Settings:
     places: dict[str, str] = field(default_factory=dict)  # "mine.yaml:3: lr" of what was given
 
 
-_Layer = dict[str, Given]
+_Layer = dict[str, OptionValue]
 
 
 def read_settings(
@@ -56,14 +54,14 @@ def read_settings(
     `problems` were found before, on the command line; all are reported together.
     """
     found = list(problems)
-    flagged = read_flags(flags or {}, found)
-    _load_named_plugins([flagged])  # it may add the dataset whose preset is looked for
+    layer = read_flags(flags or {}, found)
+    _load_named_plugins([layer])  # one may add the dataset whose preset is looked for
     try:
-        chosen = find_preset(preset or _default_preset(flagged))
-        layers = [*_read_preset(chosen, found), flagged]
+        chosen = find_preset(preset or _choose_default_preset(layer))
+        layers = [*_read_preset(chosen, found), layer]
     except ConfigError as error:
-        raise joined([str(error), *found]) from None
-    return settle(layers, found, name=run_name(chosen.name))
+        raise join_problems([str(error), *found]) from None
+    return merge_layers(layers, found, name=run_name(chosen.name))
 
 
 def run_name(preset: str) -> str:
@@ -81,18 +79,24 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
             problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS)}")
             continue
         try:
-            layer[name] = Given(value_from_text(name, text), where, "flag")
+            layer[name] = OptionValue(parse_option_text(name, text), where, "flag")
         except ValueError as error:
             problems.append(f"{where}: {error}")
     return layer
 
 
-def _default_preset(flags: _Layer) -> str:
+def _choose_default_preset(flags: _Layer) -> str:
     """The preset of the dataset that was named, or the demo."""
-    name = flags["data"].value if "data" in flags else "embedded"
-    if name not in DATASETS:
-        raise ConfigError(f"--data: no dataset is called {name!r}; {suggest_dataset(name)}")
-    return DATASETS[name].preset
+    try:
+        name = check_dataset_name(flags["data"].value) if "data" in flags else "embedded"
+        return DATASETS[name].preset
+    except ValueError as error:
+        raise ConfigError(f"--data: {error}") from None
+
+
+def _value(layer: _Layer, name: str) -> Any:
+    """The value of an option, None where it is not given."""
+    return layer[name].value if name in layer else None
 
 
 def _read_preset(preset: Preset, problems: list[str]) -> list[_Layer]:
@@ -101,11 +105,11 @@ def _read_preset(preset: Preset, problems: list[str]) -> list[_Layer]:
     seen: list[str] = []
     while True:
         seen.append(preset.name)
-        layer, trouble, extends = given_in_file(
-            preset.path, inside=preset.inside, origin=preset.origin
+        layer, own_problems, extends = read_option_file(
+            preset.path, origin=preset.origin, entry_name=preset.entry_name
         )
         layers.insert(0, layer)
-        problems.extend(trouble)
+        problems.extend(own_problems)
         if extends is None:
             return layers
         if extends in seen:
@@ -113,22 +117,20 @@ def _read_preset(preset: Preset, problems: list[str]) -> list[_Layer]:
         preset = find_preset(extends)
 
 
-def read_again(
+def read_stored_settings(
     stored: Mapping[str, Any], *, flags: Mapping[str, str], where: str, name: str
 ) -> Settings:
     """The config of an existing run, with flags on top."""
     problems = [f"{where}: {key}: no such option" for key in stored if key not in OPTIONS]
-    stored = fill_older(stored)
     base: _Layer = {
-        key: Given(value, f"{where}: {key}", "run")
-        for key, value in stored.items()
+        key: OptionValue(value, f"{where}: {key}", "run")
+        for key, value in fill_older_options(stored).items()
         if key in OPTIONS
     }
-    flagged = read_flags(flags, problems)
-    return settle([base, flagged], problems, name=name)
+    return merge_layers([base, read_flags(flags, problems)], problems, name=name)
 
 
-def fill_older(stored: Mapping[str, Any]) -> dict[str, Any]:
+def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a run that was written before they existed, as they were understood then."""
     filled = dict(stored)
     if "shortcut-type" not in stored:  # of the same age: an image's size was the dataset's
@@ -146,68 +148,61 @@ def _load_named_plugins(layers: list[_Layer]) -> None:
         load_plugins(named[-1])
 
 
-def settle(layers: list[_Layer], problems: list[str], *, name: str) -> Settings:
+def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Settings:
     """Lay the layers over the defaults and validate the result once."""
     _load_named_plugins(layers)
     merged: _Layer = {}
     for layer in layers:
-        for pair in _EXCLUSIVE:
-            _drop_rivals(pair, merged=merged, layer=layer, problems=problems)
+        _drop_exclusive(merged, layer, problems)
         if "model" in layer:
-            _drop_said_for_another(layer["model"].value, merged)
+            _drop_options_of_other_model(layer["model"].value, merged)
         merged.update(layer)
-    _complete(merged)
+    _fill_dependent_options(merged)
     config = _validate(merged, problems)
     if config is not None:
-        problems.extend(impossible(config, merged))
+        problems.extend(find_conflicts(config, merged))
     if problems or config is None:
-        raise joined(problems)
+        raise join_problems(problems)
     origins = {
         option: merged[option].origin if option in merged else "default" for option in OPTIONS
     }
     return Settings(config, origins, name, {key: given.where for key, given in merged.items()})
 
 
-def _drop_rivals(
-    pair: tuple[str, ...], *, merged: _Layer, layer: _Layer, problems: list[str]
-) -> None:
-    """Forget what lower layers said of a pair of which this layer names one."""
-    present = [option for option in pair if option in layer and layer[option].value]
-    if len(present) > 1:
-        problems.append(f"{layer[present[0]].where}: {_tell_one(pair)}")
-    for option in pair if present else ():
-        merged.pop(option, None)
+def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
+    """Forget options of lower layers that exclude one of this layer."""
+    for rivals in _EXCLUSIVE:
+        given = [option for option in rivals if _value(layer, option)]
+        if len(given) > 1:
+            one = f"only one of {', '.join(f'--{option}' for option in rivals)}"
+            both = f"{' or '.join(rivals)}, not both"
+            where = layer[given[0]].where
+            problems.append(f"{where}: give {both if len(rivals) == 2 else one}")
+        for option in rivals if given else ():
+            merged.pop(option, None)
 
 
-def _tell_one(rivals: tuple[str, ...]) -> str:
-    """That only one of some options may be given."""
-    if len(rivals) == 2:
-        return f"give {' or '.join(rivals)}, not both"
-    return f"give only one of {', '.join(f'--{option}' for option in rivals)}"
-
-
-def _drop_said_for_another(model: Any, merged: _Layer) -> None:
-    """Forget what lower layers said for the model they had, where it means nothing for this one."""
-    other = "model" in merged and merged["model"].value != model
-    for name in [name for name in merged if not has_option(family_of(model), name)]:
+def _drop_options_of_other_model(model: Any, merged: _Layer) -> None:
+    """Forget what lower layers say for the model they had, where this one has no use for it."""
+    if _value(merged, "model") not in (None, model):
+        for name in _MODEL_DEFAULTS:
+            merged.pop(name, None)
+    for name in [name for name in merged if not family_has_option(find_family(model), name)]:
         del merged[name]
-    for name in _OF_THE_MODEL if other else ():
-        merged.pop(name, None)
 
 
-def _complete(merged: _Layer) -> None:
+def _fill_dependent_options(merged: _Layer) -> None:
     """Fill in what depends on other options, on the environment, or on the current folder."""
-    if not any(option in merged and merged[option].value for option in ("epochs", "steps")):
-        merged["epochs"] = Given(_DEFAULT_EPOCHS, "--epochs", "default")
-    data = merged["data"].value if "data" in merged else "embedded"
-    needs_folder = data in DATASETS and DATASETS[data].needs_folder
-    given = merged["data-dir"].value if "data-dir" in merged else None
-    if needs_folder and given is None and os.environ.get("DATA_DIR"):
-        merged["data-dir"] = Given(os.environ["DATA_DIR"], "DATA_DIR", "environment DATA_DIR")
-    weights = merged.get("init-weights")
-    if weights is not None and isinstance(weights.value, str):  # found again from any folder
-        whole = str(Path(weights.value).expanduser().absolute())
-        merged["init-weights"] = replace(weights, value=whole)
+    if not _value(merged, "epochs") and not _value(merged, "steps"):
+        merged["epochs"] = OptionValue(_DEFAULT_EPOCHS, "--epochs", "default")
+    dataset = DATASETS.get(_value(merged, "data") or "embedded")
+    folder = os.environ.get("DATA_DIR")
+    if dataset and dataset.needs_folder and _value(merged, "data-dir") is None and folder:
+        merged["data-dir"] = OptionValue(folder, "DATA_DIR", "environment DATA_DIR")
+    weights = _value(merged, "init-weights")
+    if isinstance(weights, str):  # found again from any folder
+        whole = str(Path(weights).expanduser().absolute())
+        merged["init-weights"] = replace(merged["init-weights"], value=whole)
 
 
 def _validate(merged: _Layer, problems: list[str]) -> Config | None:
@@ -220,37 +215,23 @@ def _validate(merged: _Layer, problems: list[str]) -> Config | None:
     except ValidationError as error:
         for detail in error.errors():
             name = str(detail["loc"][1])
-            problems.append(f"{merged[name].where}: {_explain(name, detail)}")
+            problems.append(f"{merged[name].where}: {_describe_error(OPTIONS[name], detail)}")
         return None
 
 
-def _explain(name: str, detail: ErrorDetails) -> str:
-    """One validation error in a person's words, with the way out."""
-    option, value = OPTIONS[name], detail["input"]
-    context = detail.get("ctx", {})
-    if detail["type"] == "greater_than_equal":
-        return f"must be at least {context['ge']}, got {value}"
-    if detail["type"] == "less_than_equal":
-        return f"must be at most {context['le']}, got {value}"
-    if detail["type"] == "literal_error":
-        choices = next(a for a in _flatten(option.kind) if get_origin(a) is Literal)
-        return f"no choice is called {value!r}; {suggest(str(value), get_args(choices))}"
-    if detail["type"] == "value_error":
-        return str(context["error"])
-    return f"wants {WANTED[plain_kind(option.kind)]}, got {value!r}"
-
-
-def _flatten(annotation: Any) -> list[Any]:
-    """An annotation and everything inside it."""
-    inner = () if get_origin(annotation) is Literal else get_args(annotation)
-    return [annotation, *(part for kind in inner for part in _flatten(kind))]
-
-
-def joined(problems: list[str]) -> ConfigError:
-    """One error that tells all problems."""
-    if len(problems) == 1:
-        return ConfigError(problems[0])
-    return ConfigError("\n".join([f"{len(problems)} problems:", *(f"  {p}" for p in problems)]))
+def _describe_error(option: Option, detail: ErrorDetails) -> str:
+    """One validation error in words, with the way out."""
+    value, context = detail["input"], detail.get("ctx", {})
+    match detail["type"]:
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}, got {value}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}, got {value}"
+        case "literal_error":
+            return f"no choice is called {value!r}; {suggest(str(value), option.choices)}"
+        case "value_error":
+            return str(context["error"])
+    return f"wants {TYPE_NAMES[option.type]}, got {value!r}"
 
 
 def dump_config(config: Config) -> str:

@@ -4,9 +4,10 @@ A flag, a YAML key and an attribute are the same word: `--batch-size`, `batch-si
 `config.data.batch_size`. Sections only group options in code, help and docs.
 """
 
-from collections.abc import Iterator
+import types
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -21,6 +22,31 @@ from phalanx.config.train_options import (
     ScheduleConfig,
     TrainConfig,
 )
+from phalanx.errors import suggest
+
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+_OTHER_PROGRAMS = {  # what other training programs call it: our option, and how that is meant
+    "optimiser": ("optimizer", ""),
+    "num-epochs": ("epochs", ""),
+    "micro-batch-size": ("batch-size", ""),
+    "gradient-accumulation-count": ("gradient-accumulation", ""),
+    "enable-half-partials": ("half-partials", ""),
+    "enable-recomputation": ("enable-recompute", ""),
+    "recomputation": ("enable-recompute", ""),
+    "log-freq": ("logs-per-epoch", "times an epoch instead of steps apart"),
+    "bn-decay": ("batchnorm-momentum", "the share of the new batch: 1 less the decay"),
+    "epochs-per-ckpt": ("ckpts-per-epoch", "1/N for every N epochs"),
+    "rmsprop-epsilon": ("optimizer-eps", ""),
+    "abs-end-learning-rate": ("lr-end-ratio", "as a share of the peak"),
+}
+_NO_SUCH_OPTION = {  # what is done here without an option: one that the command has then, and how
+    "restore-path": (
+        "init-weights",
+        "--resume RUN goes on with a run, --init-weights FILE begins with weights",
+    ),
+    "shuffle": ("seed", "there is nothing to set: the order is shuffled anew in every epoch"),
+}
 
 
 class Config(Section):
@@ -54,12 +80,14 @@ class Option:
     name: str  # as in --name
     section: str
     heading: str
-    kind: Any  # the annotation
+    type: type  # int, float, bool or str
+    optional: bool  # may be left unset, which flags and YAML write as null
+    choices: tuple[str, ...]
     default: Any
     help: str
     auto: str
     resumable: bool
-    also: tuple[str, ...]
+    aliases: tuple[str, ...]
     family: str
     low: float | None
     high: float | None
@@ -70,25 +98,38 @@ def _limit(field: FieldInfo, name: str) -> float | None:
     return next((getattr(m, name) for m in field.metadata if hasattr(m, name)), None)
 
 
+def _list_types(annotation: Any) -> list[Any]:
+    """The types an annotation allows: int | None is two."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _list_types(arguments[0])
+    if origin in (Union, types.UnionType):
+        return [kind for argument in arguments for kind in _list_types(argument)]
+    return [annotation]
+
+
 def _iterate_options() -> Iterator[Option]:
     """All options in the order of the schema."""
     for section, holder in Config.model_fields.items():
-        kind = holder.annotation
-        assert isinstance(kind, type) and issubclass(kind, Section)
-        for name, field in kind.model_fields.items():
-            extra = field.json_schema_extra
-            assert isinstance(extra, dict)
+        group = holder.annotation
+        assert isinstance(group, type) and issubclass(group, Section)
+        for name, field in group.model_fields.items():
+            extra: Any = field.json_schema_extra
+            kind, *rest = _list_types(field.annotation)
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
             yield Option(
                 name=name.replace("_", "-"),
                 section=section,
-                heading=(kind.__doc__ or "").rstrip("."),
-                kind=field.annotation,
+                heading=(group.__doc__ or "").rstrip("."),
+                type=str if choices else kind,
+                optional=type(None) in rest,
+                choices=choices,
                 default=field.default,
                 help=field.description or "",
-                auto=str(extra["auto"]),
-                resumable=bool(extra["resumable"]),
-                also=tuple(str(old) for old in extra["also"]),  # type: ignore[union-attr]
-                family=kind.family,
+                auto=extra["auto"],
+                resumable=extra["resumable"],
+                aliases=tuple(extra["aliases"]),
+                family=group.family,
                 low=_limit(field, "ge"),
                 high=_limit(field, "le"),
             )
@@ -96,5 +137,20 @@ def _iterate_options() -> Iterator[Option]:
 
 OPTIONS: dict[str, Option] = {option.name: option for option in _iterate_options()}
 SPELLINGS: dict[str, str] = {
-    spelling: o.name for o in OPTIONS.values() for spelling in (o.name, *o.also)
+    spelling: o.name for o in OPTIONS.values() for spelling in (o.name, *o.aliases)
 }
+
+
+def suggest_option(word: str, known: Collection[str]) -> str:
+    """The way out of an option that is none of the known ones, with or without its dashes.
+
+    >>> suggest_option("--optimiser", ["--optimizer"]), suggest_option("epohcs", ["epochs"])
+    ('it is --optimizer here', "did you mean 'epochs'?")
+    """
+    plain = word.lstrip("-").lower().replace("_", "-")
+    option, meaning = (_OTHER_PROGRAMS | _NO_SUCH_OPTION).get(plain, ("", ""))
+    if option not in known and f"--{option}" not in known:
+        return suggest(word, known)
+    if plain in _NO_SUCH_OPTION:
+        return meaning
+    return f"it is --{option} here{', ' * bool(meaning)}{meaning}"

@@ -1,6 +1,6 @@
 """Options of training: the update, the length, what is written, and where it runs."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from phalanx.config.fields import (
     BetasText,
@@ -13,25 +13,16 @@ from phalanx.config.fields import (
     option,
 )
 
+_Optimizer = Literal[
+    "sgd", "momentum", "nesterov", "sgd_combined", "adamw", "rmsprop", "rmsprop_tf", "lars", "lamb"
+]
+_LrSchedule = Literal["step", "cosine", "exponential", "polynomial", "constant"]
+
 
 class OptimConfig(Section):
     """Optimizer: how weights are updated."""
 
-    optimizer: Literal[
-        "sgd",
-        "momentum",
-        "nesterov",
-        "sgd_combined",
-        "adamw",
-        "rmsprop",
-        "rmsprop_tf",
-        "lars",
-        "lamb",
-    ] = option(
-        "sgd",
-        "Update rule: sgd, momentum, nesterov, sgd_combined, adamw, rmsprop, rmsprop_tf, lars, "
-        "lamb.",
-    )
+    optimizer: _Optimizer = option("sgd", f"Update rule: {', '.join(get_args(_Optimizer))}.")
     momentum: float = option(0.9, "Momentum of every rule but adamw and lamb.", low=0, high=1)
     weight_decay: float = option(
         1e-4, "Decoupled decay of convolution and linear weights; norms and biases get none.", low=0
@@ -55,10 +46,10 @@ class OptimConfig(Section):
         0.001,
         "Share of a weight's length that a step of lars takes.",
         low=1e-9,
-        also=("lars-eeta",),
+        aliases=("lars-eeta",),
     )
     trust_decay: float = option(
-        0.0, "Decay inside the steps of lars and lamb.", low=0, also=("lars-weight-decay",)
+        0.0, "Decay inside the steps of lars and lamb.", low=0, aliases=("lars-weight-decay",)
     )
     loss_velocity_scaling_ratio: float = option(
         1.0, "sgd_combined: loss scale over the scale its velocity is kept at.", low=1e-9
@@ -84,7 +75,7 @@ class ScheduleConfig(Section):
         0.1,
         "Peak learning rate, for the whole global batch.",
         low=0,
-        also=("abs-learning-rate",),
+        aliases=("abs-learning-rate",),
     )
     lr_per_image: float | None = option(
         None, "Peak rate for each image of the batch, instead.", low=0
@@ -94,19 +85,18 @@ class ScheduleConfig(Section):
         "Peak rate as 2 to this power for each image of the batch, instead.",
         low=-60,
         high=60,
-        also=("base-learning-rate-exponent",),
+        aliases=("base-learning-rate-exponent",),
     )
     lr_batch: Literal["global", "pass"] = option(
         "global", "Batch the two above multiply: global, or pass: without accumulation (PopART)."
     )
-    lr_schedule: Literal["step", "cosine", "exponential", "polynomial", "constant"] = option(
-        "cosine",
-        "Shape of the learning rate over the run: step, cosine, exponential, polynomial, constant.",
+    lr_schedule: _LrSchedule = option(
+        "cosine", f"Shape of the learning rate over the run: {', '.join(get_args(_LrSchedule))}."
     )
     warmup_epoch: DurationText = option(
         "0ep",
         "Length of the linear warm-up: 5ep, 500st or 10%; a bare number counts epochs.",
-        also=("warmup-epochs",),
+        aliases=("warmup-epochs",),
     )
     warmup_mode: Literal["ramp", "mask", "shift", "ramp-shift"] = option(
         "ramp",
@@ -117,7 +107,7 @@ class ScheduleConfig(Section):
         "0.1",
         "Factor of a step or exponential schedule, or with commas the share of the peak in each "
         "stretch.",
-        also=("learning-rate-decay", "lr-decay-rate"),
+        aliases=("learning-rate-decay", "lr-decay-rate"),
     )
     lr_epoch_decay: DurationsText | None = option(
         None, "Where a step schedule falls: 30,60,90 or 50%,75%."
@@ -125,7 +115,7 @@ class ScheduleConfig(Section):
     lr_drop_after: NumbersText | None = option(
         None,
         "Shares of the run after which it falls, instead: 0.5,0.75.",
-        also=("learning-rate-schedule",),
+        aliases=("learning-rate-schedule",),
     )
     lr_decay_period: DurationText | None = option(
         None,
@@ -138,14 +128,14 @@ class ScheduleConfig(Section):
         auto="the run, less a warm-up that shifts",
     )
     lr_power: float = option(
-        2.0, "Power of a polynomial.", low=0.01, high=100, also=("poly-lr-decay-power",)
+        2.0, "Power of a polynomial.", low=0.01, high=100, aliases=("poly-lr-decay-power",)
     )
     lr_end_ratio: float = option(
         0.0,
         "Where a cosine or polynomial ends, as a share of the peak.",
         low=0,
         high=1,
-        also=("poly-lr-end-ratio",),
+        aliases=("poly-lr-end-ratio",),
     )
     lr_staircase: bool = option(False, "Keep the rate of an epoch's first step for all of it.")
     lr_scheduler_freq: RateText = option(
@@ -188,7 +178,11 @@ class TrainConfig(Section):
     """Training: how long, how large a step, what is written when."""
 
     epochs: float | None = option(
-        None, "Length of the run in epochs.", low=0.0001, also=("epoch",), auto="10 without --steps"
+        None,
+        "Length of the run in epochs.",
+        low=0.0001,
+        aliases=("epoch",),
+        auto="10 without --steps",
     )
     steps: int | None = option(None, "Length of the run in optimizer steps, instead.", low=1)
     gradient_accumulation: int = option(
@@ -200,8 +194,7 @@ class TrainConfig(Section):
     )
 
     validation_mode: Literal["none", "during", "after"] = option(
-        "during",
-        "When checkpoints are scored: none, during training, or all of them after it.",
+        "during", "When checkpoints are scored: none, during training, or all of them after it."
     )
     validation_frequency: RateText = option(
         "1", "Epochs between validations while training: 4, 1/2 for two an epoch, 0 for none."
@@ -228,7 +221,7 @@ class RunConfig(Section):
     """Run: the folder and what is kept in it."""
 
     run_dir: str | None = option(
-        None, "Folder of the run.", also=("checkpoint-path",), auto="runs/NAME-TIME"
+        None, "Folder of the run.", aliases=("checkpoint-path",), auto="runs/NAME-TIME"
     )
     ckpts_per_epoch: RateText = option(
         "1",
@@ -261,7 +254,7 @@ class RunConfig(Section):
         "Checkpoints to average, the last ones; -1 for all. They are kept whatever --keep says.",
         low=-1,
         auto="5, or as many as there are",
-        also=("weight-avg-N",),
+        aliases=("weight-avg-N",),
         resumable=True,
     )
     plugin: str | None = option(
@@ -287,7 +280,7 @@ class MachineConfig(Section):
         False, "Round 16-bit weights and optimizer state up or down by chance, right in the mean."
     )
     half_partials: bool = option(
-        False, "Let the GPU add up partial products in 16 bits.", also=("half-partial",)
+        False, "Let the GPU add up partial products in 16 bits.", aliases=("half-partial",)
     )
     enable_recompute: bool = option(
         False,
@@ -313,6 +306,13 @@ class MachineConfig(Section):
         False,
         "Stop at the first step that gives inf or nan, by name of the module.",
         resumable=True,
-        also=("enable-fp-exceptions",),
+        aliases=("enable-fp-exceptions",),
     )
     replicas: int = option(1, "Copies of the model that share a step.", low=1, high=65536)
+    threads: int | None = option(
+        None,
+        "Torch threads of a process; sums over one and two threads differ in the last place.",
+        low=1,
+        high=1024,
+        auto="OMP_NUM_THREADS where it is a number, else one per core",
+    )

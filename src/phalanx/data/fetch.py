@@ -18,7 +18,7 @@ from typing import BinaryIO
 from phalanx.data.formats.arrays import compute_md5
 from phalanx.data.formats.cifar import CIFAR_LAYOUTS
 from phalanx.data.formats.idx import IDX_FOLDERS, IDX_MD5
-from phalanx.disk import free_space, remove_quietly, sync_folder
+from phalanx.disk import describe_free_space, remove_quietly, sync_folder
 from phalanx.errors import ConfigError, DataError, DiskError, suggest
 
 _MAX_FAILURES = 5  # connections in a row that bring nothing new
@@ -228,8 +228,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as cause:
         raise DiskError(
-            f"{path}: {cause.strerror or cause}{free_space(path)}; make room or make it writable, "
-            "or choose another --data-dir"
+            f"{path}: {cause.strerror or cause}{describe_free_space(path)}; make room or make it "
+            "writable, or choose another --data-dir"
         ) from cause
 
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from phalanx.plan.loss_scale import FIRST
+from phalanx.plan.loss_scale import AUTOMATIC_START
 
 _LARGEST, _SMALLEST = 2.0**24, 2.0**-24
 GROWTH_INTERVAL = 2000  # finite steps before a larger scale is tried, as torch's GradScaler has it
@@ -14,7 +14,7 @@ _HISTORY = 1000  # changes that are remembered
 class DynamicLossScale:
     """The scale of the next step, and how it came about."""
 
-    scale: float = FIRST
+    scale: float = AUTOMATIC_START
     finite_steps: int = 0  # since the last change
     skipped: int = 0  # steps that overflowed
     history: list[tuple[int, float]] = field(default_factory=list)  # step, and the scale from there

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from phalanx.errors import CheckpointError
 from phalanx.models.weights import find_mismatches
-from phalanx.plan.averaging import decay_at
+from phalanx.plan.averaging import ema_decay_at
 
 _Context = Callable[[], AbstractContextManager[None]]  # the context passes run in
 
@@ -40,7 +40,7 @@ class WeightAverage:
                 counters.append(average)
                 counts.append(now)
         if averages:
-            torch._foreach_lerp_(averages, weights, 1 - decay_at(self.decay, step))
+            torch._foreach_lerp_(averages, weights, 1 - ema_decay_at(self.decay, step))
         if counters:
             torch._foreach_copy_(counters, counts)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from phalanx.catalog.sizes import Size
+from phalanx.catalog.models import ModelSize
 from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
@@ -68,12 +68,12 @@ def cannot_count(error: Exception) -> ConfigError:
     )
 
 
-def count_size(variant: Variant) -> tuple[Size, int]:
+def count_size(variant: Variant) -> tuple[ModelSize, int]:
     """The whole model's figures at its own image size and classes, and how many units it has."""
     counts = count_units(
         variant, num_classes=variant.classes, batch=2, image_size=variant.image_size
     )
-    size = Size(sum(unit.parameters for unit in counts), sum(unit.macs for unit in counts))
+    size = ModelSize(sum(unit.parameters for unit in counts), sum(unit.macs for unit in counts))
     return size, len(counts)
 
 

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from phalanx.catalog.efficientnets import (
     EfficientNetVariant,
     InvertedBlock,
-    inverted_blocks_of,
 )
 from phalanx.models.layers import Dropout, GlobalAvgPool, LayerFactory, drop_path, drop_path_rate
 from phalanx.models.units import UnitModel
@@ -33,7 +32,9 @@ def _activation(variant: EfficientNetVariant) -> nn.Module:
 
 def _squeeze_excite(block: InvertedBlock) -> nn.Module:
     """The block's squeeze-and-excite; Lite has none."""
-    return _SqueezeExcite(block.width, block.squeezed) if block.squeezed else nn.Identity()
+    return (
+        _SqueezeExcite(block.width, block.squeeze_width) if block.squeeze_width else nn.Identity()
+    )
 
 
 class DepthwiseSeparableConv(nn.Module):
@@ -97,7 +98,7 @@ class EfficientNet(UnitModel):
         self.bn1 = layers.norm(variant.stem_channels)
         self.act1 = _activation(variant)
         self.units["stem"] = ("conv_stem", "bn1", "act1")
-        blocks = list(inverted_blocks_of(variant))
+        blocks = variant.blocks
         self.blocks = nn.Sequential()
         for index, block in enumerate(blocks):
             rate = drop_path_rate(variant, index, len(blocks))

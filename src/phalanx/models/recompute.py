@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from phalanx.catalog.variant import Variant
 from phalanx.models.forward_recorder import ForwardRecorder
 from phalanx.models.units import UnitModel
-from phalanx.plan.recompute import matched, stored_paths
+from phalanx.plan.recompute import find_kept_modules, match_modules
 
 
 def enable_recomputation(
@@ -20,7 +20,7 @@ def enable_recomputation(
     Without patterns the output of every unit is stored. Names, weights, results and gradients
     stay as they were, and passes without gradients run as before.
     """
-    paths = stored_paths(variant, patterns, model="the model") or _find_paths(model, patterns)
+    paths = find_kept_modules(variant, patterns, model="the model") or _find_paths(model, patterns)
     hooks = _RecomputationHooks()
     model.register_forward_pre_hook(hooks.start)
     for path in paths:
@@ -35,7 +35,7 @@ def _find_paths(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     """The paths in a network that no table knows: without patterns, its units or its children."""
     if patterns:
         names = [path.replace(".", "/") for path, _ in model.named_modules() if path]
-        return matched(patterns, {name: (name,) for name in names}, model="the network")
+        return match_modules(patterns, {name: (name,) for name in names}, model="the network")
     if isinstance(model, UnitModel):
         return tuple(parts[-1].replace(".", "/") for parts in model.units.values())
     return tuple(name for name, _ in model.named_children())

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.catalog.resnets import Block, ResNetVariant, blocks_of
+from phalanx.catalog.resnets import Block, ResNetVariant
 from phalanx.models.layers import Dropout, GlobalAvgPool, LayerFactory, drop_path, drop_path_rate
 from phalanx.models.units import UnitModel
 
@@ -114,7 +114,7 @@ class ResNet(UnitModel):
         self.act1 = nn.ReLU(inplace=True)
         self.maxpool = layers.max_pool() if large else nn.Identity()
         self.units["stem"] = ("conv1", "bn1", "act1", "maxpool")
-        blocks = list(blocks_of(variant))
+        blocks = variant.blocks
         for index, block in enumerate(blocks):
             rate = drop_path_rate(variant, index, len(blocks))
             module = _BLOCKS[variant.block](block, variant, rate=rate)

@@ -8,8 +8,8 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, suggest
 
 _STRATEGIES = ("mean", "exponential")
-_USUAL = 5  # checkpoints averaged where nobody says how many
-_EVERY = -1  # the number that stands for all there are
+_DEFAULT_COUNT = 5  # checkpoints averaged where nobody says how many
+_ALL = -1  # the number that stands for all there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,29 +30,29 @@ class Averaging:
             raise ConfigError(
                 f"--weight-avg-exp-decay {self.decay:g}: wants a number from 0 to below 1"
             )
-        if self.count is not None and self.count < 1 and self.count != _EVERY:
+        if self.count is not None and self.count < 1 and self.count != _ALL:
             raise ConfigError(
-                f"--weight-avg-n {self.count}: wants 1 or more checkpoints, or {_EVERY} for all"
+                f"--weight-avg-n {self.count}: wants 1 or more checkpoints, or {_ALL} for all"
             )
         if self.norm_steps < 0:
             raise ConfigError(f"--reestimate-norms {self.norm_steps}: wants 0 or more steps")
 
-    def count_among(self, there: int, *, where: Path) -> int:
-        """How many of the checkpoints that are there to average; ConfigError for too few."""
-        fewest = 2 if self.count in (None, _EVERY) else self.count
-        assert fewest is not None
-        if there < fewest:
-            asked = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
-            least = f"--weight-avg-n {there}, or " if there > 1 else ""
+    def count_among(self, available: int, *, where: Path) -> int:
+        """How many of the available checkpoints to average; ConfigError for too few."""
+        fewest = 2 if self.count is None or self.count == _ALL else self.count
+        if available < fewest:
+            option = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
+            fewer = f"--weight-avg-n {available}, or " if available > 1 else ""
             raise ConfigError(
-                f"{asked}{where} holds {there} checkpoint{'s' * (there != 1)}, {fewest} are "
-                f"wanted; give {least}--keep {fewest} to the training, which keeps more of them"
+                f"{option}{where} holds {available} checkpoint{'s' * (available != 1)}, {fewest} "
+                f"are wanted; give {fewer}--keep {fewest} to the training, which keeps more of them"
             )
-        usual = min(_USUAL, there) if self.count is None else self.count
-        return there if usual == _EVERY else usual
+        if self.count == _ALL:
+            return available
+        return min(_DEFAULT_COUNT, available) if self.count is None else self.count
 
 
-def averaging_of(config: Config) -> Averaging | None:
+def build_averaging(config: Config) -> Averaging | None:
     """How a run averages its last checkpoints when it is over; None where it does not."""
     run = config.run
     if run.weight_avg_strategy == "none":
@@ -64,19 +64,19 @@ def averaging_of(config: Config) -> Averaging | None:
     )
 
 
-def kept_by(config: Config) -> int:
+def count_kept_checkpoints(config: Config) -> int:
     """How many of its newest checkpoints a run keeps: those to be averaged are among them."""
-    how = averaging_of(config)
-    if how is None:
+    averaging = build_averaging(config)
+    if averaging is None:
         return config.run.keep
-    wanted = _USUAL if how.count is None else how.count
-    return sys.maxsize if wanted == _EVERY else max(config.run.keep, wanted)
+    wanted = _DEFAULT_COUNT if averaging.count is None else averaging.count
+    return sys.maxsize if wanted == _ALL else max(config.run.keep, wanted)
 
 
-def refuse_too_many(config: Config, *, saves: int) -> None:
+def check_averaging(config: Config, *, saves: int) -> None:
     """Raise ConfigError where a run is to average more checkpoints than it will make."""
-    how = averaging_of(config)
-    wanted = 0 if how is None else max(how.count or 0, 2)
+    averaging = build_averaging(config)
+    wanted = 0 if averaging is None else max(averaging.count or 0, 2)
     if saves < wanted:
         fewer = f"--weight-avg-n {saves}, or " if saves > 1 else ""
         raise ConfigError(
@@ -85,7 +85,7 @@ def refuse_too_many(config: Config, *, saves: int) -> None:
         )
 
 
-def decay_at(decay: float, step: int) -> float:
+def ema_decay_at(decay: float, step: int) -> float:
     """How much of a live average stays after that many steps: little at first, then `decay`.
 
     min(decay, (1 + step) / (10 + step)), so that the random weights a run begins with are

@@ -87,10 +87,10 @@ def _draw_log_gamma(
         angle, radius, chance = (draw_uniform(seed, name, places, lanes + n) for n in range(3))
         normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
         cube = (1 + normal / np.sqrt(9 * depth)) ** 3
-        sound = np.where(cube > 0, cube, 1.0)
-        bound = 0.5 * normal**2 + depth * (1 - sound + np.log(sound))
+        positive = np.where(cube > 0, cube, 1.0)
+        bound = 0.5 * normal**2 + depth * (1 - positive + np.log(positive))
         taken = (cube > 0) & (np.log1p(-chance) < bound)
-        drawn[waiting[taken]] = np.log(depth * sound[taken])
+        drawn[waiting[taken]] = np.log(depth * positive[taken])
         waiting = waiting[~taken]
         lanes += 3
     return drawn + np.log1p(-draw_uniform(seed, name, positions)) / alpha

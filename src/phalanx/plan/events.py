@@ -62,7 +62,7 @@ class EventKind:
 
     flag: str
     verb: str
-    never: str  # what to tell whoever asks for none at all
+    never: str  # the warning for a rate of 0
     fills_run: bool  # refuses an interval that does not fit the run a whole number of times
 
 
@@ -75,10 +75,10 @@ LOGS = EventKind(
 CKPTS = EventKind("--ckpts-per-epoch", "save", never="", fills_run=False)
 
 
-def settle(
+def adjust_event_rate(
     every: Every, kind: EventKind, *, epochs: Fraction | None, even: bool
 ) -> tuple[Every, list[str]]:
-    """The points that a run gets for those that were asked for, and what to warn of.
+    """The event with the rate that the run can have, and what to warn of.
 
     epochs: the length of the run, where it was given in epochs. even: events split the epoch, or
     the run, into equally many steps; the rate gives way where it has to.
@@ -88,28 +88,23 @@ def settle(
     span = epochs if every.rate < 1 else Fraction(1)
     if span is None or span.denominator != 1:
         return every, []
-    if every.rate < 1 and (span * every.rate).denominator != 1:
+    if (span * every.rate).denominator != 1 and every.rate < 1:
         if kind.fills_run:
-            raise ConfigError(_tell_uneven(every.rate, kind, int(span)))
+            raise ConfigError(_describe_uneven(every.rate, kind, int(span)))
         return every, []
-    return _divide_evenly(every, kind, epochs=span) if even else (every, [])
-
-
-def _divide_evenly(every: Every, kind: EventKind, *, epochs: Fraction) -> tuple[Every, list[str]]:
-    """The nearest rate that divides so many epochs into equal stretches of whole steps."""
-    steps, wanted = every.steps_per_epoch * epochs, every.rate * epochs
-    if steps.denominator != 1:
+    steps, wanted = every.steps_per_epoch * span, every.rate * span
+    if not even or steps.denominator != 1:
         return every, []
     found = nearest_divisor(int(steps), wanted)
     if found == wanted:
         return every, []
-    span = "an epoch" if epochs == 1 else f"in {epochs} epochs"
+    period = "an epoch" if span == 1 else f"in {span} epochs"
     often = "once" if found == 1 else f"{found} times"
     warning = (
-        f"{kind.flag} {every.rate}: {steps} steps {span} do not divide into {wanted} equal parts; "
-        f"the run will {kind.verb} {often} {span}"
+        f"{kind.flag} {every.rate}: {steps} steps {period} do not divide into {wanted} equal "
+        f"parts; the run will {kind.verb} {often} {period}"
     )
-    return replace(every, rate=found / epochs), [warning]
+    return replace(every, rate=found / span), [warning]
 
 
 def nearest_divisor(whole: int, wanted: Fraction) -> int:
@@ -123,8 +118,8 @@ def nearest_divisor(whole: int, wanted: Fraction) -> int:
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
 
 
-def _tell_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:
-    """That an interval does not fill the run, and which ones and which runs would do."""
+def _describe_uneven(rate: Fraction, kind: EventKind, epochs: int) -> str:
+    """That an interval does not fill the run, and which intervals and which lengths would do."""
     fitting = Fraction(nearest_divisor(epochs, epochs * rate), epochs)
     shorter = epochs - epochs % rate.denominator
     lengths = " or ".join(str(n) for n in (shorter, shorter + rate.denominator) if n)

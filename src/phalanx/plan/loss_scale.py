@@ -5,10 +5,11 @@ from fractions import Fraction
 from functools import cached_property
 from math import ceil, floor, frexp, log2
 
+from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 
-FIRST = 2.0**16  # of a scale that finds its own size, as torch's GradScaler
-_FIXED = 1.0  # the value of --loss-scaling that nobody gave
+AUTOMATIC_START = 2.0**16  # of a scale that finds its own size, as torch's GradScaler
+_NOT_GIVEN = 1.0  # the default of --loss-scaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,22 +61,31 @@ class LossScale:
 
 
 def make_loss_scale(
-    initial: float | None,
-    final: float,
-    *,
-    epochs: Fraction,
-    steps_per_epoch: Fraction,
-    automatic: bool = False,
+    config: Config, *, precision: str, epochs: Fraction, steps_per_epoch: Fraction
 ) -> LossScale:
     """The loss scale of a run, fixed where no initial one is given; refuses what cannot be.
 
-    automatic: it begins with `final` where that was given, and the optimizer steps move it.
+    An automatic one begins with --loss-scaling where that was given, and the optimizer steps
+    move it.
     """
-    problems = loss_scale_problems(None if automatic else initial, final)
+    initial, final = config.loss.initial_loss_scaling, config.loss.loss_scaling
+    automatic = config.loss.auto_loss_scaling
+    problems = []
+    if automatic and precision == "32.32":
+        problems.append(
+            "--auto-loss-scaling: 32-bit gradients need no loss scale of their own; use "
+            "--precision 16.32 or 16.16, or leave it away"
+        )
+    if automatic and initial is not None:
+        problems.append(
+            "--auto-loss-scaling and --initial-loss-scaling both move the loss scale; give one"
+        )
+    if not automatic:
+        problems += doubling_problems(initial, final)
     if problems:
         raise ConfigError("\n".join(problems))
     if automatic:
-        initial = final = FIRST if final == _FIXED else final
+        initial = final = AUTOMATIC_START if final == _NOT_GIVEN else final
     return LossScale(
         initial=final if initial is None else initial,
         final=final,
@@ -85,16 +95,10 @@ def make_loss_scale(
     )
 
 
-def loss_scale_problems(initial: float | None, final: float) -> list[str]:
-    """Why the loss scale cannot go from one to the other, with the way out; nothing if it can."""
-    named = {"--loss-scaling": final, "--initial-loss-scaling": initial}
-    lines = [
-        f"{flag}: {value:g} would wipe out the loss; choose a number above 0, such as 128"
-        for flag, value in named.items()
-        if value is not None and value <= 0
-    ]
-    if lines or initial is None or initial == final:
-        return lines
+def doubling_problems(initial: float | None, final: float) -> list[str]:
+    """Why the loss scale cannot be doubled from one to the other, with the way out."""
+    if initial is None or initial == final:
+        return []
     if initial > final:
         return [
             f"--initial-loss-scaling: {initial:g} is more than --loss-scaling {final:g}, and it "
@@ -109,10 +113,21 @@ def loss_scale_problems(initial: float | None, final: float) -> list[str]:
     return []
 
 
+def loss_scale_warnings(config: Config, *, precision: str) -> list[str]:
+    """What may not be meant about gradients of 16 bits."""
+    scaled = config.loss.auto_loss_scaling or config.loss.loss_scaling > 1
+    if config.machine.half_type == "float16" and precision != "32.32" and not scaled:
+        return [
+            "--half-type float16: small gradients vanish without a loss scale; "
+            "--auto-loss-scaling or --loss-scaling 128 keeps them"
+        ]
+    return []
+
+
 def _count_doublings(initial: float, final: float) -> int:
     """How often `initial` can be doubled without passing `final`.
 
-    >>> count_doublings(16, 128), count_doublings(16, 100), count_doublings(8, 8)
+    >>> _count_doublings(16, 128), _count_doublings(16, 100), _count_doublings(8, 8)
     (3, 2, 0)
     """
     return floor(log2(final / initial))

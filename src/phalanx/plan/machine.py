@@ -2,7 +2,6 @@
 
 import os
 import platform
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -14,13 +13,19 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def resolve_device(asked: str) -> str:
-    """The device that `asked` stands for; auto takes the fastest one that seems to be here.
+def count_threads() -> int:
+    """Torch threads of a process where nobody gives --threads: OMP_NUM_THREADS, else the cores."""
+    text = os.environ.get("OMP_NUM_THREADS", "").strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else count_cores()
+
+
+def resolve_device(device: str) -> str:
+    """The device that a name stands for; auto takes the fastest one that seems to be here.
 
     torch has the last word when the run is assembled: this looks only at what the system shows.
     """
-    if asked != "auto":
-        return asked
+    if device != "auto":
+        return device
     if _has_cuda():
         return "cuda"
     apple = platform.system() == "Darwin" and platform.machine() == "arm64"
@@ -36,9 +41,3 @@ def _has_cuda() -> bool:
     except metadata.PackageNotFoundError:
         return False
     return not torch_version.endswith("+cpu") and any(Path("/dev").glob("nvidia[0-9]*"))
-
-
-def warn_of_offload(device: str, *, asked: bool) -> Iterator[str]:
-    """What may not be meant about state in host memory."""
-    if asked and not device.startswith("cuda"):
-        yield f"--offload-optimizer has no effect on {device}: its memory is the host's own"

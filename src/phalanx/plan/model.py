@@ -1,14 +1,19 @@
-"""The network a config asks for: a row of the tables with the options laid over it, checked."""
+"""The network a config asks for and the images it gets: table rows with options laid over them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import gcd
 
-from phalanx.catalog.efficientnets import EfficientNetVariant, inverted_blocks_of
+from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.efficientnets import EfficientNetVariant
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
+from phalanx.units import RunLength, parse_resolutions
+
+Growth = tuple[tuple[int, int], ...]  # until which step training images have which size
 
 
 def build_variant(config: Config) -> Variant:
@@ -50,11 +55,28 @@ def build_variant(config: Config) -> Variant:
 def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: int = 2) -> None:
     """Refuse what cannot be built or trained, and images that would vanish on the way."""
     if variant.norm.type == "group":
-        _check_norm_groups(variant)
+        norms, groups = variant.norm_channels(), variant.norm.groups
+        for path, channels in norms.items():
+            if channels % groups:
+                raise ConfigError(
+                    f"--norm-num-groups {groups}: {path} has {channels} channels, which it does "
+                    f"not divide; {_describe_divisors(norms.values())} would work in every layer"
+                )
     if isinstance(variant, EfficientNetVariant):
-        _check_group_dim(variant)
-    if isinstance(variant, ResNetVariant):
-        _check_stride(name, variant)
+        for block in variant.blocks:
+            if block.width % block.groups:
+                works = _describe_divisors(b.width for b in variant.blocks)
+                raise ConfigError(
+                    f"--efficientnet-group-dim {variant.group_dim}: {block.unit} has {block.width} "
+                    f"channels, which it does not divide; {works} would work in every block"
+                )
+    if isinstance(variant, ResNetVariant) and (variant.block, variant.stride_in) == (
+        "basic",
+        "1x1",
+    ):
+        raise ConfigError(
+            f"--stride-in 1x1: {name} has no bottlenecks and so no 1x1 to stride in; leave it away"
+        )
     if image_size < variant.smallest_image:
         raise ConfigError(
             f"--image-size {image_size}: {name} halves the image {variant.halvings} times, which "
@@ -67,44 +89,51 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
         )
 
 
-def _check_stride(name: str, variant: ResNetVariant) -> None:
-    """Only bottlenecks have a 1x1 before their 3x3."""
-    if variant.block == "basic" and variant.stride_in == "1x1":
+def _describe_divisors(numbers: Iterable[int]) -> str:
+    """What divides all of the numbers: 1, 2 and 4."""
+    common = gcd(*numbers)
+    *others, last = [str(n) for n in range(1, common + 1) if common % n == 0]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+# --- how large images are, at the end of a run and before it ---
+
+
+def choose_image_size(config: Config) -> int:
+    """As asked, else the model's own where images are cut to size anyway, else the dataset's."""
+    dataset = DATASETS[config.data.data]
+    own = MODELS[config.model.model].image_size if dataset.any_size else dataset.image_size
+    return config.data.image_size or own
+
+
+def plan_resolutions(config: Config, image_size: int, length: RunLength) -> Growth:
+    """Until which step training images have which smaller size; empty where they never do."""
+    text = config.data.progressive_resolution
+    if text is None:
+        return ()
+    total = length.total_steps
+    growth = tuple((length.count_steps(end), size) for size, end in parse_resolutions(text))
+    ends = [end for end, _ in growth]
+    if ends != sorted(set(ends)) or ends[0] == 0:
         raise ConfigError(
-            f"--stride-in 1x1: {name} has no bottlenecks and so no 1x1 to stride in; leave it away"
+            f"--progressive-resolution {text}: ends at steps {ends}; each must come after the one "
+            "before it"
         )
+    if ends[-1] >= total:
+        raise ConfigError(
+            f"--progressive-resolution {text}: lasts until step {ends[-1]:,} of {total:,}, and no "
+            "step is left at --image-size; end it earlier, such as at 80%"
+        )
+    if any(size >= image_size for _, size in growth):
+        raise ConfigError(
+            f"--progressive-resolution {text}: wants sizes below --image-size {image_size}, "
+            "which the run ends with"
+        )
+    return growth
 
 
-def _check_norm_groups(variant: Variant) -> None:
-    """Group norm needs as many channels in every group."""
-    layers, groups = variant.norm_channels(), variant.norm.groups
-    for path, channels in layers.items():
-        if channels % groups:
-            works = _divisors(gcd(*layers.values()))
-            raise ConfigError(
-                f"--norm-num-groups {groups}: {path} has {channels} channels, which it does not "
-                f"divide; {_join(works)} would work in every layer"
-            )
-
-
-def _check_group_dim(variant: EfficientNetVariant) -> None:
-    """A grouped convolution needs as many channels in every group, or one group."""
-    blocks, dim = list(inverted_blocks_of(variant)), variant.group_dim
-    for block in blocks:
-        if block.width % block.groups:
-            works = _divisors(gcd(*(b.width for b in blocks)))
-            raise ConfigError(
-                f"--efficientnet-group-dim {dim}: {block.unit} has {block.width} channels, which "
-                f"it does not divide; {_join(works)} would work in every block"
-            )
-
-
-def _divisors(number: int) -> list[int]:
-    """What divides it, in order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _join(numbers: list[int]) -> str:
-    """1, 2 and 4."""
-    words = [str(number) for number in numbers]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def check_image_sizes(config: Config, image_size: int, growth: Growth) -> None:
+    """Refuse a network that cannot be built, or images of a size it cannot take."""
+    model, batch = config.model.model, config.data.batch_size
+    for size in (image_size, *(size for _, size in growth)):
+        check_variant(model, build_variant(config), size, micro_batch=batch)

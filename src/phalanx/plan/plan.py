@@ -8,31 +8,17 @@ from typing import Any, NamedTuple
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
-from phalanx.errors import ConfigError
-from phalanx.plan.averaging import refuse_too_many
-from phalanx.plan.events import CKPTS, LOGS, Every, settle
-from phalanx.plan.idle_options import warn_of_idle_options
-from phalanx.plan.image_size import Growth, check_sizes, choose_image_size, plan_growth
-from phalanx.plan.input_options import warn_of_input
-from phalanx.plan.loss_scale import LossScale, make_loss_scale
-from phalanx.plan.machine import count_cores, resolve_device, warn_of_offload
-from phalanx.plan.precision import refuse_precision, warn_of_precision
-from phalanx.plan.problems import Problems
+from phalanx.errors import ConfigError, ProblemCollector
+from phalanx.plan.averaging import check_averaging
+from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate
+from phalanx.plan.loss_scale import LossScale, loss_scale_warnings, make_loss_scale
+from phalanx.plan.machine import count_cores, count_threads, resolve_device
+from phalanx.plan.model import Growth, check_image_sizes, choose_image_size, plan_resolutions
 from phalanx.plan.recompute import plan_recomputation
 from phalanx.plan.schedule import Schedule, peak_rate
-from phalanx.plan.schedule_options import (
-    RunLength,
-    ScheduleOptions,
-    make_schedule,
-    schedule_warnings,
-)
-from phalanx.units import (
-    parse_duration,
-    parse_durations,
-    parse_numbers,
-    parse_rate,
-    parse_share,
-)
+from phalanx.plan.schedule_options import make_schedule, read_schedule_options, schedule_warnings
+from phalanx.plan.unused_options import unused_option_warnings
+from phalanx.units import RunLength, parse_rate, parse_share
 
 LEAST_MAX_BAD = 10
 _LEAST_VALID_BATCH = 250
@@ -69,7 +55,7 @@ class Plan:
     workers: int
     image_size: int
     growth: Growth
-    stored: tuple[str, ...] | None  # modules whose outputs are kept; None: all are
+    recompute_patterns: tuple[str, ...] | None  # modules whose outputs are kept; None: all are
     num_classes: int
     train_images: int
     valid_images: int
@@ -110,8 +96,8 @@ class Plan:
     def facts(self) -> dict[str, Any]:
         """The plan as plain numbers, for JSON and tables."""
         events = {"log": self.log, "evaluate": self.evaluate, "save": self.save}
-        parts = (*events, "schedule", "loss_scale", "warnings", "growth", "stored")
-        plain = {name: value for name, value in asdict(self).items() if name not in parts}
+        left_out = (*events, "schedule", "loss_scale", "warnings", "growth", "recompute_patterns")
+        plain = {name: value for name, value in asdict(self).items() if name not in left_out}
         plain["steps_per_epoch"] = float(self.steps_per_epoch)
         plain["epochs"] = self.epochs
         plain["growth"] = ",".join(f"{size}:{end}st" for end, size in self.growth)
@@ -144,7 +130,8 @@ def choose_machine(config: Config) -> MachineChoice:
     precision = config.machine.precision
     if precision == "auto":
         precision = "16.32" if device.startswith("cuda") else "32.32"
-    return MachineChoice(device=device, precision=precision, threads=count_cores())
+    threads = config.machine.threads or count_threads()
+    return MachineChoice(device=device, precision=precision, threads=threads)
 
 
 def make_plan(
@@ -156,25 +143,26 @@ def make_plan(
 ) -> Plan:
     """Derive every number of the run; refuse what cannot be done, all of it together.
 
-    places: where each option was said, to name instead of its flag.
+    places: where each option was given, to name instead of its flag.
     """
-    problems = Problems(places or {})
-    with problems:  # all else hangs on these
+    problems = ProblemCollector(places or {})
+    with problems.collect():  # all else depends on these
         global_batch = count_global_batch(config)
         steps_per_epoch = _count_steps_per_epoch(config, data.train_images, global_batch)
         total = _count_steps(config, steps_per_epoch)
     problems.refuse()
-    clock, image_size = RunLength(total, steps_per_epoch), choose_image_size(config)
-    parts = _plan_parts(config, chosen, clock, problems=problems, image_size=image_size)
+    run = RunLength(total, steps_per_epoch)
+    pieces = _plan_pieces(config, chosen, run, problems=problems)
+    workers = _choose_workers(config)
     return Plan(
         **asdict(chosen),
         determinism=config.machine.determinism,
         half_type=config.machine.half_type,
         half_partials=config.machine.half_partials,
-        workers=_choose_workers(config),
-        image_size=image_size,
-        growth=parts.growth,
-        stored=parts.stored,
+        workers=workers,
+        image_size=choose_image_size(config),
+        growth=pieces.growth,
+        recompute_patterns=pieces.recompute_patterns,
         num_classes=data.classes,
         train_images=data.train_images,
         valid_images=data.valid_images,
@@ -186,134 +174,81 @@ def make_plan(
         total_steps=total,
         valid_batch=config.data.valid_batch_size or max(config.data.batch_size, _LEAST_VALID_BATCH),
         max_bad=_count_max_bad(config, data.train_images),
-        log=parts.events.log,
-        evaluate=parts.events.evaluate,
-        save=parts.events.save,
+        log=pieces.log,
+        evaluate=Every(validation_rate(config), steps_per_epoch, total),
+        save=pieces.save,
         scores_after=config.train.validation and config.train.validation_mode == "after",
-        schedule=parts.schedule,
-        loss_scale=parts.loss_scale,
+        schedule=pieces.schedule,
+        loss_scale=pieces.loss_scale,
         warnings=(
-            *schedule_warnings(_asked_schedule(config), clock),
-            *parts.events.warnings,
-            *warn_of_precision(config, chosen.precision),
-            *warn_of_idle_options(config, precision=chosen.precision),
-            *warn_of_offload(chosen.device, asked=config.machine.offload_optimizer),
-            *warn_of_input(config, device=chosen.device, workers=_choose_workers(config)),
+            *schedule_warnings(read_schedule_options(config.schedule), run),
+            *pieces.warnings,
+            *loss_scale_warnings(config, precision=chosen.precision),
+            *unused_option_warnings(
+                config, device=chosen.device, precision=chosen.precision, workers=workers
+            ),
         ),
     )
 
 
 class _PlanPieces(NamedTuple):
-    """What of a plan may be refused, each for itself."""
+    """What of a plan may be refused, each by itself."""
 
     growth: Growth
-    stored: tuple[str, ...] | None
-    events: "_Events"
+    recompute_patterns: tuple[str, ...] | None
+    log: Every
+    save: Every
     schedule: Schedule
     loss_scale: LossScale
-
-
-def _plan_parts(
-    config: Config, chosen: MachineChoice, clock: RunLength, *, problems: Problems, image_size: int
-) -> _PlanPieces:
-    """The parts that know nothing of each other; whatever any of them refuses is told."""
-    per_epoch, total = clock.steps_per_epoch, clock.total
-    growth: Growth = ()
-    with problems:
-        growth = plan_growth(config, image_size, clock)
-    with problems:
-        check_sizes(config, image_size, growth)
-    with problems:
-        schedule = make_schedule(_asked_schedule(config), _choose_peak(config), clock)
-    with problems:
-        refuse_precision(config, chosen.precision)
-    with problems:
-        loss_scale = make_loss_scale(
-            config.loss.initial_loss_scaling,
-            config.loss.loss_scaling,
-            epochs=_asked_epochs(config) or total / per_epoch,
-            steps_per_epoch=per_epoch,
-            automatic=config.loss.auto_loss_scaling,
-        )
-    with problems:
-        events = _plan_events(config, per_epoch, total)
-        refuse_too_many(config, saves=events.save.count())
-    with problems:
-        stored = plan_recomputation(config)
-    problems.refuse()
-    return _PlanPieces(growth, stored, events, schedule, loss_scale)
-
-
-class _Events(NamedTuple):
-    """When something is done, and what to warn of."""
-
-    log: Every
-    evaluate: Every
-    save: Every
     warnings: tuple[str, ...]
 
 
-def _plan_events(config: Config, steps_per_epoch: Fraction, total: int) -> _Events:
-    """When to log, to evaluate and to save."""
+def _plan_pieces(
+    config: Config, chosen: MachineChoice, run: RunLength, *, problems: ProblemCollector
+) -> _PlanPieces:
+    """The pieces that know nothing of each other; whatever any of them refuses is reported."""
+    per_epoch, total = run.steps_per_epoch, run.total_steps
+    image_size = choose_image_size(config)
+    epochs = None if config.train.epochs is None else Fraction(str(config.train.epochs))
+    growth: Growth = ()
+    with problems.collect():
+        growth = plan_resolutions(config, image_size, run)
+    with problems.collect():
+        check_image_sizes(config, image_size, growth)
+    with problems.collect():
+        peak = peak_rate(
+            config.schedule,
+            global_batch=count_global_batch(config),
+            accumulation=config.train.gradient_accumulation,
+        )
+        schedule = make_schedule(read_schedule_options(config.schedule), peak, run)
+    with problems.collect():
+        loss_scale = make_loss_scale(
+            config,
+            precision=chosen.precision,
+            epochs=epochs or total / per_epoch,
+            steps_per_epoch=per_epoch,
+        )
+    with problems.collect():
+        logs = Every(parse_rate(config.train.logs_per_epoch), per_epoch, total)
+        first = Fraction(str(config.run.first_ckpt_epoch))
+        saves = Every(parse_rate(config.run.ckpts_per_epoch), per_epoch, total, first)
+        even = config.data.epoch_tail == "drop"
+        log, log_warnings = adjust_event_rate(logs, LOGS, epochs=epochs, even=even)
+        save, save_warnings = adjust_event_rate(saves, CKPTS, epochs=epochs, even=even)
+        check_averaging(config, saves=save.count())
+    with problems.collect():
+        patterns = plan_recomputation(config)
+    problems.refuse()
+    warnings = (*log_warnings, *save_warnings)
+    return _PlanPieces(growth, patterns, log, save, schedule, loss_scale, warnings)
 
-    def every(rate: str, first: float = 0) -> Every:
-        return Every(parse_rate(rate), steps_per_epoch, total, Fraction(str(first)))
 
-    even, epochs = config.data.epoch_tail == "drop", _asked_epochs(config)
-    logs, saves = config.train.logs_per_epoch, config.run.ckpts_per_epoch
-    first = config.run.first_ckpt_epoch
-    log, about_logs = settle(every(logs), LOGS, epochs=epochs, even=even)
-    save, about_saves = settle(every(saves, first), CKPTS, epochs=epochs, even=even)
-    return _Events(log, every(validations(config)), save, (*about_logs, *about_saves))
-
-
-def validations(config: Config) -> str:
+def validation_rate(config: Config) -> Fraction:
     """How often an epoch the model is scored while it trains."""
     during = config.train.validation and config.train.validation_mode == "during"
     apart = Fraction(config.train.validation_frequency)
-    return str(1 / apart) if during and apart else "0"
-
-
-def _asked_epochs(config: Config) -> Fraction | None:
-    """The length of the run, where it is given in epochs."""
-    return None if config.train.epochs is None else Fraction(str(config.train.epochs))
-
-
-def _asked_schedule(config: Config) -> ScheduleOptions:
-    """What the options say about the course of the learning rate."""
-    said = config.schedule
-    return ScheduleOptions(
-        shape=said.lr_schedule,
-        warmup=parse_duration(said.warmup_epoch),
-        warmup_mode=said.warmup_mode,
-        staircase=said.lr_staircase,
-        freq=parse_rate(said.lr_scheduler_freq),
-        decay=tuple(map(float, parse_numbers(said.lr_decay))),
-        milestones=parse_durations(said.lr_epoch_decay) if said.lr_epoch_decay else (),
-        drop_after=parse_numbers(said.lr_drop_after) if said.lr_drop_after else (),
-        period=parse_duration(said.lr_decay_period) if said.lr_decay_period else None,
-        length=parse_duration(said.lr_decay_length) if said.lr_decay_length else None,
-        power=said.lr_power,
-        end_ratio=said.lr_end_ratio,
-    )
-
-
-def _choose_peak(config: Config) -> float:
-    """The highest learning rate, by whichever option says it."""
-    said = config.schedule
-    rates = {
-        "base-learning-rate": said.base_learning_rate,
-        "lr-per-image": said.lr_per_image,
-        "lr": said.lr,
-    }
-    name, value = next((name, value) for name, value in rates.items() if value is not None)
-    return peak_rate(
-        name,
-        value,
-        global_batch=count_global_batch(config),
-        accumulation=config.train.gradient_accumulation,
-        batch=said.lr_batch,
-    )
+    return 1 / apart if during and apart else Fraction(0)
 
 
 def count_global_batch(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""Which outputs recomputation stores: patterns over the paths of modules, read without torch.
+"""Which outputs recomputation keeps: patterns over the paths of modules, read without torch.
 
 The paths are those of the networks, written out from the tables; a part is joined by "/". What a
 module is called elsewhere (a traced graph's `add_3`, torchvision's `avgpool`) stands beside them.
@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from phalanx.catalog.efficientnets import EfficientNetVariant, InvertedBlock, inverted_blocks_of
-from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant, blocks_of
-from phalanx.catalog.splits import adding_units
+from phalanx.catalog.efficientnets import EfficientNetVariant
+from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
+from phalanx.catalog.splits import list_traced_additions
 from phalanx.catalog.variant import OwnVariant, Variant
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
@@ -18,7 +18,7 @@ from phalanx.plan.model import build_variant
 
 _Names = Mapping[str, tuple[str, ...]]  # what a module may be called, and the modules it means
 
-_NEAR = 3
+_SUGGESTIONS = 3
 _STEM = {
     "ResNet": "conv1 bn1 act1 maxpool",
     "ResNet-9": "conv1 bn1 act1",
@@ -36,12 +36,12 @@ _RESIDUAL = {
 _PROJECTION = " downsample/0 downsample/1"
 _FAST = ("conv1 bn1 act1 pool", "conv1 bn1 act1 conv2 bn2 act2")  # by place in the stage
 _SQUEEZE = "se se/conv_reduce se/act1 se/conv_expand"
-_KINDS = {  # the oldest recipes' words for every convolution and every norm: no pattern finds them
+_LAYER_TYPES = {  # words of the oldest recipes for all convolutions and all norms, never patterns
     "conv": re.compile(r"(.*/)?(conv\d?|conv_\w+|downsample/0)"),
     "norm": re.compile(r"(.*/)?(bn\d|downsample/1)"),
 }
-_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # of a regular expression
-_DEEPER = {"(": 1, "{": 1, ")": -1, "}": -1}
+_REGEX_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_NESTING = {"(": 1, "{": 1, ")": -1, "}": -1}
 
 
 def plan_recomputation(config: Config) -> tuple[str, ...] | None:
@@ -60,7 +60,8 @@ def plan_recomputation(config: Config) -> tuple[str, ...] | None:
     for pattern in patterns:
         _compile_pattern(pattern)
     if not isinstance(variant, OwnVariant):
-        stored_paths(variant, patterns, model=config.model.model)  # refuses what matches nothing
+        # refuses what matches nothing
+        find_kept_modules(variant, patterns, model=config.model.model)
     return patterns
 
 
@@ -72,8 +73,8 @@ def split_patterns(text: str) -> tuple[str, ...]:
     """
     text = text.strip()
     words, depth = [""], 0
-    for piece in _PIECE.findall(text[1:-1] if _is_bracketed(text) else text):
-        depth = max(0, depth + _DEEPER.get(piece, 0))
+    for piece in _REGEX_TOKEN.findall(text[1:-1] if _is_bracketed(text) else text):
+        depth = max(0, depth + _NESTING.get(piece, 0))
         if piece == "," and depth == 0:
             words.append("")
         else:
@@ -102,115 +103,97 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
         ) from error
 
 
-def stored_paths(variant: Variant, patterns: Sequence[str], *, model: str) -> tuple[str, ...]:
-    """Paths of the modules whose outputs are stored: the last of every unit without patterns.
+def find_kept_modules(variant: Variant, patterns: Sequence[str], *, model: str) -> tuple[str, ...]:
+    """Paths of the modules whose outputs are kept: the last of every unit without patterns.
 
     A network from a plugin is known once it is built: its answer is empty.
 
     >>> from phalanx.catalog.models import MODELS
-    >>> stored_paths(MODELS["resnet8"], ["add_1", "layer3/0/conv"], model="resnet8")
+    >>> find_kept_modules(MODELS["resnet8"], ["add_1", "layer3/0/conv"], model="resnet8")
     ('layer2/0', 'layer3/0/conv1', 'layer3/0/conv2')
     """
-    names = _names_of(variant)
+    names = _list_module_names(variant)
     if not names:
         return ()
     if not patterns:
         return tuple(dict.fromkeys(path for unit in variant.units for path in names[unit]))
-    return matched(patterns, names, model=model)
+    return match_modules(patterns, names, model=model)
 
 
-def matched(patterns: Sequence[str], names: _Names, *, model: str) -> tuple[str, ...]:
+def match_modules(patterns: Sequence[str], names: _Names, *, model: str) -> tuple[str, ...]:
     """The modules that the patterns mean, each once; a pattern without any is refused."""
     found: dict[str, None] = {}
     for pattern in patterns:
-        paths = [path for name in _names_matching(pattern, names) for path in names[name]]
+        paths = [path for name in _match_names(pattern, names) for path in names[name]]
         if not paths:
-            raise _unmatched(pattern, names, model=model)
+            near = get_close_matches(pattern.replace(".", "/"), names, n=_SUGGESTIONS, cutoff=0.5)
+            shown = near or list(names)[:_SUGGESTIONS]
+            raise ConfigError(
+                f"--recompute-checkpoints: no module of {model} matches {pattern!r}; it has "
+                f"{', '.join(shown)} and {len(names) - len(shown)} more; for example .*conv.*"
+            )
         found |= dict.fromkeys(paths)
     return tuple(found)
 
 
-def _names_matching(pattern: str, names: _Names) -> list[str]:
+def _match_names(pattern: str, names: _Names) -> list[str]:
     """The names a pattern means: the one it is, or all whose beginning it matches."""
-    written = pattern.replace(".", "/")
-    plain = [name for name in (pattern, written) if name in names]
-    if plain:
-        return plain[:1]
-    beginning = _compile_pattern(pattern)
-    searched = [name for name, paths in names.items() if name not in _KINDS or paths == (name,)]
+    for name in (pattern, pattern.replace(".", "/")):
+        if name in names:
+            return [name]
+    regex = _compile_pattern(pattern)
     return [
         name
-        for name in searched
-        if beginning.match(name) or beginning.match(name.replace("/", "."))
+        for name, paths in names.items()
+        if (name not in _LAYER_TYPES or paths == (name,))
+        and (regex.match(name) or regex.match(name.replace("/", ".")))
     ]
 
 
-def _unmatched(pattern: str, names: _Names, *, model: str) -> ConfigError:
-    """What to say of a pattern that matches no module."""
-    near = get_close_matches(pattern.replace(".", "/"), names, n=_NEAR, cutoff=0.5)
-    shown = near or list(names)[:_NEAR]
-    return ConfigError(
-        f"--recompute-checkpoints: no module of {model} matches {pattern!r}; it has "
-        f"{', '.join(shown)} and {len(names) - len(shown)} more; for example .*conv.*"
-    )
-
-
-def _names_of(variant: Variant) -> dict[str, tuple[str, ...]]:
+def _list_module_names(variant: Variant) -> dict[str, tuple[str, ...]]:
     """Everything a module of the variant may be called; nothing for a network from a plugin."""
-    paths = module_paths(variant)
+    paths = list_module_paths(variant)
     if not paths:
         return {}
-    names: dict[str, tuple[str, ...]] = {path: (_ending(path, variant.units),) for path in paths}
+    names: dict[str, tuple[str, ...]] = {}
+    for path in paths:
+        inside = [unit for unit in variant.units if unit.startswith(f"{path}/")]
+        names[path] = (inside[-1] if inside else path,)  # a stage's output is its last unit's
     for unit, words in (("stem", _STEM), ("head", _HEAD)):
         names[unit] = (words[variant.family].split()[-1],)
-    for number, unit in enumerate(adding_units(variant)):
-        traced = (f"add_{number}", f"add/{number}") if number else ("add",)
-        names |= dict.fromkeys(traced, (unit,))
+    names |= {name: (unit,) for name, unit in list_traced_additions(variant).items()}
     names["avgpool"] = names["global_pool"]
     projections = [path for path in paths if re.search(r"downsample/\d$", path)]
     names |= {re.sub(r"/(\d)$", r"_\1", path): (path,) for path in projections}
-    for kind, pattern in _KINDS.items():
-        names[kind] = tuple(path for path in paths if pattern.fullmatch(path))
+    for layer_type, pattern in _LAYER_TYPES.items():
+        names[layer_type] = tuple(path for path in paths if pattern.fullmatch(path))
     return names
 
 
-def _ending(path: str, units: Sequence[str]) -> str:
-    """Where the output of a path comes out: of a whole stage, at its last unit."""
-    inside = [unit for unit in units if unit.startswith(f"{path}/")]
-    return inside[-1] if inside else path
-
-
-def module_paths(variant: Variant) -> tuple[str, ...]:
+def list_module_paths(variant: Variant) -> tuple[str, ...]:
     """The paths of all modules in the order of the tree; () where only the network can tell."""
     if variant.family not in _STEM:
         return ()
-    stem, head = _STEM[variant.family].split(), _HEAD[variant.family].split()
-    return tuple(dict.fromkeys((*stem, *_inner_paths(variant), *head)))
-
-
-def _inner_paths(variant: Variant) -> Iterator[str]:
-    """Every block with what holds it and what is in it; those above it may come again."""
-    for unit, words in _block_words(variant):
+    paths = _STEM[variant.family].split()
+    for unit, words in _list_block_words(variant):
         parts = unit.split("/")
-        yield from ("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-        yield from (f"{unit}/{word}" for word in words.split())
+        paths += ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        paths += [f"{unit}/{word}" for word in words.split()]
+    return tuple(dict.fromkeys(paths + _HEAD[variant.family].split()))
 
 
-def _block_words(variant: Variant) -> Iterator[tuple[str, str]]:
+def _list_block_words(variant: Variant) -> Iterator[tuple[str, str]]:
     """Every block and the words for its modules."""
     if isinstance(variant, ResNetVariant):
-        for block in blocks_of(variant):
+        for block in variant.blocks:
             projection = _PROJECTION if variant.projects(block) else ""
             yield block.unit, _RESIDUAL[variant.block] + projection
     if isinstance(variant, FastResNetVariant):
         yield from ((unit, _FAST[int(unit[-1])]) for unit in variant.units[1:-1])
     if isinstance(variant, EfficientNetVariant):
-        yield from ((block.unit, _inverted_words(block)) for block in inverted_blocks_of(variant))
-
-
-def _inverted_words(block: InvertedBlock) -> str:
-    """The modules of one block of EfficientNet."""
-    squeeze = _SQUEEZE if block.squeezed else "se"
-    if block.widens:
-        return f"conv_pw bn1 act1 conv_dw bn2 act2 {squeeze} conv_pwl bn3"
-    return f"conv_dw bn1 act1 {squeeze} conv_pw bn2"
+        for inverted in variant.blocks:
+            squeeze = _SQUEEZE if inverted.squeeze_width else "se"
+            if inverted.widens:
+                yield inverted.unit, f"conv_pw bn1 act1 conv_dw bn2 act2 {squeeze} conv_pwl bn3"
+            else:
+                yield inverted.unit, f"conv_dw bn1 act1 {squeeze} conv_pw bn2"

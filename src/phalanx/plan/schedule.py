@@ -7,6 +7,8 @@ from fractions import Fraction
 from functools import cached_property
 from math import cos, pi
 
+from phalanx.config.train_options import ScheduleConfig
+
 _Position = int | Fraction  # in steps; a fraction where a period begins between two of them
 
 
@@ -60,7 +62,7 @@ class Schedule:
         """
         at: _Position = min(step, self.total)
         if self.staircase:
-            at = _begin_of(at, self.steps_per_epoch)
+            at = _floor_to_period(at, self.steps_per_epoch)
         mode = WARMUPS[self.warmup_mode]
         rate = self._falling(max(0, at - self.warmup) if mode.shifts else at)
         if at >= self.warmup:
@@ -69,7 +71,7 @@ class Schedule:
 
     def _falling(self, at: _Position) -> float:
         if self.freq:
-            at = _begin_of(at, self._refresh)
+            at = _floor_to_period(at, self._refresh)
         end = self.peak * self.end_ratio
         return (self.peak - end) * SHAPES[self.shape](self, at) + end
 
@@ -87,7 +89,7 @@ class Schedule:
         return self.length or self.total - waits
 
 
-def _begin_of(at: _Position, period: Fraction) -> Fraction:
+def _floor_to_period(at: _Position, period: Fraction) -> Fraction:
     """Where the period that holds `at` began.
 
     Rounding down, a rate that is refreshed now and then is never ahead of its schedule: drops
@@ -106,25 +108,15 @@ SHAPES: dict[str, Callable[[Schedule, _Position], float]] = {  # shares of the p
 FALLING = ("cosine", "polynomial")  # those that end at a chosen step
 
 
-# --- the peak ---
+def peak_rate(config: ScheduleConfig, *, global_batch: int, accumulation: int = 1) -> float:
+    """The highest learning rate: as given, or scaled with the batch.
 
-_PEAKS: dict[str, Callable[[float, int], float]] = {  # of the option's value and a batch
-    "lr": lambda rate, batch: rate,
-    "lr-per-image": lambda rate, batch: rate * batch,
-    "base-learning-rate": lambda exponent, batch: 2.0**exponent * batch,
-}
-_BATCHES: dict[str, Callable[[int, int], int]] = {  # of the global batch and the accumulation
-    "global": lambda whole, accumulation: whole,
-    "pass": lambda whole, accumulation: whole // accumulation,
-}
-
-
-def peak_rate(
-    option: str, value: float, *, global_batch: int, accumulation: int = 1, batch: str = "global"
-) -> float:
-    """The peak that an option asks for: absolute, or scaled with the batch.
-
-    >>> peak_rate("base-learning-rate", -11, global_batch=1024)
+    >>> peak_rate(ScheduleConfig(base_learning_rate=-11), global_batch=1024)
     0.5
     """
-    return _PEAKS[option](value, _BATCHES[batch](global_batch, accumulation))
+    batch = global_batch // accumulation if config.lr_batch == "pass" else global_batch
+    if config.base_learning_rate is not None:
+        return float(2.0**config.base_learning_rate * batch)
+    if config.lr_per_image is not None:
+        return config.lr_per_image * batch
+    return config.lr

@@ -8,12 +8,11 @@ from pathlib import Path
 from phalanx.assemble.dataset_summary import MADE_UP, summarise_made_up, summarise_published
 from phalanx.assemble.find_data import read_with_data
 from phalanx.config.presets import find_preset
-from phalanx.config.read import Settings, joined
-from phalanx.errors import ConfigError
-from phalanx.plan.plan import choose_machine, make_plan, validations
+from phalanx.config.read import Settings
+from phalanx.errors import ConfigError, join_problems
+from phalanx.plan.plan import choose_machine, make_plan, validation_rate
 from phalanx.sweep.file import PRESET, SweepFile, read_sweep
 from phalanx.sweep.space import Choice, Values, as_text, count_points, iterate_ends, iterate_points
-from phalanx.units import parse_rate
 
 _MOST_POINTS = 2_000  # that are read one by one; it takes a millisecond each
 
@@ -24,7 +23,7 @@ def open_file(path: Path) -> SweepFile:
     if sweep is not None:
         problems += [told for told in _check_values(sweep, path) if told not in problems]
     if problems or sweep is None:
-        raise joined(sorted(problems, key=_line_of))
+        raise join_problems(sorted(problems, key=_line_of))
     return sweep
 
 
@@ -122,7 +121,7 @@ def _refuse_unscored(settings: Settings, sweep: SweepFile, path: Path) -> Iterat
     after = train.validation and train.validation_mode == "after"
     names = ("validation", "validation-mode", "validation-frequency")
     where = next((sweep.places[name] for name in names if name in sweep.places), str(path))
-    if not after and parse_rate(validations(settings.config)) == 0:
+    if not after and validation_rate(settings.config) == 0:
         yield f"{where}: a sweep compares validation scores, and there are none; leave it away"
     if after and sweep.prune != "none":
         yield (

@@ -13,11 +13,10 @@ from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import (
     YamlEntry,
     YamlLoader,
-    mapping_entries,
-    plain_kind,
+    parse_option_node,
+    parse_option_text,
     read_entries,
-    value_from_node,
-    value_from_text,
+    read_mapping,
 )
 from phalanx.errors import ConfigError, suggest
 from phalanx.sweep.space import Choice, Dimension, Range, count_points, count_steps
@@ -87,7 +86,7 @@ class _Notes:
         """The keys of a mapping; none, and a problem, where it is no mapping."""
         loader = YamlLoader("")
         try:
-            return mapping_entries(loader, entry.node, self.path) if entry else []
+            return read_mapping(loader, entry.node, self.path) if entry else []
         except (ConfigError, yaml.YAMLError) as error:
             self.problems.append(str(error))
             return []
@@ -215,8 +214,8 @@ def _read_options(entries: list[YamlEntry], notes: _Notes) -> dict[str, str]:
 def _read_text(name: str, entry: YamlEntry, node: yaml.Node, notes: _Notes) -> str | None:
     """A value as a flag of that option takes it; None with a problem noted."""
     try:
-        text = _text_for(name, value_from_node(name, node), str(node.value))
-        value_from_text(name, text)  # YAML reads a word where a number is wanted
+        text = _text_for(name, parse_option_node(name, node), str(node.value))
+        parse_option_text(name, text)  # YAML reads a word where a number is wanted
         return text
     except ValueError as error:
         notes.complain(entry, str(error))
@@ -226,7 +225,7 @@ def _read_text(name: str, entry: YamlEntry, node: yaml.Node, notes: _Notes) -> s
 def _text_for(name: str, value: Any, text: str) -> str:
     """How a flag says a value of YAML: as it was written, where that means the same."""
     try:
-        if value_from_text(name, text) == value:
+        if parse_option_text(name, text) == value:
             return text
     except ValueError:
         pass  # written as only YAML allows, such as 0x10
@@ -276,7 +275,7 @@ def _read_choice(name: str, entry: YamlEntry, notes: _Notes) -> Choice | None:
     else:
         texts = [_read_text(name, entry, node, notes) for node in nodes]
     known = [text for text in texts if text is not None]
-    meanings = [text if name == PRESET else value_from_text(name, text) for text in known]
+    meanings = [text if name == PRESET else parse_option_text(name, text) for text in known]
     twice = next((t for t, m in zip(known, meanings, strict=True) if meanings.count(m) > 1), None)
     if twice is not None:
         notes.complain(entry, f"{twice} stands in the list twice; leave one away")
@@ -286,14 +285,14 @@ def _read_choice(name: str, entry: YamlEntry, notes: _Notes) -> Choice | None:
 
 def _read_range(name: str, entry: YamlEntry, notes: _Notes) -> Range | None:
     """Numbers from low to high."""
-    if name == PRESET or plain_kind(OPTIONS[name].kind) not in (int, float):
+    if name == PRESET or OPTIONS[name].type not in (int, float):
         notes.complain(entry, "takes no range of numbers; give a list of its values")
         return None
     before = len(notes.problems)
     inside = {one.key: one for one in notes.inside(entry)}
     for key in inside.keys() - set(_RANGE_KEYS):
         notes.complain(entry, f"{key}: a range has no such key; {suggest(key, _RANGE_KEYS)}")
-    whole = plain_kind(OPTIONS[name].kind) is int
+    whole = OPTIONS[name].type is int
     numbers = _read_numbers(inside, entry, notes, whole=whole)
     log = _plain_value(inside["log"].node) if "log" in inside else False
     if not isinstance(log, bool):

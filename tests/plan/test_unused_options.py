@@ -1,0 +1,169 @@
+"""Options that have no effect in a run are reported, and only those."""
+
+import pytest
+import torch
+
+from phalanx.assemble.dataset_summary import recipe_of
+from phalanx.assemble.feed import stays_unasked
+from phalanx.catalog.datasets import DATASETS
+from phalanx.config.presets import builtin_preset_folder
+from phalanx.config.read import read_settings
+from phalanx.config.schema import OPTIONS
+from phalanx.data.loading.resident import why_not_resident
+from phalanx.plan.plan import DatasetCounts, MachineChoice, choose_machine, make_plan
+from phalanx.plan.unused_options import REQUIREMENTS, can_keep_on_device
+
+FACTS = DatasetCounts(train_images=50_000, valid_images=10_000, classes=10)
+CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
+GPU = MachineChoice(device="cuda", precision="32.32", threads=1)
+UNUSED = [
+    ("lr-epoch-decay", "5", {"lr-schedule": "cosine"}, {"lr-schedule": "step"}),
+    ("lr-drop-after", "0.5", {"lr-schedule": "constant"}, {"lr-schedule": "step"}),
+    ("lr-decay-period", "2ep", {"lr-schedule": "polynomial"}, {"lr-schedule": "exponential"}),
+    ("lr-decay-length", "2ep", {"lr-schedule": "exponential"}, {"lr-schedule": "cosine"}),
+    ("momentum", "0.5", {"optimizer": "adamw"}, {"optimizer": "nesterov"}),
+    ("momentum", "0.5", {"optimizer": "lamb"}, {"optimizer": "rmsprop_tf"}),
+    ("trust-coefficient", "0.01", {"optimizer": "lamb"}, {"optimizer": "lars"}),
+    ("trust-decay", "0.01", {}, {"optimizer": "lamb"}),
+    ("rmsprop-decay", "0.9", {}, {"optimizer": "rmsprop"}),
+    ("rmsprop-start", "0", {"optimizer": "rmsprop"}, {"optimizer": "rmsprop_tf"}),
+    ("adam-betas", "0.8,0.9", {}, {"optimizer": "lamb"}),
+    ("loss-velocity-scaling-ratio", "2", {}, {"optimizer": "sgd_combined"}),
+    ("smoothing-over", "others", {}, {"label-smoothing": "0.1"}),
+    ("lr-batch", "pass", {}, {"lr-per-image": "0.001"}),
+    ("half-type", "float16", {"precision": "32.32"}, {"precision": "16.32", "loss-scaling": "2"}),
+    ("full-precision-norm", "true", {"precision": "32.32"}, {"precision": "16.32"}),
+    ("half-partials", "true", {"precision": "32.32"}, {"precision": "16.16"}),
+    ("recompute-checkpoints", "conv", {}, {"enable-recompute": "true"}),
+]
+
+
+def notes(**flags: str) -> tuple[str, ...]:
+    config = read_settings("demo", flags).config
+    return make_plan(config, FACTS, choose_machine(config)).warnings
+
+
+@pytest.mark.parametrize(("name", "value", "unused", "used"), UNUSED)
+def test_what_changes_nothing_is_told_and_what_counts_is_not(name, value, unused, used):
+    (note,) = notes(**{name: value}, **unused)
+    assert note.startswith(f"--{name} has no effect with")
+    assert notes(**{name: value}, **used) == ()
+    default = OPTIONS[name].default
+    if default is not None:
+        assert notes(**{name: str(default)}, **unused) == (), "its own value is not told"
+
+
+def test_every_row_is_tried():
+    assert {need.name for need in REQUIREMENTS} | {"lr-batch"} == {name for name, *_ in UNUSED}
+
+
+def test_a_note_says_what_keeps_the_option_from_counting():
+    assert notes(**{"trust-decay": "0.1"}) == (
+        "--trust-decay has no effect with --optimizer sgd, only with lars and lamb",
+    )
+    assert notes(**{"smoothing-over": "others"}) == (
+        "--smoothing-over has no effect without --label-smoothing",
+    )
+    assert notes(**{"lr-decay-length": "2ep", "lr-schedule": "step", "lr-epoch-decay": "5"}) == (
+        "--lr-decay-length has no effect with --lr-schedule step, only with cosine and polynomial",
+    )
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
+)
+def test_no_preset_of_ours_has_an_option_that_changes_nothing(name):
+    config = read_settings(name).config
+    dataset = DATASETS[config.data.data]
+    facts = DatasetCounts(
+        train_images=dataset.train_images or 1_281_167, valid_images=50_000, classes=1000
+    )
+    told = make_plan(config, facts, choose_machine(config)).warnings
+    assert not [note for note in told if "no effect" in note]
+    bits = "16.32" if config.machine.precision == "auto" else config.machine.precision
+    gpu = MachineChoice(device="cuda", precision=bits, threads=1)
+    told = make_plan(config, facts, gpu).warnings
+    assert not [note for note in told if "no effect" in note]
+
+
+# --- of the input ---
+
+
+def input_notes(preset, chosen=CPU, **options):
+    flags = {name.replace("_", "-"): str(value) for name, value in options.items()}
+    return list(make_plan(read_settings(preset, flags).config, FACTS, chosen).warnings)
+
+
+def test_a_share_without_boxes_says_nothing_where_there_are_boxes():
+    assert input_notes("demo", cutmix_disable_prob=0.3) == [
+        "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
+        "leave it away"
+    ]
+    assert input_notes("demo", cutmix_disable_prob=0.3, cutmix_lambda_high=1) == []
+    assert input_notes("demo", cutmix_disable_prob=0.3, cutmix_lambda=0.85) == []
+    assert len(input_notes("demo", cutmix_disable_prob=0.3, mixup_alpha=0.2)) == 1
+
+
+FOR_WORKERS = {"workers": 3, "dataloader_rebatch_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "why"),
+    [
+        ("folder-resnet18", {"gpu_decode": True}, "with --gpu-decode: the device makes the images"),
+        ("cifar10-fast", {"keep_on_device": True}, "with --keep-on-device: the device makes the"),
+        ("synthetic-resnet50", {}, "with --data synthetic: the device makes the images itself"),
+        ("cifar10-fast", {}, "where cifar10 fits the memory of cuda, which then makes the images"),
+    ],
+)
+def test_workers_where_the_device_makes_the_images_are_told(preset, options, why):
+    told = input_notes(preset, GPU, **options, **FOR_WORKERS)
+    assert [note.split(" has ")[0] for note in told] == [
+        "--workers 3",
+        "--dataloader-rebatch-size 32",
+    ]
+    assert all(f"has no effect {why}" in note for note in told)
+    assert input_notes(preset, GPU, **options) == [], "nobody asked for workers"
+    assert input_notes(preset, GPU, **options, workers=0) == [], (
+        "none were asked for, and none come"
+    )
+
+
+ON_HOST = [
+    {"color_jitter": 0.4},
+    {"auto_augment": "rand-augment"},
+    {"random_erasing": 0.5},
+    {"normalization_location": "host"},
+    {"image_size": 48},
+    {"progressive_resolution": "16:50%"},
+]
+
+
+@pytest.mark.parametrize("options", [{"keep_on_device": False}, *ON_HOST], ids=str)
+def test_workers_that_are_used_are_not_told(options):
+    assert input_notes("cifar10-fast", GPU, **options, **FOR_WORKERS) == []
+
+
+def test_workers_of_a_small_set_are_used_on_the_cpu():
+    assert input_notes("cifar10-fast", CPU, **FOR_WORKERS) == []
+    assert input_notes("folder-resnet18", GPU, **FOR_WORKERS) == []
+
+
+def test_portions_for_workers_are_told_where_there_are_none():
+    said = "--dataloader-rebatch-size 32 has no effect without workers"
+    assert input_notes("demo", dataloader_rebatch_size=32) == [said]
+    assert input_notes("folder-resnet18", dataloader_rebatch_size=32, workers=0) == [said]
+    assert input_notes("folder-resnet18", dataloader_rebatch_size=16, workers=0) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"image_size": 28}, {"mixup_alpha": 0.2}, *ON_HOST], ids=str
+)
+def test_the_plan_and_the_feed_agree_on_which_sets_may_lie_on_a_gpu(options):
+    flags = {name.replace("_", "-"): str(value) for name, value in options.items()}
+    config = read_settings("demo", flags).config
+    recipe = recipe_of(config, make_plan(config, FACTS, GPU))
+    why_not = why_not_resident(recipe, recipe.open("valid"))
+    assert can_keep_on_device(config) == (
+        stays_unasked(torch.device("cuda"), config) and not why_not
+    )
