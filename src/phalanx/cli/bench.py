@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
-from phalanx.cli.progress import end_line, tell
+from phalanx.cli.progress import ProgressLine
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,11 +20,13 @@ def _overhead(request: Request) -> int:
 
     from phalanx.bench.overhead import measure_overhead
 
+    progress = ProgressLine()
+
     def done(pair: int) -> None:
-        tell(f"pair {pair} of {pairs}")
+        progress.show(f"pair {pair} of {pairs}")
 
     ratio = measure_overhead(pairs=pairs, steps=steps, done=done)
-    end_line()
+    progress.end()
     if request["json"]:
         print(json.dumps(_as_json(ratio)))
     else:
@@ -71,11 +73,13 @@ def _determinism(request: Request) -> int:
     steps = read_count("--steps", request["steps"], least=1)
     from phalanx.bench.determinism import measure_determinism
 
+    progress = ProgressLine()
+
     def done(name: str, pair: int) -> None:
-        tell(f"{name}: pair {pair} of {pairs}")
+        progress.show(f"{name}: pair {pair} of {pairs}")
 
     cost = measure_determinism(settings, pairs=pairs, steps=steps, done=done)
-    end_line()
+    progress.end()
     if request["json"]:
         print(json.dumps(cost.facts()))
     else:

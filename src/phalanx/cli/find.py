@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.cli.bench import read_count
 from phalanx.cli.command import ALL_OPTIONS, Argument, Command, Request, preset_named
 from phalanx.cli.data_bench import read_seconds
-from phalanx.cli.progress import end_line, tell
+from phalanx.cli.progress import ProgressLine
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
@@ -44,14 +44,15 @@ def _find_lr(request: Request) -> int:
     out = _read_out(request["out"])
     from phalanx.bench.finders import sweep_rates
 
+    progress = ProgressLine()
     sweep = sweep_rates(
         settings,
         low=low,
         high=high,
         steps=steps,
-        done=lambda step: tell(f"step {step} of {steps}"),
+        done=lambda step: progress.show(f"step {step} of {steps}"),
     )
-    end_line()
+    progress.end()
     if out is not None:
         _write_drawing(out, sweep, title=settings.name)
     if request["json"]:
@@ -195,9 +196,11 @@ def _find_batch_size(request: Request) -> int:
     seconds = read_seconds(request["seconds"])
     from phalanx.bench import finders
 
+    progress = ProgressLine()
+
     def done(trial: "BatchSizeTrial") -> None:
         if request["json"]:
-            tell(f"{trial.size} images")
+            progress.show(f"{trial.size} images")
         else:
             print(_describe_trial(trial), flush=True)
 
@@ -205,7 +208,7 @@ def _find_batch_size(request: Request) -> int:
         print(f"{'images':>8}{'images/s':>12}{'memory':>14}")
     sizes = finders.find_batch_size(settings, most=most, seconds=seconds, done=done)
     if request["json"]:
-        end_line()
+        progress.end()
         print(json.dumps(sizes.facts(), indent=2))
         return 0
     _show_sizes(sizes, settings)

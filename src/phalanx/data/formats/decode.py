@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -158,6 +159,23 @@ def refuse_bomb(height: int, width: int, name: str) -> None:
         raise BadImage(name, f"{width}x{height} pixels are more than the {most} that are decoded")
 
 
+class ImageHeader(NamedTuple):
+    """What an image file says of itself before its pixels."""
+
+    format: str  # "JPEG", "PNG"; "" where it is no image
+    mode: str
+    shape: tuple[int, int]  # height and width
+
+
+def read_image_header(data: bytes) -> ImageHeader:
+    """The format and shape of an image file, which is not decoded; all empty when it is none."""
+    try:
+        with Pillow.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
+            return ImageHeader(image.format or "", image.mode, (image.height, image.width))
+    except PILLOW_ERRORS:
+        return ImageHeader("", "", (0, 0))
+
+
 @contextmanager
 def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
     """The image as Pillow opens it; what goes wrong with it is a BadImage."""
@@ -260,3 +278,9 @@ def _resize_by(image: Pixels, shape: tuple[int, int], how: int) -> Pixels:
     height, width = shape
     scaled = cv2.resize(image, (width, height), interpolation=how)
     return scaled.astype(np.uint8, copy=False)
+
+
+def encode_png(image: Pixels) -> bytes:
+    """RGB pixels without loss."""
+    _, data = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+    return data.tobytes()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.data.convert.sample import Box, look_at
+from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.folder import (
     SPLIT_NAMES,
     FolderSource,
@@ -23,7 +23,7 @@ from phalanx.data.formats.folder import (
     snapshot_split,
 )
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
-from phalanx.data.formats.index import Index, load_or_build_index, snapshot_files
+from phalanx.data.formats.index import Box, Index, load_or_build_index, snapshot_files
 from phalanx.errors import DataError
 
 BOXES_FILE = "imagenet_2012_bounding_boxes.csv"
@@ -286,13 +286,11 @@ def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
 
 def _to_shares(pixels: Box, data: bytes) -> Box | None:
     """A box in pixels as shares of the image's size; None for an image that cannot be read."""
-    looks = look_at(data)
-    if not looks.width or not looks.height:
+    height, width = read_image_header(data).shape
+    if not width or not height:
         return None
     left, top, right, bottom = pixels
-    return _clip(
-        (left / looks.width, top / looks.height, right / looks.width, bottom / looks.height)
-    )
+    return _clip((left / width, top / height, right / width, bottom / height))
 
 
 def _kaggle_files(

@@ -25,6 +25,7 @@ _FORMAT = 1  # raise it when the layout changes: files of another one are built 
 _ALIGN = 64
 PHALANX_FOLDER = ".phalanx"
 
+Box = tuple[float, float, float, float]  # left, top, right, bottom in 0..1
 Snapshot = list[
     list[Any]
 ]  # what the index was made from: name, size and time of each file or folder

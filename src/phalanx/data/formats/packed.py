@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.convert.sample import encode_png
-from phalanx.data.formats.decode import BadImage, EncodedImage, Image
+from phalanx.data.formats.decode import BadImage, EncodedImage, Image, encode_png
 from phalanx.data.formats.index import Index, StringArray, pack_strings
 from phalanx.data.formats.indexed_source import IndexedSource
 from phalanx.errors import DataError

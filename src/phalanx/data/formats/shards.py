@@ -290,3 +290,14 @@ def enclosing_box(boxes: Iterable[Sequence[float]]) -> tuple[float, float, float
         return None
     left, top, right, bottom = columns
     return min(left), min(top), max(right), max(bottom)
+
+
+def read_class_names(path: Path) -> tuple[str, ...] | None:
+    """The class names of a file, one a line; None where there is no such file."""
+    try:
+        text = path.read_bytes().decode(errors="surrogateescape")
+    except FileNotFoundError:
+        return None
+    except OSError as cause:
+        raise DataError(f"{path}: cannot be read ({cause.strerror}); mend its rights") from None
+    return tuple(line.rstrip("\r") for line in text.split("\n") if line.strip())
