@@ -33,7 +33,7 @@ def make_index(images: int) -> Index:
     return Index(
         classes=tuple(map(class_name, range(CLASSES))),
         files=pack_strings(file_name(int(label), n) for n, label in enumerate(labels)),
-        file_of=np.arange(images, dtype=np.int32),
+        file_numbers=np.arange(images, dtype=np.int32),
         offsets=np.zeros(images, np.int64),
         sizes=np.zeros(images, np.int64),
         labels=labels,
@@ -62,8 +62,10 @@ def open_kept(root: Path, images: int, *, files: bool) -> Index:
     """The index as a run opens it; made when it is not there."""
     if files:
         return open_folder(root, "train").index
-    stamp: Snapshot = [[class_name(label), 0] for label in range(CLASSES)]
-    return load_or_build_index(root, "measured", stamp=stamp, build=lambda: make_index(images))
+    snapshot: Snapshot = [[class_name(label), 0] for label in range(CLASSES)]
+    return load_or_build_index(
+        root, "measured", snapshot=snapshot, build=lambda: make_index(images)
+    )
 
 
 def memory() -> tuple[float, float]:
@@ -79,8 +81,8 @@ def work(root: Path, images: int, *, files: bool) -> None:
     begin = perf_counter()
     index = open_kept(root, images, files=files)
     opened = perf_counter() - begin
-    touched = int(index.labels.sum() + index.sizes.sum() + index.file_of.sum())
-    touched += len(index.name(images - 1)) + int(index.files.letters.sum())
+    touched = int(index.labels.sum() + index.sizes.sum() + index.file_numbers.sum())
+    touched += len(index.name(images - 1)) + int(index.files.data.sum())
     print("ready", flush=True)
     sys.stdin.readline()
     after = memory()

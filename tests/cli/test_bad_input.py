@@ -16,8 +16,7 @@ from PIL import Image
 from phalanx.cli.main import main
 from phalanx.data.convert.build import BuildOptions, build
 from phalanx.data.convert.source_splits import find_source_splits
-from phalanx.data.formats.record_framing import read_records, write_record
-from phalanx.data.formats.tf_example import write_example
+from phalanx.data.formats.tfrecord_wire import read_records, write_example, write_record
 from phalanx.errors import DiskError
 from small_photos import encode, photo, write_photos
 from small_runs import start_phalanx
@@ -176,7 +175,7 @@ def test_damage_inside_a_shard_is_one_bad_image(photos, tmp_path, to, why, capsy
     root = tmp_path / "set"
     build(photos, root, BuildOptions(to=to), workers=1)
     source = find_source_splits(root)[0].source
-    file = root / source.index.files[int(source.index.file_of[5])]
+    file = root / source.index.files[int(source.index.file_numbers[5])]
     flip_all(file, int(source.index.offsets[5]), int(source.index.sizes[5]))
     code, summary = train(root, tmp_path / "run", "--max-bad", "1", "--workers", "1")
     assert code == 0 and len(summary["bad_images"]) == 1

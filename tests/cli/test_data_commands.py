@@ -9,7 +9,7 @@ from PIL import Image
 
 from phalanx.cli.main import main
 from phalanx.data.fetch import PUBLISHED_FILES
-from phalanx.data.formats.detect import DATA_FORMATS
+from phalanx.data.formats.sources import DATA_FORMATS
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,9 @@ def test_the_list_has_every_form_and_how_to_get_it(say, monkeypatch):
     code, out, err = say("list")
     assert (code, err) == (0, "")
     for name, form in DATA_FORMATS.items():
-        assert any(line.startswith(f"{name} ") and form.get in line for line in out.splitlines())
+        assert any(
+            line.startswith(f"{name} ") and form.how_to_get in line for line in out.splitlines()
+        )
     rows = json.loads(say("list", "--json")[1])
     assert {row["data"] for row in rows} == {*DATA_FORMATS, "embedded", "generated", "synthetic"}
 

@@ -84,7 +84,7 @@ def parts_in(folder):
 
 def test_a_set_is_downloaded_checked_and_kept(tmp_path, server):
     told = []
-    got = fetch_dataset("mnist", tmp_path, tell=lambda *words: told.append(words))
+    got = fetch_dataset("mnist", tmp_path, on_progress=lambda *words: told.append(words))
     assert got.folder == tmp_path and got.downloaded == ("file1.gz", "file2.gz")
     for name in CONTENT:
         assert (tmp_path / "MNIST" / f"{name}.gz").read_bytes() == server.files[f"{name}.gz"]
@@ -155,16 +155,16 @@ def test_a_file_that_is_not_there_is_told_with_its_address(tmp_path, server):
 def test_no_network_is_told_with_a_way_out(tmp_path, server):
     closed = "http://127.0.0.1:9/"
     with pytest.raises(DataError, match=r"127\.0\.0\.1:9/noise.*cannot be reached .*by hand"):
-        fetch_dataset("cifar10", tmp_path, base=closed)
+        fetch_dataset("cifar10", tmp_path, mirror=closed)
     with pytest.raises(DataError, match=r"cannot be reached"):
-        fetch_dataset("cifar10", tmp_path, base="http://no-such-host.invalid/")
+        fetch_dataset("cifar10", tmp_path, mirror="http://no-such-host.invalid/")
 
 
 def test_a_mirror_can_be_named(tmp_path, server, monkeypatch):
     monkeypatch.setitem(
         PUBLISHED_FILES, "cifar10", replace(PUBLISHED_FILES["cifar10"], url="http://127.0.0.1:9/")
     )
-    assert fetch_dataset("cifar10", tmp_path, base=server.url).downloaded == ("noise.tar.gz",)
+    assert fetch_dataset("cifar10", tmp_path, mirror=server.url).downloaded == ("noise.tar.gz",)
 
 
 def test_a_system_package_is_used_where_it_is_or_copied(tmp_path, server, monkeypatch):

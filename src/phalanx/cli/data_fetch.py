@@ -25,7 +25,7 @@ def _fetch_data(request: Request) -> int:
         total = f" of {format_bytes(whole)}" if whole else ""
         line.show(f"{file}: {format_bytes(have)}{total}", is_last=have == whole)
 
-    fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, tell=progress)
+    fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, on_progress=progress)
     how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
     how = how.replace("1 files", "1 file")
     print(f"{data}: {how}, every checksum is right")

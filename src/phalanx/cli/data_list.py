@@ -29,10 +29,11 @@ def _list_data(request: Request) -> int:
 
 def _form_rows() -> list[dict[str, Any]]:
     """Every form with what lies there and how to get it."""
-    from phalanx.data.formats.detect import DATA_FORMATS
+    from phalanx.data.formats.sources import DATA_FORMATS
 
     rows = [
-        {"data": name, "what": form.what, "get": form.get} for name, form in DATA_FORMATS.items()
+        {"data": name, "what": form.files, "get": form.how_to_get}
+        for name, form in DATA_FORMATS.items()
     ]
     made_up = [{"data": name, "what": what, "get": get} for name, (what, get) in _MADE_UP.items()]
     return [*made_up, *rows]
@@ -49,18 +50,23 @@ def _find_rows(root: Path) -> list[dict[str, Any]]:
             "`phalanx data list` says what can"
         )
     return [
-        {"data": f.data, "folder": str(f.folder), "why": f.why, **_count(f.data, f.folder)}
+        {"data": f.data, "folder": str(f.folder), "why": f.files, **_count(f.data, f.folder)}
         for f in found
     ]
 
 
 def _count(data: str, folder: Path) -> dict[str, Any]:
     """The images and classes of a set; what is wrong with a split stands in place of its count."""
-    from phalanx.data.formats.detect import DATA_FORMATS
+    from phalanx.data.formats.sources import DATA_FORMATS
 
     opener = DATA_FORMATS[data].open
     if opener is None:
-        return {"train": None, "valid": None, "classes": None, "problems": [DATA_FORMATS[data].get]}
+        return {
+            "train": None,
+            "valid": None,
+            "classes": None,
+            "problems": [DATA_FORMATS[data].how_to_get],
+        }
     counts: dict[str, Any] = {}
     problems: list[str] = []
     classes: int | None = None

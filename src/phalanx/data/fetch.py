@@ -13,54 +13,73 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
-from phalanx.data.formats.checksums import ARCHIVE_MD5, IDX_MD5, compute_md5
+from phalanx.data.formats.arrays import compute_md5
+from phalanx.data.formats.cifar import CIFAR_LAYOUTS
+from phalanx.data.formats.idx import IDX_FOLDERS, IDX_MD5
 from phalanx.disk import free_space, remove_quietly, sync_folder
 from phalanx.errors import ConfigError, DataError, DiskError, suggest
 
-_TRIES = 5  # connections in a row that bring nothing new
+_MAX_FAILURES = 5  # connections in a row that bring nothing new
 _TIMEOUT_S = 30
 _BLOCK = 1 << 18
-_PARTIAL = 206
-_RANGE_REFUSED = 416  # the part is as long as the whole
+_PARTIAL_CONTENT = 206
+_RANGE_NOT_SATISFIABLE = 416  # the part is as long as the whole
 
-_Tell = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where known
-_Count = Callable[[int, int | None], None]
+_OnProgress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where known
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Published:
+class _PublishedFiles:
     """Where a set is published, what its files are, and where they go in a data folder."""
 
     url: str
     md5: dict[str, str]  # by file
     gzipped: bool = False  # files come as NAME.gz, and md5 is that of what they hold
-    home: str = ""  # the folder under --data-dir
-    places: tuple[str, ...] = ("",)  # where else under it they may lie already
+    subfolder: str = ""  # of --data-dir, where they are put
+    folders: tuple[str, ...] = ("",)  # of --data-dir, where they may lie already
     package: str | None = None  # the folder of a system package that holds them
 
-    def file(self, name: str) -> str:
+    def find_intact(self, folder: Path, name: str) -> Path | None:
+        """The file, where it is there and its checksum is right; plain or gzipped will do."""
+        for path in sorted({folder / name, folder / self.published_name(name)}):
+            gunzip = self.gzipped and path.suffix == ".gz"
+            if path.is_file() and compute_md5(path, gunzip=gunzip) == self.md5[name]:
+                return path
+        return None
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether every file of the set is there and whole."""
+        return all(self.find_intact(folder, name) for name in self.md5)
+
+    def published_name(self, name: str) -> str:
         """What a file is called where it is published."""
         return f"{name}.gz" if self.gzipped else name
 
 
-PUBLISHED_FILES: dict[str, _Published] = {
-    "cifar10": _Published(url="https://www.cs.toronto.edu/~kriz/", md5=ARCHIVE_MD5["cifar10"]),
-    "cifar100": _Published(url="https://www.cs.toronto.edu/~kriz/", md5=ARCHIVE_MD5["cifar100"]),
-    "mnist": _Published(
+def _publish_cifar(data: str) -> _PublishedFiles:
+    layout = CIFAR_LAYOUTS[data]
+    url = "https://www.cs.toronto.edu/~kriz/"
+    return _PublishedFiles(url=url, md5={layout.archive: layout.archive_md5})
+
+
+PUBLISHED_FILES: dict[str, _PublishedFiles] = {
+    "cifar10": _publish_cifar("cifar10"),
+    "cifar100": _publish_cifar("cifar100"),
+    "mnist": _PublishedFiles(
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
         md5=IDX_MD5["mnist"],
         gzipped=True,
-        home="MNIST",
-        places=("", "raw", "MNIST", "MNIST/raw"),
+        subfolder="MNIST",
+        folders=IDX_FOLDERS["mnist"],
     ),
-    "fashion-mnist": _Published(
+    "fashion-mnist": _PublishedFiles(
         url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         md5=IDX_MD5["fashion-mnist"],
         gzipped=True,
-        home="fashion-mnist",
-        places=("", "raw", "FashionMNIST", "FashionMNIST/raw", "fashion-mnist"),
+        subfolder="fashion-mnist",
+        folders=IDX_FOLDERS["fashion-mnist"],
         package="/usr/share/datasets/fashion-mnist",
     ),
 }
@@ -75,84 +94,70 @@ class FetchResult:
 
 
 def fetch_dataset(
-    data: str, data_dir: Path | None, *, base: str | None = None, tell: _Tell | None = None
+    data: str,
+    data_dir: Path | None,
+    *,
+    mirror: str | None = None,
+    on_progress: _OnProgress = lambda _file, _received, _total: None,
 ) -> FetchResult:
     """Make sure a set lies under a folder: there already, from a system package, or downloaded.
 
     Without a folder a system package is enough, and what no package holds goes to data/NAME.
-    base: a mirror to download from in place of the official source.
+    mirror: where to download from in place of the official source.
     """
     if data not in PUBLISHED_FILES:
         raise ConfigError(f"{data!r} cannot be fetched; {suggest(data, PUBLISHED_FILES)}")
     published = PUBLISHED_FILES[data]
     package = Path(published.package) if published.package else None
-    if data_dir is None and package and _holds_set(package, published):
+    if data_dir is None and package and published.is_in(package):
         return FetchResult(folder=package)
     root = Path("data") / data if data_dir is None else data_dir.expanduser()
-    for place in published.places:
-        if _holds_set(root / place, published):
-            return FetchResult(folder=root)
-    home = root / published.home
-    made = [folder for folder in (home, root, *root.parents) if not folder.exists()]
+    if any(published.is_in(root / folder) for folder in published.folders):
+        return FetchResult(folder=root)
+    target = root / published.subfolder
+    missing_folders = [folder for folder in (target, root, *root.parents) if not folder.exists()]
+    with _disk_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
     downloaded = []
-    with _disk_errors(home):
-        home.mkdir(parents=True, exist_ok=True)
     try:
         for name in published.md5:
-            if _find_intact(home, published, name) or _copy_packaged(
-                package, home, published, name
-            ):
+            if published.find_intact(target, name):
                 continue
-            _download(published, name, home, base=base or published.url, tell=tell)
-            downloaded.append(published.file(name))
+            packaged = published.find_intact(package, name) if package else None
+            if packaged:
+                _copy_file(packaged, target)
+                continue
+            _download(published, name, target, url=mirror or published.url, on_progress=on_progress)
+            downloaded.append(published.published_name(name))
     except DataError:
-        for folder in made:
+        for folder in missing_folders:
             with suppress(OSError):  # a part that the next try goes on with stays
                 folder.rmdir()
         raise
     return FetchResult(folder=root, downloaded=tuple(downloaded))
 
 
-def _holds_set(folder: Path, published: _Published) -> bool:
-    """Whether every file of a set is there and whole."""
-    return all(_find_intact(folder, published, name) for name in published.md5)
-
-
-def _find_intact(folder: Path, published: _Published, name: str) -> Path | None:
-    """The file where it is there and its checksum is right; idx files may be plain or gzipped."""
-    for path in {folder / name, folder / published.file(name)}:
-        gunzip = published.gzipped and path.suffix == ".gz"
-        if path.is_file() and compute_md5(path, gunzip=gunzip) == published.md5[name]:
-            return path
-    return None
-
-
-def _copy_packaged(package: Path | None, home: Path, published: _Published, name: str) -> bool:
-    """Copy a file of a system package; tells whether there was one."""
-    found = _find_intact(package, published, name) if package else None
-    if found is None:
-        return False
-    part = home / f"{found.name}.part"
+def _copy_file(source: Path, target: Path) -> None:
+    part = target / f"{source.name}.part"
     with _disk_errors(part):
-        shutil.copyfile(found, part)
-        _publish(part, home / found.name)
-    return True
+        shutil.copyfile(source, part)
+        _name_whole_file(part)
 
 
 def _download(
-    published: _Published, name: str, home: Path, *, base: str, tell: _Tell | None
+    published: _PublishedFiles, name: str, target: Path, *, url: str, on_progress: _OnProgress
 ) -> None:
     """Bring one file, going on with a part that is there, and check it."""
-    file = published.file(name)
-    url, part = f"{base.rstrip('/')}/{file}", home / f"{file}.part"
-    fruitless = 0
-    while why := _download_part(url, part, _teller(file, tell), before := _size_of(part)):
-        fruitless = fruitless + 1 if _size_of(part) <= before else 0
-        if fruitless == _TRIES:
+    file = published.published_name(name)
+    url, part = f"{url.rstrip('/')}/{file}", target / f"{file}.part"
+    failures = 0
+    while why := _download_part(url, part, before := _read_size(part), on_progress):
+        failures = failures + 1 if _read_size(part) <= before else 0
+        if failures == _MAX_FAILURES:
             raise DataError(
-                f"{url}: broke off {_TRIES} times without a byte ({why}); {_again(part)}"
+                f"{url}: broke off {_MAX_FAILURES} times without a byte ({why}); {_hint(part)}"
             )
-        time.sleep(fruitless)
+        time.sleep(failures)
     if compute_md5(part, gunzip=published.gzipped) != published.md5[name]:
         remove_quietly(part)
         raise DataError(
@@ -160,60 +165,55 @@ def _download(
             "removed, fetch again or take it from elsewhere"
         )
     with _disk_errors(part):
-        _publish(part, home / file)
+        _name_whole_file(part)
 
 
-def _download_part(url: str, part: Path, tell: _Count, have: int) -> str:
+def _download_part(url: str, part: Path, received: int, on_progress: _OnProgress) -> str:
     """One connection; what comes back is why it ended too early, or nothing when all is there."""
     try:
-        missing = _receive(url, part, have, tell)
+        missing = _receive(url, part, received, on_progress)
         return f"{missing:,} bytes are missing" if missing else ""
     except urllib.error.HTTPError as answer:
         with answer:
-            if answer.code == _RANGE_REFUSED and have:
+            if answer.code == _RANGE_NOT_SATISFIABLE and received:
                 return ""
-            told = f"{answer.code} {answer.reason}"
-            raise DataError(f"{url}: the server answers {told}; {_again(part)}") from None
+            status = f"{answer.code} {answer.reason}"
+            raise DataError(f"{url}: the server answers {status}; {_hint(part)}") from None
     except urllib.error.URLError as cause:
-        raise DataError(f"{url}: cannot be reached ({cause.reason}); {_again(part)}") from None
+        raise DataError(f"{url}: cannot be reached ({cause.reason}); {_hint(part)}") from None
     except (OSError, HTTPException) as cause:
         return str(cause) or type(cause).__name__
 
 
-def _receive(url: str, part: Path, have: int, tell: _Count) -> int:
+def _receive(url: str, part: Path, received: int, on_progress: _OnProgress) -> int:
     """Write what the server sends; how many bytes it still owes when the connection ends."""
-    asked = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:
-        if answer.status != _PARTIAL:  # the server knows no ranges and begins anew
-            have = 0
+    headers = {"Range": f"bytes={received}-"} if received else {}
+    request = urllib.request.Request(url, headers=headers)
+    with (
+        urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer,
+        _open_part(part, append=answer.status == _PARTIAL_CONTENT) as file,
+    ):
+        if answer.status != _PARTIAL_CONTENT:  # the server knows no ranges and begins anew
+            received = 0
         length = answer.headers.get("Content-Length")
-        whole = have + int(length) if length else None
-        with _write_to(part, "ab" if have else "wb") as file:
-            while block := answer.read(_BLOCK):
-                have += _write(file, block, part)
-                tell(have, whole)
-    return whole - have if whole else 0
+        total = received + int(length) if length else None
+        while block := answer.read(_BLOCK):
+            with _disk_errors(part):
+                received += file.write(block)
+            on_progress(part.name.removesuffix(".part"), received, total)
+    return total - received if total else 0
 
 
-def _size_of(part: Path) -> int:
+def _open_part(part: Path, *, append: bool) -> BinaryIO:
+    with _disk_errors(part):
+        return part.open("ab") if append else part.open("wb")
+
+
+def _read_size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _write_to(part: Path, mode: str) -> BinaryIO:
-    with _disk_errors(part):
-        return cast(BinaryIO, part.open(mode))
-
-
-def _write(file: BinaryIO, block: bytes, part: Path) -> int:
-    with _disk_errors(part):
-        return file.write(block)
-
-
-def _teller(file: str, tell: _Tell | None) -> _Count:
-    return lambda have, whole: tell(file, have, whole) if tell else None
-
-
-def _again(part: Path) -> str:
+def _hint(part: Path) -> str:
     file = part.name.removesuffix(".part")
     return (
         "look at the network and fetch again, which goes on where it stopped, or put "
@@ -233,9 +233,9 @@ def _disk_errors(path: Path) -> Iterator[None]:
         ) from cause
 
 
-def _publish(part: Path, path: Path) -> None:
+def _name_whole_file(part: Path) -> None:
     """Give a whole file its name once the disk has it."""
     with part.open("rb+") as file:
         os.fsync(file.fileno())
-    part.replace(path)
-    sync_folder(path.parent)
+    part.replace(part.with_name(part.name.removesuffix(".part")))
+    sync_folder(part.parent)

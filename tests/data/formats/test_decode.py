@@ -140,13 +140,13 @@ def test_one_thread_works_on_an_image():
 LARGE = Image.fromarray(PICTURE).resize((203, 301))
 
 
-@pytest.mark.parametrize("least", [None, (150, 101), (100, 60), (70, 40), (37, 25)])
+@pytest.mark.parametrize("min_shape", [None, (150, 101), (100, 60), (70, 40), (37, 25)])
 @pytest.mark.parametrize("rows", [1, 40, 97, 180, 240])
 @pytest.mark.parametrize("kind", ["4:4:4", "4:2:2", "4:2:0", "4:1:1", "grey"])
-def test_the_top_of_a_jpeg_is_that_of_the_whole(kind, rows, least):
+def test_the_top_of_a_jpeg_is_that_of_the_whole(kind, rows, min_shape):
     colours = {"grey": {}}.get(kind, {"subsampling": kind})
     data = encoded(LARGE.convert("L") if kind == "grey" else LARGE, quality=90, **colours)
-    whole, top = decode(data, "a.jpg", least=least), decode_top(data, rows, least)
+    whole, top = decode(data, "a.jpg", min_shape=min_shape), decode_top(data, rows, min_shape)
     assert top is not None and top.shape == whole.shape
     wanted = math.ceil(rows * len(whole) / 301) + 1
     assert (top[:wanted] == whole[:wanted]).all()
@@ -192,11 +192,11 @@ def test_rows_near_the_end_are_decoded_with_the_whole():
 
 
 @pytest.mark.parametrize("width", [3, 7, 8, 9])
-@pytest.mark.parametrize("least", [None, (40, 1)])
-def test_a_narrow_image_has_the_same_top(width, least):
+@pytest.mark.parametrize("min_shape", [None, (40, 1)])
+def test_a_narrow_image_has_the_same_top(width, min_shape):
     data = encoded(LARGE.resize((width, 301)))
-    whole = decode(data, "a.jpg", least=least)
-    top = decode_top(data, 100, least)
+    whole = decode(data, "a.jpg", min_shape=min_shape)
+    top = decode_top(data, 100, min_shape)
     assert (top is None) == (width < 8)
     assert top is None or (top[: len(whole) // 3] == whole[: len(whole) // 3]).all()
 
@@ -206,7 +206,7 @@ def test_a_truncated_file_is_no_better_for_its_top():
     for cut_at in [1, 2, 3, 10, 30, *range(100, len(data) - 1, len(data) // 12), len(data) - 1]:
         assert decode_top(data[:cut_at], 20) is None
         with pytest.raises(BadImage, match=r"cats/a: ."):
-            EncodedImage(data[:cut_at], "cats/a").top(20, 1.0)
+            EncodedImage(data[:cut_at], "cats/a").decode_top(20, 1.0)
 
 
 def test_an_end_amid_the_rows_that_are_wanted_is_noticed():
@@ -218,7 +218,7 @@ def test_an_end_amid_the_rows_that_are_wanted_is_noticed():
 def test_an_image_too_large_to_decode_has_no_top(monkeypatch):
     monkeypatch.setattr("phalanx.data.formats.decode.MAX_PIXELS", 203 * 301 - 1)
     with pytest.raises(BadImage, match="203x301 pixels are more than"):
-        EncodedImage(encoded(LARGE), "a.jpg").top(20, 0.1)
+        EncodedImage(encoded(LARGE), "a.jpg").decode_top(20, 0.1)
 
 
 @pytest.mark.parametrize("part", [(0, 0, 60, 80), (30, 20, 100, 90), (200, 3, 101, 200)])

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from phalanx.assemble.find_data import read_with_data
-from phalanx.data.formats.detect import DATA_FORMATS, detect_datasets
+from phalanx.data.formats.detect import detect_datasets
+from phalanx.data.formats.sources import DATA_FORMATS
 from phalanx.errors import ConfigError, DataError
 
 SYNSETS = ("n02100735", "n02119789")

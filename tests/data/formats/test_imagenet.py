@@ -24,6 +24,7 @@ from phalanx.data.formats.imagenet_devkit import (
     read_numbered_synsets,
     read_validation_synsets,
 )
+from phalanx.data.formats.sources import DATA_FORMATS
 from phalanx.errors import DataError
 
 FOX, SETTER = "n02119789", "n02100735"
@@ -272,11 +273,11 @@ def test_a_validation_image_that_no_table_names_is_refused(kaggle):
         list(read_kaggle_images(kaggle, "valid"))
 
 
-def test_handouts_know_themselves(official, tmp_path_factory):
+def test_sequential_formats_are_told_apart(official, tmp_path_factory):
     other = tmp_path_factory.mktemp("kaggle")
     (other / "ILSVRC/Data/CLS-LOC").mkdir(parents=True)
-    for name, form in SEQUENTIAL_FORMATS.items():
-        assert form.looks_like(official) == (name == "imagenet-official")
-        assert form.looks_like(other) == (name == "imagenet-kaggle")
+    for name in SEQUENTIAL_FORMATS:
+        assert DATA_FORMATS[name].is_in(official) == (name == "imagenet-official")
+        assert DATA_FORMATS[name].is_in(other) == (name == "imagenet-kaggle")
     images = SEQUENTIAL_FORMATS["imagenet-official"].iterate(official, "valid", start=2)
     assert np.array([image.synset for image in images]).tolist() == [SETTER]

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.data.formats import parquet
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.indexed_source import NO_LABEL
+from phalanx.data.formats.index import NO_LABEL
 from phalanx.data.formats.parquet import has_parquet_files, open_parquet
 from phalanx.errors import DataError
 from small_samples import encode, make_samples

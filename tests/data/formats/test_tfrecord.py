@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import shutil
 import struct
@@ -8,19 +9,22 @@ import pytest
 from phalanx.data.convert.tfrecord_writer import make_example
 from phalanx.data.formats import shards
 from phalanx.data.formats.decode import BadImage, decode, read_image_header
-from phalanx.data.formats.indexed_source import TRUNCATED_SHARD
-from phalanx.data.formats.record_framing import crc32c, mask_crc, read_records, write_record
-from phalanx.data.formats.tf_example import (
+from phalanx.data.formats.index import TRUNCATED_SHARD
+from phalanx.data.formats.tfrecord import (
+    SHARD_FILES,
+    open_tfrecord,
+    scan_shard,
+)
+from phalanx.data.formats.tfrecord_wire import (
+    crc32c,
+    mask_crc,
     read_example,
     read_floats,
     read_integers,
+    read_records,
     read_spans,
     write_example,
-)
-from phalanx.data.formats.tfrecord import (
-    has_tfrecord_shards,
-    open_tfrecord,
-    scan_shard,
+    write_record,
 )
 from phalanx.errors import DataError
 from small_samples import BOX, CLASSES, encode, make_samples, write_split
@@ -322,10 +326,10 @@ def test_shards_of_two_sets_are_not_mixed(tmp_path, stray):
 
 
 def test_a_folder_without_shards_says_what_it_wants(tmp_path):
-    assert not has_tfrecord_shards(tmp_path)
+    assert not SHARD_FILES.exist_in(tmp_path)
     with pytest.raises(DataError, match=r"no shard such as validation-00000-of-00128.*--data-dir"):
         open_tfrecord(tmp_path, "valid")
-    assert has_tfrecord_shards(write_both(tmp_path))
+    assert SHARD_FILES.exist_in(write_both(tmp_path))
 
 
 # --- classes ---
@@ -403,26 +407,41 @@ def test_an_index_that_cannot_be_kept_says_why_and_is_known_by_the_same_hash(tmp
     write_both(tmp_path / "set")
     (tmp_path / "set/labels.txt").write_text("one\ntwo\n")  # sets images aside after the hash
     kept = open_tfrecord(tmp_path / "set", "train")
-    assert kept.index.unkept == ""
+    assert kept.index.save_error == ""
     shutil.rmtree(tmp_path / "set/.phalanx")
     (tmp_path / "set/.phalanx").write_text("a file where a folder should be")
     (tmp_path / "cache").write_text("another")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    unkept = open_tfrecord(tmp_path / "set", "train")
-    assert unkept.index.unkept == "Not a directory"
-    assert unkept.fingerprint() == kept.fingerprint() and unkept.fault(2)
+    unsaved = open_tfrecord(tmp_path / "set", "train")
+    assert unsaved.index.save_error == "Not a directory"
+    assert unsaved.fingerprint() == kept.fingerprint() and unsaved.fault(2)
 
 
 def test_many_processes_find_the_same_as_one(tmp_path, monkeypatch):
     write_both(tmp_path)
     paths = [tmp_path / f"train-{number:05}-of-00003" for number in range(3)]
+    paths[2].write_bytes(b"cut")
     alone = [scan_shard(path) for path in paths]
     monkeypatch.setattr(shards, "_SMALL_SCAN", 0)
     monkeypatch.setattr(shards, "count_cores", lambda: 2)
     together = shards.scan_shards(scan_shard, paths)
     assert [scan.offsets.tolist() for scan in together] == [s.offsets.tolist() for s in alone]
-    (tmp_path / "train-00002-of-00003").write_bytes(b"cut")
-    assert shards.scan_shards(scan_shard, paths)[2].sizes.tolist() == [TRUNCATED_SHARD]
+    assert together[2].sizes.tolist() == [TRUNCATED_SHARD]
+
+
+def scan_or_die(path):
+    """Dies wherever it is started as a process, as a script without a main guard does."""
+    if multiprocessing.parent_process() is not None:
+        os._exit(1)
+    return scan_shard(path)
+
+
+def test_where_no_process_can_be_started_one_scans_alone(tmp_path, monkeypatch):
+    write_both(tmp_path)
+    paths = [tmp_path / f"train-{number:05}-of-00003" for number in range(3)]
+    monkeypatch.setattr(shards, "_SMALL_SCAN", 0)
+    monkeypatch.setattr(shards, "count_cores", lambda: 2)
+    assert [len(scan.labels) for scan in shards.scan_shards(scan_or_die, paths)] == [3, 3, 4]
 
 
 def test_shards_may_lie_in_a_folder_of_their_split(tmp_path):
@@ -431,7 +450,7 @@ def test_shards_may_lie_in_a_folder_of_their_split(tmp_path):
         (tmp_path / word).mkdir()
         for path in list(tmp_path.glob(f"{word}-*")):
             path.rename(tmp_path / word / path.name)
-    assert has_tfrecord_shards(tmp_path)
+    assert SHARD_FILES.exist_in(tmp_path)
     source = open_tfrecord(tmp_path, "valid")
     assert source.name(0).startswith("validation/validation-00000-of-00003:")
     assert source.read(0).shape == (16, 20, 3)

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.webdataset import has_tar_shards, open_tar
+from phalanx.data.formats.webdataset import SHARD_FILES, open_tar
 from phalanx.errors import DataError
 from small_samples import BOX, CLASSES, encode, make_samples, write_split
 
@@ -281,7 +281,7 @@ def test_the_validation_split_has_several_names(tmp_path, prefix):
     write_both(tmp_path)
     for path in list(tmp_path.glob("validation-*")):
         path.rename(tmp_path / path.name.replace("validation", prefix))
-    assert has_tar_shards(tmp_path) and len(open_tar(tmp_path, "valid")) == 5
+    assert SHARD_FILES.exist_in(tmp_path) and len(open_tar(tmp_path, "valid")) == 5
 
 
 def test_a_missing_shard_is_named(tmp_path):
@@ -315,7 +315,7 @@ def test_without_names_training_says_how_many_classes_there_are(tmp_path):
 def test_ordinary_tar_files_are_no_shards(tmp_path):
     for name in ("ILSVRC2012_img_train.tar", "train.tar", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
-    assert not has_tar_shards(tmp_path)
+    assert not SHARD_FILES.exist_in(tmp_path)
     with pytest.raises(DataError, match=r"no shard such as train-000000\.tar.*--data-dir"):
         open_tar(tmp_path, "train")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats import packed, parquet, tfrecord, webdataset
 from phalanx.data.formats.decode import encode_png
-from phalanx.data.formats.detect import DATA_FORMATS, MAX_DEPTH, detect_datasets
+from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
 from phalanx.data.formats.folder import SPLIT_NAMES, find_split
 from phalanx.data.formats.imagenet import (
     BOXES_FILE,
@@ -29,12 +29,10 @@ from phalanx.data.formats.imagenet import (
     OFFICIAL_ARCHIVES,
     SEQUENTIAL_FORMATS,
 )
-from phalanx.data.formats.indexed_source import IndexedSource
+from phalanx.data.formats.index import IndexedSource
+from phalanx.data.formats.sources import DATA_FORMATS, Source
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
-
-if TYPE_CHECKING:
-    from phalanx.data.formats.sources import Source
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
@@ -78,7 +76,7 @@ class SourceSplit:
     labels: NDArray[np.int64] | None  # None: known image by image
 
     @property
-    def source(self) -> "Source":
+    def source(self) -> Source:
         """The images, of a dataset that can be read in any order."""
         return open_once(self.data, self.folder, self.name)
 
@@ -103,7 +101,7 @@ def find_source_splits(root: Path) -> list[SourceSplit]:
             "`phalanx data list` says what can"
         )
     if len(found) > 1:
-        lines = [f"  {one.folder}: {one.data} ({one.why})" for one in found]
+        lines = [f"  {one.folder}: {one.data} ({one.files})" for one in found]
         first = f"{root}: several datasets lie here; give the folder of one alone:"
         raise DataError("\n".join([first, *lines]))
     data, folder = found[0].data, found[0].folder
@@ -140,7 +138,7 @@ def _describe_sequential(data: str, folder: Path, name: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def open_once(data: str, folder: Path, split: str) -> "Source":
+def open_once(data: str, folder: Path, split: str) -> Source:
     """The source of a split, opened once by each process."""
     opener = DATA_FORMATS[data].open
     if opener is None:
@@ -182,7 +180,7 @@ def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample]:
         upcoming = next(wanted, -1)
 
 
-def read_sample(source: "Source", number: int) -> Sample:
+def read_sample(source: Source, number: int) -> Sample:
     """An image with all that is known of it; raises BadImage."""
     encoded = getattr(source, "encoded", None)
     box = getattr(source, "box", None)
@@ -194,7 +192,7 @@ def read_sample(source: "Source", number: int) -> Sample:
     )
 
 
-def find_portable_name(source: "Source", number: int) -> str:
+def find_portable_name(source: Source, number: int) -> str:
     """The name an image has in any format: without the shard, or the split's folder.
 
     It is CLASS/FILE for a folder, and for files of many images what they call each of them.

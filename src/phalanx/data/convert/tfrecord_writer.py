@@ -7,10 +7,9 @@ from typing import BinaryIO
 from phalanx.data.convert.sample import Sample
 from phalanx.data.convert.writer import ShardWriter, write_class_names
 from phalanx.data.formats.decode import read_image_header
-from phalanx.data.formats.record_framing import write_record
 from phalanx.data.formats.shards import SHARD_PREFIX
-from phalanx.data.formats.tf_example import FeatureValues, write_example
 from phalanx.data.formats.tfrecord import BOX_SIDES, LABELS_FILE, SHARDS
+from phalanx.data.formats.tfrecord_wire import FeatureValues, write_example, write_record
 
 
 class TFRecordWriter(ShardWriter):

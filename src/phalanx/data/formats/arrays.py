@@ -1,6 +1,8 @@
-"""Images held in memory: the ones that come with Phalanx, and those read from array files."""
+"""Images held in memory: the ones that come with Phalanx, and what array files share."""
 
+import gzip
 import hashlib
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +20,7 @@ EMBEDDED_SHA256 = {
     "train": "3fc3c5f7cb89c15342c87369a5de49614b0afa857bee68ba117e74fae5e3bacb",
     "valid": "8ecb0ea2863a77349efc909573268c191fe211c1d03d299002471c30828eeb91",
 }
+_MD5_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,8 @@ class ArraySource:
 
     def name(self, index: int) -> str:
         """The file the image came from and its place there."""
-        file, place = divmod(int(index), len(self) // len(self.files))
-        return f"{self.files[file]}[{place}]"
+        file, number = divmod(int(index), len(self) // len(self.files))
+        return f"{self.files[file]}[{number}]"
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over every pixel and label."""
@@ -87,3 +90,15 @@ def build_array_source(
             f"{len(classes)} classes; is this another dataset's file?"
         )
     return ArraySource(pixels=pixels, labels=labels.astype(np.int64), classes=classes, files=files)
+
+
+def compute_md5(path: Path, *, gunzip: bool = False) -> str:
+    """The md5 of a file, or of what a gzipped one holds; empty for one that cannot be read."""
+    digest = hashlib.md5(usedforsecurity=False)
+    try:
+        with gzip.open(path) if gunzip else path.open("rb") as file:
+            while block := file.read(_MD5_BLOCK):
+                digest.update(block)
+    except (OSError, EOFError, zlib.error):  # a damaged gzip is an OSError too
+        return ""
+    return digest.hexdigest()

@@ -12,29 +12,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.arrays import ArraySource, build_array_source
+from phalanx.data.formats.index import read_errors
 from phalanx.errors import DataError
 
-_PIXELS = 3 * 32 * 32
+_PIXEL_BYTES = 3 * 32 * 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layout:
+class _CifarLayout:
     """How one of the two sets lies on the disk."""
 
     title: str
     files: dict[str, tuple[str, ...]]  # by split
     folder: str  # in the archive, and where it was unpacked
     archive: str
+    archive_md5: str  # as published with the archive, on the page of the set
     label_bytes: int  # CIFAR-100 has the coarse label first; the last one is what counts
 
     @property
-    def record(self) -> int:
+    def record_bytes(self) -> int:
         """The bytes of one image with its labels."""
-        return self.label_bytes + _PIXELS
+        return self.label_bytes + _PIXEL_BYTES
 
 
-_LAYOUTS = {
-    "cifar10": _Layout(
+CIFAR_LAYOUTS = {
+    "cifar10": _CifarLayout(
         title="CIFAR-10",
         files={
             "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -42,38 +44,34 @@ _LAYOUTS = {
         },
         folder="cifar-10-batches-bin",
         archive="cifar-10-binary.tar.gz",
+        archive_md5="c32a1d4ab5d03f1284b67883e8d87530",
         label_bytes=1,
     ),
-    "cifar100": _Layout(
+    "cifar100": _CifarLayout(
         title="CIFAR-100",
         files={"train": ("train.bin",), "valid": ("test.bin",)},
         folder="cifar-100-binary",
         archive="cifar-100-binary.tar.gz",
+        archive_md5="03b5dce01913d631647c71ecec9e9cb8",
         label_bytes=2,
     ),
 }
 
 
-def open_cifar10(folder: Path, split: str) -> ArraySource:
-    """One split of CIFAR-10."""
-    return _open_cifar("cifar10", folder, split)
-
-
-def open_cifar100(folder: Path, split: str) -> ArraySource:
-    """One split of CIFAR-100 with its hundred fine labels."""
-    return _open_cifar("cifar100", folder, split)
-
-
-def _open_cifar(data: str, folder: Path, split: str) -> ArraySource:
-    """One split of either set."""
-    layout = _LAYOUTS[data]
+def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
+    """One split of either set; of CIFAR-100 with its hundred fine labels."""
+    layout = CIFAR_LAYOUTS[data]
     names = layout.files[split]
-    home = _find_home(layout, folder, names[0])
-    contents = _read_archive(layout, home, names) if home.is_file() else _read_files(home, names)
-    batches = [_to_records(layout, home / name, contents[name]) for name in names]
+    location = _find_files(layout, folder, names[0])
+    contents = (
+        _read_archive(layout, location, names)
+        if location.is_file()
+        else _read_files(location, names)
+    )
+    batches = [_to_records(layout, location / name, contents[name]) for name in names]
     if len({len(batch) for batch in batches}) > 1:
         counts = ", ".join(f"{n} {len(b):,}" for n, b in zip(names, batches, strict=True))
-        raise DataError(f"{home}: files of unequal length ({counts} images); fetch them again")
+        raise DataError(f"{location}: files of unequal length ({counts} images); fetch them again")
     records = np.concatenate(batches)
     pixels = records[:, layout.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     labels = records[:, layout.label_bytes - 1]
@@ -82,21 +80,19 @@ def _open_cifar(data: str, folder: Path, split: str) -> ArraySource:
 
 def has_cifar_files(root: Path, data: str) -> bool:
     """Whether one of the sets lies here, as files or as the archive."""
-    layout = _LAYOUTS[data]
+    layout = CIFAR_LAYOUTS[data]
     if (root / layout.archive).is_file():
         return True
-    first = [names[0] for names in layout.files.values()]
-    size = max(
-        ((root / name).stat().st_size for name in first if (root / name).is_file()), default=0
-    )
-    return size > 0 and size % layout.record == 0  # train.bin is a common name
+    paths = [root / names[0] for names in layout.files.values()]
+    size = max((path.stat().st_size for path in paths if path.is_file()), default=0)
+    return size > 0 and size % layout.record_bytes == 0  # train.bin is a common name
 
 
-def _find_home(layout: _Layout, folder: Path, first: str) -> Path:
+def _find_files(layout: _CifarLayout, folder: Path, first: str) -> Path:
     """The folder that holds a split's files; or else the archive."""
-    for place in (folder, folder / layout.folder):
-        if (place / first).is_file():
-            return place
+    for candidate in (folder, folder / layout.folder):
+        if (candidate / first).is_file():
+            return candidate
     archive = folder / layout.archive
     if archive.is_file():
         return archive
@@ -106,43 +102,32 @@ def _find_home(layout: _Layout, folder: Path, first: str) -> Path:
     )
 
 
-def _read_files(home: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+def _read_files(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     """The contents of files by name."""
-    return {name: _read_file(home / name) for name in names}
+    with read_errors(folder, "fetch it again"):
+        return {name: (folder / name).read_bytes() for name in names}
 
 
-def _read_file(path: Path) -> bytes:
-    """The whole of one file."""
-    try:
-        return path.read_bytes()
-    except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror}); fetch it again") from None
-
-
-def _read_archive(layout: _Layout, path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+def _read_archive(layout: _CifarLayout, path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     """The contents of files in the published archive, by name; nothing is unpacked."""
     wanted = {f"{layout.folder}/{name}": name for name in names}
     try:
         with tarfile.open(path, "r|gz") as archive:
-            found = {wanted[m.name]: _content(archive, m) for m in archive if m.name in wanted}
+            files = ((m.name, archive.extractfile(m)) for m in archive if m.name in wanted)
+            contents = {wanted[name]: file.read() if file else b"" for name, file in files}
     except (OSError, EOFError, zlib.error, tarfile.TarError) as cause:
         raise DataError(f"{path}: cannot be read ({cause}); fetch it again") from None
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in contents]
     if missing:
         raise DataError(f"{path}: has no {layout.folder}/{missing[0]}; fetch it again")
-    return found
+    return contents
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    return file.read() if file else b""
-
-
-def _to_records(layout: _Layout, path: Path, data: bytes) -> NDArray[np.uint8]:
+def _to_records(layout: _CifarLayout, path: Path, data: bytes) -> NDArray[np.uint8]:
     """The records of one file, [N, bytes of one]."""
-    if not data or len(data) % layout.record:
+    if not data or len(data) % layout.record_bytes:
         raise DataError(
-            f"{path}: {len(data):,} bytes are no whole number of {layout.record}-byte records; the "
-            "file is truncated or damaged, fetch it again"
+            f"{path}: {len(data):,} bytes are no whole number of {layout.record_bytes}-byte "
+            "records; the file is truncated or damaged, fetch it again"
         )
-    return np.frombuffer(data, np.uint8).reshape(-1, layout.record)
+    return np.frombuffer(data, np.uint8).reshape(-1, layout.record_bytes)

@@ -22,26 +22,18 @@ except ImportError:  # Pillow stands in, with the same pixels at half the speed
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 
-_DECODE_MARGIN = 1.5
 MAX_PIXELS = 178_000_000  # an image of more is taken for an attack, as Pillow does
+_DECODE_MARGIN = 1.5
 JPEG_START = b"\xff\xd8"
-_JPEG_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, from top to bottom
+_JPEG_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, top to bottom
 _JPEG_SCAN = 0xDA
-_JPEG_PLANES = (1, 3)  # grey, or colours; the four of print go by way of Pillow
+_JPEG_CHANNELS = (1, 3)  # grey, or colours; the four of print go by way of Pillow
 _FRAME_SHAPE = struct.Struct(">HH")  # height and width, in a frame
-_JPEG_TABLES_AND_NOTES = frozenset(
-    {0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)}
-)  # tables, comments, cameras' notes
+_JPEG_NOTES = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, cameras' notes
 _EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg, of rows below those it was asked for
 _MIN_WIDTH = 8  # below it, a width does not tell by how many eighths it was scaled
-_EDGE_ROWS = 4  # colours of small planes are blended with the rows below
-PILLOW_FORMATS = (
-    "JPEG",
-    "PNG",
-    "BMP",
-    "GIF",
-    "WEBP",
-)  # what hides behind a .jpg or .png now and then
+_EXTRA_ROWS = 4  # colours of small planes are blended with the rows below
+PILLOW_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # some hide behind a .jpg or .png
 PILLOW_ERRORS = (
     OSError,
     SyntaxError,
@@ -69,76 +61,74 @@ def decode(
     data: bytes,
     name: str,
     *,
-    least: tuple[int, int] | None = None,
-    sides: tuple[int, int] | None = None,
+    min_shape: tuple[int, int] | None = None,
+    shape: tuple[int, int] | None = None,
 ) -> Pixels:
     """The image as RGB; its EXIF orientation is ignored. Raises BadImage, with `name` in it.
 
-    least: height and width that are enough. A JPEG is then decoded at a half, a quarter or an
-    eighth of its size where that is no smaller: most of the work is saved. sides: its height and
-    width, where they are known.
+    min_shape: height and width that are enough. A JPEG is then decoded at a half, a quarter or an
+    eighth of its size where that is no smaller: most of the work is saved. shape: its own height
+    and width, where they are known.
     """
     if simplejpeg is not None and data.startswith(JPEG_START):
-        refuse_bomb(*(sides or read_image_shape(data, name)), name)
-        high, wide = least or (0, 0)
+        refuse_bomb(*(shape or read_image_shape(data, name)), name)
+        height, width = min_shape or (0, 0)
         with suppress(ValueError):  # CMYK, stray bytes, damage: Pillow reads it or says why not
             return simplejpeg.decode_jpeg(
-                data, min_height=high, min_width=wide, min_factor=2 if least else 1
+                data, min_height=height, min_width=width, min_factor=2 if min_shape else 1
             )
     with _open_pillow(data, name) as image:
         refuse_bomb(image.height, image.width, name)
         return _to_rgb(image)
 
 
-def decode_top(data: bytes, rows: int, least: tuple[int, int] | None = None) -> Pixels | None:
+def decode_top(data: bytes, rows: int, min_shape: tuple[int, int] | None = None) -> Pixels | None:
     """As `decode`, to the same pixels, but what lies below so many rows of the file is left out.
 
     Those rows of the result hold anything. None where a JPEG cannot be left early, and where
     there is any doubt about it: `decode` then finds out what is wrong.
     """
-    if simplejpeg is None or (place := find_height_field(data)) is None:
+    if simplejpeg is None or (field := find_height_field(data)) is None:
         return None
-    high, wide = least or (0, 0)
-    factor = 2 if least else 1
-    full, across = _FRAME_SHAPE.unpack_from(data, place)
+    factor = 2 if min_shape else 1
+    full_height, full_width = _FRAME_SHAPE.unpack_from(data, field)
     with suppress(ValueError):
-        height, width, *_ = simplejpeg.decode_jpeg_header(data, high, wide, factor)
-        enough = rows + _EDGE_ROWS * math.ceil(full / height)
-        if enough >= full or across < _MIN_WIDTH or full * across > MAX_PIXELS:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data, *(min_shape or (0, 0)), factor)
+        enough = rows + _EXTRA_ROWS * math.ceil(full_height / height)
+        is_huge = full_height * full_width > MAX_PIXELS
+        if enough >= full_height or full_width < _MIN_WIDTH or is_huge:
             return None
-        cut_short = bytearray(data)
-        cut_short[place : place + 2] = enough.to_bytes(2)  # no decoder reads on below its height
+        shortened = bytearray(data)
+        shortened[field : field + 2] = enough.to_bytes(2)  # no decoder reads on below its height
         size = {"min_height": 1, "min_width": width, "min_factor": factor}
-        if simplejpeg.decode_jpeg_header(cut_short, **size)[1] == width:
+        if simplejpeg.decode_jpeg_header(shortened, **size)[1] == width:
             pixels = np.empty((height, width, 3), np.uint8)
-            return pixels if _fill_top(pixels, cut_short, size) else None
+            return pixels if _decode_into(pixels, shortened, size) else None
     return None
 
 
-def _fill_top(pixels: Pixels, data: bytearray, size: dict[str, int]) -> bool:
-    """Decode into the first rows; whether nothing but the early end was wrong."""
+def _decode_into(pixels: Pixels, data: bytearray, size: dict[str, int]) -> bool:
+    """Fill the first rows with a JPEG; whether nothing but its early end was wrong."""
     try:
         simplejpeg.decode_jpeg(data, buffer=pixels, **size)
-    except ValueError as told:  # the first of all complaints, made when the pixels are there
-        return str(told).endswith(_EARLY_END)
+    except ValueError as complaint:  # the first of all, raised when the pixels are there
+        return str(complaint).endswith(_EARLY_END)
     return True
 
 
 def find_height_field(data: bytes) -> int | None:
     """Where a JPEG holds its height, if all its colours come together, row after row, unbroken."""
-    frame, at = None, len(JPEG_START)
-    while data.startswith(b"\xff", at) and at + 10 < len(data):
-        kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
+    frame, marker = None, len(JPEG_START)
+    while data.startswith(b"\xff", marker) and marker + 10 < len(data):
+        kind, length = data[marker + 1], int.from_bytes(data[marker + 2 : marker + 4])
         if kind == _JPEG_SCAN:
-            whole = frame is not None and data[at + 4] == data[frame + 4] in _JPEG_PLANES
-            return frame if whole else None
+            together = frame is not None and data[marker + 4] == data[frame + 4] in _JPEG_CHANNELS
+            return frame if together else None
         if kind in _JPEG_SEQUENTIAL_FRAMES:
-            frame = at + 5
-        elif (
-            kind not in _JPEG_TABLES_AND_NOTES
-        ):  # several passes, or restarts, whose marks end nothing
+            frame = marker + 5
+        elif kind not in _JPEG_NOTES:  # several passes, or restarts, whose marks end nothing
             return None
-        at += 2 + length
+        marker += 2 + length
     return None
 
 
@@ -194,31 +184,40 @@ def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
         raise BadImage(name, str(cause) or type(cause).__name__) from None
 
 
+def _to_rgb(image: Pillow.Image) -> Pixels:
+    if image.mode.startswith("I"):  # 16 bits a pixel: the upper eight are the picture
+        grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        return grey_to_rgb(grey)
+    if image.mode == "P":  # straight to RGB, Pillow warns about transparent palettes
+        image = image.convert("RGBA")
+    return np.array(image.convert("RGB"))
+
+
 class EncodedImage:
-    """An encoded image: its size is known at once, its pixels when they are asked for."""
+    """An image file in memory: its size is known at once, it is decoded when asked to be."""
 
     def __init__(self, data: bytes, name: str):
         self.data, self.name = data, name
         self.height, self.width = read_image_shape(data, name)
 
-    def pixels(self, scale: float = 1.0) -> Pixels:
+    def decode(self, scale: float = 1.0) -> Pixels:
         """The whole image, at no less than that scale of its size, and some to spare.
 
         The spare half keeps the result within five 255ths of a resize of the whole image.
         """
-        sides = self.height, self.width
-        return decode(self.data, self.name, least=self._least(scale), sides=sides)
+        shape = self.height, self.width
+        return decode(self.data, self.name, min_shape=self._min_shape(scale), shape=shape)
 
-    def top(self, rows: int, scale: float) -> Pixels:
-        """As `pixels`, but what lies below so many rows of the full size may hold anything."""
-        pixels = decode_top(self.data, rows, self._least(scale))
-        return self.pixels(scale) if pixels is None else pixels
+    def decode_top(self, rows: int, scale: float) -> Pixels:
+        """As `decode`, but what lies below so many rows of the full size may hold anything."""
+        pixels = decode_top(self.data, rows, self._min_shape(scale))
+        return self.decode(scale) if pixels is None else pixels
 
-    def _least(self, scale: float) -> tuple[int, int] | None:
-        """Sides that are enough for that scale; None where the full size is needed."""
+    def _min_shape(self, scale: float) -> tuple[int, int] | None:
+        """Height and width enough for that scale; None where the full size is needed."""
         scale *= _DECODE_MARGIN
-        least = math.ceil(self.height * scale), math.ceil(self.width * scale)
-        return least if scale <= 0.5 else None
+        shape = math.ceil(self.height * scale), math.ceil(self.width * scale)
+        return shape if scale <= 0.5 else None
 
 
 Image = Pixels | EncodedImage
@@ -233,21 +232,12 @@ def image_shape(image: Image) -> tuple[int, int]:
 
 def decode_image(image: Image, *, scale: float = 1.0) -> Pixels:
     """The whole image, at no less than that scale of its size."""
-    return image.pixels(scale) if isinstance(image, EncodedImage) else image
+    return image.decode(scale) if isinstance(image, EncodedImage) else image
 
 
 def decode_image_top(image: Image, rows: int, *, scale: float) -> Pixels:
-    """As `pixels_of`, but what lies below so many rows of the full size may hold anything."""
-    return image.top(rows, scale) if isinstance(image, EncodedImage) else image
-
-
-def _to_rgb(image: Pillow.Image) -> Pixels:
-    if image.mode.startswith("I"):  # 16 bits a pixel: the upper eight are the picture
-        grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-        return grey_to_rgb(grey)
-    if image.mode == "P":  # straight to RGB, Pillow warns about transparent palettes
-        image = image.convert("RGBA")
-    return np.array(image.convert("RGB"))
+    """As `decode_image`, but what lies below so many rows of the full size may hold anything."""
+    return image.decode_top(rows, scale) if isinstance(image, EncodedImage) else image
 
 
 def resize(image: Pixels, height: int, width: int) -> Pixels:
@@ -257,10 +247,15 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
         return image
     shrunk = min(old_height, height), min(old_width, width)
     if shrunk != (old_height, old_width):
-        image = _resize_by(image, shrunk, cv2.INTER_AREA)
+        image = _interpolate(image, shrunk, cv2.INTER_AREA)
     if shrunk != (height, width):
-        image = _resize_by(image, (height, width), cv2.INTER_LINEAR)
+        image = _interpolate(image, (height, width), cv2.INTER_LINEAR)
     return image
+
+
+def _interpolate(image: Pixels, shape: tuple[int, int], method: int) -> Pixels:
+    height, width = shape
+    return cv2.resize(image, (width, height), interpolation=method).astype(np.uint8, copy=False)
 
 
 def mirror(image: Pixels) -> Pixels:
@@ -272,12 +267,6 @@ def mirror(image: Pixels) -> Pixels:
 def grey_to_rgb(grey: NDArray[np.uint8]) -> Pixels:
     """A grey image [height, width] as three equal channels."""
     return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)
-
-
-def _resize_by(image: Pixels, shape: tuple[int, int], how: int) -> Pixels:
-    height, width = shape
-    scaled = cv2.resize(image, (width, height), interpolation=how)
-    return scaled.astype(np.uint8, copy=False)
 
 
 def encode_png(image: Pixels) -> bytes:

@@ -2,39 +2,35 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import (
     Index,
+    IndexedSource,
     Snapshot,
-    StringArray,
+    join_strings,
     load_or_build_index,
     pack_strings,
+    read_errors,
 )
-from phalanx.data.formats.indexed_source import IndexedSource
 from phalanx.errors import ConfigError, DataError, suggest
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 SPLIT_NAMES = {"train": ("train",), "valid": ("val", "validation", "valid")}
-_WANTED = {"train": "train/", "valid": "val/ or validation/"}
+_SPLIT_FOLDERS = {"train": "train/", "valid": "val/ or validation/"}  # in messages
 _FINDINGS_SHOWN = 10
-_ALL_STAMPED = 20_000  # up to so many images each one's size and time are looked at on opening
-_FILES_STAMPED, _FOLDERS_STAMPED = (
-    1_000,
-    50,
-)  # above that so many, spread over so many class folders
-_FOLDERS_LOOKED_AT = 3
+_SMALL_SET = 20_000  # up to so many images each one's size and time are looked at on opening
+_FILES_SAMPLED = 1_000  # above that so many,
+_FOLDERS_SAMPLED = 50  # spread over so many class folders
+_FOLDERS_TRIED = 3  # to see whether a folder holds class folders
+_MEND_RIGHTS = "mend its rights"
 
-_Keep = Callable[
-    [list[str]], list[str]
-]  # those files of a class, as CLASS/FILE, that are in a split
+_Select = Callable[[list[str]], list[str]]  # of a class's files, as CLASS/FILE, those of a split
 
 
 class FolderSource(IndexedSource):
@@ -59,14 +55,7 @@ class _SplitFolder(NamedTuple):
 
 def open_folder(root: Path, split: str) -> FolderSource:
     """One split of a data folder; all that is wrong with it is said at once."""
-    place = locate_split(root, split)
-    index = load_or_build_index(
-        root,
-        f"folder-{split}",
-        stamp=snapshot_split(root, place),
-        build=lambda: index_split(root, place),
-    )
-    return FolderSource(root, index)
+    return _open_split(root, locate_split(root, split), f"folder-{split}")
 
 
 def open_with_val_split(root: Path, split: str, *, share: float, seed: int) -> FolderSource:
@@ -77,34 +66,44 @@ def open_with_val_split(root: Path, split: str, *, share: float, seed: int) -> F
     """
     if not 0 < share < 1:
         raise ConfigError(f"--val-split: wants a share between 0% and 100%, got {share:.0%}")
-    own = find_split(root, "valid")
-    if own is not None:
-        raise ConfigError(f"--val-split: {own} is there to be scored; leave the option out")
+    valid_folder = find_split(root, "valid")
+    if valid_folder is not None:
+        raise ConfigError(
+            f"--val-split: {valid_folder} is there to be scored; leave the option out"
+        )
     folder = find_split(root, "train") or root
-    place = _SplitFolder(folder, _class_names(folder))
 
-    def keep(files: list[str]) -> list[str]:
-        wanted = _choose_valid(files, share=share, seed=seed) == (split == "valid")
-        return [file for file, taken in zip(files, wanted, strict=True) if taken]
+    def select(files: list[str]) -> list[str]:
+        valid = _choose_valid(files, share=share, seed=seed)
+        return [file for file in files if (file in valid) == (split == "valid")]
 
+    split_folder = _SplitFolder(folder, _read_classes(folder))
+    return _open_split(root, split_folder, f"split-{split}-{share:g}-{seed}", select)
+
+
+def _open_split(
+    root: Path, split_folder: _SplitFolder, key: str, select: _Select | None = None
+) -> FolderSource:
     index = load_or_build_index(
         root,
-        f"split-{split}-{share:g}-{seed}",
-        stamp=snapshot_split(root, place),
-        build=lambda: index_split(root, place, keep),
+        key,
+        snapshot=snapshot_split(root, split_folder),
+        build=lambda: index_split(root, split_folder, select),
     )
     return FolderSource(root, index)
 
 
-def _choose_valid(names: Sequence[str], *, share: float, seed: int) -> NDArray[np.bool_]:
-    """Which images of one class are kept for validation: one at least, and never all."""
-    chances = np.empty(len(names))
-    for place, name in enumerate(names):
-        key = f"{seed}\0{name}".encode(errors="surrogateescape")
-        chances[place] = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
-    chosen = chances < share
-    if len(names) > 1:
-        chosen[chances.argmin()], chosen[chances.argmax()] = True, False
+def _choose_valid(files: list[str], *, share: float, seed: int) -> set[str]:
+    """Those images of one class that are kept for validation: one at least, and never all."""
+    ranks = {}
+    for file in files:
+        key = f"{seed}\0{file}".encode(errors="surrogateescape")
+        digest = hashlib.blake2b(key, digest_size=8).digest()
+        ranks[file] = int.from_bytes(digest, "big") / 2**64
+    chosen = {file for file, rank in ranks.items() if rank < share}
+    if len(files) > 1:
+        chosen.add(min(files, key=ranks.__getitem__))
+        chosen.discard(max(files, key=ranks.__getitem__))
     return chosen
 
 
@@ -112,23 +111,25 @@ def has_class_folders(root: Path) -> bool:
     """Whether class folders lie here, or a training or validation folder with some."""
     splits = [folder for split in SPLIT_NAMES if (folder := find_split(root, split))]
     if splits:
-        return any(_subfolders(folder) for folder in splits)
-    names = _subfolders(root)
-    return len(names) > 1 and all(_image_files(root / n) for n in names[:_FOLDERS_LOOKED_AT])
+        return any(_list_folders(folder) for folder in splits)
+    names = _list_folders(root)
+    return len(names) > 1 and all(_list_images(root / name) for name in names[:_FOLDERS_TRIED])
 
 
 def locate_split(root: Path, split: str) -> _SplitFolder:
     """Where a split lies; its classes are those of the training split."""
-    folders = {name: find_split(root, name) for name in SPLIT_NAMES}
-    if split == "valid" and folders["train"] is None:
-        alone = folders["valid"] or root  # nothing to train on: the folder is there to be scored
-        return _SplitFolder(alone, tuple(_subfolders(alone)))
-    missing = [name for name in {"train", split} if folders[name] is None]
-    if missing:
-        raise DataError(_describe_missing(root, missing))
-    train, wanted = folders["train"], folders[split]
-    assert train is not None and wanted is not None
-    return _SplitFolder(wanted, _class_names(train))
+    train, folder = find_split(root, "train"), find_split(root, split)
+    if split == "valid" and train is None:
+        alone = folder or root  # nothing to train on: the folder is there to be scored
+        return _SplitFolder(alone, tuple(_list_folders(alone)))
+    if train is None or folder is None:
+        missing = _SPLIT_FOLDERS["train" if train is None else split]
+        found = ", ".join(_list_folders(root)[:_FINDINGS_SHOWN]) or "no folders at all"
+        raise DataError(
+            f"{root}: no {missing} folder (found {found}); put images under train/CLASS/ and "
+            "val/CLASS/, or point --data-dir at the folder that holds train/ and val/"
+        )
+    return _SplitFolder(folder, _read_classes(train))
 
 
 def find_split(root: Path, split: str) -> Path | None:
@@ -136,7 +137,15 @@ def find_split(root: Path, split: str) -> Path | None:
     return next((root / name for name in SPLIT_NAMES[split] if (root / name).is_dir()), None)
 
 
-def snapshot_split(root: Path, place: _SplitFolder) -> Snapshot:
+def _read_classes(folder: Path) -> tuple[str, ...]:
+    names = tuple(_list_folders(folder))
+    if len(names) < 2:
+        found = f"only one class folder, {names[0]}/" if names else "no class folders"
+        raise DataError(f"{folder}: has {found}; a classifier needs two, as folders of images")
+    return names
+
+
+def snapshot_split(root: Path, split_folder: _SplitFolder) -> Snapshot:
     """What tells that a split has changed, without listing a large one.
 
     A file that comes, goes or gets another name changes the time of its class folder. One that is
@@ -144,123 +153,87 @@ def snapshot_split(root: Path, place: _SplitFolder) -> Snapshot:
     larger sets those of 1,000 files, spread evenly over 50 class folders that are themselves
     spread evenly. A change the sample misses is found when the image is read: its size differs.
     """
-    names = _subfolders(place.folder)
-    home = place.folder.relative_to(root).as_posix()
-    times = []
-    for name in names:
-        with _readable(place.folder / name):
-            times.append([name, (place.folder / name).stat().st_mtime_ns])
-    digest = _hash_files(place.folder, _files_to_stamp(place.folder, names))
-    return [[home, *place.classes], *times, ["files", digest]]
+    folder = split_folder.folder
+    names = _list_folders(folder)
+    with read_errors(folder, _MEND_RIGHTS):
+        times = [[name, (folder / name).stat().st_mtime_ns] for name in names]
+    digest = hashlib.sha256()
+    for file in _sample_files(folder, names):
+        try:
+            stat = os.stat(folder / file)
+        except OSError:  # a dangling link
+            continue
+        line = f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+        digest.update(line.encode(errors="surrogateescape"))
+    relative = folder.relative_to(root).as_posix()
+    return [[relative, *split_folder.classes], *times, ["files", digest.hexdigest()]]
 
 
-def _files_to_stamp(folder: Path, names: list[str]) -> list[str]:
+def _sample_files(folder: Path, names: list[str]) -> list[str]:
+    """The images whose size and time tell of changes, as CLASS/FILE."""
     files: list[str] = []
     for name in names:
-        files += [f"{name}/{file}" for file in _image_files(folder / name)]
-        if len(files) > _ALL_STAMPED:
-            chosen = _spread(names, _FOLDERS_STAMPED)
-            each = -(-_FILES_STAMPED // len(chosen))
-            return [
-                f"{n}/{file}" for n in chosen for file in _spread(_image_files(folder / n), each)
-            ]
-    return files
+        files += [f"{name}/{file}" for file in _list_images(folder / name)]
+        if len(files) > _SMALL_SET:
+            break
+    else:
+        return files
+    chosen = _sample_evenly(names, _FOLDERS_SAMPLED)
+    each = -(-_FILES_SAMPLED // len(chosen))
+    return [
+        f"{name}/{file}"
+        for name in chosen
+        for file in _sample_evenly(_list_images(folder / name), each)
+    ]
 
 
-def _spread(items: list[str], count: int) -> list[str]:
+def _sample_evenly(items: list[str], count: int) -> list[str]:
     """So many of the items, at even distances; all of them where there are no more."""
     if len(items) <= count:
         return items
-    return [items[place * len(items) // count] for place in range(count)]
+    return [items[number * len(items) // count] for number in range(count)]
 
 
-def _hash_files(folder: Path, files: list[str]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        try:
-            facts = os.stat(folder / file)
-        except OSError:  # a dangling link
-            continue
-        line = f"{file}\0{facts.st_size}\0{facts.st_mtime_ns}\n"
-        digest.update(line.encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
-def index_split(root: Path, place: _SplitFolder, keep: _Keep | None = None) -> Index:
+def index_split(root: Path, split_folder: _SplitFolder, select: _Select | None = None) -> Index:
     """The images of a split in the order of classes, then of file names; one folder at a time."""
-    known = {name: label for label, name in enumerate(place.classes)}
-    home = "" if place.folder == root else f"{place.folder.relative_to(root).as_posix()}/"
+    folder, classes = split_folder
+    labels_by_class = {name: label for label, name in enumerate(classes)}
+    prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
     findings: list[str] = []
-    texts, sizes, labels = [], [], []
-    for name in _subfolders(place.folder):
-        folder = place.folder / name
-        files = _image_files(folder)
-        if name not in known:
-            findings.append(f"{folder}: train/ has no such class; {suggest(name, known)}")
+    paths, sizes, labels = [], [], []
+    for name in _list_folders(folder):
+        files = [f"{name}/{file}" for file in _list_images(folder / name)]
+        if name not in labels_by_class:
+            hint = suggest(name, labels_by_class)
+            findings.append(f"{folder / name}: train/ has no such class; {hint}")
         elif not files:
-            findings.append(f"{folder}: no {', '.join(IMAGE_SUFFIXES)} file in this class folder")
+            suffixes = ", ".join(IMAGE_SUFFIXES)
+            findings.append(f"{folder / name}: no {suffixes} file in this class folder")
         else:
-            kept = [f"{name}/{file}" for file in files]
-            kept = keep(kept) if keep else kept
-            texts.append(pack_strings(home + file for file in kept))
-            sizes.append(np.array([_size_of(place.folder / file) for file in kept], np.int64))
-            labels.append(np.full(len(kept), known[name], np.int64))
-    if not texts and not findings:
-        findings.append(f"{place.folder}: has no class folders")
+            files = select(files) if select else files
+            paths.append(pack_strings(prefix + file for file in files))
+            sizes.append(np.array([_read_size(folder / file) for file in files], np.int64))
+            labels.append(np.full(len(files), labels_by_class[name], np.int64))
+    if not paths and not findings:
+        findings.append(f"{folder}: has no class folders")
     if findings:
         raise DataError(_describe_findings(findings))
     count = sum(map(len, labels))
     return Index(
-        classes=place.classes,
-        files=_join_texts(texts),
-        file_of=np.arange(count, dtype=np.int32),
+        classes=classes,
+        files=join_strings(paths),
+        file_numbers=np.arange(count, dtype=np.int32),
         offsets=np.zeros(count, np.int64),
         sizes=np.concatenate(sizes),
         labels=np.concatenate(labels),
     )
 
 
-def _size_of(path: Path) -> int:
+def _read_size(path: Path) -> int:
     try:
         return os.stat(path).st_size
     except OSError:  # a dangling link is a bad image, to be named when it is read
         return -1
-
-
-def _join_texts(parts: list[StringArray]) -> StringArray:
-    starts = np.cumsum([0, *(len(part.letters) for part in parts)])
-    ends = [part.ends + start for part, start in zip(parts, starts[:-1], strict=True)]
-    return StringArray(np.concatenate([part.letters for part in parts]), np.concatenate(ends))
-
-
-def _describe_missing(root: Path, missing: list[str]) -> str:
-    wanted = " and no ".join(_WANTED[name] for name in sorted(missing))
-    found = ", ".join(_subfolders(root)[:_FINDINGS_SHOWN]) or "no folders at all"
-    return (
-        f"{root}: no {wanted} folder (found {found}); put images under train/CLASS/ and "
-        "val/CLASS/, or point --data-dir at the folder that holds train/ and val/"
-    )
-
-
-def _subfolders(folder: Path) -> list[str]:
-    with _readable(folder), os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-
-
-@contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as cause:
-        raise DataError(f"{folder}: cannot be read ({cause.strerror}); mend its rights") from cause
-
-
-def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(_subfolders(folder))
-    if len(names) < 2:
-        found = f"only one class folder, {names[0]}/" if names else "no class folders"
-        raise DataError(f"{folder}: has {found}; a classifier needs two, as folders of images")
-    return names
 
 
 def _describe_findings(findings: list[str]) -> str:
@@ -270,9 +243,12 @@ def _describe_findings(findings: list[str]) -> str:
     return "\n".join([*shown, "add images to these folders, rename them or remove them"])
 
 
-def _image_files(folder: Path) -> list[str]:
-    with _readable(folder), os.scandir(folder) as entries:
-        names = [
-            e.name for e in entries if e.name.lower().endswith(IMAGE_SUFFIXES) and not e.is_dir()
-        ]
-    return sorted(name for name in names if not name.startswith("."))
+def _list_folders(folder: Path) -> list[str]:
+    with read_errors(folder, _MEND_RIGHTS), os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+def _list_images(folder: Path) -> list[str]:
+    with read_errors(folder, _MEND_RIGHTS), os.scandir(folder) as entries:
+        files = [e for e in entries if e.name.lower().endswith(IMAGE_SUFFIXES) and not e.is_dir()]
+        return sorted(e.name for e in files if not e.name.startswith("."))

@@ -146,7 +146,7 @@ def _read_structure(parts: list[tuple[int, bytes]], count: int) -> dict[str, lis
         for start in range(0, len(names), width)
     ]
     values = [_read_matrix(content)[1] for _, content in parts[2 : 2 + count * len(fields)]]
-    return {field: values[place :: len(fields)] for place, field in enumerate(fields)}
+    return {field: values[number :: len(fields)] for number, field in enumerate(fields)}
 
 
 def _read_text(parts: list[tuple[int, bytes]], count: int) -> str:

@@ -1,56 +1,93 @@
-"""Where every image of a split lies: arrays in one file, mapped into memory by all processes.
+"""Where every image of a split lies, and the source that reads images from there.
 
-The file is a magic word, the length of a JSON header, the header, and the arrays it lists, each at
-a multiple of 64 bytes. It is built once, kept beside the data (or in a cache folder where that is
-read-only) and built anew when its stamp no longer fits the files it describes.
+An index is arrays in one file, mapped into memory by all processes: a magic word, the length of a
+JSON header, the header, and the arrays it lists, each at a multiple of 64 bytes. It is built once,
+kept beside the data (or in a cache folder where that is read-only) and built anew when the files it
+describes no longer match the snapshot in its header.
 """
 
 import hashlib
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.disk import write_atomically
-from phalanx.errors import DiskError
+from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode
+from phalanx.disk import disk_errors, write_atomically
+from phalanx.errors import DataError, DiskError
 
 _MAGIC = b"phalanxI"
 _FORMAT = 1  # raise it when the layout changes: files of another one are built anew
 _ALIGN = 64
 PHALANX_FOLDER = ".phalanx"
+_MAX_OPEN_FILES = 128  # shards kept open by one process
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom in 0..1
-Snapshot = list[
-    list[Any]
-]  # what the index was made from: name, size and time of each file or folder
+Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the image's sides
+Snapshot = list[list[Any]]  # name, size and time of each file or folder that an index was made from
+
+# An image that was found to be bad when the index was built has one of these in place of its size.
+BAD_CHECKSUM, TRUNCATED_SHARD, DAMAGED_SHARD, WRONG_LABEL, NO_LABEL = -1, -2, -3, -4, -5
+_FAULT_REASONS = {
+    BAD_CHECKSUM: "the checksum of its data does not fit",
+    TRUNCATED_SHARD: "the shard is cut off there, what follows is lost; fetch it again",
+    DAMAGED_SHARD: "the shard is damaged there, what follows is lost; fetch it again",
+    WRONG_LABEL: "label {label}, but there are {classes} classes, counted from {first}; mend it",
+    NO_LABEL: "its class is not told as a whole number; mend it",
+}
+
+
+@contextmanager
+def read_errors(path: Path, hint: str) -> Iterator[None]:
+    """A block whose system errors become a DataError that names the file and the way out."""
+    try:
+        yield
+    except OSError as cause:
+        where, why = cause.filename or path, cause.strerror or cause
+        raise DataError(f"{where}: cannot be read ({why}); {hint}") from cause
+
+
+def enclosing_box(boxes: Iterable[Sequence[float]]) -> Box:
+    """The smallest box around all, of which there is one at least."""
+    left, top, right, bottom = zip(*boxes, strict=True)
+    return min(left), min(top), max(right), max(bottom)
 
 
 @dataclass(frozen=True)
 class StringArray:
     """Many strings in two arrays: no Python object until one is asked for."""
 
-    letters: NDArray[np.uint8]
+    data: NDArray[np.uint8]
     ends: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, place: int) -> str:
-        begin = int(self.ends[place - 1]) if place else 0
-        return bytes(self.letters[begin : int(self.ends[place])]).decode(errors="surrogateescape")
+    def __getitem__(self, number: int) -> str:
+        begin = int(self.ends[number - 1]) if number else 0
+        return bytes(self.data[begin : int(self.ends[number])]).decode(errors="surrogateescape")
 
 
-def pack_strings(words: Iterable[str]) -> StringArray:
-    """The words one after the other."""
-    encoded = [word.encode(errors="surrogateescape") for word in words]
-    ends = np.cumsum([len(word) for word in encoded], dtype=np.int64)
+def pack_strings(strings: Iterable[str]) -> StringArray:
+    """The strings one after the other."""
+    encoded = [string.encode(errors="surrogateescape") for string in strings]
+    ends = np.cumsum([len(string) for string in encoded], dtype=np.int64)
     return StringArray(np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+
+def join_strings(parts: Sequence[StringArray]) -> StringArray:
+    """The strings of all parts, one after the other."""
+    starts = np.cumsum([0, *(len(part.data) for part in parts)])
+    ends = [part.ends + start for part, start in zip(parts, starts[:-1], strict=True)]
+    return StringArray(np.concatenate([part.data for part in parts]), np.concatenate(ends))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,140 +96,69 @@ class Index:
 
     classes: tuple[str, ...]
     files: StringArray  # relative to the data folder
-    names: StringArray | None = (
-        None  # what an image is called inside its file; None: files hold one each
-    )
-    file_of: NDArray[np.int32]  # [N]
+    names: StringArray | None = None  # of images inside their files; None: files hold one each
+    file_numbers: NDArray[np.int32]  # [N], in `files`
     offsets: NDArray[np.int64]  # [N], in bytes
     sizes: NDArray[np.int64]  # [N], in bytes
     labels: NDArray[np.int64]  # [N]
-    boxes: NDArray[np.float32] | None = None  # [N, 4] left, top, right, bottom in 0..1; nan: none
+    boxes: NDArray[np.float32] | None = None  # [N, 4], see Box; nan: none
     sha256: str = ""  # kept by an index on disk, where a million names are not hashed again
-    unkept: str = ""  # why it could not be written to disk; empty: it was
+    save_error: str = ""  # why it could not be written to disk; empty: it was
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def name(self, place: int) -> str:
+    def name(self, number: int) -> str:
         """What a person can find an image by."""
-        file = self.files[int(self.file_of[place])]
-        return file if self.names is None else f"{file}:{self.names[place]}"
+        file = self.files[int(self.file_numbers[number])]
+        return file if self.names is None else f"{file}:{self.names[number]}"
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over names, sizes and labels; no image is opened."""
-        digest = self.sha256 or _hash_entries(self)
+        digest = self.sha256 or self.hash_entries()
         return {"images": len(self), "classes": len(self.classes), "sha256": digest}
 
-
-def _hash_entries(index: Index) -> str:
-    """sha256 over every image's name, size and label; runs are known by it, so it never changes."""
-    digest = hashlib.sha256()
-    sizes, labels = index.sizes.tolist(), index.labels.tolist()
-    for place, (size, label) in enumerate(zip(sizes, labels, strict=True)):
-        line = f"{index.name(place)}\0{size}\0{label}\n"
-        digest.update(line.encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
-def _to_bytes(index: Index, stamp: Snapshot) -> bytes:
-    """The index as a file."""
-    arrays = _arrays_of(index)
-    header: dict[str, Any] = {
-        "format": _FORMAT,
-        "classes": index.classes,
-        "stamp": stamp,
-        "sha256": _hash_entries(index),
-    }
-    header["arrays"] = {name: [a.dtype.str, list(a.shape)] for name, a in arrays.items()}
-    text = json.dumps(header).encode(errors="surrogateescape")
-    out = bytearray(_MAGIC + len(text).to_bytes(8, "little") + text)
-    for array in arrays.values():
-        out += bytes(-len(out) % _ALIGN)
-        out += np.ascontiguousarray(array).data
-    return bytes(out)
+    def hash_entries(self) -> str:
+        """sha256 over every image's name, size and label; runs are known by it: never change it."""
+        digest = hashlib.sha256()
+        sizes, labels = self.sizes.tolist(), self.labels.tolist()
+        for number, (size, label) in enumerate(zip(sizes, labels, strict=True)):
+            line = f"{self.name(number)}\0{size}\0{label}\n"
+            digest.update(line.encode(errors="surrogateescape"))
+        return digest.hexdigest()
 
 
-def _arrays_of(index: Index) -> dict[str, NDArray[Any]]:
-    """All arrays by name; those an index does without are left out."""
-    found: dict[str, NDArray[Any] | None] = {
-        "files.letters": index.files.letters,
-        "files.ends": index.files.ends,
-        "names.letters": index.names.letters if index.names else None,
-        "names.ends": index.names.ends if index.names else None,
-        "file_of": index.file_of,
-        "offsets": index.offsets,
-        "sizes": index.sizes,
-        "labels": index.labels,
-        "boxes": index.boxes,
-    }
-    return {name: array for name, array in found.items() if array is not None}
-
-
-def _open_index(path: Path, stamp: Snapshot) -> Index | None:
-    """The index in a file, mapped; None where there is none, or none that fits the stamp."""
-    try:
-        with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # an empty file cannot be mapped
-        return None
-    length = int.from_bytes(content[8:16], "little")
-    if content[:8] != _MAGIC or 16 + length > len(content):
-        return None
-    header = json.loads(content[16 : 16 + length])
-    if header["format"] != _FORMAT or header["stamp"] != stamp:
-        return None
-    arrays, place = {}, 16 + length
-    for name, (dtype, shape) in header["arrays"].items():
-        place += -place % _ALIGN
-        count = int(np.prod(shape))
-        if place + count * np.dtype(dtype).itemsize > len(content):
-            return None  # cut short
-        arrays[name] = np.frombuffer(content, dtype, count, place).reshape(shape)
-        place += arrays[name].nbytes
-    index = _from_arrays(tuple(header["classes"]), arrays)
-    return replace(index, sha256=header["sha256"])
-
-
-def _from_arrays(classes: tuple[str, ...], arrays: dict[str, NDArray[Any]]) -> Index:
-    """The index that `arrays_of` took apart."""
-    texts = {
-        kind: StringArray(arrays.pop(f"{kind}.letters"), arrays.pop(f"{kind}.ends"))
-        for kind in ("files", "names")
-        if f"{kind}.ends" in arrays
-    }
-    return Index(classes=classes, **texts, **arrays)  # type: ignore[arg-type]
+def snapshot_files(root: Path, paths: Iterable[Path]) -> Snapshot:
+    """Name, size and time of files, to see later whether one of them has changed."""
+    facts = [(path.relative_to(root).as_posix(), path.stat()) for path in paths]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in facts]
 
 
 def load_or_build_index(
-    root: Path, key: str, *, stamp: Snapshot, build: Callable[[], Index]
+    root: Path, key: str, *, snapshot: Snapshot, build: Callable[[], Index]
 ) -> Index:
     """The index of a data folder: the one that was kept, or a new one, which is kept.
 
     Where nothing can be written the new one serves this process alone, and says why.
     """
-    places = [root / PHALANX_FOLDER / f"{key}.index", user_cache_folder(root) / f"{key}.index"]
-    for place in places:
-        found = _open_index(place, stamp)
+    paths = [folder / f"{key}.index" for folder in (root / PHALANX_FOLDER, user_cache_folder(root))]
+    for path in paths:
+        found = _load_index(path, snapshot)
         if found is not None:
             return found
     index = build()
-    content, why = _to_bytes(index, stamp), ""
-    for place in places:
+    content, why = _to_bytes(index, snapshot), ""
+    for path in paths:
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(place, content)
-        except (OSError, DiskError) as error:
-            why = _reason_of(error)
+            with disk_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+        except DiskError as error:
+            why = getattr(error.__cause__, "strerror", None) or str(error)
             continue
-        return _open_index(place, stamp) or index
+        return _load_index(path, snapshot) or index
     # hashed now, as one on disk is: sizes may later stand for images that are set aside
-    return replace(index, sha256=_hash_entries(index), unkept=why)
-
-
-def _reason_of(error: OSError | DiskError) -> str:
-    """The system's own words for a write that failed."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+    return replace(index, sha256=index.hash_entries(), save_error=why)
 
 
 def user_cache_folder(root: Path) -> Path:
@@ -202,10 +168,156 @@ def user_cache_folder(root: Path) -> Path:
     return base / "phalanx" / key
 
 
-def snapshot_files(root: Path, paths: Iterable[Path]) -> Snapshot:
-    """Name, size and time of files, to see later whether one of them has changed."""
-    found = []
-    for path in paths:
-        facts = path.stat()
-        found.append([path.relative_to(root).as_posix(), facts.st_size, facts.st_mtime_ns])
-    return found
+def _to_bytes(index: Index, snapshot: Snapshot) -> bytes:
+    """The index as a file."""
+    stored: dict[str, NDArray[Any] | None] = {  # the names on disk, which never change
+        "files.letters": index.files.data,
+        "files.ends": index.files.ends,
+        "names.letters": index.names.data if index.names else None,
+        "names.ends": index.names.ends if index.names else None,
+        "file_of": index.file_numbers,
+        "offsets": index.offsets,
+        "sizes": index.sizes,
+        "labels": index.labels,
+        "boxes": index.boxes,
+    }
+    arrays = {name: array for name, array in stored.items() if array is not None}
+    header = {
+        "format": _FORMAT,
+        "classes": index.classes,
+        "stamp": snapshot,
+        "sha256": index.hash_entries(),
+        "arrays": {name: [a.dtype.str, list(a.shape)] for name, a in arrays.items()},
+    }
+    text = json.dumps(header).encode(errors="surrogateescape")
+    out = bytearray(_MAGIC + len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        out += bytes(-len(out) % _ALIGN)
+        out += np.ascontiguousarray(array).data
+    return bytes(out)
+
+
+def _load_index(path: Path, snapshot: Snapshot) -> Index | None:
+    """The index in a file, mapped; None where there is none, or none that fits the snapshot."""
+    try:
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        return None
+    end = 16 + int.from_bytes(content[8:16], "little")
+    if content[:8] != _MAGIC or end > len(content):
+        return None
+    header = json.loads(content[16:end])
+    if header["format"] != _FORMAT or header["stamp"] != snapshot:
+        return None
+    arrays = {}
+    for name, (dtype, shape) in header["arrays"].items():
+        begin = end + -end % _ALIGN
+        count = int(np.prod(shape))
+        end = begin + count * np.dtype(dtype).itemsize
+        if end > len(content):
+            return None  # cut short
+        arrays[name] = np.frombuffer(content, dtype, count, begin).reshape(shape)
+    has_names = "names.ends" in arrays
+    return Index(
+        classes=tuple(header["classes"]),
+        files=StringArray(arrays["files.letters"], arrays["files.ends"]),
+        names=StringArray(arrays["names.letters"], arrays["names.ends"]) if has_names else None,
+        file_numbers=arrays["file_of"],
+        offsets=arrays["offsets"],
+        sizes=arrays["sizes"],
+        labels=arrays["labels"],
+        boxes=arrays.get("boxes"),
+        sha256=header["sha256"],
+    )
+
+
+class IndexedSource:
+    """Random access to images by an index: whole files, or pieces of larger ones.
+
+    first_label: the number that the files give the first class, to speak of labels as they do.
+    """
+
+    def __init__(self, root: Path, index: Index, *, first_label: int = 0):
+        self.root, self.index, self.first_label = root, index, first_label
+        self.labels, self.classes = index.labels, index.classes
+        self._open_files: OrderedDict[int, int] = OrderedDict()  # descriptors by file number
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The image as RGB; raises BadImage when it cannot be read or decoded."""
+        return decode(self.encoded(index), self.name(index))
+
+    def image(self, index: int) -> Image:
+        """The image, to be decoded as far as it is needed; raises BadImage."""
+        return EncodedImage(self.encoded(index), self.name(index))
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the image's file, or of its piece of one."""
+        file, size = int(self.index.file_numbers[index]), int(self.index.sizes[index])
+        try:
+            if self.index.names is None:
+                return (self.root / self.index.files[file]).read_bytes()
+            if size < 0:
+                raise self.known_bad(index)
+            with self._lock:  # another thread may close what this one is about to read
+                data = os.pread(self._descriptor(file), size, int(self.index.offsets[index]))
+        except OSError as cause:
+            raise BadImage(self.name(index), cause.strerror or str(cause)) from None
+        if len(data) < size:
+            raise BadImage(self.name(index), "the file ends before the image does")
+        return data
+
+    def fault(self, index: int) -> int:
+        """What the index knows to be wrong with an image, BAD_CHECKSUM say; 0 for nothing."""
+        return 0 if self.index.names is None else min(0, int(self.index.sizes[index]))
+
+    def known_bad(self, index: int) -> BadImage:
+        """The error to raise for an image that the index knows to be bad."""
+        why = _FAULT_REASONS[self.fault(index)].format(
+            label=int(self.labels[index]) + self.first_label,
+            classes=len(self.classes),
+            first=self.first_label,
+        )
+        return BadImage(self.name(index), why)
+
+    def prefetch(self, indices: list[int]) -> None:
+        """Ask the system to read images ahead, where they are pieces of larger files."""
+        if self.index.names is None or not hasattr(os, "posix_fadvise"):
+            return
+        for index in indices:
+            with suppress(OSError), self._lock:  # raised when it is read
+                offset, size = int(self.index.offsets[index]), int(self.index.sizes[index])
+                descriptor = self._descriptor(int(self.index.file_numbers[index]))
+                os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def _descriptor(self, file: int) -> int:
+        """An open file that holds many images; the one unused longest is closed for it."""
+        if file not in self._open_files:
+            if len(self._open_files) == _MAX_OPEN_FILES:
+                os.close(self._open_files.popitem(last=False)[1])
+            self._open_files[file] = os.open(self.root / self.index.files[file], os.O_RDONLY)
+        self._open_files.move_to_end(file)
+        return self._open_files[file]
+
+    def name(self, index: int) -> str:
+        """What a person can find the image by."""
+        return self.index.name(index)
+
+    def box(self, index: int) -> Box | None:
+        """The part of the image that holds its object."""
+        if self.index.boxes is None or np.isnan(self.index.boxes[index, 0]):
+            return None
+        left, top, right, bottom = map(float, self.index.boxes[index])
+        return left, top, right, bottom
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Counts, and a hash that changes when an image comes, goes or changes its size."""
+        return self.index.fingerprint()
+
+    def __del__(self) -> None:
+        for descriptor in self._open_files.values():
+            os.close(descriptor)

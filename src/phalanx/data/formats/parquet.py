@@ -14,25 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.index import Index, pack_strings
-from phalanx.data.formats.indexed_source import NO_LABEL, WRONG_LABEL, IndexedSource
+from phalanx.data.formats.index import NO_LABEL, WRONG_LABEL, Index, IndexedSource, pack_strings
 from phalanx.data.formats.shards import (
     MAX_CLASSES,
     SHARD_SPLITS,
     ShardFiles,
+    ShardFormat,
     ShardScan,
-    assign_train_classes,
-    open_shards,
     refuse_unusable,
 )
 from phalanx.errors import DataError
 
-_WORDS = {"train": SHARD_SPLITS["train"], "valid": (*SHARD_SPLITS["valid"], "test")}
+_SPLITS = {"train": SHARD_SPLITS["train"], "valid": (*SHARD_SPLITS["valid"], "test")}
 _SHARD_FILES = ShardFiles(
-    r"-of-(?P<total>\d+)(?:-[0-9a-f]+)?\.parquet", words=_WORDS, folders=("", "data", "default")
+    r"-of-(?P<total>\d+)(?:-[0-9a-f]+)?\.parquet", splits=_SPLITS, folders=("", "data", "default")
 )
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "bytes")  # where several could be meant
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "cls")
@@ -40,7 +37,7 @@ _GROUPS_KEPT, _BYTES_KEPT = 4, 256 * 2**20  # of decoded row groups, by one proc
 _ARROW_ERRORS = (OSError, ValueError, NotImplementedError)
 
 
-def _load_pyarrow() -> Any:
+def _import_pyarrow() -> Any:
     """The module that reads parquet; raises DataError with the way to get it."""
     # Arrow's own allocator keeps what row groups leave behind, and grows for many epochs
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
@@ -55,14 +52,71 @@ def _load_pyarrow() -> Any:
 
 def has_parquet_files(root: Path) -> bool:
     """Whether parquet files of a split lie in the folder."""
-    return _SHARD_FILES.looks_like(root) or any(find_files(root, split) for split in _WORDS)
+    return _SHARD_FILES.exist_in(root) or any(find_files(root, split) for split in _SPLITS)
 
 
 def find_files(root: Path, split: str) -> list[Path]:
     """The files of a split: numbered ones, else all that lie in a folder called as the split."""
     numbered = _SHARD_FILES.find(root, split)
-    folders = [root / word for word in _WORDS[split]]
+    folders = [root / name for name in _SPLITS[split]]
     return numbered or next((files for f in folders if (files := sorted(f.glob("*.parquet")))), [])
+
+
+class _ParquetFile:
+    """One file: which columns hold images and labels, and its row groups."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.file = _import_pyarrow().parquet.ParquetFile(path)
+        self.schema = self.file.schema_arrow
+        metadata = self.file.metadata
+        rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self.group_starts = np.cumsum([0, *rows])
+
+    def locate_row(self, row: int) -> tuple[int, int]:
+        """The row group of a row, and its place there."""
+        group = int(np.searchsorted(self.group_starts, row, side="right")) - 1
+        if group >= len(self.group_starts) - 1:
+            raise ValueError("the file has fewer rows than when its index was made")
+        return group, row - int(self.group_starts[group])
+
+    def read_group(self, group: int) -> Any:
+        """The encoded images of one row group."""
+        column = self.find_image_column()
+        return self.file.read_row_group(group, [column], use_threads=False).flatten().column(0)
+
+    def find_image_column(self) -> str:
+        """The column with the bytes of images: a struct's "bytes", or one of plain binary."""
+        types = _import_pyarrow().types
+        found = {}
+        for field in self.schema:
+            if types.is_binary(field.type) or types.is_large_binary(field.type):
+                found[field.name] = field.name
+            elif types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
+                found[field.name] = f"{field.name}.bytes"
+        return found[self._choose_column("an image", list(found), _IMAGE_COLUMNS)]
+
+    def find_label_column(self) -> str:
+        """The column with the number of the class."""
+        types = _import_pyarrow().types
+        found = [field.name for field in self.schema if types.is_integer(field.type)]
+        return self._choose_column("a label", found, _LABEL_COLUMNS)
+
+    def _choose_column(self, what: str, found: list[str], usual: tuple[str, ...]) -> str:
+        known = [name for name in usual if name in found]
+        if known or len(found) == 1:
+            return (known or found)[0]
+        has = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
+        raise DataError(f"{self.path}: cannot tell {what} column among {has}; call it {usual[0]!r}")
+
+    def read_class_names(self) -> dict[int, str]:
+        """The names of classes in the metadata that Hugging Face adds."""
+        try:
+            metadata = json.loads((self.schema.metadata or {})[b"huggingface"])
+            names = metadata["info"]["features"][self.find_label_column()]["names"]
+        except (KeyError, TypeError, ValueError):
+            return {}
+        return {label: str(name) for label, name in enumerate(names)}
 
 
 class _ParquetSource(IndexedSource):
@@ -70,157 +124,83 @@ class _ParquetSource(IndexedSource):
 
     def __init__(self, root: Path, index: Index):
         super().__init__(root, index)
-        self._files: dict[int, _ParquetImages] = {}
+        self._files: dict[int, _ParquetFile] = {}
         self._groups: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file, as they were put into the row."""
-        file, row = int(self.index.file_of[index]), int(self.index.offsets[index])
+        number, row = int(self.index.file_numbers[index]), int(self.index.offsets[index])
         if self.index.sizes[index] < 0:
             raise self.known_bad(index)
         try:
-            images = self._file(file)
-            group, place = images.locate(row)
-            value = self._group(file, group)[place].as_py()
+            if number not in self._files:
+                self._files[number] = _ParquetFile(self.root / self.index.files[number])
+            group, row_in_group = self._files[number].locate_row(row)
+            value = self._read_group(number, group)[row_in_group].as_py()
         except _ARROW_ERRORS as cause:
             raise BadImage(self.name(index), str(cause)) from None
         if value is None:
             raise BadImage(self.name(index), "the row holds no image, at most the path of one")
         return bytes(value)
 
-    def _file(self, file: int) -> "_ParquetImages":
-        if file not in self._files:
-            self._files[file] = _ParquetImages(self.root / self.index.files[file])
-        return self._files[file]
-
-    def _group(self, file: int, group: int) -> Any:
+    def _read_group(self, number: int, group: int) -> Any:
         """The decoded images of one row group; those unused longest make room."""
-        key = file, group
+        key = number, group
         if key not in self._groups:
-            self._groups[key] = self._file(file).read_group(group)
+            self._groups[key] = self._files[number].read_group(group)
         self._groups.move_to_end(key)
-        while len(self._groups) > _GROUPS_KEPT or (len(self._groups) > 1 and self._is_full()):
+        while len(self._groups) > 1 and (
+            len(self._groups) > _GROUPS_KEPT
+            or sum(kept.nbytes for kept in self._groups.values()) > _BYTES_KEPT
+        ):
             self._groups.popitem(last=False)
         return self._groups[key]
 
-    def _is_full(self) -> bool:
-        return sum(group.nbytes for group in self._groups.values()) > _BYTES_KEPT
-
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over labels and the names and sizes of the files."""
-        found = self.index.fingerprint()
-        digest = hashlib.sha256(found["sha256"].encode())
+        fingerprint = self.index.fingerprint()
+        digest = hashlib.sha256(fingerprint["sha256"].encode())
         for number in range(len(self.index.files)):
             size = -1  # a file that is gone is told when it is read
             with suppress(OSError):
                 size = (self.root / self.index.files[number]).stat().st_size
             digest.update(f"{size}\n".encode())
-        return {**found, "sha256": digest.hexdigest()}
-
-
-class _ParquetImages:
-    """One file: which columns hold images and labels, and its row groups."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.file = _load_pyarrow().parquet.ParquetFile(path)
-        self.schema = self.file.schema_arrow
-        facts = self.file.metadata
-        groups = range(facts.num_row_groups)
-        self.starts = np.cumsum([0, *(facts.row_group(group).num_rows for group in groups)])
-
-    def locate(self, row: int) -> tuple[int, int]:
-        """The row group of a row, and its place there."""
-        group = int(np.searchsorted(self.starts, row, side="right")) - 1
-        if group >= len(self.starts) - 1:
-            raise ValueError("the file has fewer rows than when its index was made")
-        return group, row - int(self.starts[group])
-
-    def read_group(self, group: int) -> Any:
-        """The encoded images of one row group."""
-        column = self.image_column()
-        return self.file.read_row_group(group, [column], use_threads=False).flatten().column(0)
-
-    def image_column(self) -> str:
-        """The column with the bytes of images: a struct's "bytes", or one of plain binary."""
-        types = _load_pyarrow().types
-        found = {}
-        for field in self.schema:
-            plain = types.is_binary(field.type) or types.is_large_binary(field.type)
-            nested = types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0
-            if plain or nested:
-                found[field.name] = f"{field.name}.bytes" if nested else field.name
-        return found[self._choose("an image", list(found), _IMAGE_COLUMNS)]
-
-    def label_column(self) -> str:
-        """The column with the number of the class."""
-        types = _load_pyarrow().types
-        found = [field.name for field in self.schema if types.is_integer(field.type)]
-        return self._choose("a label", found, _LABEL_COLUMNS)
-
-    def _choose(self, what: str, found: list[str], usual: tuple[str, ...]) -> str:
-        known = [name for name in usual if name in found]
-        if known or len(found) == 1:
-            return (known or found)[0]
-        has = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
-        raise DataError(f"{self.path}: cannot tell {what} column among {has}; call it {usual[0]!r}")
-
-    def titles(self) -> dict[int, str]:
-        """The names of classes in the metadata that Hugging Face adds."""
-        try:
-            facts = json.loads((self.schema.metadata or {})[b"huggingface"])
-            names = facts["info"]["features"][self.label_column()]["names"]
-        except (KeyError, TypeError, ValueError):
-            return {}
-        return {label: str(name) for label, name in enumerate(names)}
-
-
-def _scan_file(path: Path) -> ShardScan:
-    """The rows of one file; in its index an offset is a row, and the image's size is not known."""
-    try:
-        images = _ParquetImages(path)
-        table = images.file.read([images.label_column()], use_threads=False)
-    except _ARROW_ERRORS as cause:
-        raise DataError(f"{path}: cannot be read as parquet ({cause}); fetch it again") from None
-    images.image_column()  # told now when there is none
-    titles = images.titles()
-    labels, sizes = _read_labels(table.column(0), len(titles) or MAX_CLASSES)
-    rows = np.arange(len(labels), dtype=np.int64)
-    return ShardScan(
-        names=pack_strings(map(str, range(len(labels)))),
-        offsets=rows,
-        sizes=sizes,
-        labels=labels,
-        boxes=np.full((len(rows), 4), np.nan, np.float32),
-        titles=titles,
-    )
-
-
-def _read_labels(column: Any, classes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The label of each row, and its size in the index: 0, or what is wrong with the label."""
-    labels = column.fill_null(0).to_numpy().astype(np.int64)
-    missing = column.is_null().to_numpy()
-    labels[missing] = -1
-    sizes = np.where((labels < 0) | (labels >= classes), WRONG_LABEL, 0)
-    return labels, np.where(missing, NO_LABEL, sizes)
+        return {**fingerprint, "sha256": digest.hexdigest()}
 
 
 def open_parquet(root: Path, split: str) -> _ParquetSource:
     """One split of a set of parquet files."""
-    index = _open_split(root, split)
+    index = _FORMAT.open_index(root, split)
     if index is None:
         raise DataError(
-            f"{root}: no {_WORDS[split][0]}-00000-of-00001.parquet here or in data/, and no "
-            f"parquet files in {_WORDS[split][0]}/; point --data-dir at the folder that holds them"
+            f"{root}: no {_SPLITS[split][0]}-00000-of-00001.parquet here or in data/, and no "
+            f"parquet files in {_SPLITS[split][0]}/; point --data-dir at the folder that holds them"
         )
-    train = _open_split(root, "train") if split == "valid" else None
-    if train is not None:
-        index = assign_train_classes(index, train, where=root)
-    source = _ParquetSource(root, index)
+    source = _ParquetSource(root, _FORMAT.assign_classes(index, root, split))
     refuse_unusable(source)
     return source
 
 
-def _open_split(root: Path, split: str) -> Index | None:
-    paths = find_files(root, split)
-    return open_shards(root, split, key="parquet", paths=paths, scan=_scan_file) if paths else None
+def _scan_file(path: Path) -> ShardScan:
+    """The rows of one file; in its index an offset is a row, and a good image's size is 0."""
+    try:
+        file = _ParquetFile(path)
+        column = file.file.read([file.find_label_column()], use_threads=False).column(0)
+    except _ARROW_ERRORS as cause:
+        raise DataError(f"{path}: cannot be read as parquet ({cause}); fetch it again") from None
+    file.find_image_column()  # raises now when there is none
+    class_names = file.read_class_names()
+    missing = column.is_null().to_numpy()
+    labels = np.where(missing, -1, column.fill_null(0).to_numpy().astype(np.int64))
+    wrong = (labels < 0) | (labels >= (len(class_names) or MAX_CLASSES))
+    return ShardScan(
+        names=pack_strings(map(str, range(len(labels)))),
+        offsets=np.arange(len(labels), dtype=np.int64),
+        sizes=np.where(missing, NO_LABEL, np.where(wrong, WRONG_LABEL, 0)),
+        labels=labels,
+        boxes=np.full((len(labels), 4), np.nan, np.float32),
+        class_names=class_names,
+    )
+
+
+_FORMAT = ShardFormat(key="parquet", find=find_files, scan=_scan_file)

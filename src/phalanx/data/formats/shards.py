@@ -1,11 +1,7 @@
 """Data spread over numbered files: finding all of them, and scanning them on all cores."""
 
-import multiprocessing
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,13 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.index import (
+    WRONG_LABEL,
+    Box,
     Index,
+    IndexedSource,
     StringArray,
+    join_strings,
     load_or_build_index,
     pack_strings,
+    read_errors,
     snapshot_files,
 )
-from phalanx.data.formats.indexed_source import WRONG_LABEL, IndexedSource
+from phalanx.data.process_pool import ProcessPool, WorkerKilled
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
 
@@ -27,65 +28,48 @@ SHARD_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "val")}
 SHARD_PREFIX = {"train": "train", "valid": "validation"}  # what our own shards are called
 MAX_CLASSES = 1_000_000  # a label above is no class number but a misread file
 _SMALL_SCAN = 2**30  # bytes one process reads before another one would have started
-_SHOWN = 5
+_MISSING_SHOWN = 5
+_NO_BOX = (np.nan,) * 4
+
+
+# --- finding files ---
 
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """How the files of one format are named after the split and the number."""
+    """How the files of one format are named: the split, a number and a tail."""
 
     tail: str  # a pattern with a group "total" for the number of files where the name tells it
-    words: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(SHARD_SPLITS))
+    splits: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(SHARD_SPLITS))
     folders: tuple[str, ...] = ("",)  # where to look besides a folder called as the split
 
-    def pattern(self, words: Sequence[str]) -> re.Pattern[str]:
-        """What the names of a split look like."""
-        split = "|".join(words)
-        return re.compile(rf"(?:.+[-_.])?(?:{split})-(?P<number>\d+){self.tail}")
-
-    def places(self, root: Path, words: Sequence[str]) -> list[Path]:
-        """The folders the files of a split may lie in."""
-        found = [root / name for name in (*self.folders, *words)]
-        return [folder for folder in found if folder.is_dir()]
-
-    def looks_like(self, root: Path) -> bool:
-        """Whether a file of this family lies in the folder."""
-        words = [word for split in self.words.values() for word in split]
-        pattern = self.pattern(words)
-        return any(
-            pattern.fullmatch(path.name)
-            for folder in self.places(root, words)
-            for path in _entries(folder)
-        )
+    def exist_in(self, root: Path) -> bool:
+        """Whether a file of this format lies in the folder."""
+        names = [name for names in self.splits.values() for name in names]
+        return any(self._match(folder, names) for folder in self._find_folders(root, names))
 
     def find(self, root: Path, split: str) -> list[Path]:
         """The files of a split in the order of their numbers; none where it has none."""
-        for word in self.words[split]:
-            pattern = self.pattern([word])
-            for folder in self.places(root, [word]):
-                matches = [m for path in _entries(folder) if (m := pattern.fullmatch(path.name))]
+        for name in self.splits[split]:
+            for folder in self._find_folders(root, [name]):
+                matches = self._match(folder, [name])
                 if matches:
-                    return [folder / name for name in _in_order(folder, matches)]
+                    return [folder / file for file in _sort_by_number(folder, matches)]
         return []
 
+    def _find_folders(self, root: Path, names: Sequence[str]) -> list[Path]:
+        """The folders the files of a split may lie in."""
+        folders = [root / name for name in (*self.folders, *names)]
+        return [folder for folder in folders if folder.is_dir()]
 
-def _entries(folder: Path) -> list[Path]:
-    with _readable(folder):
-        return list(folder.iterdir())
-
-
-@contextmanager
-def _readable(place: Path) -> Iterator[None]:
-    """A block whose system errors become a DataError that names the file."""
-    try:
-        yield
-    except OSError as cause:
-        why = cause.strerror or str(cause)
-        where = cause.filename or place
-        raise DataError(f"{where}: cannot be read ({why}); mend its rights or fetch it") from cause
+    def _match(self, folder: Path, names: Sequence[str]) -> list[re.Match[str]]:
+        """The files of a split that lie in a folder."""
+        pattern = re.compile(rf"(?:.+[-_.])?(?:{'|'.join(names)})-(?P<number>\d+){self.tail}")
+        with read_errors(folder, "mend its rights or fetch it"):
+            return [m for path in folder.iterdir() if (m := pattern.fullmatch(path.name))]
 
 
-def _in_order(folder: Path, matches: list[re.Match[str]]) -> list[str]:
+def _sort_by_number(folder: Path, matches: list[re.Match[str]]) -> list[str]:
     """The names by number; a gap or a second set among them is refused."""
     by_number = {int(match["number"]): match[0] for match in matches}
     totals = {match["total"] for match in matches}
@@ -95,25 +79,53 @@ def _in_order(folder: Path, matches: list[re.Match[str]]) -> list[str]:
             f"{folder}: shards of several sets lie side by side ({names[0]}, {names[-1]}); keep "
             "each set in a folder of its own"
         )
-    first = 0 if next(iter(totals)) else min(1, *by_number)  # without a total: from 0 or 1
-    end = int(next(iter(totals)) or max(by_number) + 1)
+    total = totals.pop()
+    first = 0 if total else min(1, *by_number)  # without a total: from 0 or 1
+    end = int(total or max(by_number) + 1)
     missing = [number for number in range(first, end) if number not in by_number]
-    if missing or max(by_number) >= end:
+    if missing:
         raise DataError(_describe_missing(folder, matches[0], missing, end - first))
+    if max(by_number) >= end:
+        raise DataError(
+            f"{folder}: has shards numbered above their total, such as {matches[0][0]}; remove them"
+        )
     return [by_number[number] for number in sorted(by_number)]
 
 
 def _describe_missing(
     folder: Path, example: re.Match[str], missing: list[int], expected: int
 ) -> str:
-    if not missing:
-        return f"{folder}: has shards numbered above their total, such as {example[0]}; remove them"
     begin, end = example.span("number")
-    names = [f"{example[0][:begin]}{n:0{end - begin}}{example[0][end:]}" for n in missing[:_SHOWN]]
-    more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
+    before, after = example[0][:begin], example[0][end:]
+    names = [f"{before}{number:0{end - begin}}{after}" for number in missing[:_MISSING_SHOWN]]
+    unnamed = len(missing) - len(names)
+    more = f" and {unnamed:,} more" if unnamed else ""
     return (
         f"{folder}: {', '.join(names)}{more} missing of {expected:,} shards; fetch what is missing"
     )
+
+
+def read_class_names(path: Path) -> tuple[str, ...] | None:
+    """The class names of a file, one a line; None where there is no such file."""
+    with read_errors(path, "mend its rights"):
+        if not path.exists():
+            return None
+        text = path.read_bytes().decode(errors="surrogateescape")
+    return tuple(line.rstrip("\r") for line in text.split("\n") if line.strip())
+
+
+# --- scanning them ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScannedImage:
+    """One image met while scanning."""
+
+    name: str
+    offset: int
+    size: int  # or what is wrong with it, WRONG_LABEL say
+    label: int
+    box: Box | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,92 +137,94 @@ class ShardScan:
     sizes: NDArray[np.int64]
     labels: NDArray[np.int64]
     boxes: NDArray[np.float32]  # [N, 4]; nan: none
-    titles: dict[int, str] = field(default_factory=dict)  # the name of a class, where files tell
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScannedImage:
-    """One image met while scanning."""
-
-    name: str
-    offset: int
-    size: int
-    label: int
-    box: Sequence[float] | None = None
+    class_names: dict[int, str] = field(default_factory=dict)  # by label, where files tell them
 
 
 class UnreadableShard(Exception):
-    """A shard cannot be read on from a byte; `fault` is a key of indexed_source.REASONS."""
+    """A shard cannot be read on from a byte; `fault` is TRUNCATED_SHARD or DAMAGED_SHARD."""
 
     def __init__(self, byte: int, fault: int):
         super().__init__(byte, fault)
         self.byte, self.fault = byte, fault
 
-
-def lost_rest(cut: UnreadableShard) -> ScannedImage:
-    """One entry for all that a shard has lost, named by the byte where that begins."""
-    return ScannedImage(
-        name=f" from byte {cut.byte:,} on", offset=cut.byte, size=cut.fault, label=-1
-    )
+    def to_image(self) -> ScannedImage:
+        """One entry for all that is lost, named by the byte where that begins."""
+        name = f" from byte {self.byte:,} on"
+        return ScannedImage(name=name, offset=self.byte, size=self.fault, label=-1)
 
 
-def size_or_fault(size: int, label: int) -> int:
-    """The size of an image, or a fault in its place where no class can have the label."""
-    return size if 0 <= label < MAX_CLASSES else WRONG_LABEL
-
-
-def pack_scan(images: Sequence[ScannedImage], titles: dict[int, str] | None = None) -> ShardScan:
-    """The images of one file as arrays."""
-    none = (np.nan,) * 4
+def pack_scan(images: Sequence[ScannedImage], class_names: dict[int, str]) -> ShardScan:
+    """The images of one file as arrays; those with a label that no class can have are bad."""
+    sizes = np.array([image.size for image in images], np.int64)
+    labels = np.array([image.label for image in images], np.int64)
+    impossible = (labels < 0) | (labels >= MAX_CLASSES)
     return ShardScan(
         names=pack_strings(image.name for image in images),
         offsets=np.array([image.offset for image in images], np.int64),
-        sizes=np.array([image.size for image in images], np.int64),
-        labels=np.array([image.label for image in images], np.int64),
-        boxes=np.array([image.box or none for image in images], np.float32).reshape(-1, 4),
-        titles=titles or {},
+        sizes=np.where(impossible & (sizes >= 0), WRONG_LABEL, sizes),
+        labels=labels,
+        boxes=np.array([image.box or _NO_BOX for image in images], np.float32).reshape(-1, 4),
+        class_names=class_names,
     )
 
 
 def scan_shards(scan: Callable[[Path], ShardScan], paths: Sequence[Path]) -> list[ShardScan]:
     """A scan of each file, in order; large sets are shared among all cores."""
-    processes = min(count_cores(), len(paths))
-    if processes < 2 or sum(path.stat().st_size for path in paths) < _SMALL_SCAN:
-        return [scan(path) for path in paths]
+    is_small = sum(path.stat().st_size for path in paths) < _SMALL_SCAN
     try:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, spawn) as pool:
+        with ProcessPool(1 if is_small else min(count_cores(), len(paths))) as pool:
             return list(pool.map(scan, paths))
-    except BrokenProcessPool:  # a script without a main guard cannot start processes
+    except WorkerKilled:  # a script without a main guard cannot start processes
         return [scan(path) for path in paths]
 
 
-def open_shards(
-    root: Path, split: str, *, key: str, paths: Sequence[Path], scan: Callable[[Path], ShardScan]
-) -> Index:
-    """The index of a split, with class names as its own files tell them."""
-    with _readable(root):
-        return load_or_build_index(
-            root,
-            f"{key}-{split}",
-            stamp=snapshot_files(root, paths),
-            build=lambda: _join_scans(root, paths, scan_shards(scan, paths)),
-        )
+@dataclass(frozen=True, kw_only=True)
+class ShardFormat:
+    """A format of many files: how those of a split are found, and how one is scanned."""
+
+    key: str  # the index of a split is kept under this name
+    find: Callable[[Path, str], list[Path]]  # (root, split)
+    scan: Callable[[Path], ShardScan]
+
+    def open_index(self, root: Path, split: str) -> Index | None:
+        """The index of a split, with class names as its own files tell them; None without files."""
+        paths = self.find(root, split)
+        if not paths:
+            return None
+        with read_errors(root, "mend its rights or fetch it"):
+            return load_or_build_index(
+                root,
+                f"{self.key}-{split}",
+                snapshot=snapshot_files(root, paths),
+                build=lambda: _join_scans(root, paths, scan_shards(self.scan, paths)),
+            )
+
+    def assign_classes(
+        self, index: Index, root: Path, split: str, listed: tuple[str, ...] | None = None
+    ) -> Index:
+        """The index with the classes of a list, else with those of training."""
+        if listed is not None:
+            return _assign_listed(index, listed)
+        train = self.open_index(root, "train") if split == "valid" else None
+        return index if train is None else _assign_trained(index, train, where=root)
 
 
 def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[ShardScan]) -> Index:
     """One index over all files of a split."""
-    counts = [len(scan.labels) for scan in scans]
     boxes = np.concatenate([scan.boxes for scan in scans])
     labels = np.concatenate([scan.labels for scan in scans])
     sizes = np.concatenate([scan.sizes for scan in scans])
     if not len(labels):
         raise DataError(f"{paths[0]}: has no images; fetch or build the data again")
+    class_names = _join_class_names(paths, scans)
+    classes = 1 + int(labels.max(where=sizes >= 0, initial=-1))  # of images that can be used
     return Index(
-        classes=_name_classes(1 + _top_label(labels, sizes), _join_titles(paths, scans)),
+        classes=tuple(class_names.get(label, _default_name(label)) for label in range(classes)),
         files=pack_strings(path.relative_to(root).as_posix() for path in paths),
-        names=_join_texts([scan.names for scan in scans]),
-        file_of=np.repeat(np.arange(len(paths), dtype=np.int32), counts),
+        names=join_strings([scan.names for scan in scans]),
+        file_numbers=np.repeat(
+            np.arange(len(paths), dtype=np.int32), [len(scan.labels) for scan in scans]
+        ),
         offsets=np.concatenate([scan.offsets for scan in scans]),
         sizes=sizes,
         labels=labels,
@@ -218,60 +232,41 @@ def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[ShardScan]) -
     )
 
 
-def _top_label(labels: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
-    """The highest label of an image that can be used; -1 where none can."""
-    return int(labels.max(where=sizes >= 0, initial=-1))
-
-
-def _join_titles(paths: Sequence[Path], scans: Sequence[ShardScan]) -> dict[int, str]:
+def _join_class_names(paths: Sequence[Path], scans: Sequence[ShardScan]) -> dict[int, str]:
     """The name of each class; raises DataError when two files name one differently."""
-    titles: dict[int, str] = {}
+    known: dict[int, str] = {}
     for path, scan in zip(paths, scans, strict=True):
-        for label, title in scan.titles.items():
-            if titles.setdefault(label, title) != title:
+        for label, name in scan.class_names.items():
+            if known.setdefault(label, name) != name:
                 raise DataError(
-                    f"{path}: calls class {label} {title!r}, an earlier file {titles[label]!r}; "
+                    f"{path}: calls class {label} {name!r}, an earlier file {known[label]!r}; "
                     "these shards are not of one set"
                 )
-    return titles
+    return known
 
 
-def _name_classes(count: int, titles: dict[int, str]) -> tuple[str, ...]:
-    """A name for each class, made up where none was told."""
-    return tuple(titles.get(label, _made_up(label)) for label in range(count))
-
-
-def _made_up(label: int) -> str:
+def _default_name(label: int) -> str:
     return f"class{label:04d}"
 
 
-def _join_texts(parts: Sequence[StringArray]) -> StringArray:
-    """The words of all parts, one after the other."""
-    shifts = np.cumsum([0, *(len(part.letters) for part in parts)])
-    ends = [part.ends + shift for part, shift in zip(parts, shifts, strict=False)]
-    return StringArray(np.concatenate([part.letters for part in parts]), np.concatenate(ends))
-
-
-def assign_classes(index: Index, names: tuple[str, ...]) -> Index:
+def _assign_listed(index: Index, names: tuple[str, ...]) -> Index:
     """The index with these class names, where images of any other class are set aside."""
-    beyond = index.labels >= len(names)
-    sizes = index.sizes
-    if beyond.any():
-        sizes = np.where(beyond & (sizes >= 0), WRONG_LABEL, sizes)
+    unlisted = (index.labels >= len(names)) & (index.sizes >= 0)
+    sizes = np.where(unlisted, WRONG_LABEL, index.sizes) if unlisted.any() else index.sizes
     return replace(index, classes=names, sizes=sizes)
 
 
-def assign_train_classes(index: Index, train: Index, *, where: Path) -> Index:
+def _assign_trained(index: Index, train: Index, *, where: Path) -> Index:
     """The index with the class names of training; raises DataError when they contradict."""
     for label in map(int, np.unique(index.labels[index.sizes >= 0])):
-        told = train.classes[label] if label < len(train.classes) else "nothing"
-        unknown = told == "nothing" and index.classes[label] == _made_up(label)
-        if index.classes[label] != told and not unknown:
+        own, is_trained = index.classes[label], label < len(train.classes)
+        trained = train.classes[label] if is_trained else "nothing"
+        if own != (trained if is_trained else _default_name(label)):
             raise DataError(
-                f"{where}: class {label} is {index.classes[label]!r} here and {told!r} in "
-                "training; the two splits are not of one set"
+                f"{where}: class {label} is {own!r} here and {trained!r} in training; the two "
+                "splits are not of one set"
             )
-    return assign_classes(index, train.classes)
+    return _assign_listed(index, train.classes)
 
 
 def refuse_unusable(source: IndexedSource) -> None:
@@ -281,23 +276,3 @@ def refuse_unusable(source: IndexedSource) -> None:
             f"{source.root}: of this split's images ({len(source):,}) none can be used, the first "
             f"is:\n{source.known_bad(0)}"
         )
-
-
-def enclosing_box(boxes: Iterable[Sequence[float]]) -> tuple[float, float, float, float] | None:
-    """The smallest box around all; None around none."""
-    columns = list(zip(*boxes, strict=True))
-    if not columns:
-        return None
-    left, top, right, bottom = columns
-    return min(left), min(top), max(right), max(bottom)
-
-
-def read_class_names(path: Path) -> tuple[str, ...] | None:
-    """The class names of a file, one a line; None where there is no such file."""
-    try:
-        text = path.read_bytes().decode(errors="surrogateescape")
-    except FileNotFoundError:
-        return None
-    except OSError as cause:
-        raise DataError(f"{path}: cannot be read ({cause.strerror}); mend its rights") from None
-    return tuple(line.rstrip("\r") for line in text.split("\n") if line.strip())

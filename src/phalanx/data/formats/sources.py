@@ -1,6 +1,8 @@
-"""Where images come from: one table from a dataset's name to what opens it."""
+"""Where images come from: the formats that data can lie in, and what opens each."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -8,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.catalog.datasets import DATASETS
+from phalanx.data.formats import cifar, folder, idx, imagenet, packed, parquet, tfrecord, webdataset
 from phalanx.data.formats.arrays import open_embedded
-from phalanx.data.formats.detect import DATA_FORMATS
-from phalanx.data.formats.folder import open_with_val_split
 from phalanx.data.formats.generated import GeneratedSpec, open_generated
 from phalanx.errors import ConfigError, DataError, suggest
 
@@ -40,7 +41,106 @@ class Source(Protocol):
         """Counts and a hash that change when the data does."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _DataFormat:
+    """A format that data can lie in."""
+
+    files: str  # what lies in the folder
+    how_to_get: str
+    is_in: Callable[[Path], bool]  # whether it lies in a folder
+    open: Callable[[Path, str], Source] | None = None  # None: to be built into another one first
+
+
+DATA_FORMATS: dict[str, _DataFormat] = {
+    "folder": _DataFormat(
+        files="train/CLASS/ and val/CLASS/ with .jpg or .png files",
+        how_to_get="your own images; phalanx data build --to folder",
+        is_in=folder.has_class_folders,
+        open=folder.open_folder,
+    ),
+    "imagenet": _DataFormat(
+        files="train/SYNSET/ and val/SYNSET/, with imagenet_2012_bounding_boxes.csv or without",
+        how_to_get="image-net.org, or phalanx data build --to folder",
+        is_in=imagenet.has_imagenet_folders,
+        open=imagenet.open_imagenet,
+    ),
+    "imagenet-official": _DataFormat(
+        files="ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and the development kit",
+        how_to_get="image-net.org; convert with phalanx data build",
+        is_in=imagenet.has_official_archives,
+    ),
+    "imagenet-kaggle": _DataFormat(
+        files="ILSVRC/Data/CLS-LOC/ with LOC_*_solution.csv beside it",
+        how_to_get="kaggle.com; convert with phalanx data build",
+        is_in=imagenet.has_kaggle_folder,
+    ),
+    "tfrecord": _DataFormat(
+        files="train-00000-of-01024 and validation-00000-of-00128",
+        how_to_get="phalanx data build --to tfrecord",
+        is_in=tfrecord.SHARD_FILES.exist_in,
+        open=tfrecord.open_tfrecord,
+    ),
+    "tar": _DataFormat(
+        files="train-000000.tar and validation-000000.tar, as WebDataset has them",
+        how_to_get="phalanx data build --to tar",
+        is_in=webdataset.SHARD_FILES.exist_in,
+        open=webdataset.open_tar,
+    ),
+    "parquet": _DataFormat(
+        files="train-*.parquet with a column of images, as Hugging Face publishes them",
+        how_to_get="huggingface.co",
+        is_in=parquet.has_parquet_files,
+        open=parquet.open_parquet,
+    ),
+    "packed": _DataFormat(
+        files="train.phx and valid.phx",
+        how_to_get="phalanx data build --to packed",
+        is_in=packed.has_packed_files,
+        open=packed.open_packed,
+    ),
+    "cifar10": _DataFormat(
+        files="data_batch_1.bin to 5 and test_batch.bin, or cifar-10-binary.tar.gz",
+        how_to_get="phalanx data fetch cifar10",
+        is_in=partial(cifar.has_cifar_files, data="cifar10"),
+        open=partial(cifar.open_cifar, "cifar10"),
+    ),
+    "cifar100": _DataFormat(
+        files="train.bin and test.bin, or cifar-100-binary.tar.gz",
+        how_to_get="phalanx data fetch cifar100",
+        is_in=partial(cifar.has_cifar_files, data="cifar100"),
+        open=partial(cifar.open_cifar, "cifar100"),
+    ),
+    "mnist": _DataFormat(
+        files="four idx files, plain or gzipped",
+        how_to_get="phalanx data fetch mnist",
+        is_in=lambda root: idx.identify_idx_files(root) == "mnist",
+        open=partial(idx.open_idx, "mnist"),
+    ),
+    "fashion-mnist": _DataFormat(
+        files="four idx files, plain or gzipped",
+        how_to_get="phalanx data fetch fashion-mnist",
+        is_in=lambda root: idx.identify_idx_files(root) == "fashion-mnist",
+        open=partial(idx.open_idx, "fashion-mnist"),
+    ),
+}
+
 _Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
+
+
+def _build_folder_opener(open_format: Callable[[Path, str], Source]) -> _Opener:
+    """The opener of a format that lies in --data-dir."""
+    return lambda data_dir, split, _spec: open_format(_existing_folder(data_dir), split)
+
+
+OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has nothing to open
+    "embedded": lambda _dir, split, _spec: open_embedded(split),
+    "generated": lambda _dir, _split, spec: open_generated(spec),
+    **{
+        name: _build_folder_opener(data_format.open)
+        for name, data_format in DATA_FORMATS.items()
+        if data_format.open is not None
+    },
+}
 
 
 class ValSplit(NamedTuple):
@@ -48,18 +148,6 @@ class ValSplit(NamedTuple):
 
     share: float
     seed: int
-
-
-def _in_folder(open_form: Callable[[Path, str], Source]) -> _Opener:
-    """The opener of a form that lies in --data-dir."""
-    return lambda data_dir, split, _spec: open_form(_existing_folder(data_dir), split)
-
-
-OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has nothing to open
-    "embedded": lambda _dir, split, _spec: open_embedded(split),
-    "generated": lambda _dir, _split, spec: open_generated(spec),
-    **{name: _in_folder(form.open) for name, form in DATA_FORMATS.items() if form.open is not None},
-}
 
 
 def open_source(
@@ -79,15 +167,19 @@ def open_source(
             "environment"
         )
     if val_split is not None:
-        return open_with_val_split(
-            _existing_folder(data_dir), split, share=val_split.share, seed=val_split.seed
-        )
+        root = _existing_folder(data_dir)
+        return folder.open_with_val_split(root, split, share=val_split.share, seed=val_split.seed)
     return OPENERS[data](data_dir, split, generated)
 
 
 def _existing_folder(data_dir: str | None) -> Path:
-    folder = Path(data_dir or "").expanduser()
-    if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "no such folder"
-        raise DataError(f"{folder}: {what}; give the dataset's folder with --data-dir or DATA_DIR")
-    return folder
+    root = Path(data_dir or "").expanduser()
+    refuse_no_folder(root, "give the dataset's folder with --data-dir or DATA_DIR")
+    return root
+
+
+def refuse_no_folder(root: Path, hint: str) -> None:
+    """Raise DataError for a path that is no folder."""
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "no such folder"
+        raise DataError(f"{root}: {what}; {hint}")

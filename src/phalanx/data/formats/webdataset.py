@@ -3,59 +3,78 @@
 An image (jpg, jpeg, png) comes with its class as cls, a number in text, or inside json as "label"
 or "cls"; json may also hold "bbox" (left, top, right, bottom in 0..1, or a list of such) and
 "filename". Names of classes come from classes.txt beside the shards.
+
+Tar files are read header by header, by code of our own, because Python's tarfile takes a damaged
+header in the middle for the end of the file. Names and sizes may come as ustar, GNU or pax has
+them; nothing is ever unpacked.
 """
 
 import json
-from pathlib import Path
-from typing import Any, BinaryIO
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from phalanx.data.formats.index import Index
-from phalanx.data.formats.indexed_source import (
+from phalanx.data.formats.index import (
     DAMAGED_SHARD,
     NO_LABEL,
     TRUNCATED_SHARD,
+    Box,
+    Index,
     IndexedSource,
+    enclosing_box,
 )
 from phalanx.data.formats.shards import (
     SHARD_PREFIX,
     ScannedImage,
     ShardFiles,
+    ShardFormat,
     ShardScan,
     UnreadableShard,
-    assign_classes,
-    assign_train_classes,
-    enclosing_box,
-    lost_rest,
-    open_shards,
     pack_scan,
     read_class_names,
     refuse_unusable,
-    size_or_fault,
 )
-from phalanx.data.formats.tar_members import Member, read_members
 from phalanx.errors import DataError
 
 SHARD_FILES = ShardFiles(r"(?:-of-(?P<total>\d+))?\.tar")
 CLASSES_FILE, METADATA = "classes.txt", "metadata.json"
-_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
-_FACTS = ("cls", "json")
+_IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
 _FACTS_LIMIT = 2**20  # bytes of a cls or json member
-_MOST_DIGITS = 18  # of a label: so many fit into the index
-_TOLD_SHOWN = 40  # letters of a class that is no number
+_MAX_DIGITS = 18  # of a label: so many fit into the index
+_CLASS_SHOWN = 40  # letters of a class that is no number
 
-_Parts = dict[str, Member]  # the files of one image, by ending
+_BLOCK = 512
+_REGULAR, _FOLDER = (b"0", b"\0", b"7"), b"5"
+_GNU_NAME, _GNU_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
+_EXTENSIONS = (_GNU_NAME, _GNU_LINK, _PAX, _PAX_GLOBAL)  # headers about the member after them
+_REFUSED = {
+    b"1": "a link",
+    b"2": "a symbolic link",
+    b"3": "a device",
+    b"4": "a device",
+    b"6": "a pipe",
+    b"S": "a sparse file",
+}
+_EXTENSION_LIMIT = 2**20  # bytes of a long name or of pax facts
 
 
-def has_tar_shards(root: Path) -> bool:
-    """Whether tar shards lie in the folder."""
-    return SHARD_FILES.looks_like(root)
+class _Member(NamedTuple):
+    """A regular file inside a tar file."""
+
+    name: str
+    offset: int
+    size: int
+
+
+_Parts = dict[str, _Member]  # the files of one image, by suffix
 
 
 def open_tar(root: Path, split: str) -> IndexedSource:
     """One split of a set of tar shards."""
-    index = _open_split(root, split)
+    index = _FORMAT.open_index(root, split)
     if index is None:
         raise DataError(
             f"{root}: no shard such as {SHARD_PREFIX[split]}-000000.tar; point --data-dir at the "
@@ -69,12 +88,7 @@ def open_tar(root: Path, split: str) -> IndexedSource:
             f"{len(index):,}{_describe_lost(index)}; fetch the shards that are missing"
         )
     listed = read_class_names(root / CLASSES_FILE) or tuple(map(str, metadata.get("classes") or ()))
-    train = _open_split(root, "train") if split == "valid" and not listed else None
-    if listed:
-        index = assign_classes(index, listed)
-    elif train is not None:
-        index = assign_train_classes(index, train, where=root)
-    source = IndexedSource(root, index)
+    source = IndexedSource(root, _FORMAT.assign_classes(index, root, split, listed or None))
     refuse_unusable(source)
     return source
 
@@ -83,11 +97,6 @@ def _describe_lost(index: Index) -> str:
     """Where the first shard that is cut off or damaged is so; empty where all are whole."""
     lost = np.flatnonzero(np.isin(index.sizes, (TRUNCATED_SHARD, DAMAGED_SHARD)))
     return f" ({index.name(int(lost[0]))} it is lost)" if len(lost) else ""
-
-
-def _open_split(root: Path, split: str) -> Index | None:
-    paths = SHARD_FILES.find(root, split)
-    return open_shards(root, split, key="tar", paths=paths, scan=_scan_shard) if paths else None
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
@@ -101,66 +110,64 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+# --- the images of a shard ---
+
+
 def _scan_shard(path: Path) -> ShardScan:
     """Where the images of one shard lie."""
     groups: dict[str, _Parts] = {}
-    rest: list[ScannedImage] = []
+    lost: list[ScannedImage] = []
     with path.open("rb") as file:
         try:
-            for member in read_members(file, path):
+            for member in _read_members(file, path):
                 _add_member(groups, member, path)
-        except UnreadableShard as cut:
-            rest = [lost_rest(cut)]
-            groups = {key: parts for key, parts in groups.items() if _is_whole(parts)}
-        found = [_find_image(file, path, key, parts) for key, parts in groups.items()]
-    return pack_scan(found + rest)
+        except UnreadableShard as error:
+            lost = [error.to_image()]
+            groups = {key: parts for key, parts in groups.items() if _is_complete(parts)}
+        images = [_read_image(file, parts, f"{path}: sample {k!r}") for k, parts in groups.items()]
+    return pack_scan(images + lost, {})
 
 
-def _add_member(groups: dict[str, _Parts], member: Member, path: Path) -> None:
+_FORMAT = ShardFormat(key="tar", find=SHARD_FILES.find, scan=_scan_shard)
+
+
+def _add_member(groups: dict[str, _Parts], member: _Member, path: Path) -> None:
     """Put a file to those of its image."""
     folder, slash, base = member.name.rpartition("/")
-    stem, _, ending = base.partition(".")
+    stem, _, suffixes = base.partition(".")
     if not stem:
         return  # ._files of another system's tar
     parts = groups.setdefault(f"{folder}{slash}{stem}", {})
-    ending = ending.lower().rpartition(".")[2]
-    if ending in parts:
+    suffix = suffixes.lower().rpartition(".")[2]
+    if suffix in parts:
         raise DataError(f"{path}: member {member.name!r} comes twice; write the file anew")
-    parts[ending] = member
+    parts[suffix] = member
 
 
-def _is_whole(parts: _Parts) -> bool:
+def _is_complete(parts: _Parts) -> bool:
     """Whether an image and its class came before the shard broke off."""
-    return any(ending in parts for ending in _IMAGES) and not parts.keys().isdisjoint(_FACTS)
+    return not parts.keys().isdisjoint(_IMAGE_SUFFIXES) and ("cls" in parts or "json" in parts)
 
 
-def _find_image(file: BinaryIO, path: Path, key: str, parts: _Parts) -> ScannedImage:
-    where = f"{path}: sample {key!r}"
-    image = next((parts[ending] for ending in _IMAGES if ending in parts), None)
+def _read_image(file: BinaryIO, parts: _Parts, where: str) -> ScannedImage:
+    image = next((parts[suffix] for suffix in _IMAGE_SUFFIXES if suffix in parts), None)
     if image is None:
-        has = ", ".join(sorted(parts))
-        raise DataError(f"{where}: has no image, only {has}; {', '.join(_IMAGES)} can be read")
+        has, readable = ", ".join(sorted(parts)), ", ".join(_IMAGE_SUFFIXES)
+        raise DataError(f"{where}: has no image, only {has}; {readable} can be read")
     facts = _read_json(file, parts["json"], where) if "json" in parts else {}
-    told = facts.get("label", facts.get("cls"))
+    written = facts.get("label", facts.get("cls"))
     if "cls" in parts:
-        told = _read_small(file, parts["cls"], where).decode(errors="replace").strip()
-    name, label = str(facts.get("filename") or image.name), _read_label(told)
-    return ScannedImage(
-        name=name if label is not None else f"{name} (class {told!r:.{_TOLD_SHOWN}})",
-        offset=image.offset,
-        size=NO_LABEL if label is None else size_or_fault(image.size, label),
-        label=-1 if label is None else label,
-        box=_read_box(facts.get("bbox"), where),
-    )
+        written = _read_small(file, parts["cls"], where).decode(errors="replace").strip()
+    name, digits = str(facts.get("filename") or image.name), str(written).removeprefix("-")
+    box = _read_box(facts.get("bbox"), where)
+    if not digits.isdecimal() or len(digits) > _MAX_DIGITS:
+        name = f"{name} (class {written!r:.{_CLASS_SHOWN}})"
+        return ScannedImage(name=name, offset=image.offset, size=NO_LABEL, label=-1, box=box)
+    label = int(str(written))
+    return ScannedImage(name=name, offset=image.offset, size=image.size, label=label, box=box)
 
 
-def _read_label(told: Any) -> int | None:
-    """The number of a class; None for what is no whole number, or one beyond all measure."""
-    digits = str(told).removeprefix("-")
-    return int(str(told)) if digits.isdecimal() and len(digits) <= _MOST_DIGITS else None
-
-
-def _read_json(file: BinaryIO, member: Member, where: str) -> dict[str, Any]:
+def _read_json(file: BinaryIO, member: _Member, where: str) -> dict[str, Any]:
     try:
         facts = json.loads(_read_small(file, member, where))
     except ValueError:
@@ -168,20 +175,124 @@ def _read_json(file: BinaryIO, member: Member, where: str) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {"label": facts}
 
 
-def _read_small(file: BinaryIO, member: Member, where: str) -> bytes:
+def _read_small(file: BinaryIO, member: _Member, where: str) -> bytes:
     if member.size > _FACTS_LIMIT:
         raise DataError(f"{where}: {member.name!r} has {member.size:,} bytes, too long for facts")
     file.seek(member.offset)
     return file.read(member.size)
 
 
-def _read_box(found: Any, where: str) -> tuple[float, float, float, float] | None:
+def _read_box(found: Any, where: str) -> Box | None:
     if not found:
         return None
     try:
         boxes = found if isinstance(found[0], list) else [found]
-        return enclosing_box(
-            [[float(left), float(t), float(r), float(b)] for left, t, r, b in boxes]
-        )
+        return enclosing_box([float(left), float(t), float(r), float(b)] for left, t, r, b in boxes)
     except (TypeError, ValueError, KeyError):
         raise DataError(f"{where}: its bbox is {found!r}, wants left, top, right, bottom") from None
+
+
+# --- the members of a tar file ---
+
+
+def _read_members(file: BinaryIO, path: Path) -> Iterator[_Member]:
+    """The regular files of a tar file, in order, up to its end mark.
+
+    Raises DataError for what has no place in data, and UnreadableShard where the file ends before
+    its mark or cannot be read on.
+    """
+    total, offset = os.fstat(file.fileno()).st_size, 0
+    extensions: dict[str, str] = {}  # facts about the next member
+    everywhere: dict[str, str] = {}  # facts about all that follow
+    while True:
+        begin = offset
+        kind, name, size = _read_header(file, begin, {**everywhere, **extensions})
+        if kind is None:
+            return
+        offset += _BLOCK
+        if kind not in _EXTENSIONS:
+            extensions = {}
+            _refuse_member(kind, name, path)
+        if offset + size > total:
+            raise UnreadableShard(begin, TRUNCATED_SHARD)
+        if kind in _EXTENSIONS:
+            found = _read_extension(file, kind, size, begin)
+            (everywhere if kind == _PAX_GLOBAL else extensions).update(found)
+        if kind in _REGULAR:
+            yield _Member(name, offset, size)
+        offset += size + -size % _BLOCK
+
+
+def _read_header(
+    file: BinaryIO, begin: int, extensions: dict[str, str]
+) -> tuple[bytes | None, str, int]:
+    """Kind, name and size of the member whose header begins there; no kind: the end mark."""
+    file.seek(begin)
+    block = file.read(_BLOCK)
+    if len(block) < _BLOCK:
+        raise UnreadableShard(begin, TRUNCATED_SHARD)
+    if not any(block):
+        return None, "", 0
+    blank = block[:148] + b" " * 8 + block[156:]
+    if _read_number(block[148:156], begin) != sum(blank):
+        raise UnreadableShard(begin, DAMAGED_SHARD)
+    kind, size = block[156:157], _read_number(block[124:136], begin)
+    if kind in _EXTENSIONS:
+        return kind, "", size
+    if any(key.startswith("GNU.sparse") for key in extensions):
+        kind = b"S"
+    if extensions.get("size", "").isdecimal():
+        size = int(extensions["size"])
+    return kind, extensions.get("path") or _read_short_name(block), size
+
+
+def _read_short_name(block: bytes) -> str:
+    name, prefix = (part.split(b"\0")[0] for part in (block[:100], block[345:500]))
+    if block[257:263] == b"ustar\0" and prefix:  # GNU keeps other things in this place
+        name = prefix + b"/" + name
+    return name.decode(errors="surrogateescape")
+
+
+def _read_number(field: bytes, begin: int) -> int:
+    if field[0] & 0x80:  # too large for octal digits
+        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+    try:
+        return int(field.split(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        raise UnreadableShard(begin, DAMAGED_SHARD) from None
+
+
+def _read_extension(file: BinaryIO, kind: bytes, size: int, begin: int) -> dict[str, str]:
+    """What a GNU or pax header says about members after it, by pax's names."""
+    if size > _EXTENSION_LIMIT:
+        raise UnreadableShard(begin, DAMAGED_SHARD)
+    data = file.read(size)
+    if kind in (_GNU_NAME, _GNU_LINK):
+        key = "path" if kind == _GNU_NAME else "linkpath"
+        return {key: data.split(b"\0")[0].decode(errors="surrogateescape")}
+    facts = {}
+    try:
+        while data:  # each as "length key=value" and a new line
+            length = int(data.split(b" ", 1)[0])
+            line, data = data[:length].decode(errors="surrogateescape"), data[length:]
+            key, equals, value = line.partition(" ")[2].removesuffix("\n").partition("=")
+            if not equals or length < 5:
+                raise ValueError(line)
+            facts[key] = value
+    except ValueError:
+        raise UnreadableShard(begin, DAMAGED_SHARD) from None
+    return facts
+
+
+def _refuse_member(kind: bytes, name: str, path: Path) -> None:
+    """Raise DataError for links, devices and names that lead out of the file."""
+    what = _REFUSED.get(kind)
+    if what is None and kind not in _REGULAR and kind != _FOLDER:
+        what = f"of unknown kind {kind!r}"
+    if name.startswith("/") or ".." in PurePosixPath(name).parts:
+        what = "named outside of the file"
+    if what is not None:
+        raise DataError(
+            f"{path}: member {name!r} is {what}, which image data never needs; do not trust this "
+            "file, or write it anew without"
+        )

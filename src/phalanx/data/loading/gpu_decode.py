@@ -30,7 +30,7 @@ from phalanx.data.formats.decode import (
     image_shape,
 )
 from phalanx.data.formats.folder import FolderSource
-from phalanx.data.formats.indexed_source import IndexedSource
+from phalanx.data.formats.index import IndexedSource
 from phalanx.data.loading.prefetch import read_ahead
 from phalanx.data.loading.reader import Batch, Reader
 from phalanx.data.loading.worker_pool import BatchRequest
@@ -151,7 +151,7 @@ class GpuDecoder:
         source = self.reader.source
         read = self._threads.map if isinstance(source, FolderSource) else map
         if isinstance(source, IndexedSource):
-            source.expect(indices)
+            source.prefetch(indices)
         return read(self.reader.try_open, indices)
 
     def _instead(self, index: int) -> tuple[int, Image]:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.indexed_source import IndexedSource
+from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split
 from phalanx.data.loading.cache import SharedCaches
 from phalanx.data.loading.prefetch import read_ahead
@@ -115,7 +115,9 @@ class Loader:
         """A line on the index of the images, where it could not be kept on disk."""
         sources = [reader.source for reader in self._readers.copy().values()]
         indexed = [source for source in sources if isinstance(source, IndexedSource)]
-        told = {source.root: source.index.unkept for source in indexed if source.index.unkept}
+        told = {
+            source.root: source.index.save_error for source in indexed if source.index.save_error
+        }
         return [
             f"the index of {root} could not be kept ({why}); it is built anew each time"
             for root, why in told.items()

@@ -22,7 +22,7 @@ from phalanx.data.formats.decode import (
     refuse_bomb,
     resize,
 )
-from phalanx.data.formats.indexed_source import (
+from phalanx.data.formats.index import (
     DAMAGED_SHARD,
     NO_LABEL,
     TRUNCATED_SHARD,

@@ -186,9 +186,9 @@ def test_a_new_training_class_shifts_the_labels_of_validation(folder):
     assert open_source("folder", str(folder), "valid").labels.tolist() == [1, 1, 2, 2]
 
 
-def test_a_large_folder_is_stamped_by_a_sample(folder, monkeypatch):
-    monkeypatch.setattr(folders, "_ALL_STAMPED", 3)
-    monkeypatch.setattr(folders, "_FILES_STAMPED", 2)
+def test_a_large_folder_is_known_by_a_sample_of_its_files(folder, monkeypatch):
+    monkeypatch.setattr(folders, "_SMALL_SET", 3)
+    monkeypatch.setattr(folders, "_FILES_SAMPLED", 2)
     place = locate_split(folder, "train")
     before = snapshot_split(folder, place)
     os.utime(folder / "train/dog/2.png", ns=(1, 1))

@@ -1,4 +1,4 @@
-"""CIFAR-100, and both sets straight from their archives."""
+"""CIFAR-10 and CIFAR-100 from their files, and straight from their archives."""
 
 import io
 import tarfile
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.data.formats.cifar import has_cifar_files, open_cifar10, open_cifar100
+from phalanx.data.formats.cifar import has_cifar_files, open_cifar
+from phalanx.data.formats.sources import open_source
 from phalanx.errors import DataError
 
 RANDOM = np.random.default_rng(0)
@@ -33,11 +34,11 @@ def test_cifar100_has_its_fine_labels(tmp_path, place):
     records = records_of(7, labels=2)
     records[:, 0] = 200  # no coarse label is ever looked at
     (tmp_path / place / "train.bin").write_bytes(records.tobytes())
-    source = open_cifar100(tmp_path, "train")
+    source = open_cifar("cifar100", tmp_path, "train")
     assert source.labels.tolist() == records[:, 1].tolist() and source.name(3) == "train.bin[3]"
     assert (source.read(3)[..., 2].reshape(-1) == records[3, 2 + 2048 :]).all()
     with pytest.raises(DataError, match=r"no test\.bin here or in cifar-100-binary/"):
-        open_cifar100(tmp_path, "valid")
+        open_cifar("cifar100", tmp_path, "valid")
 
 
 def test_cifar100_has_a_hundred_classes_by_name():
@@ -51,7 +52,7 @@ def test_a_label_beyond_the_classes_is_refused(tmp_path):
     records[1, 1] = 100
     (tmp_path / "test.bin").write_bytes(records.tobytes())
     with pytest.raises(DataError, match="label 100 at image 1, but cifar100 has 100 classes"):
-        open_cifar100(tmp_path, "valid")
+        open_cifar("cifar100", tmp_path, "valid")
 
 
 def test_an_archive_is_read_without_unpacking(tmp_path):
@@ -62,11 +63,11 @@ def test_an_archive_is_read_without_unpacking(tmp_path):
     for number in (2, 3, 4):
         parts[f"cifar-10-batches-bin/data_batch_{number}.bin"] = records_of(2, labels=1).tobytes()
     write_archive(tmp_path / "cifar-10-binary.tar.gz", parts)
-    packed = open_cifar10(tmp_path, "train")
-    assert len(packed) == 10 and len(open_cifar10(tmp_path, "valid")) == 2
+    packed = open_cifar("cifar10", tmp_path, "train")
+    assert len(packed) == 10 and len(open_cifar("cifar10", tmp_path, "valid")) == 2
     for name, data in parts.items():
         (tmp_path / name.rpartition("/")[2]).write_bytes(data)
-    assert open_cifar10(tmp_path, "train").fingerprint() == packed.fingerprint()
+    assert open_cifar("cifar10", tmp_path, "train").fingerprint() == packed.fingerprint()
     assert list(tmp_path.glob("cifar-10-batches-bin")) == []
 
 
@@ -74,10 +75,10 @@ def test_a_damaged_archive_is_named(tmp_path):
     path = tmp_path / "cifar-100-binary.tar.gz"
     write_archive(path, {"cifar-100-binary/train.bin": records_of(50, labels=2).tobytes()})
     with pytest.raises(DataError, match=r"has no cifar-100-binary/test\.bin; fetch it again"):
-        open_cifar100(tmp_path, "valid")
+        open_cifar("cifar100", tmp_path, "valid")
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(DataError, match=r"binary\.tar\.gz: cannot be read \(.*fetch it again"):
-        open_cifar100(tmp_path, "train")
+        open_cifar("cifar100", tmp_path, "train")
 
 
 def test_the_two_sets_are_told_apart(tmp_path):
@@ -87,3 +88,44 @@ def test_the_two_sets_are_told_apart(tmp_path):
     assert not has_cifar_files(tmp_path, "cifar100")
     (tmp_path / "test_batch.bin").write_bytes(records_of(3, labels=1).tobytes())
     assert has_cifar_files(tmp_path, "cifar10")
+
+
+def write_cifar(folder, *, images=4):
+    folder.mkdir(parents=True, exist_ok=True)
+    records = RANDOM.integers(0, 256, (6, images, 3073), np.uint8)
+    records[:, :, 0] %= 10
+    names = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
+    for name, part in zip(names, records, strict=True):
+        (folder / name).write_bytes(part.tobytes())
+    return records
+
+
+@pytest.mark.parametrize("place", [".", "cifar-10-batches-bin"])
+def test_cifar_files_are_found_and_read(tmp_path, place):
+    records = write_cifar(tmp_path / place)
+    source = open_source("cifar10", str(tmp_path), "train")
+    assert len(source) == 20 and source.name(9) == "data_batch_3.bin[1]"
+    assert (source.labels == records[:5, :, 0].reshape(-1)).all()
+    assert (source.read(9)[..., 1].reshape(-1) == records[2, 1, 1025:2049]).all()
+    assert len(open_source("cifar10", str(tmp_path), "valid")) == 4
+
+
+def damage(name, change):
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (damage("data_batch_2.bin", lambda data: data[:-1]), "data_batch_2.bin: 12,291 bytes"),
+        (damage("data_batch_2.bin", lambda data: data[:3073]), "unequal length"),
+        (damage("data_batch_2.bin", lambda data: b""), "truncated"),
+        (lambda folder: (folder / "data_batch_4.bin").unlink(), "data_batch_4.bin: cannot be read"),
+        (lambda folder: (folder / "data_batch_1.bin").unlink(), "no data_batch_1.bin"),
+    ],
+)
+def test_a_damaged_cifar_file_is_named(tmp_path, spoil, message):
+    write_cifar(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(DataError, match=message):
+        open_source("cifar10", str(tmp_path), "train")

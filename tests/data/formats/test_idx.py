@@ -25,16 +25,6 @@ def write_mnist(folder, *, images=None, labels=None, stem="train", ending=""):
     return images, labels
 
 
-def write_cifar(folder, *, images=4):
-    folder.mkdir(parents=True, exist_ok=True)
-    records = RANDOM.integers(0, 256, (6, images, 3073), np.uint8)
-    records[:, :, 0] %= 10
-    names = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
-    for name, part in zip(names, records, strict=True):
-        (folder / name).write_bytes(part.tobytes())
-    return records
-
-
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("place", [".", "raw", "MNIST/raw"])
 def test_idx_files_are_found_and_read(tmp_path, ending, place):
@@ -59,16 +49,6 @@ def test_sets_side_by_side_are_not_mixed_up(tmp_path):
     assert (open_source("mnist", str(tmp_path), "train").read(0)[..., 0] == digits[0]).all()
     source = open_source("fashion-mnist", str(tmp_path), "train")
     assert (source.read(0)[..., 0] == clothes[0]).all()
-
-
-@pytest.mark.parametrize("place", [".", "cifar-10-batches-bin"])
-def test_cifar_files_are_found_and_read(tmp_path, place):
-    records = write_cifar(tmp_path / place)
-    source = open_source("cifar10", str(tmp_path), "train")
-    assert len(source) == 20 and source.name(9) == "data_batch_3.bin[1]"
-    assert (source.labels == records[:5, :, 0].reshape(-1)).all()
-    assert (source.read(9)[..., 1].reshape(-1) == records[2, 1, 1025:2049]).all()
-    assert len(open_source("cifar10", str(tmp_path), "valid")) == 4
 
 
 def test_a_fingerprint_follows_pixels_and_labels(tmp_path):
@@ -113,20 +93,3 @@ def test_a_cut_gzip_file_is_named(tmp_path, keep):
     damage(f"{IMAGES}.gz", lambda data: data[:keep])(tmp_path)
     with pytest.raises(DataError, match=r"ubyte\.gz: cannot be read.*fetch it again"):
         open_source("mnist", str(tmp_path), "train")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (damage("data_batch_2.bin", lambda data: data[:-1]), "data_batch_2.bin: 12,291 bytes"),
-        (damage("data_batch_2.bin", lambda data: data[:3073]), "unequal length"),
-        (damage("data_batch_2.bin", lambda data: b""), "truncated"),
-        (lambda folder: (folder / "data_batch_4.bin").unlink(), "data_batch_4.bin: cannot be read"),
-        (lambda folder: (folder / "data_batch_1.bin").unlink(), "no data_batch_1.bin"),
-    ],
-)
-def test_a_damaged_cifar_file_is_named(tmp_path, spoil, message):
-    write_cifar(tmp_path)
-    spoil(tmp_path)
-    with pytest.raises(DataError, match=message):
-        open_source("cifar10", str(tmp_path), "train")
