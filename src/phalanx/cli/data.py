@@ -7,7 +7,7 @@ from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 
 
-def _show(request: Request) -> int:
+def _show_batch(request: Request) -> int:
     """Draw what the model sees in one step, before normalisation."""
     settings = _find_settings(request)
     from phalanx.assemble.dataset_summary import plan_of, recipe_of
@@ -65,7 +65,7 @@ COMMANDS = {
         name="data show",
         summary="Draw the augmented batch of a step, exactly as training saw or will see it.",
         usage="phalanx data show [PRESET|FILE|RUN] --step K --out FILE",
-        run=_show,
+        run=_show_batch,
         arguments=(
             Argument(
                 name="preset",

@@ -1,4 +1,4 @@
-"""`phalanx data build`: data from one form into another."""
+"""`phalanx data build`: data from one format into another."""
 
 import json
 import time
@@ -37,7 +37,7 @@ def _build_data(request: Request) -> int:
         options,
         max_bad=_read_share(request["max_bad"]),
         workers=read_number(request, "workers"),
-        progress=ImageProgress("done"),
+        on_progress=ImageProgress("done"),
     )
     elapsed = time.monotonic() - began
     splits = {split: vars(result) for split, result in results.items()}
@@ -45,7 +45,7 @@ def _build_data(request: Request) -> int:
         facts = {"to": options.to, "out": out, "splits": splits, "elapsed_s": elapsed}
         print(json.dumps(facts, indent=2))
     else:
-        _show_results(out, splits, elapsed)
+        _print_results(out, splits, elapsed)
     return 0
 
 
@@ -84,7 +84,7 @@ def make_printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _show_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) -> None:
+def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) -> None:
     """What was done, and which images were left out."""
     for split, result in splits.items():
         written, encoded = result["written"], result["encoded"]

@@ -1,4 +1,4 @@
-"""`phalanx data verify`: look at every image and say what is wrong."""
+"""`phalanx data verify`: check every image and say what is wrong."""
 
 import json
 import time
@@ -18,7 +18,7 @@ _SHOWN = 5
 
 
 def _verify_data(request: Request) -> int:
-    """Look at every image; the code is 0 when nothing is wrong."""
+    """Check every image; the exit code is 0 when nothing is wrong."""
     request.refuse_problems()
     from phalanx.data.verify.manifest import save_manifest
     from phalanx.data.verify.verify import verify
@@ -28,7 +28,7 @@ def _verify_data(request: Request) -> int:
     root, began = Path(request["dir"]).expanduser(), time.monotonic()
     out = _read_out(request["out"])
     result = verify(
-        root, workers=read_number(request, "workers"), progress=ImageProgress("looked at")
+        root, workers=read_number(request, "workers"), on_progress=ImageProgress("looked at")
     )
     elapsed = time.monotonic() - began
     save_manifest(root, result.manifest, result.fingerprints)
@@ -37,7 +37,7 @@ def _verify_data(request: Request) -> int:
     if request["json"]:
         print(json.dumps(result.to_json(), indent=2))
     else:
-        _show_result(result, elapsed)
+        _print_result(result, elapsed)
         if out is not None:
             print(f"pictures: {out}")
     return DataError.exit_code if result.wrong else 0
@@ -70,43 +70,37 @@ def _write_page(out: Path, root: Path, result: "VerifyResult") -> None:
     write_verify_page(out, result, read_pixels)
 
 
-def _show_result(result: "VerifyResult", elapsed: float) -> None:
+def _print_result(result: "VerifyResult", elapsed: float) -> None:
     """The findings as a table, and the first of each kind by name."""
     from rich.console import Console
     from rich.table import Table
 
-    from phalanx.data.verify.verify import NOTES, describe_problems
+    from phalanx.data.verify.verify import MISSING, NOTES, describe_problems
 
-    images = sum(result.images.values())
-    rate = images / elapsed if elapsed > 0 else 0.0
-    told = " + ".join(f"{format_count(n)} {split}" for split, n in result.images.items())
-    print(f"{result.folder}: {result.data}, {told}, {len(result.classes):,} classes")
+    rate = sum(result.images.values()) / elapsed if elapsed > 0 else 0.0
+    images = " + ".join(f"{format_count(n)} {split}" for split, n in result.images.items())
+    print(f"{result.folder}: {result.data}, {images}, {len(result.classes):,} classes")
     print(f"looked at in {format_seconds(elapsed)} ({format_count(rate)} images/s)\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("what")
     table.add_column("found", justify="right")
     for kind, count in result.totals.items():
         table.add_row(f"{kind} (a note)" if kind in NOTES else kind, format_count(count))
-    table.add_row(*_balance_row(result))
+    split, counts = next(iter(result.counts.items()))
+    table.add_row(f"images of a class, {split}", f"{min(counts):,} to {max(counts):,}")
     Console(highlight=False).print(table)
-    for kind, places in result.single.items():
-        _show_first("" if kind in NOTES else kind, [_describe(place) for place in places])
+    for kind, locations in result.single.items():
+        lines = [f"{image.name}: {image.why}" if image.why else image.name for image in locations]
+        _print_first(kind, [] if kind in NOTES else lines)
     for kind, groups in result.groups.items():
-        _show_first(kind, [_describe_group(group) for group in groups])
-    _show_first("class missing in a split", result.missing)
+        _print_first(kind, [_describe_group(group) for group in groups])
+    _print_first(MISSING, result.missing)
     print(f"\n{describe_problems(result.wrong)}; manifest {result.manifest}")
 
 
-def _balance_row(result: "VerifyResult") -> tuple[str, str]:
-    """How unequal the classes are, in one line."""
-    counts = next(iter(result.counts.values()))
-    split = next(iter(result.counts))
-    return f"images of a class, {split}", f"{min(counts):,} to {max(counts):,}"
-
-
-def _show_first(kind: str, lines: list[str]) -> None:
+def _print_first(kind: str, lines: list[str]) -> None:
     """The first few lines of one kind of finding."""
-    if not kind or not lines:
+    if not lines:
         return
     print(f"\n{kind}:")
     print("\n".join(f"  {make_printable(line)}" for line in lines[:_SHOWN]))
@@ -114,17 +108,12 @@ def _show_first(kind: str, lines: list[str]) -> None:
         print(f"  and {len(lines) - _SHOWN:,} more; --json and --out page.html have them")
 
 
-def _describe(place: "ImageLocation") -> str:
-    """An image in one line."""
-    return f"{place.name}: {place.why}" if place.why else place.name
-
-
 def _describe_group(group: list["ImageLocation"]) -> str:
     """Images that are the same in one line."""
-    names = " = ".join(place.name for place in group[:_SHOWN])
+    names = " = ".join(image.name for image in group[:_SHOWN])
     more = f" and {len(group) - _SHOWN:,} more" if len(group) > _SHOWN else ""
-    labels = " / ".join(sorted({place.label for place in group}))
-    return f"{names}{more}" + (f" (labels differ: {labels})" if "/" in labels else "")
+    labels = sorted({image.label for image in group})
+    return f"{names}{more}" + (f" (labels differ: {' / '.join(labels)})" if labels[1:] else "")
 
 
 COMMANDS = {

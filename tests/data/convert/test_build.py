@@ -39,9 +39,9 @@ def everything(root):
     }
 
 
-def run(src, out, to, *, workers=1, progress=None, max_bad=None, **options):
+def run(src, out, to, *, workers=1, on_progress=None, max_bad=None, **options):
     chosen = BuildOptions(to=to, **options)
-    return build(src, out, chosen, workers=workers, progress=progress, max_bad=max_bad)
+    return build(src, out, chosen, workers=workers, on_progress=on_progress, max_bad=max_bad)
 
 
 @pytest.mark.parametrize("to", FORMS)
@@ -83,7 +83,7 @@ def test_a_build_that_broke_off_goes_on_to_the_same_bytes(
     options = {"shards": 12} if to in ("tar", "tfrecord") else {}
     run(photos, tmp_path / "whole", to, **options)
     with pytest.raises(Break):
-        run(photos, tmp_path / "broken", to, progress=break_at(split, image), **options)
+        run(photos, tmp_path / "broken", to, on_progress=break_at(split, image), **options)
     before = tree_bytes(tmp_path / "broken")
     assert before != tree_bytes(tmp_path / "whole")
     outcomes = run(photos, tmp_path / "broken", to, **options)
@@ -94,7 +94,7 @@ def test_a_build_that_broke_off_goes_on_to_the_same_bytes(
 
 def test_finished_shards_are_not_written_again(photos, tmp_path):
     with pytest.raises(Break):
-        run(photos, tmp_path, "tar", shards=6, progress=break_at("train", 40))
+        run(photos, tmp_path, "tar", shards=6, on_progress=break_at("train", 40))
     kept = {path: path.stat().st_ino for path in tmp_path.glob("*.tar")}
     assert len(kept) >= 4
     run(photos, tmp_path, "tar", shards=6)
@@ -105,7 +105,7 @@ def test_a_build_that_broke_off_is_not_read_as_if_it_were_whole(photos, tmp_path
     for to in FORMS:
         options = {"shards": 6} if to in ("tar", "tfrecord") else {}
         with pytest.raises(Break):
-            run(photos, tmp_path / to, to, progress=break_at("train", 40), **options)
+            run(photos, tmp_path / to, to, on_progress=break_at("train", 40), **options)
         with pytest.raises(DataError):
             [len(split.source) for split in find_source_splits(tmp_path / to)]
 
@@ -192,7 +192,7 @@ def test_kaggles_tree_becomes_a_folder_with_boxes(tmp_path, monkeypatch):
     (src / "LOC_val_solution.csv").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr("phalanx.data.convert.writer.BLOCK_IMAGES", 1)
     with pytest.raises(Break):
-        run(src, tmp_path / "out", "folder", progress=break_at("valid", 2))
+        run(src, tmp_path / "out", "folder", on_progress=break_at("valid", 2))
     part = tmp_path / "out/.phalanx/blocks-valid/000001.part"
     part.write_text("half a li")  # as a kill leaves it: written, but not renamed
     run(src, tmp_path / "out", "folder", workers=2)

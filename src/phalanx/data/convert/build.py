@@ -116,7 +116,7 @@ def build(
     *,
     max_bad: str | None = None,
     workers: int | None = None,
-    progress: _Progress | None = None,
+    on_progress: _Progress | None = None,
 ) -> dict[str, _SplitResult]:
     """Write the data in `src` to `out` in another format; what was done comes back by split."""
     with out_errors(out, _AGAIN):
@@ -127,7 +127,7 @@ def build(
         for folder in (out, out / PHALANX_FOLDER):
             for leftover in folder.glob(".*.*.part"):  # of a write that was killed
                 leftover.unlink()
-        running = _Build(splits, out, options, pool=pool, max_bad=max_bad, progress=progress)
+        running = _Build(splits, out, options, pool=pool, max_bad=max_bad, on_progress=on_progress)
         return {split.name: running.build_split(split) for split in splits}
 
 
@@ -213,10 +213,10 @@ class _Build:
         *,
         pool: ProcessPool,
         max_bad: str | None,
-        progress: _Progress | None,
+        on_progress: _Progress | None,
     ):
         self.splits, self.out, self.options, self.pool = splits, out, options, pool
-        self.max_bad, self.progress = max_bad, progress
+        self.max_bad, self.on_progress = max_bad, on_progress
         self.record = _open_record(out, splits, options)
 
     def build_split(self, split: SourceSplit) -> _SplitResult:
@@ -300,8 +300,8 @@ class _Build:
             raise _BadImagesFound(found)
 
     def _report(self, split: SourceSplit, done: int, count: int) -> None:
-        if self.progress is not None:
-            self.progress(split.name, done, count)
+        if self.on_progress is not None:
+            self.on_progress(split.name, done, count)
 
 
 def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Sample | str, bool]]:

@@ -103,7 +103,7 @@ def describe_problems(wrong: int) -> str:
 
 
 def verify(
-    root: Path, *, workers: int | None = None, progress: _Progress | None = None
+    root: Path, *, workers: int | None = None, on_progress: _Progress | None = None
 ) -> VerifyResult:
     """Check every image of both splits of the dataset in a folder."""
     splits = find_source_splits(root)
@@ -113,10 +113,10 @@ def verify(
             f"{root}: {data} as it is handed out; `phalanx data build` looks at every "
             "image while it converts, verify what it writes"
         )
-    rows = _Rows(splits)
+    all_images = _AllImages(splits)
     with ProcessPool(choose_workers(splits, workers)) as pool:
-        checks = _check_images(splits, pool, progress)
-        groups = _find_groups(rows, checks, pool)
+        checks = _check_images(splits, pool, on_progress)
+        groups = _find_groups(all_images, checks, pool)
     counts = {split.name: _count_classes(split) for split in splits}
     return VerifyResult(
         folder=str(root),
@@ -124,7 +124,7 @@ def verify(
         images={split.name: split.images for split in splits},
         classes=classes,
         counts=counts,
-        single=_find_single(rows, checks),
+        single=_find_single(all_images, checks),
         groups=groups,
         missing=[
             f"{classes[label]}: no {_ADJECTIVES[split]} image"
@@ -137,7 +137,7 @@ def verify(
     )
 
 
-class _Rows:
+class _AllImages:
     """The images of all splits, numbered through."""
 
     def __init__(self, splits: list[SourceSplit]):
@@ -160,7 +160,7 @@ class _Rows:
 
 
 def _check_images(
-    splits: list[SourceSplit], pool: ProcessPool, progress: _Progress | None
+    splits: list[SourceSplit], pool: ProcessPool, on_progress: _Progress | None
 ) -> ImageChecks:
     """What is found in every image of all splits."""
     checks, row = allocate_checks(sum(split.images for split in splits)), 0
@@ -172,8 +172,8 @@ def _check_images(
                 getattr(checks, name)[row : row + count] = getattr(some, name)
             checks.reasons.update({(row + n, kind): why for (n, kind), why in some.reasons.items()})
             row, done = row + count, done + count
-            if progress is not None:
-                progress(split.name, done, split.images)
+            if on_progress is not None:
+                on_progress(split.name, done, split.images)
     return checks
 
 
@@ -187,19 +187,19 @@ def compute_manifest(classes: tuple[str, ...], checks: ImageChecks) -> str:
     return digest.hexdigest()
 
 
-def _find_single(rows: _Rows, checks: ImageChecks) -> dict[str, list[ImageLocation]]:
+def _find_single(all_images: _AllImages, checks: ImageChecks) -> dict[str, list[ImageLocation]]:
     """By kind, the images it is true of."""
     found = {
         kind: [
-            rows.locate(int(row), checks.reasons.get((int(row), kind), ""))
+            all_images.locate(int(row), checks.reasons.get((int(row), kind), ""))
             for row in np.flatnonzero(checks.flags & KIND_BITS[kind])
         ]
         for kind in KINDS
     }
-    unknown = (rows.labels < 0) | (rows.labels >= len(rows.classes))
+    unknown = (all_images.labels < 0) | (all_images.labels >= len(all_images.classes))
     for row in np.flatnonzero(unknown & (checks.flags & _UNUSABLE == 0)):
-        why = f"label {rows.labels[row]}, but there are {len(rows.classes)} classes"
-        found[OUT_OF_RANGE].append(rows.locate(int(row), why))
+        why = f"label {all_images.labels[row]}, but there are {len(all_images.classes)} classes"
+        found[OUT_OF_RANGE].append(all_images.locate(int(row), why))
     return found
 
 
@@ -212,18 +212,18 @@ def _count_classes(split: SourceSplit) -> list[int]:
 # --- duplicates ---
 
 
-def _find_groups(rows: _Rows, checks: ImageChecks, pool: ProcessPool) -> _Groups:
+def _find_groups(all_images: _AllImages, checks: ImageChecks, pool: ProcessPool) -> _Groups:
     """Images that are the same, or nearly, in a split or across both."""
     usable = np.flatnonzero(checks.flags & _UNUSABLE == 0)
     content = checks.content[usable]
     pairs = find_near_duplicates(checks.hashes[usable], checks.thumbnails[usable])
     pairs = pairs[(content[pairs[:, 0]] != content[pairs[:, 1]]).any(axis=1)]
-    near = _group_same_pictures(rows, usable[pairs], pool)
+    near = _group_same_pictures(all_images, usable[pairs], pool)
     exact = [[int(usable[place]) for place in group] for group in group_equal(content)]
     found: _Groups = {EXACT: [], SHARED: [], NEAR: [], NEARLY_SHARED: []}
     for groups, inside, across in ((exact, EXACT, SHARED), (near, NEAR, NEARLY_SHARED)):
         for group in groups:
-            images = [rows.locate(row) for row in group]
+            images = [all_images.locate(row) for row in group]
             if len({image.label for image in images}) > 1:
                 why = "the same picture has another label"
                 images = [replace(image, why=why) for image in images]
@@ -233,12 +233,12 @@ def _find_groups(rows: _Rows, checks: ImageChecks, pool: ProcessPool) -> _Groups
 
 
 def _group_same_pictures(
-    rows: _Rows, pairs: NDArray[np.int64], pool: ProcessPool
+    all_images: _AllImages, pairs: NDArray[np.int64], pool: ProcessPool
 ) -> list[list[int]]:
     """Groups of those similar images that are still alike when they are compared again, larger."""
 
     def make_key(row: int) -> ImageKey:
-        split, number = rows.find(row)
+        split, number = all_images.find(row)
         return split.data, split.folder, split.name, number
 
     keys = [(make_key(int(left)), make_key(int(right))) for left, right in pairs]
