@@ -149,7 +149,7 @@ def refuse_bomb(height: int, width: int, name: str) -> None:
         raise BadImage(name, f"{width}x{height} pixels are more than the {most} that are decoded")
 
 
-class ImageHeader(NamedTuple):
+class _ImageHeader(NamedTuple):
     """What an image file says of itself before its pixels."""
 
     format: str  # "JPEG", "PNG"; "" where it is no image
@@ -157,13 +157,13 @@ class ImageHeader(NamedTuple):
     shape: tuple[int, int]  # height and width
 
 
-def read_image_header(data: bytes) -> ImageHeader:
+def read_image_header(data: bytes) -> _ImageHeader:
     """The format and shape of an image file, which is not decoded; all empty when it is none."""
     try:
         with Pillow.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            return ImageHeader(image.format or "", image.mode, (image.height, image.width))
+            return _ImageHeader(image.format or "", image.mode, (image.height, image.width))
     except PILLOW_ERRORS:
-        return ImageHeader("", "", (0, 0))
+        return _ImageHeader("", "", (0, 0))
 
 
 @contextmanager

@@ -20,22 +20,15 @@ from phalanx.errors import DataError
 _ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 _TRUTH, _META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"  # one synset a line, image by image
-_FORMAT_5_HEADER = 128
+_HEADER_BYTES = 128
 _MATRIX, _COMPRESSED = 14, 15
 _CELL_CLASS, _STRUCT_CLASS, _CHAR_CLASS = 1, 2, 4
-_NUMBERS = {
-    1: "i1",
-    2: "u1",
-    3: "i2",
-    4: "u2",
-    5: "i4",
-    6: "u4",
-    7: "f4",
-    9: "f8",
-    12: "i8",
-    13: "u8",
-}
-_TEXTS = {16: "utf-8", 17: "utf-16-le", 18: "utf-32-le", 4: "utf-16-le", 2: "latin-1", 1: "latin-1"}
+_DTYPES = {
+    1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8",
+}  # fmt: skip
+_CODECS = {
+    16: "utf-8", 17: "utf-16-le", 18: "utf-32-le", 4: "utf-16-le", 2: "latin-1", 1: "latin-1",
+}  # fmt: skip
 
 
 def read_validation_synsets(root: Path) -> list[str]:
@@ -97,14 +90,14 @@ def _read_mat(data: bytes) -> dict[str, Any]:
     if data[126:128] != b"IM":
         raise ValueError("not a little-endian MATLAB 5 file")
     variables = {}
-    for kind, content in _elements(data[_FORMAT_5_HEADER:]):
+    for kind, content in _read_elements(data[_HEADER_BYTES:]):
         if kind == _MATRIX:
             name, value = _read_matrix(content)
             variables[name] = value
     return variables
 
 
-def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _read_elements(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The elements one after the other: what kind each is of, and its bytes."""
     stream = io.BytesIO(data)
     while tag := stream.read(8):
@@ -116,7 +109,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
         if len(content) < size:
             raise ValueError("the file is cut short")
         if kind == _COMPRESSED:  # the only kind that is not filled up to eight bytes
-            yield from _elements(zlib.decompress(content))
+            yield from _read_elements(zlib.decompress(content))
             continue
         stream.read(-size % 8)
         yield kind, content
@@ -124,7 +117,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _read_matrix(data: bytes) -> tuple[str, Any]:
     """The name and the value of an array."""
-    parts = list(_elements(data))
+    parts = list(_read_elements(data))
     if not parts:
         return "", np.empty(0)
     flags, shape, name = (content for _, content in parts[:3])
@@ -150,9 +143,9 @@ def _read_structure(parts: list[tuple[int, bytes]], count: int) -> dict[str, lis
 
 
 def _read_text(parts: list[tuple[int, bytes]], count: int) -> str:
-    return parts[0][1].decode(_TEXTS[parts[0][0]]) if parts else ""
+    return parts[0][1].decode(_CODECS[parts[0][0]]) if parts else ""
 
 
 def _read_numbers(parts: list[tuple[int, bytes]], count: int) -> Any:
     kind, content = parts[0]
-    return np.frombuffer(content, f"<{_NUMBERS[kind]}")
+    return np.frombuffer(content, f"<{_DTYPES[kind]}")

@@ -135,11 +135,7 @@ def _build_folder_opener(open_format: Callable[[Path, str], Source]) -> _Opener:
 OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has nothing to open
     "embedded": lambda _dir, split, _spec: open_embedded(split),
     "generated": lambda _dir, _split, spec: open_generated(spec),
-    **{
-        name: _build_folder_opener(data_format.open)
-        for name, data_format in DATA_FORMATS.items()
-        if data_format.open is not None
-    },
+    **{name: _build_folder_opener(kind.open) for name, kind in DATA_FORMATS.items() if kind.open},
 }
 
 

@@ -154,19 +154,22 @@ def read_example(data: bytes) -> dict[str, Field]:
     return found
 
 
+def _read_list(data: bytes, values: Field | None, kind: int) -> Iterator[Field]:
+    """The fields of a list of that kind; none when it is of something else, or missing."""
+    if values is not None and values.number == kind:
+        yield from _read_fields(data, values.begin, values.end)
+
+
 def read_spans(data: bytes, values: Field | None) -> list[tuple[int, int]]:
     """Begin and end of each value of a list of bytes; none when it is of something else."""
-    if values is None or values.number != _BYTES:
-        return []
-    return [(f.begin, f.end) for f in _read_submessages(data, values.begin, values.end)]
+    fields = _read_list(data, values, _BYTES)
+    return [(f.begin, f.end) for f in fields if f.number == 1 and f.wire_type == _LENGTH_DELIMITED]
 
 
 def read_integers(data: bytes, values: Field | None) -> list[int]:
     """The values of a list of integers, packed or not; none when it is of something else."""
-    if values is None or values.number != _INTEGERS:
-        return []
     integers = []
-    for field in _read_fields(data, values.begin, values.end):
+    for field in _read_list(data, values, _INTEGERS):
         begin = field.begin
         while begin < field.end:
             value, begin = _read_varint(data, begin, field.end)
@@ -176,9 +179,7 @@ def read_integers(data: bytes, values: Field | None) -> list[int]:
 
 def read_floats(data: bytes, values: Field | None) -> list[float]:
     """The values of a list of floats, packed or not; none when it is of something else."""
-    if values is None or values.number != _FLOATS:
-        return []
-    fields = _read_fields(data, values.begin, values.end)
+    fields = _read_list(data, values, _FLOATS)
     return [float(x) for f in fields for x in np.frombuffer(data[f.begin : f.end], "<f4")]
 
 
