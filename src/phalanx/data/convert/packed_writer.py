@@ -103,7 +103,7 @@ class PackedWriter(ShardWriter):
         )
 
     def _open_part(self, number: int) -> BinaryIO:
-        """The growing file, cut off and to be written where a block begins."""
+        """The growing file, cut off where a block begins, to be written on from there."""
         file = self.part.open("r+b")
         file.truncate(self._find_end(number))
         file.seek(0, os.SEEK_END)

@@ -20,7 +20,9 @@ from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.disk import remove_quietly, sync_folder, write_atomically
 from phalanx.errors import DataError
 
-BLOCK_IMAGES = 1024  # of a shard, where no number of shards is asked for
+# Images of a shard, where no number of shards is asked for. A build that broke off counts on it:
+# who changes it raises the format of build.json.
+BLOCK_IMAGES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
