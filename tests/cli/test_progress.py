@@ -32,7 +32,7 @@ def use_terminal(monkeypatch):
 
 def test_a_terminal_gets_one_line_that_is_rewritten_now_and_then(clock, monkeypatch):
     terminal = use_terminal(monkeypatch)
-    line = ProgressLine()
+    line = ProgressLine(0.1)
     line.show("1 of 9")
     line.show("2 of 9")  # too soon
     clock[0] += 0.2
@@ -45,15 +45,16 @@ def test_a_line_that_was_not_the_last_can_be_ended(clock, monkeypatch):
     terminal = use_terminal(monkeypatch)
     line = ProgressLine()
     line.show("1 of 9")
+    line.show("2 of 9")
     line.end()
-    assert terminal.getvalue() == "\r\033[K1 of 9\n"
+    assert terminal.getvalue() == "\r\033[K1 of 9\r\033[K2 of 9\n"
 
 
 @pytest.mark.parametrize(
     ("every", "told"), [(None, ""), (math.inf, "9 of 9\n"), (10.0, "3 of 9\n9 of 9\n")]
 )
 def test_a_log_gets_as_much_as_it_is_meant_to(clock, capsys, every, told):
-    line = ProgressLine(every)
+    line = ProgressLine(log_s=every)
     line.show("1 of 9")
     clock[0] += 11
     line.show("3 of 9")

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from phalanx.cli.command import Argument, Command, Request
-from phalanx.cli.progress import ProgressLine
+from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
@@ -19,7 +19,7 @@ def _fetch_data(request: Request) -> int:
     if data is None:
         raise ConfigError(f"say which set to fetch: {', '.join(PUBLISHED_FILES)}")
     data_dir = request["data_dir"] or os.environ.get("DATA_DIR")
-    line = ProgressLine(log_every_s=math.inf)  # a log gets a line for each whole file
+    line = ProgressLine(REWRITE_S, math.inf)  # a log gets a line for each whole file
 
     def progress(file: str, have: int, whole: int | None) -> None:
         total = f" of {format_bytes(whole)}" if whole else ""

@@ -6,18 +6,19 @@ import time
 
 from phalanx.units import format_count, format_seconds
 
-_REWRITE_S, _LOG_S = 0.1, 10.0  # between two texts on a terminal, and in a log
+REWRITE_S, _LOG_S = 0.1, 10.0  # between two texts of many, on a terminal and in a log
 
 
 class ProgressLine:
     """One line on a terminal that each text replaces.
 
-    log_every_s: seconds between two lines where there is no terminal; None: nothing is said there.
+    rewrite_s: seconds between two texts on a terminal. log_s: between two lines where there is
+    none; None: nothing is said there.
     """
 
-    def __init__(self, log_every_s: float | None = None):
+    def __init__(self, rewrite_s: float = 0.0, log_s: float | None = None):
         self.is_terminal = sys.stderr.isatty()
-        self.interval = _REWRITE_S if self.is_terminal else log_every_s
+        self.interval = rewrite_s if self.is_terminal else log_s
         self.shown_at = -math.inf if self.is_terminal else time.monotonic()
 
     def is_due(self, *, is_last: bool = False) -> bool:
@@ -44,7 +45,7 @@ class ImageProgress:
     """How many images of a split are done, how fast, and how long the others will take."""
 
     def __init__(self, verb: str):
-        self.verb, self.line = verb, ProgressLine(_LOG_S)
+        self.verb, self.line = verb, ProgressLine(REWRITE_S, _LOG_S)
         self.split, self.began, self.first = "", 0.0, 0
 
     def __call__(self, split: str, done: int, count: int) -> None:
