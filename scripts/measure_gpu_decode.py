@@ -30,12 +30,11 @@ from phalanx.data.loading.gpu_decode import (
     Decode,
     GpuDecoder,
     NvJpeg,
-    gpu_decode_problem,
-    suits_gpu,
+    find_gpu_decode_problem,
+    is_gpu_decodable,
 )
-from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
-from phalanx.data.loading.worker_pool import BatchRequest
-from phalanx.data.transforms.transform import TransformSpec, choose_part
+from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
+from phalanx.data.transforms.transform import TransformSpec, choose_crop_and_flip
 from phalanx.kernels.cut import cut_batch
 from phalanx.plan.order import Order
 
@@ -49,36 +48,36 @@ def decode_here(files: list[bytes]) -> list[Tensor]:
     return [torch.from_numpy(decode(file, "image")).permute(2, 0, 1) for file in files]
 
 
-def make_recipe(words: argparse.Namespace) -> InputSpec:
+def make_spec(words: argparse.Namespace) -> InputSpec:
     """The training of a set of photographs."""
     found = detect_datasets(words.dir)[0]
-    recipe = InputSpec(
+    spec = InputSpec(
         data=found.data,
         data_dir=str(found.folder),
         image_size=words.size,
-        treatment=TransformSpec(augment="resized-crop"),
+        transform=TransformSpec(augment="resized-crop"),
         seed=0,
     )
-    images = len(recipe.open("train"))
-    return replace(recipe, order=Order(images=images, global_batch=words.batch_size, seed=0))
+    images = len(spec.open("train"))
+    return replace(spec, order=Order(images=images, global_batch=words.batch_size, seed=0))
 
 
 class Bench:
     """What the measurements share: the images, the device and how long each takes."""
 
     def __init__(self, words: argparse.Namespace):
-        self.recipe, self.device = make_recipe(words), torch.device(words.device)
+        self.spec, self.device = make_spec(words), torch.device(words.device)
         self.seconds, self.batch = words.seconds, words.batch_size
         self.on_gpu = self.device.type == "cuda"
         self.make_decode: Callable[[], Decode] = lambda: (
             NvJpeg(self.device) if self.on_gpu else decode_here
         )
-        dataset = DATASETS[self.recipe.data]
+        dataset = DATASETS[self.spec.data]
         self.normaliser = Normaliser(dataset.mean, dataset.std, device=self.device)
 
     def reader(self, split: Split = "train") -> Reader:
         """A reader of its own for each thread."""
-        return Reader(self.recipe, split, findings=ReadingNotes(), max_bad=None)
+        return Reader(self.spec, split)
 
     def wait(self) -> None:
         """Until the device has done everything: here the clock is read."""
@@ -99,24 +98,24 @@ class Bench:
 
     def parts_alone(self) -> dict[str, float]:
         """The rates of decoding and of cutting one batch over and over."""
-        reader, order = self.reader(), self.recipe.order
+        reader, order = self.reader(), self.spec.order
         assert order is not None
-        indices, draws = reader.look_up(order.positions(0))
+        indices, draws = reader.find_samples(order.positions(0))
         opened = [reader.try_open(index) for index in indices.tolist()]
-        usable = [image for image in opened if suits_gpu(image)]  # type: ignore[arg-type]
+        usable = [image for image in opened if is_gpu_decodable(image)]  # type: ignore[arg-type]
         usable = (usable * self.batch)[: self.batch]
         if not usable:
             return {}
         choices = [
-            choose_part(self.recipe.treatment, (image.height, image.width), None, numbers)
+            choose_crop_and_flip(self.spec.transform, (image.height, image.width), None, numbers)
             for image, numbers in zip(usable, draws, strict=True)
         ]
-        parts, flips = zip(*choices, strict=True)
+        crops, flips = zip(*choices, strict=True)
         files, decoder = [image.data for image in usable], self.make_decode()
-        tensors, size = decoder(files), self.recipe.image_size
+        tensors, size = decoder(files), self.spec.image_size
         return {
             "decode alone": self.rate(lambda: decoder(files)),
-            "cut alone": self.rate(lambda: cut_batch(tensors, parts, flips, size=size)),
+            "cut alone": self.rate(lambda: cut_batch(tensors, crops, flips, size=size)),
         }
 
     def together(self, threads: int) -> tuple[float, int]:
@@ -137,43 +136,48 @@ class Bench:
             return 0
 
         # one executor for each: what a thread has set up in the first round serves the second
-        crew = [ThreadPoolExecutor(1) for _ in decoders]
-        list(map(Future.result, [one.submit(work, own, 0.0) for own, one in enumerate(crew)]))
+        executors = [ThreadPoolExecutor(1) for _ in decoders]
+        list(
+            map(
+                Future.result,
+                [one.submit(work, own, 0.0) for own, one in enumerate(executors)],
+            )
+        )
         self.wait()
         begin = perf_counter()
         until = begin + self.seconds
-        coming = [one.submit(work, own, until) for own, one in enumerate(crew)]
+        coming = [one.submit(work, own, until) for own, one in enumerate(executors)]
         batches = sum(map(Future.result, coming))
         self.wait()
         rate = batches * self.batch / (perf_counter() - begin)
-        for decoder, one in zip(decoders, crew, strict=True):
+        for decoder, one in zip(decoders, executors, strict=True):
             one.shutdown()
             decoder.close()
-        return rate, sum(decoder.refused for decoder in decoders)
+        return rate, sum(decoder.failed_calls for decoder in decoders)
 
     def fill(self, decoder: GpuDecoder, step: int) -> Tensor:
         """One normalised batch."""
-        order = self.recipe.order
+        order = self.spec.order
         assert order is not None
-        batch = decoder.fill(
-            decoder.prepare(BatchRequest(order.positions(step), self.recipe.image_size))
+        batch = decoder.decode_batch(
+            decoder.open_batch(BatchRequest(order.positions(step), self.spec.image_size))
         )
         if batch.ready is not None:
             batch.ready.wait()
-        return self.normaliser.images(batch.pixels)
+        return self.normaliser(batch.pixels)
 
     def difference(self, split: Split) -> tuple[float, float]:
         """How far pixels are from the host's, in 255ths: the mean, and the worst image's."""
-        reader, size, order = self.reader(split), self.recipe.image_size, self.recipe.order
+        reader, size, order = self.reader(split), self.spec.image_size, self.spec.order
         assert order is not None
         decoder = GpuDecoder(self.reader(split), self.device, decode=self.make_decode())
         apart = []
         for step in range(COMPARED):
-            keys = order.positions(step)
-            keys = keys if split == "train" else keys % len(reader.source)
-            expected = np.empty((len(keys), size, size, 3), np.uint8)
-            known = reader.fill(keys, expected)
-            batch = decoder.fill(decoder.prepare(BatchRequest(keys, size)))
+            positions = order.positions(step)
+            positions = positions if split == "train" else positions % len(reader.source)
+            expected = np.empty((len(positions), size, size, 3), np.uint8)
+            known = reader.fill(positions, expected)
+            batch = decoder.decode_batch(decoder.open_batch(BatchRequest(positions, size)))
             if batch.ready is not None:
                 batch.ready.synchronize()
             assert (batch.indices == known.indices).all()
@@ -192,7 +196,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--device", default="cuda")
     words = parser.parse_args()
-    problem = gpu_decode_problem(torch.device(words.device))
+    problem = find_gpu_decode_problem(torch.device(words.device))
     if problem and words.device != "cpu":
         parser.error(problem)
     bench = Bench(words)

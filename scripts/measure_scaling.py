@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
+from phalanx.data.loading.reader import InputSpec, Reader
 from phalanx.plan.machine import count_cores
 
 ROWS = 16  # that a process fills in one go, as the Loader's do
@@ -42,9 +42,9 @@ class Rates(NamedTuple):
 
 def fill_alone(first: int, seconds: float) -> None:
     """Be a bare process: get ready, wait for the word, fill, and tell the rate."""
-    recipe = InputSpec.from_json(json.loads(sys.stdin.readline()))
-    reader = Reader(recipe, "train", findings=ReadingNotes(), max_bad=None)
-    out = np.empty((ROWS, recipe.image_size, recipe.image_size, 3), np.uint8)
+    spec = InputSpec.from_json(json.loads(sys.stdin.readline()))
+    reader = Reader(spec, "train")
+    out = np.empty((ROWS, spec.image_size, spec.image_size, 3), np.uint8)
     groups = iter(range(first, first + APART, ROWS))
     reader.fill(np.arange(next(groups), first + ROWS), out)
     print("ready", flush=True)
@@ -57,7 +57,7 @@ def fill_alone(first: int, seconds: float) -> None:
     print(images / (perf_counter() - begin))
 
 
-def rate_bare(recipe: InputSpec, workers: int, seconds: float) -> float:
+def rate_bare(spec: InputSpec, workers: int, seconds: float) -> float:
     """What so many bare processes fill, all at the same time."""
     command = [sys.executable, __file__, "-", "--seconds", str(seconds), "--first"]
     processes = [
@@ -70,7 +70,7 @@ def rate_bare(recipe: InputSpec, workers: int, seconds: float) -> float:
         )
         for number in range(workers)
     ]
-    start = json.dumps(recipe.to_json())
+    start = json.dumps(spec.to_json())
     for line in (start, "go"):  # the second when every process has answered the first
         for process in processes:
             process.stdin.write(line + "\n")  # type: ignore[union-attr]
@@ -96,28 +96,27 @@ def rate_of(steps: Iterator[Any], images: int, seconds: float, settle: Callable[
 
 def measure(words: argparse.Namespace) -> Iterator[Rates]:
     """One row for each number of workers."""
-    from phalanx.assemble.build import prepare_torch  # torch: bare processes do without
-    from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
-    from phalanx.assemble.feed import normaliser_of, open_feed
+    from phalanx.assemble.dataset_summary import build_input_spec, plan_run
     from phalanx.assemble.find_data import read_with_data
-    from phalanx.bench.feeding import synchronise
+    from phalanx.assemble.session import Session  # torch: bare processes do without
+    from phalanx.bench.synthetic_steps import synchronise
     from phalanx.data.loading.loader import Loader
 
     given = {name: getattr(words, name.replace("-", "_")) for name in OPTIONS}
     options = {name: value for name, value in given.items() if value}
     settings = read_with_data(None, {**options, "data-dir": words.dir})
-    plan, config = replace(plan_of(settings)[0], total_steps=10**6), settings.config
-    recipe, device, seconds = recipe_of(config, plan), prepare_torch(plan), words.seconds
-    normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
+    plan, config = replace(plan_run(settings)[0], total_steps=10**6), settings.config
+    spec, session, seconds = build_input_spec(config, plan), Session(config, plan), words.seconds
     images, cores = plan.global_batch, count_cores()
     for workers in sorted({*(2**k for k in range(cores.bit_length())), cores}):
-        bare = rate_bare(recipe, workers, seconds)
-        with Loader(recipe, workers=workers) as loader:
+        bare = rate_bare(spec, workers, seconds)
+        with Loader(spec, workers=workers) as loader:
             steps = loader.steps_from(0, plan.total_steps, micro_batch=images)
             loaded = rate_of(steps, images, seconds, lambda: None)
-        with open_feed(recipe, replace(plan, workers=workers), normaliser, config) as feed:
-            moved = rate_of(feed.batches_from(0), images, seconds, lambda: synchronise(device))
-        yield Rates(workers, bare, loaded, moved)
+        with session.open_feed(replace(plan, workers=workers)) as feed:
+            steps = feed.batches_from(0)
+            copied = rate_of(steps, images, seconds, lambda: synchronise(session.device))
+        yield Rates(workers, bare, loaded, copied)
 
 
 def main() -> None:

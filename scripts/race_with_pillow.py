@@ -17,29 +17,34 @@ from PIL import Image
 
 from phalanx.bench.paired import measure_pairs
 from phalanx.data.formats.decode import EncodedImage, Pixels
-from phalanx.data.transforms.augment import Part
-from phalanx.data.transforms.transform import FIXED_COLUMNS, TransformSpec, choose_part, cut
+from phalanx.data.transforms.augment import Crop
+from phalanx.data.transforms.transform import (
+    FIXED_COLUMNS,
+    TransformSpec,
+    choose_crop_and_flip,
+    resized_crop,
+)
 from phalanx.plan.draws import draw_uniform
 
 PHOTOGRAPHS = TransformSpec(augment="resized-crop")
 
 
-def part_of(height: int, width: int, draws: list[float]) -> Part:
-    """The part that training takes of an image of these sides."""
-    return choose_part(PHOTOGRAPHS, (height, width), None, [1.0, *draws])[0]
+def crop_of(height: int, width: int, draws: list[float]) -> Crop:
+    """The crop that training takes of an image of these sides."""
+    return choose_crop_and_flip(PHOTOGRAPHS, (height, width), None, [1.0, *draws])[0]
 
 
 def ours(data: bytes, draws: list[float], size: int) -> Pixels:
     """As training does it, without the mirror."""
     picture = EncodedImage(data, "image")
-    return cut(picture, part_of(picture.height, picture.width, draws), size)
+    return resized_crop(picture, crop_of(picture.height, picture.width, draws), size)
 
 
 def pillows(data: bytes, draws: list[float], size: int) -> Pixels:
     """As anybody would write it with Pillow: its antialiased bilinear resize of a box."""
     with Image.open(io.BytesIO(data)) as image:
         rgb = image.convert("RGB")
-        top, left, tall, wide = part_of(rgb.height, rgb.width, draws)
+        top, left, tall, wide = crop_of(rgb.height, rgb.width, draws)
         box = (left, top, left + wide, top + tall)
         return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR, box))
 

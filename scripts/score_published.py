@@ -31,7 +31,7 @@ from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Variant
 from phalanx.data.formats.decode import decode
 from phalanx.data.loading.device import Normaliser
-from phalanx.data.transforms.transform import TRANSFORMS
+from phalanx.data.transforms.transform import TransformSpec, build_transform
 from phalanx.models.build import build_model
 from phalanx.models.weights import read_weights
 
@@ -104,8 +104,9 @@ def read_labels(images: list[Path], synsets: Path) -> Labels:
 def read_crops(images: list[Path], size: int) -> Bytes:
     """The images resized and cut as for scoring."""
     crops = np.empty((len(images), size, size, 3), np.uint8)
+    transform = build_transform(TransformSpec(augment="resized-crop"))
     for path, crop in zip(images, crops, strict=True):
-        TRANSFORMS["resized-crop"].evaluate(decode(path.read_bytes(), path.name), crop)
+        transform.apply_evaluation(decode(path.read_bytes(), path.name), crop)
     return crops
 
 
@@ -118,7 +119,7 @@ def phalanx_logits(variant: Variant, converted: Path) -> Logits:
 
     def logits(pixels: Bytes) -> Floats:
         with torch.inference_mode():
-            return model(normaliser.images(pixels)).numpy()
+            return model(normaliser(pixels)).numpy()
 
     return logits
 

@@ -125,7 +125,7 @@ def digests(splits: list[SourceSplit]) -> list[tuple[int, str]]:
     return found
 
 
-def make_recipe(folder: Path, image_size: int) -> InputSpec:
+def make_spec(folder: Path, image_size: int) -> InputSpec:
     """Batches as training gets them."""
     found = detect_datasets(folder)[0]
     train = find_source_splits(folder)[0]
@@ -133,17 +133,17 @@ def make_recipe(folder: Path, image_size: int) -> InputSpec:
         data=found.data,
         data_dir=str(found.folder),
         image_size=image_size,
-        treatment=TransformSpec(augment="resized-crop"),
+        transform=TransformSpec(augment="resized-crop"),
         seed=0,
         order=Order(images=train.images, global_batch=min(BATCH, train.images), seed=0),
     )
 
 
-def sample_batches(recipe: InputSpec) -> list[Batch]:
+def sample_batches(spec: InputSpec) -> list[Batch]:
     """The batches of the first training steps, and all of validation."""
-    assert recipe.order is not None
-    batch = recipe.order.global_batch
-    with Loader(recipe, workers=WORKERS) as loader:
+    assert spec.order is not None
+    batch = spec.order.global_batch
+    with Loader(spec, workers=WORKERS) as loader:
         steps = [step for [step] in loader.steps_from(0, SAMPLED_STEPS, micro_batch=batch)]
         return [*steps, *loader.evaluation(batch)]
 
@@ -187,12 +187,12 @@ def resident_mib() -> float:
     return total / 1024
 
 
-def feed(recipe: InputSpec, epochs: int) -> list[float]:
+def feed(spec: InputSpec, epochs: int) -> list[float]:
     """The resident size after each epoch of batches, training and validation."""
-    assert recipe.order is not None
-    batch, sizes = recipe.order.global_batch, []
-    steps = recipe.order.images // batch
-    with Loader(recipe, workers=WORKERS) as loader:
+    assert spec.order is not None
+    batch, sizes = spec.order.global_batch, []
+    steps = spec.order.images // batch
+    with Loader(spec, workers=WORKERS) as loader:
         for epoch in range(epochs):
             for _ in loader.steps_from(epoch * steps, (epoch + 1) * steps, micro_batch=batch):
                 pass
@@ -212,7 +212,7 @@ def show_forms(rows: list[Row], out: Path, image_size: int) -> None:
     batches: list[Batch] = []
     for row in rows:
         mine = digests(find_source_splits(row.folder))
-        sampled = sample_batches(make_recipe(row.folder, image_size))
+        sampled = sample_batches(make_spec(row.folder, image_size))
         files, batches = files or mine, batches or sampled
         labels = [label for label, _ in mine] == [label for label, _ in files]
         order = labels and same_order(sampled, batches)
@@ -234,7 +234,7 @@ def show_memory(rows: list[Row], image_size: int, epochs: int) -> None:
     print("| form | 1 | 2 | middle | last | last over 2 |")
     print("|---|---:|---:|---:|---:|---:|")
     for row in rows:
-        sizes = feed(make_recipe(row.folder, image_size), epochs)
+        sizes = feed(make_spec(row.folder, image_size), epochs)
         first, second, middle, last = sizes[0], sizes[1], sizes[epochs // 2], sizes[-1]
         print(
             f"| {row.form} | {first:.1f} | {second:.1f} | {middle:.1f} | {last:.1f} | "

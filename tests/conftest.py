@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.assemble.instructions import avoid_missing_instructions
+from phalanx.assemble.torch_setup import avoid_missing_instructions
 from small_runs import make_digits
 
 avoid_missing_instructions()  # before any test of this process makes a product

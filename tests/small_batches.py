@@ -1,4 +1,4 @@
-"""Recipes of small sets, and batches compared."""
+"""Input specs of small sets, and batches compared."""
 
 import numpy as np
 
@@ -11,23 +11,23 @@ FIELDS = ("pixels", "labels", "indices", "positions")
 PAD_CROP, RESIZED_CROP = TransformSpec(augment="pad-crop"), TransformSpec(augment="resized-crop")
 
 
-def embedded_recipe(**values):
+def embedded_spec(**values):
     order = Order(images=8000, global_batch=GLOBAL_BATCH, seed=5)
     values = {
         "data": "embedded",
         "image_size": 28,
-        "treatment": PAD_CROP,
+        "transform": PAD_CROP,
         "order": order,
         **values,
     }
     return InputSpec(seed=5, **values)
 
 
-def photo_recipe(root, **values):
+def photo_spec(root, **values):
     order = Order(images=23, global_batch=GLOBAL_BATCH, seed=5)
     values = {
         "image_size": 32,
-        "treatment": RESIZED_CROP,
+        "transform": RESIZED_CROP,
         "order": order,
         **values,
     }

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import phalanx
-from phalanx.assemble.prepare import plan_of
+from phalanx.assemble.dataset_summary import plan_run
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.presets import our_folder
 from phalanx.config.read import read_settings
@@ -440,7 +440,7 @@ def test_every_preset_reads_and_plans(name, image_folder, tmp_path, monkeypatch)
     data = read_settings(name).config.data.data
     only_files_know = DATASETS[data].needs_folder and DATASETS[data].train_images is None
     flags = {"data-dir": str(image_folder)} if only_files_know else {}
-    plan, _ = plan_of(read_settings(name, flags), without_data=True)
+    plan, _ = plan_run(read_settings(name, flags), without_data=True)
     assert plan.total_steps >= 1 and plan.num_classes >= 2
 
 

@@ -54,37 +54,37 @@ def train(
 
 def validate(checkpoint: PathLike, **options: Any) -> "ScoreRow":
     """The score of a run's newest checkpoint, or of a checkpoint."""
-    from phalanx.assemble.prepare import describe_checkpoint
-    from phalanx.assemble.score import load_checkpoint, score_model
+    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.score import score_checkpoint
 
-    row, _ = score_model(load_checkpoint(describe_checkpoint(Path(checkpoint), _flags(options))))
+    row, _ = score_checkpoint(read_checkpoint(Path(checkpoint), _flags(options)))
     return row
 
 
 def plan(preset: str | None = None, **options: Any) -> "Plan":
     """Every number derived from a preset or file and options."""
-    from phalanx.assemble.dataset_summary import plan_of
+    from phalanx.assemble.dataset_summary import plan_run
     from phalanx.assemble.find_data import read_with_data
 
-    return plan_of(read_with_data(preset, _flags(options)))[0]
+    return plan_run(read_with_data(preset, _flags(options)))[0]
 
 
 def load(checkpoint: PathLike, **options: Any) -> Any:
     """The trained torch module of a run or checkpoint, in evaluation mode."""
-    from phalanx.assemble.prepare import describe_checkpoint
-    from phalanx.assemble.score import load_checkpoint
+    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.score import open_checkpoint
 
-    return load_checkpoint(describe_checkpoint(Path(checkpoint), _flags(options))).model.eval()
+    return open_checkpoint(read_checkpoint(Path(checkpoint), _flags(options))).model.eval()
 
 
 def predict(checkpoint: PathLike, images: list[PathLike], **options: Any) -> "list[Answer]":
     """What a run or checkpoint says of each image file."""
-    from phalanx.assemble.prepare import describe_checkpoint
-    from phalanx.assemble.score import load_checkpoint
+    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.score import open_checkpoint
     from phalanx.assemble.score import predict as answers
 
-    model = load_checkpoint(describe_checkpoint(Path(checkpoint), _flags(options)))
-    return list(answers(model, [Path(image) for image in images]))
+    session = open_checkpoint(read_checkpoint(Path(checkpoint), _flags(options)))
+    return list(answers(session, [Path(image) for image in images]))
 
 
 def report(run: PathLike) -> Path:

@@ -11,7 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from phalanx.cli.main import main
-from phalanx.engine.checkpoint_store import list_checkpoints, newest_checkpoint, prune, read_facts
+from phalanx.engine.checkpoint_store import (
+    list_checkpoints,
+    newest_checkpoint,
+    prune_checkpoints,
+    read_facts,
+)
 from phalanx.engine.state import hash_weights
 from phalanx.report.folder import open_run
 from small_runs import small_run
@@ -129,7 +134,7 @@ def test_the_average_is_no_step_of_the_run(run, capsys):
     average(capsys, run)
     shelf = run / "checkpoints"
     assert newest_checkpoint(shelf).name == "step-00000018"
-    prune(shelf, keep=1, scores={})
+    prune_checkpoints(shelf, keep=1, scores={})
     assert sorted(path.name for path in shelf.iterdir()) == ["average", "best", "step-00000018"]
 
 

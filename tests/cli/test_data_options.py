@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.assemble.dataset_summary import plan_of, recipe_of
+from phalanx.assemble.dataset_summary import build_input_spec, plan_run
 from phalanx.assemble.find_data import read_with_data
 from phalanx.cli.main import main
 from phalanx.data import fetch
@@ -50,8 +50,8 @@ def photos(tmp_path) -> Path:
 
 
 def first_batch(settings) -> np.ndarray:
-    plan, _ = plan_of(settings)
-    with Loader(recipe_of(settings.config, plan), workers=0) as loader:
+    plan, _ = plan_run(settings)
+    with Loader(build_input_spec(settings.config, plan), workers=0) as loader:
         (batch,) = next(loader.steps_from(0, 1, micro_batch=plan.global_batch))
     return batch.pixels
 
@@ -126,8 +126,8 @@ def test_scoring_takes_the_share_it_is_told(photos):
     def scored(share):
         flags = {**BASE, "data-dir": str(photos), "eval-crop": share}
         settings = read_with_data(None, flags)
-        plan, _ = plan_of(settings)
-        with Loader(recipe_of(settings.config, plan), workers=0) as loader:
+        plan, _ = plan_run(settings)
+        with Loader(build_input_spec(settings.config, plan), workers=0) as loader:
             return next(iter(loader.evaluation(8))).pixels
 
     assert not np.array_equal(scored("0.875"), scored("1"))
@@ -141,10 +141,10 @@ def test_a_pair_that_is_none_is_refused(photos, text):
 
 def test_a_recipe_survives_the_way_to_a_worker(photos):
     settings = read_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": "0.5,1"})
-    plan, _ = plan_of(settings)
-    recipe = recipe_of(settings.config, plan)
+    plan, _ = plan_run(settings)
+    recipe = build_input_spec(settings.config, plan)
     again = type(recipe).from_json(json.loads(json.dumps(recipe.to_json())))
-    assert again == recipe and isinstance(again.treatment, TransformSpec)
+    assert again == recipe and isinstance(again.transform, TransformSpec)
     assert replace(recipe, seed=9) != again
 
 

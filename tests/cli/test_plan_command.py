@@ -4,11 +4,10 @@ import json
 import re
 
 import pytest
-import torch
 
-from phalanx.assemble.blackbox import loss_scale_of
-from phalanx.assemble.build import build_state
-from phalanx.assemble.dataset_summary import plan_of
+from phalanx.assemble.blackbox import loss_scale_at
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 
@@ -59,10 +58,10 @@ def test_an_automatic_loss_scale_is_the_one_the_run_begins_with(told, as_json, w
     flags = {name.removeprefix("--"): value for name, value in flags.items()}
     flags |= {"precision": "16.16", "half-type": "float16", "auto-loss-scaling": "true"}
     settings = read_settings("demo", {**flags, "device": "cpu"})
-    begun = plan_of(settings)[0]
-    state = build_state(settings.config, begun, torch.device("cpu"))
+    begun = plan_run(settings)[0]
+    state = Session(settings.config, begun).state
     assert state.scaler is not None and state.scaler.scale == first
-    assert loss_scale_of(1, begun, state.scaler) == first, "and a replay of its first step has it"
+    assert loss_scale_at(1, begun, state.scaler) == first, "and a replay of its first step has it"
 
 
 def test_a_loss_scale_that_is_planned_is_not_called_automatic(told, as_json):

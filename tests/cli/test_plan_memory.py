@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from phalanx.assemble.build import build_state, step_rule
-from phalanx.assemble.dataset_summary import plan_of
-from phalanx.assemble.memory import predict
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.memory import predict_step_memory
+from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
-from phalanx.engine.step import MicroBatch, train_step
+from phalanx.engine.step import MicroBatch
 from phalanx.models.memory import Live
 from phalanx.report.summary import read_summary
 from small_runs import run_phalanx, small_run
@@ -143,9 +143,8 @@ MODES = {
 def test_a_real_step_takes_what_is_predicted(mode):
     flags = {name.replace("_", "-"): str(value) for name, value in MODES[mode].items()}
     settings = read_settings("demo", {"device": "cpu", **flags})
-    plan, config = plan_of(settings)[0], settings.config
-    device, found = torch.device("cpu"), predict(config, plan)
-    state, rule = build_state(config, plan, device), step_rule(config, plan, device)
+    plan, config = plan_run(settings)[0], settings.config
+    found, session = predict_step_memory(config, plan), Session(config, plan)
     batch = plan.micro_batch
     for _ in range(2):  # the first one makes the optimizer's state
         with Live() as live:
@@ -153,7 +152,7 @@ def test_a_real_step_takes_what_is_predicted(mode):
                 MicroBatch(torch.rand(batch, 3, 28, 28), torch.arange(batch) % 9, first)
                 for first in range(plan.accumulation)
             ]
-            train_step(state, passes, 0.1, rule=rule)
+            session.train_step(passes, 0.1)
     waiting = (plan.accumulation - 1) * passes[0].images.nbytes  # those of later passes
     lasting = found.weights + found.averages + found.optimizer
     assert found.peak - lasting == pytest.approx(live.peak - waiting, rel=0.05)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
 from phalanx.engine.state import hash_weights
-from phalanx.engine.weight_average import Averages, average_weights, reestimate_norms
+from phalanx.engine.weight_average import WeightAverage, average_weights, reestimate_norms
 from phalanx.errors import CheckpointError
 from phalanx.models.build import build_model, initialise
 from small_gpu import not_waiting
@@ -46,9 +46,9 @@ def copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def followed(model: nn.Module, *, steps: range) -> tuple[Averages, dict[str, np.ndarray]]:
+def followed(model: nn.Module, *, steps: range) -> tuple[WeightAverage, dict[str, np.ndarray]]:
     """Live averages over some steps, and what they should be, in 64 bits."""
-    averages, expected = Averages(model, decay=DECAY), wide(model)
+    averages, expected = WeightAverage(model, decay=DECAY), wide(model)
     for step in steps:
         wander(model, step)
         averages.update(model, step)
@@ -65,7 +65,7 @@ def followed(model: nn.Module, *, steps: range) -> tuple[Averages, dict[str, np.
 def test_live_averages_follow_the_formula_running_statistics_too(steps):
     model = small_model()
     averages, expected = followed(model, steps=steps)
-    state = averages.named_state()
+    state = averages.tensors()
     assert state.keys() == model.state_dict().keys()
     for name, tensor in state.items():
         if name.endswith("num_batches_tracked"):
@@ -79,7 +79,7 @@ def test_live_averages_follow_the_formula_running_statistics_too(steps):
 def test_averages_of_16_bit_weights_have_32_bits():
     model = small_model().to(torch.bfloat16)
     averages, expected = followed(model, steps=range(160, 210))
-    for name, tensor in averages.named_state().items():
+    for name, tensor in averages.tensors().items():
         if tensor.is_floating_point():
             assert tensor.dtype == torch.float32
             # bfloat16 has 8 bits: an average kept in it would be off by 1e-2
@@ -89,38 +89,38 @@ def test_averages_of_16_bit_weights_have_32_bits():
 def test_averages_go_through_a_checkpoint_and_on_bit_for_bit():
     model = small_model()
     averages, _ = followed(model, steps=range(1, 4))
-    stored = {name: tensor.contiguous() for name, tensor in averages.named_state().items()}
-    again = Averages(small_model(seed=9), decay=DECAY)
-    again.restore(load(save(stored)), where="x")
+    stored = {name: tensor.contiguous() for name, tensor in averages.tensors().items()}
+    again = WeightAverage(small_model(seed=9), decay=DECAY)
+    again.load(load(save(stored)), where="x")
     for step in range(4, 8):
         wander(model, step)
         averages.update(model, step)
         again.update(model, step)
-    assert hash_weights(averages.named_state()) == hash_weights(again.named_state())
-    for name, tensor in again.named_state().items():
+    assert hash_weights(averages.tensors()) == hash_weights(again.tensors())
+    for name, tensor in again.tensors().items():
         assert tensor.stride() == model.state_dict()[name].stride()  # one fused walk over both
 
 
 def test_averages_of_another_network_are_refused():
-    averages = Averages(small_model(), decay=DECAY)
-    other = {**averages.named_state(), "conv1.weight": torch.zeros(1)}
+    averages = WeightAverage(small_model(), decay=DECAY)
+    other = {**averages.tensors(), "conv1.weight": torch.zeros(1)}
     with pytest.raises(CheckpointError, match=r"^x: not the averages of this model: conv1.weight"):
-        averages.restore(other, where="x")
+        averages.load(other, where="x")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_averaged_weights_are_put_in_and_taken_out_bit_for_bit(dtype):
     model = small_model().to(dtype)
     averages, _ = followed(model, steps=range(1, 4))
-    own, kept = hash_weights(model.state_dict()), hash_weights(averages.named_state())
+    own, kept = hash_weights(model.state_dict()), hash_weights(averages.tensors())
     places = [tensor.data_ptr() for tensor in model.state_dict().values()]
-    with averages.swapped(model):
+    with averages.applied_to(model):
         for name, tensor in model.state_dict().items():
-            assert torch.equal(tensor, averages.named_state()[name].to(tensor.dtype))
+            assert torch.equal(tensor, averages.tensors()[name].to(tensor.dtype))
         assert hash_weights(model.state_dict()) != own
         wander(model, 99)  # even training in there leaves nothing behind
     assert hash_weights(model.state_dict()) == own
-    assert hash_weights(averages.named_state()) == kept
+    assert hash_weights(averages.tensors()) == kept
     assert [tensor.data_ptr() for tensor in model.state_dict().values()] == places
 
 
@@ -128,42 +128,42 @@ def test_an_error_while_averaged_weights_are_in_takes_them_out():
     model = small_model()
     averages, _ = followed(model, steps=range(1, 3))
     own = hash_weights(model.state_dict())
-    with pytest.raises(KeyError), averages.swapped(model):
+    with pytest.raises(KeyError), averages.applied_to(model):
         raise KeyError
     assert hash_weights(model.state_dict()) == own
 
 
 def test_a_tensor_that_was_replaced_is_seen():
     model = small_model()
-    averages = Averages(model, decay=DECAY)
+    averages = WeightAverage(model, decay=DECAY)
     averages.update(model, 1)
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
     norm.running_mean = torch.full_like(norm.running_mean, 11.0)
     averages.update(model, 1)
-    name = next(n for n in averages.named_state() if n.endswith("running_mean"))
-    assert averages.named_state()[name] == pytest.approx(9.0)  # (1 - 2/11) of 11
+    name = next(n for n in averages.tensors() if n.endswith("running_mean"))
+    assert averages.tensors()[name] == pytest.approx(9.0)  # (1 - 2/11) of 11
 
 
 def test_averages_can_begin_anew():
     model = small_model()
     averages, _ = followed(model, steps=range(1, 3))
-    averages.begin_with(model)
-    assert hash_weights(averages.named_state()) == hash_weights(model.state_dict())
+    averages.reset_to(model)
+    assert hash_weights(averages.tensors()) == hash_weights(model.state_dict())
 
 
 def test_a_network_without_whole_numbers_is_averaged():
     model = small_model(Norm(type="group", groups=4))
-    averages = Averages(model, decay=DECAY)
+    averages = WeightAverage(model, decay=DECAY)
     wander(model, 1)
     averages.update(model, 1)
-    assert all(tensor.is_floating_point() for tensor in averages.named_state().values())
+    assert all(tensor.is_floating_point() for tensor in averages.tensors().values())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_update_never_waits_for_the_device():
     model = small_model().cuda()
-    averages = Averages(model, decay=DECAY)
+    averages = WeightAverage(model, decay=DECAY)
     with not_waiting():
         averages.update(model, 1)
 

@@ -12,18 +12,19 @@ import torch
 
 from phalanx.catalog.models import MODELS
 from phalanx.cli.main import main
-from phalanx.engine.checkpoint import Saver, restore, take_snapshot
+from phalanx.engine.checkpoint import CheckpointSaver, load_checkpoint, take_snapshot
 from phalanx.engine.checkpoint_store import (
     FORMAT,
     find_best,
     list_checkpoints,
     newest_checkpoint,
-    prune,
+    prune_checkpoints,
     read_facts,
     read_files,
-    tidy,
+    remove_leftovers,
     write_checkpoint,
 )
+from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.errors import CheckpointError, DiskError, DivergedError
 from phalanx.models.build import build_model, initialise
@@ -55,12 +56,14 @@ def test_a_restored_state_trains_on_bit_for_bit(tmp_path):
     straight = small_state()
     train_a_little(straight, 3)
     straight.scores[3] = 0.5
-    saver = Saver(tmp_path, keep=2, about={"run": "x", "norm_layout": "contiguous"})
+    saver = CheckpointSaver(
+        tmp_path, keep=2, run_facts={"run": "x", "norm_layout": "contiguous"}, consensus=Consensus()
+    )
     saver.save(straight)
     saver.wait()
     train_a_little(straight, 3)
     other = small_state(seed=9)
-    restore(other, newest_checkpoint(tmp_path))
+    load_checkpoint(other, newest_checkpoint(tmp_path))
     assert (other.step, other.scores) == (3, {3: 0.5})
     train_a_little(other, 3)
     assert hash_weights(straight.model.state_dict()) == hash_weights(other.model.state_dict())
@@ -74,7 +77,9 @@ def test_a_restored_state_trains_on_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, number):
     state = small_state()
-    saver = Saver(tmp_path, keep=2, about={"run": "x", "norm_layout": "contiguous"})
+    saver = CheckpointSaver(
+        tmp_path, keep=2, run_facts={"run": "x", "norm_layout": "contiguous"}, consensus=Consensus()
+    )
     saver.save(state)
     with torch.no_grad():
         state.model.fc.weight[3, 2] = number
@@ -112,10 +117,10 @@ def test_the_hash_sees_name_dtype_shape_and_bytes():
 def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     for step in range(1, 7):
         write_checkpoint(tmp_path, step, FILES)
-    prune(tmp_path, keep=2, scores={1: 0.1, 2: 0.9, 3: 0.9, 6: 0.2})
+    prune_checkpoints(tmp_path, keep=2, scores={1: 0.1, 2: 0.9, 3: 0.9, 6: 0.2})
     assert [path.name[-1] for path in list_checkpoints(tmp_path)] == ["2", "5", "6"]
     assert (tmp_path / "best").resolve().name == "step-00000002"
-    assert find_best(tmp_path, {5: 0.5}).step == 5
+    assert find_best(tmp_path, {5: 0.5}) == 5
 
 
 @pytest.mark.parametrize("name", ["facts.json", "weights.safetensors"])
@@ -152,7 +157,7 @@ def test_a_killed_write_leaves_nothing_that_counts(tmp_path):
         (tmp_path / leftover / "weights.safetensors").write_bytes(b"half")
     (tmp_path / ".part-best").symlink_to("step-00000001")
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]
-    tidy(tmp_path)
+    remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -194,7 +199,9 @@ def test_a_write_that_does_not_read_back_is_loud(tmp_path, monkeypatch):
 def test_a_failed_background_save_is_raised_at_the_next_call(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("a file where the folder should be")
-    saver = Saver(blocked, keep=1, about={"norm_layout": "contiguous"})
+    saver = CheckpointSaver(
+        blocked, keep=1, run_facts={"norm_layout": "contiguous"}, consensus=Consensus()
+    )
     saver.save(small_state())
     with pytest.raises(DiskError, match="--run-dir"):
         saver.wait()

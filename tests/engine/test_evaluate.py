@@ -9,11 +9,11 @@ import torch
 
 from phalanx.cli.main import main
 from phalanx.engine.evaluate import ValidBatch, evaluate
-from phalanx.engine.step import StepRule
+from phalanx.engine.step import StepOptions
 from phalanx.errors import DataError
 from small_runs import small_run
 
-RULE = StepRule(label_smoothing=0.0, device_type="cpu", half=None)
+RULE = StepOptions(label_smoothing=0.0, device_type="cpu", half=None)
 
 
 class Fixed(torch.nn.Module):
@@ -33,7 +33,7 @@ def test_padding_and_unreadable_rows_do_not_count():
     score = evaluate(
         Fixed(),
         [batch([good, bad, good], [1, 1, 1], [0, 1, -1]), batch([good, bad], [1, 1], [3, -1])],
-        rule=RULE,
+        options=RULE,
     )
     assert (score.scored, score.hits) == (3, 2)
     assert score.top1 == pytest.approx(2 / 3)
@@ -41,14 +41,14 @@ def test_padding_and_unreadable_rows_do_not_count():
 
 
 def test_five_classes_or_fewer_have_no_top5():
-    few = evaluate(Fixed(), [batch([[1.0, 0, 0, 0, 0]], [0], [0])], rule=RULE)
-    many = evaluate(Fixed(), [batch([[5.0, 4, 3, 2, 1, 0]], [4], [0])], rule=RULE)
+    few = evaluate(Fixed(), [batch([[1.0, 0, 0, 0, 0]], [0], [0])], options=RULE)
+    many = evaluate(Fixed(), [batch([[5.0, 4, 3, 2, 1, 0]], [4], [0])], options=RULE)
     assert few.top5 is None
     assert (many.top1, many.top5) == (0.0, 1.0)
 
 
 def test_confidence_and_loss_are_what_they_say():
-    score = evaluate(Fixed(), [batch([[np.log(3.0), 0.0]], [1], [0])], rule=RULE)
+    score = evaluate(Fixed(), [batch([[np.log(3.0), 0.0]], [1], [0])], options=RULE)
     assert score.confidence[0] == pytest.approx(0.75)
     assert score.loss == pytest.approx(-np.log(0.25), rel=1e-6)
 
@@ -63,8 +63,8 @@ class FirstColumn(torch.nn.Module):
 def test_an_image_and_its_mirror_image_are_scored_together():
     images = torch.tensor([[[[1.0, 6.0]], [[3.0, 3.5]]]])  # two classes; left edge, right edge
     both = ValidBatch(images, torch.tensor([0]), torch.tensor([0]))
-    plain = evaluate(FirstColumn(), [both], rule=RULE)
-    mirrored = evaluate(FirstColumn(), [both], rule=replace(RULE, flip=True))
+    plain = evaluate(FirstColumn(), [both], options=RULE)
+    mirrored = evaluate(FirstColumn(), [both], options=replace(RULE, flip=True))
     assert (plain.top1, mirrored.top1) == (0.0, 1.0)
     mean = torch.tensor([3.5, 3.25]).softmax(0)
     assert mirrored.confidence[0] == pytest.approx(mean[0].item())
@@ -72,14 +72,14 @@ def test_an_image_and_its_mirror_image_are_scored_together():
 
 def test_nothing_to_score_is_said():
     with pytest.raises(DataError, match="no image to score"):
-        evaluate(Fixed(), [], rule=RULE)
+        evaluate(Fixed(), [], options=RULE)
     with pytest.raises(DataError, match="none of the validation split decodes"):
-        evaluate(Fixed(), [batch([[1.0, 0.0]], [0], [-1])], rule=RULE)
+        evaluate(Fixed(), [batch([[1.0, 0.0]], [0], [-1])], options=RULE)
 
 
 def test_an_interrupted_evaluation_gives_no_score():
     one = batch([[1.0, 0.0]], [0], [0])
-    assert evaluate(Fixed(), [one], rule=RULE, interrupted=lambda: True) is None
+    assert evaluate(Fixed(), [one], options=RULE, interrupted=lambda: True) is None
 
 
 @pytest.fixture(scope="module")

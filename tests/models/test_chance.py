@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.engine.state import TrainState
-from phalanx.engine.step import MicroBatch, StepRule, train_step
+from phalanx.engine.step import MicroBatch, StepOptions, train_step
 from phalanx.models.build import build_model, initialise
 from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.layers import drop_path
@@ -21,7 +21,7 @@ from phalanx.plan import draws
 CPU = torch.device("cpu")
 WANTED = {"layer1.0": 1, "drop": 7, "layer3.2": 1}
 PLAIN = OptimSettings(momentum=0.0)
-RULE = StepRule(label_smoothing=0.0, device_type="cpu", half=None, seed=9)
+RULE = StepOptions(label_smoothing=0.0, device_type="cpu", half=None, seed=9)
 
 
 def drawn(wanted: dict[str, int], *, first: int = 0, images: int = 8, seed: int = 9):

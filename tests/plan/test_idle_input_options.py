@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from phalanx.assemble.dataset_summary import recipe_of
+from phalanx.assemble.dataset_summary import build_input_spec
 from phalanx.assemble.feed import stays_unasked
 from phalanx.config.read import read_settings
-from phalanx.data.loading.resident import why_not_resident
+from phalanx.data.loading.resident import find_resident_problem
 from phalanx.plan.input_options import can_reside
 from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
 
@@ -86,6 +86,6 @@ def test_portions_for_workers_are_told_where_there_are_none():
 def test_the_plan_and_the_feed_agree_on_which_sets_may_lie_on_a_gpu(options):
     flags = {name.replace("_", "-"): str(value) for name, value in options.items()}
     config = read_settings("demo", flags).config
-    recipe = recipe_of(config, make_plan(config, FACTS, GPU))
-    why_not = why_not_resident(recipe, recipe.open("valid"))
+    recipe = build_input_spec(config, make_plan(config, FACTS, GPU))
+    why_not = find_resident_problem(recipe, recipe.open("valid"))
     assert can_reside(config) == (stays_unasked(torch.device("cuda"), config) and not why_not)

@@ -1,4 +1,4 @@
-"""What a config meets: a look at the data, the plan that follows, and how batches are made."""
+"""What the data of a config holds, the plan that follows, and how its batches are made."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -23,38 +23,39 @@ _SHARE_STEPS = 10_000  # a share is understood to a hundredth of a percent
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSummary:
-    """What a look at the data told, without reading an image."""
+    """What a dataset holds, found out without decoding an image."""
 
-    facts: DatasetCounts
+    counts: DatasetCounts
     classes: tuple[str, ...]
     fingerprints: dict[str, Any]  # by split
     manifest: str | None = None  # id of the content, where `data verify` has looked at it
-    counts: str = "counted"  # or "published", where nobody looked at the files, or "made up"
+    source: str = "counted"  # or "published", where nobody looked at the files, or "made up"
 
 
 def inspect_dataset(config: Config) -> DatasetSummary:
     """Count images and classes and take fingerprints."""
     if config.data.data in MADE_UP:
-        return look_at_made_up(config)
+        return summarise_made_up(config)
     splits: tuple[Split, ...] = ("train", "valid")
-    chosen = _val_split_of(config)
+    folder, val_split = config.data.data_dir, _parse_val_split(config)
     sources = {
-        split: open_source(config.data.data, config.data.data_dir, split, val_split=chosen)
-        for split in splits
+        split: open_source(config.data.data, folder, split, val_split=val_split) for split in splits
     }
     classes = sources["train"].classes
-    facts = DatasetCounts(
-        train_images=len(sources["train"]), valid_images=len(sources["valid"]), classes=len(classes)
-    )
-    fingerprints: dict[str, Any] = {s: sources[s].fingerprint() for s in splits}
-    folder = config.data.data_dir
-    manifest = find_manifest(Path(folder).expanduser(), fingerprints) if folder else None
+    fingerprints: dict[str, Any] = {split: sources[split].fingerprint() for split in splits}
     return DatasetSummary(
-        facts=facts, classes=classes, fingerprints=fingerprints, manifest=manifest
+        counts=DatasetCounts(
+            train_images=len(sources["train"]),
+            valid_images=len(sources["valid"]),
+            classes=len(classes),
+        ),
+        classes=classes,
+        fingerprints=fingerprints,
+        manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
     )
 
 
-def _val_split_of(config: Config) -> ValSplit | None:
+def _parse_val_split(config: Config) -> ValSplit | None:
     """How the data is split, if the config says so."""
     if config.data.val_split is None:
         return None
@@ -62,24 +63,23 @@ def _val_split_of(config: Config) -> ValSplit | None:
     return ValSplit(share, config.train.seed)
 
 
-def look_at_made_up(config: Config) -> DatasetSummary:
+def summarise_made_up(config: Config) -> DatasetSummary:
     """Data without files: its length comes from --iterations."""
     classes = DATASETS[config.data.data].classes
     assert classes is not None
     step = count_global_batch(config)
     train = step * config.data.iterations
-    facts = DatasetCounts(
-        train_images=train, valid_images=max(step, train // 10), classes=len(classes)
-    )
     return DatasetSummary(
-        facts=facts,
+        counts=DatasetCounts(
+            train_images=train, valid_images=max(step, train // 10), classes=len(classes)
+        ),
         classes=classes,
         fingerprints={"train": {"images": train}, "valid": {}},
-        counts="made up",
+        source="made up",
     )
 
 
-def look_up_data(config: Config) -> DatasetSummary | None:
+def summarise_published(config: Config) -> DatasetSummary | None:
     """What the catalog knows of a dataset that is not here; None where only files can tell."""
     dataset = DATASETS[config.data.data]
     train, valid, classes = dataset.train_images, dataset.valid_images, dataset.num_classes
@@ -87,23 +87,24 @@ def look_up_data(config: Config) -> DatasetSummary | None:
     if train is None or valid is None or classes is None or own_split:
         return None
     return DatasetSummary(
-        facts=DatasetCounts(train_images=train, valid_images=valid, classes=classes),
+        counts=DatasetCounts(train_images=train, valid_images=valid, classes=classes),
         classes=dataset.classes or (),
         fingerprints={},
-        counts="published",
+        source="published",
     )
 
 
-def plan_of(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DatasetSummary]:
+def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DatasetSummary]:
     """Every derived number of a run that does not exist yet.
 
     without_data: a folder that is not named is made up for by what the catalog knows.
     """
     config = settings.config
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
-    known = look_up_data(config) if without_data and missing else None
-    view = known or inspect_dataset(config)
-    return make_plan(config, view.facts, choose_machine(config), places=settings.places), view
+    known = summarise_published(config) if without_data and missing else None
+    dataset = known or inspect_dataset(config)
+    plan = make_plan(config, dataset.counts, choose_machine(config), places=settings.places)
+    return plan, dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +124,12 @@ class Preprocessing:
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
-    def treatment(self) -> TransformSpec:
+    def transform(self) -> TransformSpec:
         """What happens to images that are scored."""
-        return TransformSpec(augment=self.augment, centre=self.eval_crop)
+        return TransformSpec(augment=self.augment, eval_crop=self.eval_crop)
 
 
-def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
+def build_preprocessing(config: Config, plan: Plan) -> Preprocessing:
     """The preprocessing a new run trains with."""
     dataset = DATASETS[config.data.data]
     return Preprocessing(
@@ -137,48 +138,43 @@ def preprocessing_of(config: Config, plan: Plan) -> Preprocessing:
         mean=dataset.mean,
         std=dataset.std,
         eval_crop=config.augment.eval_crop,
-        normalization=normalization_of(config),
+        normalization=choose_normalization(config),
     )
 
 
-def normalization_of(config: Config) -> str:
+def choose_normalization(config: Config) -> str:
     """How pixels are normalised, wherever that happens."""
     return "none" if config.data.normalization_location == "none" else config.augment.normalization
 
 
-def recipe_of(config: Config, plan: Plan) -> InputSpec:
+def build_input_spec(config: Config, plan: Plan) -> InputSpec:
     """How this run's batches are made."""
-    order = Order(
-        images=plan.train_images,
-        global_batch=plan.global_batch,
-        seed=config.train.seed,
-        drop_tail=config.data.epoch_tail == "drop",
-        repeats=config.data.repeated_augmentation,
-    )
+    options, val_split = config.augment, _parse_val_split(config)
     return InputSpec(
         data=config.data.data,
         plugin=config.run.plugin,
         data_dir=config.data.data_dir,
         image_size=plan.image_size,
-        treatment=_treatment_of(config),
+        transform=TransformSpec(
+            augment=DATASETS[config.data.data].augment,
+            scale=parse_pair(options.crop_scale),
+            ratio=parse_pair(options.crop_ratio),
+            boxes=options.use_bbox_info,
+            color_jitter=options.color_jitter,
+            auto_augment=options.auto_augment,
+            random_erasing=options.random_erasing,
+            eval_crop=options.eval_crop,
+        ),
         seed=config.train.seed,
-        order=order,
+        order=Order(
+            images=plan.train_images,
+            global_batch=plan.global_batch,
+            seed=config.train.seed,
+            drop_tail=config.data.epoch_tail == "drop",
+            repeats=config.data.repeated_augmentation,
+        ),
         generated_images=plan.train_images,
         generated_valid_images=plan.valid_images,
-        val_split=None if (chosen := _val_split_of(config)) is None else chosen.share,
+        val_split=None if val_split is None else val_split.share,
         growth=plan.growth,
-    )
-
-
-def _treatment_of(config: Config) -> TransformSpec:
-    """What happens to this run's images."""
-    return TransformSpec(
-        augment=DATASETS[config.data.data].augment,
-        scale=parse_pair(config.augment.crop_scale),
-        ratio=parse_pair(config.augment.crop_ratio),
-        boxes=config.augment.use_bbox_info,
-        jitter=config.augment.color_jitter,
-        auto=config.augment.auto_augment,
-        erasing=config.augment.random_erasing,
-        centre=config.augment.eval_crop,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,22 +13,29 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.sources import Split
-from phalanx.data.loading.device import Normaliser, copied_ahead, pinned_memory, take_over
-from phalanx.data.loading.gpu_decode import GpuDecoder, gpu_decode_problem
-from phalanx.data.loading.loader import Filler, Loader
-from phalanx.data.loading.prefetch import read_ahead
+from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
+from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
+from phalanx.data.loading.loader import BatchBackend, Loader, prefetch
 from phalanx.data.loading.reader import Batch, InputSpec, Reader
-from phalanx.data.loading.resident import ResidentFiller, has_room, why_not_resident
+from phalanx.data.loading.resident import ResidentBackend, find_resident_problem, fits_on_device
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import ConfigError
 from phalanx.plan.plan import Plan
 
 
-class _Moved(NamedTuple):
+class StepImage(NamedTuple):
+    """A training image of a step."""
+
+    position: int  # in the training stream
+    name: str
+    label: str | None  # the class; None for noise
+
+
+class _DeviceBatch(NamedTuple):
     """A batch on the device, not yet normalised."""
 
-    first: int  # its first image's place in the training stream
+    first: int  # its first image's position in the training stream
     images: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor | None = None  # only for scoring
@@ -40,17 +46,17 @@ class LoadedFeed:
 
     def __init__(self, loader: Loader, plan: Plan, normaliser: Normaliser) -> None:
         self.loader, self._plan, self._normaliser = loader, plan, normaliser
-        self._remap: NDArray[np.int64] | None = None
-        self._ahead: dict[str, Generator[Any, None, None]] = {}  # copies under way, by split
+        self._labels: NDArray[np.int64] | None = None
+        self._copying: dict[str, Generator[Any, None, None]] = {}  # copies under way, by split
 
     def close(self) -> None:
         """Stop copying; comes before the loader's own end, whose batches the copies take."""
-        while self._ahead:
-            self._ahead.popitem()[1].close()
+        while self._copying:
+            self._copying.popitem()[1].close()
 
     def relabel(self, numbers: NDArray[np.int64]) -> None:
         """Score against another numbering of the classes: label i counts as numbers[i]."""
-        self._remap = numbers
+        self._labels = numbers
 
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
         """The passes of each step from that one on."""
@@ -59,58 +65,64 @@ class LoadedFeed:
         )
         for passes in self._on_device(steps, "train"):
             yield [
-                MicroBatch(self._normaliser.normal(moved.images), moved.labels, moved.first)
-                for moved in passes
+                MicroBatch(self._normaliser.normalise(batch.images), batch.labels, batch.first)
+                for batch in passes
             ]
 
     def validation(self) -> Iterator[ValidBatch]:
         """Every validation image once."""
         batches = ([batch] for batch in self.loader.evaluation(self._plan.valid_batch))
-        for (moved,) in self._on_device(batches, "valid"):
-            assert moved.indices is not None
-            yield ValidBatch(self._normaliser.normal(moved.images), moved.labels, moved.indices)
+        for (batch,) in self._on_device(batches, "valid"):
+            assert batch.indices is not None
+            yield ValidBatch(self._normaliser.normalise(batch.images), batch.labels, batch.indices)
 
-    def _on_device(self, steps: Iterator[list[Batch]], split: Split) -> Iterator[list[_Moved]]:
+    def _on_device(
+        self, steps: Iterator[list[Batch]], split: Split
+    ) -> Iterator[list[_DeviceBatch]]:
         """Each step's batches where they are used; on a GPU they are copied while it works."""
-        moved = self._moved if split == "train" else self._moved_to_score
-        if self._normaliser.device.type != "cuda" or self.loader.immediate(split):
-            yield from (list(map(moved, step)) for step in steps)
+
+        def copy(step: list[Batch]) -> list[_DeviceBatch]:
+            return [self._copy(batch, scored=split == "valid") for batch in step]
+
+        if self._normaliser.device.type != "cuda" or not self.loader.needs_prefetch(split):
+            yield from map(copy, steps)
             return
-        copied = copied_ahead(steps, lambda step: list(map(moved, step)), self._normaliser.device)
-        if split in self._ahead:
-            self._ahead[split].close()
-        self._ahead[split] = ahead = read_ahead(copied)
+        copied = copy_ahead(steps, copy, self._normaliser.device)
+        if split in self._copying:
+            self._copying[split].close()
+        self._copying[split] = ahead = prefetch(copied)
         for step, done in ahead:
-            take_over((part for one in step for part in one[1:] if part is not None), done)
+            wait_for_copy((part for one in step for part in one[1:] if part is not None), done)
             yield step
 
-    def _moved_to_score(self, batch: Batch) -> _Moved:
-        if self._remap is not None:
-            batch = replace(batch, labels=self._remap[batch.labels])
-        return self._moved(batch)._replace(indices=self._normaliser.integers(batch.indices))
-
-    def _moved(self, batch: Batch) -> _Moved:
+    def _copy(self, batch: Batch, *, scored: bool) -> _DeviceBatch:
         if batch.ready is not None:  # made on the device, on another stream than this one
             batch.ready.wait()
             batch.pixels.record_stream(torch.cuda.current_stream(batch.pixels.device))
-        return _Moved(
+        labels = batch.labels if self._labels is None else self._labels[batch.labels]
+        return _DeviceBatch(
             int(batch.positions[0]),
-            self._normaliser.move(batch.pixels),
-            self._normaliser.integers(batch.labels),
+            self._normaliser.copy_pixels(batch.pixels),
+            self._normaliser.copy_integers(labels),
+            self._normaliser.copy_integers(batch.indices) if scored else None,
         )
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
         """What a person can find the validation images by."""
         return self.loader.names("valid", indices.tolist())
 
-    def images_of(self, step: int, shown: int = 6) -> str:
-        """The training images of a step, counted from 1 as the metrics do."""
-        order = self.loader.recipe.order
+    def step_images(self, step: int) -> list[StepImage]:
+        """The images of a step, counted from 1; for one that could not be read, its stand-in."""
+        order, source, bad = self.loader.spec.order, self.loader.source("train"), self.loader.bad
         assert order is not None
-        indices = order.indices(order.positions(step - 1)).tolist()
-        names = self.loader.names("train", indices[:shown])
-        more = f" and {len(indices) - shown:,} more" if len(indices) > shown else ""
-        return ", ".join(names) + more
+        images = []
+        for position in order.positions(step - 1).tolist():
+            index = int(order.indices([position])[0])
+            while index in bad["train"]:  # as the reader goes on to the next one
+                index = (index + 1) % len(source)
+            label = source.classes[int(source.labels[index])]
+            images.append(StepImage(position, source.name(index), label))
+        return images
 
     def bad_images(self) -> dict[str, str]:
         """Images that could not be read: name and reason."""
@@ -120,24 +132,24 @@ class LoadedFeed:
             for index, reason in found.copy().items()  # reading goes on in another thread
         }
 
-    def look_again(self, names: Collection[str]) -> None:
+    def recheck_bad(self, names: Collection[str]) -> None:
         """Count what was bad in earlier processes of this run towards what it puts up with."""
-        self.loader.look_again(names)
+        self.loader.recheck_bad(names)
 
     def notes(self) -> list[str]:
         """What a person should know of the images so far."""
         notes = [note for found in self.loader.notes.values() for note in found.copy().values()]
-        return notes + self.loader.unkept()
+        return notes + self.loader.describe_unsaved_indexes()
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
         """Validation images as the model sees them, before normalisation."""
-        recipe, reader = self.loader.recipe, self.loader.reader("valid")
-        pictures = np.zeros((len(indices), recipe.image_size, recipe.image_size, 3), np.uint8)
+        size, reader = self.loader.spec.image_size, self.loader.reader("valid")
+        pictures = np.zeros((len(indices), size, size, 3), np.uint8)
         for row, index in enumerate(indices):
             image = reader.try_open(index)
             with suppress(BadImage):  # it went away since it was scored: stays black
                 if not isinstance(image, BadImage):
-                    reader.transform.evaluate(image, pictures[row])
+                    reader.transform.apply_evaluation(image, pictures[row])
         return pictures
 
 
@@ -174,15 +186,19 @@ class SyntheticFeed:
         """Made-up names for made-up images."""
         return [f"synthetic[{index}]" for index in indices.tolist()]
 
-    def images_of(self, step: int) -> str:
-        """There is only one batch."""
-        return "synthetic noise"
+    def step_images(self, step: int) -> list[StepImage]:
+        """Made-up names: the same images for every pass."""
+        start, rows = (step - 1) * self._plan.global_batch, self._plan.micro_batch
+        return [
+            StepImage(start + row, f"synthetic[{row % rows}]", None)
+            for row in range(self._plan.global_batch)
+        ]
 
     def bad_images(self) -> dict[str, str]:
         """None can be."""
         return {}
 
-    def look_again(self, names: Collection[str]) -> None:
+    def recheck_bad(self, names: Collection[str]) -> None:
         """Noise is never bad."""
 
     def notes(self) -> list[str]:
@@ -197,7 +213,7 @@ class SyntheticFeed:
 Feed = LoadedFeed | SyntheticFeed
 
 
-def normaliser_of(
+def build_normaliser(
     preprocessing: Preprocessing, device: torch.device, config: Config | None = None
 ) -> Normaliser:
     """What turns this preprocessing's bytes into the model's input; the config says where."""
@@ -214,52 +230,46 @@ def normaliser_of(
 
 @contextmanager
 def open_feed(
-    recipe: InputSpec, plan: Plan, normaliser: Normaliser, config: Config
+    spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config
 ) -> Iterator[Feed]:
     """The run's source of batches; worker processes end with the block."""
-    if recipe.data == "synthetic":
-        yield SyntheticFeed(plan, normaliser.device, recipe.seed)
+    if spec.data == "synthetic":
+        yield SyntheticFeed(plan, normaliser.device, spec.seed)
         return
-    with (
-        _open_loader(recipe, plan, normaliser.device, config) as loader,
-        closing(LoadedFeed(loader, plan, normaliser)) as feed,
-    ):
+    device = normaliser.device
+    loader = Loader(
+        spec,
+        workers=plan.workers,
+        max_bad=plan.max_bad,
+        images_per_task=config.data.dataloader_rebatch_size,
+        cache=config.data.dataset_cache,
+        allocate=allocate_pinned if device.type == "cuda" else None,
+        backend=choose_backend(spec, device, config),
+    )
+    with loader, closing(LoadedFeed(loader, plan, normaliser)) as feed:
         yield feed
 
 
-def _open_loader(recipe: InputSpec, plan: Plan, device: torch.device, config: Config) -> Loader:
-    """The loader a config asks for."""
-    return Loader(
-        recipe,
-        workers=plan.workers,
-        max_bad=plan.max_bad,
-        rows=config.data.dataloader_rebatch_size,
-        cache=config.data.dataset_cache,
-        empty=pinned_memory if device.type == "cuda" else None,
-        filler=choose_filler(recipe, device, config),
-    )
-
-
-def choose_filler(
-    recipe: InputSpec, device: torch.device, config: Config
-) -> Callable[[Reader], Filler] | None:
+def choose_backend(
+    spec: InputSpec, device: torch.device, config: Config
+) -> Callable[[Reader], BatchBackend] | None:
     """What makes images on the device itself, where the config and the device allow it."""
     if config.data.gpu_decode:
-        problem = gpu_decode_problem(device)
+        problem = find_gpu_decode_problem(device)
         if problem:
             raise ConfigError(f"--gpu-decode: {problem}; leave the option away")
         return lambda reader: GpuDecoder(reader, device)
     asked = config.data.keep_on_device
     if asked is False or (asked is None and not stays_unasked(device, config)):
         return None
-    splits: tuple[Split, ...] = ("train", "valid") if recipe.order else ("valid",)
-    sources = [recipe.open(split) for split in splits]
-    why_not = why_not_resident(recipe, sources[-1])
+    splits: tuple[Split, ...] = ("train", "valid") if spec.order else ("valid",)
+    sources = [spec.open(split) for split in splits]
+    why_not = find_resident_problem(spec, sources[-1])
     if asked and why_not:
         raise ConfigError(f"--keep-on-device: {why_not}; leave the option away")
-    if why_not or not (asked or has_room(sources, device)):
+    if why_not or not (asked or fits_on_device(sources, device)):
         return None
-    return lambda reader: ResidentFiller(reader, device)
+    return lambda reader: ResidentBackend(reader, device)
 
 
 def stays_unasked(device: torch.device, config: Config) -> bool:

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.assemble.dataset_summary import DatasetSummary, plan_of
+from phalanx.assemble.dataset_summary import DatasetSummary, plan_run
 from phalanx.assemble.prepare import (
-    Prepared,
-    Start,
-    checkpoint_in,
+    PreparedRun,
+    StartingPoint,
+    find_checkpoint,
     refuse_replicas,
     write_run,
 )
@@ -34,11 +34,11 @@ _SHAPING = (  # options that decide which weights a model has, and group norm's 
 )
 
 
-def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared:
+def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> PreparedRun:
     """A new run that starts from another one's checkpoint, with changed options."""
     for name in (name for name in _BEGINNING if name in flags):
         raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it away")
-    checkpoint = checkpoint_in(path)
+    checkpoint = find_checkpoint(path)
     facts = read_facts(checkpoint)
     base = {name: value for name, value in facts["config"].items() if name not in _NOT_INHERITED}
     settings = read_again(base, flags=flags, where=str(checkpoint), name=facts["run"])
@@ -47,45 +47,44 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
         for name, origin in settings.origins.items()
     }
     settings = replace(settings, origins=origins)
-    plan, view = plan_of(settings)
+    plan, dataset = plan_run(settings)
     refuse_replicas(plan)
-    start = Start(checkpoint=checkpoint, facts=facts, forked=True)
-    _refuse_other_model(settings.config, view, facts)
-    _refuse_shorter(plan, start)
+    start = StartingPoint(checkpoint=checkpoint, facts=facts, use="fork")
+    _refuse_other_model(settings.config, dataset, facts)
+    begin = start.first_step(plan)
+    if begin >= plan.total_steps:
+        raise ConfigError(
+            f"--fork: {start.checkpoint.name} stands at step {begin:,} of {plan.total_steps:,}, "
+            f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
+        )
     parent = {
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
         "step": facts["state"]["step"],
         "weights_sha256": facts["weights_sha256"],
     }
-    run = write_run(settings, plan, view, line=line, parent=parent)
-    return Prepared(run=run, settings=settings, plan=plan, view=view, start=start)
+    run = write_run(settings, plan, dataset, line=line, parent=parent)
+    return PreparedRun(run=run, settings=settings, plan=plan, dataset=dataset, start=start)
 
 
-def first_step(plan: Plan, start: Start) -> int:
-    """The step training begins at. Progress is kept in images, whatever a step takes now."""
-    step, then = start.facts["state"]["step"], start.facts["global_batch"]
-    return int(step * then // plan.global_batch)
-
-
-def _refuse_other_model(config: Config, view: DatasetSummary, facts: Mapping[str, Any]) -> None:
+def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[str, Any]) -> None:
     """A fork goes on with the weights it finds: the same model, the same number of classes."""
-    before = _resolved(read_again(facts["config"], flags={}, where="", name="").config)
-    now = _resolved(config)
+    before = _resolve_shape(read_again(facts["config"], flags={}, where="", name="").config)
+    now = _resolve_shape(config)
     for name in _SHAPING:
         if now[name] != before[name]:
             raise ConfigError(
                 f"--{name}: the checkpoint was trained with {before[name]}, its weights fit no "
                 f"other; a fork cannot make it {now[name]}"
             )
-    if len(view.classes) != len(facts["classes"]):
+    if len(dataset.classes) != len(facts["classes"]):
         raise ConfigError(
             f"--data: the checkpoint knows {len(facts['classes'])} classes, this data has "
-            f"{len(view.classes)}; a fork needs as many"
+            f"{len(dataset.classes)}; a fork needs as many"
         )
 
 
-def _resolved(config: Config) -> dict[str, Any]:
+def _resolve_shape(config: Config) -> dict[str, Any]:
     """Every option's value, with what the model makes of those that shape it."""
     variant = build_variant(config)
     own: dict[str, Any] = {"enable-fast-groupnorm": variant.norm.layout == "interleaved"}
@@ -94,19 +93,9 @@ def _resolved(config: Config) -> dict[str, Any]:
     return config.flat() | own
 
 
-def _refuse_shorter(plan: Plan, start: Start) -> None:
-    """A fork needs something left to train."""
-    begin = first_step(plan, start)
-    if begin >= plan.total_steps:
-        raise ConfigError(
-            f"--fork: {start.checkpoint.name} stands at step {begin:,} of {plan.total_steps:,}, "
-            f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
-        )
-
-
-def describe_fork(plan: Plan, start: Start) -> str:
+def describe_fork(plan: Plan, start: StartingPoint) -> str:
     """What the schedule becomes, in a line."""
-    begin = first_step(plan, start)
+    begin = start.first_step(plan)
     then = start.facts["plan"]
     return (
         f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: "

@@ -1,12 +1,12 @@
 """The memory of a run: what a step should take, and what the process took in the end."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from phalanx.assemble.build import first_device, offloads
+from phalanx.assemble.build import is_offloaded
+from phalanx.assemble.torch_setup import first_device
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.models.memory import HALF_BYTES, Memory, Upkeep, predict_memory
@@ -19,78 +19,84 @@ _FULL_BYTES = 4
 _KIB = 1024
 
 
-def _upkeep_of(config: Config, plan: Plan) -> Upkeep:
-    """What each weight costs the device, whatever the batch."""
-    said, rule = config.optim, FOOTPRINTS[config.optim.optimizer]
-    halved = plan.precision == "16.16"  # but for the few numbers of norms
-    width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.slots(said.momentum)
-    # 16-bit weights, gradients and slots have copies of 32 bits while they are moved
-    update = _FULL_BYTES * (rule.passing + (2 + slots if halved else 0))
-    away = offloads(config, torch.device(first_device(plan.device)).type)
-    return Upkeep(
-        weight=width,
-        gradient=width,
-        optimizer=0 if away else width * slots,
-        update=update + (width * slots if away else 0),
-        average=_FULL_BYTES if said.ema_decay else 0,
-        accumulates=plan.accumulation > 1,
-    )
-
-
-def predict(config: Config, plan: Plan) -> Memory:
+def predict_step_memory(config: Config, plan: Plan) -> Memory:
     """The memory of this run's largest step on each device; ConfigError where it is not known."""
     return predict_memory(
         build_variant(config),
         num_classes=plan.num_classes,
         batch=plan.micro_batch,
         image_size=plan.image_size,
-        upkeep=_upkeep_of(config, plan),
+        upkeep=_count_bytes_per_weight(config, plan),
         half=plan.precision.startswith("16"),
         stored=plan.stored,
     )
 
 
-def _peak_resident(_: torch.device) -> int:
-    """The most memory this process ever had, in bytes; that of its workers is not in it."""
-    status = Path("/proc/self/status")  # here Linux leaves out what the parent process had
+def _count_bytes_per_weight(config: Config, plan: Plan) -> Upkeep:
+    """What each weight costs the device, whatever the batch."""
+    options, rule = config.optim, FOOTPRINTS[config.optim.optimizer]
+    halved = plan.precision == "16.16"  # but for the few numbers of norms
+    width, slots = HALF_BYTES if halved else _FULL_BYTES, rule.slots(options.momentum)
+    # 16-bit weights, gradients and slots have copies of 32 bits while they are updated
+    update = _FULL_BYTES * (rule.passing + (2 + slots if halved else 0))
+    offloaded = is_offloaded(config, torch.device(first_device(plan.device)).type)
+    return Upkeep(
+        weight=width,
+        gradient=width,
+        optimizer=0 if offloaded else width * slots,
+        update=update + (width * slots if offloaded else 0),
+        average=_FULL_BYTES if options.ema_decay else 0,
+        accumulates=plan.accumulation > 1,
+    )
+
+
+def read_resident(name: str) -> int | None:
+    """A figure of /proc/self/status in bytes (VmRSS now, VmHWM at most); None on other systems.
+
+    Unlike getrusage it leaves out what the parent process had, and memory of worker processes.
+    """
+    status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.is_file() else ():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * _KIB
+    return None
+
+
+def peak_resident() -> int:
+    """The most memory this process ever had, in bytes."""
+    peak = read_resident("VmHWM")
+    if peak is not None:
+        return peak
     import resource  # not on every system
 
     unit = 1 if sys.platform == "darwin" else _KIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-_Reading = Callable[[torch.device], int]
-_METERS: dict[str, tuple[_Reading, _Reading]] = {  # in use at the start, most in use
-    "cpu": (_peak_resident, _peak_resident),
-    "cuda": (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated),
-}
-
-
-class Meter:
+class MemoryMeter:
     """Measures how far the memory in use rises from the moment the meter is made."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        self._start = _METERS[device.type][0](device) if device.type in _METERS else 0
+            self._start = torch.cuda.memory_allocated(device)
+        else:
+            self._start = peak_resident()
 
     def rise(self) -> int | None:
         """Bytes above the start at the highest point; None where that is not known."""
-        if self.device.type not in _METERS:
-            return None
-        # a CPU's process that had more before the start than after it cannot tell
-        return _METERS[self.device.type][1](self.device) - self._start or None
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) - self._start
+        # a process that had more before the start than after it cannot tell
+        return peak_resident() - self._start or None if self.device.type == "cpu" else None
 
 
-def describe_memory(meter: Meter, config: Config, plan: Plan) -> MemoryNote:
+def describe_memory(meter: MemoryMeter, config: Config, plan: Plan) -> MemoryNote:
     """Predicted beside measured; the measure is taken first, for the prediction needs some too."""
     measured = meter.rise()
     try:
-        predicted = predict(config, plan).peak
+        predicted = predict_step_memory(config, plan).peak
     except ConfigError:  # a plugin's network that needs values
         predicted = None
     return MemoryNote(predicted=predicted, measured=measured)

@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
+    choose_normalization,
     inspect_dataset,
-    normalization_of,
-    plan_of,
+    plan_run,
 )
 from phalanx.assemble.environment import describe_environment
 from phalanx.config.read import Settings, dump_config, fill_older, read_again
@@ -19,7 +19,12 @@ from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import given_in_file
 from phalanx.data.transforms.transform import CENTRE_SHARE
 from phalanx.disk import write_atomically
-from phalanx.engine.checkpoint_store import AVERAGES, newest_checkpoint, read_facts, tidy
+from phalanx.engine.checkpoint_store import (
+    AVERAGE_WEIGHTS,
+    newest_checkpoint,
+    read_facts,
+    remove_leftovers,
+)
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.plan import MachineChoice, Plan, choose_machine, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
@@ -28,23 +33,38 @@ from phalanx.report.summary import Summary, read_summary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """Where training begins when it does not begin at the beginning."""
+class StartingPoint:
+    """A checkpoint that a session begins with, and what it takes from it.
+
+    resume: everything. fork: another run's state, but not its scores and times. score: the
+    weights alone. score average: the moving average of the weights that lies beside them.
+    """
 
     checkpoint: Path
     facts: dict[str, Any]  # the checkpoint's
-    forked: bool  # another run's checkpoint: its scores and clock are not ours
+    use: Literal["resume", "fork", "score", "score average"]
+
+    def first_step(self, plan: Plan) -> int:
+        """The step training begins at. Progress is kept in images, whatever a step takes now."""
+        step, then = self.facts["state"]["step"], self.facts["global_batch"]
+        return int(step * then // plan.global_batch)
+
+    @property
+    def path(self) -> Path:
+        """What is used of the checkpoint, for a person to find."""
+        averaged = self.use == "score average"
+        return self.checkpoint / AVERAGE_WEIGHTS if averaged else self.checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """A run on disk that torch can take over."""
 
     run: RunFolder
     settings: Settings
     plan: Plan
-    view: DatasetSummary
-    start: Start | None
+    dataset: DatasetSummary
+    start: StartingPoint | None
     fresh: bool = True  # made by this command; a resume finds what another one made
 
     @property
@@ -53,13 +73,16 @@ class Prepared:
         return self.settings.config
 
 
-def prepare_new(settings: Settings, *, line: str) -> Prepared:
+# --- a new run ---
+
+
+def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
     """A fresh run: its folder is on disk when this returns."""
     refuse_missing_weights(settings.config)
-    plan, view = plan_of(settings)
+    plan, dataset = plan_run(settings)
     refuse_replicas(plan)
-    run = write_run(settings, plan, view, line=line, parent=None)
-    return Prepared(run=run, settings=settings, plan=plan, view=view, start=None)
+    run = write_run(settings, plan, dataset, line=line, parent=None)
+    return PreparedRun(run=run, settings=settings, plan=plan, dataset=dataset, start=None)
 
 
 def refuse_missing_weights(config: Config) -> None:
@@ -71,24 +94,6 @@ def refuse_missing_weights(config: Config) -> None:
         raise CheckpointError(f"{path}: is a folder; name the file with the weights in it")
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; --init-weights wants .safetensors or .pth")
-
-
-def _hash_of_weights(config: Config) -> str | None:
-    """sha256 of the file of --init-weights."""
-    if config.model.init_weights is None:
-        return None
-    with Path(config.model.init_weights).open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
-
-
-def refuse_other_weights(run: RunFolder, config: Config) -> None:
-    """A run that has no checkpoint yet begins again with the very same weights."""
-    refuse_missing_weights(config)
-    if _hash_of_weights(config) != run.facts.get("init_weights_sha256"):
-        raise CheckpointError(
-            f"{config.model.init_weights}: has changed since the run began with it; bring the "
-            "old file back, or start a new run"
-        )
 
 
 def refuse_replicas(plan: Plan) -> None:
@@ -103,62 +108,74 @@ def refuse_replicas(plan: Plan) -> None:
 def write_run(
     settings: Settings,
     plan: Plan,
-    view: DatasetSummary,
+    dataset: DatasetSummary,
     *,
     line: str,
     parent: dict[str, Any] | None,
 ) -> RunFolder:
     """Create the run folder with everything that is known before training."""
-    path = _run_path(settings)
     facts = {
         "name": settings.name,
         "command": line,
         "origins": settings.origins,
-        "chosen": asdict(_chosen_by(plan)),
+        "chosen": asdict(_choice_in(plan)),
         "plan": plan.facts(),
         "environment": describe_environment(),
-        "classes": list(view.classes),
-        "data": view.fingerprints,
+        "classes": list(dataset.classes),
+        "data": dataset.fingerprints,
         "parent": parent,
-        "init_weights_sha256": _hash_of_weights(settings.config),
+        "init_weights_sha256": _hash_init_weights(settings.config),
     }
-    return create_run(path, config_text=dump_config(settings.config), facts=facts)
+    path = settings.config.run.run_dir
+    if path is None:  # runs/NAME-TIME; two that start in one second get a number
+        stem = f"runs/{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+        path = next(name for name in names if not Path(name).exists())
+    return create_run(Path(path), config_text=dump_config(settings.config), facts=facts)
 
 
-def _run_path(settings: Settings) -> Path:
-    """The folder asked for, or runs/NAME-TIME; two started in one second get a number."""
-    if settings.config.run.run_dir:
-        return Path(settings.config.run.run_dir)
-    stem = f"{settings.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    tried = (Path("runs") / (stem + suffix) for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
-    return next(path for path in tried if not path.exists())
-
-
-def _chosen_by(plan: Plan) -> MachineChoice:
+def _choice_in(plan: Plan) -> MachineChoice:
     """What a resume must take over from the plan of the first start."""
     return MachineChoice(device=plan.device, precision=plan.precision, threads=plan.threads)
 
 
-def prepare_resume(path: Path, flags: Mapping[str, str]) -> Prepared:
+def _hash_init_weights(config: Config) -> str | None:
+    if config.model.init_weights is None:
+        return None
+    with Path(config.model.init_weights).open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+# --- a run to go on with ---
+
+
+def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
     """An existing run, ready to go on from its newest checkpoint."""
     run = open_run(path)
     facts, stored = run.facts, stored_options(run)
     settings = read_again(stored, flags=flags, where=str(run.config), name=facts["name"])
     start = _find_start(run)
     # a checkpoint remembers the options it was made with; config.yaml could have been edited
-    began_with = stored if start is None or start.forked else fill_older(start.facts["config"])
+    resumed = start is not None and start.use == "resume"
+    began_with = fill_older(start.facts["config"]) if start is not None and resumed else stored
     _refuse_other_maths(settings, began_with, run)
-    origins = {**facts["origins"], **_changed_origins(settings, stored)}
-    settings = replace(settings, origins=origins)
+    now = settings.config.flat()
+    new = {name: "default" for name in now if name not in stored}
+    changed = {
+        name: "flag at resume" for name in now if name in stored and now[name] != stored[name]
+    }
+    settings = replace(settings, origins={**facts["origins"], **new, **changed})
     if start is None:
         refuse_other_weights(run, settings.config)
-    chosen = MachineChoice(**facts["chosen"])
+    machine = MachineChoice(**facts["chosen"])
     if "device" in flags:
-        chosen = replace(chosen, device=choose_machine(settings.config).device)
-    view = inspect_dataset(settings.config)
-    _refuse_other_data(view, facts["data"], run)
-    plan = make_plan(settings.config, view.facts, chosen)
-    return Prepared(run=run, settings=settings, plan=plan, view=view, start=start, fresh=False)
+        machine = replace(machine, device=choose_machine(settings.config).device)
+    dataset = inspect_dataset(settings.config)
+    _refuse_other_data(dataset, facts["data"], run)
+    plan = make_plan(settings.config, dataset.counts, machine)
+    return PreparedRun(
+        run=run, settings=settings, plan=plan, dataset=dataset, start=start, fresh=False
+    )
 
 
 def stored_options(run: RunFolder) -> dict[str, Any]:
@@ -199,18 +216,19 @@ def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunF
         raise ConfigError("\n".join([*changed, way_out]))
 
 
-def _changed_origins(settings: Settings, stored: Mapping[str, Any]) -> dict[str, str]:
-    """Who set the options that this resume changes, or that the run was written without."""
-    now = settings.config.flat()
-    new = {name: "default" for name in now if name not in stored}
-    return new | {
-        name: "flag at resume" for name in now if name in stored and now[name] != stored[name]
-    }
+def refuse_other_weights(run: RunFolder, config: Config) -> None:
+    """A run that has no checkpoint yet begins again with the very same weights."""
+    refuse_missing_weights(config)
+    if _hash_init_weights(config) != run.facts.get("init_weights_sha256"):
+        raise CheckpointError(
+            f"{config.model.init_weights}: has changed since the run began with it; bring the "
+            "old file back, or start a new run"
+        )
 
 
-def _refuse_other_data(view: DatasetSummary, stored: Mapping[str, Any], run: RunFolder) -> None:
+def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: RunFolder) -> None:
     """A resume goes on with the very same images."""
-    for split, now in view.fingerprints.items():
+    for split, now in dataset.fingerprints.items():
         before = stored[split]
         if now != before:
             parts = [
@@ -224,44 +242,55 @@ def _refuse_other_data(view: DatasetSummary, stored: Mapping[str, Any], run: Run
             )
 
 
-def _find_start(run: RunFolder) -> Start | None:
+def _find_start(run: RunFolder) -> StartingPoint | None:
     """The newest checkpoint; for a fork that has none yet, its parent's; else the beginning."""
-    checkpoint = newest_checkpoint(run.checkpoints)
+    return start_from(newest_checkpoint(run.checkpoints), run)
+
+
+def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
+    """A checkpoint of the run, checked; without one, what the run itself began with."""
     if checkpoint is not None:
-        facts = read_or_advise(checkpoint, run)
-        return Start(checkpoint=checkpoint, facts=facts, forked=False)
+        try:
+            facts = read_facts(checkpoint)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}. Remove {checkpoint} and resume again: the run goes on from the one "
+                "before"
+            ) from error
+        return StartingPoint(checkpoint=checkpoint, facts=facts, use="resume")
     parent = run.facts["parent"]
     if parent is None:
         return None
     checkpoint = Path(parent["checkpoint"])
-    return Start(checkpoint=checkpoint, facts=read_facts(checkpoint), forked=True)
+    return StartingPoint(checkpoint=checkpoint, facts=read_facts(checkpoint), use="fork")
 
 
-def read_or_advise(checkpoint: Path, run: RunFolder) -> dict[str, Any]:
-    """A checkpoint's facts; where it is damaged, the error names the way around it."""
-    try:
-        return read_facts(checkpoint)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{error}. Remove {checkpoint} and resume again: the run goes on from the one before"
-        ) from error
-
-
-def take_over(prepared: Prepared) -> Prepared:
+def take_over(prepared: PreparedRun) -> PreparedRun:
     """Once the lock is held: clear what a kill left, note what a resume changed, find the start.
 
     The start is looked for again, because another process may have trained until this moment.
     """
     run, settings = prepared.run, prepared.settings
-    tidy(run.checkpoints)
+    remove_leftovers(run.checkpoints)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
-        chosen = asdict(_chosen_by(prepared.plan))
-        run.update_facts(origins=settings.origins, chosen=chosen)
+        run.update_facts(origins=settings.origins, chosen=asdict(_choice_in(prepared.plan)))
     return replace(prepared, start=_find_start(run))
 
 
-def checkpoint_in(path: Path) -> Path:
+# --- a checkpoint to score ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScorableCheckpoint:
+    """A checkpoint's own account of itself, and the options it is to be scored with."""
+
+    start: StartingPoint
+    settings: Settings
+    machine: MachineChoice
+
+
+def find_checkpoint(path: Path) -> Path:
     """The checkpoint a path stands for: itself, or the newest one of a run."""
     if (path / "manifest.json").exists():
         return path.resolve()
@@ -275,51 +304,34 @@ def checkpoint_in(path: Path) -> Path:
     return checkpoint
 
 
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """A checkpoint's own account of itself, and the options it is to be used with."""
-
-    checkpoint: Path
-    facts: dict[str, Any]
-    settings: Settings
-    chosen: MachineChoice
-    averaged: bool = False  # whether the live average in it is meant, not the weights
-
-    @property
-    def path(self) -> Path:
-        """What is to be scored, by name."""
-        return self.checkpoint / AVERAGES if self.averaged else self.checkpoint
-
-
-def describe_checkpoint(path: Path, flags: Mapping[str, str]) -> Described:
+def read_checkpoint(path: Path, flags: Mapping[str, str]) -> ScorableCheckpoint:
     """The checkpoint a path stands for, or the average in one, checked without torch."""
-    averaged = path.name == AVERAGES and path.is_file()
-    checkpoint = checkpoint_in(path.parent if averaged else path)
+    averaged = path.name == AVERAGE_WEIGHTS and path.is_file()
+    checkpoint = find_checkpoint(path.parent if averaged else path)
     facts = read_facts(checkpoint)
     settings = read_again(facts["config"], flags=flags, where=str(checkpoint), name=facts["run"])
     _refuse_other_preprocessing(settings, facts, checkpoint)
-    return Described(
-        checkpoint=checkpoint,
-        facts=facts,
-        settings=settings,
-        chosen=choose_machine(settings.config),
-        averaged=averaged,
+    start = StartingPoint(
+        checkpoint=checkpoint, facts=facts, use="score average" if averaged else "score"
+    )
+    return ScorableCheckpoint(
+        start=start, settings=settings, machine=choose_machine(settings.config)
     )
 
 
 def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where: Path) -> None:
     """A model sees images as it was trained to; scored otherwise it is not the same model."""
-    config, prepared = settings.config, facts["preprocessing"]
-    size = prepared["image_size"]
+    config, trained = settings.config, facts["preprocessing"]
+    size = trained["image_size"]
     asked_and_trained = {
         "image-size": (config.data.image_size or size, size),
-        "eval-crop": (config.augment.eval_crop, prepared.get("eval_crop", CENTRE_SHARE)),
-        "normalization": (normalization_of(config), prepared.get("normalization", "mean-std")),
+        "eval-crop": (config.augment.eval_crop, trained.get("eval_crop", CENTRE_SHARE)),
+        "normalization": (choose_normalization(config), trained.get("normalization", "mean-std")),
     }
-    for name, (asked, trained) in asked_and_trained.items():
-        if asked != trained:
+    for name, (asked, before) in asked_and_trained.items():
+        if asked != before:
             raise CheckpointError(
-                f"--{name} {asked}: {where} was trained with {trained}, and images are prepared "
+                f"--{name} {asked}: {where} was trained with {before}, and images are prepared "
                 "for it as they were then; leave the option away, or train with it: "
                 "phalanx train --fork"
             )

@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 
-from phalanx.assemble.build import DETERMINISM, build_state, prepare_torch, step_rule
-from phalanx.assemble.dataset_summary import plan_of
-from phalanx.assemble.feed import SyntheticFeed
-from phalanx.bench.feeding import synchronise
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.torch_setup import DETERMINISM, prepare_torch
 from phalanx.bench.paired import Ratio, measure_pairs
+from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.catalog.plugins import load_plugins
 from phalanx.config.read import Settings
-from phalanx.engine.step import train_step
 from phalanx.plan.plan import Plan
 
 _BESIDE = "off"  # what the others are compared with
@@ -45,7 +43,7 @@ class Cost:
 
     def facts(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        told = {
+        ratios = {
             name: {
                 "ratio": ratio.median,
                 "interval95": ratio.interval95,
@@ -55,14 +53,14 @@ class Cost:
             }
             for name, ratio in self.ratios.items()
         }
-        return {"device": self.device, "steps": self.steps, "note": self.note, "ratios": told}
+        return {"device": self.device, "steps": self.steps, "note": self.note, "ratios": ratios}
 
 
 def measure_determinism(
     settings: Settings, *, pairs: int, steps: int, done: Callable[[str, int], None]
 ) -> Cost:
     """Steps/s of seeded and of strict over those of off, on made-up images, in paired blocks."""
-    plan, _ = plan_of(settings, without_data=True)
+    plan, _ = plan_run(settings, without_data=True)
     device = prepare_torch(plan)
     with ExitStack() as stack:
         blocks = {
@@ -85,39 +83,35 @@ def measure_determinism(
 
 @contextmanager
 def _own_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callable[[], int]]:
-    """A call that takes so many steps in a process where nothing else was ever settled.
+    """A call that takes so many steps in a process where no kernel was ever chosen before.
 
     In one process cuDNN would give all what it chose for the first, and cuBLAS reads its
     settings once.
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn) as process:
-        process.submit(begin, settings, plan).result()
+        process.submit(prepare_process, settings, plan).result()
         yield lambda: process.submit(take_steps, steps).result()
 
 
-_BLOCKS: list[Callable[[int], None]] = []  # the one kind that such a process takes
+_STEP: list[Callable[[], int]] = []  # the one step that such a process takes
 
 
-def begin(settings: Settings, plan: Plan) -> None:
-    """Make the training step of this process."""
+def prepare_process(settings: Settings, plan: Plan) -> None:
+    """Build the training step of this process."""
     config = settings.config
     if config.run.plugin:
         load_plugins(config.run.plugin)
-    device = prepare_torch(plan)
-    state, rule = build_state(config, plan, device), step_rule(config, plan, device)
-    passes = next(SyntheticFeed(plan, device, seed=0).batches_from(0))
-    scale = plan.loss_scale.at(0)
-
-    def block(count: int) -> None:
-        for _ in range(count):
-            train_step(state, passes, 0.0, rule=rule, loss_scale=scale)
-        synchronise(device)
-
-    _BLOCKS.append(block)
+    step = build_synthetic_step(
+        config, plan, micro_batch=plan.micro_batch, accumulation=plan.accumulation
+    )
+    _STEP.append(step)
 
 
 def take_steps(count: int) -> int:
     """Take so many, and wait for them."""
-    _BLOCKS[0](count)
+    for _ in range(count):
+        _STEP[0]()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return count

@@ -1,22 +1,20 @@
-"""How fast images come: each stage alone, all together, and what the model would eat."""
+"""How fast images come: each stage alone, all together, and what the model could train."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
-from phalanx.assemble.build import build_state, prepare_torch, step_rule
-from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
-from phalanx.assemble.feed import SyntheticFeed, choose_filler, normaliser_of, open_feed
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.feed import LoadedFeed, build_normaliser
+from phalanx.assemble.session import Session
+from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
-from phalanx.data.loading.reader import Reader, ReadingNotes
-from phalanx.data.loading.stage_rates import Rate, judge_feeding, rate_of, time_stages
-from phalanx.engine.step import train_step
+from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, measure_rate, time_stages
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
+from phalanx.plan.plan import Plan
 
 _WARM_UP_BATCHES = 4
 
@@ -30,7 +28,7 @@ class Feeding:
     workers: int  # 0 where the device makes the images itself
     all_workers: float  # with all of them
     model: str
-    eaten: float  # images/s the model trains on this device
+    needed: float  # images/s the model trains on this device
     device: str
 
     @property
@@ -40,16 +38,20 @@ class Feeding:
 
     def verdict(self) -> str:
         """Who waits for whom, and what would help."""
-        return judge_feeding(self.all_workers, self.eaten, model=self.model, stages=self.stages)
+        return describe_bottleneck(
+            self.all_workers, self.needed, model=self.model, stages=self.stages
+        )
 
     def facts(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        return {**asdict(self), "scaling": self.scaling, "verdict": self.verdict()}
+        values = asdict(self)
+        values["eaten"] = values.pop("needed")
+        return {**values, "scaling": self.scaling, "verdict": self.verdict()}
 
 
 def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
     """Time the stages and the whole; the model on made-up images of the same size."""
-    plan, _ = plan_of(settings)
+    plan, dataset = plan_run(settings)
     config = settings.config
     if config.data.data == "synthetic":
         raise ConfigError("--data synthetic: it is made on the device, nothing is fed")
@@ -57,75 +59,63 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         raise ConfigError(
             f"{plan.total_steps} steps are over before anything is measured; give --steps 1000"
         )
-    recipe, device = recipe_of(config, plan), prepare_torch(plan)
-    normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
-    there = choose_filler(recipe, device, config) is not None
-    workers = 0 if there else config.data.workers or count_cores()
-    reader = Reader(recipe, "train", findings=ReadingNotes(), max_bad=plan.max_bad)
-    batch = np.zeros((plan.micro_batch, plan.image_size, plan.image_size, 3), np.uint8)
-    gathered = np.empty_like(batch)
+    with Session(config, plan, classes=dataset.classes) as session:
+        assert isinstance(session.feed, LoadedFeed)
+        device, loader = session.device, session.feed.loader
+        workers = 0 if loader.on_device else config.data.workers or count_cores()
+        normaliser = build_normaliser(session.preprocessing, device, config)
+        batch = np.zeros((plan.micro_batch, plan.image_size, plan.image_size, 3), np.uint8)
+        gathered = np.empty_like(batch)
 
-    def loaded(count: int) -> float:
-        wanted = replace(plan, workers=count, accumulation=1, micro_batch=plan.global_batch)
-        with open_feed(recipe, wanted, normaliser, config) as feed:
-            return _rate_of_walk(feed.batches_from(0), plan.global_batch, seconds, device)
+        def collate() -> int:
+            gathered[:] = batch
+            return len(batch)
 
-    def collate() -> int:
-        gathered[:] = batch
-        return len(batch)
+        def copy() -> int:
+            normaliser(batch)
+            synchronise(device)
+            return len(batch)
 
-    def copy() -> int:
-        normaliser.images(batch)
-        synchronise(device)
-        return len(batch)
+        def step() -> int:
+            images = synthetic_step()
+            synchronise(device)
+            return images
 
-    return Feeding(
-        stages=[
-            *time_stages(reader, seconds / 4),
-            Rate("collate", rate_of(collate, seconds / 4), "images put together to a batch"),
-            Rate("copy", rate_of(copy, seconds / 4), f"bytes to {device}, normalised"),
-        ],
-        one_worker=loaded(1),
-        workers=workers,
-        all_workers=loaded(workers),
-        model=config.model.model,
-        eaten=_appetite(settings, seconds),
-        device=str(device),
-    )
+        stages = [
+            *time_stages(loader.reader("train"), seconds / 4),
+            Rate("collate", measure_rate(collate, seconds / 4), "images put together to a batch"),
+            Rate("copy", measure_rate(copy, seconds / 4), f"bytes to {device}, normalised"),
+        ]
+        one, every = (
+            _time_batches(session, replace(plan, workers=count), seconds) for count in (1, workers)
+        )
+        synthetic_step = build_synthetic_step(
+            config, plan, micro_batch=plan.micro_batch, accumulation=plan.accumulation
+        )
+        step()
+        return Feeding(
+            stages=stages,
+            one_worker=one,
+            workers=workers,
+            all_workers=every,
+            model=config.model.model,
+            needed=measure_rate(step, seconds),
+            device=str(device),
+        )
 
 
-def _rate_of_walk(steps: Iterator[Any], images: int, seconds: float, device: torch.device) -> float:
+def _time_batches(session: Session, plan: Plan, seconds: float) -> float:
     """Images a second that arrive on the device, the first batches aside."""
-    for _ in range(_WARM_UP_BATCHES):
-        next(steps, None)
-    synchronise(device)
-    begin, done = perf_counter(), 0
-    for _ in steps:
-        done += images
-        if perf_counter() - begin > seconds:
-            break
-    synchronise(device)
-    return done / (perf_counter() - begin)
-
-
-def _appetite(settings: Settings, seconds: float) -> float:
-    """Images a second that the model trains on images that are there."""
-    plan, _ = plan_of(settings)
-    device = prepare_torch(plan)
-    state = build_state(settings.config, plan, device)
-    rule = step_rule(settings.config, plan, device)
-    passes = next(SyntheticFeed(plan, device, seed=0).batches_from(0))
-
-    def step() -> int:
-        train_step(state, passes, 0.0, rule=rule)
-        synchronise(device)
-        return plan.global_batch
-
-    step()
-    return rate_of(step, seconds)
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    whole = replace(plan, accumulation=1, micro_batch=plan.global_batch)
+    with session.open_feed(whole) as feed:
+        steps = feed.batches_from(0)
+        for _ in range(_WARM_UP_BATCHES):
+            next(steps, None)
+        synchronise(session.device)
+        begin, done = perf_counter(), 0
+        for _ in steps:
+            done += plan.global_batch
+            if perf_counter() - begin > seconds:
+                break
+        synchronise(session.device)
+        return done / (perf_counter() - begin)

@@ -1,7 +1,7 @@
 """What Phalanx costs over a bare PyTorch loop that gets the same batches ready-made."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -12,14 +12,14 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.nn.functional as F
 
-from phalanx.assemble.build import build_network
+from phalanx.assemble.blackbox import DivergenceDiagnosis
 from phalanx.assemble.prepare import prepare_new
+from phalanx.assemble.session import Session
 from phalanx.assemble.signals import StopRequest
-from phalanx.assemble.train import Training, assemble, parts_of
+from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
 from phalanx.bench.paired import Ratio, measure_pairs
 from phalanx.config.read import read_settings
 from phalanx.engine.metrics_buffer import MetricsBuffer
-from phalanx.engine.step import MicroBatch
 from phalanx.engine.train import fit
 from phalanx.errors import Stopped
 
@@ -30,44 +30,42 @@ def measure_overhead(*, pairs: int, steps: int, done: Callable[[int], None]) -> 
         flags = {"run-dir": str(Path(folder) / "run"), "steps": str((pairs + 2) * steps)}
         silence = stack.enter_context(open(os.devnull, "w"))
         prepared = prepare_new(read_settings("demo", flags), line="bench")
-        training = assemble(prepared, stack, stream=silence)
-        ours = _phalanx_block(training, steps)
-        bare = _bare_block(training, steps)
+        training = open_training(prepared, stack, stream=silence)
+        ours, bare = _phalanx_block(training, steps), _bare_block(training.session, steps)
         ours()  # caches fill, kernels are chosen
         bare()
         return measure_pairs(ours, bare, pairs=pairs, done=done)
 
 
-def _phalanx_block(training: Training, steps: int) -> Callable[[], int]:
+def _phalanx_block(training: TrainingRun, steps: int) -> Callable[[], int]:
     """The loop that `phalanx train` runs, with its loader, records and log points.
 
     It neither scores nor saves: the published rate leaves both out.
     """
-    state, plan = training.state, training.prepared.plan
+    session = training.session
+    state, plan = session.state, session.plan
     plan = replace(plan, evaluate=replace(plan.evaluate, rate=Fraction(0)))
+    diagnosis = DivergenceDiagnosis(training.prepared, session, None)
 
     def block() -> int:
         end = state.step + steps
-        parts = replace(
-            parts_of(training, StopRequest()),
-            stopping=lambda: state.step >= end,
+        deps = replace(
+            loop_dependencies(training, StopRequest(), diagnosis),
+            stop_requested=lambda: state.step >= end,
             save=lambda state: None,
         )
         with suppress(Stopped):
-            fit(state, plan, parts=parts, ledger=MetricsBuffer(training.device))
+            fit(state, plan, deps=deps, metrics=MetricsBuffer(session.device))
         return steps * plan.global_batch
 
     return block
 
 
-def _bare_block(training: Training, steps: int) -> Callable[[], int]:
+def _bare_block(session: Session, steps: int) -> Callable[[], int]:
     """What anybody would write in ten lines, fed from memory."""
-    plan, config = training.prepared.plan, training.prepared.config
-    model = build_network(config, plan, training.device)
+    model = Session(session.config, session.plan).model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
-    ready: Sequence[MicroBatch] = [
-        passes[0] for passes in islice(training.feed.batches_from(0), steps)
-    ]
+    ready = [passes[0] for passes in islice(session.feed.batches_from(0), steps)]
 
     def block() -> int:
         model.train()
@@ -76,6 +74,6 @@ def _bare_block(training: Training, steps: int) -> Callable[[], int]:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return steps * plan.global_batch
+        return steps * session.plan.global_batch
 
     return block

@@ -65,19 +65,19 @@ def _read_value(name: str, text: str) -> Any:
 
 def _choose_checkpoints(run: Path, shelf: Path, how: Averaging) -> list[Path]:
     """The checkpoints to average, oldest first."""
-    from phalanx.assemble.prepare import checkpoint_in
+    from phalanx.assemble.prepare import find_checkpoint
     from phalanx.engine.checkpoint_store import list_checkpoints
 
-    checkpoint_in(run)  # knows what to say where there is none
+    find_checkpoint(run)  # knows what to say where there is none
     found = list_checkpoints(shelf)
     return found[-how.count_among(len(found), where=shelf) :]
 
 
 def _refuse_more_steps(newest: Path, how: Averaging, flags: dict[str, str]) -> None:
     """Statistics come from steps the run has."""
-    from phalanx.assemble.prepare import describe_checkpoint
+    from phalanx.assemble.prepare import read_checkpoint
 
-    steps = describe_checkpoint(newest, flags).facts["plan"]["total_steps"]
+    steps = read_checkpoint(newest, flags).start.facts["plan"]["total_steps"]
     if how.norm_steps > steps:
         raise ConfigError(
             f"--reestimate-norms {how.norm_steps}: the run has {steps:,} training steps; "

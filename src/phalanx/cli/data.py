@@ -10,18 +10,18 @@ from phalanx.errors import ConfigError
 def _show_batch(request: Request) -> int:
     """Draw what the model sees in one step, before normalisation."""
     settings = _find_settings(request)
-    from phalanx.assemble.dataset_summary import plan_of, recipe_of
+    from phalanx.assemble.dataset_summary import build_input_spec, plan_run
     from phalanx.data.loading.loader import Loader
     from phalanx.report.sheet import write_sheet
 
-    plan, view = plan_of(settings)
+    plan, dataset = plan_run(settings)
     step = _read_step(request["step"], last=plan.total_steps)
     if settings.config.data.data == "synthetic":
         raise ConfigError("--data synthetic: its noise is made on the device, nothing to draw")
-    with Loader(recipe_of(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
+    with Loader(build_input_spec(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
         (batch,) = next(loader.steps_from(step - 1, step, micro_batch=plan.global_batch))
     captions = [
-        f"{view.classes[label]} #{index}"
+        f"{dataset.classes[label]} #{index}"
         for label, index in zip(batch.labels, batch.indices, strict=True)
     ]
     title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {len(captions)} images"

@@ -52,7 +52,7 @@ def _print_rates(found: "Feeding") -> None:
         print(f"  {'1 worker':<12}{found.one_worker:>32,.0f}")
         words = f"{found.workers} workers"
         print(f"  {words:<12}{found.all_workers:>32,.0f}  {found.scaling:.2f} of as many times one")
-    print(f"  {'the model':<12}{found.eaten:>32,.0f}  {found.model} on {found.device}")
+    print(f"  {'the model':<12}{found.needed:>32,.0f}  {found.model} on {found.device}")
     print(found.verdict())
 
 

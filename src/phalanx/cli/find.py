@@ -16,7 +16,8 @@ from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
-    from phalanx.bench.finders import BatchSizeTrial, Sizes, Sweep
+    from phalanx.bench.batch_size_finder import BatchSizes, BatchSizeTrial
+    from phalanx.bench.lr_finder import LrSweep
 
 _WIDTH, _HEIGHT = 60, 10  # of the plot, in letters
 _ABOVE = 1.25  # times the first loss is as high as plots go
@@ -42,10 +43,10 @@ def _find_lr(request: Request) -> int:
         raise ConfigError(f"--from {low:g}: must be below --to {high:g}; the rate grows")
     steps = read_count("--steps", request["steps"], least=10)
     out = _read_out(request["out"])
-    from phalanx.bench.finders import sweep_rates
+    from phalanx.bench.lr_finder import sweep_learning_rates
 
     progress = ProgressLine()
-    sweep = sweep_rates(
+    sweep = sweep_learning_rates(
         settings,
         low=low,
         high=high,
@@ -85,7 +86,7 @@ def _read_out(text: str | None) -> Path | None:
     return out
 
 
-def _show_sweep(sweep: "Sweep", *, asked: int) -> None:
+def _show_sweep(sweep: "LrSweep", *, asked: int) -> None:
     """The plot and the suggestions."""
     for line in _draw_text(sweep):
         print(line)
@@ -93,7 +94,7 @@ def _show_sweep(sweep: "Sweep", *, asked: int) -> None:
         print(f"{name:<15}{text}")
 
 
-def _explain(sweep: "Sweep", *, asked: int) -> list[tuple[str, str]]:
+def _explain(sweep: "LrSweep", *, asked: int) -> list[tuple[str, str]]:
     """What the sweep found, in words."""
     end = f"{len(sweep.rates)} of {asked} steps, the loss did not explode; try a larger --to"
     if sweep.tenth is not None:
@@ -111,7 +112,7 @@ def _explain(sweep: "Sweep", *, asked: int) -> list[tuple[str, str]]:
     return [*rows, ("suggested", f"--lr {sweep.suggested:.2g}{smaller}")]
 
 
-def _draw_text(sweep: "Sweep") -> list[str]:
+def _draw_text(sweep: "LrSweep") -> list[str]:
     """The smoothed loss over the rate, in letters; the suggested rate is marked below."""
     count = len(sweep.smooth)
     if not count:
@@ -135,12 +136,12 @@ def _draw_text(sweep: "Sweep") -> list[str]:
     return [f"{'loss':>9}", *lines, f"{'':>10}└{rule}", f"{'lr':>9}  {ends[0]}{gap}{ends[1]}"]
 
 
-def _nearest(sweep: "Sweep", rate: float) -> float:
+def _nearest(sweep: "LrSweep", rate: float) -> float:
     """The rate of the sweep that is nearest, by factors."""
     return min(sweep.rates, key=lambda one: abs(log10(one / rate)))
 
 
-def _write_drawing(out: Path, sweep: "Sweep", *, title: str) -> None:
+def _write_drawing(out: Path, sweep: "LrSweep", *, title: str) -> None:
     """The curve as a PNG, or as a page with the numbers."""
     from phalanx.disk import out_errors, write_atomically
 
@@ -151,7 +152,7 @@ def _write_drawing(out: Path, sweep: "Sweep", *, title: str) -> None:
             write_atomically(out, _draw_page(sweep, title=title))
 
 
-def _draw_page(sweep: "Sweep", *, title: str) -> str:
+def _draw_page(sweep: "LrSweep", *, title: str) -> str:
     """A page that needs no other file."""
     from phalanx.report.markup import table
 
@@ -165,7 +166,7 @@ def _draw_page(sweep: "Sweep", *, title: str) -> str:
     )
 
 
-def _draw_figure(sweep: "Sweep", *, title: str, form: str) -> bytes:
+def _draw_figure(sweep: "LrSweep", *, title: str, form: str) -> bytes:
     """The curve with its marks, as a file's content."""
     from matplotlib.figure import Figure
 
@@ -194,7 +195,7 @@ def _find_batch_size(request: Request) -> int:
     settings = _read_config(request)
     most = read_count("--most", request["most"], least=2)
     seconds = read_seconds(request["seconds"])
-    from phalanx.bench import finders
+    from phalanx.bench import batch_size_finder
 
     progress = ProgressLine()
 
@@ -206,7 +207,7 @@ def _find_batch_size(request: Request) -> int:
 
     if not request["json"]:
         print(f"{'images':>8}{'images/s':>12}{'memory':>14}")
-    sizes = finders.find_batch_size(settings, most=most, seconds=seconds, done=done)
+    sizes = batch_size_finder.find_batch_size(settings, most=most, seconds=seconds, done=done)
     if request["json"]:
         progress.end()
         print(json.dumps(sizes.facts(), indent=2))
@@ -223,7 +224,7 @@ def _describe_trial(trial: "BatchSizeTrial") -> str:
     return f"{trial.size:>8,}{trial.images_per_second:>12,.0f}{memory:>14}"
 
 
-def _show_sizes(sizes: "Sizes", settings: Settings) -> None:
+def _show_sizes(sizes: "BatchSizes", settings: Settings) -> None:
     """What the table means."""
     at_most = sizes.largest == sizes.most
     end = "--most; more may fit" if at_most else f"to a sixteenth, on {sizes.device}"

@@ -25,17 +25,17 @@ def _run(request: Request) -> int:
 
     settings = read_with_data(preset_named(request), request.flags, problems=request.problems)
 
-    from phalanx.assemble.dataset_summary import plan_of
+    from phalanx.assemble.dataset_summary import plan_run
 
-    plan, view = plan_of(settings, without_data=True)
+    plan, dataset = plan_run(settings, without_data=True)
     points = [plan.at(step) for step in _read_steps(request["at"])]
     memory = None if request["no_memory"] else _find_memory(settings.config, plan)
     if request["json"]:
         known = None if memory is None or isinstance(memory, str) else asdict(memory)
-        more = {"counts": view.counts, "memory": known, "at": points}
+        more = {"counts": dataset.source, "memory": known, "at": points}
         print(json.dumps(_as_json(settings, plan) | more, indent=2))
         return 0
-    _show_plan(settings, plan, memory, counts=view.counts)
+    _show_plan(settings, plan, memory, counts=dataset.source)
     for point in points:
         scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
         print(
@@ -51,10 +51,10 @@ def _find_memory(config: Config, plan: "Plan") -> "Memory | str":
 
     The only part of a plan that needs torch: whatever can be refused is refused before.
     """
-    from phalanx.assemble.memory import predict
+    from phalanx.assemble.memory import predict_step_memory
 
     try:
-        return predict(config, plan)
+        return predict_step_memory(config, plan)
     except ConfigError as error:
         return f"not known: {error}"
 
@@ -112,7 +112,7 @@ def _show_plan(
         ("update", _describe_update(config, plan)),
         ("log points", f"{plan.log.count():,}"),
         ("evaluations", _describe_evaluations(plan)),
-        ("checkpoints", _describe_checkpoints(config, plan)),
+        ("checkpoints", _read_checkpoints(config, plan)),
         ("bad images", f"up to {plan.max_bad:,} are put up with"),
     ]
     rows += [("memory", _describe_memory(plan, memory, config))] if memory else []
@@ -134,7 +134,7 @@ def _describe_evaluations(plan: "Plan") -> str:
     return f"{plan.evaluations:,}{after}{batches}"
 
 
-def _describe_checkpoints(config: Config, plan: "Plan") -> str:
+def _read_checkpoints(config: Config, plan: "Plan") -> str:
     """How many checkpoints there are and which of them stay, in words."""
     saves, newest = plan.save.count(), f"the newest {kept_by(config)}"
     if saves <= kept_by(config):

@@ -20,16 +20,16 @@ def _run(request: Request) -> int:
     request.refuse_problems()
     images = _find_images(request["images"])
 
-    from phalanx.assemble.prepare import describe_checkpoint
+    from phalanx.assemble.prepare import read_checkpoint
 
-    described = describe_checkpoint(Path(request["run"]), request.flags)
+    described = read_checkpoint(Path(request["run"]), request.flags)
 
-    from phalanx.assemble.score import load_checkpoint, predict
+    from phalanx.assemble.score import open_checkpoint, predict
 
-    model = load_checkpoint(described)
+    session = open_checkpoint(described)
     show = next((_SHOW[form] for form in ("csv", "json") if request[form]), _show_text)
     bad = 0
-    for answer in predict(model, images):
+    for answer in predict(session, images):
         if answer.problem:
             bad += 1
             print(f"{answer.image}: {answer.problem}", file=sys.stderr)

@@ -9,7 +9,7 @@ from phalanx.cli.command import Argument, Command, Request
 from phalanx.errors import DivergedError
 
 if TYPE_CHECKING:
-    from phalanx.assemble.prepare import Prepared
+    from phalanx.assemble.prepare import PreparedRun
     from phalanx.assemble.replay import Replay
 
 _REPLAY_OPTIONS = ("data-dir", "workers", "device")
@@ -39,12 +39,12 @@ def _run(request: Request) -> int:
         print(json.dumps({"run": str(prepared.run.path), **seen.as_json()}, indent=2))
     else:
         _show(seen, prepared)
-    return 0 if seen.sound else DivergedError.exit_code
+    return 0 if seen.is_finite else DivergedError.exit_code
 
 
-def _show(seen: "Replay", prepared: "Prepared") -> None:
+def _show(seen: "Replay", prepared: "PreparedRun") -> None:
     """What was repeated, its numbers, and where the first unsound one came from."""
-    from phalanx.assemble.blackbox import tell_images
+    from phalanx.assemble.blackbox import describe_step_images
 
     start = prepared.start
     begin = f"from {start.checkpoint}" if start else "from the first weights"
@@ -58,11 +58,13 @@ def _show(seen: "Replay", prepared: "Prepared") -> None:
     )
     if seen.finding is not None:
         print(seen.finding.describe())
-    elif seen.sound:
+    elif seen.is_finite:
         print("every output and every gradient is finite")
     if seen.seen_with:
         print(f"seen with {len(seen.seen_with):,} of {len(seen.images):,} images:")
-    print(f"{'' if seen.seen_with else 'images: '}{tell_images(seen.seen_with or seen.images)}")
+        print(describe_step_images(seen.seen_with))
+    else:
+        print(f"images: {describe_step_images(seen.images)}")
 
 
 COMMANDS = {

@@ -12,7 +12,7 @@ from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
-    from phalanx.assemble.prepare import Prepared
+    from phalanx.assemble.prepare import PreparedRun
     from phalanx.config.read import Settings
 
 
@@ -66,7 +66,7 @@ def _read_settings(request: Request, preset: str | None) -> "Settings":
     return fetch_missing(settings, lambda line: print(line, file=sys.stderr))
 
 
-def _prepare_again(request: Request) -> "Prepared":
+def _prepare_again(request: Request) -> "PreparedRun":
     """An old run to go on with, or a new one that begins with its weights."""
     request.refuse_problems()
     from phalanx.assemble.fork import prepare_fork
@@ -79,24 +79,24 @@ def _prepare_again(request: Request) -> "Prepared":
 
 def _score_untrained(settings: "Settings", *, as_json: bool) -> int:
     """--training false: the score of the model as it would begin."""
-    from phalanx.assemble.dataset_summary import plan_of
+    from phalanx.assemble.dataset_summary import plan_run
 
-    plan_of(settings)  # what cannot be is told before torch is imported
-    from phalanx.assemble.score import build_untrained, score_model
+    plan_run(settings)  # what cannot be is told before torch is imported
+    from phalanx.assemble.score import open_untrained, score
 
-    show(settings.config.model.model, *score_model(build_untrained(settings)), as_json=as_json)
+    show(settings.config.model.model, *score(open_untrained(settings)), as_json=as_json)
     return 0
 
 
 def _score_run(request: Request) -> int:
     """--resume RUN --training false: every checkpoint scored, as by `validate --all`."""
     request.refuse_problems()
-    from phalanx.assemble.prepare import describe_checkpoint
-    from phalanx.assemble.score import load_checkpoint, score_model
+    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.score import score_checkpoint
 
     flags = {name: text for name, text in request.flags.items() if name != "training"}
     for checkpoint in find_checkpoints(request["resume"], every=True):
-        scored = score_model(load_checkpoint(describe_checkpoint(checkpoint, flags)))
+        scored = score_checkpoint(read_checkpoint(checkpoint, flags))
         show(str(checkpoint), *scored, as_json=request["json"])
     return 0
 

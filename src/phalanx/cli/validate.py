@@ -37,11 +37,11 @@ def _run(request: Request) -> int:
         _refuse_model_options(request)
     checkpoints = [] if fresh else find_checkpoints(target, every=request["all"])
 
-    from phalanx.assemble.prepare import describe_checkpoint
+    from phalanx.assemble.prepare import read_checkpoint
 
-    described = [describe_checkpoint(checkpoint, request.flags) for checkpoint in checkpoints]
+    described = [read_checkpoint(checkpoint, request.flags) for checkpoint in checkpoints]
 
-    from phalanx.assemble.score import build_fresh, load_checkpoint, score_model
+    from phalanx.assemble.score import open_fresh, score, score_checkpoint
 
     if fresh:
         start = (
@@ -50,10 +50,10 @@ def _run(request: Request) -> int:
             else "random weights"
         )
         print(f"{target}: a fresh model, {start}", file=sys.stderr)
-        show(target, *score_model(build_fresh(target, request.flags)), as_json=request["json"])
+        show(target, *score(open_fresh(target, request.flags)), as_json=request["json"])
     for one in described:
-        scored = score_model(load_checkpoint(one))
-        show(str(one.path), *scored, as_json=request["json"])
+        scored = score_checkpoint(one)
+        show(str(one.start.path), *scored, as_json=request["json"])
     return 0
 
 
@@ -69,8 +69,8 @@ def _refuse_model_options(request: Request) -> None:
 
 def find_checkpoints(target: str, *, every: bool) -> list[Path]:
     """The checkpoints that a path stands for; with `every`, also the averages beside them."""
-    from phalanx.assemble.prepare import checkpoint_in
-    from phalanx.engine.checkpoint_store import AVERAGES, list_checkpoints, list_weights
+    from phalanx.assemble.prepare import find_checkpoint
+    from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, list_checkpoints, list_weights
 
     path = Path(target)
     if not path.exists() and "/" not in target:
@@ -85,9 +85,9 @@ def find_checkpoints(target: str, *, every: bool) -> list[Path]:
         raise CheckpointError(
             f"{path}: holds {len(there)} checkpoints; name one, or score each with --all"
         )
-    if path.name == AVERAGES and path.is_file():
+    if path.name == AVERAGE_WEIGHTS and path.is_file():
         return [path]
-    return [checkpoint_in(path)]  # knows what to say where there is none
+    return [find_checkpoint(path)]  # knows what to say where there is none
 
 
 def show(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: bool) -> None:

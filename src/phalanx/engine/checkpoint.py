@@ -10,7 +10,14 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
-from phalanx.engine.checkpoint_store import AVERAGES, FORMAT, prune, read_files, write_checkpoint
+from phalanx.engine.checkpoint_store import (
+    AVERAGE_WEIGHTS,
+    FORMAT,
+    prune_checkpoints,
+    read_files,
+    write_checkpoint,
+)
+from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.errors import DivergedError
 from phalanx.models.weights import LAYOUT, fill
@@ -20,21 +27,21 @@ WEIGHTS, _OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "fa
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class Snapshot:
     """A state at rest: copies that training no longer touches."""
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    averages: dict[str, Tensor]  # empty where none are made
-    plain: dict[str, Any]
+    average: dict[str, Tensor]  # empty where none is kept
+    values: dict[str, Any]  # what is no tensor
 
     @property
     def step(self) -> int:
         """The step it was taken at."""
-        return int(self.plain["step"])
+        return int(self.values["step"])
 
 
-def take_snapshot(state: TrainState) -> _Snapshot:
+def take_snapshot(state: TrainState) -> Snapshot:
     """Copy the state to host memory. Waits for the device."""
 
     def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -42,66 +49,61 @@ def take_snapshot(state: TrainState) -> _Snapshot:
 
     if state.offload is not None:
         state.offload.wait()
-    plain = json.loads(json.dumps(state.plain()))
+    values = json.loads(json.dumps(state.to_json()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
-    averages = {} if state.averages is None else state.averages.named_state()
-    return _Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(averages), plain)
+    average = {} if state.average is None else state.average.tensors()
+    return Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(average), values)
 
 
-def _pack(snapshot: _Snapshot, about: dict[str, Any]) -> dict[str, bytes]:
-    """The files of a checkpoint; `about` is what travels with every checkpoint of a run."""
-    facts = {
-        "format": FORMAT,
-        "state": snapshot.plain,
-        "weights_sha256": hash_weights(snapshot.weights),
-        **about,
-    }
-    files = {
-        WEIGHTS: tensors_to_bytes(snapshot.weights, metadata={LAYOUT: about["norm_layout"]}),
-        _OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
-        FACTS: json.dumps(facts, indent=1).encode(),
-    }
-    if snapshot.averages:
-        files[AVERAGES] = tensors_to_bytes(snapshot.averages)
-    return files
+class CheckpointSaver:
+    """Writes checkpoints in the background, one at a time; a failure is raised at the next call.
 
+    run_facts: what travels in every checkpoint of the run, beside the state.
+    """
 
-class Saver:
-    """Writes checkpoints in the background, one at a time; a failure is raised at the next call."""
-
-    def __init__(self, shelf: Path, *, keep: int, about: dict[str, Any]) -> None:
-        self._shelf, self._keep, self._about = shelf, keep, about
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        run_facts: dict[str, Any],
+        writes: bool = True,
+        consensus: Consensus,
+    ) -> None:
+        self._folder, self._keep, self._run_facts = folder, keep, run_facts
+        self._writes, self._consensus = writes, consensus
         self._thread: Thread | None = None
         self._failure: Exception | None = None
 
     def save(self, state: TrainState) -> None:
         """Copy the state now and write it while training goes on."""
         self.wait()
-        snapshot = take_snapshot(state)
-        self._thread = Thread(target=self._write, args=(snapshot,), name="saver")
-        self._thread.start()
+        if self._writes:
+            snapshot = take_snapshot(state)
+            self._thread = Thread(target=self._write, args=(snapshot,), name="saver")
+            self._thread.start()
 
     def wait(self) -> None:
         """Return once everything handed over is on disk, or raise what prevented it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        failure, self._failure = self._failure, None
+        self._consensus.raise_any(failure)
 
-    def _write(self, snapshot: _Snapshot) -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         try:
-            _refuse_unsound(snapshot)
-            write_checkpoint(self._shelf, snapshot.step, _pack(snapshot, self._about))
-            scores = {int(step): top1 for step, top1 in snapshot.plain["scores"].items()}
-            prune(self._shelf, keep=self._keep, scores=scores)
+            _refuse_nonfinite(snapshot)
+            files = _to_files(snapshot, self._run_facts)
+            write_checkpoint(self._folder, snapshot.step, files)
+            scores = {int(step): top1 for step, top1 in snapshot.values["scores"].items()}
+            prune_checkpoints(self._folder, keep=self._keep, scores=scores)
         except Exception as failure:  # noqa: BLE001 - carried to the training thread, raised there
             self._failure = failure
 
 
-def _refuse_unsound(snapshot: _Snapshot) -> None:
-    """A step of finite numbers may yet throw weights out of them; such weights are not saved."""
+def _refuse_nonfinite(snapshot: Snapshot) -> None:
+    """A step of finite numbers may still give weights that are not; such weights are not saved."""
     for name, tensor in snapshot.weights.items():
         if not bool(tensor.isfinite().all()):
             raise DivergedError(
@@ -110,19 +112,37 @@ def _refuse_unsound(snapshot: _Snapshot) -> None:
             )
 
 
-def restore(state: TrainState, checkpoint: Path) -> None:
+def _to_files(snapshot: Snapshot, run_facts: dict[str, Any]) -> dict[str, bytes]:
+    """The files of a checkpoint, by name."""
+    facts = {
+        "format": FORMAT,
+        "state": snapshot.values,
+        "weights_sha256": hash_weights(snapshot.weights),
+        **run_facts,
+    }
+    files = {
+        WEIGHTS: tensors_to_bytes(snapshot.weights, metadata={LAYOUT: run_facts["norm_layout"]}),
+        _OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
+        FACTS: json.dumps(facts, indent=1).encode(),
+    }
+    if snapshot.average:
+        files[AVERAGE_WEIGHTS] = tensors_to_bytes(snapshot.average)
+    return files
+
+
+def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
     """Put a checkpoint's contents into a freshly built state."""
     files = read_files(checkpoint)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[_OPTIMIZER]))
     if state.offload is not None:
         state.offload.take_back()
-    state.restore_plain(json.loads(files[FACTS])["state"])
-    if state.averages is not None and AVERAGES in files:
-        kept = tensors_from_bytes(files[AVERAGES])
-        state.averages.restore(kept, where=str(checkpoint / AVERAGES))
-    elif state.averages is not None:  # a fork that begins to average
-        state.averages.begin_with(state.model)
+    state.load_json(json.loads(files[FACTS])["state"])
+    if state.average is not None and AVERAGE_WEIGHTS in files:
+        averages = tensors_from_bytes(files[AVERAGE_WEIGHTS])
+        state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
+    elif state.average is not None:  # a fork that begins to average
+        state.average.reset_to(state.model)
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:

@@ -13,7 +13,6 @@ checkpoints/
 import json
 import re
 import shutil
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,28 +23,29 @@ from phalanx.errors import CheckpointError, DiskError
 FORMAT = 1  # raise it when the layout changes, and teach `read_files` the older one
 _NAME = re.compile(r"^step-(\d{8,})$")
 _PART, _GONE = ".part-", ".gone-"
-_BEST, AVERAGE = "best", "average"
-AVERAGES = "average.safetensors"  # a checkpoint's file of live averages
+_BEST, AVERAGE_NAME = "best", "average"
+AVERAGE_WEIGHTS = "average.safetensors"  # a checkpoint's file of live averages
 
 
-def write_checkpoint(shelf: Path, step: int, files: dict[str, bytes]) -> Path:
-    """Put the checkpoint of a step on the shelf."""
-    return write_named(shelf, f"step-{step:08d}", files)
+def write_checkpoint(folder: Path, step: int, files: dict[str, bytes]) -> Path:
+    """Write the checkpoint of a step."""
+    return write_checkpoint_as(folder, f"step-{step:08d}", files)
 
 
-def write_named(shelf: Path, name: str, files: dict[str, bytes]) -> Path:
-    """Put a checkpoint on the shelf; it has its name only once all bytes read back right."""
-    target = shelf / name
-    part = shelf / f"{_PART}{target.name}"
-    manifest = {
-        "format": FORMAT,
-        "files": {file: _describe(content) for file, content in files.items()},
+def write_checkpoint_as(folder: Path, name: str, files: dict[str, bytes]) -> Path:
+    """Write a checkpoint; it has its name only once all bytes read back right."""
+    target = folder / name
+    part = folder / f"{_PART}{target.name}"
+    sums = {
+        file: {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+        for file, content in files.items()
     }
+    manifest = {"format": FORMAT, "files": sums}
     with disk_errors(target):
         shutil.rmtree(part, ignore_errors=True)
-        if not shelf.exists():
-            shelf.mkdir(parents=True)
-            sync_folder(shelf.parent)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            sync_folder(folder.parent)
         part.mkdir()
         for file, content in files.items():
             write_synced(part / file, content)
@@ -59,13 +59,8 @@ def write_named(shelf: Path, name: str, files: dict[str, bytes]) -> Path:
         if target.exists():
             _remove(target)
         part.rename(target)
-        sync_folder(shelf)
+        sync_folder(folder)
     return target
-
-
-def _describe(content: bytes) -> dict[str, Any]:
-    """What the manifest says of one file."""
-    return {"bytes": len(content), "sha256": sha256(content).hexdigest()}
 
 
 def read_files(checkpoint: Path) -> dict[str, bytes]:
@@ -125,35 +120,35 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     return json.loads(files["facts.json"])
 
 
-def step_of(checkpoint: Path) -> int:
+def step_in_name(checkpoint: Path) -> int:
     """The step in a checkpoint's name."""
     match = _NAME.match(checkpoint.name)
     assert match
     return int(match[1])
 
 
-def list_checkpoints(shelf: Path) -> list[Path]:
-    """The whole checkpoints on a shelf, oldest first."""
-    if not shelf.is_dir():
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints in a folder, oldest first."""
+    if not folder.is_dir():
         return []
-    return sorted((path for path in shelf.iterdir() if _NAME.match(path.name)), key=step_of)
+    return sorted((path for path in folder.iterdir() if _NAME.match(path.name)), key=step_in_name)
 
 
-def list_weights(shelf: Path) -> list[Path]:
-    """All that can be scored on a shelf: checkpoints, the average in each, and that of several."""
-    live = [path for one in list_checkpoints(shelf) for path in (one, one / AVERAGES)]
-    return [path for path in (*live, shelf / AVERAGE) if path.exists()]
+def list_weights(folder: Path) -> list[Path]:
+    """All that can be scored in a folder: checkpoints, the average in each, and that of several."""
+    live = [path for one in list_checkpoints(folder) for path in (one, one / AVERAGE_WEIGHTS)]
+    return [path for path in (*live, folder / AVERAGE_NAME) if path.exists()]
 
 
-def newest_checkpoint(shelf: Path) -> Path | None:
+def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint a resume goes on from."""
-    return next(reversed(list_checkpoints(shelf)), None)
+    return next(reversed(list_checkpoints(folder)), None)
 
 
-def tidy(shelf: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half done."""
-    with disk_errors(shelf):
-        for path in shelf.glob(".*"):
+    with disk_errors(folder):
+        for path in folder.glob(".*"):
             if path.is_symlink():
                 path.unlink()
             elif path.name.startswith((_PART, _GONE)):
@@ -168,32 +163,21 @@ def _remove(checkpoint: Path) -> None:
     shutil.rmtree(gone)
 
 
-@dataclass(frozen=True)
-class _BestCheckpoint:
-    """The checkpoint with the highest validation score among those on the shelf."""
-
-    step: int
-    top1: float
+def find_best(folder: Path, scores: dict[int, float]) -> int | None:
+    """The step of the best-scored checkpoint still there; the earliest among equals."""
+    scored = [step for step in map(step_in_name, list_checkpoints(folder)) if step in scores]
+    return max(scored, key=lambda step: (scores[step], -step), default=None)
 
 
-def find_best(shelf: Path, scores: dict[int, float]) -> _BestCheckpoint | None:
-    """The best-scored checkpoint still there; the earliest among equals."""
-    scored = [step for step in map(step_of, list_checkpoints(shelf)) if step in scores]
-    if not scored:
-        return None
-    step = max(scored, key=lambda step: (scores[step], -step))
-    return _BestCheckpoint(step, scores[step])
-
-
-def prune(shelf: Path, *, keep: int, scores: dict[int, float]) -> None:
+def prune_checkpoints(folder: Path, *, keep: int, scores: dict[int, float]) -> None:
     """Keep the newest few and the best, and point the link at the best."""
-    with disk_errors(shelf):
-        best = find_best(shelf, scores)
-        for checkpoint in list_checkpoints(shelf)[:-keep]:
-            if best is None or step_of(checkpoint) != best.step:
+    with disk_errors(folder):
+        best = find_best(folder, scores)
+        for checkpoint in list_checkpoints(folder)[:-keep]:
+            if step_in_name(checkpoint) != best:
                 _remove(checkpoint)
         if best is not None:
-            link = shelf / f"{_PART}{_BEST}"
+            link = folder / f"{_PART}{_BEST}"
             link.unlink(missing_ok=True)
-            link.symlink_to(f"step-{best.step:08d}")
-            link.replace(shelf / _BEST)
+            link.symlink_to(f"step-{best:08d}")
+            link.replace(folder / _BEST)

@@ -1,11 +1,12 @@
-"""A loss scale that finds its own size: halved at an overflow, doubled when long none came."""
+"""A loss scale that adapts: halved at an overflow, doubled after many steps without one."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from phalanx.plan.loss_scale import FIRST
 
-_MOST = 2.0**24
-PATIENCE = 2000  # sound steps after which a larger one is tried, as torch's GradScaler does
+_LARGEST, _SMALLEST = 2.0**24, 2.0**-24
+GROWTH_INTERVAL = 2000  # finite steps before a larger scale is tried, as torch's GradScaler has it
 _HISTORY = 1000  # changes that are remembered
 
 
@@ -14,21 +15,32 @@ class DynamicLossScale:
     """The scale of the next step, and how it came about."""
 
     scale: float = FIRST
-    sound: int = 0  # steps since the last change
+    finite_steps: int = 0  # since the last change
     skipped: int = 0  # steps that overflowed
     history: list[tuple[int, float]] = field(default_factory=list)  # step, and the scale from there
 
-    def overflowed(self, step: int) -> None:
+    def after_overflow(self, step: int) -> None:
         """The gradients of a step were not finite: it is skipped, the next has half the scale."""
         self.skipped += 1
-        self._change(step, max(self.scale / 2, 2.0**-24))
+        self._change(step, max(self.scale / 2, _SMALLEST))
 
-    def succeeded(self, step: int) -> None:
+    def after_finite_step(self, step: int) -> None:
         """The gradients of a step were finite."""
-        self.sound += 1
-        if self.sound >= PATIENCE and self.scale < _MOST:
+        self.finite_steps += 1
+        if self.finite_steps >= GROWTH_INTERVAL and self.scale < _LARGEST:
             self._change(step, self.scale * 2)
 
     def _change(self, step: int, scale: float) -> None:
-        self.scale, self.sound = scale, 0
+        self.scale, self.finite_steps = scale, 0
         self.history = [*self.history, (step, scale)][-_HISTORY:]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, under the names that checkpoints have always had."""
+        values = asdict(self)
+        return {**values, "sound": values.pop("finite_steps")}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "DynamicLossScale":
+        """What `to_json` was called on."""
+        history = [(step, scale) for step, scale in values["history"]]
+        return cls(values["scale"], values["sound"], values["skipped"], history)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.engine.step import StepRule, answer_to
+from phalanx.engine.step import StepOptions, compute_logits
 from phalanx.errors import DataError
 
 
@@ -23,12 +23,12 @@ class ValidBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """What the model got right, and every single answer behind it."""
+    """What the model got right, and every single prediction behind it."""
 
     indices: np.ndarray  # int64 [n], place of each image in its split
     labels: np.ndarray  # int64 [n]
-    ranked: np.ndarray  # int64 [n, min(5, classes)], best answer first
-    confidence: np.ndarray  # float32 [n], of the best answer
+    ranked: np.ndarray  # int64 [n, min(5, classes)], best guess first
+    confidence: np.ndarray  # float32 [n], of the best guess
     losses: np.ndarray  # float32 [n]
     classes: int
 
@@ -39,17 +39,17 @@ class Score:
 
     @property
     def hits(self) -> int:
-        """Images whose best answer is right."""
+        """Images whose best guess is right."""
         return int((self.ranked[:, 0] == self.labels).sum())
 
     @property
     def top1(self) -> float:
-        """Share of images whose best answer is right."""
+        """Share of images whose best guess is right."""
         return self.hits / self.scored
 
     @property
     def top5(self) -> float | None:
-        """Share with the label among five answers; None where five classes or fewer exist."""
+        """Share with the label among five guesses; None where five classes or fewer exist."""
         if self.classes <= 5:
             return None
         return int((self.ranked == self.labels[:, None]).any(1).sum()) / self.scored
@@ -65,29 +65,29 @@ def evaluate(
     model: nn.Module,
     batches: Iterable[ValidBatch],
     *,
-    rule: StepRule,
+    options: StepOptions,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Score | None:
     """Score all batches; None when it was interrupted on the way."""
     model.eval()
-    answers = []
+    results = []
     classes = 0
     for batch in batches:
         if interrupted():
             return None
-        logits = answer_to(model, batch.images, rule=rule)
+        logits = compute_logits(model, batch.images, options)
         classes = logits.shape[1]
-        answers.append(_answer(logits, batch))
-    if not answers:
+        results.append(_row_results(logits, batch))
+    if not results:
         raise DataError("there is no image to score: the validation split is empty")
-    columns = {name: torch.cat([row[name] for row in answers]).cpu().numpy() for name in answers[0]}
+    columns = {name: torch.cat([row[name] for row in results]).cpu().numpy() for name in results[0]}
     real = columns["indices"] >= 0
     if not real.any():
         raise DataError("there is no image to score: none of the validation split decodes")
     return Score(**{name: column[real] for name, column in columns.items()}, classes=classes)
 
 
-def _answer(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
+def _row_results(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
     """What is kept of each row of a batch."""
     best = logits.softmax(1).topk(min(5, logits.shape[1]))
     return {

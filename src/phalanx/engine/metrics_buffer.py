@@ -1,34 +1,34 @@
-"""Each step's numbers, kept on the device until somebody must look."""
+"""Each step's metrics, kept on the device until somebody must look."""
 
 from math import isnan
 
 import torch
 from torch import Tensor
 
-from phalanx.engine.state import StepNumbers, Sums
+from phalanx.engine.state import MetricSums, StepMetrics
 
 
 class MetricsBuffer:
-    """A buffer of [loss, gradient norm, top-1] a step, read in one go."""
+    """[loss, gradient norm, top-1] of each step, read in one go."""
 
     def __init__(self, device: torch.device, capacity: int = 512) -> None:
         self._rows = torch.zeros(capacity, 3, device=device)
         self._count = 0
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the buffer must be read before the next step."""
         return self._count == len(self._rows)
 
-    def add(self, numbers: Tensor) -> None:
-        """Take one step's numbers, without waiting for them."""
-        self._rows[self._count] = numbers
+    def add(self, metrics: Tensor) -> None:
+        """Take one step's metrics, without waiting for them."""
+        self._rows[self._count] = metrics
         self._count += 1
 
-    def settle(self, sums: Sums) -> list[StepNumbers]:
+    def read(self, sums: MetricSums) -> list[StepMetrics]:
         """All steps since the last time, added to the sums. Waits for the device."""
         rows = [
-            StepNumbers(loss, grad_norm, None if isnan(top1) else top1)
+            StepMetrics(loss, grad_norm, None if isnan(top1) else top1)
             for loss, grad_norm, top1 in self._rows[: self._count].tolist()
         ]
         self._count = 0

@@ -41,7 +41,7 @@ class Mixing:
         return self.mixup_alpha > 0 or self.cutmix
 
 
-NOTHING_MIXED = Mixing()
+NO_MIXING = Mixing()
 
 
 class WeightedLabels(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 _INPUT, _WHOLE = "(the input)", "(the whole model)"
-_SAID = {  # by what was not finite
+_DESCRIPTIONS = {  # by what was not finite
     "output": "the first module whose output was not finite is {name}",
     "loss": "the output of every module was finite, the loss was not",
     "gradient": "every output was finite; the first gradient that was not is that of {name}",
@@ -19,7 +19,7 @@ _SAID = {  # by what was not finite
 }
 
 
-class _Look(NamedTuple):
+class _Observation(NamedTuple):
     """What was seen of one call of a module, still on the device."""
 
     path: str
@@ -35,12 +35,12 @@ class NonFiniteFinding:
     what: str  # a row of SAID
     name: str  # of a module, by its path, or of a parameter
     rows: tuple[int, ...] = ()  # the images it was seen with, counted within the step from 0
-    sound_weights: bool = True  # whether the module's own weights were finite before the step
+    weights_finite: bool = True  # whether the module's own weights were finite before the step
 
     def describe(self) -> str:
         """A line for a person."""
-        weights = "" if self.sound_weights else ", whose weights were not finite before the step"
-        return _SAID[self.what].format(name=self.name) + weights
+        weights = "" if self.weights_finite else ", whose weights were not finite before the step"
+        return _DESCRIPTIONS[self.what].format(name=self.name) + weights
 
 
 class Probe:
@@ -52,20 +52,22 @@ class Probe:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: list[RemovableHandle] = []
-        self._looks: list[_Look] = []
+        self._observations: list[_Observation] = []
         self._peaks: list[tuple[str, Tensor]] = []  # largest number of each gradient, as they came
         self._first = self._images = 0  # of the pass under way
 
     def __enter__(self) -> "Probe":
-        self._looks, self._peaks, self._first, self._images = [], [], 0, 0
+        self._observations, self._peaks, self._first, self._images = [], [], 0, 0
         self._handles = [
             self._model.register_forward_pre_hook(self._begin_pass),
             *(
-                module.register_forward_hook(partial(self._see, path.replace(".", "/") or _WHOLE))
+                module.register_forward_hook(
+                    partial(self._observe, path.replace(".", "/") or _WHOLE)
+                )
                 for path, module in self._model.named_modules()
             ),
             *(
-                weight.register_post_accumulate_grad_hook(partial(self._see_gradient, name))
+                weight.register_post_accumulate_grad_hook(partial(self._observe_gradient, name))
                 for name, weight in self._model.named_parameters()
                 if weight.requires_grad
             ),
@@ -78,13 +80,14 @@ class Probe:
 
     def _begin_pass(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._first, self._images = self._first + self._images, len(inputs[0])
-        self._looks.append(_Look(_INPUT, self._first, self._finite(inputs[0]), None))
+        self._observations.append(_Observation(_INPUT, self._first, self._finite(inputs[0]), None))
 
-    def _see(self, path: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _observe(self, path: str, module: nn.Module, inputs: Any, output: Any) -> None:
         weights = list(module.parameters(recurse=False))
-        sound = torch.stack([w.isfinite().all() for w in weights]).all() if weights else None
-        self._looks += [
-            _Look(path, self._first, self._finite(tensor), sound) for tensor in _tensors_in(output)
+        finite = torch.stack([w.isfinite().all() for w in weights]).all() if weights else None
+        self._observations += [
+            _Observation(path, self._first, self._finite(tensor), finite)
+            for tensor in _tensors_in(output)
         ]
 
     @torch.no_grad()
@@ -94,15 +97,15 @@ class Probe:
         return finite.reshape(len(tensor), -1).all(1) if by_image else finite.all()
 
     @torch.no_grad()
-    def _see_gradient(self, name: str, weight: Tensor) -> None:
+    def _observe_gradient(self, name: str, weight: Tensor) -> None:
         assert weight.grad is not None
         self._peaks.append((name, weight.grad.abs().max()))
 
     def find(self, loss: float, grad_norm: float) -> NonFiniteFinding | None:
         """The first number of the step that was not finite, if any. Waits for the device."""
-        sound = torch.stack([look.finite.all() for look in self._looks]).tolist()
-        if not all(sound):
-            return self._found_in(self._looks[sound.index(False)])
+        finite = torch.stack([seen.finite.all() for seen in self._observations]).tolist()
+        if not all(finite):
+            return self._found_in(self._observations[finite.index(False)])
         if not isfinite(loss):
             return NonFiniteFinding(what="loss", name="")
         peaks = torch.stack([peak.float() for _, peak in self._peaks]).tolist()
@@ -113,13 +116,13 @@ class Probe:
             return NonFiniteFinding(what="length", name=self._peaks[peaks.index(max(peaks))][0])
         return None
 
-    def _found_in(self, look: _Look) -> NonFiniteFinding:
-        by_image = look.finite.tolist() if look.finite.dim() else []
+    def _found_in(self, seen: _Observation) -> NonFiniteFinding:
+        by_image = seen.finite.tolist() if seen.finite.dim() else []
         return NonFiniteFinding(
             what="output",
-            name=look.path,
-            rows=tuple(look.first + row for row, sound in enumerate(by_image) if not sound),
-            sound_weights=look.weights is None or bool(look.weights),
+            name=seen.path,
+            rows=tuple(seen.first + row for row, finite in enumerate(by_image) if not finite),
+            weights_finite=seen.weights is None or bool(seen.weights),
         )
 
 

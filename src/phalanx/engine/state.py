@@ -11,33 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
-from phalanx.engine.weight_average import Averages
+from phalanx.engine.weight_average import WeightAverage
 from phalanx.kernels.rounding import COUNTS
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.offload import Offload
 
 
-class StepNumbers(NamedTuple):
-    """What one step gave. Without top-1, no metrics are kept: its norm only shows soundness."""
+class StepMetrics(NamedTuple):
+    """What one step gave. Top-1 is None where no metrics are kept."""
 
     loss: float
     grad_norm: float
     top1: float | None
 
     @property
-    def sound(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether loss and gradients are finite."""
         return isfinite(self.loss) and isfinite(self.grad_norm)
 
     @property
-    def told_norm(self) -> float | None:
-        """The norm to write down: where metrics are kept, or where it is the trouble."""
-        wanted = self.top1 is not None or not isfinite(self.grad_norm)
-        return self.grad_norm if wanted else None
+    def reported_grad_norm(self) -> float | None:
+        """The norm to write down: where metrics are kept, or where it is what went wrong."""
+        reported = self.top1 is not None or not isfinite(self.grad_norm)
+        return self.grad_norm if reported else None
 
 
 @dataclass
-class Sums:
+class MetricSums:
     """Running sums since the last log point; part of the state, so that a resume loses none.
 
     None where a step among them was not measured: a mean of the others would not be theirs.
@@ -48,20 +48,19 @@ class Sums:
     grad_norm: float | None = 0.0
     top1: float | None = 0.0
 
-    def add(self, row: StepNumbers) -> None:
-        """Take one step in."""
+    def add(self, row: StepMetrics) -> None:
+        """Add one step."""
         self.steps += 1
         self.loss += row.loss
-        self.grad_norm = _plus(self.grad_norm, row.told_norm)
-        self.top1 = _plus(self.top1, row.top1)
+        self.grad_norm = _add_known(self.grad_norm, row.reported_grad_norm)
+        self.top1 = _add_known(self.top1, row.top1)
 
     def mean(self, total: float | None) -> float | None:
         """A sum over its steps, or None."""
         return None if total is None else total / self.steps
 
 
-def _plus(total: float | None, number: float | None) -> float | None:
-    """The sum of two numbers, where both are known."""
+def _add_known(total: float | None, number: float | None) -> float | None:
     return None if total is None or number is None else total + number
 
 
@@ -74,7 +73,7 @@ class Throughput:
     wait_s: float = 0.0
 
     def add(self, *, images: int, busy_s: float, wait_s: float) -> None:
-        """Take a stretch of training in."""
+        """Add a stretch of training."""
         self.images += images
         self.busy_s += busy_s
         self.wait_s += wait_s
@@ -92,24 +91,28 @@ class Throughput:
 
 @dataclass
 class TrainState:
-    """Everything a checkpoint must bring back."""
+    """Everything a checkpoint must bring back.
+
+    The model is the bare one, under its own parameter names: whatever wraps it for a step (DDP,
+    compilation, a CUDA graph) lives inside the step's forward_backward and is never saved.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     step: int = 0
     scores: dict[int, float] = field(default_factory=dict)  # step to validation top-1
-    sums: Sums = field(default_factory=Sums)
-    clock: Throughput = field(default_factory=Throughput)
+    sums: MetricSums = field(default_factory=MetricSums)
+    throughput: Throughput = field(default_factory=Throughput)
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
-    scaler: DynamicLossScale | None = None  # where the loss scale finds its own size
+    scaler: DynamicLossScale | None = None  # where the loss scale adapts by itself
     half: HalfWeights | None = None  # where weights have 16 bits
     offload: Offload | None = None  # where the optimizer's state lies in host memory
-    averages: Averages | None = None  # of the weights, where they are wanted
-    counts: Tensor | None = None  # of all updates of 16-bit weights: kernels.rounding.COUNTS
+    average: WeightAverage | None = None  # the moving average of the weights, where it is wanted
+    rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS
 
     @contextmanager
-    def wide_update(self) -> Iterator[Tensor | None]:
-        """Within, weights are 32 bits wide and the optimizer's state lies beside them.
+    def update_context(self) -> Iterator[Tensor | None]:
+        """Within, weights have 32 bits and the optimizer's state lies beside them.
 
         Gives what will count the roundings, if there are.
         """
@@ -119,41 +122,41 @@ class TrainState:
             half = self.half
             yield None if half is None else stack.enter_context(half.in_float32(self.step))
 
-    def follow(self, counts: Tensor | None) -> None:
-        """Take an update into the averages and the counts, without waiting for it."""
-        if self.averages is not None:
-            self.averages.update(self.model, self.step)
+    def after_update(self, counts: Tensor | None) -> None:
+        """Add an update to the average and the counts, without waiting for it."""
+        if self.average is not None:
+            self.average.update(self.model, self.step)
         if counts is not None:
-            self.counts = counts if self.counts is None else self.counts + counts
+            so_far = self.rounding_counts
+            self.rounding_counts = counts if so_far is None else so_far + counts
 
-    def plain(self) -> dict[str, Any]:
-        """The part that is no tensor, ready for JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """The part that is no tensor, under the names that checkpoints have always had."""
+        counts = self.rounding_counts
         return {
             "step": self.step,
             "scores": {str(step): top1 for step, top1 in self.scores.items()},
             "sums": asdict(self.sums),
-            "clock": asdict(self.clock),
+            "clock": asdict(self.throughput),
             "bad_images": self.bad_images,
-            "scaler": None if self.scaler is None else asdict(self.scaler),
-            "counts": None if self.counts is None else self.counts.tolist(),
+            "scaler": None if self.scaler is None else self.scaler.to_json(),
+            "counts": None if counts is None else counts.tolist(),
         }
 
-    def restore_plain(self, plain: dict[str, Any]) -> None:
-        """Take back what `plain` gave; a missing entry is an error, never a default."""
-        self.step = plain["step"]
-        self.scores = {int(step): top1 for step, top1 in plain["scores"].items()}
-        self.sums = Sums(**plain["sums"])
-        self.clock = Throughput(**plain["clock"])
-        self.bad_images = dict(plain["bad_images"])
+    def load_json(self, values: dict[str, Any]) -> None:
+        """Take back what `to_json` gave; a missing entry is an error, never a default."""
+        self.step = values["step"]
+        self.scores = {int(step): top1 for step, top1 in values["scores"].items()}
+        self.sums = MetricSums(**values["sums"])
+        self.throughput = Throughput(**values["clock"])
+        self.bad_images = dict(values["bad_images"])
         if self.scaler is not None:
-            kept = plain["scaler"]
-            history = [(step, scale) for step, scale in kept["history"]]
-            self.scaler = DynamicLossScale(**{**kept, "history": history})
-        if plain.get("counts") is not None:
+            self.scaler = DynamicLossScale.from_json(values["scaler"])
+        if values.get("counts") is not None:
             device = next(self.model.parameters()).device
-            older = [0.0] * (len(COUNTS) - len(plain["counts"]))  # the ways came later
-            counts = [*plain["counts"], *older]
-            self.counts = torch.tensor(counts, dtype=torch.float64, device=device)
+            missing = len(COUNTS) - len(values["counts"])  # the first release counted fewer
+            counts = [*values["counts"], *[0.0] * missing]
+            self.rounding_counts = torch.tensor(counts, dtype=torch.float64, device=device)
 
 
 def hash_weights(tensors: dict[str, Tensor]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from phalanx.assemble.dataset_summary import MADE_UP, look_at_made_up, look_up_data
+from phalanx.assemble.dataset_summary import MADE_UP, summarise_made_up, summarise_published
 from phalanx.assemble.find_data import read_with_data
 from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings, joined
@@ -68,9 +68,9 @@ def _refuse_impossible(settings: Settings) -> None:
     """Raise ConfigError for what the plan refuses; a folder's data is left to the trials."""
     config = settings.config
     made_up = config.data.data in MADE_UP
-    view = look_at_made_up(config) if made_up else look_up_data(config)
-    if view is not None and config.data.data_dir is None:
-        make_plan(config, view.facts, choose_machine(config), places=settings.places)
+    dataset = summarise_made_up(config) if made_up else summarise_published(config)
+    if dataset is not None and config.data.data_dir is None:
+        make_plan(config, dataset.counts, choose_machine(config), places=settings.places)
 
 
 def _data_of(settings: Settings, sweep: SweepFile) -> dict[str, str]:

@@ -15,7 +15,7 @@ from phalanx.data.formats.decode import (
     mirror,
     resize,
 )
-from phalanx.data.transforms.transform import cut
+from phalanx.data.transforms.transform import resized_crop
 
 PICTURE = np.asarray(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)).resize((80, 60))
@@ -225,12 +225,13 @@ def test_an_image_too_large_to_decode_has_no_top(monkeypatch):
 def test_a_crop_of_a_file_is_that_of_its_pixels(part):
     data = encoded(LARGE, quality=90)
     assert (
-        cut(EncodedImage(data, "a.jpg"), part, 64) == cut(decode(data, "a.jpg"), part, 64)
+        resized_crop(EncodedImage(data, "a.jpg"), part, 64)
+        == resized_crop(decode(data, "a.jpg"), part, 64)
     ).all()
 
 
 def test_a_crop_can_do_without_simplejpeg(monkeypatch):
     picture = EncodedImage(encoded(LARGE, quality=90), "a.jpg")
-    fast = cut(picture, (30, 20, 100, 90), 64)
+    fast = resized_crop(picture, (30, 20, 100, 90), 64)
     monkeypatch.setattr("phalanx.data.formats.decode.simplejpeg", None)
-    assert np.abs(cut(picture, (30, 20, 100, 90), 64).astype(int) - fast).max() <= 2
+    assert np.abs(resized_crop(picture, (30, 20, 100, 90), 64).astype(int) - fast).max() <= 2

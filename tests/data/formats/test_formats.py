@@ -53,7 +53,7 @@ def batches(root):
         data=detect_datasets(root)[0].data,
         data_dir=str(root),
         image_size=24,
-        treatment=TransformSpec(augment="resized-crop"),
+        transform=TransformSpec(augment="resized-crop"),
         seed=3,
         order=Order(images=12, global_batch=6, seed=3),
     )

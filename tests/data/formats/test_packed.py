@@ -70,8 +70,9 @@ def test_raw_pixels_go_through_every_transform(tmp_path):
     image = open_packed(tmp_path, "train").read(0)
     for transform in (build_transform(TransformSpec(augment=kind)) for kind in CROPS):
         out = np.zeros((1, 12, 12, 3), np.uint8)
-        transform.train([image], transform.draw(0, np.arange(1)), out)
-        transform.evaluate(image, out[0])
+        [draws] = transform.draw(0, np.arange(1))
+        transform.apply_training([(image, draws, None)], out)
+        transform.apply_evaluation(image, out[0])
         assert out.any()
 
 
@@ -229,7 +230,7 @@ def test_training_tells_an_image_that_changed_from_one_that_never_was_good(tmp_p
         data="packed",
         data_dir=str(tmp_path),
         image_size=8,
-        treatment=TransformSpec(augment="resized-crop"),
+        transform=TransformSpec(augment="resized-crop"),
         seed=0,
         order=Order(images=9, global_batch=9, seed=0),
     )

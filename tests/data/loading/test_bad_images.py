@@ -25,13 +25,13 @@ def spoiled(tmp_path_factory):
     return root
 
 
-def recipe_for(root):
+def spec_for(root):
     order = Order(images=12, global_batch=12, seed=0)
     return InputSpec(
         data="folder",
         data_dir=str(root),
         image_size=16,
-        treatment=TransformSpec(augment="none"),
+        transform=TransformSpec(augment="none"),
         seed=0,
         order=order,
     )
@@ -39,15 +39,15 @@ def recipe_for(root):
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_bad_training_image_is_replaced_by_the_next_good_one(spoiled, workers):
-    recipe = recipe_for(spoiled)
-    with Loader(recipe, workers=workers, max_bad=3) as loader:
+    spec = spec_for(spoiled)
+    with Loader(spec, workers=workers, max_bad=3) as loader:
         steps = [step for [step] in loader.steps_from(0, 3, micro_batch=12)]
         assert sorted(loader.bad["train"]) == list(BAD["train"]) and loader.bad["valid"] == {}
         assert loader.bad["train"][3].startswith("train/cat/03.png: ")
         labels = loader.source("train").labels
     stand_in = {3: 5, 4: 5, 11: 0}
     for step in steps:
-        wanted = recipe.order.indices(step.positions).tolist()
+        wanted = spec.order.indices(step.positions).tolist()
         assert step.indices.tolist() == [stand_in.get(index, index) for index in wanted]
         assert (step.pixels[:, 8, 8, 0] == 20 * step.indices).all()
         assert (step.labels == labels[step.indices]).all()
@@ -55,35 +55,35 @@ def test_a_bad_training_image_is_replaced_by_the_next_good_one(spoiled, workers)
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_too_many_bad_training_images_end_the_run(spoiled, workers):
-    loader = Loader(recipe_for(spoiled), workers=workers, max_bad=2)
+    loader = Loader(spec_for(spoiled), workers=workers, max_bad=2)
     with loader, pytest.raises(DataError, match="--max-bad") as caught:
         list(loader.steps_from(0, 3, micro_batch=12))
     assert "more than 2 training images" in str(caught.value)
     assert "train/cat/03.png" in str(caught.value)
 
 
-def test_findings_of_different_workers_count_together(tmp_path):
+def test_bad_images_of_different_workers_count_together(tmp_path):
     for number in range(64):
         path = tmp_path / "train" / ("cat", "dog")[number // 32] / f"{number:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(path)
         if number % 16 == 0:
             path.write_bytes(b"spoiled")
-    recipe = InputSpec(
+    spec = InputSpec(
         data="folder",
         data_dir=str(tmp_path),
         image_size=8,
-        treatment=TransformSpec(augment="none"),
+        transform=TransformSpec(augment="none"),
         seed=0,
         order=Order(images=64, global_batch=64, seed=0),
     )
-    with Loader(recipe, workers=4, max_bad=3) as loader, pytest.raises(DataError, match="than 3"):
+    with Loader(spec, workers=4, max_bad=3) as loader, pytest.raises(DataError, match="than 3"):
         next(loader.steps_from(0, 1, micro_batch=64))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_image_leaves_the_score_and_is_named(spoiled, workers):
-    with Loader(recipe_for(spoiled), workers=workers, max_bad=0) as loader:
+    with Loader(spec_for(spoiled), workers=workers, max_bad=0) as loader:
         batches = list(loader.evaluation(5))
         assert sorted(loader.bad["valid"]) == list(BAD["val"]) and loader.bad["train"] == {}
         assert loader.bad["valid"][5].startswith("val/cat/05.png: ")
@@ -96,15 +96,15 @@ def test_a_set_without_a_readable_image_is_refused(tmp_path, workers):
     for name in ("cat", "dog"):
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "train" / name / "0.jpg").write_bytes(b"")
-    recipe = InputSpec(
+    spec = InputSpec(
         data="folder",
         data_dir=str(tmp_path),
         image_size=8,
-        treatment=TransformSpec(augment="none"),
+        transform=TransformSpec(augment="none"),
         seed=0,
         order=Order(images=2, global_batch=2, seed=0),
     )
-    loader = Loader(recipe, workers=workers)
+    loader = Loader(spec, workers=workers)
     with loader, pytest.raises(DataError, match="none of the training images") as caught:
         list(loader.steps_from(0, 1, micro_batch=2))
     assert "train/cat/0.jpg: the file is empty" in str(caught.value)

@@ -5,28 +5,28 @@ import os
 import numpy as np
 import pytest
 
-from phalanx.data.loading.cache import SharedCaches, free_memory, open_caches, refuse_unfit
+from phalanx.data.loading.cache import SharedCaches, free_memory, open_caches, refuse_too_large
 from phalanx.data.loading.loader import Loader
 from phalanx.errors import ConfigError
-from small_batches import GLOBAL_BATCH, assert_same, embedded_recipe, photo_recipe
+from small_batches import GLOBAL_BATCH, assert_same, embedded_spec, photo_spec
 
 
-def walk(recipe, *, workers, cache):
-    with Loader(recipe, workers=workers, cache=cache) as loader:
+def walk(spec, *, workers, cache):
+    with Loader(spec, workers=workers, cache=cache) as loader:
         steps = [step for [step] in loader.steps_from(0, 4, micro_batch=GLOBAL_BATCH)]
         return steps, list(loader.evaluation(3))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_the_same_with_a_cache(photos, workers):
-    plain, cached = (walk(photo_recipe(photos), workers=workers, cache=c) for c in (False, True))
+    plain, cached = (walk(photo_spec(photos), workers=workers, cache=c) for c in (False, True))
     assert_same(plain[0], cached[0])
     assert_same(plain[1], cached[1])
 
 
 def test_a_file_is_read_once_and_then_no_more(photos, tmp_path):
-    recipe = photo_recipe(photos)
-    with Loader(recipe, workers=2, cache=True) as loader:
+    spec = photo_spec(photos)
+    with Loader(spec, workers=2, cache=True) as loader:
         steps = loader.steps_from(0, 50, micro_batch=GLOBAL_BATCH)
         for _ in range(20):  # every image came by
             next(steps)
@@ -42,10 +42,10 @@ def test_a_file_is_read_once_and_then_no_more(photos, tmp_path):
 
 
 def test_a_cache_is_seen_by_every_process_that_opens_it(photos):
-    recipe = photo_recipe(photos)
-    source = recipe.open("train")
-    shared = SharedCaches({"train": source, "valid": recipe.open("valid")}, "here")
-    ours, theirs = shared.caches["train"], open_caches(shared.spec)["train"]
+    spec = photo_spec(photos)
+    source = spec.open("train")
+    shared = SharedCaches({"train": source, "valid": spec.open("valid")}, "here")
+    ours, theirs = shared.caches["train"], open_caches(shared.handle)["train"]
     assert ours.get(3) is None
     data = source.encoded(3)
     theirs.put(3, data)
@@ -56,15 +56,15 @@ def test_a_cache_is_seen_by_every_process_that_opens_it(photos):
 
 
 def test_sets_in_memory_need_no_cache():
-    with Loader(embedded_recipe(), workers=0, cache=True) as loader:
+    with Loader(embedded_spec(), workers=0, cache=True) as loader:
         [[batch]] = loader.steps_from(0, 1, micro_batch=GLOBAL_BATCH)
     assert batch.pixels.shape == (GLOBAL_BATCH, 28, 28, 3)
 
 
 def test_a_set_that_does_not_fit_is_refused_with_the_numbers():
     with pytest.raises(ConfigError, match=r"10\.0 GiB, of 12\.0 GiB free .* at most 80%"):
-        refuse_unfit(10 << 30, 12 << 30, "photos")
-    refuse_unfit(9 << 30, 12 << 30, "photos")
+        refuse_too_large(10 << 30, 12 << 30, "photos")
+    refuse_too_large(9 << 30, 12 << 30, "photos")
 
 
 def test_free_memory_is_what_the_system_says():
@@ -72,9 +72,9 @@ def test_free_memory_is_what_the_system_says():
     assert free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_rows_of_a_task_do_not_change_batches(photos):
-    recipe = photo_recipe(photos)
-    with Loader(recipe, workers=0) as alone, Loader(recipe, workers=2, rows=7) as other:
+def test_images_per_task_do_not_change_batches(photos):
+    spec = photo_spec(photos)
+    with Loader(spec, workers=0) as alone, Loader(spec, workers=2, images_per_task=7) as other:
         ours, theirs = (
             [step for [step] in loader.steps_from(2, 5, micro_batch=GLOBAL_BATCH)]
             for loader in (alone, other)

@@ -9,14 +9,20 @@ from PIL import Image
 
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import EncodedImage
-from phalanx.data.loading.gpu_decode import GpuDecoder, gpu_decode_problem, suits_gpu
-from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
-from phalanx.data.loading.worker_pool import BatchRequest
-from phalanx.data.transforms.transform import TransformSpec, centre_crop, centre_part, choose_part
+from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem, is_gpu_decodable
+from phalanx.data.loading.loader import Loader
+from phalanx.data.loading.reader import BatchRequest, InputSpec, Reader
+from phalanx.data.transforms.transform import (
+    TransformSpec,
+    build_transform,
+    choose_crop_and_flip,
+    find_centre_crop,
+)
 from phalanx.errors import ConfigError, DataError
 from phalanx.kernels import cut
 from phalanx.kernels.cut import cut_batch
 from phalanx.plan.order import Order
+from phalanx.plan.share import Share
 from small_photos import encode, photo
 from small_samples import write_split
 
@@ -104,23 +110,23 @@ def spoiled(tmp_path_factory):
     return write_files(tmp_path_factory.mktemp("spoiled"), SPOILED)
 
 
-def reader_of(root, split, *, data="folder", max_bad=None, treatment=CROP):
+def reader_of(root, split, *, data="folder", max_bad=None, transform=CROP):
     order = Order(images=COUNT, global_batch=COUNT, seed=1)
-    recipe = InputSpec(
-        data=data, data_dir=str(root), image_size=SIZE, treatment=treatment, seed=2, order=order
+    spec = InputSpec(
+        data=data, data_dir=str(root), image_size=SIZE, transform=transform, seed=2, order=order
     )
-    return Reader(recipe, split, findings=ReadingNotes(), max_bad=max_bad)
+    return Reader(spec, split, max_bad=max_bad)
 
 
-def fill_on_host(reader, keys):
-    pixels = np.empty((len(keys), SIZE, SIZE, 3), np.uint8)
-    return pixels, reader.fill(keys, pixels)
+def fill_on_host(reader, positions):
+    pixels = np.empty((len(positions), SIZE, SIZE, 3), np.uint8)
+    return pixels, reader.fill(positions, pixels)
 
 
-def fill_on_device(reader, keys, *, decode=stand_in, device=CPU):
+def fill_on_device(reader, positions, *, decode=stand_in, device=CPU):
     decoder = GpuDecoder(reader, device, decode=decode)
     with closing(decoder):
-        batch = decoder.fill(decoder.prepare(BatchRequest(keys, SIZE)))
+        batch = decoder.decode_batch(decoder.open_batch(BatchRequest(positions, SIZE)))
     if batch.ready is not None:
         batch.ready.synchronize()
     pixels = batch.pixels
@@ -139,12 +145,12 @@ def assert_same_batch(root, split, **options):
     """A device's batch is the host's: images, labels, findings, and pixels within the bars."""
     decode = options.pop("decode", stand_in)
     readers = [reader_of(root, split, **options) for _ in range(2)]
-    keys = np.arange(COUNT, 2 * COUNT) if split == "train" else np.arange(COUNT)
-    expected, known = fill_on_host(readers[0], keys)
-    pixels, rows, decoder = fill_on_device(readers[1], keys, decode=decode)
+    positions = np.arange(COUNT, 2 * COUNT) if split == "train" else np.arange(COUNT)
+    expected, known = fill_on_host(readers[0], positions)
+    pixels, rows, decoder = fill_on_device(readers[1], positions, decode=decode)
     assert rows.indices.tolist() == known.indices.tolist()
     assert rows.labels.tolist() == known.labels.tolist()
-    assert readers[1].findings == readers[0].findings
+    assert readers[1].problems == readers[0].problems
     assert_alike(pixels, expected)
     return pixels, rows, decoder
 
@@ -190,7 +196,9 @@ def test_images_that_do_not_fit_into_memory_together_are_cut_in_turns(monkeypatc
 
 def test_every_other_part_is_mirrored():
     place = [0.3, 0.6] + [0.4, 0.5] * 10
-    assert [choose_part(CROP, (50, 60), None, [flip, *place])[1] for flip in (0.49, 0.5)] == [
+    assert [
+        choose_crop_and_flip(CROP, (50, 60), None, [flip, *place])[1] for flip in (0.49, 0.5)
+    ] == [
         True,
         False,
     ]
@@ -200,8 +208,8 @@ def test_every_other_part_is_mirrored():
 def test_the_centre_as_a_part_shows_what_the_centre_crop_shows(sides):
     image = np.asarray(photo(7, size=sides[::-1]))
     expected = np.empty((SIZE, SIZE, 3), np.uint8)
-    centre_crop(0.875)(image, expected)
-    part = centre_part(*sides, SIZE, share=0.875)
+    build_transform(CROP).apply_evaluation(image, expected)
+    part = find_centre_crop(*sides, SIZE, share=0.875)
     tensor = torch.from_numpy(image.copy()).permute(2, 0, 1)
     assert_alike(cut_batch([tensor], [part], [False], size=SIZE).numpy(), expected[None])
 
@@ -212,13 +220,26 @@ def test_the_centre_as_a_part_shows_what_the_centre_crop_shows(sides):
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_a_batch_is_the_readers_batch(folder, split):
     pixels, rows, decoder = assert_same_batch(folder, split)
-    assert sorted(rows.indices.tolist()) == list(range(COUNT)) and decoder.refused == 0
+    assert sorted(rows.indices.tolist()) == list(range(COUNT)) and decoder.failed_calls == 0
     assert pixels.std(axis=(1, 2, 3)).min() > 5  # no image is blank
+
+
+def test_shares_are_slices_of_the_whole(folder):
+    spec = reader_of(folder, "train").spec
+    decoders = {"backend": lambda reader: GpuDecoder(reader, CPU, decode=stand_in)}
+    with Loader(spec, workers=0, **decoders) as loader:
+        whole = next(loader.steps_from(3, 4, micro_batch=4))
+        for replica in range(2):
+            own = next(loader.steps_from(3, 4, micro_batch=4, share=Share(replica, 2)))
+            for expected, batch in zip(whole[replica::2], own, strict=True):
+                assert torch.equal(batch.pixels, expected.pixels)
+                assert batch.indices.tolist() == expected.indices.tolist()
+                assert batch.positions.tolist() == expected.positions.tolist()
 
 
 def test_batches_of_another_size_can_be_asked_for(folder):
     decoder = GpuDecoder(reader_of(folder, "valid"), CPU, decode=stand_in)
-    pixels = decoder.fill(decoder.prepare(BatchRequest(np.arange(4), 20))).pixels
+    pixels = decoder.decode_batch(decoder.open_batch(BatchRequest(np.arange(4), 20))).pixels
     decoder.close()
     expected = np.empty((4, 20, 20, 3), np.uint8)
     reader_of(folder, "valid").fill(np.arange(4), expected)
@@ -229,10 +250,10 @@ def test_batches_of_another_size_can_be_asked_for(folder):
 def test_bad_training_images_are_named_and_replaced_as_the_reader_does(spoiled, decode):
     _, rows, decoder = assert_same_batch(spoiled, "train", decode=decode)
     assert not set(SPOILED) & set(rows.indices.tolist()) and len(rows.indices) == COUNT
-    bad = decoder.reader.findings.bad
+    bad = decoder.reader.problems.bad
     assert sorted(bad) == sorted(SPOILED) and "train/cat/03.jpg: " in bad[3]
     assert "60000x60000 pixels are more than" in bad[8]
-    assert bool(decoder.refused) == (decode is refusing)
+    assert bool(decoder.failed_calls) == (decode is refusing)
 
 
 @pytest.mark.parametrize("decode", [stand_in, refusing])
@@ -245,9 +266,9 @@ def test_bad_images_leave_the_score(spoiled, decode):
 def test_a_second_batch_steps_over_images_known_to_be_bad(spoiled):
     reader, twin = reader_of(spoiled, "train"), reader_of(spoiled, "train")
     decoder = GpuDecoder(reader, CPU, decode=stand_in)
-    for keys in (np.arange(COUNT), np.arange(COUNT, 2 * COUNT)):
-        expected, known = fill_on_host(twin, keys)
-        batch = decoder.fill(decoder.prepare(BatchRequest(keys, SIZE)))
+    for positions in (np.arange(COUNT), np.arange(COUNT, 2 * COUNT)):
+        expected, known = fill_on_host(twin, positions)
+        batch = decoder.decode_batch(decoder.open_batch(BatchRequest(positions, SIZE)))
         assert batch.indices.tolist() == known.indices.tolist()
         assert_alike(batch.pixels.numpy(), expected)
     decoder.close()
@@ -269,22 +290,22 @@ def test_packed_images_are_those_of_the_reader(tmp_path, encoding, boxes):
     for split in ("train", "valid"):
         raw = encoding == "raw"
         write_split("packed", samples, tmp_path, split, classes=("cat", "dog"), raw=raw)
-    treatment = TransformSpec(augment="resized-crop", boxes=boxes)
-    assert_same_batch(tmp_path, "train", data="packed", treatment=treatment)
-    assert_same_batch(tmp_path, "valid", data="packed", treatment=treatment)
+    transform = TransformSpec(augment="resized-crop", boxes=boxes)
+    assert_same_batch(tmp_path, "train", data="packed", transform=transform)
+    assert_same_batch(tmp_path, "valid", data="packed", transform=transform)
 
 
 def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
-    keys = np.arange(COUNT)
-    whole, _, _ = fill_on_device(reader_of(folder, "train"), keys)
-    monkeypatch.setattr("phalanx.data.loading.gpu_decode.MOST_BYTES", 50_000)  # two of 96x72
+    positions = np.arange(COUNT)
+    whole, _, _ = fill_on_device(reader_of(folder, "train"), positions)
+    monkeypatch.setattr("phalanx.data.loading.gpu_decode.MAX_DECODED_BYTES", 50_000)  # two of 96x72
     calls = []
 
     def count(files):
         calls.append(len(files))
         return stand_in(files)
 
-    pixels, _, _ = fill_on_device(reader_of(folder, "train"), keys, decode=count)
+    pixels, _, _ = fill_on_device(reader_of(folder, "train"), positions, decode=count)
     assert len(calls) > 5 and max(calls) <= 4 and (pixels == whole).all()
 
 
@@ -302,11 +323,11 @@ def test_large_batches_are_decoded_in_portions(folder, monkeypatch):
     ],
 )
 def test_whole_jpegs_of_the_usual_kinds_are_for_the_gpu(data, suits):
-    assert suits_gpu(EncodedImage(data, "image")) == suits
+    assert is_gpu_decodable(EncodedImage(data, "image")) == suits
 
 
 def test_pixels_in_memory_are_not_for_the_gpus_decoder():
-    assert not suits_gpu(IMAGES[0])
+    assert not is_gpu_decodable(IMAGES[0])
 
 
 # --- refusing ---
@@ -316,25 +337,27 @@ def test_pixels_in_memory_are_not_for_the_gpus_decoder():
     ("change", "message"),
     [
         ({"augment": "pad-crop"}, "is for photographs of any size"),
-        ({"jitter": 0.4}, "--color-jitter runs on the CPU; leave one of them out"),
-        ({"auto": "rand-augment"}, "--auto-augment runs on the CPU"),
-        ({"erasing": 0.25}, "--random-erasing runs on the CPU"),
+        ({"color_jitter": 0.4}, "--color-jitter runs on the CPU; leave one of them out"),
+        ({"auto_augment": "rand-augment"}, "--auto-augment runs on the CPU"),
+        ({"random_erasing": 0.25}, "--random-erasing runs on the CPU"),
     ],
 )
 def test_what_only_the_host_can_do_is_refused_by_its_option(folder, change, message):
-    treatment = TransformSpec(**{"augment": "resized-crop", **change})
+    transform = TransformSpec(**{"augment": "resized-crop", **change})
     with pytest.raises(ConfigError, match="--gpu-decode: ") as caught:
-        GpuDecoder(reader_of(folder, "train", treatment=treatment), CPU, decode=stand_in)
+        GpuDecoder(reader_of(folder, "train", transform=transform), CPU, decode=stand_in)
     assert message in str(caught.value)
 
 
 def test_options_of_training_do_not_hinder_scoring(folder):
-    treatment = TransformSpec(augment="resized-crop", jitter=0.4, auto="rand-augment", erasing=0.5)
-    assert_same_batch(folder, "valid", treatment=treatment)
+    transform = TransformSpec(
+        augment="resized-crop", color_jitter=0.4, auto_augment="rand-augment", random_erasing=0.5
+    )
+    assert_same_batch(folder, "valid", transform=transform)
 
 
 def test_a_cpu_is_no_gpu():
-    assert gpu_decode_problem(CPU) == "cpu is no CUDA device that can be used"
+    assert find_gpu_decode_problem(CPU) == "cpu is no CUDA device that can be used"
 
 
 # --- on a GPU ---
@@ -345,15 +368,15 @@ def test_a_cpu_is_no_gpu():
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_nvjpeg_gives_the_readers_batch(spoiled, split):
     device = torch.device("cuda")
-    why = gpu_decode_problem(device)
+    why = find_gpu_decode_problem(device)
     if why:
         pytest.skip(why)
     reader, twin = reader_of(spoiled, split), reader_of(spoiled, split)
-    keys = np.arange(COUNT)
-    expected, known = fill_on_host(twin, keys)
-    pixels, rows, decoder = fill_on_device(reader, keys, decode=None, device=device)
-    assert rows.indices.tolist() == known.indices.tolist() and decoder.refused == 0
-    assert reader.findings == twin.findings
+    positions = np.arange(COUNT)
+    expected, known = fill_on_host(twin, positions)
+    pixels, rows, decoder = fill_on_device(reader, positions, decode=None, device=device)
+    assert rows.indices.tolist() == known.indices.tolist() and decoder.failed_calls == 0
+    assert reader.problems == twin.problems
     assert_alike(pixels, expected)
 
 

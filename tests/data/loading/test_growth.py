@@ -9,31 +9,31 @@ import pytest
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
 from phalanx.plan.order import Order
-from small_batches import GLOBAL_BATCH, assert_same, photo_recipe
+from small_batches import GLOBAL_BATCH, assert_same, photo_spec
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_grow_at_the_steps_that_are_named(photos, workers):
-    recipe = photo_recipe(photos, growth=((2, 16), (3, 24)))
-    with Loader(recipe, workers=workers) as loader:
+    spec = photo_spec(photos, growth=((2, 16), (3, 24)))
+    with Loader(spec, workers=workers) as loader:
         steps = [step for [step] in loader.steps_from(0, 5, micro_batch=GLOBAL_BATCH)]
         assert [step.pixels.shape[1:3] for step in steps] == [
             (16, 16), (16, 16), (24, 24), (32, 32), (32, 32),
         ]  # fmt: skip
         assert all(batch.pixels.shape[1] == 32 for batch in loader.evaluation(3))
-    with Loader(replace(recipe, growth=(), image_size=16), workers=0) as small:
+    with Loader(replace(spec, growth=(), image_size=16), workers=0) as small:
         assert_same(
             steps[:2], [step for [step] in small.steps_from(0, 2, micro_batch=GLOBAL_BATCH)]
         )
-    with Loader(recipe, workers=0) as again:  # as a resume begins
+    with Loader(spec, workers=0) as again:  # as a resume begins
         assert_same(
             steps[2:3], [step for [step] in again.steps_from(2, 3, micro_batch=GLOBAL_BATCH)]
         )
 
 
 def test_growth_travels_to_workers():
-    recipe = photo_recipe("somewhere", growth=((2, 16), (3, 24)))
-    assert InputSpec.from_json(recipe.to_json()) == recipe
+    spec = photo_spec("somewhere", growth=((2, 16), (3, 24)))
+    assert InputSpec.from_json(spec.to_json()) == spec
 
 
 def test_an_image_comes_as_often_in_a_row_as_told():
@@ -46,7 +46,7 @@ def test_an_image_comes_as_often_in_a_row_as_told():
 
 def test_repeats_are_augmented_anew(photos):
     order = Order(images=23, global_batch=GLOBAL_BATCH, seed=5, repeats=4)
-    with Loader(photo_recipe(photos, order=order), workers=0) as loader:
+    with Loader(photo_spec(photos, order=order), workers=0) as loader:
         [[step]] = loader.steps_from(0, 1, micro_batch=GLOBAL_BATCH)
     assert step.indices.reshape(-1, 4).min(1).tolist() == step.indices[::4].tolist()
     assert len({row.tobytes() for row in step.pixels}) == GLOBAL_BATCH

@@ -12,7 +12,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
 
 def normalised(pixels, how) -> np.ndarray:
     normaliser = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how)
-    images = normaliser.images(pixels)
+    images = normaliser(pixels)
     assert images.shape == (len(pixels), 3, *pixels.shape[1:3])
     return images.permute(0, 2, 3, 1).double().numpy()
 
@@ -46,10 +46,13 @@ def test_the_place_and_what_travels_change_no_value(how):
     usual = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how)
     floats = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how, as_bytes=False)
     host = Normaliser(MEAN, STD, device=torch.device("cpu"), how=how, on_host=True)
-    assert usual.move(PIXELS).dtype == torch.uint8 and floats.move(PIXELS).dtype == torch.float32
-    assert torch.equal(host.move(PIXELS).permute(0, 3, 1, 2), usual.images(PIXELS))
-    assert torch.equal(floats.images(PIXELS), usual.images(PIXELS))
-    assert torch.equal(host.images(PIXELS), usual.images(PIXELS))
+    assert (
+        usual.copy_pixels(PIXELS).dtype == torch.uint8
+        and floats.copy_pixels(PIXELS).dtype == torch.float32
+    )
+    assert torch.equal(host.copy_pixels(PIXELS).permute(0, 3, 1, 2), usual(PIXELS))
+    assert torch.equal(floats(PIXELS), usual(PIXELS))
+    assert torch.equal(host(PIXELS), usual(PIXELS))
 
 
 def test_none_leaves_values_between_zero_and_one():

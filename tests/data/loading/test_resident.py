@@ -5,11 +5,16 @@ import pytest
 import torch
 
 from phalanx.data.loading.loader import Loader
-from phalanx.data.loading.reader import Reader, ReadingNotes
-from phalanx.data.loading.resident import STRETCH, ResidentFiller, stretches_of, why_not_resident
-from phalanx.data.loading.worker_pool import BatchRequest
+from phalanx.data.loading.reader import BatchRequest, Reader
+from phalanx.data.loading.resident import (
+    BLOCK,
+    ResidentBackend,
+    find_resident_problem,
+    group_requests,
+)
 from phalanx.data.transforms.transform import TransformSpec
-from small_batches import GLOBAL_BATCH, assert_same, embedded_recipe, photo_recipe
+from phalanx.plan.share import Share
+from small_batches import GLOBAL_BATCH, assert_same, embedded_spec, photo_spec
 
 CPU = torch.device("cpu")
 
@@ -22,10 +27,10 @@ def in_numpy(batches):
 
 @pytest.mark.parametrize("augment", ["pad-crop", "none"])
 def test_batches_are_those_of_the_host(augment):
-    recipe = embedded_recipe(treatment=TransformSpec(augment=augment))
+    spec = embedded_spec(transform=TransformSpec(augment=augment))
     with (
-        Loader(recipe, workers=0) as host,
-        Loader(recipe, workers=2, filler=lambda reader: ResidentFiller(reader, CPU)) as device,
+        Loader(spec, workers=0) as host,
+        Loader(spec, workers=2, backend=lambda reader: ResidentBackend(reader, CPU)) as device,
     ):
         ours = [step for [step] in host.steps_from(198, 202, micro_batch=GLOBAL_BATCH)]
         theirs = [step for [step] in device.steps_from(198, 202, micro_batch=GLOBAL_BATCH)]
@@ -35,8 +40,20 @@ def test_batches_are_those_of_the_host(augment):
         assert [len(batch.labels) for batch in device.evaluation(700)] == [700, 700, 100]
 
 
+def test_shares_are_slices_of_the_whole():
+    spec = embedded_spec()
+    with Loader(spec, workers=0, backend=lambda reader: ResidentBackend(reader, CPU)) as loader:
+        whole = list(loader.steps_from(198, 202, micro_batch=10))
+        for replica in range(2):
+            own = list(loader.steps_from(198, 202, micro_batch=10, share=Share(replica, 2)))
+            for expected, batches in zip(whole, own, strict=True):
+                assert_same(in_numpy(expected[replica::2]), in_numpy(batches))
+        scored = [in_numpy(loader.evaluation(500, share=Share(r, 2))) for r in range(2)]
+        assert_same(in_numpy(loader.evaluation(500)), [scored[0][0], scored[1][0], scored[0][1]])
+
+
 def test_images_in_colour_keep_their_channels():
-    reader = Reader(embedded_recipe(), "train", findings=ReadingNotes(), max_bad=None)
+    reader = Reader(embedded_spec(), "train")
     grey = reader.source
     colour = type(grey)(
         pixels=np.random.default_rng(0).integers(0, 256, (8000, 28, 28, 3), np.uint8),
@@ -45,31 +62,31 @@ def test_images_in_colour_keep_their_channels():
         files=grey.files,
     )
     reader.source = colour
-    keys = np.arange(100, 140)
+    positions = np.arange(100, 140)
     expected = np.empty((40, 28, 28, 3), np.uint8)
-    reader.fill(keys, expected)
-    filler = ResidentFiller(reader, CPU)
-    found = next(filler.batches([BatchRequest(keys, 28)]))
+    reader.fill(positions, expected)
+    backend = ResidentBackend(reader, CPU)
+    found = next(backend.batches([BatchRequest(positions, 28)]))
     assert np.array_equal(found.pixels.numpy(), expected)
 
 
-def test_wishes_come_in_stretches_and_end():
-    wishes = [
+def test_requests_come_in_groups_and_end():
+    requests = [
         BatchRequest(np.arange(first, first + 10_000), 28) for first in range(0, 80_000, 10_000)
     ]
-    portions = list(stretches_of(iter(wishes)))
-    assert [len(portion) for portion in portions] == [3, 3, 2]
-    assert [wish for portion in portions for wish in portion] == wishes
-    large = BatchRequest(np.arange(STRETCH + 1), 28)
-    assert [len(portion) for portion in stretches_of([large, large])] == [1, 1]
+    groups = list(group_requests(iter(requests)))
+    assert [len(group) for group in groups] == [3, 3, 2]
+    assert [request for group in groups for request in group] == requests
+    large = BatchRequest(np.arange(BLOCK + 1), 28)
+    assert [len(group) for group in group_requests([large, large])] == [1, 1]
 
 
 def test_what_the_host_must_do_is_named(photos):
-    embedded = embedded_recipe().open("train")
-    assert why_not_resident(embedded_recipe(), embedded) == ""
-    assert "resized" in why_not_resident(embedded_recipe(image_size=32), embedded)
-    assert "resized" in why_not_resident(embedded_recipe(growth=((5, 20),)), embedded)
-    jitter = TransformSpec(augment="pad-crop", jitter=0.4)
-    assert "--color-jitter" in why_not_resident(embedded_recipe(treatment=jitter), embedded)
-    folder = photo_recipe(photos)
-    assert "one array" in why_not_resident(folder, folder.open("train"))
+    embedded = embedded_spec().open("train")
+    assert find_resident_problem(embedded_spec(), embedded) == ""
+    assert "resized" in find_resident_problem(embedded_spec(image_size=32), embedded)
+    assert "resized" in find_resident_problem(embedded_spec(growth=((5, 20),)), embedded)
+    jitter = TransformSpec(augment="pad-crop", color_jitter=0.4)
+    assert "--color-jitter" in find_resident_problem(embedded_spec(transform=jitter), embedded)
+    folder = photo_spec(photos)
+    assert "one array" in find_resident_problem(folder, folder.open("train"))

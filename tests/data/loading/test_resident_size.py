@@ -37,16 +37,16 @@ def test_ten_epochs_of_batches_hold_what_two_hold(photos, tmp_path, form):
     if form != "folder":
         root = tmp_path / form
         build(photos, root, BuildOptions(to=form), workers=1)
-    recipe = InputSpec(
+    spec = InputSpec(
         data=form,
         data_dir=str(root),
         image_size=96,
-        treatment=TransformSpec(augment="resized-crop"),
+        transform=TransformSpec(augment="resized-crop"),
         seed=0,
         order=Order(images=IMAGES, global_batch=BATCH, seed=0),
     )
     steps, sizes = IMAGES // BATCH, []
-    with Loader(recipe, workers=2) as loader:
+    with Loader(spec, workers=2) as loader:
         for epoch in range(EPOCHS):
             first = epoch * steps
             seen = sum(1 for _ in loader.steps_from(first, first + steps, micro_batch=BATCH))

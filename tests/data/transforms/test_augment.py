@@ -8,18 +8,21 @@ from PIL import Image
 
 from phalanx.data.transforms import operations
 from phalanx.data.transforms.augment import (
-    AUGMENTS,
+    AUTO_AUGMENTS,
     BOX_COLUMNS,
-    CHOICES,
-    box_crop,
+    choose_crop,
     colour_jitter,
-    flip,
     rand_augment,
     random_erasing,
     trivial_augment,
 )
-from phalanx.data.transforms.operations import STEPS, WIDE
-from phalanx.data.transforms.transform import CROPS, TransformSpec, build_transform, choose_part
+from phalanx.data.transforms.operations import OPERATIONS, WIDE_SPACE
+from phalanx.data.transforms.transform import (
+    CROPS,
+    TransformSpec,
+    build_transform,
+    choose_crop_and_flip,
+)
 from phalanx.plan.draws import draw_uniform
 
 TRANSFORMS = {kind: build_transform(TransformSpec(augment=kind)) for kind in CROPS}
@@ -34,6 +37,12 @@ SMALL = [RANDOM.integers(0, 256, (*shape, 3), np.uint8) for shape in [(1, 1), (1
 IMAGES = [NOISE, SMOOTH, PLAIN, GREYS, *SMALL]
 POSITIONS = np.arange(4000)
 
+AUGMENTS = {
+    "colour-jitter": colour_jitter(0.4, 0.4, saturation=0.4, hue=0.1),
+    **AUTO_AUGMENTS,
+    "random-erasing": random_erasing(0.25),
+}
+
 
 def draws_of(columns, seed=1, positions=POSITIONS):
     rows = [draw_uniform(seed, name, positions, lane) for name, lane in columns]
@@ -41,7 +50,7 @@ def draws_of(columns, seed=1, positions=POSITIONS):
 
 
 def choice_of(name):
-    return (list(STEPS).index(name) + 0.5) / len(STEPS)
+    return (list(OPERATIONS).index(name) + 0.5) / len(OPERATIONS)
 
 
 @pytest.mark.parametrize("name", AUGMENTS)
@@ -89,14 +98,6 @@ def test_no_two_augmentations_share_a_number():
     assert len(set(columns)) == len(columns)
 
 
-def test_a_flip_comes_with_its_probability():
-    rows = draws_of(flip(0.3).columns)
-    flipped = [(flip(0.3).apply(NOISE, row) == NOISE[:, ::-1]).all() for row in rows]
-    assert abs(np.mean(flipped) - 0.3) < 0.03
-    assert (flip(0.0).apply(NOISE, [0.0]) == NOISE).all()
-    assert (flip(1.0).apply(NOISE, [0.999]) == NOISE[:, ::-1]).all()
-
-
 def test_colour_jitter_of_no_strength_changes_nothing():
     still = colour_jitter(0, 0, saturation=0, hue=0)
     for image, row in itertools.product(IMAGES, draws_of(still.columns, positions=POSITIONS[:30])):
@@ -115,19 +116,19 @@ def test_colour_jitter_goes_from_one_less_the_strength_to_one_more():
         assert (alone(0.4, [0.5, draw, 0.5, 0.5], "contrast") == expected).all()
         expected = operations.colour(NOISE, factor)
         assert (alone(0.4, [0.5, 0.5, draw, 0.5], "saturation") == expected).all()
-        expected = operations.turn_hue(NOISE, (factor - 1) / 2)
+        expected = operations.shift_hue(NOISE, (factor - 1) / 2)
         assert (alone(0.2, [0.5, 0.5, 0.5, draw], "hue") == expected).all()
     strong = alone(3.0, [0.25, 0.5, 0.5, 0.5], "brightness")  # from 0 to 4: none below zero
     assert (strong == NOISE).all()
 
 
-def test_colour_jitter_takes_its_four_steps_in_every_order():
+def test_colour_jitter_takes_its_four_operations_in_every_order():
     made = colour_jitter(0.8, 0.8, saturation=0.8, hue=0.3)
     steps = [
         lambda image: operations.brightness(image, 1.4),
         lambda image: operations.contrast(image, 0.6),
         lambda image: operations.colour(image, 1.6),
-        lambda image: operations.turn_hue(image, 0.15),
+        lambda image: operations.shift_hue(image, 0.15),
     ]
     seen = [made.apply(NOISE, [(n + 0.5) / 24, 0.75, 0.25, 0.875, 0.75]) for n in range(24)]
     for order in itertools.permutations(steps):
@@ -148,7 +149,6 @@ def test_colour_jitter_takes_its_four_steps_in_every_order():
         lambda: rand_augment(2, 9, spread=-1),
         lambda: random_erasing(0.5, (0.4, 0.3)),
         lambda: random_erasing(0.5, ratio=(0.0, 1.0)),
-        lambda: flip(1.5),
     ],
 )
 def test_strengths_without_a_meaning_are_refused(made):
@@ -159,13 +159,13 @@ def test_strengths_without_a_meaning_are_refused(made):
 def test_each_of_the_fourteen_operations_comes_equally_often():
     for made, count in ((rand_augment(3), 3), (trivial_augment(), 1)):
         rows = np.array(draws_of(made.columns))
-        chosen = (rows[:, ::3] * len(CHOICES)).astype(int)
-        assert len(STEPS) == len(CHOICES) == 14 and chosen.shape[1] == count
+        chosen = (rows[:, ::3] * len(OPERATIONS)).astype(int)
+        assert len(OPERATIONS) == 14 and chosen.shape[1] == count
         for column in chosen.T:
             shares = np.bincount(column, minlength=14) / len(POSITIONS)
             assert np.abs(shares - 1 / 14).max() < 0.016
-    for name in STEPS:  # the number of an operation is its row of the table
-        expected = STEPS[name](SMOOTH, 20 / 30, WIDE)
+    for name in OPERATIONS:  # the number of an operation is its row of the table
+        expected = OPERATIONS[name](SMOOTH, 20 / 30, WIDE_SPACE)
         row = [choice_of(name), 20.5 / 31, 0.1]
         assert (trivial_augment().apply(SMOOTH, row) == expected).all()
 
@@ -265,23 +265,26 @@ def old_choice(height, width, draws):
     return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
-def test_without_a_box_a_part_is_chosen_as_ever():
+def test_without_a_box_a_crop_is_chosen_as_ever():
     rows = draws_of(BOX_COLUMNS)
     for row, (height, width) in zip(rows, RANDOM.integers(1, 600, (4000, 2)).tolist(), strict=True):
         expected = old_choice(height, width, row[:22])
         plain = TransformSpec(augment="resized-crop")
-        assert choose_part(plain, (height, width), None, [1, *row[:22]]) == (expected, False)
-        assert box_crop(height, width, None, row, **WHOLE) == expected
+        assert choose_crop_and_flip(plain, (height, width), None, [1, *row[:22]]) == (
+            expected,
+            False,
+        )
+        assert choose_crop(height, width, None, row, **WHOLE) == expected
 
 
-def test_the_numbers_of_a_part_are_those_of_the_resized_crop_and_places_for_later_tries():
+def test_the_numbers_of_a_crop_are_those_of_the_resized_crop_and_places_for_later_tries():
     assert BOX_COLUMNS[:22] == TRANSFORMS["resized-crop"].columns[1:]
     assert len(set(BOX_COLUMNS)) == len(BOX_COLUMNS) == 40
 
 
-def shown(part, box, height, width):
-    """The share of the box in the part, counted on a grid sixteen times as fine."""
-    top, left, tall, wide = (16 * edge for edge in part)
+def shown(crop, box, height, width):
+    """The share of the box in the crop, counted on a grid sixteen times as fine."""
+    top, left, tall, wide = (16 * edge for edge in crop)
     grid = np.zeros((16 * height, 16 * width), bool)
     x0, y0, x1, y1 = box
     here = slice(round(y0 * len(grid)), round(y1 * len(grid)))
@@ -289,12 +292,12 @@ def shown(part, box, height, width):
     return grid[top : top + tall, left : left + wide].sum() / grid.sum()
 
 
-def test_a_part_shows_a_tenth_of_the_box():
+def test_a_crop_shows_a_tenth_of_the_box():
     box, height, width = (0.75, 0.75, 0.9375, 0.875), 48, 64
     seen = {True: [], False: []}
     for row in draws_of(BOX_COLUMNS, positions=POSITIONS[:1000]):
-        part = box_crop(height, width, box, row, **WHOLE)
-        seen[True].append(shown(part, box, height, width))
+        crop = choose_crop(height, width, box, row, **WHOLE)
+        seen[True].append(shown(crop, box, height, width))
         seen[False].append(shown(old_choice(height, width, row[:22]), box, height, width))
     with_box, without = np.array(seen[True]), np.array(seen[False])
     assert (without < 0.1).mean() > 0.3
@@ -303,29 +306,29 @@ def test_a_part_shows_a_tenth_of_the_box():
 
 
 def test_a_tenth_is_of_the_box_not_of_the_part():
-    tiny = (0.5, 0.5, 0.53125, 0.53125)  # a thousandth of the image: no part is a tenth full of it
+    tiny = (0.5, 0.5, 0.53125, 0.53125)  # a thousandth of the image: no crop is a tenth full of it
     row = [0.5, 0.5] + [0.9, 0.5] * 10
-    part = box_crop(64, 64, tiny, row, **WHOLE)
-    assert part == old_choice(64, 64, row) and shown(part, tiny, 64, 64) == 1
+    crop = choose_crop(64, 64, tiny, row, **WHOLE)
+    assert crop == old_choice(64, 64, row) and shown(crop, tiny, 64, 64) == 1
     edge = [0.0, 0.0] + [0.0, 0.5] * 9 + [0.9, 0.5]  # nine small tries in the corner, one large
-    assert box_crop(64, 64, tiny, edge, **WHOLE)[2:] == (61, 61)
+    assert choose_crop(64, 64, tiny, edge, **WHOLE)[2:] == (61, 61)
 
 
 def test_where_no_try_shows_the_box_it_is_disregarded():
     corner = [0.0, 0.0] + [0.0, 0.5] * 10
     for box in [(0.9, 0.9, 1.0, 1.0), None]:
-        assert box_crop(100, 100, box, corner, **WHOLE) == old_choice(100, 100, corner)
-    assert box_crop(100, 100, (0.5, 0.5, 0.5, 0.9), corner, **WHOLE)[2:] == (28, 28)
+        assert choose_crop(100, 100, box, corner, **WHOLE) == old_choice(100, 100, corner)
+    assert choose_crop(100, 100, (0.5, 0.5, 0.5, 0.9), corner, **WHOLE)[2:] == (28, 28)
 
 
-def test_parts_follow_the_scale_and_ratio_they_are_given():
+def test_crops_follow_the_scale_and_ratio_they_are_given():
     rows = draws_of(BOX_COLUMNS, positions=POSITIONS[:1000])
-    parts = [box_crop(500, 500, None, row, scale=(0.05, 0.2), ratio=(0.5, 0.8)) for row in rows]
-    _, _, tall, wide = np.array(parts).T
+    crops = [choose_crop(500, 500, None, row, scale=(0.05, 0.2), ratio=(0.5, 0.8)) for row in rows]
+    _, _, tall, wide = np.array(crops).T
     area, ratio = tall * wide / 250_000, wide / tall
     assert 0.049 < area.min() < 0.055 and 0.195 < area.max() < 0.202
     assert 0.49 < ratio.min() < 0.51 and 0.79 < ratio.max() < 0.81
     assert abs(np.log(ratio).mean() - math.log(0.4) / 2) < 0.02
     never = [0.5, 0.5] + [0.999, 0.5] * 10
-    assert box_crop(30, 300, None, never, **{**WHOLE, "ratio": (0.5, 2)}) == (0, 120, 30, 60)
-    assert box_crop(300, 30, None, never, **{**WHOLE, "ratio": (0.5, 2)}) == (120, 0, 60, 30)
+    assert choose_crop(30, 300, None, never, **{**WHOLE, "ratio": (0.5, 2)}) == (0, 120, 30, 60)
+    assert choose_crop(300, 30, None, never, **{**WHOLE, "ratio": (0.5, 2)}) == (120, 0, 60, 30)

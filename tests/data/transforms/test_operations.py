@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from phalanx.data.transforms import operations
-from phalanx.data.transforms.operations import GREY, STEPS, USUAL, WIDE
+from phalanx.data.transforms.operations import GREY, OPERATIONS, STANDARD_SPACE, WIDE_SPACE
 
 RANDOM = np.random.default_rng(0)
 NOISE = RANDOM.integers(0, 256, (40, 52, 3), np.uint8)
@@ -137,7 +137,7 @@ def test_whole_pixels_are_moved_exactly_and_grey_moves_in():
 
 @pytest.mark.parametrize("share", [-0.5, -0.2, 0.1, 0.37])
 def test_hue_moves_around_the_wheel(share):
-    moved = operations.turn_hue(SMOOTH, share)
+    moved = operations.shift_hue(SMOOTH, share)
     expected = np.empty(SMOOTH.shape)
     for place in np.ndindex(SMOOTH.shape[:2]):
         hue, saturation, value = colorsys.rgb_to_hsv(*(SMOOTH[place] / 255.0))
@@ -147,36 +147,36 @@ def test_hue_moves_around_the_wheel(share):
 
 
 def test_hue_leaves_grey_alone_and_by_a_whole_turn_everything():
-    assert (operations.turn_hue(GREYS, 0.3) == GREYS).all()
-    assert (operations.turn_hue(NOISE, 0) == NOISE).all()
-    assert (operations.turn_hue(NOISE, 1) == NOISE).all()
+    assert (operations.shift_hue(GREYS, 0.3) == GREYS).all()
+    assert (operations.shift_hue(NOISE, 0) == NOISE).all()
+    assert (operations.shift_hue(NOISE, 1) == NOISE).all()
 
 
-@pytest.mark.parametrize("reach", [USUAL, WIDE])
-def test_a_level_of_zero_changes_nothing(reach):
-    for name, image in itertools.product(set(STEPS) - {"autocontrast", "equalize"}, IMAGES):
-        assert (STEPS[name](image, 0.0, reach) == image).all(), name
+@pytest.mark.parametrize("space", [STANDARD_SPACE, WIDE_SPACE])
+def test_a_level_of_zero_changes_nothing(space):
+    for name, image in itertools.product(set(OPERATIONS) - {"autocontrast", "equalize"}, IMAGES):
+        assert (OPERATIONS[name](image, 0.0, space) == image).all(), name
 
 
 def test_levels_reach_as_far_as_the_ranges_say():
-    def at(name, level, reach):
-        return STEPS[name](SMOOTH, level, reach)
+    def at(name, level, space):
+        return OPERATIONS[name](SMOOTH, level, space)
 
     height, width = SMOOTH.shape[:2]
     half = operations.translate_x(SMOOTH, width * 75 / 331)
-    assert (at("translate-x", 0.5, USUAL) == half).all()
-    assert (at("translate-y", -1, WIDE) == operations.translate_y(SMOOTH, -32)).all()
+    assert (at("translate-x", 0.5, STANDARD_SPACE) == half).all()
+    assert (at("translate-y", -1, WIDE_SPACE) == operations.translate_y(SMOOTH, -32)).all()
     full = operations.translate_y(SMOOTH, height * 150 / 331)
-    assert (at("translate-y", 1, USUAL) == full).all()
-    assert (at("rotate", -0.5, USUAL) == operations.rotate(SMOOTH, -15)).all()
-    assert (at("rotate", 1, WIDE) == operations.rotate(SMOOTH, 135)).all()
-    assert (at("shear-x", 1, USUAL) == operations.shear_x(SMOOTH, 0.3)).all()
-    assert (at("shear-y", -1, WIDE) == operations.shear_y(SMOOTH, -0.99)).all()
-    assert (at("brightness", -1, USUAL) == operations.brightness(SMOOTH, 1 - 0.9)).all()
-    assert (at("colour", 1, WIDE) == operations.colour(SMOOTH, 1.99)).all()
-    assert (at("contrast", 0.5, USUAL) == operations.contrast(SMOOTH, 1.45)).all()
-    assert (at("sharpness", 1, USUAL) == operations.sharpness(SMOOTH, 1.9)).all()
-    assert (at("posterize", -1, USUAL) == operations.posterize(SMOOTH, 4)).all()
-    assert (at("posterize", 1, WIDE) == operations.posterize(SMOOTH, 2)).all()
-    assert (at("solarize", 0.5, USUAL) == operations.solarize(SMOOTH, 128)).all()
-    assert (at("solarize", -1, WIDE) == 255 - SMOOTH).all()
+    assert (at("translate-y", 1, STANDARD_SPACE) == full).all()
+    assert (at("rotate", -0.5, STANDARD_SPACE) == operations.rotate(SMOOTH, -15)).all()
+    assert (at("rotate", 1, WIDE_SPACE) == operations.rotate(SMOOTH, 135)).all()
+    assert (at("shear-x", 1, STANDARD_SPACE) == operations.shear_x(SMOOTH, 0.3)).all()
+    assert (at("shear-y", -1, WIDE_SPACE) == operations.shear_y(SMOOTH, -0.99)).all()
+    assert (at("brightness", -1, STANDARD_SPACE) == operations.brightness(SMOOTH, 1 - 0.9)).all()
+    assert (at("colour", 1, WIDE_SPACE) == operations.colour(SMOOTH, 1.99)).all()
+    assert (at("contrast", 0.5, STANDARD_SPACE) == operations.contrast(SMOOTH, 1.45)).all()
+    assert (at("sharpness", 1, STANDARD_SPACE) == operations.sharpness(SMOOTH, 1.9)).all()
+    assert (at("posterize", -1, STANDARD_SPACE) == operations.posterize(SMOOTH, 4)).all()
+    assert (at("posterize", 1, WIDE_SPACE) == operations.posterize(SMOOTH, 2)).all()
+    assert (at("solarize", 0.5, STANDARD_SPACE) == operations.solarize(SMOOTH, 128)).all()
+    assert (at("solarize", -1, WIDE_SPACE) == 255 - SMOOTH).all()

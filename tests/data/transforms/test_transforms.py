@@ -5,9 +5,7 @@ from phalanx.data.transforms.transform import (
     CROPS,
     TransformSpec,
     build_transform,
-    choose_part,
-    fit,
-    pad_crop,
+    choose_crop_and_flip,
 )
 
 PHOTOGRAPHS = TransformSpec(augment="resized-crop")
@@ -20,7 +18,7 @@ POSITIONS = np.arange(4000)
 
 def train(name, image, draws, size):
     out = np.full((size, size, 3), 77, np.uint8)
-    TRANSFORMS[name].train([image], [draws], out[None], None)
+    TRANSFORMS[name].apply_training([(image, draws, None)], out[None])
     return out
 
 
@@ -41,7 +39,7 @@ def test_every_row_is_overwritten_whatever_the_image(name, shape):
     for draws in transform.draw(1, POSITIONS[:20]):
         assert set(np.unique(train(name, image, draws, 28))) <= {0, 200}
     out = np.full((28, 28, 3), 77, np.uint8)
-    transform.evaluate(image, out)
+    transform.apply_evaluation(image, out)
     assert (out == 200).all()
 
 
@@ -66,15 +64,14 @@ def test_pad_crop_shifts_and_flips_evenly():
 
 
 def test_pad_crop_brings_other_sizes_to_size_first():
-    out = np.empty((32, 32, 3), np.uint8)
-    pad_crop([np.full((70, 40, 3), 9, np.uint8)], [[0.5, 0.5, 0.9]], out[None])
-    assert (out == 9).all()
+    image = np.full((70, 40, 3), 9, np.uint8)
+    assert (train("pad-crop", image, [0.5, 0.5, 0.9], 32) == 9).all()
 
 
-def test_random_parts_have_the_promised_areas_and_shapes():
+def test_random_crops_have_the_promised_areas_and_shapes():
     rows = TRANSFORMS["resized-crop"].draw(5, POSITIONS)
-    parts = np.array([choose_part(PHOTOGRAPHS, (400, 400), None, row)[0] for row in rows])
-    top, left, height, width = parts.T
+    crops = np.array([choose_crop_and_flip(PHOTOGRAPHS, (400, 400), None, row)[0] for row in rows])
+    top, left, height, width = crops.T
     assert (top >= 0).all() and (top + height <= 400).all() and (left + width <= 400).all()
     area, ratio = height * width / 160_000, width / height
     assert area.min() > 0.075 and area.max() > 0.9 and 0.4 < area.mean() < 0.55
@@ -83,13 +80,13 @@ def test_random_parts_have_the_promised_areas_and_shapes():
     assert np.corrcoef(top / (401 - height), left / (401 - width))[0, 1] < 0.06
 
 
-def test_when_no_part_fits_the_middle_is_taken():
+def test_when_no_crop_fits_the_middle_is_taken():
     never = [1, 0.99, 0.99] + [0.999, 0.5] * 10  # nearly all of the area, square: not in 30 x 300
-    assert choose_part(PHOTOGRAPHS, (30, 300), None, never) == ((0, 130, 30, 40), False)
-    assert choose_part(PHOTOGRAPHS, (300, 30), None, never) == ((130, 0, 40, 30), False)
+    assert choose_crop_and_flip(PHOTOGRAPHS, (30, 300), None, never) == ((0, 130, 30, 40), False)
+    assert choose_crop_and_flip(PHOTOGRAPHS, (300, 30), None, never) == ((130, 0, 40, 30), False)
 
 
-def test_a_random_part_is_cut_from_where_it_was_drawn():
+def test_a_random_crop_is_cut_from_where_it_was_drawn():
     image = np.zeros((100, 100, 3), np.uint8)
     image[:50, :50] = 200
     corner = [0.9, 0.0, 0.0] + [0.1, 0.5] * 10  # a sixth of the area, from the upper left
@@ -98,18 +95,18 @@ def test_a_random_part_is_cut_from_where_it_was_drawn():
     assert (train("resized-crop", image, opposite, 24) == 0).all()
 
 
-def test_a_random_part_is_mirrored_by_its_flip():
+def test_a_random_crop_is_mirrored_by_its_flip():
     image = RANDOM.integers(0, 256, (50, 60, 3), np.uint8)
     rest = [0.3, 0.6] + [0.4, 0.5] * 10
     plain, flipped = (train("resized-crop", image, [flip, *rest], 24) for flip in (0.9, 0.1))
     assert (plain[:, ::-1] == flipped).all() and (plain != flipped).any()
 
 
-def test_scoring_small_images_leaves_them_alone():
+@pytest.mark.parametrize("name", ["pad-crop", "none"])
+def test_scoring_small_images_leaves_them_alone(name):
     out = np.empty_like(IMAGE)
-    fit(IMAGE, out)
+    TRANSFORMS[name].apply_evaluation(IMAGE, out)
     assert (out == IMAGE).all()
-    assert TRANSFORMS["pad-crop"].evaluate is fit and TRANSFORMS["none"].evaluate is fit
 
 
 def test_scoring_large_images_takes_the_middle_seven_eighths():
@@ -117,8 +114,8 @@ def test_scoring_large_images_takes_the_middle_seven_eighths():
     image[:, 256:768] = 200  # the middle square
     image[:24], image[-24:] = 50, 50  # 12 rows each once the short side is 256
     out = np.empty((224, 224, 3), np.uint8)
-    TRANSFORMS["resized-crop"].evaluate(image, out)
+    TRANSFORMS["resized-crop"].apply_evaluation(image, out)
     assert (out == 200).all()
     out = np.empty((240, 240, 3), np.uint8)  # of a short side of 274: 17 rows are cut each side
-    TRANSFORMS["resized-crop"].evaluate(image, out)
+    TRANSFORMS["resized-crop"].apply_evaluation(image, out)
     assert (out == 200).all()

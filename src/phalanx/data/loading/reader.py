@@ -1,7 +1,8 @@
-"""What a batch is made from, what it is, and the function that fills one."""
+"""What a batch is made from, what it is, and the reader that fills one."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,14 +12,18 @@ from phalanx.catalog.plugins import load_plugins
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_shape
 from phalanx.data.formats.generated import GeneratedSpec
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
-from phalanx.data.loading.cache import Cache, is_cached
-from phalanx.data.transforms.transform import TransformSpec, build_transform
+from phalanx.data.loading.cache import Cache, is_cacheable
+from phalanx.data.transforms.augment import Box
+from phalanx.data.transforms.transform import Transform, TransformSpec, build_transform
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
 
+_Integers = NDArray[np.int64]
+_Bytes = NDArray[np.uint8]
+
 _NOTES_KEPT = 10
-_STRETCH = 1024  # positions of the stream whose chances are drawn together
 _BAD_SHOWN = 5
+_BLOCK = 1024  # positions of the stream whose random numbers are drawn together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class InputSpec:
     plugin: str | None = None  # modules that add datasets to the tables
     data_dir: str | None = None
     image_size: int
-    treatment: TransformSpec
+    transform: TransformSpec
     seed: int
     order: Order | None = None  # None where nothing is trained
     generated_images: int = 0
@@ -45,10 +50,12 @@ class InputSpec:
         """The images of one split."""
         if self.plugin:
             load_plugins(self.plugin)
-        lengths = {"train": self.generated_images, "valid": self.generated_valid_images}
-        generated = GeneratedSpec(images=lengths[split], image_size=self.image_size, seed=self.seed)
-        chosen = None if self.val_split is None else ValSplit(self.val_split, self.seed)
-        source = open_source(self.data, self.data_dir, split, generated=generated, val_split=chosen)
+        images = self.generated_images if split == "train" else self.generated_valid_images
+        generated = GeneratedSpec(images=images, image_size=self.image_size, seed=self.seed)
+        val_split = None if self.val_split is None else ValSplit(self.val_split, self.seed)
+        source = open_source(
+            self.data, self.data_dir, split, generated=generated, val_split=val_split
+        )
         if split == "train" and self.order is not None and self.order.images != len(source):
             raise DataError(
                 f"{self.data_dir or self.data}: {len(source):,} training images, but this run is "
@@ -62,17 +69,22 @@ class InputSpec:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> "InputSpec":
-        """The recipe that `to_json` was called on."""
-        order, treatment = plain["order"], plain["treatment"]
-        pairs = {name: tuple(treatment[name]) for name in ("scale", "ratio")}
-        return cls(
-            **{
-                **plain,
-                "order": None if order is None else Order(**order),
-                "treatment": TransformSpec(**{**treatment, **pairs}),
-                "growth": tuple(map(tuple, plain["growth"])),
-            }
-        )
+        """The spec that `to_json` was called on."""
+        order, transform, growth = plain["order"], plain["transform"], plain["growth"]
+        pairs = {name: tuple(transform[name]) for name in ("scale", "ratio")}
+        nested = {
+            "order": None if order is None else Order(**order),
+            "transform": TransformSpec(**{**transform, **pairs}),
+            "growth": tuple(map(tuple, growth)),
+        }
+        return cls(**{**plain, **nested})
+
+
+class BatchRequest(NamedTuple):
+    """The images that a batch shall hold."""
+
+    positions: _Integers  # ascending; in the stream when training, else in the split
+    size: int  # height and width
 
 
 @dataclass(frozen=True)
@@ -81,24 +93,27 @@ class Batch:
 
     pixels: Any  # uint8 [B, H, W, 3]: an array, or a tensor where they are made on the device
     labels: Any  # int64 [B]; with the pixels
-    indices: NDArray[np.int64]  # [B]; -1 on rows that only pad or could not be read
-    positions: NDArray[np.int64]  # [B]; in the stream when training, else in the split
+    indices: _Integers  # [B]; -1 on rows that only pad or could not be read
+    positions: _Integers  # [B]; as requested, -1 on rows that only pad
     ready: Any = None  # what to wait for before the pixels are used, where a device makes them
+
+    def __getitem__(self, rows: slice) -> "Batch":
+        """Some of its rows, without a copy."""
+        return Batch(
+            self.pixels[rows],
+            self.labels[rows],
+            self.indices[rows],
+            self.positions[rows],
+            self.ready,
+        )
 
 
 @dataclass(frozen=True)
-class ReadingNotes:
+class ReadProblems:
     """What came up while reading one split, by image; grows as reading goes on."""
 
     bad: dict[int, str] = field(default_factory=dict)  # its name and what is wrong with it
     notes: dict[int, str] = field(default_factory=dict)  # the first few that had to be enlarged
-
-
-class _Rows(NamedTuple):
-    """What a fill says of its rows."""
-
-    labels: NDArray[np.int64]
-    indices: NDArray[np.int64]
 
 
 class Reader:
@@ -106,165 +121,173 @@ class Reader:
 
     def __init__(
         self,
-        recipe: InputSpec,
+        spec: InputSpec,
         split: Split,
         *,
-        findings: ReadingNotes,
-        max_bad: int | None,
+        problems: ReadProblems | None = None,
+        max_bad: int | None = None,
         cache: Cache | None = None,
     ):
-        self.recipe = recipe
+        self.spec = spec
         self.split = split
         self.max_bad = max_bad if split == "train" else None
-        self.source = recipe.open(split)
-        self.transform = build_transform(recipe.treatment)
-        self.boxes = getattr(self.source, "box", None) if recipe.treatment.boxes else None
-        self.findings = findings
-        self._cache = cache if is_cached(self.source) else None
-        self._stretches: dict[int, tuple[NDArray[np.int64], list[list[float]]]] = {}
+        self.source = spec.open(split)
+        self.transform = build_transform(spec.transform)
+        self.problems = problems or ReadProblems()
+        self._cache = cache if is_cacheable(self.source) else None
+        self._find_box = getattr(self.source, "box", None) if spec.transform.boxes else None
+        # of the last two blocks, because a step may straddle them
+        self._draw_block = lru_cache(2)(partial(_draw_block, spec, self.transform))
 
-    def fill(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> _Rows:
-        """Write an image into each row: keys are stream positions, or indices when scoring."""
-        fill = self._fill_training if self.split == "train" else self._fill_scoring
-        return fill(keys, out)
+    def fill(self, positions: _Integers, out: _Bytes) -> Batch:
+        """Write an image into each row of `out`, which becomes the batch's pixels."""
+        fill = self._fill_training if self.split == "train" else self._fill_evaluation
+        indices = fill(positions, out)
+        return Batch(out, self.find_labels(indices), indices, positions)
 
-    def _fill_training(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> _Rows:
-        indices, draws = self.look_up(keys)
-        images = [self._read(wanted) for wanted in indices.tolist()]
-        plain = not any(image is None or isinstance(image, EncodedImage) for image in images)
-        if plain and self.boxes is None:  # pixels in memory: the whole batch in one call
-            self.transform.train(images, draws, out, None)  # type: ignore[arg-type]
-            return _Rows(self.source.labels[indices], indices)
-        for row, image in enumerate(images):
-            indices[row] = self._fill_row(int(indices[row]), image, draws[row], out[row])
-        return _Rows(self.source.labels[indices], indices)
+    def _fill_training(self, positions: _Integers, out: _Bytes) -> _Integers:
+        indices, draws = self.find_samples(positions)
+        images = [self._open(index) for index in indices.tolist()]
+        if any(image is None or isinstance(image, EncodedImage) for image in images):
+            for row, image in enumerate(images):
+                indices[row] = self._fill_row(int(indices[row]), image, draws[row], out[row])
+        else:  # pixels in memory: the whole batch in one call
+            boxes = self.find_boxes(indices.tolist())
+            samples = list(zip(images, draws, boxes, strict=True))
+            self.transform.apply_training(samples, out)  # type: ignore[arg-type]
+        return indices
 
     def _fill_row(
-        self, index: int, image: Image | None, draws: Sequence[float], out: NDArray[np.uint8]
+        self, index: int, image: Image | None, draws: Sequence[float], out: _Bytes
     ) -> int:
         """Write one image, or the next one that decodes; gives the index it has."""
         while True:
             if image is None:
-                index, image = self.next_readable(index)
-            boxes = None if self.boxes is None else [self.boxes(index)]
+                index, image = self.find_next_readable(index)
+            (box,) = self.find_boxes([index])
             try:
-                self.transform.train([image], [draws], out[None], boxes)
+                self.transform.apply_training([(image, draws, box)], out[None])
                 return index
             except BadImage as bad:
-                self.set_aside(index, bad)
+                self.record_bad(index, bad)
                 image = None
 
-    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[list[float]]]:
-        """The image and the draws of consecutive positions, which may lie in two stretches."""
-        indices, draws = [], []
-        first, last = int(positions[0]), int(positions[-1])
-        for number in range(first // _STRETCH, last // _STRETCH + 1):
-            start = number * _STRETCH
-            part = slice(max(first - start, 0), last + 1 - start)
-            stretch = self._draw_stretch(number)
-            indices.append(stretch[0][part])
-            draws += stretch[1][part]
-        return np.concatenate(indices), draws
-
-    def _draw_stretch(self, number: int) -> tuple[NDArray[np.int64], list[list[float]]]:
-        """What happens in a stretch of the stream; drawn in one go, for many steps to come."""
-        if number not in self._stretches:
-            if self.recipe.order is None:
-                raise ValueError("a recipe without an order has no training batches")
-            positions = np.arange(number * _STRETCH, (number + 1) * _STRETCH, dtype=np.int64)
-            drawn = (
-                self.recipe.order.indices(positions),
-                self.transform.draw(self.recipe.seed, positions).tolist(),
-            )
-            kept = list(self._stretches.items())[-1:]  # a step may straddle two
-            self._stretches = dict([*kept, (number, drawn)])
-        return self._stretches[number]
-
-    def _fill_scoring(self, keys: NDArray[np.int64], out: NDArray[np.uint8]) -> _Rows:
-        indices = keys.copy()
-        for row, index in enumerate(keys.tolist()):
-            image = self._read(index)
+    def _fill_evaluation(self, positions: _Integers, out: _Bytes) -> _Integers:
+        indices, _ = self.find_samples(positions)
+        for row, index in enumerate(positions.tolist()):
+            image = self._open(index)
             try:
                 if image is not None:
-                    self.transform.evaluate(image, out[row])
+                    self.transform.apply_evaluation(image, out[row])
             except BadImage as bad:
-                self.set_aside(index, bad)
+                self.record_bad(index, bad)
                 image = None
             if image is None:
                 out[row] = 0
                 indices[row] = -1
-        return _Rows(np.where(indices < 0, 0, self.source.labels[keys]), indices)
+        return indices
 
-    def next_readable(self, index: int) -> tuple[int, Image]:
+    def find_samples(self, positions: _Integers) -> tuple[_Integers, list[list[float]]]:
+        """The image at each position, and the random numbers it is augmented with in training."""
+        if self.split == "valid":
+            return positions.copy(), [[]] * len(positions)
+        indices, draws = [], []
+        for first, last in _find_runs(positions):
+            for number in range(first // _BLOCK, last // _BLOCK + 1):
+                start = number * _BLOCK
+                part = slice(max(first - start, 0), last + 1 - start)
+                block_indices, block_draws = self._draw_block(number)
+                indices.append(block_indices[part])
+                draws += block_draws[part]
+        return np.concatenate(indices), draws
+
+    def find_labels(self, indices: _Integers) -> _Integers:
+        """The class of each image; 0 where there is none."""
+        return np.where(indices < 0, 0, self.source.labels[indices])
+
+    def find_boxes(self, indices: list[int]) -> list[Box | None]:
+        """The box of each image's object, where crops look for it and it is known."""
+        find_box = self._find_box
+        return [None] * len(indices) if find_box is None else list(map(find_box, indices))
+
+    def find_next_readable(self, index: int) -> tuple[int, Image]:
         """The image after this one that opens, and its index; raises DataError when none does."""
         image = None
         while image is None:
-            bad = self.findings.bad
+            bad = self.problems.bad
             if len(bad) == len(self.source):
                 raise DataError(_describe_bad(bad, "none of the training images can be read"))
             index = (index + 1) % len(self.source)
-            image = self._read(index)
+            image = self._open(index)
         return index, image
 
-    def _read(self, index: int) -> Image | None:
-        """The image, decoded or to be decoded; None for one that is known to be bad."""
-        if index in self.findings.bad:
+    def _open(self, index: int) -> Image | None:
+        """The image, decoded or to be decoded; None for a bad one."""
+        if index in self.problems.bad:
             return None
-        return self.take(index, self.try_open(index))
+        return self.record(index, self.try_open(index))
 
     def try_open(self, index: int) -> Image | BadImage:
-        """The image, or what is wrong with it."""
+        """The image, or what is wrong with it; changes nothing, so any thread may call it."""
         try:
             return open_image(self.source, index, self._cache)
         except BadImage as bad:
             return bad
 
-    def try_read(self, index: int) -> None:
-        """Read an image whole, and set it aside if that cannot be done."""
-        try:
-            self.source.read(index)
-        except BadImage as bad:
-            self.set_aside(index, bad)
-
-    def take(self, index: int, image: Image | BadImage) -> Image | None:
-        """The opened image, noted when it is small; None for a bad one, which is set aside."""
+    def record(self, index: int, image: Image | BadImage) -> Image | None:
+        """Remember an image that is bad or small; gives it back, or None for a bad one."""
         if isinstance(image, BadImage):
-            self.set_aside(index, image)
+            self.record_bad(index, image)
             return None
-        self._note_size(index, image)
+        size, notes = self.spec.image_size, self.problems.notes
+        height, width = image_shape(image)
+        if (height < size or width < size) and len(notes) < _NOTES_KEPT:
+            name = self.source.name(index)
+            notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
         return image
 
-    def set_aside(self, index: int, bad: BadImage) -> None:
+    def record_bad(self, index: int, bad: BadImage) -> None:
         """Remember a bad image; raises DataError when there are too many."""
-        self.findings.bad[index] = str(bad)
-        check_bad(self.findings.bad, self.max_bad)
+        self.problems.bad[index] = str(bad)
+        refuse_too_many_bad(self.problems.bad, self.max_bad)
 
-    def _note_size(self, index: int, image: Image) -> None:
-        size = self.recipe.image_size
-        height, width = image_shape(image)
-        if (height < size or width < size) and len(self.findings.notes) < _NOTES_KEPT:
-            name = self.source.name(index)
-            self.findings.notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
+
+def _find_runs(positions: _Integers) -> list[tuple[int, int]]:
+    """The first and last of each run of consecutive positions; of a whole step it is one run."""
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first + 1 == len(positions):
+        return [(first, last)]
+    ends = np.flatnonzero(np.diff(positions) != 1)
+    lasts = [*positions[ends].tolist(), last]
+    return list(zip([first, *positions[ends + 1].tolist()], lasts, strict=True))
+
+
+def _draw_block(
+    spec: InputSpec, transform: Transform, number: int
+) -> tuple[_Integers, list[list[float]]]:
+    """The images and random numbers of one block of the training stream.
+
+    Drawn in one go, for many steps to come: numpy's price is by the call, not by the number.
+    """
+    if spec.order is None:
+        raise ValueError("an input spec without an order has no training batches")
+    positions = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.int64)
+    return spec.order.indices(positions), transform.draw(spec.seed, positions).tolist()
 
 
 def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:
     """An image of a source: one that can wait with decoding does, others have their pixels."""
-    if cache is not None:
-        return EncodedImage(_cached(source, index, cache), source.name(index))
-    image: Image = getattr(source, "image", source.read)(index)
-    return image
-
-
-def _cached(source: Any, index: int, cache: Cache) -> bytes:
-    """The bytes of an image, read once."""
+    if cache is None:
+        image: Image = getattr(source, "image", source.read)(index)
+        return image
     data = cache.get(index)
     if data is None:
-        data = bytes(source.encoded(index))
+        data = bytes(source.encoded(index))  # type: ignore[attr-defined]
         cache.put(index, data)
-    return data
+    return EncodedImage(data, source.name(index))
 
 
-def check_bad(bad: dict[int, str], max_bad: int | None) -> None:
+def refuse_too_many_bad(bad: dict[int, str], max_bad: int | None) -> None:
     """Raise DataError when more training images are bad than the run puts up with."""
     if max_bad is not None and len(bad) > max_bad:
         raise DataError(

@@ -1,9 +1,9 @@
 """Sets of small images that lie on the device as a whole and are augmented there.
 
-The chances are the host's and so are the pixels, byte for byte.
+The random numbers are the host's and so are the pixels, byte for byte.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any, NamedTuple
@@ -15,50 +15,49 @@ from torch import Tensor
 
 from phalanx.data.formats.arrays import ArraySource
 from phalanx.data.formats.sources import Source
-from phalanx.data.loading.prefetch import read_ahead
-from phalanx.data.loading.reader import Batch, InputSpec, Reader
-from phalanx.data.loading.worker_pool import BatchRequest
+from phalanx.data.loading.loader import BatchBackend, prefetch
+from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, Reader
 from phalanx.data.transforms.transform import PADDING
 from phalanx.kernels.shift import in_colour, shift_batch
 
-_SHARE_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
-STRETCH = 2**15  # images whose chances are drawn together
+_MAX_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
+BLOCK = 2**15  # images whose random numbers are drawn together
 
 
-def why_not_resident(recipe: InputSpec, source: object) -> str:
+def find_resident_problem(spec: InputSpec, source: object) -> str:
     """What keeps a set from lying on the device; empty where nothing does."""
-    treatment = recipe.treatment
+    transform = spec.transform
     if not isinstance(source, ArraySource):
-        return f"{recipe.data} is not a set of small images in one array"
-    if source.pixels.shape[1:3] != (recipe.image_size, recipe.image_size) or recipe.growth:
+        return f"{spec.data} is not a set of small images in one array"
+    if source.pixels.shape[1:3] != (spec.image_size, spec.image_size) or spec.growth:
         return "its images would have to be resized, which the host does"
-    if treatment.jitter or treatment.auto != "none" or treatment.erasing:
+    if transform.color_jitter or transform.auto_augment != "none" or transform.random_erasing:
         return "--color-jitter, --auto-augment and --random-erasing are done by the host"
     return ""
 
 
-def has_room(sources: Sequence[Source], device: torch.device) -> bool:
-    """Whether a GPU takes the sets without a thought."""
+def fits_on_device(sources: Sequence[Source], device: torch.device) -> bool:
+    """Whether the sets take little of a GPU's free memory."""
     free, _ = torch.cuda.mem_get_info(device)
     arrays = [source.pixels.nbytes for source in sources if isinstance(source, ArraySource)]
-    return sum(arrays) < _SHARE_OF_FREE * free
+    return sum(arrays) < _MAX_OF_FREE * free
 
 
-class _Stretch(NamedTuple):
+class _Block(NamedTuple):
     """What the batches of a few steps are made of."""
 
-    wishes: list[BatchRequest]
+    requests: list[BatchRequest]
     indices: NDArray[np.int64]  # of the images of all of them, one after the other
-    places: NDArray[np.int32]  # what phalanx.kernels.shift takes, and below it the labels
+    table: NDArray[np.int32]  # what phalanx.kernels.shift takes, and below it the labels
 
 
-class ResidentFiller:
-    """Cuts batches out of a set on the device.
+class ResidentBackend(BatchBackend):
+    """Makes batches out of a set on the device.
 
     A batch costs the host a call or two, because everything else is done for many steps at once.
     """
 
-    immediate = True
+    needs_prefetch = False
 
     def __init__(self, reader: Reader, device: torch.device):
         assert isinstance(reader.source, ArraySource)
@@ -66,54 +65,51 @@ class ResidentFiller:
         self._device = device
         self._images = torch.tensor(reader.source.pixels, device=device)
 
-    def batches(self, wishes: Iterable[BatchRequest]) -> Iterator[Batch]:
-        """The images that were wished for, on the device."""
+    def batches(self, requests: Iterable[BatchRequest]) -> Generator[Batch, None, None]:
+        """The images on the device."""
         if self._reader.split == "valid":
-            yield from map(self._cut_scored, wishes)
+            for positions, _ in requests:
+                pixels = in_colour(self._images[self._copy(positions)])
+                yield Batch(pixels, self._source.labels[positions], positions, positions)
             return
-        with closing(read_ahead(map(self._look_up, stretches_of(wishes)))) as ahead:
-            for stretch in ahead:
-                yield from self._cut(stretch)
+        with closing(prefetch(map(self._draw_block, group_requests(requests)))) as blocks:
+            for block in blocks:
+                yield from self._make_batches(block)
 
-    def _look_up(self, wishes: list[BatchRequest]) -> _Stretch:
-        """Which images they are, and the chances they meet."""
-        recipe, transform = self._reader.recipe, self._reader.transform
-        assert recipe.order is not None
-        keys = np.concatenate([wish.keys for wish in wishes])
-        indices = recipe.order.indices(keys)
-        places = np.zeros((5, len(keys)), np.int32)
-        places[0], places[4] = indices, self._source.labels[indices]
-        if recipe.treatment.augment != "none":
-            down, right, chance = transform.draw(recipe.seed, keys).T
-            reach = 2 * PADDING + 1
-            places[1], places[2], places[3] = down * reach, right * reach, chance < 0.5
-            places[1:3] -= PADDING
-        return _Stretch(wishes, indices, places)
+    def _draw_block(self, requests: list[BatchRequest]) -> _Block:
+        """Which images the requests are for, and how each is shifted and mirrored."""
+        spec, transform = self._reader.spec, self._reader.transform
+        assert spec.order is not None
+        positions = np.concatenate([request.positions for request in requests])
+        indices = spec.order.indices(positions)
+        table = np.zeros((5, len(positions)), np.int32)
+        table[0], table[4] = indices, self._source.labels[indices]
+        if spec.transform.augment != "none":
+            down, right, flip = transform.draw(spec.seed, positions).T
+            offsets = 2 * PADDING + 1
+            table[1], table[2], table[3] = down * offsets, right * offsets, flip < 0.5
+            table[1:3] -= PADDING
+        return _Block(requests, indices, table)
 
-    def _cut(self, stretch: _Stretch) -> Iterator[Batch]:
-        whole = self._move(stretch.places)
-        labels, begin = whole[4].long(), 0
-        for keys, _ in stretch.wishes:
-            part = slice(begin, begin + len(keys))
-            pixels = shift_batch(self._images, whole[:4, part])
-            yield Batch(pixels, labels[part], stretch.indices[part], keys)
-            begin = part.stop
+    def _make_batches(self, block: _Block) -> Iterator[Batch]:
+        table = self._copy(block.table)
+        labels, begin = table[4].long(), 0
+        for positions, _ in block.requests:
+            rows = slice(begin, begin + len(positions))
+            pixels = shift_batch(self._images, table[:4, rows])
+            yield Batch(pixels, labels[rows], block.indices[rows], positions)
+            begin = rows.stop
 
-    def _cut_scored(self, wish: BatchRequest) -> Batch:
-        keys = wish.keys
-        pixels = in_colour(self._images[self._move(keys)])
-        return Batch(pixels, self._source.labels[keys], keys, keys)
-
-    def _move(self, values: NDArray[Any]) -> Tensor:
+    def _copy(self, values: NDArray[Any]) -> Tensor:
         host = torch.from_numpy(values)
         if self._device.type == "cuda":
             host = host.pin_memory()  # from where the copy does not wait for the device
         return host.to(self._device, non_blocking=True)
 
 
-def stretches_of(wishes: Iterable[BatchRequest]) -> Iterator[list[BatchRequest]]:
-    """The wishes in portions of about STRETCH images."""
-    coming = iter(wishes)
+def group_requests(requests: Iterable[BatchRequest]) -> Iterator[list[BatchRequest]]:
+    """The requests in groups of about BLOCK images."""
+    coming = iter(requests)
     while first := next(coming, None):
-        more = max(1, STRETCH // len(first.keys)) - 1
+        more = max(1, BLOCK // len(first.positions)) - 1
         yield [first, *islice(coming, more)]

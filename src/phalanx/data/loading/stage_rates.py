@@ -1,14 +1,16 @@
-"""How fast images are made, stage by stage, and who waits for whom."""
+"""How fast images are made, stage by stage, and whether the data or the model is the limit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from phalanx.data.formats.decode import BadImage, EncodedImage, decode_image
+from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode_image
 from phalanx.data.loading.reader import Reader, open_image
 
 _SAMPLES = 256  # images that the stages are timed on, spread over the set
@@ -30,59 +32,56 @@ _ADVICE = {
 }
 
 
-def judge_feeding(come: float, eaten: float, *, model: str, stages: Sequence[Rate]) -> str:
-    """Who waits for whom, and what would help; rates in images a second."""
-    head = f"{come:,.0f} images/s come, {model} eats {eaten:,.0f}"
-    if come >= eaten:
-        return f"{head}: the model is the limit, data comes {come / eaten:.1f} times as fast"
-    made = [rate for rate in stages if rate.stage in _ADVICE]
-    slowest = min(made, key=lambda rate: rate.images_per_second)
+def describe_bottleneck(
+    loaded: float, trained: float, *, model: str, stages: Sequence[Rate]
+) -> str:
+    """Which is slower, loading or training, and what would help; rates in images a second."""
+    head = f"{loaded:,.0f} images/s come, {model} eats {trained:,.0f}"
+    if loaded >= trained:
+        return f"{head}: the model is the limit, data comes {loaded / trained:.1f} times as fast"
+    advised = [rate for rate in stages if rate.stage in _ADVICE]
+    slowest = min(advised, key=lambda rate: rate.images_per_second)
     return f"{head}: data is the limit, {slowest.stage} above all; {_ADVICE[slowest.stage]}"
 
 
 def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iterator[Rate]:
     """Reading, decoding and augmenting, on this core."""
-    source = reader.source
+    source, size = reader.source, reader.spec.image_size
     spread = np.linspace(0, len(source) - 1, min(samples, len(source))).astype(int).tolist()
-    sound = {}
+    readable: dict[int, tuple[Image, Image]] = {}  # as they are opened, and their pixels
     for index in dict.fromkeys(spread):
         with suppress(BadImage):
-            picture = open_image(source, index)
-            sound[index] = picture, decode_image(picture)
-    if not sound:
+            image = open_image(source, index)
+            readable[index] = image, decode_image(image)
+    if not readable:
         return
-    pictures, plain = zip(*sound.values(), strict=True)
-    draws = reader.transform.draw(0, np.arange(len(pictures))).tolist()
-    out = np.empty((1, reader.recipe.image_size, reader.recipe.image_size, 3), np.uint8)
-    read, opened, arrays = cycle(sound), cycle(pictures), cycle(zip(plain, draws, strict=True))
-    whole = cycle(zip(pictures, draws, strict=True))
+    opened, decoded = zip(*readable.values(), strict=True)
+    draws = reader.transform.draw(0, np.arange(len(opened))).tolist()
+    out = np.empty((1, size, size, 3), np.uint8)
 
-    def augment() -> int:
-        image, numbers = next(arrays)
-        reader.transform.train([image], [numbers], out, None)
-        return 1
+    def augment(sample: tuple[Image, list[float]]) -> None:
+        reader.transform.apply_training([(*sample, None)], out)
 
-    def as_trained() -> int:
-        image, numbers = next(whole)
-        reader.transform.train([image], [numbers], out, None)
-        return 1
+    def time(work: Callable[[Any], object], items: Iterable[Any]) -> float:
+        coming = cycle(items)
 
-    def fetch() -> int:
-        open_image(source, next(read))
-        return 1
+        def handle_one() -> int:
+            work(next(coming))
+            return 1
 
-    def decode() -> int:
-        decode_image(next(opened))
-        return 1
+        return measure_rate(handle_one, seconds)
 
-    yield Rate("read", rate_of(fetch, seconds), "bytes of an image from the disk or its cache")
-    if isinstance(pictures[0], EncodedImage):
-        yield Rate("decode", rate_of(decode, seconds), "the whole image")
-    yield Rate("augment", rate_of(augment, seconds), "crop, resize and the rest, of decoded images")
-    yield Rate("both", rate_of(as_trained, seconds), "decode no more than needed, and augment")
+    reading = time(partial(open_image, source), readable)
+    yield Rate("read", reading, "bytes of an image from the disk or its cache")
+    if isinstance(opened[0], EncodedImage):
+        yield Rate("decode", time(decode_image, opened), "the whole image")
+    augmenting = time(augment, zip(decoded, draws, strict=True))
+    yield Rate("augment", augmenting, "crop, resize and the rest, of decoded images")
+    both = time(augment, zip(opened, draws, strict=True))
+    yield Rate("both", both, "decode no more than needed, and augment")
 
 
-def rate_of(work: Callable[[], int], seconds: float) -> float:
+def measure_rate(work: Callable[[], int], seconds: float) -> float:
     """Images a second of work that says how many it did."""
     work()
     begin, images = perf_counter(), 0

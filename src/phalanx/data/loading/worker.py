@@ -1,4 +1,4 @@
-"""A process that fills rows of shared memory: `python -m phalanx.data.loading.worker`.
+"""A process that fills slots of shared memory: `python -m phalanx.data.loading.worker`.
 
 Tasks come as JSON lines on stdin and answers leave as JSON lines on stdout, in the same order.
 The first line says what to fill from. The worker lives as long as its stdin is open, so it dies
@@ -13,54 +13,52 @@ import signal
 import sys
 import threading
 import traceback
-from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.data.loading.cache import open_caches
-from phalanx.data.loading.reader import InputSpec, Reader, ReadingNotes
-from phalanx.data.loading.shared_memory import rows_in
+from phalanx.data.loading.reader import InputSpec, Reader
 from phalanx.errors import UserError
+
+
+def view_images(slot: NDArray[np.uint8], images: int, size: int) -> NDArray[np.uint8]:
+    """The images of a slot, which may be fewer and smaller than the slot has room for."""
+    return slot[: images * size * size * 3].reshape(images, size, size, 3)
 
 
 class _LoaderWorker:
     """Answers the tasks of one parent."""
 
     def __init__(self, start: dict[str, Any]):
-        self.recipe = InputSpec.from_json(start["recipe"])
-        self.max_bad: int | None = start["max_bad"]
-        self.readers: dict[str, Reader] = {}
-        self.caches = open_caches(start["cache"]) if start["cache"] else {}
+        self._spec = InputSpec.from_json(start["spec"])
+        self._max_bad: int | None = start["max_bad"]
+        self._caches = open_caches(start["cache"]) if start["cache"] else {}
+        self._readers: dict[str, Reader] = {}
         slots, slot_bytes = start["slots"]
         shared = mmap.mmap(start["fd"], slots * slot_bytes)
-        self.slots = np.frombuffer(shared, np.uint8).reshape(slots, slot_bytes)
+        self._slots = np.frombuffer(shared, np.uint8).reshape(slots, slot_bytes)
 
     def answer(self, task: dict[str, Any]) -> dict[str, Any]:
         """Fill the slot of one task; what comes back says what is in it."""
-        reader = self._reader(task["split"])
-        found = reader.findings
-        known_bad, known_notes = len(found.bad), len(found.notes)
-        keys = np.array(task["keys"], np.int64)
-        rows = reader.fill(keys, rows_in(self.slots[task["slot"]], len(keys), task["size"]))
-        return {
-            "split": task["split"],
-            "labels": rows.labels.tolist(),
-            "indices": rows.indices.tolist(),
-            "bad": list(found.bad.items())[known_bad:],
-            "notes": list(found.notes.items())[known_notes:],
-        }
-
-    def _reader(self, split: Any) -> Reader:
-        if split not in self.readers:
-            self.readers[split] = Reader(
-                self.recipe,
-                split,
-                findings=ReadingNotes(),
-                max_bad=self.max_bad,
-                cache=self.caches.get(split),
+        split = task["split"]
+        if split not in self._readers:
+            self._readers[split] = Reader(
+                self._spec, split, max_bad=self._max_bad, cache=self._caches.get(split)
             )
-        return self.readers[split]
+        reader = self._readers[split]
+        known = reader.problems
+        known_bad, known_notes = len(known.bad), len(known.notes)
+        positions = np.array(task["positions"], np.int64)
+        out = view_images(self._slots[task["slot"]], len(positions), task["size"])
+        batch = reader.fill(positions, out)
+        return {
+            "labels": batch.labels.tolist(),
+            "indices": batch.indices.tolist(),
+            "bad": list(known.bad.items())[known_bad:],
+            "notes": list(known.notes.items())[known_notes:],
+        }
 
 
 def _send(answer: dict[str, Any]) -> None:
@@ -70,13 +68,6 @@ def _send(answer: dict[str, Any]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os._exit(0)
-
-
-def _send_crash(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Tell the parent about a mistake in this program, in place of a traceback on stderr."""
-    _send({"crash": "".join(traceback.format_exception(kind, error, trace))})
 
 
 def _read_tasks(tasks: "queue.Queue[str]") -> None:
@@ -90,7 +81,8 @@ def main() -> None:
     """Serve until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stopping parent still finishes its step
-    sys.excepthook = _send_crash
+    # of a mistake in this program the parent is told, which shows the traceback
+    sys.excepthook = lambda *error: _send({"crash": "".join(traceback.format_exception(*error))})
     tasks: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_tasks, args=(tasks,), daemon=True).start()
     worker = _LoaderWorker(json.loads(tasks.get()))

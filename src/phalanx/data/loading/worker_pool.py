@@ -1,4 +1,15 @@
-"""Worker processes and the shared memory they fill."""
+"""Worker processes and the shared memory they fill.
+
+Not multiprocessing, and no fork: this process has threads and perhaps a GPU, and a fork of those
+hangs now and then. A worker is a plain child that reads tasks from a pipe. Pixels go through memory
+that has no name in the file system, so that nothing is left behind however the processes end.
+
+Nothing here searches or locks. Tasks are dealt to the workers in turn and each worker answers in
+the order of its tasks, so the next answer of a worker belongs to the oldest task it was sent. A
+task's slot of the shared memory belongs to its worker until the answer comes, and to this process
+until the batch after it is asked for. What a task fills depends on its positions alone: it can be
+sent again, to another process, and the number of workers changes the speed and nothing else.
+"""
 
 import json
 import mmap
@@ -8,253 +19,230 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx import errors
 from phalanx.data.formats.sources import Split
-from phalanx.data.loading.reader import InputSpec, ReadingNotes
-from phalanx.data.loading.shared_memory import anonymous_memory, rows_in
+from phalanx.data.loading.cache import open_anonymous_memory
+from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, ReadProblems
+from phalanx.data.loading.worker import view_images
 from phalanx.errors import DataError
 
-_SHARED_BYTES = 1 << 29  # the most that waits, filled, for the training loop
-_GOODBYE_S = 2.0
-HUNG_S = 300.0  # a worker that says nothing for so long will not speak again
+_MAX_SHARED_BYTES = 1 << 29  # of images that wait, filled, for the training loop
+_EXIT_TIMEOUT_S = 2.0  # for a worker to leave once its pipe is closed
 
 
-class Chunk(NamedTuple):
-    """Rows that a worker has filled; `pixels` is overwritten once the next chunk is asked for."""
-
-    pixels: NDArray[np.uint8]
-    labels: list[int]
-    indices: list[int]
+class _WorkerLost(Exception):
+    """A worker died or hangs; says how."""
 
 
-class BatchRequest(NamedTuple):
-    """Images to fill in: by stream positions, or by indices when scoring."""
+@dataclass(eq=False)
+class _PendingTask:
+    """A task that a worker was sent, and its answer once that has come."""
 
-    keys: NDArray[np.int64]
-    size: int  # height and width
-
-
-class _PendingTask(NamedTuple):
-    """A task under way."""
-
-    number: int
-    slot: int
-    rows: int
-    size: int
+    worker: int
+    request: BatchRequest
+    message: dict[str, Any]
+    answer: dict[str, Any] | None = None
 
 
-class _Lines:
-    """The lines that come out of a pipe, with an end to the patience."""
+class _WorkerProcess:
+    """A worker's process and the pipes to it."""
 
-    def __init__(self, fd: int):
-        self._fd, self._rest = fd, b""
+    answer_timeout_s = 300.0  # one that says nothing for so long hangs
 
-    def next(self, patience_s: float) -> bytes | None:
-        """One line; None when the pipe is closed. Raises TimeoutError when none comes."""
-        while b"\n" not in self._rest:
-            if not select.select([self._fd], [], [], patience_s)[0]:
-                raise TimeoutError
-            piece = os.read(self._fd, 1 << 16)
+    def __init__(self, inherited: tuple[int, ...]):
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "phalanx.data.loading.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=inherited,
+            start_new_session=True,  # Ctrl-C in the terminal is the parent's to answer
+            env={**os.environ, "PYTHONPATH": path, **one_thread},
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._unread = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one line of JSON."""
+        try:
+            self._stdin.write(json.dumps(message).encode() + b"\n")
+            self._stdin.flush()
+        except BrokenPipeError:
+            raise _WorkerLost(self._describe_exit()) from None
+
+    def receive(self) -> dict[str, Any]:
+        """Read one line of JSON, waiting for it."""
+        fd = self._stdout.fileno()  # not the file itself: select knows nothing of what it buffers
+        while b"\n" not in self._unread:
+            if not select.select([fd], [], [], self.answer_timeout_s)[0]:
+                self.process.kill()
+                raise _WorkerLost(f"gave no answer for {self.answer_timeout_s:g} s")
+            piece = os.read(fd, 1 << 16)
             if not piece:
-                return None
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
+                raise _WorkerLost(self._describe_exit())
+            self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line.decode())
+        return answer
+
+    def _describe_exit(self) -> str:
+        """What became of a worker whose pipe is closed."""
+        try:
+            status = self.process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            status = 0
+        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left ({status})"
+
+    def close_stdin(self) -> None:
+        """Make the worker leave, without waiting for it."""
+        with suppress(BrokenPipeError):  # a dead worker never read what was still to be flushed
+            self._stdin.close()
+
+    def stop(self) -> None:
+        """Make the worker leave, and see that it did."""
+        self.close_stdin()
+        try:
+            self.process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._stdout.close()
 
 
 class WorkerPool:
-    """Workers that fill chunks of rows ahead of their use.
+    """Workers that fill batches ahead of their use, in a ring of slots for each split.
 
-    A worker that dies or hangs is started once more, with the tasks it had not answered.
-
-    Each split has a ring of slots of its own, so that scoring can run amid training. Tasks go to
-    the workers in turn and each answers in order: the answer to a task is found without searching.
+    Each split has a ring of its own, so that scoring can run amid training. A worker that dies or
+    hangs is started once more, with the tasks it had not answered.
     """
 
     def __init__(
         self,
-        recipe: InputSpec,
-        findings: dict[Split, ReadingNotes],
+        spec: InputSpec,
+        problems: dict[Split, ReadProblems],
         *,
         workers: int,
-        rows: int,
+        images_per_task: int,
         depth: int,
-        start: dict[str, Any],
+        max_bad: int | None,
+        cache: dict[str, Any] | None,
     ):
-        self.findings = findings
-        slot_bytes = rows * recipe.image_size**2 * 3
-        self.depth = max(workers, min(depth, _SHARED_BYTES // slot_bytes))
-        self.rings: dict[Split, int] = {"train": 0, "valid": self.depth}  # each one's first slot
-        self.memory = anonymous_memory(2 * self.depth * slot_bytes)
-        self.start = {
-            **start,
-            "recipe": recipe.to_json(),
+        self._problems = problems
+        slot_bytes = images_per_task * spec.image_size**2 * 3
+        self.depth = max(workers, min(depth, _MAX_SHARED_BYTES // slot_bytes))  # slots of a ring
+        self._first_slot: dict[Split, int] = {"train": 0, "valid": self.depth}
+        self._memory = open_anonymous_memory(2 * self.depth * slot_bytes)
+        shared = mmap.mmap(self._memory.fileno(), 2 * self.depth * slot_bytes)
+        self._slots = np.frombuffer(shared, np.uint8).reshape(-1, slot_bytes)
+        self._start = {
+            "spec": spec.to_json(),
+            "max_bad": max_bad,
+            "cache": cache,
             "slots": (2 * self.depth, slot_bytes),
-            "fd": self.memory.fileno(),
+            "fd": self._memory.fileno(),
         }
+        self._inherited = (self._memory.fileno(), *([cache["fd"]] if cache else []))
         self.submitted = 0
-        self.tasks: dict[int, dict[str, Any]] = {}  # sent and not answered, by number
-        self.restarted: dict[int, str] = {}  # worker to what happened to it
-        self.answers: dict[int, dict[str, Any]] = {}  # came while another was waited for
-        self.waiting: list[deque[int]] = [deque() for _ in range(workers)]
-        shared = mmap.mmap(self.memory.fileno(), 2 * self.depth * slot_bytes)
-        self.slots = np.frombuffer(shared, np.uint8).reshape(-1, slot_bytes)
-        self.inherited = (self.memory.fileno(), *self._cache_fd())
-        self.processes = [_start_worker(self.inherited) for _ in range(workers)]
-        self.lines = [_lines_of(process) for process in self.processes]
+        self.pending: list[deque[_PendingTask]] = [deque() for _ in range(workers)]
+        self._restarted: dict[int, str] = {}  # worker to what happened to it
+        self.workers = [_WorkerProcess(self._inherited) for _ in range(workers)]
         for worker in range(workers):
-            self._send(worker, self.start)
+            self._send(worker, self._start)
 
-    def _cache_fd(self) -> tuple[int, ...]:
-        cache = self.start["cache"]
-        return () if cache is None else (cache["fd"],)
+    def stream(
+        self, split: Split, requests: Iterable[BatchRequest]
+    ) -> Generator[Batch, None, None]:
+        """The batch of each request, in order, with the following ones under way.
 
-    def stream(self, split: Split, wishes: Iterator[BatchRequest]) -> Generator[Chunk, None, None]:
-        """The filled rows of each wish, in order, with the following ones under way."""
+        A batch's pixels are overwritten once the next one is asked for.
+        """
         ring: deque[_PendingTask] = deque()
         try:
-            for number, wish in enumerate(wishes):
+            for number, request in enumerate(requests):
                 if len(ring) == self.depth:
                     yield self._collect(ring.popleft())
-                ring.append(self._submit(split, wish, self.rings[split] + number % self.depth))
+                slot = self._first_slot[split] + number % self.depth
+                ring.append(self._submit(split, request, slot))
             while ring:
                 yield self._collect(ring.popleft())
         except GeneratorExit:
-            while ring and self.processes:  # slots are free again only when nobody writes there
+            while ring and self.workers:  # slots are free again only when nobody writes there
                 self._collect(ring.popleft())
             raise
 
-    def _submit(self, split: Split, wish: BatchRequest, slot: int) -> _PendingTask:
-        ticket = _PendingTask(self.submitted, slot, len(wish.keys), wish.size)
-        worker = ticket.number % len(self.processes)
-        task = {"split": split, "keys": wish.keys.tolist(), "size": wish.size, "slot": slot}
-        self.waiting[worker].append(ticket.number)
-        self.tasks[ticket.number] = task
-        self._send(worker, task)
+    def _submit(self, split: Split, request: BatchRequest, slot: int) -> _PendingTask:
+        positions = request.positions.tolist()
+        message = {"split": split, "positions": positions, "size": request.size, "slot": slot}
+        task = _PendingTask(self.submitted % len(self.workers), request, message)
+        self.pending[task.worker].append(task)  # before it is sent: a restart sends it again
         self.submitted += 1
-        return ticket
+        self._send(task.worker, message)
+        return task
 
-    def _collect(self, ticket: _PendingTask) -> Chunk:
-        worker = ticket.number % len(self.processes)
-        while ticket.number not in self.answers:
-            answer = self._receive(worker)
-            number = self.waiting[worker].popleft()
-            self.tasks.pop(number)
-            self.answers[number] = answer
-            self._remember(answer)
-        answer = self.answers.pop(ticket.number)
-        if "error" in answer:
-            raise getattr(errors, answer["error"])(answer["text"])
-        pixels = rows_in(self.slots[ticket.slot], ticket.rows, ticket.size)
-        return Chunk(pixels, answer["labels"], answer["indices"])
-
-    def _remember(self, answer: dict[str, Any]) -> None:
-        if "error" not in answer:
-            self.findings[answer["split"]].bad.update(answer["bad"])
-            self.findings[answer["split"]].notes.update(answer["notes"])
+    def _collect(self, task: _PendingTask) -> Batch:
+        while task.answer is None:
+            answer = self._receive(task.worker)
+            answered = self.pending[task.worker].popleft()
+            answered.answer = answer
+            if "error" not in answer:
+                problems = self._problems[answered.message["split"]]
+                problems.bad.update(answer["bad"])
+                problems.notes.update(answer["notes"])
+        if "error" in task.answer:
+            raise getattr(errors, task.answer["error"])(task.answer["text"])
+        positions, size = task.request
+        pixels = view_images(self._slots[task.message["slot"]], len(positions), size)
+        labels, indices = (np.array(task.answer[name]) for name in ("labels", "indices"))
+        return Batch(pixels, labels, indices, positions)
 
     def _send(self, worker: int, message: dict[str, Any]) -> None:
-        stdin = self.processes[worker].stdin
-        assert stdin is not None
         try:
-            stdin.write(json.dumps(message) + "\n")
-            stdin.flush()
-        except BrokenPipeError:
-            self._restart(worker, _how_it_ended(self.processes[worker]))
+            self.workers[worker].send(message)
+        except _WorkerLost as lost:
+            self._restart(worker, str(lost))
 
     def _receive(self, worker: int) -> dict[str, Any]:
         while True:
             try:
-                line = self.lines[worker].next(HUNG_S)
-            except TimeoutError:
-                self.processes[worker].kill()
-                self._restart(worker, f"gave no answer for {HUNG_S:g} s")
+                answer = self.workers[worker].receive()
+            except _WorkerLost as lost:
+                self._restart(worker, str(lost))
                 continue
-            if line is not None:
-                break
-            self._restart(worker, _how_it_ended(self.processes[worker]))
-        answer: dict[str, Any] = json.loads(line)
-        if "crash" in answer:
-            raise RuntimeError(f"data worker {worker} failed:\n{answer['crash']}")
-        return answer
+            if "crash" in answer:
+                raise RuntimeError(f"data worker {worker} failed:\n{answer['crash']}")
+            return answer
 
     def _restart(self, worker: int, how: str) -> None:
-        """A new process in the place of one that is gone, with its tasks; the second time an error.
-
-        Tasks are pure functions of their keys: done again, they fill the same bytes.
-        """
-        process = self.processes[worker]
-        told = f"data worker {worker} (pid {process.pid}) {how}"
-        before = self.restarted.get(worker)
+        """Start a new process in the place of one that is lost; the second time is an error."""
+        lost = self.workers[worker]
+        what = f"data worker {worker} (pid {lost.process.pid}) {how}"
+        before = self._restarted.get(worker)
         if before is not None:
             raise DataError(
-                f"{told}; the one before it {before}. When memory ran out, use fewer --workers "
+                f"{what}; the one before it {before}. When memory ran out, use fewer --workers "
                 "or a smaller batch; --workers 0 shows what happens in one process"
             )
-        self.restarted[worker] = how
-        self.findings["train"].notes[-1 - worker] = f"{told}; it was started again"
-        _end(process)
-        self.processes[worker] = _start_worker(self.inherited)
-        self.lines[worker] = _lines_of(self.processes[worker])
-        for message in (self.start, *(self.tasks[number] for number in self.waiting[worker])):
+        self._restarted[worker] = how
+        self._problems["train"].notes[-1 - worker] = f"{what}; it was started again"
+        lost.stop()
+        self.workers[worker] = _WorkerProcess(self._inherited)
+        for message in (self._start, *(task.message for task in self.pending[worker])):
             self._send(worker, message)
 
     def close(self) -> None:
         """End the workers; does nothing the second time."""
-        processes, self.processes = self.processes, []
-        for process in processes:
-            _close_pipe(process.stdin)
-        for process in processes:
-            _end(process)
-        if processes:
-            self.memory.close()
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """See a worker off, and its pipes."""
-    _close_pipe(process.stdin)
-    try:
-        process.wait(_GOODBYE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    _close_pipe(process.stdout)
-
-
-def _how_it_ended(process: subprocess.Popen[str]) -> str:
-    """What became of a worker whose pipe is closed."""
-    try:
-        status = process.wait(_GOODBYE_S)
-    except subprocess.TimeoutExpired:
-        status = 0
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left ({status})"
-
-
-def _lines_of(process: subprocess.Popen[str]) -> _Lines:
-    assert process.stdout is not None
-    return _Lines(process.stdout.fileno())
-
-
-def _start_worker(inherited: tuple[int, ...]) -> subprocess.Popen[str]:
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "phalanx.data.loading.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        pass_fds=inherited,
-        start_new_session=True,  # Ctrl-C in the terminal is the parent's to answer
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
-
-
-def _close_pipe(pipe: Any) -> None:
-    with suppress(BrokenPipeError):  # a dead worker never read what was still to be flushed
-        pipe.close()
+        workers, self.workers = self.workers, []
+        for worker in workers:
+            worker.close_stdin()  # all of them first: they leave at the same time
+        for worker in workers:
+            worker.stop()
+        self._memory.close()

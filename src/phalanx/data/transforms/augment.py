@@ -1,7 +1,7 @@
-"""Changes to a training image whose chance is drawn beforehand, and the choice of a random part.
+"""Augmentations whose randomness is drawn beforehand, and the choice of a random crop.
 
-An augmentation is a pure function of an image and a row of numbers in [0, 1); it gives a new image
-of the same size. Everything here stays in bytes.
+An augmentation is a pure function of an image and a row of draws, numbers in [0, 1); it gives a new
+image of the same size. Everything here stays in bytes.
 
 RandAugment (Cubuk et al. 2019) and TrivialAugment (Müller and Hutter 2021) choose among the same
 fourteen operations. The ranges are torchvision's, with two differences: solarize begins at 256, so
@@ -18,55 +18,43 @@ from statistics import NormalDist
 import cv2
 import numpy as np
 
-from phalanx.data.formats.decode import Pixels, mirror
+from phalanx.data.formats.decode import Pixels
 from phalanx.data.transforms.operations import (
-    STEPS,
-    USUAL,
-    WIDE,
-    Step,
+    OPERATIONS,
+    STANDARD_SPACE,
+    WIDE_SPACE,
+    Operation,
     brightness,
     colour,
     contrast,
-    turn_hue,
+    shift_hue,
 )
 
-Draws = Sequence[float]
-Columns = tuple[tuple[str, int], ...]  # the name and lane of each number that is taken
+Draws = Sequence[float]  # random numbers in [0, 1), one for each column
+Columns = tuple[tuple[str, int], ...]  # the name and lane that each draw is keyed by
 Box = tuple[float, float, float, float]  # left, top, right, bottom as shares of the sides
+Crop = tuple[int, int, int, int]  # top, left, height, width
 _Range = tuple[float, float]
 _Pairs = list[tuple[float, float]]
-Part = tuple[int, int, int, int]  # top, left, height, width
 
-_BOX_SHARE = 0.1  # of the object's box that a part must show
 CROP_TRIES = 10
+_BOX_SHARE = 0.1  # of the object's box that a crop must show
 _ERASE_TRIES = 4  # one shape in a thousand does not fit a square image
-_MAGNITUDES = 10
-_BINS = 31  # levels that TrivialAugment chooses from
+_MAX_MAGNITUDE = 10
+_LEVELS = 31  # that TrivialAugment chooses from
 _NORMAL = NormalDist()
-CHOICES = tuple(STEPS.values())
+_OPERATIONS = tuple(OPERATIONS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """A change to images, and the numbers it takes."""
+    """A change to images, and the draws it takes."""
 
     columns: Columns
     apply: Callable[[Pixels, Draws], Pixels]
 
 
-def flip(probability: float) -> Augment:
-    """Left and right exchanged with this probability."""
-    if not 0 <= probability <= 1:
-        raise ValueError(f"a probability lies between 0 and 1, got {probability}")
-
-    def apply(image: Pixels, draws: Draws) -> Pixels:
-        (chance,) = draws
-        return mirror(image) if chance < probability else np.array(image, order="C")
-
-    return Augment(columns=(("augment-flip", 0),), apply=apply)
-
-
-_JITTERS = (brightness, contrast, colour, turn_hue)
+_JITTERS = (brightness, contrast, colour, shift_hue)
 _ORDERS = tuple(permutations(range(len(_JITTERS))))
 
 
@@ -83,17 +71,17 @@ def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue:
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
         order, *rest = draws
-        amounts = [_between(ends, draw) for ends, draw in zip(ranges, rest, strict=True)]
-        for place in _ORDERS[int(order * len(_ORDERS))]:
-            image = _JITTERS[place](image, amounts[place])
+        amounts = [_interpolate(ends, draw) for ends, draw in zip(ranges, rest, strict=True)]
+        for number in _ORDERS[int(order * len(_ORDERS))]:
+            image = _JITTERS[number](image, amounts[number])
         return image
 
-    return Augment(columns=tuple(("colour-jitter", lane) for lane in range(5)), apply=apply)
+    return Augment(columns=_columns("colour-jitter", 5), apply=apply)
 
 
 def rand_augment(operations: int = 2, magnitude: float = 9, *, spread: float = 0.5) -> Augment:
     """So many operations in turn, each of a normally spread magnitude kept within 0 to 10."""
-    if operations < 1 or not 0 <= magnitude <= _MAGNITUDES or spread < 0:
+    if operations < 1 or not 0 <= magnitude <= _MAX_MAGNITUDE or spread < 0:
         raise ValueError(
             "operations are 1 or more, the magnitude is 0 to 10, the spread 0 or more; "
             f"got {operations}, {magnitude} and {spread}"
@@ -101,13 +89,14 @@ def rand_augment(operations: int = 2, magnitude: float = 9, *, spread: float = 0
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
         for choice, size, sign in zip(draws[::3], draws[1::3], draws[2::3], strict=True):
-            level = min(max(magnitude + spread * _normal(size), 0.0), _MAGNITUDES) / _MAGNITUDES
-            image = _pick(choice)(image, level if sign < 0.5 else -level, USUAL)
+            # a draw of 0 has no place in a normal distribution: half a step of the draws instead
+            normal = _NORMAL.inv_cdf(max(size, 2.0**-54))
+            level = min(max(magnitude + spread * normal, 0.0), _MAX_MAGNITUDE) / _MAX_MAGNITUDE
+            operation = _choose_operation(choice)
+            image = operation(image, level if sign < 0.5 else -level, STANDARD_SPACE)
         return image
 
-    return Augment(
-        columns=tuple(("rand-augment", lane) for lane in range(3 * operations)), apply=apply
-    )
+    return Augment(columns=_columns("rand-augment", 3 * operations), apply=apply)
 
 
 def trivial_augment() -> Augment:
@@ -115,10 +104,10 @@ def trivial_augment() -> Augment:
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
         choice, size, sign = draws
-        level = int(size * _BINS) / (_BINS - 1)
-        return _pick(choice)(image, level if sign < 0.5 else -level, WIDE)
+        level = int(size * _LEVELS) / (_LEVELS - 1)
+        return _choose_operation(choice)(image, level if sign < 0.5 else -level, WIDE_SPACE)
 
-    return Augment(columns=tuple(("trivial-augment", lane) for lane in range(3)), apply=apply)
+    return Augment(columns=_columns("trivial-augment", 3), apply=apply)
 
 
 def random_erasing(
@@ -136,57 +125,50 @@ def random_erasing(
             "the probability lies between 0 and 1, areas and ratios above 0, the smaller first; "
             f"got {probability}, {area} and {ratio}"
         )
-    wide = (1 / ratio[1], 1 / ratio[0])
+    width_ratio = (1 / ratio[1], 1 / ratio[0])
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
-        chance, down, right, *tries = draws
+        chance, down, right, *shapes = draws
         erased = np.array(image, order="C")
         if chance >= probability:
             return erased
-        spot = repeat((down, right))
-        parts = _parts(image.shape[:2], _pairs(tries), places=spot, scale=area, ratio=wide)
-        for top, left, height, width in islice(parts, 1):
+        place = repeat((down, right))
+        fitting = _fitting_crops(
+            image.shape[:2], _pairs(shapes), places=place, scale=area, ratio=width_ratio
+        )
+        for top, left, height, width in islice(fitting, 1):
             mean = np.rint(cv2.mean(image)[:3]).astype(np.uint8)
             erased[top : top + height, left : left + width] = mean
         return erased
 
-    lanes = range(3 + 2 * _ERASE_TRIES)
-    return Augment(columns=tuple(("erase", lane) for lane in lanes), apply=apply)
+    return Augment(columns=_columns("erase", 3 + 2 * _ERASE_TRIES), apply=apply)
 
 
-def _pick(choice: float) -> Step:
-    return CHOICES[int(choice * len(CHOICES))]
+def _columns(name: str, count: int) -> Columns:
+    return tuple((name, lane) for lane in range(count))
 
 
-def _between(ends: _Range, draw: float) -> float:
+def _choose_operation(draw: float) -> Operation:
+    return _OPERATIONS[int(draw * len(_OPERATIONS))]
+
+
+def _interpolate(ends: _Range, draw: float) -> float:
     return ends[0] + draw * (ends[1] - ends[0])
 
 
-def _normal(draw: float) -> float:
-    """A number of the standard normal distribution."""
-    return _NORMAL.inv_cdf(max(draw, 2.0**-54))  # half a step of the draws: zero has no place in it
-
-
-AUGMENTS: dict[str, Augment] = {
-    "flip": flip(0.5),
-    "colour-jitter": colour_jitter(0.4, 0.4, saturation=0.4, hue=0.1),
-    "rand-augment": rand_augment(),
-    "trivial-augment": trivial_augment(),
-    "random-erasing": random_erasing(0.25),
-}
+AUTO_AUGMENTS = {"rand-augment": rand_augment(), "trivial-augment": trivial_augment()}
 
 BOX_COLUMNS: Columns = (  # every try has its own place, so that one of them finds the box
-    ("crop", 0),
-    ("crop", 1),
-    *(("crop-shape", lane) for lane in range(2 * CROP_TRIES)),
-    *(("crop", lane) for lane in range(2, 2 * CROP_TRIES)),
+    *_columns("crop", 2),
+    *_columns("crop-shape", 2 * CROP_TRIES),
+    *_columns("crop", 2 * CROP_TRIES)[2:],
 )
 
 
-def box_crop(
+def choose_crop(
     height: int, width: int, box: Box | None, draws: Draws, *, scale: _Range, ratio: _Range
-) -> Part:
-    """A random part that shows a tenth of the box or more; the middle when no try fits the image.
+) -> Crop:
+    """A random crop that shows a tenth of the box or more; the middle when no try fits the image.
 
     The scale is a share of the image's area, the ratio width over height. The draws are a place,
     the area and shape of each of ten tries, and the places of the tries but the first; without
@@ -194,36 +176,41 @@ def box_crop(
     is no box, the first that fits is taken, at the first place.
     """
     first, *rest = _pairs(draws)
-    tries, places = rest[:CROP_TRIES], chain([first], rest[CROP_TRIES:], repeat(first))
+    shapes, places = rest[:CROP_TRIES], chain([first], rest[CROP_TRIES:], repeat(first))
     sides = height, width
     if box is not None:
-        for part in _parts(sides, tries, places=places, scale=scale, ratio=ratio):
-            if _shows(sides, part, box):
-                return part
-    for part in _parts(sides, tries, places=repeat(first), scale=scale, ratio=ratio):
-        return part
+        for crop in _fitting_crops(sides, shapes, places=places, scale=scale, ratio=ratio):
+            if _shows_box(sides, crop, box):
+                return crop
+    for crop in _fitting_crops(sides, shapes, places=repeat(first), scale=scale, ratio=ratio):
+        return crop
     tall = min(height, max(1, round(width / ratio[0])))
     wide = min(width, max(1, round(height * ratio[1])))
     return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
-def _parts(
-    sides: tuple[int, ...], tries: _Pairs, *, places: Iterable[_Range], scale: _Range, ratio: _Range
-) -> Iterator[Part]:
-    """The tries that fit into an image of these sides, each at its place."""
+def _fitting_crops(
+    sides: tuple[int, ...],
+    shapes: _Pairs,
+    *,
+    places: Iterable[_Range],
+    scale: _Range,
+    ratio: _Range,
+) -> Iterator[Crop]:
+    """Those of the tries that fit into an image of these sides, each at its place."""
     height, width = sides
-    narrow, broad = math.log(ratio[0]), math.log(ratio[1])
-    for (share, shape), (down, right) in zip(tries, places, strict=False):
-        area = height * width * _between(scale, share)
-        aspect = math.exp(_between((narrow, broad), shape))
+    log_ratio = math.log(ratio[0]), math.log(ratio[1])
+    for (area_draw, ratio_draw), (down, right) in zip(shapes, places, strict=False):
+        area = height * width * _interpolate(scale, area_draw)
+        aspect = math.exp(_interpolate(log_ratio, ratio_draw))
         tall, wide = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < tall <= height and 0 < wide <= width:
             yield int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide
 
 
-def _shows(sides: tuple[int, int], part: Part, box: Box) -> bool:
-    """Whether enough of the box lies in the part."""
-    (height, width), (top, left, tall, wide) = sides, part
+def _shows_box(sides: tuple[int, int], crop: Crop, box: Box) -> bool:
+    """Whether enough of the box lies in the crop."""
+    (height, width), (top, left, tall, wide) = sides, crop
     across = min(left + wide, box[2] * width) - max(left, box[0] * width)
     along = min(top + tall, box[3] * height) - max(top, box[1] * height)
     whole = (box[2] - box[0]) * width * (box[3] - box[1]) * height

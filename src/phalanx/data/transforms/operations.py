@@ -1,12 +1,12 @@
-"""What can be done to an image: its light, its colours, its place. No chance in here.
+"""Operations on one image: its light, its colours, its place. Nothing here is random.
 
 The amounts mean what they mean to Pillow, whose results these are to within a level, but for the
 rim of what was moved: here it is blended with grey. Fourteen operations are RandAugment's and
-TrivialAugment's, see `augment`; STEPS puts them all on one scale.
+TrivialAugment's, see `augment`; OPERATIONS puts them all on one scale.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cv2
@@ -22,7 +22,7 @@ _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reach:
+class _AugmentationSpace:
     """How far each operation goes at a level of one."""
 
     shear: float  # sideways per pixel down
@@ -32,19 +32,23 @@ class _Reach:
     shift: Callable[[int], float]  # pixels, for a side so long
 
 
-USUAL = _Reach(shear=0.3, turn_degrees=30, factor=0.9, bits=4, shift=lambda side: side * 150 / 331)
-WIDE = _Reach(shear=0.99, turn_degrees=135, factor=0.99, bits=6, shift=lambda side: 32)
+STANDARD_SPACE = _AugmentationSpace(
+    shear=0.3, turn_degrees=30, factor=0.9, bits=4, shift=lambda side: side * 150 / 331
+)
+WIDE_SPACE = _AugmentationSpace(
+    shear=0.99, turn_degrees=135, factor=0.99, bits=6, shift=lambda side: 32
+)
 
 
 def brightness(image: Pixels, factor: float) -> Pixels:
     """The image with every byte times the factor."""
-    return _look_up(image, _BYTES * factor)
+    return _map_bytes(image, _BYTES * factor)
 
 
 def contrast(image: Pixels, factor: float) -> Pixels:
     """The image with distances from its mean grey times the factor."""
     middle = math.floor(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
-    return _look_up(image, middle + (_BYTES - middle) * factor)
+    return _map_bytes(image, middle + (_BYTES - middle) * factor)
 
 
 def colour(image: Pixels, factor: float) -> Pixels:
@@ -61,34 +65,34 @@ def sharpness(image: Pixels, factor: float) -> Pixels:
     return cv2.addWeighted(image, factor, smooth, 1 - factor, 0).astype(np.uint8, copy=False)
 
 
-def turn_hue(image: Pixels, share: float) -> Pixels:
+def shift_hue(image: Pixels, share: float) -> Pixels:
     """The image with its colours moved around the wheel by this share of it, in 256 steps."""
     steps = round(share * 256) % 256
     if steps == 0:  # the way to HSV and back costs a level or two
         return np.array(image, order="C")
     tables = np.stack([(_BYTES + steps) % 256, _BYTES, _BYTES], axis=-1)
-    turned = _look_up(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL), tables)
+    turned = _map_bytes(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL), tables)
     return cv2.cvtColor(turned, cv2.COLOR_HSV2RGB_FULL).astype(np.uint8, copy=False)
 
 
 def posterize(image: Pixels, bits: int) -> Pixels:
     """The image with so many of the upper bits of each byte."""
-    return _look_up(image, _BYTES & (0xFF00 >> bits))
+    return _map_bytes(image, _BYTES & (0xFF00 >> bits))
 
 
 def solarize(image: Pixels, threshold: float) -> Pixels:
     """The image with bytes from the threshold on inverted."""
-    return _look_up(image, np.where(threshold > _BYTES, _BYTES, 255 - _BYTES))
+    return _map_bytes(image, np.where(threshold > _BYTES, _BYTES, 255 - _BYTES))
 
 
 def autocontrast(image: Pixels) -> Pixels:
     """The image with each channel stretched from 0 to 255; a channel of one value stays."""
-    return _look_up(image, np.stack([_stretch(counts) for counts in _histograms(image)], axis=-1))
+    return _map_channels(image, _autocontrast_table)
 
 
 def equalize(image: Pixels) -> Pixels:
     """The image with the values of each channel spread evenly; a channel of one value stays."""
-    return _look_up(image, np.stack([_spread(counts) for counts in _histograms(image)], axis=-1))
+    return _map_channels(image, _equalize_table)
 
 
 def rotate(image: Pixels, degrees: float) -> Pixels:
@@ -120,7 +124,7 @@ def translate_y(image: Pixels, pixels: float) -> Pixels:
     return _warp(image, ((1, 0, 0), (0, 1, pixels)))
 
 
-def _look_up(
+def _map_bytes(
     image: NDArray[np.uint8] | cv2.typing.MatLike, table: NDArray[np.integer | np.floating]
 ) -> Pixels:
     """Each byte replaced by its entry, in one table [256] or in one per channel [256, 3]."""
@@ -129,13 +133,16 @@ def _look_up(
     return cv2.LUT(image, entries).astype(np.uint8, copy=False)
 
 
-def _histograms(image: Pixels) -> Iterator[NDArray[np.int64]]:
-    """For each channel, how many pixels have each value."""
-    for channel in range(3):
-        yield cv2.calcHist([image], [channel], None, [256], [0, 256]).ravel().astype(np.int64)
+def _map_channels(
+    image: Pixels, build_table: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+) -> Pixels:
+    """Each channel's bytes replaced by the table that is built from its histogram."""
+    histograms = [cv2.calcHist([image], [channel], None, [256], [0, 256]) for channel in range(3)]
+    tables = [build_table(counts.ravel().astype(np.int64)) for counts in histograms]
+    return _map_bytes(image, np.stack(tables, axis=-1))
 
 
-def _stretch(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _autocontrast_table(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The table that takes the lowest value that occurs to 0, and the highest to 255."""
     low, high = np.flatnonzero(counts)[[0, -1]]
     if low == high:
@@ -143,7 +150,7 @@ def _stretch(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return ((_BYTES - low) * 510 + high - low) // (2 * (high - low))  # whole numbers, half up
 
 
-def _spread(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _equalize_table(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The table that makes equal steps of equally many pixels; Pillow's rounding."""
     step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
     if step == 0:
@@ -161,25 +168,26 @@ def _warp(image: Pixels, matrix: tuple[tuple[float, ...], tuple[float, ...]]) ->
     return warped.astype(np.uint8, copy=False)
 
 
-Step = Callable[[Pixels, float, _Reach], Pixels]  # the level lies in [-1, 1], its sign is drawn
+# of an image and a level in [-1, 1], whose sign is drawn
+Operation = Callable[[Pixels, float, _AugmentationSpace], Pixels]
 
-STEPS: dict[str, Step] = {
-    "identity": lambda image, level, reach: np.array(image, order="C"),
-    "autocontrast": lambda image, level, reach: autocontrast(image),
-    "equalize": lambda image, level, reach: equalize(image),
-    "rotate": lambda image, level, reach: rotate(image, level * reach.turn_degrees),
-    "solarize": lambda image, level, reach: solarize(image, 256 * (1 - abs(level))),
-    "colour": lambda image, level, reach: colour(image, 1 + level * reach.factor),
-    "posterize": lambda image, level, reach: posterize(image, 8 - round(abs(level) * reach.bits)),
-    "contrast": lambda image, level, reach: contrast(image, 1 + level * reach.factor),
-    "brightness": lambda image, level, reach: brightness(image, 1 + level * reach.factor),
-    "sharpness": lambda image, level, reach: sharpness(image, 1 + level * reach.factor),
-    "shear-x": lambda image, level, reach: shear_x(image, level * reach.shear),
-    "shear-y": lambda image, level, reach: shear_y(image, level * reach.shear),
-    "translate-x": lambda image, level, reach: translate_x(
-        image, level * reach.shift(image.shape[1])
+OPERATIONS: dict[str, Operation] = {
+    "identity": lambda image, level, space: np.array(image, order="C"),
+    "autocontrast": lambda image, level, space: autocontrast(image),
+    "equalize": lambda image, level, space: equalize(image),
+    "rotate": lambda image, level, space: rotate(image, level * space.turn_degrees),
+    "solarize": lambda image, level, space: solarize(image, 256 * (1 - abs(level))),
+    "colour": lambda image, level, space: colour(image, 1 + level * space.factor),
+    "posterize": lambda image, level, space: posterize(image, 8 - round(abs(level) * space.bits)),
+    "contrast": lambda image, level, space: contrast(image, 1 + level * space.factor),
+    "brightness": lambda image, level, space: brightness(image, 1 + level * space.factor),
+    "sharpness": lambda image, level, space: sharpness(image, 1 + level * space.factor),
+    "shear-x": lambda image, level, space: shear_x(image, level * space.shear),
+    "shear-y": lambda image, level, space: shear_y(image, level * space.shear),
+    "translate-x": lambda image, level, space: translate_x(
+        image, level * space.shift(image.shape[1])
     ),
-    "translate-y": lambda image, level, reach: translate_y(
-        image, level * reach.shift(image.shape[0])
+    "translate-y": lambda image, level, space: translate_y(
+        image, level * space.shift(image.shape[0])
     ),
 }

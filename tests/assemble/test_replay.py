@@ -11,13 +11,13 @@ from phalanx.assemble.blackbox import LAST, last_steps
 from phalanx.cli.main import main
 from phalanx.engine.probe import Probe
 from phalanx.engine.state import TrainState
-from phalanx.engine.step import MicroBatch, StepRule, train_step
+from phalanx.engine.step import MicroBatch
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
 from phalanx.optim.rules import OptimSettings, build_optimizer
 from phalanx.report.records import Records, StepRow
 from small_runs import run_phalanx, small_run
+from small_states import take_step
 
-RULE = StepRule(label_smoothing=0.1, device_type="cpu", half=None)
 DIVERGED = DivergedError.exit_code
 PLUGIN = '''
 """Noise with one white image in it, and networks that give inf for it, or break over it."""
@@ -246,7 +246,7 @@ def test_a_replay_names_the_module_and_the_one_image(trapped):
     assert done.returncode == DIVERGED, done.stderr
     seen = json.loads(done.stdout)
     (image,) = seen["finding"]["images"]
-    assert seen["finding"]["name"] == "look/1" and seen["finding"]["sound_weights"]
+    assert seen["finding"]["name"] == "look/1" and seen["finding"]["weights_finite"]
     assert (image["name"], image["label"]) == ("train[17]", "blue")
     assert image in box_of(trapped)["images"]
     assert 8 * seen["step"] - 8 <= image["position"] < 8 * seen["step"]
@@ -308,7 +308,7 @@ def found_by_probe(*parts: nn.Module, scale: float = 1.0):
     labels = torch.arange(5) % 3
     passes = [MicroBatch(images[:3], labels[:3], 0), MicroBatch(images[3:], labels[3:], 3)]
     with Probe(model) as probe:
-        loss, grad_norm, _ = train_step(state, passes, 0.1, rule=RULE).tolist()
+        loss, grad_norm, _ = take_step(state, passes, 0.1, label_smoothing=0.1).tolist()
     assert not any(module._forward_hooks for module in model.modules())
     return probe.find(loss, grad_norm)
 
@@ -337,7 +337,7 @@ def test_a_module_whose_weights_were_spoilt_before_is_told_as_such():
     with torch.no_grad():
         spoilt.weight[0, 0] = float("inf")
     finding = found_by_probe(nn.ReLU(), spoilt)
-    assert (finding.name, finding.sound_weights) == ("3", False)
+    assert (finding.name, finding.weights_finite) == ("3", False)
     assert finding.describe().endswith("is 3, whose weights were not finite before the step")
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from phalanx.assemble.dataset_summary import plan_of, preprocessing_of, recipe_of
-from phalanx.assemble.feed import normaliser_of, open_feed
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from small_runs import small_run
@@ -43,11 +43,9 @@ def fed_images(digits, steps=5, **flags):
     flags = {"data": "mnist", "data-dir": str(digits), "image-size": "12", "batch-size": "16",
              "model": "resnet8", "device": "cuda", **flags}  # fmt: skip
     settings = read_settings(None, flags)
-    plan, _ = plan_of(settings)
-    config, device = settings.config, torch.device("cuda")
-    normaliser = normaliser_of(preprocessing_of(config, plan), device, config)
-    with open_feed(recipe_of(config, plan), plan, normaliser, config) as feed:
-        found = []
+    plan, _ = plan_run(settings)
+    with Session(settings.config, plan) as session:
+        feed, found = session.feed, []
         for (batch,), _ in zip(feed.batches_from(0), range(steps), strict=False):
             torch.cuda._sleep(20_000_000)  # the copies run ahead of the work
             found += [batch.images.clone(), batch.labels]

@@ -12,13 +12,13 @@ from PIL import Image
 import phalanx
 from phalanx.cli.main import main
 from phalanx.engine.state import TrainState
-from phalanx.engine.step import MicroBatch, StepRule, train_step
+from phalanx.engine.step import MicroBatch
 from phalanx.errors import DataError, DivergedError
 from phalanx.optim.rules import OptimSettings, build_optimizer
 from small_runs import make_digits, run_phalanx, small_run
+from small_states import take_step
 
 PLAIN = OptimSettings(momentum=0.0)
-RULE = StepRule(label_smoothing=0.1, device_type="cpu", half=None)
 
 
 def read_summary(run: Path) -> dict:
@@ -134,7 +134,7 @@ def test_accumulated_gradients_equal_the_full_batch():
             MicroBatch(i, label, 0)
             for i, label in zip(images.split(sizes), labels.split(sizes), strict=True)
         ]
-        numbers = train_step(state, passes, 1.0, rule=RULE)
+        numbers = take_step(state, passes, label_smoothing=0.1)
         return [b - w for b, w in zip(before, model.parameters(), strict=True)], numbers
 
     whole, loss = gradients([12])
@@ -154,7 +154,7 @@ def test_label_smoothing_is_the_seeds_formula():
         model[1].weight.copy_(torch.eye(3))
     state = TrainState(model, build_optimizer(model, PLAIN))
     batch = MicroBatch(logits[:, :, None, None], torch.tensor([0]), 0)
-    loss = train_step(state, [batch], 0.0, rule=RULE)[0]
+    loss = take_step(state, [batch], 0.0, label_smoothing=0.1)[0]
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.assemble.dataset_summary import plan_of
-from phalanx.bench import determinism, finders
-from phalanx.bench.finders import (
-    Alarm,
+from phalanx.assemble import session
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.bench import determinism
+from phalanx.bench.batch_size_finder import (
+    BatchSizes,
     BatchSizeTrial,
-    Sizes,
-    climb,
-    foresee,
-    judge_sweep,
-    smoothed,
+    explain_no_room,
+    search_sizes,
 )
+from phalanx.bench.lr_finder import ExplosionDetector, analyse_sweep, smooth_losses
 from phalanx.bench.paired import Ratio
 from phalanx.cli.bench import show_cost
 from phalanx.cli.main import main
@@ -124,25 +123,25 @@ def test_a_sweep_that_cannot_be_is_refused(tiny, capsys, word, said):
 
 def test_the_alarm_knows_an_explosion_from_noise():
     noise = np.random.default_rng(0).normal(2.3, 0.1, 200)
-    alarm = Alarm()
-    assert not any(alarm.sounds(loss) for loss in noise)
-    assert alarm.sounds(float("nan")) and Alarm().sounds(float("inf"))
-    alarm = Alarm()
-    assert not any(alarm.sounds(loss) for loss in np.linspace(2.3, 0.5, 30))
-    later = [alarm.sounds(2.3) for _ in range(30)]
+    detector = ExplosionDetector()
+    assert not any(detector.is_explosion(loss) for loss in noise)
+    assert detector.is_explosion(float("nan")) and ExplosionDetector().is_explosion(float("inf"))
+    detector = ExplosionDetector()
+    assert not any(detector.is_explosion(loss) for loss in np.linspace(2.3, 0.5, 30))
+    later = [detector.is_explosion(2.3) for _ in range(30)]
     assert not later[0] and later[-1], "a network that died again answers with its first loss"
-    alarm = Alarm()
-    assert not any(alarm.sounds(2.3) for _ in range(6))
-    assert any(alarm.sounds(9.0) for _ in range(6)), "without any fall before"
+    detector = ExplosionDetector()
+    assert not any(detector.is_explosion(2.3) for _ in range(6))
+    assert any(detector.is_explosion(9.0) for _ in range(6)), "without any fall before"
 
 
 def test_the_steepest_fall_is_where_it_is():
     rates = np.geomspace(1e-6, 10, 100).tolist()
     losses = (2 - np.tanh((np.arange(100) - 60) / 5)).tolist()
-    found = judge_sweep(rates, losses, exploded=False, steps=100)
+    found = analyse_sweep(rates, losses, exploded=False, steps=100)
     assert abs(rates.index(found.steepest) - 60) <= 1 and found.tenth is None
     assert found.suggested == found.steepest
-    burst = judge_sweep(rates[:65], [*losses[:64], float("nan")], exploded=True, steps=100)
+    burst = analyse_sweep(rates[:65], [*losses[:64], float("nan")], exploded=True, steps=100)
     assert burst.suggested == burst.tenth == rates[64] / 10
     assert burst.facts()["losses"][-1] is None and len(burst.smooth) == 64
 
@@ -151,16 +150,16 @@ def test_chance_is_no_fall():
     draw, rates = np.random.default_rng(0), np.geomspace(1e-6, 10, 100).tolist()
     for _ in range(100):
         noise = draw.normal(2.3, 0.3, 100).tolist()
-        assert judge_sweep(rates, noise, exploded=False, steps=100).suggested is None
-    short = judge_sweep(rates[:3], [9.0, 1.0, float("nan")], exploded=True, steps=100)
+        assert analyse_sweep(rates, noise, exploded=False, steps=100).suggested is None
+    short = analyse_sweep(rates[:3], [9.0, 1.0, float("nan")], exploded=True, steps=100)
     assert short.suggested is None and short.tenth == rates[2] / 10
 
 
 def test_smoothing_leaves_lines_as_they_are_and_takes_noise_away():
     line = np.linspace(0, 1, 50)
-    assert smoothed(line.tolist(), reach=4)[4:-4] == pytest.approx(line[4:-4].tolist())
+    assert smooth_losses(line.tolist(), reach=4)[4:-4] == pytest.approx(line[4:-4].tolist())
     noise = np.random.default_rng(0).normal(0, 1, 500)
-    assert np.std(smoothed(noise.tolist(), reach=4)) < 0.5
+    assert np.std(smooth_losses(noise.tolist(), reach=4)) < 0.5
 
 
 # --- the micro-batch ---
@@ -197,36 +196,36 @@ def test_the_largest_size_is_found_to_a_sixteenth(room):
         tried.append(size)
         return size <= room
 
-    found = climb(fits, most=4096)
+    found = search_sizes(fits, most=4096)
     assert room - max(1, found // 16) < found <= room
     assert len(set(tried)) == len(tried) < 20 and max(tried) <= 4096
 
 
 def test_nothing_that_fits_is_nothing_found():
-    assert climb(lambda size: False, most=4096) == 0
-    assert climb(lambda size: True, most=4096) == 4096
-    assert climb(lambda size: True, most=5) == 5
+    assert search_sizes(lambda size: False, most=4096) == 0
+    assert search_sizes(lambda size: True, most=4096) == 4096
+    assert search_sizes(lambda size: True, most=5) == 5
 
 
 def test_a_host_without_room_is_known_before_it_is_tried():
     trials = [BatchSizeTrial(size=size, peak_bytes=size * GIB + GIB) for size in (8, 16)]
-    assert foresee(32, trials, 40 * GIB) == ""
-    said = foresee(32, trials, 36 * GIB)
+    assert explain_no_room(32, trials, 40 * GIB) == ""
+    said = explain_no_room(32, trials, 36 * GIB)
     assert said == "not tried: needs about 33.0 GiB, 36.0 GiB are free"
-    assert foresee(8, [], 0) == "", "the first size is tried"
+    assert explain_no_room(8, [], 0) == "", "the first size is tried"
 
 
 def test_a_host_that_runs_full_gives_its_largest_size(tiny, monkeypatch, capsys):
     free = iter([256 * GIB, 256 * GIB, *[1] * 20])  # the process itself counts as well
-    monkeypatch.setattr(finders, "free_memory", lambda: next(free))
-    monkeypatch.setattr(finders, "memory_now", lambda device: 0)
+    monkeypatch.setattr("phalanx.bench.batch_size_finder.free_memory", lambda: next(free))
+    monkeypatch.setattr("phalanx.bench.batch_size_finder._memory_now", lambda device: 0)
     told = ask(capsys, "find", "batch-size", *tiny, "--seconds=0.01")
     assert told["largest"] == 16
     assert all("not tried" in trial["problem"] for trial in told["trials"][2:])
 
 
 def test_a_device_that_is_full_is_told_from_a_mistake(tiny, monkeypatch, capsys):
-    whole, counted = finders.train_step, {}
+    whole, counted = session.train_step, {}
 
     def small_only(state, passes, *rest, **named):
         counted[len(passes[0].labels)] = len(passes)
@@ -234,12 +233,12 @@ def test_a_device_that_is_full_is_told_from_a_mistake(tiny, monkeypatch, capsys)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return whole(state, passes, *rest, **named)
 
-    monkeypatch.setattr(finders, "train_step", small_only)
+    monkeypatch.setattr(session, "train_step", small_only)
     told = ask(capsys, "find", "batch-size", *tiny, "--seconds=0.01")
     assert told["largest"] == 11
     assert counted[8] == 2 and counted[16] == 1, "as many passes as keep gradients in memory"
     assert {t["problem"] for t in told["trials"] if t["size"] > 11} == {"out of memory"}
-    monkeypatch.setattr(finders, "train_step", lambda *a, **k: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(session, "train_step", lambda *a, **k: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
         main(["find", "batch-size", *tiny, "--json"])
 
@@ -248,7 +247,7 @@ def test_nothing_fits_is_told_with_the_way_out(tiny, monkeypatch, capsys):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(finders, "train_step", full)
+    monkeypatch.setattr(session, "train_step", full)
     said = refuse(capsys, "find", "batch-size", *tiny)
     assert "--model resnet8: not even 2 images of 12 pixels fit on cpu: out of memory; " in said
 
@@ -260,7 +259,7 @@ def test_the_suggestion_divides_the_global_batch():
     )
 
     def suggested(whole: int) -> tuple[int, int]:
-        sizes = Sizes(trials=trials, most=32, global_batch=whole, device="cpu")
+        sizes = BatchSizes(trials=trials, most=32, global_batch=whole, device="cpu")
         return sizes.batch_size, sizes.accumulation
 
     assert suggested(256) == (16, 16)
@@ -301,11 +300,13 @@ def told_by_torch() -> tuple[bool, bool, bool]:
 def test_every_value_is_measured_in_a_process_of_its_own_setting(learnable):
     flags = dict(word.removeprefix("--").split("=") for word in learnable)
     settings = read_settings(None, flags)
-    plan, _ = plan_of(settings, without_data=True)
+    plan, _ = plan_run(settings, without_data=True)
     seen = {}
     for name in ("off", "seeded", "strict"):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            process.submit(determinism.begin, settings, replace(plan, determinism=name)).result()
+            process.submit(
+                determinism.prepare_process, settings, replace(plan, determinism=name)
+            ).result()
             assert process.submit(determinism.take_steps, 2).result() == 2
             seen[name] = process.submit(told_by_torch).result()
     off, seeded, strict = (False, True, False), (False, False, False), (True, False, True)

@@ -5,8 +5,9 @@ import signal
 import time
 from pathlib import Path
 
-from small_runs import make_digits, run_phalanx, small_run, start_phalanx
 from test_resume import assert_same_run, summary_of
+
+from small_runs import make_digits, run_phalanx, small_run, start_phalanx
 
 KILLS = 20
 LEAST_INSIDE_A_WRITE = 4

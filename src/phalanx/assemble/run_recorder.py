@@ -2,8 +2,9 @@
 
 from phalanx.assemble.feed import Feed
 from phalanx.engine.evaluate import Score
-from phalanx.engine.state import StepNumbers, Throughput, TrainState
+from phalanx.engine.state import StepMetrics, Throughput, TrainState
 from phalanx.plan.plan import Plan
+from phalanx.plan.role import Role
 from phalanx.report.console import Console
 from phalanx.report.predictions import (
     Prediction,
@@ -15,40 +16,37 @@ from phalanx.report.records import LogRow, Records, ScoreRow, StepRow
 from phalanx.report.scores import wilson_interval
 
 
-class RunWatch:
-    """Writes the records of one run and shows them."""
+class RunRecorder:
+    """Writes the records of one run and shows them, as far as this process's role goes."""
 
     def __init__(
-        self,
-        records: Records,
-        console: Console,
-        plan: Plan,
-        *,
-        feed: Feed,
+        self, records: Records, console: Console, plan: Plan, *, feed: Feed, role: Role
     ) -> None:
         self._records, self._console, self._plan = records, console, plan
-        self._feed = feed
-        self._told: set[str] = set()
+        self._feed, self._writes = feed, role.writes
+        self._warned: set[str] = set()
 
-    def progress(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         """A step is done."""
         self._console.progress(step)
 
-    def steps(self, first: int, rows: list[StepNumbers]) -> None:
+    def on_metrics(self, first: int, rows: list[StepMetrics]) -> None:
         """A line of metrics.jsonl for each step."""
+        if not self._writes:
+            return
         self._records.steps(
             StepRow(
                 step=step,
                 epoch=self._plan.epoch_at(step),
                 lr=self._plan.lr(step - 1),
                 loss=row.loss,
-                grad_norm=row.told_norm,
+                grad_norm=row.reported_grad_norm,
                 top1=row.top1,
             )
             for step, row in enumerate(rows, start=first)
         )
 
-    def log(self, state: TrainState, stretch: Throughput) -> None:
+    def on_log(self, state: TrainState, interval: Throughput) -> None:
         """A row of training.csv and a line for the person."""
         sums = state.sums
         row = LogRow(
@@ -58,43 +56,46 @@ class RunWatch:
             loss=sums.loss / sums.steps,
             grad_norm=sums.mean(sums.grad_norm),
             top1=sums.mean(sums.top1),
-            images_per_second=stretch.images_per_second,
-            data_wait=stretch.data_wait,
+            images_per_second=interval.images_per_second,
+            data_wait=interval.data_wait,
         )
-        self._records.log(row)
+        if self._writes:
+            self._records.log(row)
         self._console.log(row)
-        self._tell_of_images()
+        self._warn_of_images()
 
-    def _tell_of_images(self) -> None:
+    def _warn_of_images(self) -> None:
         """Name each image that could not be read, or is odd, once."""
-        bad = self._feed.bad_images()
-        for text in [*bad.values(), *self._feed.notes()]:
-            if text not in self._told:
-                self._told.add(text)
+        for text in [*self._feed.bad_images().values(), *self._feed.notes()]:
+            if text not in self._warned:
+                self._warned.add(text)
                 self._console.warn(text)
 
-    def score(self, state: TrainState, score: Score) -> None:
-        """The score, every prediction behind it, and the surest mistakes to look at."""
-        row = score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
-        self._records.score(row)
+    def on_score(self, state: TrainState, score: Score) -> None:
+        """The score, every prediction behind it, and the most confident mistakes to look at."""
+        row = make_score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
         earlier = [top1 for step, top1 in state.scores.items() if step != state.step]
         self._console.score(row, best=bool(earlier) and score.top1 > max(earlier))
-        rows = _predictions_of(score, self._feed.names(score.indices))
-        folder = self._records.folder
-        write_predictions(folder, rows)
-        worst = [rows[place].index for place in most_confidently_wrong(rows)]
-        self._tell_of_images()
+        self._warn_of_images()
+        if not self._writes:
+            return
+        self._records.score(row)
+        predictions = _list_predictions(score, self._feed.names(score.indices))
+        write_predictions(self._records.folder, predictions)
+        worst = [predictions[place].index for place in most_confidently_wrong(predictions)]
         if worst:
-            write_worst(folder, worst, pixels=self._feed.thumbnails(worst), step=state.step)
+            pixels = self._feed.thumbnails(worst)
+            write_worst(self._records.folder, worst, pixels=pixels, step=state.step)
 
-    def score_averaged(self, state: TrainState, score: Score) -> None:
+    def on_averaged_score(self, state: TrainState, score: Score) -> None:
         """The score of the averaged weights, beside the raw ones'."""
-        row = score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
-        self._records.averaged(row)
+        row = make_score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
+        if self._writes:
+            self._records.averaged(row)
         self._console.say(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
 
 
-def score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:
+def make_score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:
     """A score with its interval, ready to be written down."""
     return ScoreRow(
         step=step,
@@ -107,7 +108,7 @@ def score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:
     )
 
 
-def _predictions_of(score: Score, names: list[str]) -> list[Prediction]:
+def _list_predictions(score: Score, names: list[str]) -> list[Prediction]:
     """One row per scored image."""
     return [
         Prediction(

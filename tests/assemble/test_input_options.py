@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import phalanx
-from phalanx.assemble.prepare import describe_checkpoint
+from phalanx.assemble.prepare import read_checkpoint
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError, ConfigError
 from small_runs import small_run
@@ -136,7 +136,7 @@ def test_sizes_on_the_way_are_checked_as_the_last_one_is(tmp_path, capsys):
 
 
 def test_every_checkpoint_says_how_images_were_prepared(plain):
-    facts = describe_checkpoint(plain, {}).facts
+    facts = read_checkpoint(plain, {}).start.facts
     assert len(facts["preprocessing_fingerprint"]) == 64
     assert facts["preprocessing"]["image_size"] == 12 and facts["data_manifest"] is None
 
@@ -176,13 +176,13 @@ def test_the_manifest_is_forgotten_when_a_file_changes(tmp_path, capsys):
     words += ["--image-size=32", "--batch-size=2", "--steps=2", "--warmup-epoch=0", "--workers=0"]
     assert main(["data", "verify", str(root)]) == 0
     assert main(["train", *words, f"--run-dir={tmp_path / 'one'}"]) == 0
-    known = describe_checkpoint(tmp_path / "one", {}).facts["data_manifest"]
+    known = read_checkpoint(tmp_path / "one", {}).start.facts["data_manifest"]
     file = root / "train" / "a" / "0.jpg"
     data = bytearray(file.read_bytes())
     data[-20] ^= 1  # the same size, another content
     file.write_bytes(data)
     assert main(["train", *words, f"--run-dir={tmp_path / 'two'}"]) == 0
-    assert known and describe_checkpoint(tmp_path / "two", {}).facts["data_manifest"] is None
+    assert known and read_checkpoint(tmp_path / "two", {}).start.facts["data_manifest"] is None
 
 
 def test_a_cache_that_does_not_fit_leaves_no_run(digits, tmp_path, monkeypatch, capsys):
@@ -202,4 +202,4 @@ def test_the_manifest_of_verified_data_is_in_every_checkpoint(digits, tmp_path, 
     assert main(["data", "verify", str(digits), "--json"]) in (0, 3)
     manifest = json.loads(capsys.readouterr().out)["manifest"]
     assert main(small_run(digits, tmp_path / "run", steps=6)) == 0
-    assert describe_checkpoint(tmp_path / "run", {}).facts["data_manifest"] == manifest
+    assert read_checkpoint(tmp_path / "run", {}).start.facts["data_manifest"] == manifest

@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.assemble.prepare import describe_checkpoint
+from phalanx.assemble.prepare import read_checkpoint
 from phalanx.cli.main import main
-from phalanx.engine.dynamic_loss_scale import PATIENCE, DynamicLossScale
-from phalanx.engine.state import StepNumbers, Sums, TrainState
-from phalanx.engine.step import MicroBatch, StepRule, train_step
+from phalanx.engine.dynamic_loss_scale import GROWTH_INTERVAL, DynamicLossScale
+from phalanx.engine.state import MetricSums, StepMetrics, TrainState
+from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError
 from phalanx.optim.rules import OPTIMIZERS, OptimSettings, build_optimizer
 from phalanx.report.compare import compare_runs
 from phalanx.report.folder import open_run
 from phalanx.report.records import read_averaged, read_logs, read_scores
 from small_runs import small_run
+from small_states import take_step
 
 HALF = {"precision": "16.16", "enable_stochastic_rounding": "true"}
 EVERYTHING = {**HALF, "half_type": "float16", "auto_loss_scaling": "true", "ema_decay": 0.9}
@@ -241,8 +242,8 @@ def test_without_metrics_a_divergence_is_seen_in_the_same_step(digits, tmp_path,
 
 
 def test_a_log_point_with_unmeasured_steps_among_its_own_tells_no_mean():
-    sums, found = Sums(), []
-    for row in (StepNumbers(1.0, 2.0, 0.5), StepNumbers(3.0, 2.0, None)):
+    sums, found = MetricSums(), []
+    for row in (StepMetrics(1.0, 2.0, 0.5), StepMetrics(3.0, 2.0, None)):
         sums.add(row)
         found.append((sums.loss, sums.mean(sums.grad_norm), sums.mean(sums.top1)))
     assert found == [(1.0, 2.0, 0.5), (4.0, None, None)]
@@ -254,7 +255,7 @@ def test_a_checkpoint_of_16_bits_is_scored_as_it_was(digits, tmp_path, capsys):
     assert main(["validate", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["top1"] == facts_of(tmp_path / "run")["top1"]
-    assert describe_checkpoint(tmp_path / "run", {}).facts["config"]["precision"] == "16.16"
+    assert read_checkpoint(tmp_path / "run", {}).start.facts["config"]["precision"] == "16.16"
 
 
 # --- one step ---
@@ -271,32 +272,28 @@ def tiny_passes(scale=1.0):
     return [MicroBatch(images, torch.tensor([0, 1, 2, 0]), 0)]
 
 
-def rule(**values) -> StepRule:
-    return StepRule(label_smoothing=0.0, device_type="cpu", half=None, **values)
-
-
 def moved(state, **values) -> torch.Tensor:
     """How far a step of rate 1 moves the weights, all in one row."""
     before = torch.cat([w.detach().clone().flatten() for w in state.model.parameters()])
-    train_step(state, tiny_passes(), 1.0, **values)
+    take_step(state, tiny_passes(), **values)
     return torch.cat([w.detach().flatten() for w in state.model.parameters()]) - before
 
 
 def test_a_loss_scale_changes_nothing_but_the_numbers_in_between():
     plain, scaled = (
-        moved(tiny_state(), rule=rule()),
-        moved(tiny_state(), rule=rule(), loss_scale=512),
+        moved(tiny_state()),
+        moved(tiny_state(), loss_scale=512),
     )
     assert torch.allclose(plain, scaled, rtol=1e-12)
 
 
 def test_gradients_are_clipped_by_length_and_by_value():
-    free = moved(tiny_state(), rule=rule())
-    short = moved(tiny_state(), rule=rule(clip_norm=0.1))
+    free = moved(tiny_state())
+    short = moved(tiny_state(), clip_norm=0.1)
     assert short.norm() == pytest.approx(0.1, rel=1e-4)
     assert torch.allclose(short / short.norm(), free / free.norm())
-    assert torch.allclose(moved(tiny_state(), rule=rule(clip_norm=1e6)), free)
-    cut = moved(tiny_state(), rule=rule(clip_value=0.05))
+    assert torch.allclose(moved(tiny_state(), clip_norm=1e6), free)
+    cut = moved(tiny_state(), clip_value=0.05)
     assert torch.allclose(cut, free.clamp(-0.05, 0.05))
     assert cut.abs().max() == pytest.approx(0.05) and (cut != free).any()
 
@@ -304,32 +301,34 @@ def test_gradients_are_clipped_by_length_and_by_value():
 def test_a_step_that_overflows_is_skipped_and_halves_the_scale():
     state = tiny_state(scaler=DynamicLossScale(scale=2.0**20))
     weights = [w.detach().clone() for w in state.model.parameters()]
-    numbers = train_step(state, tiny_passes(1e305), 1.0, rule=rule())
+    numbers = take_step(state, tiny_passes(1e305))
     assert all(torch.equal(w, b) for w, b in zip(state.model.parameters(), weights, strict=True))
     assert numbers[1] == 0 and state.step == 1
     assert state.scaler.scale == 2.0**19 and state.scaler.history == [(1, 2.0**19)]
-    train_step(state, tiny_passes(), 1.0, rule=rule())
-    assert state.scaler.sound == 1 and state.scaler.skipped == 1
+    take_step(state, tiny_passes())
+    assert state.scaler.finite_steps == 1 and state.scaler.skipped == 1
     assert not torch.equal(next(state.model.parameters()), weights[0])
 
 
 def test_a_scale_grows_after_long_peace():
     scaler = DynamicLossScale(scale=4.0)
-    for step in range(PATIENCE):
-        scaler.succeeded(step)
-    assert scaler.scale == 8.0 and scaler.history == [(PATIENCE - 1, 8.0)]
+    for step in range(GROWTH_INTERVAL):
+        scaler.after_finite_step(step)
+    assert scaler.scale == 8.0 and scaler.history == [(GROWTH_INTERVAL - 1, 8.0)]
 
 
 def test_the_tallies_of_a_state_survive_a_save():
     state = tiny_state(scaler=DynamicLossScale(scale=4.0))
-    state.scaler.overflowed(3)
-    state.counts = torch.tensor([1, 2, 3, 4, 5, 0.1, 0.3], dtype=torch.float64)
+    state.scaler.after_overflow(3)
+    state.rounding_counts = torch.tensor([1, 2, 3, 4, 5, 0.1, 0.3], dtype=torch.float64)
     other = tiny_state(scaler=DynamicLossScale())
-    other.restore_plain(json.loads(json.dumps(state.plain())))
-    assert other.scaler == state.scaler and np.array_equal(other.counts, state.counts)
+    other.load_json(json.loads(json.dumps(state.to_json())))
+    assert other.scaler == state.scaler and np.array_equal(
+        other.rounding_counts, state.rounding_counts
+    )
 
 
 def test_older_counts_went_without_the_ways():
     other = tiny_state()
-    other.restore_plain({**tiny_state().plain(), "counts": [1, 2, 3, 4, 5]})
-    assert other.counts.tolist() == [1, 2, 3, 4, 5, 0, 0]
+    other.load_json({**tiny_state().to_json(), "counts": [1, 2, 3, 4, 5]})
+    assert other.rounding_counts.tolist() == [1, 2, 3, 4, 5, 0, 0]

@@ -1,0 +1,176 @@
+"""The session: all parts of a run that compute, ready to train or score.
+
+Every command that trains or scores opens one; none builds its own middle.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phalanx.assemble.build import (
+    build_network,
+    build_state,
+    build_step_options,
+    load_init_weights,
+)
+from phalanx.assemble.dataset_summary import (
+    Preprocessing,
+    build_input_spec,
+    build_preprocessing,
+)
+from phalanx.assemble.feed import Feed, LoadedFeed, build_normaliser, open_feed
+from phalanx.assemble.memory import MemoryMeter
+from phalanx.assemble.prepare import StartingPoint
+from phalanx.assemble.torch_setup import prepare_torch
+from phalanx.config.schema import Config
+from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
+from phalanx.engine.checkpoint import WEIGHTS, load_checkpoint, load_weights
+from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, read_files
+from phalanx.engine.evaluate import Score, ValidBatch, evaluate
+from phalanx.engine.probe import Probe
+from phalanx.engine.state import MetricSums, Throughput, TrainState
+from phalanx.engine.step import MicroBatch, build_forward_backward, compute_logits, train_step
+from phalanx.errors import DataError
+from phalanx.plan.plan import Plan
+
+
+class Session:
+    """A model that can train and score, with its optimizer state, its batches and its step.
+
+    Made from Config, Plan and an optional checkpoint. What nobody asks for is not built: scoring
+    needs no optimizer, and naming what is on a few files needs no feed. Use it as a context
+    manager: worker processes end with the block.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        *,
+        start: StartingPoint | None = None,
+        preprocessing: Preprocessing | None = None,
+        classes: Sequence[str] = (),
+    ) -> None:
+        self.config, self.plan, self.classes = config, plan, tuple(classes)
+        self.device = prepare_torch(plan)
+        self.memory = MemoryMeter(self.device)  # from before the first weight
+        self.preprocessing = preprocessing or build_preprocessing(config, plan)
+        self.options = build_step_options(config, plan, self.device)
+        self.model = build_network(config, plan, self.device)
+        # whatever wraps the model for a step (DDP, compilation, a graph) is made here, and only
+        # the step sees it: the state and checkpoints hold the bare model
+        self._forward_backward = build_forward_backward(
+            self.model, self.options, global_batch=plan.global_batch
+        )
+        self._start, self._exits = start, ExitStack()
+        if start is None:
+            load_init_weights(self.model, config)
+        elif start.use in ("resume", "fork"):
+            self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
+        else:
+            file = AVERAGE_WEIGHTS if start.use == "score average" else WEIGHTS
+            content = read_files(start.checkpoint)[file]
+            load_weights(self.model, content, where=start.checkpoint / file)
+
+    @cached_property
+    def state(self) -> TrainState:
+        """The model with all that training changes, as the start left it."""
+        state, start = build_state(self.model, self.config, self.plan), self._start
+        if start is not None:
+            load_checkpoint(state, start.checkpoint)
+            if start.use == "fork":  # progress is kept; scores and times are the parent's
+                state.step = start.first_step(self.plan)
+                state.scores, state.sums = {}, MetricSums()
+                state.throughput = Throughput()
+        return state
+
+    @cached_property
+    def feed(self) -> Feed:
+        """Training batches, and the validation images beside them."""
+        return self._exits.enter_context(self.open_feed(self.plan))
+
+    def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
+        """Batches as a plan cuts them; worker processes end with the block."""
+        normaliser = build_normaliser(self.preprocessing, self.device, self.config)
+        return open_feed(build_input_spec(self.config, plan), plan, normaliser, self.config)
+
+    @cached_property
+    def scoring_feed(self) -> Feed:
+        """The validation images alone, preprocessed as in training, labelled as the model counts.
+
+        Leaves out what serves many epochs, or what this device cannot do.
+        """
+        data, preprocessing = self.config.data, self.preprocessing
+        decodes = data.gpu_decode and not find_gpu_decode_problem(self.device)
+        changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
+        config = self.config.model_copy(update={"data": data.model_copy(update=changes)})
+        spec = replace(
+            build_input_spec(config, self.plan),
+            order=None,
+            image_size=preprocessing.image_size,
+            transform=preprocessing.transform,
+        )
+        normaliser = build_normaliser(preprocessing, self.device, config)
+        feed = self._exits.enter_context(open_feed(spec, self.plan, normaliser, config))
+        if isinstance(feed, LoadedFeed):
+            found = feed.loader.source("valid").classes
+            feed.relabel(_match_classes(found, self.classes))
+        return feed
+
+    def train_step(
+        self, passes: Sequence[MicroBatch], lr: float, *, probe: Probe | None = None
+    ) -> Tensor:
+        """One optimizer step; [loss, gradient norm, top-1], still on the device."""
+        with probe or nullcontext():
+            return train_step(
+                self.state,
+                passes,
+                lr,
+                options=self.options,
+                forward_backward=self._forward_backward,
+                loss_scale=self.plan.loss_scale.at(self.state.step),
+            )
+
+    def evaluate(
+        self, batches: Iterable[ValidBatch], *, interrupted: Callable[[], bool] = lambda: False
+    ) -> Score | None:
+        """The score of the model as it is; None when it was interrupted on the way."""
+        return evaluate(self.model, batches, options=self.options, interrupted=interrupted)
+
+    def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """What the model says of images that were cut to its size."""
+        self.model.eval()
+        inputs = build_normaliser(self.preprocessing, self.device)(pixels)
+        return compute_logits(self.model, inputs, self.options)
+
+    def close(self) -> None:
+        """End worker processes and let go of what feeds hold."""
+        self._exits.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
+    """For each class of some data, its number in the model; DataError for one it never learnt."""
+    strange = [name for name in found if name not in known]
+    if strange:
+        raise DataError(
+            f"the data has classes the model never learnt: {', '.join(strange[:5])}; "
+            f"it knows {', '.join(known[:10])}{'...' if len(known) > 10 else ''}"
+        )
+    return np.array([list(known).index(name) for name in found], np.int64)

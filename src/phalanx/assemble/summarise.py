@@ -1,0 +1,102 @@
+"""What came out of a run: the numbers of summary.json."""
+
+from contextlib import suppress
+
+from phalanx.assemble.feed import LoadedFeed
+from phalanx.assemble.memory import describe_memory
+from phalanx.assemble.prepare import PreparedRun
+from phalanx.assemble.session import Session
+from phalanx.data.formats.decode import BadImage
+from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, time_stages
+from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
+from phalanx.engine.state import TrainState, hash_weights
+from phalanx.kernels.rounding import COUNTS
+from phalanx.plan.plan import Plan
+from phalanx.report.records import read_averaged, read_scores
+from phalanx.report.summary import BestScore, InputNote, Numerics, Summary
+
+_SECONDS, _SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
+_KEPT_UP = 0.05  # waits of less than this share of the time are no limit, as the report says
+
+
+def summarise_run(prepared: PreparedRun, session: Session) -> Summary:
+    """The result of a run that has come to its end."""
+    state, run, plan = session.state, prepared.run, session.plan
+    best = find_best(run.checkpoints, state.scores)
+    newest = newest_checkpoint(run.checkpoints)
+    row = next(iter(read_scores(run.path)[-1:]), None)
+    return Summary(
+        steps=state.step,
+        epochs=plan.epochs,
+        images=state.step * plan.global_batch,
+        scored=row.scored if row else None,
+        top1=row.top1 if row else None,
+        top5=row.top5 if row else None,
+        interval95=row.interval95 if row else None,
+        images_per_second=state.throughput.images_per_second,
+        data_wait=state.throughput.data_wait,
+        weights_sha256=hash_weights(state.model.state_dict()),
+        best=None if best is None else BestScore(step=best, top1=state.scores[best]),
+        checkpoint=str(newest.relative_to(run.path)) if newest else None,
+        bad_images=tuple(sorted(state.bad_images.values())),
+        finished=True,
+        input=_describe_input(session),
+        averaged_top1=read_averaged(run.path).get(state.step),
+        numerics=_describe_numerics(state, plan),
+        memory=describe_memory(session.memory, prepared.config, plan),
+    )
+
+
+def _describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
+    """What became of small and large numbers, where some have 16 bits."""
+    if plan.precision == "32.32":
+        return None
+    counts = dict.fromkeys(COUNTS, 0.0)
+    if state.rounding_counts is not None:
+        counts = dict(zip(COUNTS, state.rounding_counts.tolist(), strict=True))
+
+    def share(part: str, whole: str) -> float | None:
+        return counts[part] / counts[whole] if counts[whole] else None
+
+    gone, scaler = share("gone", "way"), state.scaler
+    found = tuple(scaler.history or [(0, scaler.scale)]) if scaler else ()
+    return Numerics(
+        updates_lost=share("lost", "updated"),
+        way_lost=None if gone is None else 1 - gone,
+        gradients_zero=share("gradient zero", "elements"),
+        gradients_not_finite=int(counts["gradient not finite"]) if state.half else None,
+        skipped_steps=scaler.skipped if scaler else 0,
+        loss_scales=found or plan.loss_scale.changes(state.step),
+    )
+
+
+def _describe_input(session: Session) -> InputNote | None:
+    """The verdict of `phalanx data bench`, from what training measured and a glance at the stages.
+
+    Where training did not wait, what could have come is worked out from one core's rate.
+    """
+    feed, throughput = session.feed, session.state.throughput
+    seen, wait = throughput.images_per_second, throughput.data_wait
+    if seen is None or wait is None or not isinstance(feed, LoadedFeed):
+        return None
+    eaten = seen / max(1 - wait, 1e-6)
+    if feed.loader.on_device:
+        return InputNote(
+            verdict="the images are made on the device itself", come=seen, eaten=eaten, stages={}
+        )
+    stages: list[Rate] = []
+    with suppress(BadImage):  # a file went away: the run has its summary all the same
+        stages = list(time_stages(feed.loader.reader("train"), _SECONDS, _SAMPLES))
+    if not stages:
+        return None
+    rates = {rate.stage: rate.images_per_second for rate in stages}
+    come = seen
+    if wait < _KEPT_UP:
+        one_core = 1 / (1 / rates["read"] + 1 / rates["both"])
+        come = max(eaten, one_core * max(session.plan.workers, 1))
+    return InputNote(
+        verdict=describe_bottleneck(come, eaten, model=session.config.model.model, stages=stages),
+        come=come,
+        eaten=eaten,
+        stages=rates,
+    )

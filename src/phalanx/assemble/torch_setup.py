@@ -1,0 +1,63 @@
+"""Torch as a plan wants it: threads, kernels, and the device."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from phalanx.errors import ConfigError
+from phalanx.plan.plan import Plan
+
+_WITHOUT_AMX = "AVX512_CORE_BF16"  # the most that oneDNN has below matrix tiles
+DETERMINISM = {  # deterministic algorithms and cuDNN kernels; whether cuDNN measures the fastest
+    "off": (False, True),
+    "seeded": (False, False),  # the same draws; sums may be added up in another order
+    "strict": (True, False),  # the same bits every time, on the same hardware
+}
+
+
+def prepare_torch(plan: Plan) -> torch.device:
+    """Set torch up as the plan says, and give the device the run uses."""
+    avoid_missing_instructions()
+    torch.set_num_threads(plan.threads)
+    deterministic, benchmark = DETERMINISM[plan.determinism]
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = benchmark
+    for name in (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    ):
+        setattr(torch.backends.cuda.matmul, name, plan.half_partials)
+    device = torch.device(first_device(plan.device))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device: torch finds no CUDA device here; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {plan.device}: this machine has {torch.cuda.device_count()} CUDA devices, "
+            "numbered from 0"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("--device: torch finds no mps device here; use --device cpu")
+    return device
+
+
+def first_device(devices: str) -> str:
+    """The device one replica uses: cuda:1,3 begins with cuda:1."""
+    return devices.partition(",")[0]
+
+
+def avoid_missing_instructions(facts: Path = Path("/proc/cpuinfo")) -> None:
+    """Keep oneDNN from matrix tiles (AMX) on virtual machines; a setting of the user's own stays.
+
+    Some of these announce tiles and kill the process at the first one, which only 16-bit products
+    use. Must come before torch's first product: oneDNN looks at its setting once.
+    """
+    try:
+        flags = facts.read_text(encoding="utf-8", errors="replace").split("flags", 2)[1].split()
+    except (OSError, IndexError):
+        return
+    if "hypervisor" in flags and "amx_tile" in flags:
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", _WITHOUT_AMX)

@@ -1,0 +1,202 @@
+"""Find the micro-batch a device holds, and which one is fastest, by real steps."""
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.memory import peak_resident, read_resident
+from phalanx.assemble.torch_setup import prepare_torch
+from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
+from phalanx.config.read import Settings
+from phalanx.config.schema import Config
+from phalanx.data.loading.cache import free_memory
+from phalanx.data.loading.stage_rates import measure_rate
+from phalanx.errors import ConfigError
+from phalanx.plan.plan import Plan
+from phalanx.units import format_bytes
+
+_LEAST_SIZE = 2
+_FIRST_SIZE = 8
+_GRAIN = 16  # the largest size is found to this part of itself
+_SHARE_OF_FREE = 0.9  # of the host's memory; the rest is for everybody else
+_NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizeTrial:
+    """One size of a micro-batch, and what came of it."""
+
+    size: int
+    images_per_second: float | None = None  # None: it does not fit
+    peak_bytes: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizes:
+    """Every size that was tried, and what they suggest."""
+
+    trials: tuple[BatchSizeTrial, ...]  # as they were tried
+    most: int
+    global_batch: int  # of one replica: what batch size and accumulation must give
+    device: str
+
+    @property
+    def fitting(self) -> list[BatchSizeTrial]:
+        """The sizes that fit, smallest first."""
+        there = (trial for trial in self.trials if trial.images_per_second)
+        return sorted(there, key=lambda trial: trial.size)
+
+    @property
+    def largest(self) -> int:
+        """The largest size that fits."""
+        return self.fitting[-1].size
+
+    @property
+    def fastest(self) -> BatchSizeTrial:
+        """The size with the most images a second."""
+        return max(self.fitting, key=lambda trial: trial.images_per_second or 0.0)
+
+    @property
+    def batch_size(self) -> int:
+        """The largest part of the global batch that is no larger than the fastest size."""
+        top = min(self.fastest.size, self.global_batch)
+        return next(size for size in range(top, 0, -1) if self.global_batch % size == 0)
+
+    @property
+    def accumulation(self) -> int:
+        """How many such parts make the global batch."""
+        return self.global_batch // self.batch_size
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        suggested = {"batch-size": self.batch_size, "gradient-accumulation": self.accumulation}
+        found = {"largest": self.largest, "fastest": self.fastest.size}
+        return {**asdict(self), **found, "suggested": suggested}
+
+
+def find_batch_size(
+    settings: Settings, *, most: int, seconds: float, done: Callable[[BatchSizeTrial], None]
+) -> BatchSizes:
+    """Try sizes with real steps on made-up images, each for that many seconds."""
+    plan, _ = plan_run(settings, without_data=True)
+    device, trials = prepare_torch(plan), list[BatchSizeTrial]()
+    before = _memory_now(device)
+
+    def fits(size: int) -> bool:
+        kept = _memory_now(device) - before  # what earlier trials left is used again
+        problem = (
+            "" if device.type == "cuda" else explain_no_room(size, trials, free_memory() + kept)
+        )
+        trial = BatchSizeTrial(size=size, problem=problem)
+        if not problem:
+            rate, peak = _try_size(settings.config, plan, device, size=size, seconds=seconds)
+            trial = BatchSizeTrial(
+                size=size, images_per_second=rate, peak_bytes=max(0, peak - before)
+            )
+            trial = trial if rate else BatchSizeTrial(size=size, problem="out of memory")
+        trials.append(trial)
+        done(trial)
+        return not trial.problem
+
+    if not search_sizes(fits, most=most):
+        raise ConfigError(
+            f"--model {settings.config.model.model}: not even {trials[-1].size} images of "
+            f"{plan.image_size} pixels fit on {plan.device}: {trials[-1].problem}; try a smaller "
+            "--image-size or --enable-recompute"
+        )
+    share = plan.micro_batch * plan.accumulation
+    return BatchSizes(trials=tuple(trials), most=most, global_batch=share, device=str(device))
+
+
+def search_sizes(fits: Callable[[int], bool], *, most: int) -> int:
+    """The largest size that fits, to a sixteenth of itself; 0 where none does."""
+    good, bad, size = 0, most + 1, min(_FIRST_SIZE, most)
+    while size >= _LEAST_SIZE:
+        good, bad = (size, bad) if fits(size) else (good, size)
+        size = _next_size(good, bad, most)
+    return good
+
+
+def _next_size(good: int, bad: int, most: int) -> int:
+    """What to try when `good` fits and `bad` does not; 0 for nothing more."""
+    if not good:
+        return bad // 2
+    if bad > most:
+        return min(2 * good, most) if good < most else 0
+    return (good + bad) // 2 if bad - good > max(1, good // _GRAIN) else 0
+
+
+def explain_no_room(size: int, trials: Sequence[BatchSizeTrial], free: int) -> str:
+    """Why a size will not fit into the host's memory, judged by those before; else nothing.
+
+    A host that runs out of memory ends the process, so this must be known before.
+    """
+    known = sorted((t.size, t.peak_bytes) for t in trials if t.peak_bytes is not None)
+    if not known:
+        return ""
+    (less, low), (more, high) = known[-2:] if len(known) > 1 else ((0, 0), known[0])
+    needed = high + max(0, high - low) * (size - more) // (more - less)
+    if needed <= _SHARE_OF_FREE * free:
+        return ""
+    return f"not tried: needs about {format_bytes(needed)}, {format_bytes(free)} are free"
+
+
+def _try_size(
+    config: Config, plan: Plan, device: torch.device, *, size: int, seconds: float
+) -> tuple[float | None, int]:
+    """Images a second and the peak in bytes; None where the size does not fit.
+
+    Every size gets a session of its own: memory that runs out may leave one torn.
+    """
+    rate = None
+    _reset_peak(device)
+    try:
+        rate = _time_steps(config, plan, device, size=size, seconds=seconds)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_ROOM):
+            raise
+    peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_resident()
+    gc.collect()  # states hold themselves in circles
+    return rate, peak
+
+
+def _time_steps(
+    config: Config, plan: Plan, device: torch.device, *, size: int, seconds: float
+) -> float:
+    """Images a second of whole steps.
+
+    Where the global batch takes several passes there are two: the second begins with the
+    gradients of the first in memory.
+    """
+    passes = 2 if size < plan.micro_batch * plan.accumulation else 1
+    take_step = build_synthetic_step(config, plan, micro_batch=size, accumulation=passes)
+
+    def step() -> int:
+        images = take_step()
+        synchronise(device)
+        return images
+
+    step()  # what the optimizer remembers is made here
+    return measure_rate(step, seconds)
+
+
+def _reset_peak(device: torch.device) -> None:
+    """Let the peak begin at what is used now."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):  # elsewhere than on Linux it is the peak of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _memory_now(device: torch.device) -> int:
+    """Bytes this process holds before a trial; on a GPU all of them count."""
+    return 0 if device.type == "cuda" else read_resident("VmRSS") or 0

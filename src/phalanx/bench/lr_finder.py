@@ -1,0 +1,127 @@
+"""Find a learning rate: real steps whose rate grows until the loss explodes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.session import Session
+from phalanx.config.read import Settings
+
+_FIRST_LOSSES = 5  # their mean is where the loss began
+_MOMENTUM = 0.8  # of the running mean that tells an explosion
+_FAR = 1.5  # times the first loss is an explosion, whatever came before
+_LOST = 0.9  # so is losing that share of what was learnt
+_FALL = 0.05  # a fall by a smaller share of the first loss is none
+_NOISE = 4.0  # nor is one of fewer standard deviations of a step's loss
+_SMOOTHING = 25  # a point is smoothed over so many parts of the sweep to each side
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrSweep:
+    """Losses of steps whose rate grew, and what they suggest."""
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]  # of each step, before its update
+    smooth: tuple[float, ...]  # the same, each with its neighbours
+    exploded: bool  # at the last rate; else the sweep was walked to its end
+    steepest: float | None  # where the loss fell fastest; None where it did not clearly fall
+    tenth: float | None  # of the rate it exploded at
+
+    @property
+    def suggested(self) -> float | None:
+        """The smaller of the two rates; None where the loss did not clearly fall."""
+        if self.steepest is None:
+            return None
+        return min(self.steepest, self.tenth or self.steepest)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON; a loss that is no number is null."""
+        losses = [loss if isfinite(loss) else None for loss in self.losses]
+        return {**asdict(self), "losses": losses, "suggested": self.suggested}
+
+
+class ExplosionDetector:
+    """Says when the loss has exploded: it is no number, far off, or what was learnt is lost."""
+
+    def __init__(self) -> None:
+        self._seen, self._mean = 0, 0.0
+        self._first = self._lowest = 0.0
+
+    def is_explosion(self, loss: float) -> bool:
+        """Whether this loss, after all before it, is an explosion."""
+        if not isfinite(loss):
+            return True
+        self._seen += 1
+        if self._seen <= _FIRST_LOSSES:
+            self._first += (loss - self._first) / self._seen
+            self._mean = self._lowest = self._first
+            return False
+        self._mean = _MOMENTUM * self._mean + (1 - _MOMENTUM) * loss
+        self._lowest = min(self._lowest, self._mean)
+        learnt = self._first - self._lowest
+        lost = learnt > _FALL * self._first and self._mean > self._lowest + _LOST * learnt
+        return lost or self._mean > _FAR * self._first
+
+
+def sweep_learning_rates(
+    settings: Settings, *, low: float, high: float, steps: int, done: Callable[[int], None]
+) -> LrSweep:
+    """Train the run's first steps with rates that grow evenly from low to high, by factors."""
+    plan, _ = plan_run(settings)
+    losses: list[float] = []
+    rates, detector = np.geomspace(low, high, steps).tolist(), ExplosionDetector()
+    with Session(settings.config, replace(plan, total_steps=steps)) as session:
+        for rate, passes in zip(rates, session.feed.batches_from(0), strict=True):
+            # waits for the device: the next step may be too much
+            losses.append(float(session.train_step(passes, rate)[0]))
+            done(len(losses))
+            if detector.is_explosion(losses[-1]):
+                return analyse_sweep(rates[: len(losses)], losses, exploded=True, steps=steps)
+    return analyse_sweep(rates, losses, exploded=False, steps=steps)
+
+
+def analyse_sweep(
+    rates: Sequence[float], losses: Sequence[float], *, exploded: bool, steps: int
+) -> LrSweep:
+    """What the losses suggest; `steps` is the length of the whole sweep."""
+    finite = [loss for loss in losses if isfinite(loss)]  # only the last may not be
+    smooth = smooth_losses(finite, reach=max(1, steps // _SMOOTHING))
+    return LrSweep(
+        rates=tuple(rates),
+        losses=tuple(losses),
+        smooth=tuple(smooth),
+        exploded=exploded,
+        steepest=_steepest_fall(rates, smooth) if _has_fallen(finite, smooth) else None,
+        tenth=rates[-1] / 10 if exploded else None,
+    )
+
+
+def smooth_losses(values: Sequence[float], *, reach: int) -> list[float]:
+    """Each value with its neighbours on both sides, the near ones most: falls stay in place."""
+    weights = np.hanning(2 * reach + 3)[1:-1]
+    if not values:
+        return []
+    sums, shares = (np.convolve(row, weights) for row in (values, np.ones(len(values))))
+    return [float(mean) for mean in (sums / shares)[reach : reach + len(values)]]
+
+
+def _has_fallen(losses: Sequence[float], smooth: Sequence[float]) -> bool:
+    """Whether the loss came down by more than chance does."""
+    if len(losses) <= _FIRST_LOSSES:
+        return False
+    first = float(np.mean(losses[:_FIRST_LOSSES]))
+    # of two normal draws the median distance is 0.954 deviations; outliers do not move it
+    deviation = float(np.median(np.abs(np.diff(losses)))) / 0.954
+    return first - min(smooth) > max(_FALL * first, _NOISE * deviation)
+
+
+def _steepest_fall(rates: Sequence[float], smooth: Sequence[float]) -> float | None:
+    """The rate at which the loss fell fastest on its way down; None if it only rose."""
+    lowest = int(np.argmin(smooth))
+    if lowest < 2:
+        return None
+    return rates[int(np.argmin(np.gradient(smooth[: lowest + 1])))]
