@@ -21,7 +21,7 @@ from time import perf_counter
 
 import numpy as np
 
-from phalanx.data.convert.origin import SPLITS, Part, find_parts, read_sample
+from phalanx.data.convert.source_splits import SPLITS, SourceSplit, find_source_splits, read_sample
 from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.formats.folder import find_split
 from phalanx.data.loading.loader import Loader
@@ -91,15 +91,15 @@ def write_parquet(source: Path, out: Path) -> None:
     import pyarrow.parquet
 
     out.mkdir(parents=True, exist_ok=True)
-    for part in find_parts(source):
-        samples = [read_sample(part.source, number) for number in range(part.images)]
+    for split in find_source_splits(source):
+        samples = [read_sample(split.source, number) for number in range(split.images)]
         images = [{"bytes": sample.data, "path": sample.name} for sample in samples]
         table = pyarrow.table({"image": images, "label": [sample.label for sample in samples]})
-        features = {"label": {"names": part.classes, "_type": "ClassLabel"}}
+        features = {"label": {"names": split.classes, "_type": "ClassLabel"}}
         facts = json.dumps({"info": {"features": features}}).encode()
         pyarrow.parquet.write_table(
             table.replace_schema_metadata({b"huggingface": facts}),
-            out / f"{PARQUET_NAMES[part.split]}-00000-of-00001.parquet",
+            out / f"{PARQUET_NAMES[split.name]}-00000-of-00001.parquet",
             row_group_size=ROW_GROUP,
         )
 
@@ -115,12 +115,12 @@ def disk_bytes(row: Row) -> int:
 # --- the same order, the same pixels ---
 
 
-def digests(parts: list[Part]) -> list[tuple[int, str]]:
+def digests(splits: list[SourceSplit]) -> list[tuple[int, str]]:
     """The label of each image of both splits and the sha256 of its file, in index order."""
     found = []
-    for part in parts:
-        for number in range(part.images):
-            sample = read_sample(part.source, number)
+    for split in splits:
+        for number in range(split.images):
+            sample = read_sample(split.source, number)
             found.append((sample.label, hashlib.sha256(sample.data).hexdigest()))
     return found
 
@@ -128,7 +128,7 @@ def digests(parts: list[Part]) -> list[tuple[int, str]]:
 def make_spec(folder: Path, image_size: int) -> InputSpec:
     """Batches as training gets them."""
     found = detect_datasets(folder)[0]
-    train = find_parts(folder)[0]
+    train = find_source_splits(folder)[0]
     return InputSpec(
         data=found.data,
         data_dir=str(found.folder),
@@ -211,7 +211,7 @@ def show_forms(rows: list[Row], out: Path, image_size: int) -> None:
     files: list[tuple[int, str]] = []
     batches: list[Batch] = []
     for row in rows:
-        mine = digests(find_parts(row.folder))
+        mine = digests(find_source_splits(row.folder))
         sampled = sample_batches(make_spec(row.folder, image_size))
         files, batches = files or mine, batches or sampled
         labels = [label for label, _ in mine] == [label for label, _ in files]

@@ -1,11 +1,16 @@
 """A few encoded images of every kind, to be written in one form and read back."""
 
 import io
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 from PIL import Image
 
-from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.build import OUTPUT_FORMATS
+from phalanx.data.convert.sample import EncodeOptions, Sample, convert_sample
+from phalanx.data.convert.writer import WriteJob
+from phalanx.data.formats.decode import BadImage
 
 CLASSES = ("cat", "dög", "n01440764")
 KINDS = (("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"))
@@ -43,3 +48,28 @@ def undecodable(name="broken.jpg"):
 def folder_bytes(folder):
     """The content of all files of a folder, by name, without the index kept there."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def convert(sample, options):
+    """The sample as a build would hand it to a writer; one that cannot be decoded stays."""
+    try:
+        return convert_sample(sample, options)
+    except BadImage:
+        return replace(sample, data=b"", shape=(0, 0)) if options.raw else sample
+
+
+def make_writer(to, folder, split="train", *, count, classes=CLASSES, **job):
+    """What writes a split in a format."""
+    return OUTPUT_FORMATS[to](
+        WriteJob(out=folder, split=split, count=count, classes=classes, **job)
+    )
+
+
+def write_split(to, samples, folder, split="train", *, count=None, **job):
+    """Write a split as a build does: each image converted first, on after the last whole shard."""
+    writer = make_writer(to, folder, split, count=count or len(samples), **job)
+    options = EncodeOptions(
+        only_jpeg=writer.only_jpeg, short_side=job.get("short_side"), raw=job.get("raw", False)
+    )
+    converted = (convert(sample, options) for sample in samples)
+    writer.write(lambda first: islice(converted, first, None))

@@ -15,7 +15,7 @@ from PIL import Image
 
 from phalanx.cli.main import main
 from phalanx.data.convert.build import BuildOptions, build
-from phalanx.data.convert.origin import find_parts
+from phalanx.data.convert.source_splits import find_source_splits
 from phalanx.data.formats.tfrecord_wire import read_records, write_example, write_record
 from phalanx.errors import DiskError
 from small_photos import encode, photo, write_photos
@@ -116,12 +116,12 @@ def test_a_build_leaves_out_what_cannot_be_read_and_keeps_what_is_odd(
     line = ["data", "build", str(strange), "--to", to, "--workers", "1", "--json", "--out"]
     assert main([*line, str(tmp_path / "out")]) == 0
     check_named(json.loads(capsys.readouterr().out)["splits"]["train"]["bad"])
-    train_part = find_parts(tmp_path / "out")[0]
-    assert train_part.images == 12 + len(ODD)
-    names = " ".join(train_part.source.name(n) for n in range(train_part.images))
+    train = find_source_splits(tmp_path / "out")[0]
+    assert train.images == 12 + len(ODD)
+    names = " ".join(train.source.name(n) for n in range(train.images))
     assert "ünï cödé 名前.jpg" in names and "turned.jpg" in names
-    for number in range(train_part.images):
-        assert train_part.source.read(number).ndim == 3
+    for number in range(train.images):
+        assert train.source.read(number).ndim == 3
     assert main([*line, str(tmp_path / "strict"), "--max-bad", "6"]) == 3
     assert "train: more than 6 images cannot be read" in capsys.readouterr().err
 
@@ -174,7 +174,7 @@ def flip_all(path, begin, size):
 def test_damage_inside_a_shard_is_one_bad_image(photos, tmp_path, to, why, capsys):
     root = tmp_path / "set"
     build(photos, root, BuildOptions(to=to), workers=1)
-    source = find_parts(root)[0].source
+    source = find_source_splits(root)[0].source
     file = root / source.index.files[int(source.index.file_numbers[5])]
     flip_all(file, int(source.index.offsets[5]), int(source.index.sizes[5]))
     code, summary = train(root, tmp_path / "run", "--max-bad", "1", "--workers", "1")
@@ -209,7 +209,7 @@ def check_one_bad(root, tmp_path, capsys, *, kind, why):
     line = ["data", "build", str(root), "--to", "folder", "--workers", "1", "--json", "--out"]
     assert main([*line, str(tmp_path / "back")]) == 0
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["bad"] == [why]
-    return find_parts(tmp_path / "back")[0]
+    return find_source_splits(tmp_path / "back")[0]
 
 
 @pytest.mark.parametrize("to", ["tar", "tfrecord"])
@@ -217,11 +217,11 @@ def test_what_a_cut_shard_has_lost_is_one_bad_image_for_every_command(photos, tm
     root = tmp_path / "set"
     build(photos, root, BuildOptions(to=to, shards=2), workers=1)
     (root / "metadata.json").unlink(missing_ok=True)
-    source = find_parts(root)[0].source
+    source = find_source_splits(root)[0].source
     shard = root / source.index.files[1]
     begin = int(source.index.offsets[10])
     shard.write_bytes(shard.read_bytes()[: begin + 100])
-    byte = int(find_parts(root)[0].source.index.offsets[10])
+    byte = int(find_source_splits(root)[0].source.index.offsets[10])
     assert begin - 2000 < byte < begin
     why = f"{shard.name}: from byte {byte:,} on: the shard is cut off there, what follows is lost; "
     why += "fetch it again"

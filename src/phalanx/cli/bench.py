@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
-from phalanx.cli.progress import end_line, tell
+from phalanx.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from phalanx.bench.determinism import Cost
@@ -19,10 +19,11 @@ def _measure_overhead(args: ParsedArgs) -> int:
 
     from phalanx.bench.overhead import measure_overhead
 
+    progress = ProgressLine()
     ratio = measure_overhead(
-        pairs=pairs, steps=steps, done=lambda pair: tell(f"pair {pair} of {pairs}")
+        pairs=pairs, steps=steps, done=lambda pair: progress.show(f"pair {pair} of {pairs}")
     )
-    end_line()
+    progress.end()
     if args["json"]:
         numbers = {
             "ratio": ratio.median,
@@ -55,13 +56,14 @@ def _measure_determinism(args: ParsedArgs) -> int:
     steps = args.read_count("--steps", least=1)
     from phalanx.bench.determinism import measure_determinism
 
+    progress = ProgressLine()
     cost = measure_determinism(
         settings,
         pairs=pairs,
         steps=steps,
-        done=lambda name, pair: tell(f"{name}: pair {pair} of {pairs}"),
+        done=lambda name, pair: progress.show(f"{name}: pair {pair} of {pairs}"),
     )
-    end_line()
+    progress.end()
     if args["json"]:
         print(json.dumps(cost.facts()))
     else:

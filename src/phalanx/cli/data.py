@@ -7,15 +7,15 @@ from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 
 
-def _show(request: ParsedArgs) -> int:
+def _show_batch(args: ParsedArgs) -> int:
     """Draw what the model sees in one step, before normalisation."""
-    settings = _find_settings(request)
+    settings = _find_settings(args)
     from phalanx.assemble.dataset_summary import build_input_spec, plan_run
     from phalanx.data.loading.loader import Loader
     from phalanx.report.sheet import write_sheet
 
     plan, dataset = plan_run(settings)
-    step = _read_step(request["step"], last=plan.total_steps)
+    step = _read_step(args["step"], last=plan.total_steps)
     if settings.config.data.data == "synthetic":
         raise ConfigError("--data synthetic: its noise is made on the device, nothing to draw")
     with Loader(build_input_spec(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
@@ -25,31 +25,31 @@ def _show(request: ParsedArgs) -> int:
         for label, index in zip(batch.labels, batch.indices, strict=True)
     ]
     title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {len(captions)} images"
-    out = Path(request["out"])
+    out = Path(args["out"])
     write_sheet(out, batch.pixels, captions, title=title)
     print(f"{out}: step {step:,}, {len(captions)} images")
     return 0
 
 
-def _find_settings(request: ParsedArgs) -> Settings:
+def _find_settings(args: ParsedArgs) -> Settings:
     """The config of a run folder, or of a preset with flags."""
-    name = request["preset"]
+    name = args["preset"]
     if name and (Path(name) / "run.json").is_file():
         from phalanx.assemble.prepare import stored_options
         from phalanx.config.read import read_stored_settings
         from phalanx.report.folder import open_run
 
-        request.refuse_problems()
+        args.refuse_problems()
         run = open_run(Path(name))
         return read_stored_settings(
             stored_options(run),
-            flags=request.flags,
+            flags=args.flags,
             where=str(run.config),
             name=run.facts["name"],
         )
     from phalanx.assemble.find_data import read_with_data
 
-    return read_with_data(name, request.flags, problems=request.problems)
+    return read_with_data(name, args.flags, problems=args.problems)
 
 
 def _read_step(text: str, *, last: int) -> int:
@@ -65,7 +65,7 @@ COMMANDS = {
         name="data show",
         summary="Draw the augmented batch of a step, exactly as training saw or will see it.",
         usage="phalanx data show [PRESET|FILE|RUN] --step K --out FILE",
-        run=_show,
+        run=_show_batch,
         arguments=(
             Argument(
                 name="preset",

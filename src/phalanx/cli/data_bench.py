@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from phalanx.bench.feeding import Feeding
 
 
-def _run(request: ParsedArgs) -> int:
+def _bench_data(args: ParsedArgs) -> int:
     """Measure and print."""
     from phalanx.assemble.find_data import read_with_data
 
-    flags = dict(request.flags)
-    if request["dir"]:
-        flags["data-dir"] = request["dir"]
-    settings = read_with_data(request["config"], flags, problems=request.problems)
-    seconds = read_seconds(request["seconds"])
+    flags = dict(args.flags)
+    if args["dir"]:
+        flags["data-dir"] = args["dir"]
+    settings = read_with_data(args["config"], flags, problems=args.problems)
+    seconds = read_seconds(args["seconds"])
     from phalanx.bench.feeding import measure_feeding
 
     found = measure_feeding(settings, seconds=seconds)
-    if request["json"]:
+    if args["json"]:
         print(json.dumps(found.facts(), indent=2))
-        return 0
-    _show(found)
+    else:
+        _print_rates(found)
     return 0
 
 
@@ -40,7 +40,7 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
-def _show(found: "Feeding") -> None:
+def _print_rates(found: "Feeding") -> None:
     """The rates as a table, and the verdict."""
     print("one core, each stage alone          images/s")
     for rate in found.stages:
@@ -62,7 +62,7 @@ COMMANDS = {
         summary="Time reading, decoding, augmenting and copying, alone and together, and say what "
         "limits training.",
         usage="phalanx data bench [DIR] [--option value]... [--json]",
-        run=_run,
+        run=_bench_data,
         arguments=(
             Argument(name="dir", metavar="DIR", help="The data; without it, the demo's."),
             Argument(name="--config", help="A preset or file to take the options from."),

@@ -1,16 +1,15 @@
-"""`phalanx data build`: data from one form into another."""
+"""`phalanx data build`: data from one format into another."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
 
-_SAY_EVERY_S = 10.0
 _BAD_SHOWN = 20
 _LIMITS = {
     "short_side": (1, 65_500),
@@ -20,74 +19,47 @@ _LIMITS = {
 }
 
 
-class Progress:
-    """One line a split: rewritten on a terminal, else said every ten seconds."""
-
-    def __init__(self, verb: str) -> None:
-        self.verb, self.tty = verb, sys.stderr.isatty()
-        self.split, self.began, self.first, self.said = "", 0.0, 0, 0.0
-
-    def __call__(self, split: str, done: int, count: int) -> None:
-        """Tell how far a split is."""
-        now = time.monotonic()
-        if split != self.split:
-            self.split, self.began, self.first, self.said = split, now, done, now
-        if done < count and now - self.said < (0.1 if self.tty else _SAY_EVERY_S):
-            return
-        self.said = now
-        begin, end = ("\r\033[K", "\n" if done == count else "") if self.tty else ("", "\n")
-        print(f"{begin}{self._line(done, count, now)}", end=end, file=sys.stderr, flush=True)
-
-    def _line(self, done: int, count: int, now: float) -> str:
-        told = f"{self.split}: {format_count(done)} of {format_count(count)} images {self.verb}"
-        rate = (done - self.first) / (now - self.began) if now > self.began else 0.0
-        if rate <= 0:
-            return told
-        left = f", {format_seconds((count - done) / rate)} left" if done < count else ""
-        return f"{told}, {format_count(rate)}/s{left}"
-
-
-def _build_data(request: ParsedArgs) -> int:
+def _build_data(args: ParsedArgs) -> int:
     """Convert a dataset; bad images are left out and listed."""
-    request.refuse_problems()
+    args.refuse_problems()
     from phalanx.data.convert.build import BuildOptions, build
 
-    src, to, out = (_read_word(request, name) for name in ("src", "to", "out"))
+    src, to, out = (_read_required(args, name) for name in ("src", "to", "out"))
     options = BuildOptions(
         to=to,
-        raw=request["raw"],
-        **{name: read_number(request, name) for name in ("short_side", "quality", "shards")},
+        raw=args["raw"],
+        **{name: read_number(args, name) for name in ("short_side", "quality", "shards")},
     )
     began = time.monotonic()
-    outcomes = build(
+    results = build(
         Path(src).expanduser(),
         Path(out).expanduser(),
         options,
-        max_bad=_read_share(request["max_bad"]),
-        workers=read_number(request, "workers"),
-        tell=Progress("done"),
+        max_bad=_read_share(args["max_bad"]),
+        workers=read_number(args, "workers"),
+        on_progress=ImageProgress("done"),
     )
     elapsed = time.monotonic() - began
-    splits = {split: vars(outcome) for split, outcome in outcomes.items()}
-    if request["json"]:
+    splits = {split: vars(result) for split, result in results.items()}
+    if args["json"]:
         facts = {"to": options.to, "out": out, "splits": splits, "elapsed_s": elapsed}
         print(json.dumps(facts, indent=2))
     else:
-        _show_outcome(out, splits, elapsed)
+        _print_results(out, splits, elapsed)
     return 0
 
 
-def _read_word(request: ParsedArgs, name: str) -> str:
-    """A word that must be given."""
-    if not request[name]:
+def _read_required(args: ParsedArgs, name: str) -> str:
+    """An argument that must be given."""
+    if not args[name]:
         wanted = {"src": "the folder to convert", "to": "--to FORM", "out": "--out DIR"}[name]
         raise ConfigError(f"say {wanted}: phalanx data build SRC --to FORM --out DIR")
-    return str(request[name])
+    return str(args[name])
 
 
-def read_number(request: ParsedArgs, name: str) -> int | None:
+def read_number(args: ParsedArgs, name: str) -> int | None:
     """A whole number within its limits; None where it is not given."""
-    text = request[name]
+    text = args[name]
     if text is None:
         return None
     low, high = _LIMITS[name]
@@ -107,27 +79,27 @@ def _read_share(text: str | None) -> str | None:
     return text
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """The text with those bytes of a name escaped that are no letters."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def _show_outcome(out: str, splits: dict[str, dict[str, Any]], elapsed: float) -> None:
+def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) -> None:
     """What was done, and which images were left out."""
-    for split, outcome in splits.items():
-        written, encoded = outcome["written"], outcome["encoded"]
+    for split, result in splits.items():
+        written, encoded = result["written"], result["encoded"]
         parts = [f"{format_count(written - encoded)} copied byte for byte"]
         parts += [f"{format_count(encoded)} encoded anew"] if encoded else []
-        if written < outcome["images"]:
-            parts.append(f"{format_count(outcome['images'] - written)} there already")
-        print(f"{split}: {format_count(outcome['images'])} images, {', '.join(parts)}")
-    written = sum(outcome["written"] for outcome in splits.values())
+        if written < result["images"]:
+            parts.append(f"{format_count(result['images'] - written)} there already")
+        print(f"{split}: {format_count(result['images'])} images, {', '.join(parts)}")
+    written = sum(result["written"] for result in splits.values())
     rate = f" ({format_count(written / elapsed)} images/s)" if written and elapsed > 0 else ""
     print(f"{out}: done in {format_seconds(elapsed)}{rate}")
-    bad = [text for outcome in splits.values() for text in outcome["bad"]]
+    bad = [text for result in splits.values() for text in result["bad"]]
     if bad:
         print(f"{len(bad)} images could not be read and were left out:")
-        print("\n".join(f"  {printable(text)}" for text in bad[:_BAD_SHOWN]))
+        print("\n".join(f"  {make_printable(text)}" for text in bad[:_BAD_SHOWN]))
     if len(bad) > _BAD_SHOWN:
         print(f"  and {len(bad) - _BAD_SHOWN:,} more, see .phalanx/build.json there")
 

@@ -1,42 +1,31 @@
 """`phalanx data fetch`: download a published dataset, checked and resumable."""
 
+import math
 import os
-import sys
 from pathlib import Path
 
 from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
 
-class _Progress:
-    """One line for the file under way: rewritten on a terminal, else said once it is whole."""
-
-    def __init__(self) -> None:
-        self.tty = sys.stderr.isatty()
-        self.shown = ""
-
-    def __call__(self, file: str, have: int, whole: int | None) -> None:
-        """Tell how far a file is."""
-        done = have == whole
-        line = f"{file}: {format_bytes(have)}" + (f" of {format_bytes(whole)}" if whole else "")
-        if line == self.shown or not (self.tty or done):
-            return
-        self.shown = line
-        begin, end = ("\r\033[K", "\n" if done else "") if self.tty else ("", "\n")
-        print(f"{begin}{line}", end=end, file=sys.stderr, flush=True)
-
-
-def _fetch_data(request: ParsedArgs) -> int:
+def _fetch_data(args: ParsedArgs) -> int:
     """Make sure a set is here, and say where."""
-    request.refuse_problems()
+    args.refuse_problems()
     from phalanx.data.fetch import PUBLISHED_FILES, fetch_dataset
 
-    data = request["data"]
+    data = args["data"]
     if data is None:
         raise ConfigError(f"say which set to fetch: {', '.join(PUBLISHED_FILES)}")
-    data_dir = request["data_dir"] or os.environ.get("DATA_DIR")
-    fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, on_progress=_Progress())
+    data_dir = args["data_dir"] or os.environ.get("DATA_DIR")
+    line = ProgressLine(REWRITE_S, math.inf)  # a log gets a line for each whole file
+
+    def progress(file: str, have: int, whole: int | None) -> None:
+        total = f" of {format_bytes(whole)}" if whole else ""
+        line.show(f"{file}: {format_bytes(have)}{total}", is_last=have == whole)
+
+    fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, on_progress=progress)
     how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
     how = how.replace("1 files", "1 file")
     print(f"{data}: {how}, every checksum is right")

@@ -7,39 +7,41 @@ from typing import Any
 from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import DataError
 
-_MADE_UP = {  # sets that lie in no folder: what they are, how to get them
+_FILELESS = {  # datasets that have no files: what they are, how to get them
     "embedded": ("8,000 + 1,500 Fashion-MNIST images", "comes with Phalanx"),
     "generated": ("random images made on the host", "made when asked for"),
     "synthetic": ("random images made on the device", "made when asked for"),
 }
 
 
-def _list_data(request: ParsedArgs) -> int:
-    """Print the forms that can be read, or what was found in a folder."""
-    request.refuse_problems()
-    rows = _find_rows(Path(request["dir"]).expanduser()) if request["dir"] else _form_rows()
-    if request["json"]:
+def _list_data(args: ParsedArgs) -> int:
+    """Print the formats that can be read, or what was found in a folder."""
+    args.refuse_problems()
+    rows = (
+        _describe_datasets(Path(args["dir"]).expanduser()) if args["dir"] else _describe_formats()
+    )
+    if args["json"]:
         print(json.dumps(rows, indent=2))
-    elif request["dir"]:
-        _show_findings(rows)
+    elif args["dir"]:
+        _print_datasets(rows)
     else:
-        _show_forms(rows)
+        _print_formats(rows)
     return 0
 
 
-def _form_rows() -> list[dict[str, Any]]:
-    """Every form with what lies there and how to get it."""
+def _describe_formats() -> list[dict[str, Any]]:
+    """Every format with its files and how to get it."""
     from phalanx.data.formats.sources import DATA_FORMATS
 
     rows = [
         {"data": name, "what": form.files, "get": form.how_to_get}
         for name, form in DATA_FORMATS.items()
     ]
-    made_up = [{"data": name, "what": what, "get": get} for name, (what, get) in _MADE_UP.items()]
-    return [*made_up, *rows]
+    fileless = [{"data": name, "what": what, "get": get} for name, (what, get) in _FILELESS.items()]
+    return [*fileless, *rows]
 
 
-def _find_rows(root: Path) -> list[dict[str, Any]]:
+def _describe_datasets(root: Path) -> list[dict[str, Any]]:
     """What lies in a folder, with counts and classes; nothing there is a mistake."""
     from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
 
@@ -50,52 +52,44 @@ def _find_rows(root: Path) -> list[dict[str, Any]]:
             "`phalanx data list` says what can"
         )
     return [
-        {"data": f.data, "folder": str(f.folder), "why": f.files, **_count(f.data, f.folder)}
+        {"data": f.data, "folder": str(f.folder), "why": f.files, **_count_images(f.data, f.folder)}
         for f in found
     ]
 
 
-def _count(data: str, folder: Path) -> dict[str, Any]:
+def _count_images(data: str, folder: Path) -> dict[str, Any]:
     """The images and classes of a set; what is wrong with a split stands in place of its count."""
     from phalanx.data.formats.sources import DATA_FORMATS
 
-    opener = DATA_FORMATS[data].open
-    if opener is None:
-        return {
-            "train": None,
-            "valid": None,
-            "classes": None,
-            "problems": [DATA_FORMATS[data].how_to_get],
-        }
-    counts: dict[str, Any] = {}
-    problems: list[str] = []
-    classes: int | None = None
+    open_split = DATA_FORMATS[data].open
+    counts: dict[str, Any] = {"train": None, "valid": None, "classes": None, "problems": []}
+    if open_split is None:
+        counts["problems"] = [DATA_FORMATS[data].how_to_get]
+        return counts
     for split in ("train", "valid"):
         try:
-            source = opener(folder, split)
+            source = open_split(folder, split)
+            counts[split], counts["classes"] = len(source), len(source.classes)
         except DataError as error:
-            counts[split] = None
-            problems.append(str(error))
-        else:
-            counts[split], classes = len(source), len(source.classes)
-    return {**counts, "classes": classes, "problems": problems}
+            counts["problems"].append(str(error))
+    return counts
 
 
-def _show_findings(rows: list[dict[str, Any]]) -> None:
+def _print_datasets(rows: list[dict[str, Any]]) -> None:
     """What lies in a folder, a line for each set and one for each thing wrong with it."""
     for row in rows:
         figures = " + ".join(
             "none" if row[s] is None else f"{row[s]:,}" for s in ("train", "valid")
         )
-        told = "" if row["classes"] is None else f": {figures} images, {row['classes']:,} classes"
-        print(f"{row['data']} in {row['folder']}{told}")
+        counts = "" if row["classes"] is None else f": {figures} images, {row['classes']:,} classes"
+        print(f"{row['data']} in {row['folder']}{counts}")
         print(f"  {row['why']}")
         for problem in row["problems"]:
             print("  " + problem.replace("\n", "\n  "))
 
 
-def _show_forms(rows: list[dict[str, Any]]) -> None:
-    """The forms as a table."""
+def _print_formats(rows: list[dict[str, Any]]) -> None:
+    """The formats as a table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`phalanx data verify`: look at every image and say what is wrong."""
+"""`phalanx data verify`: check every image and say what is wrong."""
 
 import json
 import time
@@ -6,38 +6,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import Argument, Command, ParsedArgs
-from phalanx.cli.data_build import Progress, printable, read_number
+from phalanx.cli.data_build import make_printable, read_number
+from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError, DataError
 from phalanx.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from phalanx.data.verify.verify import ImageLocation, Verdict
+    from phalanx.data.verify.verify import ImageLocation, VerifyResult
 
 _SHOWN = 5
 
 
-def _verify_data(request: ParsedArgs) -> int:
-    """Look at every image; the code is 0 when nothing is wrong."""
-    request.refuse_problems()
-    from phalanx.data.verify.manifest import keep_manifest
+def _verify_data(args: ParsedArgs) -> int:
+    """Check every image; the exit code is 0 when nothing is wrong."""
+    args.refuse_problems()
+    from phalanx.data.verify.manifest import save_manifest
     from phalanx.data.verify.verify import verify
 
-    if not request["dir"]:
+    if not args["dir"]:
         raise ConfigError("say which folder to look at: phalanx data verify DIR")
-    root, began = Path(request["dir"]).expanduser(), time.monotonic()
-    out = _read_out(request["out"])
-    verdict = verify(root, workers=read_number(request, "workers"), tell=Progress("looked at"))
+    root, began = Path(args["dir"]).expanduser(), time.monotonic()
+    out = _read_out(args["out"])
+    result = verify(
+        root, workers=read_number(args, "workers"), on_progress=ImageProgress("looked at")
+    )
     elapsed = time.monotonic() - began
-    keep_manifest(root, verdict.manifest, verdict.fingerprints)
+    save_manifest(root, result.manifest, result.fingerprints)
     if out is not None:
-        _write_page(out, root, verdict)
-    if request["json"]:
-        print(json.dumps(verdict.to_json(), indent=2))
+        _write_page(out, root, result)
+    if args["json"]:
+        print(json.dumps(result.to_json(), indent=2))
     else:
-        _show_verdict(verdict, elapsed)
+        _print_result(result, elapsed)
         if out is not None:
             print(f"pictures: {out}")
-    return DataError.exit_code if verdict.wrong else 0
+    return DataError.exit_code if result.wrong else 0
 
 
 def _read_out(text: str | None) -> Path | None:
@@ -50,78 +53,67 @@ def _read_out(text: str | None) -> Path | None:
     return path
 
 
-def _write_page(out: Path, root: Path, verdict: "Verdict") -> None:
+def _write_page(out: Path, root: Path, result: "VerifyResult") -> None:
     """The page with pictures of what was found."""
-    from phalanx.data.convert.origin import find_parts
+    from phalanx.data.convert.source_splits import find_source_splits
     from phalanx.data.formats.decode import BadImage, Pixels
     from phalanx.report.verify_page import write_verify_page
 
-    sources = {part.split: part.source for part in find_parts(root)}
+    sources = {split.name: split.source for split in find_source_splits(root)}
 
-    def look(split: str, number: int) -> Pixels | None:
+    def read_pixels(split: str, number: int) -> Pixels | None:
         try:
             return sources[split].read(number)
         except BadImage:
             return None
 
-    write_verify_page(out, verdict, look)
+    write_verify_page(out, result, read_pixels)
 
 
-def _show_verdict(verdict: "Verdict", elapsed: float) -> None:
+def _print_result(result: "VerifyResult", elapsed: float) -> None:
     """The findings as a table, and the first of each kind by name."""
     from rich.console import Console
     from rich.table import Table
 
-    from phalanx.data.verify.verify import NOTES, count_wrong
+    from phalanx.data.verify.verify import MISSING, NOTES, describe_problems
 
-    images = sum(verdict.images.values())
-    rate = images / elapsed if elapsed > 0 else 0.0
-    told = " + ".join(f"{format_count(n)} {split}" for split, n in verdict.images.items())
-    print(f"{verdict.folder}: {verdict.data}, {told}, {len(verdict.classes):,} classes")
+    rate = sum(result.images.values()) / elapsed if elapsed > 0 else 0.0
+    images = " + ".join(f"{format_count(n)} {split}" for split, n in result.images.items())
+    print(f"{result.folder}: {result.data}, {images}, {len(result.classes):,} classes")
     print(f"looked at in {format_seconds(elapsed)} ({format_count(rate)} images/s)\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("what")
     table.add_column("found", justify="right")
-    for kind, count in verdict.totals.items():
+    for kind, count in result.totals.items():
         table.add_row(f"{kind} (a note)" if kind in NOTES else kind, format_count(count))
-    table.add_row(*_balance_row(verdict))
+    split, counts = next(iter(result.counts.items()))
+    table.add_row(f"images of a class, {split}", f"{min(counts):,} to {max(counts):,}")
     Console(highlight=False).print(table)
-    for kind, places in verdict.single.items():
-        _show_first("" if kind in NOTES else kind, [_describe(place) for place in places])
-    for kind, groups in verdict.groups.items():
-        _show_first(kind, [_describe_group(group) for group in groups])
-    _show_first("class missing in a split", verdict.missing)
-    print(f"\n{count_wrong(verdict.wrong)}; manifest {verdict.manifest}")
+    for kind, locations in result.single.items():
+        lines = [f"{image.name}: {image.why}" if image.why else image.name for image in locations]
+        _print_first(kind, [] if kind in NOTES else lines)
+    for kind, groups in result.groups.items():
+        _print_first(kind, [_describe_group(group) for group in groups])
+    _print_first(MISSING, result.missing)
+    print(f"\n{describe_problems(result.wrong)}; manifest {result.manifest}")
 
 
-def _balance_row(verdict: "Verdict") -> tuple[str, str]:
-    """How unequal the classes are, in one line."""
-    counts = next(iter(verdict.counts.values()))
-    split = next(iter(verdict.counts))
-    return f"images of a class, {split}", f"{min(counts):,} to {max(counts):,}"
-
-
-def _show_first(kind: str, lines: list[str]) -> None:
+def _print_first(kind: str, lines: list[str]) -> None:
     """The first few lines of one kind of finding."""
-    if not kind or not lines:
+    if not lines:
         return
     print(f"\n{kind}:")
-    print("\n".join(f"  {printable(line)}" for line in lines[:_SHOWN]))
+    print("\n".join(f"  {make_printable(line)}" for line in lines[:_SHOWN]))
     if len(lines) > _SHOWN:
         print(f"  and {len(lines) - _SHOWN:,} more; --json and --out page.html have them")
 
 
-def _describe(place: "ImageLocation") -> str:
-    """An image in one line."""
-    return f"{place.name}: {place.why}" if place.why else place.name
-
-
 def _describe_group(group: list["ImageLocation"]) -> str:
     """Images that are the same in one line."""
-    names = " = ".join(place.name for place in group[:_SHOWN])
+    names = " = ".join(image.name for image in group[:_SHOWN])
     more = f" and {len(group) - _SHOWN:,} more" if len(group) > _SHOWN else ""
-    labels = " / ".join(sorted({place.label for place in group}))
-    return f"{names}{more}" + (f" (labels differ: {labels})" if "/" in labels else "")
+    labels = sorted({image.label for image in group})
+    return f"{names}{more}" + (f" (labels differ: {' / '.join(labels)})" if labels[1:] else "")
 
 
 COMMANDS = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
 from phalanx.cli.data_bench import read_seconds
-from phalanx.cli.progress import end_line, tell
+from phalanx.cli.progress import ProgressLine
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
@@ -36,14 +36,15 @@ def _find_lr(args: ParsedArgs) -> int:
     out = _read_out(args["out"])
     from phalanx.bench.lr_finder import sweep_learning_rates
 
+    progress = ProgressLine()
     sweep = sweep_learning_rates(
         settings,
         low=low,
         high=high,
         steps=steps,
-        done=lambda step: tell(f"step {step} of {steps}"),
+        done=lambda step: progress.show(f"step {step} of {steps}"),
     )
-    end_line()
+    progress.end()
     if out is not None:
         _write_plot(out, sweep, title=settings.name)
     if args["json"]:
@@ -183,9 +184,11 @@ def _find_batch_size(args: ParsedArgs) -> int:
     seconds = read_seconds(args["seconds"])
     from phalanx.bench.batch_size_finder import find_batch_size
 
+    progress = ProgressLine()
+
     def print_trial(trial: "BatchSizeTrial") -> None:
         if args["json"]:
-            tell(f"{trial.size} images")
+            progress.show(f"{trial.size} images")
         elif trial.images_per_second is None:
             print(f"{trial.size:>8,}  {trial.problem}", flush=True)
         else:
@@ -196,7 +199,7 @@ def _find_batch_size(args: ParsedArgs) -> int:
         print(f"{'images':>8}{'images/s':>12}{'memory':>14}")
     sizes = find_batch_size(settings, most=most, seconds=seconds, done=print_trial)
     if args["json"]:
-        end_line()
+        progress.end()
         print(json.dumps(sizes.facts(), indent=2))
     else:
         _print_sizes(sizes, settings)

@@ -1,15 +1,64 @@
-"""How far a command is, on a terminal: one line that is written over. A pipe or a log gets none."""
+"""How far a command is, on stderr: one line that is rewritten on a terminal, few lines in a log."""
 
+import math
 import sys
+import time
+
+from phalanx.units import format_count, format_seconds
+
+REWRITE_S, _LOG_S = 0.1, 10.0  # between two texts of many, on a terminal and in a log
 
 
-def tell(text: str) -> None:
-    """Show how far the work is, over the last such line."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+class ProgressLine:
+    """One line on a terminal that each text replaces.
+
+    rewrite_s: seconds between two texts on a terminal. log_s: between two lines where there is
+    none; None: nothing is said there.
+    """
+
+    def __init__(self, rewrite_s: float = 0.0, log_s: float | None = None):
+        self.is_terminal = sys.stderr.isatty()
+        self.interval = rewrite_s if self.is_terminal else log_s
+        self.shown_at = -math.inf if self.is_terminal else time.monotonic()
+
+    def is_due(self, *, is_last: bool = False) -> bool:
+        """Whether a text would be shown now: not where one was a moment ago, but for the last."""
+        if self.interval is None:
+            return False
+        return is_last or time.monotonic() - self.shown_at >= self.interval
+
+    def show(self, text: str, *, is_last: bool = False) -> None:
+        """Show how far the work is, if that is due."""
+        if not self.is_due(is_last=is_last):
+            return
+        self.shown_at = time.monotonic()
+        begin, end = ("\r\033[K", "\n" if is_last else "") if self.is_terminal else ("", "\n")
+        print(f"{begin}{text}", end=end, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """What is printed next begins a line of its own."""
+        if self.is_terminal:
+            print(file=sys.stderr)
 
 
-def end_line() -> None:
-    """What is printed next begins a line of its own."""
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+class ImageProgress:
+    """How many images of a split are done, how fast, and how long the others will take."""
+
+    def __init__(self, verb: str):
+        self.verb, self.line = verb, ProgressLine(REWRITE_S, _LOG_S)
+        self.split, self.began, self.first = "", 0.0, 0
+
+    def __call__(self, split: str, done: int, count: int) -> None:
+        """Show how far a split is."""
+        now = time.monotonic()
+        if split != self.split:
+            self.split, self.began, self.first = split, now, done
+        if not self.line.is_due(is_last=done == count):
+            return
+        text = f"{split}: {format_count(done)} of {format_count(count)} images {self.verb}"
+        rate = (done - self.first) / (now - self.began) if now > self.began else 0.0
+        if rate > 0:
+            text += f", {format_count(rate)}/s"
+        if rate > 0 and done < count:
+            text += f", {format_seconds((count - done) / rate)} left"
+        self.line.show(text, is_last=done == count)

@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.verify.verify import MISSING, NOTES, ImageLocation, Verdict, count_wrong
+from phalanx.data.verify.verify import (
+    MISSING,
+    NOTES,
+    ImageLocation,
+    VerifyResult,
+    describe_problems,
+)
 from phalanx.disk import out_errors, write_atomically
 from phalanx.report.markup import note, section, table
 from phalanx.report.page_style import STYLE
@@ -23,7 +29,7 @@ _Pixels = NDArray[np.uint8]
 _Look = Callable[[str, int], _Pixels | None]  # the picture of a split's number, where there is one
 
 
-def write_verify_page(path: Path, verdict: Verdict, look: _Look) -> None:
+def write_verify_page(path: Path, verdict: VerifyResult, look: _Look) -> None:
     """Write the page; `look` gives the pictures."""
     page = render_page(verdict, look)
     with out_errors(path, "then run the same command again"):
@@ -31,7 +37,7 @@ def write_verify_page(path: Path, verdict: Verdict, look: _Look) -> None:
         write_atomically(path, page)
 
 
-def render_page(verdict: Verdict, look: _Look) -> str:
+def render_page(verdict: VerifyResult, look: _Look) -> str:
     """The whole page as HTML, pictures and all."""
     kinds = sorted(verdict.single, key=lambda kind: kind in NOTES)  # notes come last
     singles = [
@@ -49,9 +55,9 @@ def render_page(verdict: Verdict, look: _Look) -> str:
     )
 
 
-def _headline(verdict: Verdict) -> str:
+def _headline(verdict: VerifyResult) -> str:
     """The folder, whether all is well, and how much there is."""
-    state, word = "unfinished" if verdict.wrong else "finished", count_wrong(verdict.wrong)
+    state, word = "unfinished" if verdict.wrong else "finished", describe_problems(verdict.wrong)
     tiles = [(split, format_count(count), "images") for split, count in verdict.images.items()]
     tiles.append(("classes", format_count(len(verdict.classes)), ""))
     drawn = "".join(
@@ -65,7 +71,7 @@ def _headline(verdict: Verdict) -> str:
     )
 
 
-def _findings(verdict: Verdict) -> str:
+def _findings(verdict: VerifyResult) -> str:
     """How often each kind was found."""
     rows = [
         [escape(kind) + (" (a note)" if kind in NOTES else ""), format_count(count)]
@@ -129,7 +135,7 @@ def _picture(pixels: _Pixels | None, name: str) -> str:
     return f'<img class="{kind}" alt="{_as_text(name)}" src="data:image/jpeg;base64,{data}">'
 
 
-def _balance(verdict: Verdict) -> str:
+def _balance(verdict: VerifyResult) -> str:
     """How many images each class has in each split."""
     splits = list(verdict.counts)
     rows = [

@@ -7,8 +7,13 @@ import pytest
 
 from phalanx.data.convert import build as building
 from phalanx.data.convert.build import BuildOptions, build
-from phalanx.data.convert.folder_writer import BLOCK_FILES, class_folders
-from phalanx.data.convert.origin import find_parts, own_name, read_sample
+from phalanx.data.convert.folder_writer import name_class_folders
+from phalanx.data.convert.source_splits import (
+    find_portable_name,
+    find_source_splits,
+    read_sample,
+)
+from phalanx.data.convert.writer import BLOCK_IMAGES
 from phalanx.data.formats.decode import decode
 from phalanx.data.formats.imagenet import BOXES_FILE
 from phalanx.errors import ConfigError, DataError, DiskError
@@ -26,17 +31,17 @@ def photos(tmp_path_factory):
 def everything(root):
     """All images of both splits: bytes, labels, names and classes, in order."""
     return {
-        part.split: (
-            part.classes,
-            [read_sample(part.source, number) for number in range(part.images)],
+        split.name: (
+            split.classes,
+            [read_sample(split.source, number) for number in range(split.images)],
         )
-        for part in find_parts(root)
+        for split in find_source_splits(root)
     }
 
 
-def run(src, out, to, *, workers=1, tell=None, max_bad=None, **options):
+def run(src, out, to, *, workers=1, on_progress=None, max_bad=None, **options):
     chosen = BuildOptions(to=to, **options)
-    return build(src, out, chosen, workers=workers, tell=tell, max_bad=max_bad)
+    return build(src, out, chosen, workers=workers, on_progress=on_progress, max_bad=max_bad)
 
 
 @pytest.mark.parametrize("to", FORMS)
@@ -62,11 +67,11 @@ class Break(Exception):
 
 
 def break_at(split, image):
-    def tell(now, done, _count):
+    def progress(now, done, _count):
         if now == split and done >= image:
             raise Break
 
-    return tell
+    return progress
 
 
 @pytest.mark.parametrize("to", FORMS)
@@ -74,15 +79,11 @@ def break_at(split, image):
 def test_a_build_that_broke_off_goes_on_to_the_same_bytes(
     photos, tmp_path, to, split, image, monkeypatch
 ):
-    monkeypatch.setattr("phalanx.data.convert.folder_writer.BLOCK_FILES", 7)
-    monkeypatch.setattr("phalanx.data.convert.packed_writer.BLOCK_IMAGES", 7)
-    monkeypatch.setattr(
-        "phalanx.data.convert.packed_writer.count_cores", lambda: 2
-    )  # so many images are ahead
+    monkeypatch.setattr("phalanx.data.convert.writer.BLOCK_IMAGES", 7)
     options = {"shards": 12} if to in ("tar", "tfrecord") else {}
     run(photos, tmp_path / "whole", to, **options)
     with pytest.raises(Break):
-        run(photos, tmp_path / "broken", to, tell=break_at(split, image), **options)
+        run(photos, tmp_path / "broken", to, on_progress=break_at(split, image), **options)
     before = tree_bytes(tmp_path / "broken")
     assert before != tree_bytes(tmp_path / "whole")
     outcomes = run(photos, tmp_path / "broken", to, **options)
@@ -93,7 +94,7 @@ def test_a_build_that_broke_off_goes_on_to_the_same_bytes(
 
 def test_finished_shards_are_not_written_again(photos, tmp_path):
     with pytest.raises(Break):
-        run(photos, tmp_path, "tar", shards=6, tell=break_at("train", 40))
+        run(photos, tmp_path, "tar", shards=6, on_progress=break_at("train", 40))
     kept = {path: path.stat().st_ino for path in tmp_path.glob("*.tar")}
     assert len(kept) >= 4
     run(photos, tmp_path, "tar", shards=6)
@@ -104,9 +105,9 @@ def test_a_build_that_broke_off_is_not_read_as_if_it_were_whole(photos, tmp_path
     for to in FORMS:
         options = {"shards": 6} if to in ("tar", "tfrecord") else {}
         with pytest.raises(Break):
-            run(photos, tmp_path / to, to, tell=break_at("train", 40), **options)
+            run(photos, tmp_path / to, to, on_progress=break_at("train", 40), **options)
         with pytest.raises(DataError):
-            [len(part.source) for part in find_parts(tmp_path / to)]
+            [len(split.source) for split in find_source_splits(tmp_path / to)]
 
 
 def test_a_second_run_has_nothing_to_do(photos, tmp_path):
@@ -139,7 +140,7 @@ def test_quality_decides_the_size_of_what_is_encoded_anew(photos, tmp_path):
 
 def test_raw_pixels_are_those_of_the_source(photos, tmp_path):
     run(photos, tmp_path, "packed", raw=True)
-    (train, _), (raw, _) = find_parts(photos), find_parts(tmp_path)
+    (train, _), (raw, _) = find_source_splits(photos), find_source_splits(tmp_path)
     assert raw.source.raw
     for number in range(train.images):
         assert np.array_equal(train.source.read(number), raw.source.read(number))
@@ -150,10 +151,12 @@ def test_a_png_stays_one_where_it_may_and_is_called_a_jpeg_where_it_becomes_one(
     (src / "train/cat/x.png").write_bytes(encode(photo(901), "PNG"))
     run(src, tmp_path / "tar", "tar")
     run(src, tmp_path / "records", "tfrecord")
-    tar, records = (find_parts(tmp_path / name)[0].source for name in ("tar", "records"))
-    assert own_name(tar, 1) == "cat/x.png"
+    tar, records = (find_source_splits(tmp_path / name)[0].source for name in ("tar", "records"))
+    assert find_portable_name(tar, 1) == "cat/x.png"
     assert tar.encoded(1) == (src / "train/cat/x.png").read_bytes()
-    assert own_name(records, 1) == "cat/x.jpg" and records.encoded(1).startswith(b"\xff\xd8")
+    assert find_portable_name(records, 1) == "cat/x.jpg" and records.encoded(1).startswith(
+        b"\xff\xd8"
+    )
 
 
 # --- other sources ---
@@ -162,7 +165,7 @@ def test_a_png_stays_one_where_it_may_and_is_called_a_jpeg_where_it_becomes_one(
 def test_array_files_become_folders_with_the_same_labels_and_order(tmp_path):
     digits = make_digits(tmp_path / "digits", train=30, valid=20)
     run(digits, tmp_path / "out", "folder")
-    before, after = find_parts(digits), find_parts(tmp_path / "out")
+    before, after = find_source_splits(digits), find_source_splits(tmp_path / "out")
     for old, new in zip(before, after, strict=True):
         order = np.argsort(old.labels, kind="stable")
         assert new.labels.tolist() == old.labels[order].tolist()
@@ -171,9 +174,9 @@ def test_array_files_become_folders_with_the_same_labels_and_order(tmp_path):
 
 
 def test_classes_that_folders_would_sort_otherwise_are_numbered():
-    assert class_folders(("a", "b")) == ("a", "b")
-    assert class_folders(("b", "a")) == ("0_b", "1_a")
-    assert class_folders(("a", "b/c", *"defghijklm"))[1] == "01_b_c"
+    assert name_class_folders(("a", "b")) == ("a", "b")
+    assert name_class_folders(("b", "a")) == ("0_b", "1_a")
+    assert name_class_folders(("a", "b/c", *"defghijklm"))[1] == "01_b_c"
 
 
 def test_kaggles_tree_becomes_a_folder_with_boxes(tmp_path, monkeypatch):
@@ -187,13 +190,13 @@ def test_kaggles_tree_becomes_a_folder_with_boxes(tmp_path, monkeypatch):
         (images / "val" / f"v{seed}.JPEG").write_bytes(encode(photo(500 + seed)))
     lines = ["ImageId,PredictionString", "v0,n00000002 0 0 48 36", "v1,n00000001 0 0 10 10"]
     (src / "LOC_val_solution.csv").write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr("phalanx.data.convert.folder_writer.BLOCK_FILES", 1)
+    monkeypatch.setattr("phalanx.data.convert.writer.BLOCK_IMAGES", 1)
     with pytest.raises(Break):
-        run(src, tmp_path / "out", "folder", tell=break_at("valid", 2))
-    with (tmp_path / "out/.phalanx/boxes-valid.csv").open("a") as table:
-        table.write("half a li")  # written, but not noted before the end came
+        run(src, tmp_path / "out", "folder", on_progress=break_at("valid", 2))
+    part = tmp_path / "out/.phalanx/blocks-valid/000001.part"
+    part.write_text("half a li")  # as a kill leaves it: written, but not renamed
     run(src, tmp_path / "out", "folder", workers=2)
-    train, valid = find_parts(tmp_path / "out")
+    train, valid = find_source_splits(tmp_path / "out")
     assert (train.data, train.images, train.classes) == ("imagenet", 24, ("n00000001", "n00000002"))
     assert [valid.source.name(n) for n in (0, 1)] == [
         "val/n00000001/v1.JPEG",
@@ -237,7 +240,7 @@ def test_bad_images_are_left_out_and_named(tmp_path, to):
         "fish/fish 015.jpg",
     ]
     assert outcomes["train"].images == 45 and len(outcomes["valid"].bad) == 1
-    train, valid = find_parts(tmp_path / "out")
+    train, valid = find_source_splits(tmp_path / "out")
     assert (train.images, valid.images) == (45, 14)
     good = write_photos(tmp_path / "good")
     for name in ("train/cat/cat 003.jpg", "train/cat/cat 005.jpg", "train/fish/fish 015.jpg"):
@@ -279,7 +282,7 @@ def test_another_source_or_other_options_are_refused(photos, tmp_path):
 
 def test_two_builds_do_not_write_to_one_folder(photos, tmp_path):
     with (
-        building._alone(tmp_path),
+        building.lock_output(tmp_path),
         pytest.raises(DataError, match="another build is at work there"),
     ):
         run(photos, tmp_path, "tar")
@@ -312,7 +315,7 @@ def test_a_full_disk_is_told_with_the_way_to_go_on(photos, tmp_path, to, file):
     out = tmp_path / "out"
     out.mkdir()
     (out / ".phalanx").mkdir()
-    building.write_note(
+    building.write_build_record(
         out, building.json.loads((tmp_path / "whole/.phalanx/build.json").read_text())
     )
     (out / f"{file}.part").symlink_to("/dev/full")
@@ -323,4 +326,4 @@ def test_a_full_disk_is_told_with_the_way_to_go_on(photos, tmp_path, to, file):
 
 
 def test_blocks_of_files_are_large_enough_not_to_wait_for_the_disk():
-    assert BLOCK_FILES >= 256
+    assert BLOCK_IMAGES >= 256

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.cli.main import main
 from phalanx.data.convert.build import BuildOptions, build
-from phalanx.data.convert.origin import find_parts, read_sample
+from phalanx.data.convert.source_splits import find_source_splits, read_sample
 from phalanx.data.formats.detect import detect_datasets
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
@@ -28,11 +28,11 @@ def write_parquet(src, out):
     """What Hugging Face would publish of a folder."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     out.mkdir()
-    for part, name in zip(find_parts(src), ("train", "validation"), strict=True):
-        samples = [read_sample(part.source, number) for number in range(part.images)]
+    for split, name in zip(find_source_splits(src), ("train", "validation"), strict=True):
+        samples = [read_sample(split.source, number) for number in range(split.images)]
         images = [{"bytes": sample.data, "path": sample.name} for sample in samples]
         table = pa.table({"image": images, "label": [sample.label for sample in samples]})
-        features = {"label": {"names": part.classes}}
+        features = {"label": {"names": split.classes}}
         facts = json.dumps({"info": {"features": features}}).encode()
         table = table.replace_schema_metadata({b"huggingface": facts})
         pq.write_table(table, out / f"{name}-00000-of-00001.parquet", row_group_size=4)

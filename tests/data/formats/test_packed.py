@@ -3,39 +3,37 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from phalanx.data.convert.packed_writer import PackedForm, write_packed, written_packed
-from phalanx.data.convert.sample import Sample, look_at
-from phalanx.data.formats.decode import BadImage, decode
+from phalanx.data.convert.sample import Sample
+from phalanx.data.formats.decode import BadImage, decode, read_image_header
 from phalanx.data.formats.packed import has_packed_files, open_packed, read_header
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CROPS, TransformSpec, build_transform
-from phalanx.data.verify.examine import look_closely
+from phalanx.data.verify.image_checks import check_image
 from phalanx.data.verify.verify import verify
 from phalanx.errors import DataError
 from phalanx.plan.order import Order
-from small_samples import CLASSES, encode, folder_bytes, make_samples, undecodable
-
-RAW = PackedForm(encoding="raw")
+from small_samples import CLASSES, encode, make_samples, undecodable, write_split
 
 
 def damaged(folder):
     """What `phalanx data verify` finds damaged in the training images, as it goes through them."""
     source = open_packed(folder, "train")
-    found = [look_closely(source, number)[2] for number in range(len(source))]
+    found = [check_image(source, number)[2] for number in range(len(source))]
     return [why for kinds in found for why in kinds.values() if why]
 
 
-def write_both(folder, *, form=None, samples=None):
+def write_both(folder, *, samples=None, **job):
     samples = make_samples(10, boxes=True) if samples is None else samples
     for split in ("train", "valid"):
-        write_packed(iter(samples), folder, split, count=len(samples), classes=CLASSES, form=form)
+        (folder / f"{split}.phx").unlink(missing_ok=True)
+        write_split("packed", samples, folder, split, **job)
     return samples
 
 
-@pytest.mark.parametrize("form", [None, RAW])
-def test_what_is_packed_is_read_back(tmp_path, form):
-    samples = write_both(tmp_path, form=form)
+@pytest.mark.parametrize("raw", [False, True])
+def test_what_is_packed_is_read_back(tmp_path, raw):
+    samples = write_both(tmp_path, raw=raw)
     source = open_packed(tmp_path, "train")
     assert len(source) == 10 and source.classes == CLASSES and source.labels.dtype == np.int64
     assert source.labels.tolist() == [sample.label for sample in samples]
@@ -43,27 +41,32 @@ def test_what_is_packed_is_read_back(tmp_path, form):
         assert source.name(number) == f"train.phx:{sample.name}"
         assert source.box(number) == sample.box
         difference = source.read(number).astype(int) - decode(sample.data, sample.name)
-        assert np.abs(difference).max() <= (3 if form is None else 0), sample.name
+        assert np.abs(difference).max() <= (0 if raw else 3), sample.name
 
 
 def test_a_plain_jpeg_is_kept_byte_for_byte_and_others_become_one(tmp_path):
     samples = write_both(tmp_path)
     source = open_packed(tmp_path, "valid")
     assert source.encoded(0) == samples[0].data and source.encoded(1) == samples[1].data
-    assert [look_at(source.encoded(n)).mode for n in range(4)] == ["RGB", "L", "RGB", "RGB"]
-    assert {look_at(source.encoded(n)).form for n in range(4)} == {"JPEG"}
+    assert [read_image_header(source.encoded(n)).mode for n in range(4)] == [
+        "RGB",
+        "L",
+        "RGB",
+        "RGB",
+    ]
+    assert {read_image_header(source.encoded(n)).format for n in range(4)} == {"JPEG"}
 
 
 def test_raw_images_leave_as_png_without_loss(tmp_path):
-    samples = write_both(tmp_path, form=RAW)
+    samples = write_both(tmp_path, raw=True)
     source = open_packed(tmp_path, "train")
     data = source.encoded(0)
-    assert look_at(data).form == "PNG"
+    assert read_image_header(data).format == "PNG"
     assert (decode(data, "") == decode(samples[0].data, "")).all()
 
 
 def test_raw_pixels_go_through_every_transform(tmp_path):
-    write_both(tmp_path, form=RAW)
+    write_both(tmp_path, raw=True)
     image = open_packed(tmp_path, "train").read(0)
     for transform in (build_transform(TransformSpec(augment=kind)) for kind in CROPS):
         out = np.zeros((1, 12, 12, 3), np.uint8)
@@ -73,25 +76,24 @@ def test_raw_pixels_go_through_every_transform(tmp_path):
         assert out.any()
 
 
-@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
-def test_large_images_shrink_to_the_short_side_and_small_ones_stay(tmp_path, encoding):
+@pytest.mark.parametrize("raw", [False, True])
+def test_large_images_shrink_to_the_short_side_and_small_ones_stay(tmp_path, raw):
     sizes = [(40, 30), (30, 60), (9, 12), (12, 12)]
     samples = [
         Sample(name=str(size), data=encode("RGB", "JPEG", size=size), label=0) for size in sizes
     ]
-    write_both(tmp_path, form=PackedForm(encoding=encoding, short_side=12), samples=samples)
+    write_both(tmp_path, raw=raw, short_side=12, samples=samples)
     source = open_packed(tmp_path, "train")
     shapes = [source.read(number).shape for number in range(4)]
     assert shapes == [(12, 16, 3), (24, 12, 3), (12, 9, 3), (12, 12, 3)]
     assert source.arrays["widths"].tolist() == [16, 12, 9, 12]
     assert source.arrays["heights"].tolist() == [12, 24, 12, 12]
-    if encoding == "jpeg":
+    if not raw:
         assert source.encoded(3) == samples[3].data
 
 
 def test_the_header_says_what_was_packed(tmp_path):
-    form = PackedForm(short_side=256, source={"sha256": "abc"})
-    write_both(tmp_path, form=form)
+    write_both(tmp_path, short_side=256, source={"sha256": "abc"})
     assert read_header(tmp_path / "train.phx") == {
         "format": 1,
         "images": 10,
@@ -107,68 +109,6 @@ def test_everything_starts_at_a_multiple_of_64(tmp_path):
     assert not (open_packed(tmp_path, "train").arrays["offsets"] % 64).any()
 
 
-@pytest.mark.parametrize("form", [None, RAW, PackedForm(short_side=8)])
-def test_the_same_samples_give_the_same_bytes(tmp_path, form, monkeypatch):
-    write_both(tmp_path / "a", form=form)
-    monkeypatch.setattr("phalanx.data.convert.packed_writer.count_cores", lambda: 5)
-    write_both(tmp_path / "b", form=form)
-    assert folder_bytes(tmp_path / "a") == folder_bytes(tmp_path / "b")
-
-
-class Break(Exception):
-    pass
-
-
-def break_after(samples, count):
-    yield from samples[:count]
-    raise Break
-
-
-def break_off(folder, monkeypatch, *, samples, form=None):
-    """A packed file of which five images are noted and a few more are written."""
-    monkeypatch.setattr("phalanx.data.convert.packed_writer.BLOCK_IMAGES", 5)
-    monkeypatch.setattr("phalanx.data.convert.packed_writer.count_cores", lambda: 1)
-    facts = {"count": len(samples), "classes": CLASSES, "form": form}
-    with pytest.raises(Break):
-        write_packed(break_after(samples, 13), folder, "train", **facts)
-    return facts
-
-
-@pytest.mark.parametrize("form", [None, RAW, PackedForm(short_side=8)])
-def test_writing_goes_on_after_the_last_note_to_the_same_bytes(tmp_path, form, monkeypatch):
-    samples = make_samples(17, boxes=True)
-    write_packed(iter(samples), tmp_path / "whole", "train", count=17, classes=CLASSES, form=form)
-    facts = break_off(tmp_path / "broken", monkeypatch, samples=samples, form=form)
-    assert written_packed(tmp_path / "broken", "train", **facts) == 5
-    assert not has_packed_files(tmp_path / "broken")
-    write_packed(iter(samples[5:]), tmp_path / "broken", "train", start=5, **facts)
-    assert folder_bytes(tmp_path / "broken") == folder_bytes(tmp_path / "whole")
-    assert list((tmp_path / "broken/.phalanx").iterdir()) == []
-    assert written_packed(tmp_path / "broken", "train", **facts) == 17
-
-
-def test_a_name_that_is_no_text_survives_a_break(tmp_path, monkeypatch):
-    samples = [replace(sample, name=f"{sample.name}\udcff") for sample in make_samples(17)]
-    facts = break_off(tmp_path, monkeypatch, samples=samples)
-    write_packed(iter(samples[5:]), tmp_path, "train", start=5, **facts)
-    source = open_packed(tmp_path, "train")
-    assert [source.index.names[n] for n in range(17)] == [sample.name for sample in samples]
-
-
-def test_what_was_broken_off_is_not_gone_on_with_when_it_is_another_file(tmp_path, monkeypatch):
-    samples = make_samples(17)
-    facts = break_off(tmp_path, monkeypatch, samples=samples)
-    for changed in ({"count": 16}, {"classes": ("a", "b", "c")}, {"form": RAW}):
-        assert written_packed(tmp_path, "train", **{**facts, **changed}) == 0
-    part = tmp_path / "train.phx.part"
-    part.write_bytes(part.read_bytes()[:300])
-    assert written_packed(tmp_path, "train", **facts) == 0
-    with pytest.raises(ValueError, match="0 images are packed, not 5"):
-        write_packed(iter(samples[5:]), tmp_path, "train", start=5, **facts)
-    write_packed(iter(samples), tmp_path, "train", **facts)
-    assert damaged(tmp_path) == []
-
-
 def test_boxes_cost_nothing_where_there_are_none(tmp_path):
     write_both(tmp_path, samples=make_samples(3))
     source = open_packed(tmp_path, "train")
@@ -182,7 +122,7 @@ def test_an_image_that_cannot_be_decoded_keeps_its_place(tmp_path):
     assert source.encoded(2) == samples[2].data
     with pytest.raises(BadImage, match=r"train.phx:broken.jpg: (?!its bytes changed)"):
         source.read(2)
-    write_both(tmp_path, samples=samples, form=RAW)
+    write_both(tmp_path, samples=samples, raw=True)
     source = open_packed(tmp_path, "train")
     assert source.read(1).shape == (16, 20, 3)
     assert damaged(tmp_path) == ["it could not be decoded when it was packed"]
@@ -193,14 +133,14 @@ def test_an_image_that_cannot_be_decoded_keeps_its_place(tmp_path):
 def test_a_fingerprint_follows_pixels_labels_and_encoding(tmp_path):
     samples = make_samples(4)
     chosen = [
-        (samples, None),
-        (samples, RAW),
-        ([replace(samples[0], label=1), *samples[1:]], None),
-        ([replace(samples[0], data=encode("RGB", "JPEG", value=9)), *samples[1:]], None),
+        (samples, False),
+        (samples, True),
+        ([replace(samples[0], label=1), *samples[1:]], False),
+        ([replace(samples[0], data=encode("RGB", "JPEG", value=9)), *samples[1:]], False),
     ]
     prints = []
-    for number, (some, form) in enumerate(chosen):
-        write_both(tmp_path / str(number), samples=some, form=form)
+    for number, (some, raw) in enumerate(chosen):
+        write_both(tmp_path / str(number), samples=some, raw=raw)
         prints.append(open_packed(tmp_path / str(number), "train").fingerprint())
         assert prints[-1]["images"] == 4 and prints[-1]["classes"] == 3
     assert len({found["sha256"] for found in prints}) == 4
@@ -268,7 +208,7 @@ def test_a_damaged_image_is_located_and_told_from_one_that_never_was_good(tmp_pa
 
 
 def test_pixels_that_changed_are_found_though_nothing_has_to_be_decoded(tmp_path):
-    write_both(tmp_path, form=RAW)
+    write_both(tmp_path, raw=True)
     path = tmp_path / "train.phx"
     data = bytearray(path.read_bytes())
     data[int(open_packed(tmp_path, "train").index.offsets[2]) + 9] ^= 1
@@ -311,8 +251,8 @@ def test_a_file_of_another_format_number_is_refused(tmp_path):
 
 def test_splits_that_disagree_on_classes_are_refused(tmp_path):
     write_both(tmp_path)
-    samples = make_samples(2)
-    write_packed(iter(samples), tmp_path, "valid", count=2, classes=("cat", "fish"))
+    (tmp_path / "valid.phx").unlink()
+    write_split("packed", make_samples(2), tmp_path, "valid", classes=("cat", "fish"))
     for split in ("train", "valid"):
         with pytest.raises(DataError, match="other classes"):
             open_packed(tmp_path, split)
@@ -322,22 +262,5 @@ def test_a_folder_without_packed_files_says_so(tmp_path):
     assert not has_packed_files(tmp_path)
     with pytest.raises(DataError, match=r"train.phx: cannot be read \(No such file"):
         open_packed(tmp_path, "train")
-    write_packed(iter(make_samples(2)), tmp_path, "valid", count=2, classes=CLASSES)
+    write_split("packed", make_samples(2), tmp_path, "valid")
     assert has_packed_files(tmp_path) and len(open_packed(tmp_path, "valid")) == 2
-
-
-@pytest.mark.parametrize("given", [2, 4])
-def test_a_source_that_changed_leaves_nothing_behind(tmp_path, given):
-    with pytest.raises(DataError, match="changed while it was read"):
-        write_packed(iter(make_samples(given)), tmp_path, "train", count=3, classes=CLASSES)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_reader_of_samples_that_fails_leaves_nothing_behind(tmp_path):
-    def failing():
-        yield from make_samples(2)
-        raise RuntimeError("the source broke")
-
-    with pytest.raises(RuntimeError, match="the source broke"):
-        write_packed(failing(), tmp_path, "train", count=3, classes=CLASSES)
-    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,6 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from phalanx.data.convert.packed_writer import PackedForm, write_packed
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import EncodedImage
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem, is_gpu_decodable
@@ -25,6 +24,7 @@ from phalanx.kernels.crop_resize import crop_and_resize
 from phalanx.plan.order import Order
 from phalanx.plan.share import Share
 from small_photos import encode, photo
+from small_samples import write_split
 
 CPU = torch.device("cpu")
 SIZE = 32
@@ -288,14 +288,8 @@ def test_packed_images_are_those_of_the_reader(tmp_path, encoding, boxes):
         for seed in range(COUNT)
     ]
     for split in ("train", "valid"):
-        write_packed(
-            iter(samples),
-            tmp_path,
-            split,
-            count=COUNT,
-            classes=("cat", "dog"),
-            form=PackedForm(encoding=encoding),
-        )
+        raw = encoding == "raw"
+        write_split("packed", samples, tmp_path, split, classes=("cat", "dog"), raw=raw)
     transform = TransformSpec(augment="resized-crop", boxes=boxes)
     assert_same_batch(tmp_path, "train", data="packed", transform=transform)
     assert_same_batch(tmp_path, "valid", data="packed", transform=transform)

@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from phalanx.data.convert.build import BuildOptions, build
-from phalanx.data.convert.packed_writer import write_packed
 from phalanx.data.convert.sample import Sample
-from phalanx.data.verify.examine import empty_facts
+from phalanx.data.verify.image_checks import allocate_checks
 from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equal, group_pairs
 from phalanx.data.verify.verify import (
     EXACT,
@@ -20,12 +19,13 @@ from phalanx.data.verify.verify import (
     NEARLY_SHARED,
     OUT_OF_RANGE,
     SHARED,
-    manifest_id,
+    compute_manifest,
     verify,
 )
 from phalanx.errors import DataError
 from phalanx.report.verify_page import render_page
 from small_photos import encode, photo, write_photos
+from small_samples import write_split
 
 
 @pytest.fixture
@@ -37,16 +37,16 @@ def look(root):
     return verify(root, workers=1)
 
 
-def found(verdict):
+def found(result):
     """What was found at all, by kind."""
-    return {kind: count for kind, count in verdict.totals.items() if count}
+    return {kind: count for kind, count in result.totals.items() if count}
 
 
 def test_a_clean_set_has_nothing_wrong(photos):
-    verdict = look(photos)
-    assert found(verdict) == {} and verdict.wrong == 0
-    assert verdict.images == {"train": 12, "valid": 6}
-    assert verdict.counts == {"train": [4, 4, 4], "valid": [2, 2, 2]}
+    result = look(photos)
+    assert found(result) == {} and result.wrong == 0
+    assert result.images == {"train": 12, "valid": 6}
+    assert result.counts == {"train": [4, 4, 4], "valid": [2, 2, 2]}
 
 
 def cut_in_the_middle(data):
@@ -73,19 +73,19 @@ PLANTED = [
 def test_an_image_that_is_not_as_it_should_be_is_named(photos, kind, change, why):
     path = photos / "train/cat/cat 001.jpg"
     path.write_bytes(change(path.read_bytes()))
-    verdict = look(photos)
-    assert found(verdict) == {kind: 1}
-    (place,) = verdict.single[kind]
+    result = look(photos)
+    assert found(result) == {kind: 1}
+    (place,) = result.single[kind]
     assert (place.name, place.split, place.label) == ("train/cat/cat 001.jpg", "train", "cat")
     assert place.why.startswith(why)
-    assert verdict.wrong == (kind != "greyscale")
+    assert result.wrong == (kind != "greyscale")
 
 
 def test_an_image_that_cannot_be_opened_is_undecodable(photos):
     (photos / "val/cat/gone.jpg").symlink_to(photos / "nowhere.jpg")
-    verdict = look(photos)
-    assert found(verdict) == {"undecodable": 1}
-    assert verdict.single["undecodable"][0].why == "No such file or directory"
+    result = look(photos)
+    assert found(result) == {"undecodable": 1}
+    assert result.single["undecodable"][0].why == "No such file or directory"
 
 
 def smaller_and_worse(data):
@@ -104,9 +104,9 @@ def smaller_and_worse(data):
 )
 def test_a_picture_that_lies_there_twice_is_found(photos, copy, kind, change):
     (photos / copy).write_bytes(change((photos / "train/cat/cat 002.jpg").read_bytes()))
-    verdict = look(photos)
-    assert found(verdict) == {kind: 1} and verdict.wrong == 1
-    (group,) = verdict.groups[kind]
+    result = look(photos)
+    assert found(result) == {kind: 1} and result.wrong == 1
+    (group,) = result.groups[kind]
     assert sorted(place.name for place in group) == sorted(["train/cat/cat 002.jpg", copy])
     assert [place.why for place in group] == ["", ""]
 
@@ -119,8 +119,8 @@ def test_the_same_picture_with_two_labels_is_said_to_be_so(photos):
 
 def test_a_class_that_a_split_does_without_is_told(photos):
     shutil.rmtree(photos / "val/fish")
-    verdict = look(photos)
-    assert found(verdict) == {MISSING: 1} and verdict.missing == ["fish: no validation image"]
+    result = look(photos)
+    assert found(result) == {MISSING: 1} and result.missing == ["fish: no validation image"]
 
 
 def test_a_label_beyond_the_classes_is_told(tmp_path):
@@ -134,10 +134,10 @@ def test_a_label_beyond_the_classes_is_told(tmp_path):
             if split == "train"
             else [Sample(name=f"v{n}.jpg", data=encode(photo(50 + n)), label=n) for n in range(2)]
         )
-        write_packed(iter(some), tmp_path, split, count=len(some), classes=("a", "b"))
-    verdict = look(tmp_path)
-    assert found(verdict) == {OUT_OF_RANGE: 1}
-    assert verdict.single[OUT_OF_RANGE][0].why == "label 7, but there are 2 classes"
+        write_split("packed", some, tmp_path, split, classes=("a", "b"))
+    result = look(tmp_path)
+    assert found(result) == {OUT_OF_RANGE: 1}
+    assert result.single[OUT_OF_RANGE][0].why == "label 7, but there are 2 classes"
 
 
 def test_the_manifest_follows_the_content_and_not_the_form(photos, tmp_path):
@@ -154,11 +154,12 @@ def test_the_manifest_follows_the_content_and_not_the_form(photos, tmp_path):
 
 
 def test_the_manifest_does_not_follow_the_order():
-    facts = empty_facts(3)
-    facts.lines[:] = np.random.default_rng(1).integers(0, 256, (3, 32))
-    first = manifest_id(("a", "b"), [facts])
-    facts.lines[:] = facts.lines[[2, 0, 1]].copy()
-    assert manifest_id(("a", "b"), [facts]) == first != manifest_id(("a", "c"), [facts])
+    checks = allocate_checks(3)
+    checks.identity[:] = np.random.default_rng(1).integers(0, 256, (3, 32))
+    first = compute_manifest(("a", "b"), checks)
+    checks.identity[:] = checks.identity[[2, 0, 1]].copy()
+    assert compute_manifest(("a", "b"), checks) == first
+    assert compute_manifest(("a", "c"), checks) != first
 
 
 def test_processes_find_the_same(photos):
@@ -179,30 +180,30 @@ def test_what_is_handed_out_is_to_be_built_first(tmp_path):
 def test_every_pair_up_to_two_bits_apart_is_found_and_no_other():
     random = np.random.default_rng(5)
     base = random.integers(0, 2**63, 50, dtype=np.uint64)
-    outlines, wanted = list(base), []
+    hashes, wanted = list(base), []
     for place in range(50):
         bits = random.choice(64, 3, replace=False)
         for count in (1, 2, 3):
             flipped = int(base[place]) ^ sum(1 << int(bit) for bit in bits[:count])
-            outlines.append(np.uint64(flipped))
-            wanted += [(place, len(outlines) - 1)] if count < 3 else []
+            hashes.append(np.uint64(flipped))
+            wanted += [(place, len(hashes) - 1)] if count < 3 else []
     pairs = {
         tuple(pair)
-        for pair in find_near_duplicates(np.array(outlines), np.zeros((200, 48), np.uint8))
+        for pair in find_near_duplicates(np.array(hashes), np.zeros((200, 48), np.uint8))
     }
     assert set(wanted) <= pairs
     assert not [
-        pair for pair in pairs if bin(int(outlines[pair[0]] ^ outlines[pair[1]])).count("1") > 2
+        pair for pair in pairs if bin(int(hashes[pair[0]] ^ hashes[pair[1]])).count("1") > 2
     ]
 
 
 def test_pictures_of_other_colours_are_not_alike():
-    outlines = np.zeros(3, np.uint64)
-    colours = np.array([[10] * 48, [12] * 48, [90] * 48], np.uint8)
-    assert find_near_duplicates(outlines, colours).tolist() == [[0, 1]]
+    hashes = np.zeros(3, np.uint64)
+    thumbnails = np.array([[10] * 48, [12] * 48, [90] * 48], np.uint8)
+    assert find_near_duplicates(hashes, thumbnails).tolist() == [[0, 1]]
 
 
-def test_a_crowd_of_one_outline_is_grouped_without_comparing_each_with_each():
+def test_a_crowd_of_one_hash_is_grouped_without_comparing_each_with_each():
     crowd = 20_000
     pairs = find_near_duplicates(np.zeros(crowd, np.uint64), np.full((crowd, 48), 9, np.uint8))
     assert len(pairs) < 40 * crowd
@@ -221,15 +222,15 @@ def test_groups_hang_together():
 def test_the_page_shows_what_was_found_and_needs_nothing_else(photos):
     shutil.copy(photos / "train/cat/cat 002.jpg", photos / "val/cat/<b>.jpg")
     (photos / "train/cat/cat 000.jpg").write_bytes(b"no image")
-    verdict = look(photos)
+    result = look(photos)
     asked = []
 
     def show(split, number):
         asked.append((split, number))
         return None if (split, number) == ("train", 0) else np.zeros((10, 20, 3), np.uint8)
 
-    page = render_page(verdict, show)
-    assert "2 things are wrong" in page and verdict.manifest in page
+    page = render_page(result, show)
+    assert "2 things are wrong" in page and result.manifest in page
     assert page.count("<figure>") == 3 == len(asked) and page.count("data:image/jpeg") == 2
     assert "&lt;b&gt;.jpg" in page and "<b>.jpg" not in page
     assert "http" not in page and "<script" not in page

@@ -1,52 +1,88 @@
 """Writing an image folder: train/CLASS/FILE and val/CLASS/FILE, and boxes as ImageNet has them.
 
-A split grows in a folder of another name and appears when it is whole. A note of how many files
-are done is kept beside it, and writing goes on from there.
+A split grows in a hidden folder and gets its name when it is finished. The record of a block of
+files is the table of their boxes.
 """
 
-import json
+import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import suppress
-from itertools import islice
+import shutil
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
-from phalanx.data.convert.sample import Sample, counted, look_at
+import numpy as np
+
+from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.source_splits import SourceSplit, find_portable_name
+from phalanx.data.convert.writer import ShardWriter, WriteJob
+from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.folder import IMAGE_SUFFIXES
 from phalanx.data.formats.imagenet import BOXES_FILE
 from phalanx.data.formats.index import PHALANX_FOLDER
-from phalanx.disk import disk_errors, remove_quietly, sync_folder, write_atomically
+from phalanx.disk import sync_folder, write_atomically
+from phalanx.errors import DataError
 
 _NAMES = {"train": "train", "valid": "val"}
-BLOCK_FILES = 1024  # between two notes of how far it is
-_LONGEST_NAME = 200  # bytes, where file systems take 255
-_ENDING_OF = {"PNG": ".png"}
+_MAX_NAME_BYTES = 200  # where file systems take 255
 
 
-def split_folder(out: Path, split: str) -> Path:
-    """Where the class folders of a split end up."""
-    return out / _NAMES[split]
+class FolderWriter(ShardWriter):
+    """Writes images as files in class folders."""
+
+    only_jpeg = False
+
+    def __init__(self, job: WriteJob):
+        super().__init__(job)
+        self.folder = job.out / _NAMES[job.split]
+        self.growing = job.out / f".{_NAMES[job.split]}.part"
+        self.class_folders = name_class_folders(job.classes)
+
+    def _boxes_path(self, split: str) -> Path:
+        """The boxes of one split, kept for the table of both."""
+        return self.job.out / PHALANX_FOLDER / f"boxes-{split}.csv"
+
+    def is_finished(self) -> bool:
+        """Whether the folder has its name."""
+        return self.folder.is_dir()
+
+    def find_files(self) -> Iterable[Path]:
+        """The folder under either name, and its boxes."""
+        return self.growing, self.folder, self._boxes_path(self.job.split)
+
+    def start(self, whole_shards: int) -> None:
+        """Begin with an empty folder, or go on with the one that is there."""
+        if not whole_shards:
+            shutil.rmtree(self.growing, ignore_errors=True)
+
+    def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
+        """The files of a block; its record is a table of boxes."""
+        for place, sample in enumerate(samples, self.bounds[number]):
+            name = _choose_file_name(sample, place, numbered=self.job.number_files)
+            folder = self.growing / self.class_folders[sample.label]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(sample.data)
+            if sample.box is not None:
+                line = ",".join([name, *(repr(float(side)) for side in sample.box)])
+                file.write(f"{line}\n".encode(errors="surrogateescape"))
+        os.sync()  # once for all files, before the record says that they are there
+
+    def finish(self) -> None:
+        """Give the dataset its table of boxes, and the split its name."""
+        records = [self.shard_path(number) for number in range(self.shards)]
+        own = b"".join(record.read_bytes() for record in records)
+        write_atomically(self._boxes_path(self.job.split), own)
+        tables = [self._boxes_path(split) for split in _NAMES]
+        boxes = b"".join(table.read_bytes() for table in tables if table.is_file())
+        if boxes:
+            write_atomically(self.job.out / BOXES_FILE, boxes)
+        self.growing.replace(self.folder)
+        sync_folder(self.job.out)
 
 
-def growing_folder(out: Path, split: str) -> Path:
-    """Where they are until the split is whole."""
-    return out / f".{_NAMES[split]}.part"
-
-
-def note_path(out: Path, split: str) -> Path:
-    """The note of how many files are done."""
-    return out / PHALANX_FOLDER / f"files-{split}.json"
-
-
-def boxes_path(out: Path, split: str) -> Path:
-    """The boxes of one split, until both are whole."""
-    return out / PHALANX_FOLDER / f"boxes-{split}.csv"
-
-
-def class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
+def name_class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
     """A folder name for each class; numbered where names alone would sort in another order."""
-    plain = all(_is_safe(name) for name in classes)
-    if plain and list(classes) == sorted(set(classes)):
+    if all(map(_is_usable, classes)) and list(classes) == sorted(set(classes)):
         return classes
     digits = len(str(len(classes) - 1))
     return tuple(
@@ -55,108 +91,46 @@ def class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def file_name(sample: Sample, number: int, *, numbered: bool) -> str:
+def _choose_file_name(sample: Sample, number: int, *, numbered: bool) -> str:
     """What an image's file is called: as before, or by its number where that cannot be."""
-    base = PurePosixPath(sample.name).name
-    usable = _is_safe(base) and base.lower().endswith(IMAGE_SUFFIXES)
-    if not usable:
-        return f"{number:08}{_ENDING_OF.get(look_at(sample.data).form, '.jpg')}"
-    return f"{number:08}_{base}" if numbered else base
+    name = PurePosixPath(sample.name).name
+    if not _is_usable(name) or not name.lower().endswith(IMAGE_SUFFIXES):
+        suffix = "png" if read_image_header(sample.data).format == "PNG" else "jpg"
+        return f"{number:08}.{suffix}"
+    return f"{number:08}_{name}" if numbered else name
 
 
-def _is_safe(name: str) -> bool:
+def _is_usable(name: str) -> bool:
     """Whether a file or folder can be called that and is seen by the reader."""
     length = len(name.encode(errors="surrogateescape"))
-    return 0 < length <= _LONGEST_NAME and not name.startswith(".") and not {"/", "\0"} & set(name)
+    return (
+        0 < length <= _MAX_NAME_BYTES and not name.startswith(".") and not {"/", "\0"} & set(name)
+    )
 
 
-def written_folder(out: Path, split: str, *, count: int) -> int:
-    """How many files are done, from the first on: where to go on."""
-    if split_folder(out, split).is_dir():
-        return count
-    return min(count, _read_note(out, split)[0])
+def has_name_clash(split: SourceSplit) -> bool:
+    """Whether two images of a class would get the same file name."""
+    if split.labels is None:  # ImageNet names each image once
+        return False
+    seen = np.empty(split.images, "S16")
+    for number in range(split.images):
+        sample = Sample(name=find_portable_name(split.source, number), data=b"", label=0)
+        name = _choose_file_name(sample, number, numbered=False)
+        key = f"{split.labels[number]}/{name}".encode(errors="surrogateescape")
+        seen[number] = hashlib.blake2b(key, digest_size=8).hexdigest().encode()
+    return len(np.unique(seen)) < split.images
 
 
-def _read_note(out: Path, split: str) -> tuple[int, int]:
-    """How many files are done, and how long the table of their boxes is."""
-    try:
-        files, box_bytes = json.loads(note_path(out, split).read_text(encoding="utf-8"))
-        return int(files), int(box_bytes)
-    except (OSError, ValueError):
-        return 0, 0
-
-
-def write_folder(
-    samples: Iterator[Sample],
-    out: Path,
-    split: str,
-    *,
-    count: int,
-    classes: tuple[str, ...],
-    numbered: bool = False,
-    start: int = 0,
-) -> None:
-    """Write a split as files, the images as they are; `numbered` puts a number before each name.
-
-    The samples are those from number `start` of `count`.
-    """
-    incoming = counted(samples, count - start, out)
-    home, boxes = growing_folder(out, split), boxes_path(out, split)
-    folders = class_folders(classes)
-    with disk_errors(home):
-        boxes.parent.mkdir(parents=True, exist_ok=True)
-        for name in folders:
-            (home / name).mkdir(parents=True, exist_ok=True)
-        with boxes.open("ab") as table:
-            table.truncate(_read_note(out, split)[1] if start else 0)
-    for first in range(start, count, BLOCK_FILES):
-        lines = []
-        for number, sample in enumerate(islice(incoming, BLOCK_FILES), first):
-            name = file_name(sample, number, numbered=numbered)
-            _write_file(home / folders[sample.label] / name, sample.data)
-            lines += [] if sample.box is None else [_box_line(name, sample)]
-        _note_block(out, split, min(count, first + BLOCK_FILES), "".join(lines))
-    next(incoming, None)  # one too many is an error as well
-    _finish(out, split)
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with disk_errors(path):
-        try:
-            part.write_bytes(data)
-            part.replace(path)
-        except OSError:
-            remove_quietly(part)
-            raise
-
-
-def _box_line(name: str, sample: Sample) -> str:
-    return ",".join([name, *(repr(float(side)) for side in sample.box or ())]) + "\n"
-
-
-def _note_block(out: Path, split: str, done: int, lines: str) -> None:
-    """Note a block as done, once it is on the disk: one sync for all of its files."""
-    boxes = boxes_path(out, split)
-    with disk_errors(boxes):
-        with boxes.open("ab") as table:
-            table.write(lines.encode(errors="surrogateescape"))
-            size = table.tell()
-        os.sync()
-    write_atomically(note_path(out, split), json.dumps([done, size]))
-
-
-def _finish(out: Path, split: str) -> None:
-    """Give the whole split its name, and the set its table of boxes."""
-    home = growing_folder(out, split)
-    tables = [boxes_path(out, each) for each in _NAMES]
-    lines = b"".join(table.read_bytes() for table in tables if table.is_file())
-    if lines:
-        write_atomically(out / BOXES_FILE, lines)
-    with disk_errors(home):
-        for folder in home.iterdir():
-            with suppress(OSError):  # a class without images in this split has no folder
-                folder.rmdir()
-        home.replace(split_folder(out, split))
-        sync_folder(out)
-    remove_quietly(note_path(out, split))
+def refuse_missing_classes(split: SourceSplit, bad: Collection[int]) -> None:
+    """Raise DataError when a training class has no images: in folders, others took its number."""
+    if split.labels is None or split.name != "train":
+        return
+    labels = np.delete(split.labels, list(bad)) if bad else split.labels
+    labels = labels[(labels >= 0) & (labels < len(split.classes))]  # others are yet to be found bad
+    counts = np.bincount(labels, minlength=len(split.classes))
+    if not counts.all():
+        name = split.classes[int(counts.argmin())]
+        raise DataError(
+            f"{split.folder}: no training image is of class {name!r}, which folders cannot tell; "
+            "choose --to tar, tfrecord or packed"
+        )

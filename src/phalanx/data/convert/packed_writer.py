@@ -1,163 +1,158 @@
-"""Writing packed files, see `packed`: images are prepared on all cores and written in order."""
+"""Writing packed files, see `formats.packed`: images first, then the index made of all blocks.
+
+A split grows as SPLIT.phx.part, block by block. The record of a block holds its rows of the index,
+and thus where the file ended when the block was on the disk: whatever comes after is cut off when
+writing goes on.
+"""
 
 import json
+import os
+import zipfile
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
+from typing import Any, BinaryIO
 
+import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.convert.packed_index import (
-    NOTHING,
-    PackedEntry,
-    PackedIndexBuilder,
-    PackedJournal,
-    clear_away,
-    growing_file,
-    read_entries,
-    read_note,
-)
-from phalanx.data.convert.sample import Sample, counted, look_at, shrink, to_jpeg
-from phalanx.data.formats.decode import BadImage, decode
-from phalanx.data.formats.packed import (
-    ALIGN,
-    END_MAGIC,
-    FORMAT,
-    HEAD,
-    MAGIC,
-    TAIL,
-    packed_path,
-)
-from phalanx.plan.machine import count_cores
+from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.writer import ShardWriter, WriteJob
+from phalanx.data.formats.decode import read_image_header
+from phalanx.data.formats.packed import ALIGN, END_MAGIC, FORMAT, HEAD, MAGIC, TAIL, packed_path
+from phalanx.disk import sync_folder
+from phalanx.errors import DataError
 
-BLOCK_IMAGES = 1024  # between two notes of how far it is
+_COLUMNS = {  # of the index, as numbers are stored in it
+    "offsets": "<i8",
+    "sizes": "<i8",
+    "labels": "<i8",
+    "widths": "<i4",
+    "heights": "<i4",
+    "checksums": "<u4",
+}
+_NO_BOX = (float("nan"),) * 4
 
-_Item = TypeVar("_Item")
-_Made = TypeVar("_Made")
+_Block = dict[str, NDArray[Any]]  # rows [n, 6], letters, name_bytes [n], boxes [n, 4]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedForm:
-    """How images are packed: as JPEG or raw pixels, and how long their short side may be."""
+class PackedWriter(ShardWriter):
+    """Writes one packed file."""
 
-    encoding: Literal["jpeg", "raw"] = "jpeg"
-    short_side: int | None = None
-    source: dict[str, Any] = field(default_factory=dict)  # the fingerprint of what was packed
+    only_jpeg = True
 
+    def __init__(self, job: WriteJob):
+        super().__init__(job)
+        self.path = packed_path(job.out, job.split)
+        self.part = self.path.with_name(f"{self.path.name}.part")
+        header = {
+            "format": FORMAT,
+            "images": job.count,
+            "classes": job.classes,
+            "encoding": "raw" if job.raw else "jpeg",
+            "short_side": job.short_side,
+            "source": job.source,
+        }
+        self.header = json.dumps(header, sort_keys=True).encode()
+        self.head = HEAD.pack(MAGIC, len(self.header)) + self.header
 
-class _Payload(NamedTuple):
-    """An image as it is put into the file."""
+    def is_finished(self) -> bool:
+        """Whether the file has its name."""
+        return self.path.is_file()
 
-    data: bytes
-    width: int
-    height: int
+    def find_files(self) -> Iterable[Path]:
+        """The file under either name."""
+        return self.part, self.path
 
+    def count_whole_shards(self) -> int:
+        """The blocks that are recorded, if they are of this very file and it still holds them."""
+        whole = super().count_whole_shards()
+        try:
+            with self.part.open("rb") as file:
+                same = file.read(len(self.head)) == self.head
+                return whole if same and file.seek(0, os.SEEK_END) >= self._find_end(whole) else 0
+        except FileNotFoundError:
+            return 0
 
-def _prepare(sample: Sample, form: PackedForm) -> _Payload:
-    """The image in its packed form; a raw one that cannot be decoded becomes empty."""
-    if form.encoding == "jpeg":
-        data = to_jpeg(sample, form.short_side)
-        looks = look_at(data)
-        return _Payload(data, looks.width, looks.height)
-    try:
-        pixels = shrink(decode(sample.data, sample.name), form.short_side)
-    except BadImage:
-        return _Payload(b"", 0, 0)
-    return _Payload(pixels.tobytes(), pixels.shape[1], pixels.shape[0])
+    def start(self, whole_shards: int) -> None:
+        """Begin with the head, or go on with the file that is there."""
+        if not whole_shards:
+            self.part.parent.mkdir(parents=True, exist_ok=True)
+            self.part.write_bytes(self.head)
 
+    def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
+        """Add the images of a block to the packed file; its record is their rows of the index."""
+        names, rows, boxes = [], [], []
+        with self._open_part(number) as images:
+            for sample in samples:
+                images.write(bytes(-images.tell() % ALIGN))
+                height, width = sample.shape or read_image_header(sample.data).shape
+                checksum, size = zlib.crc32(sample.data), len(sample.data)
+                rows.append((images.tell(), size, sample.label, width, height, checksum))
+                names.append(sample.name.encode(errors="surrogateescape"))
+                boxes.append(sample.box or _NO_BOX)
+                images.write(sample.data)
+            images.flush()
+            os.fsync(images.fileno())
+        np.savez(
+            file,
+            rows=np.array(rows, np.int64),
+            letters=np.frombuffer(b"".join(names), np.uint8),
+            name_bytes=np.array([len(name) for name in names], np.int64),
+            boxes=np.array(boxes, "<f4"),
+        )
 
-def written_packed(
-    out: Path, split: str, *, count: int, classes: tuple[str, ...], form: PackedForm | None = None
-) -> int:
-    """How many images are packed already, from the first on: where to go on."""
-    if packed_path(out, split).is_file():
-        return count
-    head = _make_head(count, classes, form or PackedForm())
-    return read_note(out, split, head).images
+    def _open_part(self, number: int) -> BinaryIO:
+        """The growing file, cut off where a block begins, to be written on from there."""
+        file = self.part.open("r+b")
+        file.truncate(self._find_end(number))
+        file.seek(0, os.SEEK_END)
+        return file
 
+    def _find_end(self, blocks: int) -> int:
+        """Where the file ends after so many blocks."""
+        if not blocks:
+            return len(self.head)
+        offset, size = self._read_block(blocks - 1)["rows"][-1, :2]
+        return int(offset + size)
 
-def write_packed(
-    samples: Iterator[Sample],
-    out: Path,
-    split: str,
-    *,
-    count: int,
-    classes: tuple[str, ...],
-    form: PackedForm | None = None,
-    start: int = 0,
-) -> None:
-    """Write a split as one packed file, which appears when it is whole.
+    def _read_block(self, number: int) -> _Block:
+        path = self.shard_path(number)
+        try:
+            with np.load(path) as block:
+                return dict(block)
+        except (ValueError, EOFError, zipfile.BadZipFile):
+            raise DataError(f"{path}: is damaged; remove {self.job.out} and build again") from None
 
-    The samples are those from number `start` of `count`, which is 0 or what `written_packed` gave.
-    """
-    form = form or PackedForm()
-    head = _make_head(count, classes, form)
-    note = read_note(out, split, head) if start else NOTHING
-    if note.images != start:
-        raise ValueError(f"{note.images} images are packed, not {start}")
-    ledger, journal = PackedIndexBuilder(), PackedJournal(out, split, note)
-    for entry in read_entries(out, split, note) if start else ():
-        ledger.add(entry)
-    incoming = counted(samples, count - start, packed_path(out, split))
-    if not start:
-        clear_away(out, split)
-    with growing_file(out, split, note) as file:
-        file.write(b"" if start else head)
-        for sample, payload in _made_ahead(lambda s: (s, _prepare(s, form)), incoming):
-            entry = _write_image(file, sample, payload)
-            ledger.add(entry)
-            journal.add(entry)
-            if len(journal.lines) == BLOCK_IMAGES:
-                journal.keep(file)
-        _write_index(file, ledger.arrays(), zlib.crc32(head[HEAD.size :]))
-
-
-def _make_head(count: int, classes: tuple[str, ...], form: PackedForm) -> bytes:
-    """What a packed file begins with: the magic word, and the header with its length."""
-    header = {
-        "format": FORMAT,
-        "images": count,
-        "classes": classes,
-        "encoding": form.encoding,
-        "short_side": form.short_side,
-        "source": form.source,
-    }
-    text = json.dumps(header, sort_keys=True).encode()
-    return HEAD.pack(MAGIC, len(text)) + text
-
-
-def _write_image(file: BinaryIO, sample: Sample, payload: _Payload) -> PackedEntry:
-    offset = _align(file)
-    file.write(payload.data)
-    return PackedEntry(
-        name=sample.name,
-        label=sample.label,
-        box=sample.box,
-        offset=offset,
-        size=len(payload.data),
-        width=payload.width,
-        height=payload.height,
-        checksum=zlib.crc32(payload.data),
-    )
-
-
-def _align(file: BinaryIO) -> int:
-    """Fill up to the next place where something may start; what comes back is that place."""
-    file.write(bytes(-file.tell() % ALIGN))
-    return file.tell()
+    def finish(self) -> None:
+        """Add the index, and give the file its name."""
+        blocks = [self._read_block(number) for number in range(self.shards)]
+        joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+        index = {
+            name: joined["rows"][:, column].astype(dtype)
+            for column, (name, dtype) in enumerate(_COLUMNS.items())
+        }
+        index["names.letters"] = joined["letters"]
+        index["names.ends"] = np.cumsum(joined["name_bytes"], dtype="<i8")
+        if not np.isnan(joined["boxes"]).all():
+            index["boxes"] = joined["boxes"]
+        with self._open_part(len(blocks)) as file:
+            _write_index(file, index, zlib.crc32(self.header))
+            file.flush()
+            os.fsync(file.fileno())
+        self.part.replace(self.path)
+        sync_folder(self.job.out)
 
 
 def _write_index(file: BinaryIO, arrays: dict[str, NDArray[Any]], header_crc: int) -> None:
-    begin = _align(file)
+    """The arrays, a directory of them, and the tail."""
+    file.write(bytes(-file.tell() % ALIGN))
+    begin = file.tell()
     crc, directory = 0, {}
     for name, values in arrays.items():
-        fill = bytes(-file.tell() % ALIGN)
-        directory[name] = [values.dtype.str, list(values.shape), file.tell() + len(fill)]
-        data = fill + values.tobytes()
+        padding = bytes(-file.tell() % ALIGN)
+        directory[name] = [values.dtype.str, list(values.shape), file.tell() + len(padding)]
+        data = padding + values.tobytes()
         crc = zlib.crc32(data, crc)
         file.write(data)
     place = file.tell()
@@ -165,16 +160,3 @@ def _write_index(file: BinaryIO, arrays: dict[str, NDArray[Any]], header_crc: in
     file.write(text)
     crc = zlib.crc32(text, crc)
     file.write(TAIL.pack(begin, place, len(text), crc, header_crc, END_MAGIC))
-
-
-def _made_ahead(make: Callable[[_Item], _Made], items: Iterator[_Item]) -> Iterator[_Made]:
-    """What `make` gives for each item, in order; threads are a few items ahead."""
-    threads = count_cores()
-    waiting: deque[Future[_Made]] = deque()
-    with ThreadPoolExecutor(threads, "pack") as pool:
-        for item in items:
-            waiting.append(pool.submit(make, item))
-            if len(waiting) > 4 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()

@@ -33,8 +33,8 @@ _JPEG_NOTES = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comme
 _EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg, of rows below those it was asked for
 _MIN_WIDTH = 8  # below it, a width does not tell by how many eighths it was scaled
 _EXTRA_ROWS = 4  # colours of small planes are blended with the rows below
-PILLOW_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # some hide behind a .jpg or .png
-PILLOW_ERRORS = (
+_PILLOW_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # some hide behind a .jpg or .png
+_PILLOW_ERRORS = (
     OSError,
     SyntaxError,
     ValueError,
@@ -160,9 +160,9 @@ class _ImageHeader(NamedTuple):
 def read_image_header(data: bytes) -> _ImageHeader:
     """The format and shape of an image file, which is not decoded; all empty when it is none."""
     try:
-        with Pillow.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
+        with Pillow.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as image:
             return _ImageHeader(image.format or "", image.mode, (image.height, image.width))
-    except PILLOW_ERRORS:
+    except _PILLOW_ERRORS:
         return _ImageHeader("", "", (0, 0))
 
 
@@ -174,13 +174,13 @@ def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
     try:
         with (
             warnings.catch_warnings(),
-            Pillow.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image,
+            Pillow.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as image,
         ):
             warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
             yield image
     except UnidentifiedImageError:
         raise BadImage(name, "neither a JPEG nor a PNG image") from None
-    except PILLOW_ERRORS as cause:
+    except _PILLOW_ERRORS as cause:
         raise BadImage(name, str(cause) or type(cause).__name__) from None
 
 

@@ -7,18 +7,8 @@ a length.
 """
 
 import re
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
-from phalanx.data.convert.sample import (
-    Sample,
-    counted,
-    look_at,
-    to_jpeg,
-    whole_file,
-    write_class_names,
-)
 from phalanx.data.formats.index import BAD_CHECKSUM, Box, IndexedSource, enclosing_box
 from phalanx.data.formats.shards import (
     MAX_CLASSES,
@@ -34,7 +24,6 @@ from phalanx.data.formats.shards import (
 )
 from phalanx.data.formats.tfrecord_wire import (
     RECORD_HEADER,
-    FeatureValues,
     Field,
     Record,
     read_example,
@@ -42,17 +31,15 @@ from phalanx.data.formats.tfrecord_wire import (
     read_integers,
     read_records,
     read_spans,
-    write_example,
-    write_record,
 )
 from phalanx.errors import DataError
 
 SHARD_FILES = ShardFiles(r"-of-(?P<total>\d+)(?:\.tfrecords?)?")
-_LABELS = "labels.txt"
+LABELS_FILE = "labels.txt"
 SHARDS = {"train": 1024, "valid": 128}
 _FIRST_LABEL = 1
 _MIN_INTEGER = -(2**63)
-_SIDES = ("xmin", "ymin", "xmax", "ymax")
+BOX_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _NUMBERED_LINE = re.compile(r"(\d+)[:\t](.+)")
 
 
@@ -64,7 +51,7 @@ def open_tfrecord(root: Path, split: str) -> IndexedSource:
             f"{root}: no shard such as {SHARD_PREFIX[split]}-00000-of-{SHARDS[split]:05}; point "
             "--data-dir at the folder with the TFRecord files"
         )
-    index = _FORMAT.assign_classes(index, root, split, _read_labels(root / _LABELS))
+    index = _FORMAT.assign_classes(index, root, split, _read_labels(root / LABELS_FILE))
     source = IndexedSource(root, index, first_label=_FIRST_LABEL)
     refuse_unusable(source)
     return source
@@ -139,85 +126,10 @@ def _read_text(data: bytes, values: Field | None) -> str:
 
 
 def _read_box(data: bytes, features: dict[str, Field]) -> Box | None:
-    columns = [read_floats(data, features.get(f"image/object/bbox/{side}")) for side in _SIDES]
+    columns = [read_floats(data, features.get(f"image/object/bbox/{side}")) for side in BOX_SIDES]
     if len({len(column) for column in columns}) > 1:
         raise ValueError("a box lacks a side")
     return enclosing_box(zip(*columns, strict=True)) if columns[0] else None
 
 
 _FORMAT = ShardFormat(key="tfrecord", find=SHARD_FILES.find, scan=scan_shard)
-
-
-# --- writing ---
-
-
-def _choose_shards(count: int, split: str, shards: int | None) -> int:
-    """How many shards that many images are written to: never more than images."""
-    return max(1, min(shards or SHARDS[split], count))
-
-
-def shard_bounds(count: int, shards: int) -> list[int]:
-    """The first image of each shard, and the count: shards as equal as can be."""
-    return [count * number // shards for number in range(shards + 1)]
-
-
-def _shard_path(out: Path, split: str, number: int, shards: int) -> Path:
-    """Where a shard is written."""
-    return out / f"{SHARD_PREFIX[split]}-{number:05}-of-{shards:05}"
-
-
-def written_tfrecord(out: Path, split: str, *, count: int, shards: int | None = None) -> int:
-    """How many images lie in whole shards already, from the first on: where to go on."""
-    shards = _choose_shards(count, split, shards)
-    paths = [_shard_path(out, split, number, shards) for number in range(shards)]
-    whole = next((number for number, path in enumerate(paths) if not path.exists()), shards)
-    return shard_bounds(count, shards)[whole]
-
-
-def write_tfrecord(
-    samples: Iterator[Sample],
-    out: Path,
-    split: str,
-    *,
-    count: int,
-    classes: tuple[str, ...],
-    shards: int | None = None,
-    start: int = 0,
-) -> None:
-    """Write a split as shards with ImageNet's keys, and labels.txt.
-
-    The samples are those from number `start` of `count`, which must be the first of a shard.
-    """
-    shards = _choose_shards(count, split, shards)
-    bounds = shard_bounds(count, shards)
-    incoming = counted(samples, count - start, out)
-    write_class_names(out / _LABELS, classes)
-    for number in range(bounds.index(start), shards):
-        with whole_file(_shard_path(out, split, number, shards)) as file:
-            for sample in islice(incoming, bounds[number + 1] - bounds[number]):
-                write_record(file, make_record(sample, classes[sample.label]))
-    next(incoming, None)  # one too many is an error as well
-
-
-def make_record(sample: Sample, title: str) -> bytes:
-    """An image as an Example: always a JPEG, its label counted from 1."""
-    data = to_jpeg(sample)
-    looks = look_at(data)
-    text = title.encode(errors="surrogateescape")
-    features: dict[str, FeatureValues] = {
-        "image/channels": [3],
-        "image/class/label": [sample.label + 1],
-        "image/class/synset": [text],
-        "image/class/text": [text],
-        "image/colorspace": [b"RGB"],
-        "image/encoded": [data],
-        "image/filename": [sample.name.encode(errors="surrogateescape")],
-        "image/format": [b"JPEG"],
-        "image/height": [looks.height],
-        "image/width": [looks.width],
-    }
-    if sample.box is not None:
-        sides = zip(_SIDES, sample.box, strict=True)
-        features.update({f"image/object/bbox/{side}": [float(x)] for side, x in sides})
-        features["image/object/bbox/label"] = [sample.label + 1]
-    return write_example(features)

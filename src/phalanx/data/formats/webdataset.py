@@ -9,18 +9,14 @@ header in the middle for the end of the file. Names and sizes may come as ustar,
 them; nothing is ever unpacked.
 """
 
-import io
 import json
 import os
-import tarfile
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from phalanx.data.convert.sample import Sample, counted, look_at, whole_file, write_class_names
 from phalanx.data.formats.index import (
     DAMAGED_SHARD,
     NO_LABEL,
@@ -44,13 +40,11 @@ from phalanx.data.formats.shards import (
 from phalanx.errors import DataError
 
 SHARD_FILES = ShardFiles(r"(?:-of-(?P<total>\d+))?\.tar")
-_CLASSES, METADATA = "classes.txt", "metadata.json"
+CLASSES_FILE, METADATA = "classes.txt", "metadata.json"
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
-_ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
 _FACTS_LIMIT = 2**20  # bytes of a cls or json member
 _MAX_DIGITS = 18  # of a label: so many fit into the index
 _CLASS_SHOWN = 40  # letters of a class that is no number
-SHARD_IMAGES = 1024
 
 _BLOCK = 512
 _REGULAR, _FOLDER = (b"0", b"\0", b"7"), b"5"
@@ -93,7 +87,7 @@ def open_tar(root: Path, split: str) -> IndexedSource:
             f"{root / METADATA}: promises {promised:,} images where the shards of {split} hold "
             f"{len(index):,}{_describe_lost(index)}; fetch the shards that are missing"
         )
-    listed = read_class_names(root / _CLASSES) or tuple(map(str, metadata.get("classes") or ()))
+    listed = read_class_names(root / CLASSES_FILE) or tuple(map(str, metadata.get("classes") or ()))
     source = IndexedSource(root, _FORMAT.assign_classes(index, root, split, listed or None))
     refuse_unusable(source)
     return source
@@ -302,59 +296,3 @@ def _refuse_member(kind: bytes, name: str, path: Path) -> None:
             f"{path}: member {name!r} is {what}, which image data never needs; do not trust this "
             "file, or write it anew without"
         )
-
-
-# --- writing ---
-
-
-def _shard_path(out: Path, split: str, number: int) -> Path:
-    """Where a shard is written."""
-    return out / f"{SHARD_PREFIX[split]}-{number:06}.tar"
-
-
-def written_tar(out: Path, split: str, *, count: int, shard_images: int = SHARD_IMAGES) -> int:
-    """How many images lie in whole shards already, from the first on: where to go on."""
-    shards = -(-count // shard_images)
-    paths = [_shard_path(out, split, number) for number in range(shards)]
-    whole = next((number for number, path in enumerate(paths) if not path.exists()), shards)
-    return min(count, whole * shard_images)
-
-
-def write_tar(
-    samples: Iterator[Sample],
-    out: Path,
-    split: str,
-    *,
-    count: int,
-    classes: tuple[str, ...],
-    shard_images: int = SHARD_IMAGES,
-    start: int = 0,
-) -> None:
-    """Write a split as tar shards, the images as they are, and classes.txt.
-
-    The samples are those from number `start` of `count`, which must be the first of a shard.
-    """
-    incoming = counted(samples, count - start, out)
-    write_class_names(out / _CLASSES, classes)
-    for first in range(start, count, shard_images):
-        path = _shard_path(out, split, first // shard_images)
-        with whole_file(path) as file, tarfile.open(fileobj=file, mode="w") as tar:
-            wanted = min(shard_images, count - first)
-            for number, sample in enumerate(islice(incoming, wanted), first):
-                _add_sample(tar, f"{number:08}", sample)
-    next(incoming, None)  # one too many is an error as well
-
-
-def _add_sample(tar: tarfile.TarFile, key: str, sample: Sample) -> None:
-    facts: dict[str, Any] = {"filename": sample.name, "label": sample.label}
-    if sample.box is not None:
-        facts["bbox"] = [float(side) for side in sample.box]
-    parts = {
-        _ENDINGS.get(look_at(sample.data).form, "jpg"): sample.data,
-        "cls": str(sample.label).encode(),
-        "json": json.dumps(facts).encode(),
-    }
-    for ending, data in parts.items():
-        facts_of_file = tarfile.TarInfo(f"{key}.{ending}")  # no time, no owner: the same bytes
-        facts_of_file.size, facts_of_file.mode = len(data), 0o644
-        tar.addfile(facts_of_file, io.BytesIO(data))

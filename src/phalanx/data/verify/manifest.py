@@ -12,7 +12,7 @@ _NAME = "manifest.json"
 _Fingerprints = dict[str, Any]  # by split
 
 
-def keep_manifest(root: Path, manifest: str, fingerprints: _Fingerprints) -> None:
+def save_manifest(root: Path, manifest: str, fingerprints: _Fingerprints) -> None:
     """Keep the id of a set's content, beside it or, where that cannot be written, in the cache."""
     content = json.dumps({"manifest": manifest, "fingerprints": fingerprints}, indent=1)
     for folder in (root / PHALANX_FOLDER, user_cache_folder(root)):

@@ -1,39 +1,48 @@
-"""Every image of a set looked at: what is wrong, what lies there twice, and its manifest."""
+"""Every image of a dataset checked: what is wrong, what lies there twice, and its manifest."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.convert.origin import TASK_IMAGES, Part, find_parts, make_tasks
+from phalanx.data.convert.source_splits import (
+    TASK_IMAGES,
+    SourceSplit,
+    choose_workers,
+    find_source_splits,
+    make_tasks,
+)
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.process_pool import ProcessPool
-from phalanx.data.verify.examine import (
-    BIT,
+from phalanx.data.verify.image_checks import (
+    KIND_BITS,
     KINDS,
     OUT_OF_RANGE,
-    Facts,
-    Key,
+    ImageChecks,
+    ImageKey,
+    allocate_checks,
+    check_task,
     compare_pairs,
-    empty_facts,
-    examine_task,
 )
 from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equal, group_pairs
 from phalanx.errors import DataError
-from phalanx.plan.machine import count_cores
 
-_WORDS = {"train": "training", "valid": "validation"}
+_ADJECTIVES = {"train": "training", "valid": "validation"}
 NOTES = ("greyscale",)  # worth knowing, not wrong
-_UNSEEN = BIT["zero-size"] | BIT["undecodable"] | BIT["truncated"] | BIT[OUT_OF_RANGE]
+_UNUSABLE = sum(KIND_BITS[kind] for kind in ("zero-size", "undecodable", "truncated", OUT_OF_RANGE))
 EXACT, NEAR = "exact duplicates", "near duplicates"
 SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
 MISSING = "class missing in a split"
+_JSON_KEYS = (
+    *("folder", "data", "images", "manifest", "wrong", "totals"),
+    *("single", "groups", "missing", "classes"),
+)
 
-_Tell = Callable[[str, int, int], None]  # split, images done, of how many
+_Progress = Callable[[str, int, int], None]  # split, images done, of how many
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,8 @@ _Groups = dict[str, list[list[ImageLocation]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What was found in a set."""
+class VerifyResult:
+    """What was found in a dataset."""
 
     folder: str
     data: str
@@ -63,12 +72,12 @@ class Verdict:
     groups: _Groups  # by kind, images that are the same
     missing: list[str]  # a line for each class that a split does without
     manifest: str
-    fingerprints: dict[str, Any]  # by split, of what was looked at
+    fingerprints: dict[str, Any]  # by split, of what was checked
 
     @property
     def totals(self) -> dict[str, int]:
         """How often each kind was found."""
-        found: dict[str, int] = {kind: len(places) for kind, places in self.single.items()}
+        found = {kind: len(images) for kind, images in self.single.items()}
         found |= {kind: len(groups) for kind, groups in self.groups.items()}
         return {**found, MISSING: len(self.missing)}
 
@@ -79,178 +88,160 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return {
-            "folder": self.folder,
-            "data": self.data,
-            "images": self.images,
-            "manifest": self.manifest,
-            "wrong": self.wrong,
-            "totals": self.totals,
-            "single": {kind: [vars(p) for p in places] for kind, places in self.single.items()},
-            "groups": {
-                kind: [[vars(place) for place in group] for group in groups]
-                for kind, groups in self.groups.items()
-            },
-            "missing": self.missing,
-            "classes": {
-                name: {split: counts[label] for split, counts in self.counts.items()}
-                for label, name in enumerate(self.classes)
-            },
+        values = asdict(self) | {"wrong": self.wrong, "totals": self.totals}
+        values["classes"] = {
+            name: {split: counts[label] for split, counts in self.counts.items()}
+            for label, name in enumerate(self.classes)
         }
+        return {key: values[key] for key in _JSON_KEYS}
 
 
-def count_wrong(wrong: int) -> str:
+def describe_problems(wrong: int) -> str:
     """How much is wrong, in words."""
     words = {0: "nothing is wrong", 1: "1 thing is wrong"}
     return words.get(wrong, f"{wrong:,} things are wrong")
 
 
-def verify(root: Path, *, workers: int | None = None, tell: _Tell | None = None) -> Verdict:
-    """Look at every image of both splits of the set in a folder."""
-    parts = find_parts(root)
-    handed = [part for part in parts if part.data in SEQUENTIAL_FORMATS]
-    if handed:
+def verify(
+    root: Path, *, workers: int | None = None, on_progress: _Progress | None = None
+) -> VerifyResult:
+    """Check every image of both splits of the dataset in a folder."""
+    splits = find_source_splits(root)
+    data, classes = splits[0].data, splits[0].classes
+    if data in SEQUENTIAL_FORMATS:
         raise DataError(
-            f"{root}: {handed[0].data} as it is handed out; `phalanx data build` looks at every "
+            f"{root}: {data} as it is handed out; `phalanx data build` looks at every "
             "image while it converts, verify what it writes"
         )
-    images = sum(part.images for part in parts)
-    wanted = count_cores() if workers is None else workers
-    with ProcessPool(min(wanted, images // TASK_IMAGES)) as crew:
-        facts = [_examine_part(part, crew, tell) for part in parts]
-        groups = _find_groups(parts, facts, crew)
-    return _judge(root, parts, facts, groups=groups)
-
-
-def _examine_part(part: Part, crew: ProcessPool, tell: _Tell | None) -> Facts:
-    """The facts of every image of a split."""
-    whole, done = empty_facts(part.images), 0
-    for facts in crew.map(examine_task, make_tasks(part, range(part.images))):
-        rows = slice(done, done + len(facts.numbers))
-        for name in ("numbers", "flags", "content", "lines", "outlines", "colours"):
-            getattr(whole, name)[rows] = getattr(facts, name)
-        whole.whys.update(facts.whys)
-        done = rows.stop
-        if tell is not None:
-            tell(part.split, done, part.images)
-    return whole
-
-
-def _judge(root: Path, parts: list[Part], facts: list[Facts], *, groups: _Groups) -> Verdict:
-    """What the facts of all splits mean together."""
-    single = {kind: list(_flagged(parts, facts, kind)) for kind in KINDS}
-    for part, each in zip(parts, facts, strict=True):
-        single[OUT_OF_RANGE] += _strange_labels(part, each)
-    counts = {part.split: _count_classes(part) for part in parts}
-    return Verdict(
+    all_images = _AllImages(splits)
+    with ProcessPool(choose_workers(splits, workers)) as pool:
+        checks = _check_images(splits, pool, on_progress)
+        groups = _find_groups(all_images, checks, pool)
+    counts = {split.name: _count_classes(split) for split in splits}
+    return VerifyResult(
         folder=str(root),
-        data=parts[0].data,
-        images={part.split: part.images for part in parts},
-        classes=parts[0].classes,
+        data=data,
+        images={split.name: split.images for split in splits},
+        classes=classes,
         counts=counts,
-        single=single,
+        single=_find_single(all_images, checks),
         groups=groups,
-        missing=_missing_classes(parts[0].classes, counts),
-        manifest=manifest_id(parts[0].classes, facts),
-        fingerprints={part.split: part.source.fingerprint() for part in parts},
+        missing=[
+            f"{classes[label]}: no {_ADJECTIVES[split]} image"
+            for split, found in counts.items()
+            for label, count in enumerate(found)
+            if not count
+        ],
+        manifest=compute_manifest(classes, checks),
+        fingerprints={split.name: split.source.fingerprint() for split in splits},
     )
 
 
-def manifest_id(classes: tuple[str, ...], facts: list[Facts]) -> str:
-    """The sha256 of the class names and of all images, whatever their order and form.
+class _AllImages:
+    """The images of all splits, numbered through."""
+
+    def __init__(self, splits: list[SourceSplit]):
+        self.splits, self.classes = splits, splits[0].classes
+        self.labels = np.concatenate([split.source.labels for split in splits])
+
+    def find(self, row: int) -> tuple[SourceSplit, int]:
+        """The split of an image and its number there."""
+        for split in self.splits:
+            if row < split.images:
+                return split, row
+            row -= split.images
+        raise IndexError(row)
+
+    def locate(self, row: int, why: str = "") -> ImageLocation:
+        """An image as a person finds it."""
+        (split, number), label = self.find(row), int(self.labels[row])
+        class_name = self.classes[label] if 0 <= label < len(self.classes) else "no class"
+        return ImageLocation(split.name, number, split.source.name(number), class_name, why)
+
+
+def _check_images(
+    splits: list[SourceSplit], pool: ProcessPool, on_progress: _Progress | None
+) -> ImageChecks:
+    """What is found in every image of all splits."""
+    checks, row = allocate_checks(sum(split.images for split in splits)), 0
+    for split in splits:
+        done = 0
+        for some in pool.map(check_task, make_tasks(split, range(split.images))):
+            count = len(some.flags)
+            for name in ("flags", "content", "identity", "hashes", "thumbnails"):
+                getattr(checks, name)[row : row + count] = getattr(some, name)
+            checks.reasons.update({(row + n, kind): why for (n, kind), why in some.reasons.items()})
+            row, done = row + count, done + count
+            if on_progress is not None:
+                on_progress(split.name, done, split.images)
+    return checks
+
+
+def compute_manifest(classes: tuple[str, ...], checks: ImageChecks) -> str:
+    """The sha256 of the class names and of all images, whatever their order and format.
 
     An image counts by its split, the last part of its name, the sha256 of its bytes and its label.
     """
-    lines = np.concatenate([each.lines for each in facts])
     digest = hashlib.sha256("\n".join(classes).encode(errors="surrogateescape") + b"\n")
-    digest.update(lines[np.lexsort(lines.T[::-1])].tobytes())
+    digest.update(checks.identity[np.lexsort(checks.identity.T[::-1])].tobytes())
     return digest.hexdigest()
 
 
-def _place_of(part: Part, number: int, why: str = "") -> ImageLocation:
-    """An image as a person finds it."""
-    label = int(part.labels[number]) if part.labels is not None else -1
-    named = part.classes[label] if 0 <= label < len(part.classes) else "no class"
-    return ImageLocation(part.split, int(number), part.source.name(number), named, why)
+def _find_single(all_images: _AllImages, checks: ImageChecks) -> dict[str, list[ImageLocation]]:
+    """By kind, the images it is true of."""
+    found = {
+        kind: [
+            all_images.locate(int(row), checks.reasons.get((int(row), kind), ""))
+            for row in np.flatnonzero(checks.flags & KIND_BITS[kind])
+        ]
+        for kind in KINDS
+    }
+    unknown = (all_images.labels < 0) | (all_images.labels >= len(all_images.classes))
+    for row in np.flatnonzero(unknown & (checks.flags & _UNUSABLE == 0)):
+        why = f"label {all_images.labels[row]}, but there are {len(all_images.classes)} classes"
+        found[OUT_OF_RANGE].append(all_images.locate(int(row), why))
+    return found
 
 
-def _flagged(parts: list[Part], facts: list[Facts], kind: str) -> Iterator[ImageLocation]:
-    for part, each in zip(parts, facts, strict=True):
-        for number in np.flatnonzero(each.flags & BIT[kind]):
-            yield _place_of(part, int(number), each.whys.get((int(number), kind), ""))
-
-
-# --- labels ---
-
-
-def _strange_labels(part: Part, facts: Facts) -> Iterator[ImageLocation]:
-    """Images of no known class, but for those that an index has set aside and told of."""
-    assert part.labels is not None
-    strange = (part.labels < 0) | (part.labels >= len(part.classes))
-    for number in np.flatnonzero(strange & (facts.flags & _UNSEEN == 0)):
-        told = f"label {part.labels[number]}, but there are {len(part.classes)} classes"
-        yield _place_of(part, int(number), told)
-
-
-def _count_classes(part: Part) -> list[int]:
-    assert part.labels is not None
-    known = part.labels[(part.labels >= 0) & (part.labels < len(part.classes))]
-    return [int(count) for count in np.bincount(known, minlength=len(part.classes))]
-
-
-def _missing_classes(classes: tuple[str, ...], counts: dict[str, list[int]]) -> list[str]:
-    return [
-        f"{classes[label]}: no {_WORDS[split]} image"
-        for split, found in counts.items()
-        for label, count in enumerate(found)
-        if not count
-    ]
+def _count_classes(split: SourceSplit) -> list[int]:
+    labels = split.source.labels
+    known = labels[(labels >= 0) & (labels < len(split.classes))]
+    return [int(count) for count in np.bincount(known, minlength=len(split.classes))]
 
 
 # --- duplicates ---
 
 
-def _find_groups(parts: list[Part], facts: list[Facts], crew: ProcessPool) -> _Groups:
+def _find_groups(all_images: _AllImages, checks: ImageChecks, pool: ProcessPool) -> _Groups:
     """Images that are the same, or nearly, in a split or across both."""
-    starts = np.cumsum([0, *(part.images for part in parts)])
-    seen = np.flatnonzero(np.concatenate([each.flags for each in facts]) & _UNSEEN == 0)
-    content = np.concatenate([each.content for each in facts])[seen]
-    outlines = np.concatenate([each.outlines for each in facts])[seen]
-    colours = np.concatenate([each.colours for each in facts])[seen]
-    twins = find_near_duplicates(outlines, colours)
-    twins = twins[(content[twins[:, 0]] != content[twins[:, 1]]).any(axis=1)]
-    near = _keep_close(parts, starts, seen[twins], crew)
-    exact = [[int(seen[member]) for member in group] for group in group_equal(content)]
+    usable = np.flatnonzero(checks.flags & _UNUSABLE == 0)
+    content = checks.content[usable]
+    pairs = find_near_duplicates(checks.hashes[usable], checks.thumbnails[usable])
+    pairs = pairs[(content[pairs[:, 0]] != content[pairs[:, 1]]).any(axis=1)]
+    near = _group_same_pictures(all_images, usable[pairs], pool)
+    exact = [[int(usable[place]) for place in group] for group in group_equal(content)]
     found: _Groups = {EXACT: [], SHARED: [], NEAR: [], NEARLY_SHARED: []}
     for groups, inside, across in ((exact, EXACT, SHARED), (near, NEAR, NEARLY_SHARED)):
         for group in groups:
-            places = [_place_of(*_locate(parts, starts, member)) for member in group]
-            crossing = len({place.split for place in places}) > 1
-            found[across if crossing else inside].append(_with_labels(places))
+            images = [all_images.locate(row) for row in group]
+            if len({image.label for image in images}) > 1:
+                why = "the same picture has another label"
+                images = [replace(image, why=why) for image in images]
+            is_shared = len({image.split for image in images}) > 1
+            found[across if is_shared else inside].append(images)
     return found
 
 
-def _keep_close(
-    parts: list[Part], starts: NDArray[np.int64], pairs: NDArray[np.int64], crew: ProcessPool
+def _group_same_pictures(
+    all_images: _AllImages, pairs: NDArray[np.int64], pool: ProcessPool
 ) -> list[list[int]]:
-    """Groups of those images that are still alike when they are looked at again, larger."""
-    keys: list[tuple[Key, Key]] = []
-    for left, right in pairs:
-        ends = [_locate(parts, starts, int(end)) for end in (left, right)]
-        first, second = ((part.data, part.folder, part.split, number) for part, number in ends)
-        keys.append((first, second))
+    """Groups of those similar images that are still alike when they are compared again, larger."""
+
+    def make_key(row: int) -> ImageKey:
+        split, number = all_images.find(row)
+        return split.data, split.folder, split.name, number
+
+    keys = [(make_key(int(left)), make_key(int(right))) for left, right in pairs]
     tasks = (keys[start : start + TASK_IMAGES] for start in range(0, len(keys), TASK_IMAGES))
-    close = np.array([alike for some in crew.map(compare_pairs, tasks) for alike in some], bool)
-    return group_pairs((int(left), int(right)) for left, right in pairs[close])
-
-
-def _locate(parts: list[Part], starts: NDArray[np.int64], place: int) -> tuple[Part, int]:
-    at = int(np.searchsorted(starts, place, side="right")) - 1
-    return parts[at], place - int(starts[at])
-
-
-def _with_labels(group: list[ImageLocation]) -> list[ImageLocation]:
-    """The same images, which say so where their labels disagree."""
-    if len({place.label for place in group}) == 1:
-        return group
-    return [replace(place, why="the same picture has another label") for place in group]
+    same = np.array([answer for some in pool.map(compare_pairs, tasks) for answer in some], bool)
+    return group_pairs((int(left), int(right)) for left, right in pairs[same])

@@ -1,0 +1,205 @@
+"""The splits of any dataset in a folder, read image by image, as encoded there, in index order.
+
+Sources are opened by every process that reads them. ImageNet as it is handed out can only be read
+from its beginning: one process reads it and passes the images on.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.convert.sample import Sample
+from phalanx.data.formats import packed, parquet, tfrecord, webdataset
+from phalanx.data.formats.decode import encode_png
+from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
+from phalanx.data.formats.folder import SPLIT_NAMES, find_split
+from phalanx.data.formats.imagenet import (
+    BOXES_FILE,
+    KAGGLE_IMAGES,
+    KAGGLE_SOLUTIONS,
+    KAGGLE_SPLITS,
+    KAGGLE_SYNSETS,
+    OFFICIAL_ARCHIVES,
+    SEQUENTIAL_FORMATS,
+)
+from phalanx.data.formats.index import IndexedSource
+from phalanx.data.formats.sources import DATA_FORMATS, Source
+from phalanx.errors import DataError
+from phalanx.plan.machine import count_cores
+
+SPLITS = ("train", "valid")
+TASK_IMAGES = 16
+_Numbers = Sequence[int] | NDArray[np.int64]
+_SEQUENTIAL_FILES = (
+    *OFFICIAL_ARCHIVES.values(),
+    BOXES_FILE,
+    KAGGLE_SYNSETS,
+    *KAGGLE_SOLUTIONS.values(),
+)
+
+
+def _has_folder(root: Path, split: str) -> bool:
+    """Whether a split has a folder; class folders without one are there to be scored."""
+    alone = split == "valid" and find_split(root, "train") is None
+    return alone or find_split(root, split) is not None
+
+
+_HAS_SPLIT: dict[str, Callable[[Path, str], bool]] = {  # formats that may hold one split only
+    "folder": _has_folder,
+    "imagenet": _has_folder,
+    "tfrecord": lambda root, split: bool(tfrecord.SHARD_FILES.find(root, split)),
+    "tar": lambda root, split: bool(webdataset.SHARD_FILES.find(root, split)),
+    "parquet": lambda root, split: bool(parquet.find_files(root, split)),
+    "packed": lambda root, split: packed.packed_path(root, split).is_file(),
+    "imagenet-official": lambda root, split: (root / OFFICIAL_ARCHIVES[split]).is_file(),
+    "imagenet-kaggle": lambda root, split: (root / KAGGLE_IMAGES / KAGGLE_SPLITS[split]).is_dir(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSplit:
+    """One split of a dataset: where it lies and what is known of it before an image is read."""
+
+    name: str  # train or valid
+    data: str
+    folder: Path
+    images: int
+    classes: tuple[str, ...]
+    fingerprint: dict[str, Any]
+    labels: NDArray[np.int64] | None  # None: known image by image
+
+    @property
+    def source(self) -> Source:
+        """The images, of a dataset that can be read in any order."""
+        return open_once(self.data, self.folder, self.name)
+
+
+class ImageTask(NamedTuple):
+    """A few images of a split for one process, by number or already read."""
+
+    data: str
+    folder: Path
+    split: str
+    numbers: Sequence[int]
+    samples: Sequence[Sample] | None
+
+
+def find_source_splits(root: Path) -> list[SourceSplit]:
+    """The splits of the one dataset in a folder; raises DataError for none or several."""
+    open_once.cache_clear()  # the files may have changed since they were last opened here
+    found = detect_datasets(root)
+    if not found:
+        raise DataError(
+            f"{root}: nothing that can be read lies here or up to {MAX_DEPTH} folders below; "
+            "`phalanx data list` says what can"
+        )
+    if len(found) > 1:
+        lines = [f"  {one.folder}: {one.data} ({one.files})" for one in found]
+        first = f"{root}: several datasets lie here; give the folder of one alone:"
+        raise DataError("\n".join([first, *lines]))
+    data, folder = found[0].data, found[0].folder
+    has_split = _HAS_SPLIT.get(data, lambda _root, _split: True)
+    describe = _describe_sequential if data in SEQUENTIAL_FORMATS else _describe_source
+    return [
+        SourceSplit(name=name, data=data, folder=folder, **describe(data, folder, name))
+        for name in SPLITS
+        if has_split(folder, name)
+    ]
+
+
+def _describe_source(data: str, folder: Path, name: str) -> dict[str, Any]:
+    """What is known of a split once its index is open."""
+    source = open_once(data, folder, name)
+    return {
+        "images": len(source),
+        "classes": source.classes,
+        "fingerprint": source.fingerprint(),
+        "labels": source.labels,
+    }
+
+
+def _describe_sequential(data: str, folder: Path, name: str) -> dict[str, Any]:
+    """What is known of a split of ImageNet as it is handed out."""
+    reader = SEQUENTIAL_FORMATS[data]
+    images, classes = reader.count(folder, name), reader.classes(folder)
+    digest = hashlib.sha256("\n".join(classes).encode())
+    for path in (folder / file for file in _SEQUENTIAL_FILES):
+        if path.is_file():
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    fingerprint = {"images": images, "classes": len(classes), "sha256": digest.hexdigest()}
+    return {"images": images, "classes": classes, "fingerprint": fingerprint, "labels": None}
+
+
+@lru_cache(maxsize=4)
+def open_once(data: str, folder: Path, split: str) -> Source:
+    """The source of a split, opened once by each process."""
+    opener = DATA_FORMATS[data].open
+    if opener is None:
+        raise ValueError(f"{data} is handed out, not opened")
+    return opener(folder, split)
+
+
+def choose_workers(splits: Sequence[SourceSplit], workers: int | None) -> int:
+    """Processes to use: as asked, else one a core, and no more than there are tasks."""
+    images = sum(split.images for split in splits)
+    return min(count_cores() if workers is None else workers, images // TASK_IMAGES)
+
+
+def make_tasks(split: SourceSplit, numbers: _Numbers) -> Iterator[ImageTask]:
+    """The images of these ascending numbers, a few at a time."""
+    in_order = _read_sequential(split, numbers) if split.data in SEQUENTIAL_FORMATS else None
+    for start in range(0, len(numbers), TASK_IMAGES):
+        some = [int(number) for number in numbers[start : start + TASK_IMAGES]]
+        samples = None if in_order is None else list(islice(in_order, len(some)))
+        if samples is not None:
+            some = some[
+                : len(samples)
+            ]  # fewer where the source lost images since they were counted
+        yield ImageTask(split.data, split.folder, split.name, some, samples)
+
+
+def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample]:
+    """The images of these ascending numbers, as the source is read on from the first of them."""
+    labels = {name: label for label, name in enumerate(split.classes)}
+    wanted = map(int, numbers)
+    first = upcoming = next(wanted)
+    images = SEQUENTIAL_FORMATS[split.data].iterate(split.folder, split.name, start=first)
+    for number, image in enumerate(images, first):
+        if number != upcoming:
+            continue
+        if image.synset not in labels:
+            raise DataError(f"{split.folder}: {image.name} is of {image.synset}, no known class")
+        yield Sample(name=image.name, data=image.data, label=labels[image.synset], box=image.box)
+        upcoming = next(wanted, -1)
+
+
+def read_sample(source: Source, number: int) -> Sample:
+    """An image with all that is known of it; raises BadImage."""
+    encoded = getattr(source, "encoded", None)
+    box = getattr(source, "box", None)
+    return Sample(
+        name=find_portable_name(source, number),
+        data=encoded(number) if encoded else encode_png(source.read(number)),
+        label=int(source.labels[number]),
+        box=box(number) if box else None,
+    )
+
+
+def find_portable_name(source: Source, number: int) -> str:
+    """The name an image has in any format: without the shard, or the split's folder.
+
+    It is CLASS/FILE for a folder, and for files of many images what they call each of them.
+    """
+    if isinstance(source, IndexedSource) and source.index.names is not None:
+        return source.index.names[number]
+    name = source.name(number)
+    first, _, rest = name.partition("/")
+    split_names = [word for words in SPLIT_NAMES.values() for word in words]
+    return rest if rest and first in split_names else name

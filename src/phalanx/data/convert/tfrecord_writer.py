@@ -1,0 +1,67 @@
+"""Writing TFRecord shards with ImageNet's keys, see `formats.tfrecord`."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.writer import ShardWriter, write_class_names
+from phalanx.data.formats.decode import read_image_header
+from phalanx.data.formats.shards import SHARD_PREFIX
+from phalanx.data.formats.tfrecord import BOX_SIDES, LABELS_FILE, SHARDS
+from phalanx.data.formats.tfrecord_wire import FeatureValues, write_example, write_record
+
+
+class TFRecordWriter(ShardWriter):
+    """Writes TFRecord shards and labels.txt."""
+
+    only_jpeg = True
+    takes_shards = True
+
+    def choose_bounds(self) -> list[int]:
+        """Shards as equal as can be, never more than images; validation gets its usual share."""
+        count, shards = self.job.count, SHARDS[self.job.split]
+        if self.job.shards is not None:
+            shards = self.job.shards * shards // SHARDS["train"]
+        shards = max(1, min(shards, count))
+        return [count * number // shards for number in range(shards + 1)]
+
+    def shard_path(self, number: int) -> Path:
+        """Where a shard appears when it is whole."""
+        return self.job.out / f"{SHARD_PREFIX[self.job.split]}-{number:05}-of-{self.shards:05}"
+
+    def find_files(self) -> Iterable[Path]:
+        """The shards."""
+        return self.job.out.glob(f"{SHARD_PREFIX[self.job.split]}-*-of-*")
+
+    def start(self, whole_shards: int) -> None:
+        """Name the classes."""
+        write_class_names(self.job.out / LABELS_FILE, self.job.classes)
+
+    def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
+        """One record for each image."""
+        for sample in samples:
+            write_record(file, make_example(sample, self.job.classes[sample.label]))
+
+
+def make_example(sample: Sample, class_name: str) -> bytes:
+    """A JPEG as an Example message, its label counted from 1."""
+    height, width = read_image_header(sample.data).shape
+    text = class_name.encode(errors="surrogateescape")
+    features: dict[str, FeatureValues] = {
+        "image/channels": [3],
+        "image/class/label": [sample.label + 1],
+        "image/class/synset": [text],
+        "image/class/text": [text],
+        "image/colorspace": [b"RGB"],
+        "image/encoded": [sample.data],
+        "image/filename": [sample.name.encode(errors="surrogateescape")],
+        "image/format": [b"JPEG"],
+        "image/height": [height],
+        "image/width": [width],
+    }
+    if sample.box is not None:
+        for side, place in zip(BOX_SIDES, sample.box, strict=True):
+            features[f"image/object/bbox/{side}"] = [float(place)]
+        features["image/object/bbox/label"] = [sample.label + 1]
+    return write_example(features)

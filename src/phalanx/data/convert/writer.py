@@ -1,0 +1,165 @@
+"""How a split is written in any output format: shard after shard, each whole or absent.
+
+A shard is a file that is written under a temporary name, synced and renamed. A build that broke
+off goes on with the first shard that is missing. Formats whose result is not made of shards (a
+folder of images, one packed file) write their images in blocks; their shards are small records of
+these blocks, kept in .phalanx/blocks-SPLIT/ until the split is finished.
+"""
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+from phalanx.data.convert.sample import Sample
+from phalanx.data.formats.index import PHALANX_FOLDER
+from phalanx.disk import remove_quietly, sync_folder, write_atomically
+from phalanx.errors import DataError
+
+# Images of a shard, where no number of shards is asked for. A build that broke off counts on it:
+# who changes it raises the format of build.json.
+BLOCK_IMAGES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteJob:
+    """One split to be written."""
+
+    out: Path
+    split: str
+    count: int  # images
+    classes: tuple[str, ...]
+    source: dict[str, Any] = field(default_factory=dict)  # the fingerprint of where they come from
+    lengths: dict[str, int] = field(default_factory=dict)  # images of every split
+    shards: int | None = None
+    short_side: int | None = None
+    raw: bool = False
+    number_files: bool = False  # put a number before each file name
+
+
+class ShardWriter(ABC):
+    """Writes one split in one format; its state is what lies on the disk."""
+
+    only_jpeg: ClassVar[bool]  # False: images are stored in the format they come in
+    takes_shards: ClassVar[bool] = False  # whether the number of shards can be chosen
+
+    def __init__(self, job: WriteJob):
+        self.job = job
+        self.blocks = job.out / PHALANX_FOLDER / f"blocks-{job.split}"
+        self.bounds = self.choose_bounds()
+        self.shards = len(self.bounds) - 1
+
+    def choose_bounds(self) -> list[int]:
+        """The first image of each shard, and the number of images."""
+        count, shards = self.job.count, self.job.shards
+        step = BLOCK_IMAGES if shards is None else max(1, -(-count // shards))
+        return [*range(0, count, step), count]
+
+    def shard_path(self, number: int) -> Path:
+        """Where a shard appears when it is whole."""
+        return self.blocks / f"{number:06}"
+
+    def count_whole_shards(self) -> int:
+        """How many shards need not be written again, from the first on."""
+        missing = (n for n in range(self.shards) if not self.shard_path(n).exists())
+        return next(missing, self.shards)
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.count_whole_shards() == self.shards
+
+    @abstractmethod
+    def start(self, whole_shards: int) -> None:
+        """Prepare the folder to go on after so many whole shards."""
+
+    @abstractmethod
+    def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
+        """Write the samples of a shard; `file` gets its name when this returns."""
+
+    def finish(self) -> None:
+        """Make the result of the whole shards; where they are it already, nothing is left."""
+        return
+
+    @abstractmethod
+    def find_files(self) -> Iterable[Path]:
+        """What lies there of this split, whole or not, besides the records of blocks."""
+
+    def write(self, samples_from: Callable[[int], Iterator[Sample]]) -> None:
+        """Write what is missing; `samples_from` gives the samples from a number on."""
+        if not self.is_finished():
+            whole = self.count_whole_shards()
+            if not whole:
+                self._remove_records()
+            try:
+                self.start(whole)
+                first = self.bounds[whole]
+                samples = _check_count(samples_from(first), self.job.count - first, self.job.out)
+                for number in range(whole, self.shards):
+                    self._write_whole(number, samples)
+                self.finish()
+            except BaseException:
+                if not (self.is_finished() or self.count_whole_shards()):
+                    self.remove()  # what nobody can go on with
+                raise
+        self._remove_records()
+
+    def _write_whole(self, number: int, samples: Iterator[Sample]) -> None:
+        """Write a shard that appears under its name when it is on the disk."""
+        path = self.shard_path(number)
+        part = path.with_name(f"{path.name}.part")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images = self.bounds[number + 1] - self.bounds[number]
+        try:
+            with part.open("wb") as file:
+                self.write_shard(file, number, islice(samples, images))
+                if number == self.shards - 1:
+                    next(samples, None)  # one too many is an error as well
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            remove_quietly(part)
+            raise
+        sync_folder(path.parent)
+
+    def remove(self) -> None:
+        """Remove all that was written of the split."""
+        self._remove_records()
+        for path in self.find_files():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _remove_records(self) -> None:
+        shutil.rmtree(self.blocks, ignore_errors=True)
+        for path in self.blocks.parent.glob(f"*-{self.job.split}.json*"):
+            path.unlink()  # notes of a build that an older release left half done
+
+
+def _check_count(samples: Iterator[Sample], count: int, out: Path) -> Iterator[Sample]:
+    """The same samples; raises DataError when they are not as many as was promised."""
+    given = 0
+    for given, sample in enumerate(samples, 1):
+        if given > count:
+            break
+        yield sample
+    if given != count:
+        more = "more than" if given > count else f"{given:,} instead of"
+        raise DataError(
+            f"{out}: the source gave {more} {count:,} images; it changed while it was read, "
+            "build again"
+        )
+
+
+def write_class_names(path: Path, classes: tuple[str, ...]) -> None:
+    """A file with one class name a line."""
+    unusable = [name for name in classes if "\n" in name or not name.strip()]
+    if unusable:
+        raise DataError(f"{path}: {unusable[0]!r} cannot be a line of this file; rename the class")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "".join(f"{name}\n" for name in classes))

@@ -1,0 +1,196 @@
+"""What is found when one image is checked, in a worker process."""
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.data.convert.sample import find_promised_format
+from phalanx.data.convert.source_splits import ImageTask, find_portable_name, open_once
+from phalanx.data.formats.decode import (
+    JPEG_START,
+    BadImage,
+    Pixels,
+    decode,
+    read_image_header,
+    read_image_shape,
+    refuse_bomb,
+    resize,
+)
+from phalanx.data.formats.index import (
+    DAMAGED_SHARD,
+    NO_LABEL,
+    TRUNCATED_SHARD,
+    WRONG_LABEL,
+    IndexedSource,
+)
+from phalanx.data.formats.packed import CHANGED_AFTER_PACKING, PackedSource
+
+if TYPE_CHECKING:
+    from phalanx.data.formats.sources import Source
+
+try:
+    import simplejpeg
+except ImportError:  # damage that Pillow overlooks stays unseen
+    simplejpeg = None
+
+OUT_OF_RANGE = "label out of range"
+KINDS = (
+    "zero-size",
+    "undecodable",
+    "truncated",
+    "wrong extension",
+    "CMYK",
+    "greyscale",
+    OUT_OF_RANGE,
+)
+KIND_BITS = {kind: 1 << place for place, kind in enumerate(KINDS)}
+_KIND_OF_FAULT = {  # what the index knows to be bad; undecodable where it is none of these
+    TRUNCATED_SHARD: "truncated",
+    DAMAGED_SHARD: "truncated",
+    WRONG_LABEL: OUT_OF_RANGE,
+    NO_LABEL: OUT_OF_RANGE,
+}
+_JPEG_WARNINGS = ("Premature end", "Corrupt JPEG data")  # libjpeg's, of damage it got over
+_COMPARED_EDGE = 32  # pixels of the pictures that are compared
+_MAX_DISTANCE = 0.12  # as a share of their contrast: strong JPEG compression gives as much
+_MIN_CONTRAST = 8.0  # of 255; below it all pictures are one grey
+_THUMBNAIL_EDGE = 4
+_GREY_STRIDE = 16  # pixels are tested first at this distance, to see quickly that there is colour
+
+
+ImageKey = tuple[str, Path, str, int]  # dataset, folder, split and number of an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageChecks:
+    """What was found in some images, in arrays of one row each."""
+
+    flags: NDArray[np.uint8]  # the bits of KINDS
+    content: NDArray[np.uint8]  # [n, 32], the sha256 of what is stored
+    identity: NDArray[np.uint8]  # [n, 32], the sha256 of split, name, content and label
+    hashes: NDArray[np.uint64]  # difference hashes: where a picture gets lighter to the right
+    thumbnails: NDArray[np.uint8]  # [n, 48], tell pictures of one hash apart by their colours
+    reasons: dict[tuple[int, str], str] = field(default_factory=dict)  # by row and kind
+
+
+def allocate_checks(count: int) -> ImageChecks:
+    """Empty rows for so many images."""
+    return ImageChecks(
+        flags=np.zeros(count, np.uint8),
+        content=np.zeros((count, 32), np.uint8),
+        identity=np.zeros((count, 32), np.uint8),
+        hashes=np.zeros(count, np.uint64),
+        thumbnails=np.zeros((count, 3 * _THUMBNAIL_EDGE**2), np.uint8),
+    )
+
+
+def check_task(task: ImageTask) -> ImageChecks:
+    """What is found in each image of a task."""
+    source = open_once(task.data, task.folder, task.split)
+    checks = allocate_checks(len(task.numbers))
+    for row, number in enumerate(task.numbers):
+        data, pixels, found = check_image(source, number)
+        checks.flags[row] = sum(KIND_BITS[kind] for kind in found)
+        checks.reasons.update({(row, kind): reason for kind, reason in found.items() if reason})
+        digest = hashlib.sha256(data)
+        checks.content[row] = np.frombuffer(digest.digest(), np.uint8)
+        name = find_portable_name(source, number).rpartition("/")[2]
+        line = f"{task.split}\n{name}\n{digest.hexdigest()}\n{source.labels[number]}\n"
+        identity = hashlib.sha256(line.encode(errors="surrogateescape")).digest()
+        checks.identity[row] = np.frombuffer(identity, np.uint8)
+        if pixels is not None:
+            checks.hashes[row], checks.thumbnails[row] = _hash_pixels(pixels)
+    return checks
+
+
+def check_image(source: "Source", number: int) -> tuple[bytes, Pixels | None, dict[str, str]]:
+    """What is stored of an image, its pixels, and the kinds it is of with a word on why."""
+    name = source.name(number)
+    encoded = getattr(source, "encoded", None)
+    try:
+        if isinstance(source, PackedSource) and not source.is_intact(number):
+            raise BadImage(name, CHANGED_AFTER_PACKING)  # though a decoder may get over it
+        if encoded is None or getattr(source, "raw", False):
+            pixels = source.read(number)
+            return b"%d %d\n" % pixels.shape[:2] + pixels.tobytes(), pixels, _check_grey(pixels)
+        data = encoded(number)
+    except BadImage as bad:
+        fault = source.fault(number) if isinstance(source, IndexedSource) else 0
+        return b"", None, {_KIND_OF_FAULT.get(fault, "undecodable"): bad.why}
+    if not data:
+        return data, None, {"zero-size": "the file is empty"}
+    is_file = isinstance(source, IndexedSource) and source.index.names is None
+    found = _check_header(data, find_promised_format(name) if is_file else "")
+    image, damage = _decode_strictly(data, name)
+    return data, image, found | damage | ({} if image is None else _check_grey(image))
+
+
+def _check_header(data: bytes, promised_format: str) -> dict[str, str]:
+    """What the header of an image tells: another format, other inks."""
+    header, found = read_image_header(data), {}
+    if promised_format and header.format and header.format != promised_format:
+        found["wrong extension"] = f"is a {header.format} inside"
+    if header.mode == "CMYK":
+        found["CMYK"] = "four inks, not red, green and blue"
+    return found
+
+
+def _decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, str]]:
+    """The pixels, and what is damaged; such damage, too, that a decoder gets over."""
+    damage: dict[str, str] = {}
+    if simplejpeg is not None and data.startswith(JPEG_START):
+        try:
+            refuse_bomb(*read_image_shape(data, name), name)
+            return simplejpeg.decode_jpeg(data), damage
+        except BadImage as bad:
+            return None, {"undecodable": bad.why}
+        except ValueError as warning:
+            if str(warning).startswith(_JPEG_WARNINGS):
+                damage["truncated"] = str(warning)
+    try:
+        return decode(data, name), damage
+    except BadImage as bad:
+        is_truncated = "truncated" in bad.why.lower() or "truncated" in damage
+        return None, {"truncated" if is_truncated else "undecodable": bad.why}
+
+
+def _check_grey(pixels: Pixels) -> dict[str, str]:
+    for some in (pixels[::_GREY_STRIDE, ::_GREY_STRIDE], pixels):
+        if (some[..., :1] != some[..., 1:]).any():
+            return {}
+    return {"greyscale": ""}
+
+
+def _hash_pixels(pixels: Pixels) -> tuple[int, NDArray[np.uint8]]:
+    """A difference hash of 64 bits, and a thumbnail of 4x4 pixels.
+
+    The hash has a bit for each of 8x8 places: whether the picture is lighter to the right of it.
+    """
+    small = resize(pixels, 32, 36)
+    grey = cv2.resize(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), (9, 8), interpolation=cv2.INTER_AREA)
+    bits = np.packbits(grey[:, 1:] > grey[:, :-1])
+    thumbnail = resize(small, _THUMBNAIL_EDGE, _THUMBNAIL_EDGE)
+    return int.from_bytes(bits.tobytes(), "big"), thumbnail.reshape(-1)
+
+
+def compare_pairs(pairs: list[tuple[ImageKey, ImageKey]]) -> list[bool]:
+    """Whether each pair of similar hashes is one picture, compressed or sized differently."""
+    found = []
+    for left, right in ((_read_small(first), _read_small(second)) for first, second in pairs):
+        distance = float(np.sqrt(np.square(left - right).mean()))
+        contrast = max(_MIN_CONTRAST, min(float(left.std()), float(right.std())))
+        found.append(distance <= _MAX_DISTANCE * contrast)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _read_small(key: ImageKey) -> NDArray[np.float32]:
+    data, folder, split, number = key
+    pixels = open_once(data, folder, split).read(number)
+    return resize(pixels, _COMPARED_EDGE, _COMPARED_EDGE).astype(np.float32)
