@@ -67,7 +67,7 @@ _HEADERS = {_TRAINING: _LOG_FIELDS, VALIDATION: SCORE_FIELDS, _AVERAGED: SCORE_F
 
 
 class Records:
-    """The three files of one run. Lines wait in memory until the next log, score or flush."""
+    """The records of one run. Lines wait in memory until the next log, score or flush."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -95,7 +95,10 @@ class Records:
 
     def flush(self, *, sync: bool = False) -> None:
         """Append what waits to the files; with `sync`, see all of them onto the disk."""
-        names = (_METRICS, _TRAINING, VALIDATION) if sync else tuple(self._waiting)
+        names = list(self._waiting)
+        if sync:  # what was appended before counts too: a checkpoint presumes all of it
+            has_averages = _AVERAGED in self._waiting or (self.folder / _AVERAGED).exists()
+            names = [_METRICS, _TRAINING, VALIDATION, *[_AVERAGED] * has_averages]
         for name in names:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
