@@ -107,9 +107,9 @@ def test_16_bit_weights_are_16_bits_and_the_panel_tells_what_is_lost(digits, tmp
         assert main(small_run(digits, tmp_path / name, steps=6, **options)) == 0
     chance, nearest = (facts_of(tmp_path / n)["numerics"] for n in ("by-chance", "nearest"))
     assert 0 < chance["updates_lost"] < nearest["updates_lost"] < 1
-    assert abs(chance["way_lost"]) < 0.01 and 0.05 < nearest["way_lost"] < 1
+    assert abs(chance["lost_to_rounding"]) < 0.01 and 0.05 < nearest["lost_to_rounding"] < 1
     page = (tmp_path / "nearest" / "report.html").read_text()
-    assert f"{nearest['way_lost']:.2%} of the way the weights should have moved" in page
+    assert f"{nearest['lost_to_rounding']:.2%} of the total change of the weights" in page
     checkpoint = next((tmp_path / "nearest" / "checkpoints").glob("step-*"))
     assert (checkpoint / "weights.safetensors").read_bytes().count(b'"BF16"') >= 8
 

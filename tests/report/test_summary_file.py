@@ -49,6 +49,24 @@ def test_other_keys_are_named(tmp_path, change, told):
         read_summary(tmp_path)
 
 
+def test_the_names_of_earlier_versions_are_read(tmp_path):
+    numerics = {"updates_lost": 0.5, "gradients_zero": 0.0, "gradients_not_finite": 0}
+    numerics |= {"skipped_steps": 0, "loss_scales": [[0, 1024.0]], "way_lost": 0.25}
+    rates = {"verdict": "it keeps up", "come": 2700.0, "eaten": 27.0, "stages": {"read": 9000.0}}
+    write_summary(tmp_path, make_summary())
+    edit(tmp_path, lambda values: values.update(numerics=numerics, input=rates))
+    summary = read_summary(tmp_path)
+    assert summary.numerics.lost_to_rounding == 0.25
+    assert summary.input.images_per_second_available == 2700.0
+    assert summary.input.images_per_second_needed == 27.0
+    write_summary(tmp_path, summary)
+    assert read_summary(tmp_path) == summary
+    assert not {"way_lost", "come", "eaten"} & {
+        *json.loads((tmp_path / "summary.json").read_text())["numerics"],
+        *json.loads((tmp_path / "summary.json").read_text())["input"],
+    }
+
+
 def test_a_missing_summary_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"summary\.json: cannot be read"):
         read_summary(tmp_path)

@@ -28,10 +28,9 @@ from phalanx.engine.weight_average import average_weights, reestimate_norms
 from phalanx.errors import ConfigError
 from phalanx.models.weights import LAYOUT, fill
 from phalanx.plan.averaging import Averaging
-from phalanx.report.average import NAME as AVERAGE_SCORE
-from phalanx.report.average import AverageScore, write_average_score
 from phalanx.report.folder import RunFolder
 from phalanx.report.records import ScoreRow
+from phalanx.report.summary import AVERAGE_FILE, AverageScore, write_average_score
 
 _Scored = tuple[ScoreRow, dict[str, str]]  # and the images that could not be read
 
@@ -57,7 +56,7 @@ def _write_average(newest: Described, checkpoints: Sequence[Path], how: Averagin
         FACTS: json.dumps(facts, indent=1).encode(),
     }
     shelf = newest.checkpoint.parent
-    remove_quietly(shelf.parent / AVERAGE_SCORE)  # of another average
+    remove_quietly(shelf.parent / AVERAGE_FILE)  # of another average
     return write_named(shelf, AVERAGE, files)
 
 

@@ -24,7 +24,10 @@ def describe_input(feed: Feed, clock: Throughput, prepared: Prepared) -> InputNo
     eaten = seen / max(1 - wait, 1e-6)
     if feed.loader.on_device:
         return InputNote(
-            verdict="the images are made on the device itself", come=seen, eaten=eaten, stages={}
+            verdict="the images are made on the device itself",
+            images_per_second_available=seen,
+            images_per_second_needed=eaten,
+            stages={},
         )
     stages: list[Rate] = []
     with suppress(BadImage):  # a file went away: the run has its summary all the same
@@ -36,8 +39,8 @@ def describe_input(feed: Feed, clock: Throughput, prepared: Prepared) -> InputNo
         come = max(eaten, _one_core(stages) * max(prepared.plan.workers, 1))
     return InputNote(
         verdict=judge_feeding(come, eaten, model=prepared.config.model.model, stages=stages),
-        come=come,
-        eaten=eaten,
+        images_per_second_available=come,
+        images_per_second_needed=eaten,
         stages={rate.stage: rate.images_per_second for rate in stages},
     )
 

@@ -375,7 +375,7 @@ def _describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
     found = tuple(scaler.history or [(0, scaler.scale)]) if scaler else ()
     return Numerics(
         updates_lost=share("lost", "updated"),
-        way_lost=None if gone is None else 1 - gone,
+        lost_to_rounding=None if gone is None else 1 - gone,
         gradients_zero=share("gradient zero", "elements"),
         gradients_not_finite=int(counts["gradient not finite"]) if state.half else None,
         skipped_steps=scaler.skipped if scaler else 0,

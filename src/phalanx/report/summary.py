@@ -1,4 +1,8 @@
-"""summary.json: the result of a run in numbers, for scripts to read."""
+"""The results of a run in numbers, for scripts to read.
+
+summary.json   what came out of the run
+average.json   what the average of its checkpoints scored, beside the newest of them
+"""
 
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -7,8 +11,9 @@ from typing import Any
 from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import read_json_object, to_json
+from phalanx.report.records import ScoreRow, damaged, parse_score, score_entry
 
-_NAME = "summary.json"
+_SUMMARY_FILE, AVERAGE_FILE = "summary.json", "average.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +26,11 @@ class BestScore:
 
 @dataclass(frozen=True, kw_only=True)
 class InputNote:
-    """How fast images came and could have been taken, a second."""
+    """Whether the input kept up with the model."""
 
     verdict: str
-    come: float
-    eaten: float
+    images_per_second_available: float
+    images_per_second_needed: float  # by the model, if it never had to wait
     stages: dict[str, float]  # on one core, each alone
 
 
@@ -41,12 +46,12 @@ class MemoryNote:
 class Numerics:
     """What became of numbers that have 16 bits. None stands for what was not counted."""
 
-    updates_lost: float | None  # share of the weights' updates that moved nothing
-    gradients_zero: float | None  # share of the gradients' numbers that are nothing
+    updates_lost: float | None  # share of the weight updates that changed nothing
+    gradients_zero: float | None  # share of the gradient values that are zero
     gradients_not_finite: int | None
     skipped_steps: int  # whose gradients overflowed
     loss_scales: tuple[tuple[int, float], ...]  # from which step on
-    way_lost: float | None = None  # share of the way the weights should have moved
+    lost_to_rounding: float | None = None  # share of the total change of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,28 +80,7 @@ class Summary:
 
 def write_summary(folder: Path, summary: Summary) -> None:
     """Write summary.json, whole or not at all."""
-    write_atomically(folder / _NAME, to_json(asdict(summary)))
-
-
-def read_summary(folder: Path) -> Summary:
-    """The summary of a run; a CheckpointError where it is missing or not ours."""
-    path = folder / _NAME
-    values = read_json_object(path)
-    _refuse_other_keys(path, values, kind=Summary)
-    parts: dict[str, Any] = {}
-    for name, kind in _PARTS.items():
-        if values.get(name) is not None:
-            _refuse_other_keys(path, values[name], kind=kind)
-            parts[name] = kind(**values[name])
-    if parts.get("numerics"):
-        scales = tuple((step, scale) for step, scale in values["numerics"]["loss_scales"])
-        parts["numerics"] = replace(parts["numerics"], loss_scales=scales)
-    interval = values["interval95"]
-    changes = {
-        "interval95": None if interval is None else tuple(interval),
-        "bad_images": tuple(values["bad_images"]),
-    }
-    return Summary(**{**values, **changes, **parts})
+    write_atomically(folder / _SUMMARY_FILE, to_json(asdict(summary)))
 
 
 _PARTS: dict[str, type[Any]] = {
@@ -105,6 +89,32 @@ _PARTS: dict[str, type[Any]] = {
     "numerics": Numerics,
     "memory": MemoryNote,
 }
+_OLD_NAMES = {  # that earlier versions wrote
+    "way_lost": "lost_to_rounding",
+    "come": "images_per_second_available",
+    "eaten": "images_per_second_needed",
+}
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary of a run; a CheckpointError where it is missing or not ours."""
+    path = folder / _SUMMARY_FILE
+    values = read_json_object(path)
+    _refuse_other_keys(path, values, kind=Summary)
+    for name, kind in _PARTS.items():
+        part = values.get(name)
+        if isinstance(part, dict):
+            part = {_OLD_NAMES.get(key, key): value for key, value in part.items()}
+        if part is not None:
+            _refuse_other_keys(path, part, kind=kind)
+            values[name] = kind(**part)
+    # JSON has lists alone
+    if values.get("numerics"):
+        scales = tuple((step, scale) for step, scale in values["numerics"].loss_scales)
+        values["numerics"] = replace(values["numerics"], loss_scales=scales)
+    if values["interval95"] is not None:
+        values["interval95"] = tuple(values["interval95"])
+    return Summary(**{**values, "bad_images": tuple(values["bad_images"])})
 
 
 def _refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:
@@ -120,3 +130,31 @@ def _refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:
             f"{path}: {' and '.join(problems)}; another version of Phalanx wrote it, "
             "or it was edited by hand"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageScore:
+    """What the average of checkpoints and the newest of them scored on the same images."""
+
+    account: dict[str, Any]  # what was averaged and how
+    newest: ScoreRow
+    average: ScoreRow
+
+
+def write_average_score(folder: Path, score: AverageScore) -> None:
+    """Write average.json, whole or not at all."""
+    rows = {"newest": score_entry(score.newest), "average": score_entry(score.average)}
+    write_atomically(folder / AVERAGE_FILE, to_json({"averaged": score.account, **rows}))
+
+
+def read_average_score(folder: Path) -> AverageScore | None:
+    """What the run's average scored; None where none was scored."""
+    path = folder / AVERAGE_FILE
+    if not path.exists():
+        return None
+    values = read_json_object(path)
+    try:
+        rows = {name: parse_score(values[name]) for name in ("newest", "average")}
+        return AverageScore(account=dict(values["averaged"]), **rows)
+    except (KeyError, TypeError, ValueError) as cause:
+        raise damaged(path, cause) from cause

@@ -1,13 +1,12 @@
 """The drawings of sweep.html, as inline SVG in the colours of the page."""
 
-import io
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from phalanx.report.plots import INK, PALE, SETTINGS, SMALL, TRAIN, VALID, WIDE, Size, as_inline
+from phalanx.report.plots import INK, PALE, SMALL, TRAIN, VALID, WIDE, draw_svg
 from phalanx.sweep.journal import SweepState, Trial
 from phalanx.sweep.space import Choice
 from phalanx.sweep.table import TITLES, shorten
@@ -17,19 +16,6 @@ _FULL = {"color": TRAIN}
 _CROSS = {"color": INK, "marker": "x", "linewidths": 1.1}
 _SPREAD = 0.15  # of the room between two choices
 _LABEL_LETTERS = 14  # of a choice on an axis
-
-
-def _draw(paint: Callable[[Any], None], *, label: str, size: Size) -> str:
-    """One drawing as an <svg> element; `paint` gets its axes."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({**SETTINGS, "axes.xmargin": 0.05}):
-        figure = Figure(figsize=size, layout="constrained")
-        paint(figure.subplots())
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return as_inline(file.getvalue(), label)
 
 
 def _shown_score(journal: SweepState, score: float) -> float:
@@ -77,7 +63,7 @@ def draw_course(journal: SweepState) -> str:
         axes.set_xlabel("trial")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above, where no point is
 
-    return _draw(paint, label=f"{TITLES[journal.sweep.goal]} by trial", size=WIDE)
+    return draw_svg(paint, label=f"{TITLES[journal.sweep.goal]} by trial", size=WIDE)
 
 
 def best_so_far(journal: SweepState) -> tuple[list[int], list[float]]:
@@ -112,7 +98,7 @@ def draw_curves(journal: SweepState) -> str:
         axes.set_xlim(left=0)
         axes.set_xlabel("epoch")
 
-    return _draw(paint, label=f"{TITLES[journal.sweep.goal]} by epoch", size=WIDE)
+    return draw_svg(paint, label=f"{TITLES[journal.sweep.goal]} by epoch", size=WIDE)
 
 
 def _plot_curve(axes: Any, journal: SweepState, trial: Trial, **look: Any) -> None:
@@ -137,7 +123,7 @@ def draw_option(journal: SweepState, name: str) -> str:
         axes.update_datalim([(low, 0), (high, 0)], updatey=False)  # all that is searched
         axes.autoscale_view()
 
-    return _draw(paint, label=f"{TITLES[journal.sweep.goal]} by {name}", size=SMALL)
+    return draw_svg(paint, label=f"{TITLES[journal.sweep.goal]} by {name}", size=SMALL)
 
 
 def _by_factors(axes: Any) -> None:
