@@ -17,7 +17,7 @@ from phalanx.errors import DivergedError
 from phalanx.optim.rules import OPTIMIZERS, OptimSettings, build_optimizer
 from phalanx.report.compare import compare_runs
 from phalanx.report.folder import open_run
-from phalanx.report.records import read_averaged, read_logs, read_scores
+from phalanx.report.records import read_averaged_top1, read_logs, read_scores
 from small_runs import small_run
 
 HALF = {"precision": "16.16", "enable_stochastic_rounding": "true"}
@@ -96,7 +96,7 @@ def test_modes_differ_in_what_they_learn(digits, tmp_path):
 def test_averaged_weights_are_scored_beside_the_raw_ones(digits, tmp_path):
     run = tmp_path / "run"
     assert main(small_run(digits, run, ema_decay=0.5)) == 0
-    averaged = read_averaged(run)
+    averaged = read_averaged_top1(run)
     assert list(averaged) == [row.step for row in read_scores(run)] == [6, 12, 18]
     assert facts_of(run)["averaged_top1"] == averaged[18]
     assert "averaged top-1" in (run / "report.html").read_text()
@@ -223,7 +223,7 @@ def test_metrics_can_be_left_out(digits, tmp_path):
     assert logs and {(row.grad_norm, row.top1) for row in logs} == {(None, None)}
     said = [line for line in (bare / "log.txt").read_text().splitlines() if " lr " in line]
     assert said and not any("top-1" in line or "grad" in line for line in said)
-    assert compare_runs(open_run(plain), open_run(bare)).parting is None
+    assert compare_runs(open_run(plain), open_run(bare)).divergence is None
     page = [(run / "report.html").read_text() for run in (plain, bare)]
     assert [text.count(">training</text>") for text in page] == [2, 1]
 

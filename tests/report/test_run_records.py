@@ -152,7 +152,7 @@ def test_every_record_is_on_the_disk_before_a_checkpoint_presumes_it(
     records = Records(tmp_path)
     records.score(score_row(125))
     if averaged:
-        records.averaged(score_row(125))  # appended, but perhaps not yet on the disk
+        records.averaged_score(score_row(125))  # appended, but perhaps not yet on the disk
     monkeypatch.setattr(os, "fsync", note_and_sync)
     records.flush(sync=True)
     names = {*FILES, "averaged.csv"} if averaged else {*FILES}

@@ -46,7 +46,7 @@ from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.console import Console
 from phalanx.report.page import write_report
-from phalanx.report.records import Records, read_averaged, read_scores
+from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import BestScore, Numerics, Summary, write_summary
 
 
@@ -175,21 +175,21 @@ def _greet(training: Training) -> None:
     """Say what is about to happen."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
     config, start = prepared.config, prepared.start
-    console.say(
+    console.print(
         f"{config.model.model} on {config.data.data}: {plan.train_images:,} images, "
         f"{plan.total_steps:,} steps of {plan.global_batch:,}, {plan.epochs:g} epochs, "
         f"on {plan.device} in {plan.precision}"
     )
-    console.say(f"run folder {prepared.run.path}")
+    console.print(f"run folder {prepared.run.path}")
     for warning in plan.warnings:
-        console.say(f"note: {warning}")
+        console.print(f"note: {warning}")
     if start is not None and start.forked:
-        console.say(describe_fork(plan, start))
+        console.print(describe_fork(plan, start))
     elif training.state.step:
-        console.say(f"resumed at step {training.state.step:,}")
+        console.print(f"resumed at step {training.state.step:,}")
     elif config.model.init_weights:
         fresh = ", with a new classifier" if config.model.reset_head else ""
-        console.say(f"weights from {config.model.init_weights}{fresh}")
+        console.print(f"weights from {config.model.init_weights}{fresh}")
 
 
 def _run_loop(training: Training) -> None:
@@ -255,7 +255,7 @@ def parts_of(training: Training, stop: StopRequest) -> LoopDependencies:
 
     def shown() -> Iterator[ValidBatch]:
         for number, batch in enumerate(feed.validation()):
-            training.console.evaluating(number * plan.valid_batch, plan.valid_images)
+            training.console.evaluation_progress(number * plan.valid_batch, plan.valid_images)
             yield batch
 
     def save(state: TrainState) -> None:
@@ -289,7 +289,7 @@ def _score_kept(training: Training, parts: LoopDependencies) -> None:
     """Score every checkpoint, and the average in it, that no process before this one has scored."""
     state, run = training.state, training.prepared.run
     state.scores |= {row.step: row.top1 for row in read_scores(run.path)}
-    averaged = read_averaged(run.path)
+    averaged = read_averaged_top1(run.path)
     training.saver.wait()
     last, weights = state.step, {n: t.clone() for n, t in state.model.state_dict().items()}
     for checkpoint in list_checkpoints(run.checkpoints):
@@ -322,7 +322,7 @@ def _average_last(training: Training) -> None:
     averaged = average_run(training.prepared.run, how, {})
     before, after = (f"{row.top1:.2%}" for row, _ in averaged.scores)
     told = f"{how.strategy} of {averaged.account['count']} checkpoints"
-    training.console.say(f"{told}: top-1 {after}, the newest alone {before}")
+    training.console.print(f"{told}: top-1 {after}, the newest alone {before}")
 
 
 def _finish(training: Training) -> Summary:
@@ -352,7 +352,7 @@ def _finish(training: Training) -> Summary:
         bad_images=tuple(sorted(state.bad_images.values())),
         finished=True,
         input=describe_input(training.feed, state.clock, prepared),
-        averaged_top1=read_averaged(run.path).get(state.step),
+        averaged_top1=read_averaged_top1(run.path).get(state.step),
         numerics=_describe_numerics(state, plan),
         memory=describe_memory(training.meter, prepared.config, plan),
     )

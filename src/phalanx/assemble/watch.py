@@ -7,7 +7,7 @@ from phalanx.plan.plan import Plan
 from phalanx.report.console import Console
 from phalanx.report.predictions import (
     Prediction,
-    most_confidently_wrong,
+    find_worst_mistakes,
     write_predictions,
     write_worst,
 )
@@ -82,7 +82,7 @@ class RunWatch:
         rows = _predictions_of(score, self._feed.names(score.indices))
         folder = self._records.folder
         write_predictions(folder, rows)
-        worst = [rows[place].index for place in most_confidently_wrong(rows)]
+        worst = [rows[place].index for place in find_worst_mistakes(rows)]
         self._tell_of_images()
         if worst:
             write_worst(folder, worst, pixels=self._feed.thumbnails(worst), step=state.step)
@@ -90,8 +90,8 @@ class RunWatch:
     def score_averaged(self, state: TrainState, score: Score) -> None:
         """The score of the averaged weights, beside the raw ones'."""
         row = score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
-        self._records.averaged(row)
-        self._console.say(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
+        self._records.averaged_score(row)
+        self._console.print(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
 
 
 def score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:

@@ -12,7 +12,7 @@ def _show(request: Request) -> int:
     settings = _find_settings(request)
     from phalanx.assemble.dataset_summary import plan_of, recipe_of
     from phalanx.data.loading.loader import Loader
-    from phalanx.report.sheet import write_sheet
+    from phalanx.report.contact_sheet import write_contact_sheet
 
     plan, view = plan_of(settings)
     step = _read_step(request["step"], last=plan.total_steps)
@@ -26,7 +26,7 @@ def _show(request: Request) -> int:
     ]
     title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {len(captions)} images"
     out = Path(request["out"])
-    write_sheet(out, batch.pixels, captions, title=title)
+    write_contact_sheet(out, batch.pixels, captions, title=title)
     print(f"{out}: step {step:,}, {len(captions)} images")
     return 0
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from phalanx.disk import write_atomically
 from phalanx.report import plots
-from phalanx.report.folder import RunFolder
+from phalanx.report.folder import RunFolder, flatten_facts
 from phalanx.report.html import Tile, embed_image, render_html
 from phalanx.report.predictions import (
     Prediction,
@@ -113,7 +113,7 @@ def _page_values(data: _RunData) -> dict[str, Any]:
         "all_well": is_finished,
         "created": str(facts.get("created", "")).replace("T", " ").replace("Z", " UTC"),
         "command": facts.get("command", ""),
-        "parent": ", ".join(f"{k} {v}" for k, v in _flatten(facts.get("parent") or {})),
+        "parent": ", ".join(f"{k} {v}" for k, v in flatten_facts(facts.get("parent") or {})),
         "tiles": [*_score_tiles(data), *_speed_tiles(data)],
         "waiting": describe_waiting(data.median("data_wait")),
         "input": summary and summary.input,
@@ -125,23 +125,13 @@ def _page_values(data: _RunData) -> dict[str, Any]:
         "gallery": _find_pictures(data),
         "options": _split_options(data),
         "environment": [
-            (title, _flatten(facts[name]))
+            (title, flatten_facts(facts[name]))
             for name, title in _ENVIRONMENT.items()
             if facts.get(name)
         ],
         "folder": data.run.path,
         "files": list(_list_files(data.run)),
     }
-
-
-def _flatten(values: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Nested facts as (dotted name, text) pairs."""
-    if not isinstance(values, dict):
-        return [(prefix, str(values))]
-    pairs: list[tuple[str, str]] = []
-    for name, value in values.items():
-        pairs += _flatten(value, f"{prefix}.{name}" if prefix else str(name))
-    return pairs
 
 
 def _score_tiles(data: _RunData) -> Iterator[Tile]:

@@ -114,7 +114,7 @@ def read_worst(folder: Path) -> WorstMistakes | None:
         ) from cause
 
 
-def most_confidently_wrong(predictions: Sequence[Prediction], n: int = 24) -> list[int]:
+def find_worst_mistakes(predictions: Sequence[Prediction], n: int = 24) -> list[int]:
     """Positions in `predictions` of the n surest mistakes, the surest first."""
     wrong = [at for at, row in enumerate(predictions) if not row.correct]
     return sorted(wrong, key=lambda at: (-predictions[at].confidence, at))[:n]

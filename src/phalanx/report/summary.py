@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import read_json_object, to_json
-from phalanx.report.records import ScoreRow, damaged, parse_score, score_entry
+from phalanx.report.records import ScoreRow, damage_errors, parse_score, score_entry
 
 _SUMMARY_FILE, AVERAGE_FILE = "summary.json", "average.json"
 
@@ -153,8 +153,6 @@ def read_average_score(folder: Path) -> AverageScore | None:
     if not path.exists():
         return None
     values = read_json_object(path)
-    try:
+    with damage_errors(path):
         rows = {name: parse_score(values[name]) for name in ("newest", "average")}
         return AverageScore(account=dict(values["averaged"]), **rows)
-    except (KeyError, TypeError, ValueError) as cause:
-        raise damaged(path, cause) from cause
