@@ -28,6 +28,7 @@ def test_the_page_shows_everything_and_needs_no_other_file(state):
     for words in (
         "rates finished",
         f"best top-1 {best.score:.2%} 95% interval",
+        f"best trial {best.number} lr {best.values['lr']!r}\nmomentum {best.values['momentum']!r}",
         "trials 12 of 12 9 done, 2 pruned, 1 failed",
         "method tpe pruned by median",
         state.command(best),

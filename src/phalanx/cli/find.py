@@ -161,7 +161,6 @@ def _draw_page(sweep: "Sweep", *, title: str) -> str:
         "find_lr.html",
         name=title,
         state="",
-        tiles=[],
         curves=[("Loss by learning rate", svg)],
         facts=_explain(sweep, asked=len(sweep.rates)),
         steps=list(zip(sweep.rates, sweep.losses, strict=True)),

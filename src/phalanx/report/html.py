@@ -15,7 +15,6 @@ from phalanx.units import format_count
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-Tile = tuple[str, str, str]  # label, value and detail of what a page opens with
 _THUMBNAIL, _JPEG_QUALITY, _FEW_PIXELS = 160, 80, 64
 
 

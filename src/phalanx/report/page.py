@@ -1,7 +1,6 @@
 """report.html: one self-contained page about a run, made from the files in its folder."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from phalanx.disk import write_atomically
 from phalanx.report import plots
 from phalanx.report.folder import RunFolder, flatten_facts
-from phalanx.report.html import Tile, embed_image, render_html
+from phalanx.report.html import embed_image, render_html
 from phalanx.report.predictions import (
     Prediction,
     WorstMistakes,
@@ -20,12 +19,11 @@ from phalanx.report.predictions import (
     read_worst,
 )
 from phalanx.report.records import LogRow, ScoreRow, read_logs, read_scores, read_steps
-from phalanx.report.summary import AverageScore, Numerics, Summary, read_average_score, read_summary
-from phalanx.units import format_bytes, format_count
+from phalanx.report.summary import Summary, read_average_score, read_summary
+from phalanx.units import format_bytes
 
 _MOST_CLASSES = 40  # beyond this a matrix is a carpet, and the worst pairs say more
 _MOST_PAIRS, _FEW_PAIRS = 20, 5
-_SCALES_SHOWN = 12
 _PURPOSES = {
     "config.yaml": "every option of the run",
     "run.json": "facts about the run",
@@ -50,132 +48,69 @@ _ENVIRONMENT = {  # sections of run.json
 
 def write_report(run: RunFolder) -> Path:
     """Write report.html anew from the files in the run folder; returns its path."""
-    write_atomically(run.report, render_html("report.html", **_page_values(_read_run(run))))
+    write_atomically(run.report, render_html("report.html", **_read_values(run)))
     return run.report
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RunData:
-    """What a run folder says about its run; what is not there yet is empty or None."""
-
-    run: RunFolder
-    facts: dict[str, Any]
-    steps: dict[str, list[float]]
-    logs: list[LogRow]
-    scores: list[ScoreRow]
-    predictions: list[Prediction]
-    worst: WorstMistakes | None
-    summary: Summary | None
-    average: AverageScore | None  # of checkpoints/average, while that is there
-
-    @property
-    def device(self) -> str:
-        """Where the run was trained, as far as that is known."""
-        return str((self.facts.get("chosen") or {}).get("device") or "")
-
-    def median(self, name: str) -> float | None:
-        """A measurement: the summary's, or the median of the log points."""
-        if self.summary and getattr(self.summary, name) is not None:
-            return float(getattr(self.summary, name))
-        known = [getattr(row, name) for row in self.logs if getattr(row, name) is not None]
-        return float(np.median(known)) if known else None
-
-    def class_name(self, number: int) -> str:
-        """The name of a class, or its number where the run knows no name."""
-        names = self.facts.get("classes") or []
-        return str(names[number]) if 0 <= number < len(names) else f"class {number}"
-
-
-def _read_run(run: RunFolder) -> _RunData:
-    """Read everything the page needs from the run folder."""
-    folder = run.path
-    has_average = (run.checkpoints / "average").exists()
-    return _RunData(
-        run=run,
-        facts=run.facts,
-        steps=read_steps(folder),
-        logs=read_logs(folder),
-        scores=read_scores(folder),
-        predictions=read_predictions(folder),
-        worst=read_worst(folder),
-        summary=read_summary(folder) if run.summary.exists() else None,
-        average=read_average_score(folder) if has_average else None,
-    )
-
-
-def _page_values(data: _RunData) -> dict[str, Any]:
-    """The values of the template, in the order of the page."""
-    facts, summary = data.facts, data.summary
+def _read_values(run: RunFolder) -> dict[str, Any]:
+    """Everything the page shows, in its order; what is not there yet is empty or None."""
+    facts, folder = run.facts, run.path
+    summary = read_summary(folder) if run.summary.exists() else None
     is_finished = summary is not None and summary.finished
+    steps, logs, scores = read_steps(folder), read_logs(folder), read_scores(folder)
+    highest = max(scores, key=lambda row: row.top1, default=None)  # of equals the first
+    has_average = (run.checkpoints / "average").exists()
+    device = str((facts.get("chosen") or {}).get("device") or "")
+    data_wait = _measure("data_wait", summary, logs)
+    predictions, names = (
+        read_predictions(folder),
+        _ClassNames(enumerate(facts.get("classes") or [])),
+    )
     return {
-        "name": str(facts.get("name") or data.run.path.name),
+        "name": facts.get("name") or folder.name,
         "state": "finished" if is_finished else "unfinished",
         "all_well": is_finished,
         "created": str(facts.get("created", "")).replace("T", " ").replace("Z", " UTC"),
         "command": facts.get("command", ""),
         "parent": ", ".join(f"{k} {v}" for k, v in flatten_facts(facts.get("parent") or {})),
-        "tiles": [*_score_tiles(data), *_speed_tiles(data)],
-        "waiting": describe_waiting(data.median("data_wait")),
-        "input": summary and summary.input,
-        "memory": _describe_memory(data),
-        "numerics": _describe_numerics(summary.numerics) if summary and summary.numerics else [],
-        "bad_images": summary.bad_images if summary else (),
-        "curves": _draw_curves(data),
-        "confusion": _count_confusion(data),
-        "gallery": _find_pictures(data),
-        "options": _split_options(data),
+        "summary": summary,
+        "score": scores[-1] if scores else None,
+        "best": (summary and summary.best) or highest,
+        "average": read_average_score(folder) if has_average else None,
+        "last_step": steps["step"][-1] if steps["step"] else 0,
+        "last_epoch": steps["epoch"][-1] if steps["epoch"] else 0,
+        "device": device,
+        "images_per_second": _measure("images_per_second", summary, logs),
+        "data_wait": data_wait,
+        "waiting": describe_waiting(data_wait),
+        "memory": _describe_memory(summary, device),
+        "curves": _draw_curves(steps, logs, scores),
+        "confusion": _count_confusion(predictions, names),
+        "gallery": _find_pictures(predictions, read_worst(folder), names),
+        "options": _split_options(run.options, facts.get("origins") or {}),
         "environment": [
             (title, flatten_facts(facts[name]))
             for name, title in _ENVIRONMENT.items()
             if facts.get(name)
         ],
-        "folder": data.run.path,
-        "files": list(_list_files(data.run)),
+        "folder": folder,
+        "files": list(_list_files(run)),
     }
 
 
-def _score_tiles(data: _RunData) -> Iterator[Tile]:
-    """Top-1 with its interval and count, the best one, and those of averaged weights."""
-    score = data.scores[-1] if data.scores else None
-    if score is None:
-        yield "top-1", "none", "no evaluation yet"
-    else:
-        counted = f"of {format_count(score.scored)} images"
-        yield "top-1", f"{score.top1:.2%}", f"{counted}\n{_describe_interval(score)}"
-        if score.top5 is not None:
-            yield "top-5", f"{score.top5:.2%}", counted
-    highest = max(data.scores, key=lambda row: row.top1, default=None)  # of equals the first
-    best = (data.summary and data.summary.best) or highest
-    if best is not None:
-        yield "best top-1", f"{best.top1:.2%}", f"at step {format_count(best.step)}"
-    if data.summary and data.summary.averaged_top1 is not None:
-        yield "averaged top-1", f"{data.summary.averaged_top1:.2%}", "of the averaged weights"
-    if data.average is not None:
-        steps, average = data.average.account["steps"], data.average.average
-        source = f"of {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
-        newest = f"the newest {data.average.newest.top1:.2%}"
-        detail = f"{source}\n{_describe_interval(average)}; {newest}"
-        yield "top-1 of the average", f"{average.top1:.2%}", detail
+class _ClassNames(dict[int, str]):
+    """The classes by their numbers; one without a name is called after its number."""
+
+    def __missing__(self, number: int) -> str:
+        return f"class {number}"
 
 
-def _describe_interval(score: ScoreRow) -> str:
-    """The 95 % interval of a top-1, in percent."""
-    low, high = score.interval95
-    return f"95% interval {low * 100:.2f} to {high * 100:.2f}"
-
-
-def _speed_tiles(data: _RunData) -> Iterator[Tile]:
-    """How long the run trained, images per second, and the share of time spent waiting."""
-    steps, epochs = data.steps["step"], data.steps["epoch"]
-    if steps:
-        yield "steps", format_count(steps[-1]), f"{epochs[-1]:.4g} epochs"
-    else:
-        yield "steps", "0", "nothing trained yet"
-    speed, waiting = data.median("images_per_second"), data.median("data_wait")
-    if speed is not None:
-        yield "images per second", format_count(speed), f"on {data.device}" if data.device else ""
-    if waiting is not None:
-        yield "waiting for data", f"{waiting:.1%}", "of the training time"
+def _measure(name: str, summary: Summary | None, logs: list[LogRow]) -> float | None:
+    """A measurement of the run: the summary's, or the median of the log points."""
+    if summary and getattr(summary, name) is not None:
+        return float(getattr(summary, name))
+    known = [getattr(row, name) for row in logs if getattr(row, name) is not None]
+    return float(np.median(known)) if known else None
 
 
 def describe_waiting(wait: float | None) -> str:
@@ -193,9 +128,9 @@ def describe_waiting(wait: float | None) -> str:
     )
 
 
-def _describe_memory(data: _RunData) -> list[str]:
+def _describe_memory(summary: Summary | None, device: str) -> list[str]:
     """What a step should take and what was taken, where it is known."""
-    memory = data.summary.memory if data.summary else None
+    memory = summary.memory if summary else None
     lines = []
     if memory and memory.predicted is not None:
         lines.append(f"a step was predicted to take {format_bytes(memory.predicted)}")
@@ -203,35 +138,16 @@ def _describe_memory(data: _RunData) -> list[str]:
         size = format_bytes(memory.measured)
         lines.append(
             f"the process grew by {size}, a rough measure with libraries and waiting images in it"
-            if data.device.startswith("cpu")
+            if device.startswith("cpu")
             else f"{size} were in use at most"
         )
     return lines
 
 
-def _describe_numerics(numerics: Numerics) -> list[str]:
-    """What became of 16-bit numbers."""
-    shares = [
-        (numerics.updates_lost, "of the weight updates changed nothing in their step"),
-        (numerics.lost_to_rounding, "of the total change of the weights was lost to rounding"),
-        (numerics.gradients_zero, "of the gradient values were zero"),
-    ]
-    # a sum over random roundings may fall below zero by a hair
-    lines = [f"{round(share, 4) + 0.0:.2%} {text}" for share, text in shares if share is not None]
-    if numerics.gradients_not_finite is not None:
-        lines.append(
-            f"{format_count(numerics.gradients_not_finite)} gradient values were not finite"
-        )
-    lines.append(f"{format_count(numerics.skipped_steps)} steps overflowed and were skipped")
-    scales = numerics.loss_scales[-_SCALES_SHOWN:]
-    if len(scales) < len(numerics.loss_scales):
-        lines.append(f"the loss scale changed {len(numerics.loss_scales):,} times; the last were")
-    return lines + [f"loss scale {scale:g} from step {step:,} on" for step, scale in scales]
-
-
-def _draw_curves(data: _RunData) -> dict[str, list[tuple[str, str]]]:
+def _draw_curves(
+    steps: dict[str, list[float]], logs: list[LogRow], scores: list[ScoreRow]
+) -> dict[str, list[tuple[str, str]]]:
     """Loss, top-1, learning rate, speed and waiting over epochs; empty before the first step."""
-    steps, logs, scores = data.steps, data.logs, data.scores
     if not steps["step"]:
         return {}
     wide = [("Loss", plots.plot_loss(steps, logs, scores=scores))]
@@ -245,17 +161,15 @@ def _draw_curves(data: _RunData) -> dict[str, list[tuple[str, str]]]:
     return {"wide": wide, "small": small}
 
 
-def _count_confusion(data: _RunData) -> dict[str, Any]:
+def _count_confusion(predictions: list[Prediction], names: _ClassNames) -> dict[str, Any]:
     """What was taken for what: a matrix, unless classes are many, and the most frequent pairs."""
-    if not data.predictions:
+    if not predictions:
         return {}
-    labels = [row.label for row in data.predictions]
-    guesses = [row.top[0] for row in data.predictions]
-    known = len(data.facts.get("classes") or [])
-    classes = max(known, max(labels) + 1, max(guesses) + 1)
+    labels, guesses = [row.label for row in predictions], [row.top[0] for row in predictions]
+    classes = max(len(names), max(labels) + 1, max(guesses) + 1)
     counts = confusion_matrix(labels, guesses, classes=classes)
     is_small = classes <= _MOST_CLASSES
-    rows = [(data.class_name(at), _shade_row(counts[at], at)) for at in range(classes)]
+    rows = [(names[label], _shade_row(counts[label], label)) for label in range(classes)]
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[: _FEW_PAIRS if is_small else _MOST_PAIRS]
@@ -263,13 +177,7 @@ def _count_confusion(data: _RunData) -> dict[str, Any]:
     return {
         "matrix": rows if is_small else [],
         "pairs": [
-            (
-                data.class_name(label),
-                data.class_name(guess),
-                wrong[label, guess],
-                wrong[label, guess] / counts[label].sum(),
-            )
-            for label, guess in pairs
+            (names[i], names[k], wrong[i, k], wrong[i, k] / counts[i].sum()) for i, k in pairs
         ],
     }
 
@@ -284,37 +192,37 @@ def _shade_row(counts: NDArray[np.int64], label: int) -> list[tuple[int, str, fl
     ]
 
 
-def _find_pictures(data: _RunData) -> dict[str, Any]:
+def _find_pictures(
+    predictions: list[Prediction], worst: WorstMistakes | None, names: _ClassNames
+) -> dict[str, Any]:
     """The most confident mistakes, to look at; empty where no pictures were kept."""
-    worst = data.worst
-    wrong = {row.index: row for row in data.predictions if not row.correct}
-    if worst is None or not any(int(index) in wrong for index in worst.indices):
+    if worst is None:
         return {}
+    wrong = {row.index: row for row in predictions if not row.correct}
     shown = [
         (wrong[int(index)], pixels)
         for index, pixels in zip(worst.indices, worst.pixels, strict=True)
         if int(index) in wrong
     ]
-    return {
-        "step": worst.step,
-        "mistakes": [
-            {
-                "name": row.id,
-                "label": data.class_name(row.label),
-                "guess": data.class_name(row.top[0]),
-                "confidence": row.confidence,
-                "image": embed_image(pixels, "PNG"),
-            }
-            for row, pixels in shown
-        ],
-    }
+    mistakes = [
+        {
+            "name": row.id,
+            "label": names[row.label],
+            "guess": names[row.top[0]],
+            "confidence": row.confidence,
+            "image": embed_image(pixels, "PNG"),
+        }
+        for row, pixels in shown
+    ]
+    return {"step": worst.step, "mistakes": mistakes}
 
 
-def _split_options(data: _RunData) -> dict[str, list[tuple[str, str, str]]]:
+def _split_options(
+    options: dict[str, str], origins: dict[str, Any]
+) -> dict[str, list[tuple[str, str, str]]]:
     """Every option with its value and where that came from: what was chosen, and defaults."""
-    origins = data.facts.get("origins") or {}
     parts: dict[str, list[tuple[str, str, str]]] = {"changed": [], "defaults": []}
-    for name, value in data.run.options.items():
+    for name, value in options.items():
         origin = str(origins.get(name, ""))
         is_default = not origin or origin.startswith("default")
         parts["defaults" if is_default else "changed"].append((name, value, origin))

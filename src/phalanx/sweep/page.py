@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.report.folder import is_run_folder
-from phalanx.report.html import Tile, render_html
+from phalanx.report.html import render_html
 from phalanx.report.plots import INK, PALE, SMALL, TRAIN, VALID, WIDE, draw_svg
 from phalanx.sweep.schema import Choice
 from phalanx.sweep.state import SweepState, Trial
@@ -34,11 +34,10 @@ _LABEL_LETTERS = 14  # of a choice on an axis
 
 def render_page(state: SweepState) -> str:
     """The whole page as HTML."""
-    sweep, best = state.sweep, state.best
-    title, has_scores = GOAL_TITLES[sweep.goal], any(trial.points for trial in state.trials)
+    sweep, title = state.sweep, GOAL_TITLES[state.sweep.goal]
     scores: list[tuple[str, str]] = []
     options: list[tuple[str, str]] = []
-    if has_scores:
+    if any(trial.points for trial in state.trials):
         scores = [
             (f"{title} by trial", plot_trials(state)),
             (f"{title} by epoch", _plot_curves(state)),
@@ -50,8 +49,12 @@ def render_page(state: SweepState) -> str:
         state="finished" if state.is_finished else "unfinished",
         all_well=state.is_finished,
         folder=state.folder,
-        tiles=_make_tiles(state),
-        command=state.command(best) if best else "",
+        sweep=sweep,
+        title=title,
+        best=state.best and _describe_best(state, state.best),
+        trials_done=len(state.finished),
+        outcomes=Counter(trial.state for trial in state.trials),
+        time=format_seconds(sum(trial.seconds for trial in state.trials)),
         scores=scores,
         options=options,
         heads=column_names(sweep),
@@ -63,28 +66,19 @@ def render_page(state: SweepState) -> str:
             }
             for trial in state.ordered()
         ],
-        text=sweep.text,
     )
 
 
-def _make_tiles(state: SweepState) -> list[Tile]:
-    """What the page opens with."""
-    sweep, best = state.sweep, state.best
-    counts = Counter(trial.state for trial in state.trials)
-    states = ", ".join(f"{count} {name}" for name, count in counts.items())
-    pruner = "no pruning" if sweep.prune == "none" else f"pruned by {sweep.prune}"
-    seconds = sum(trial.seconds for trial in state.trials)
-    tiles = [
-        ("trials", f"{len(state.finished)} of {sweep.trials}", states),
-        ("method", sweep.method, f"{pruner}\nseed {sweep.seed}"),
-        ("time", format_seconds(seconds), "of training"),
-    ]
-    if best is None:
-        return tiles
+def _describe_best(state: SweepState, best: Trial) -> dict[str, str]:
+    """The best trial in words."""
     interval = format_interval(best)
-    detail = f"95% interval\n{interval}" if interval else f"after {best.epochs:g} epochs"
-    score = (f"best {GOAL_TITLES[sweep.goal]}", format_score(best.score, sweep.goal), detail)
-    return [score, ("best trial", str(best.number), describe_values(best, "\n")), *tiles]
+    return {
+        "number": str(best.number),
+        "score": format_score(best.score, state.sweep.goal),
+        "detail": f"95% interval\n{interval}" if interval else f"after {best.epochs:g} epochs",
+        "options": describe_values(best, "\n"),
+        "command": state.command(best),
+    }
 
 
 def _find_link(state: SweepState, trial: Trial) -> str:
