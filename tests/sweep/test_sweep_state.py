@@ -24,11 +24,63 @@ def test_a_journal_reads_back_as_it_was_written(tmp_path):
     assert (state.folder / "sweep.yaml").read_text() == WIDE
 
 
+def test_the_state_of_an_earlier_version_is_read_and_kept(tmp_path):
+    sweep = read_text(tmp_path, "search: {keep: {low: 1, high: 9, step: 3}}\ntrials: 2\n")
+    trial = """{
+      "number": 0,
+      "values": {
+        "keep": 4
+      },
+      "state": "failed",
+      "points": [
+        {
+          "step": 8,
+          "epoch": 0.5,
+          "score": "inf",
+          "interval95": [
+            0.1,
+            0.2
+          ]
+        }
+      ],
+      "seconds": 31.5,
+      "exit_code": 5,
+      "reason": "diverged",
+      "rungs": {
+        "completed_rung_0": "-inf"
+      },
+      "process": [
+        "here",
+        12
+      ],
+      "score": "inf",
+      "epochs": 0.5
+    }"""
+    state = create_sweep(tmp_path / "sweep", sweep)
+    path = state.folder / "sweep.json"
+    written = path.read_text().replace('"trials": []', f'"trials": [\n    {trial}\n  ]')
+    assert '"high": 7,' in written, "the last number that is reached"
+    path.write_text(written)
+    (read,) = load_sweep(state.folder, sweep).trials
+    assert read == Trial(
+        number=0,
+        values={"keep": 4},
+        state="failed",
+        points=(Point(step=8, epoch=0.5, score=math.inf, interval95=(0.1, 0.2)),),
+        seconds=31.5,
+        exit_code=5,
+        reason="diverged",
+        rungs={"completed_rung_0": -math.inf},
+        process=("here", 12),
+    )
+    assert path.read_text() == written
+
+
 def test_a_trial_that_changes_stays_one_trial(tmp_path):
     state = create_sweep(tmp_path / "sweep", read_text(tmp_path))
     trial = Trial(number=0, values={"lr": 0.1})
     twice = state.with_trial(trial).with_trial(trial)
-    assert twice.trials == (trial,) and not twice.finished
+    assert twice.trials == (trial,) and not twice.finished_trials
 
 
 @pytest.mark.parametrize(
@@ -135,5 +187,5 @@ def test_the_csv_and_the_json_hold_every_trial(tmp_path):
 
 def test_a_dry_run_tells_the_space(tmp_path):
     told = "\n".join(describe_sweep(read_text(tmp_path)))
-    for words in ("demo", "epochs 4", "0.02 to 0.6  by factors", "0.8 to 0.95  step 0.05", "12"):
+    for words in ("demo", "epochs 4", "0.02 to 0.6  log scale", "0.8 to 0.95  step 0.05", "12"):
         assert words in told

@@ -124,7 +124,7 @@ class RunFolder:
             ) from cause
         if not isinstance(values, dict):
             raise CheckpointError(f"{self.config}: is damaged, it holds no options; restore it")
-        return {str(name): _format_value(value) for name, value in values.items()}
+        return {str(name): format_value(value) for name, value in values.items()}
 
     def discard(self) -> None:
         """Remove what a run that trained nothing has written, as far as that goes."""
@@ -174,13 +174,13 @@ class RunFolder:
         )
 
 
-def _format_value(value: Any) -> str:
-    """A value of config.yaml on one line."""
+def format_value(value: Any) -> str:
+    """A value of a YAML or JSON file on one line."""
     if isinstance(value, list):
-        return f"[{', '.join(_format_value(item) for item in value)}]"
+        return f"[{', '.join(format_value(item) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_format_value(item)}' for key, item in value.items())}}}"
-    return str(value)
+        return f"{{{', '.join(f'{key}: {format_value(item)}' for key, item in value.items())}}}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _utc_now() -> str:

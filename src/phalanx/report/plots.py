@@ -114,11 +114,10 @@ def plot_loss(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[Score
     def paint(axes: Any) -> None:
         axes.plot(*thin(steps["epoch"], steps["loss"]), color=PALE, lw=0.8, label="each step")
         if logs:
-            axes.plot(*_log_curve(logs, "loss"), color=TRAIN, lw=1.6, label="training")
+            axes.plot(*_make_curve(logs, "loss"), color=TRAIN, lw=1.6, label="training")
         if scores:
-            axes.plot(
-                *_score_curve(scores, "loss"), color=VALID, lw=1.6, label="validation", **_DOTS
-            )
+            curve = _make_curve(scores, "loss")
+            axes.plot(*curve, color=VALID, lw=1.6, label="validation", **_DOTS)
         axes.set_ylim(*_loss_limits(steps, scores))
         axes.legend()
 
@@ -139,12 +138,14 @@ def plot_top1(logs: Sequence[LogRow], scores: Sequence[ScoreRow]) -> str:
 
     def paint(axes: Any) -> None:
         if any(row.top1 is not None for row in logs):
-            axes.plot(*_log_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
+            axes.plot(*_make_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
         if scores:
-            x, y = _score_curve(scores, "top1", scale=100)
             low, high = (np.array([row.interval95[k] for row in scores]) * 100 for k in (0, 1))
-            axes.fill_between(x, low, high, color=VALID, alpha=0.2, lw=0)
-            axes.plot(x, y, color=VALID, lw=1.6, label="validation, 95% interval", **_DOTS)
+            axes.fill_between(
+                [row.epoch for row in scores], low, high, color=VALID, alpha=0.2, lw=0
+            )
+            curve = _make_curve(scores, "top1", scale=100)
+            axes.plot(*curve, color=VALID, lw=1.6, label="validation, 95% interval", **_DOTS)
         axes.yaxis.set_major_formatter("{x:g}%")
         axes.legend(loc="lower right")
 
@@ -165,7 +166,7 @@ def plot_speed(logs: Sequence[LogRow]) -> str:
     """Images per second at each log point."""
 
     def paint(axes: Any) -> None:
-        x, y = _log_curve(logs, "images_per_second")
+        x, y = _make_curve(logs, "images_per_second")
         axes.plot(x, y, color=TRAIN, lw=1.6)
         axes.set_ylim(0, max(y[np.isfinite(y)], default=1.0) * 1.15)
         axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -177,7 +178,7 @@ def plot_waiting(logs: Sequence[LogRow]) -> str:
     """Share of the time spent waiting for data at each log point."""
 
     def paint(axes: Any) -> None:
-        x, y = _log_curve(logs, "data_wait", scale=100)
+        x, y = _make_curve(logs, "data_wait", scale=100)
         axes.fill_between(x, 0, y, color=TRAIN, alpha=0.2, lw=0)
         axes.plot(x, y, color=TRAIN, lw=1.6)
         highest = max(y[np.isfinite(y)], default=0.0)
@@ -187,18 +188,10 @@ def plot_waiting(logs: Sequence[LogRow]) -> str:
     return _draw_by_epoch(paint, label="share of time waiting for data", size=SMALL)
 
 
-def _log_curve(
-    logs: Sequence[LogRow], name: str, *, scale: float = 1
+def _make_curve(
+    rows: Sequence[LogRow | ScoreRow], name: str, *, scale: float = 1
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One column of the log points over epochs; what was not measured leaves a gap."""
-    values = [getattr(row, name) for row in logs]
+    """One column of the rows over epochs; what was not measured leaves a gap."""
+    values = [getattr(row, name) for row in rows]
     numbers = [np.nan if value is None else value * scale for value in values]
-    return thin([row.epoch for row in logs], numbers)
-
-
-def _score_curve(
-    scores: Sequence[ScoreRow], name: str, *, scale: float = 1
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One column of the evaluations over epochs."""
-    x = np.array([row.epoch for row in scores])
-    return x, np.array([getattr(row, name) * scale for row in scores])
+    return thin([row.epoch for row in rows], numbers)

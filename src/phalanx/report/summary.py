@@ -4,9 +4,12 @@ summary.json   what came out of the run
 average.json   what the average of its checkpoints scored, beside the newest of them
 """
 
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
@@ -16,8 +19,14 @@ from phalanx.report.records import ScoreRow, damage_errors, parse_score, score_e
 _SUMMARY_FILE, AVERAGE_FILE = "summary.json", "average.json"
 
 
+class _NoOtherKeys:
+    """A part of summary.json; a key that is not known is an error."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
 @dataclass(frozen=True, kw_only=True)
-class BestScore:
+class BestScore(_NoOtherKeys):
     """The best-scored checkpoint of a run."""
 
     step: int
@@ -25,7 +34,7 @@ class BestScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputNote:
+class InputNote(_NoOtherKeys):
     """Whether the input kept up with the model."""
 
     verdict: str
@@ -35,7 +44,7 @@ class InputNote:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryNote:
+class MemoryNote(_NoOtherKeys):
     """The most bytes a device had in use at once. None stands for what is not known."""
 
     predicted: int | None  # of a training step
@@ -43,7 +52,7 @@ class MemoryNote:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numerics:
+class Numerics(_NoOtherKeys):
     """What became of numbers that have 16 bits. None stands for what was not counted."""
 
     updates_lost: float | None  # share of the weight updates that changed nothing
@@ -55,7 +64,7 @@ class Numerics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(_NoOtherKeys):
     """What came out of a run. None stands for what was not measured."""
 
     steps: int
@@ -83,12 +92,6 @@ def write_summary(folder: Path, summary: Summary) -> None:
     write_atomically(folder / _SUMMARY_FILE, to_json(asdict(summary)))
 
 
-_PARTS: dict[str, type[Any]] = {
-    "best": BestScore,
-    "input": InputNote,
-    "numerics": Numerics,
-    "memory": MemoryNote,
-}
 _OLD_NAMES = {  # that earlier versions wrote
     "way_lost": "lost_to_rounding",
     "come": "images_per_second_available",
@@ -100,36 +103,29 @@ def read_summary(folder: Path) -> Summary:
     """The summary of a run; a CheckpointError where it is missing or not ours."""
     path = folder / _SUMMARY_FILE
     values = read_json_object(path)
-    _refuse_other_keys(path, values, kind=Summary)
-    for name, kind in _PARTS.items():
-        part = values.get(name)
-        if isinstance(part, dict):
-            part = {_OLD_NAMES.get(key, key): value for key, value in part.items()}
-        if part is not None:
-            _refuse_other_keys(path, part, kind=kind)
-            values[name] = kind(**part)
-    # JSON has lists alone
-    if values.get("numerics"):
-        scales = tuple((step, scale) for step, scale in values["numerics"].loss_scales)
-        values["numerics"] = replace(values["numerics"], loss_scales=scales)
-    if values["interval95"] is not None:
-        values["interval95"] = tuple(values["interval95"])
-    return Summary(**{**values, "bad_images": tuple(values["bad_images"])})
+    for name in ("input", "numerics"):
+        if isinstance(values.get(name), dict):
+            values[name] = {_OLD_NAMES.get(key, key): v for key, v in values[name].items()}
+    try:
+        return TypeAdapter(Summary).validate_python(values)
+    except ValidationError as cause:
+        raise _explain_damage(path, cause.errors()) from cause
 
 
-def _refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:
-    """Raise where keys are missing or unknown; older files go without what has a default."""
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: is damaged, {values!r} is no {kind.__name__.lower()}")
-    known = {field.name for field in fields(kind)}
-    needed = {field.name for field in fields(kind) if field.default is MISSING}
-    lists = (("lacks", needed - values.keys()), ("has unknown", values.keys() - known))
-    problems = [f"{verb} {', '.join(sorted(names))}" for verb, names in lists if names]
+def _explain_damage(path: Path, errors: list[ErrorDetails]) -> CheckpointError:
+    """Which keys are missing or unknown, else the first value that is none of ours."""
+    problems = []
+    for verb, kind in (("lacks", "missing"), ("has unknown", "unexpected_keyword_argument")):
+        places = [error["loc"][-1] for error in errors if error["type"] == kind]
+        keys = sorted(place for place in places if isinstance(place, str))
+        problems += [f"{verb} {', '.join(keys)}"] if keys else []
     if problems:
-        raise CheckpointError(
+        return CheckpointError(
             f"{path}: {' and '.join(problems)}; another version of Phalanx wrote it, "
             "or it was edited by hand"
         )
+    key, value = ".".join(map(str, errors[0]["loc"])), errors[0]["input"]
+    return CheckpointError(f"{path}: is damaged, {value!r} is no {key}")
 
 
 @dataclass(frozen=True, kw_only=True)

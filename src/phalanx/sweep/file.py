@@ -147,7 +147,7 @@ class _FileReader:
         try:
             if name == PRESET:
                 return _read_preset(node)
-            text = _format_flag(name, value_from_node(name, node), str(node.value))
+            text = _format_yaml_value(name, value_from_node(name, node), str(node.value))
             value_from_text(name, text)  # YAML reads a word where a number is wanted
             return text
         except ValueError as error:
@@ -243,7 +243,7 @@ def _read_preset(node: yaml.Node) -> str:
     return str(node.value)
 
 
-def _format_flag(name: str, value: Any, text: str) -> str:
+def _format_yaml_value(name: str, value: Any, text: str) -> str:
     """How a flag says a value of YAML: as it was written, where that means the same."""
     try:
         if value_from_text(name, text) == value:

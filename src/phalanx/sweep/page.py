@@ -52,7 +52,7 @@ def render_page(state: SweepState) -> str:
         sweep=sweep,
         title=title,
         best=state.best and _describe_best(state, state.best),
-        trials_done=len(state.finished),
+        trials_done=len(state.finished_trials),
         outcomes=Counter(trial.state for trial in state.trials),
         time=format_seconds(sum(trial.seconds for trial in state.trials)),
         scores=scores,
@@ -64,7 +64,7 @@ def render_page(state: SweepState) -> str:
                 "link": _find_link(state, trial),
                 "reason": trial.reason,
             }
-            for trial in state.ordered()
+            for trial in state.sort_trials()
         ],
     )
 

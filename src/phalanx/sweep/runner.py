@@ -88,7 +88,9 @@ def run_sweep(folder: Path, sweep: SweepFile, output: SweepOutput) -> SweepState
 def _run_trials(state: SweepState, runner: "_TrialRunner") -> SweepState:
     """The trials that are left, one after the other."""
     if state.trials and not state.is_finished:
-        runner.output.print(f"{len(state.finished)} of {state.sweep.trials} trials are finished")
+        runner.output.print(
+            f"{len(state.finished_trials)} of {state.sweep.trials} trials are finished"
+        )
     while not state.is_finished:
         if runner.stop():
             raise _make_stop(state)
@@ -104,14 +106,14 @@ def _run_trials(state: SweepState, runner: "_TrialRunner") -> SweepState:
 
 def _make_stop(state: SweepState) -> Stopped:
     """What is raised where a signal asked for a stop."""
-    done, total = len(state.finished), state.sweep.trials
+    done, total = len(state.finished_trials), state.sweep.trials
     command = f"phalanx sweep --resume {state.folder}"
     return Stopped(f"stopped after {done} of {total} trials; all is saved; go on with: {command}")
 
 
 def _refuse_common_mistake(state: SweepState) -> None:
     """Raise where no trial could begin: the mistake is in what all have, and they are forgotten."""
-    first = state.finished
+    first = state.finished_trials
     if len(first) != min(_SAME_MISTAKE, state.sweep.trials):
         return
     if all(trial.state == "failed" and trial.exit_code in _MISTAKES for trial in first):

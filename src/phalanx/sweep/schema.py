@@ -180,7 +180,7 @@ class SweepFile(SweepSettings):
 
     def flags_for(self, values: Values) -> dict[str, str]:
         """The options of a trial as flags."""
-        drawn = {name: format_value(value) for name, value in values.items() if name != PRESET}
+        drawn = {name: format_flag(value) for name, value in values.items() if name != PRESET}
         return {**self.options, **drawn}
 
     def facts(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class SweepFile(SweepSettings):
         return {PRESET: settings.pop(PRESET), "options": self.options, "search": search, **settings}
 
 
-def format_value(value: _Value) -> str:
+def format_flag(value: _Value) -> str:
     """A value as a flag takes it."""
     return value if isinstance(value, str) else repr(value)
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from phalanx.disk import explain_disk_error, sync_folder, write_atomically
 from phalanx.errors import CheckpointError, ConfigError, DiskError
-from phalanx.report.folder import read_json_object, to_json
+from phalanx.report.folder import format_value, read_json_object, to_json
 from phalanx.report.records import json_number
 from phalanx.sweep.schema import SweepFile, Values
 
@@ -86,31 +86,31 @@ class SweepState:
     trials: tuple[Trial, ...] = ()
 
     @property
-    def finished(self) -> tuple[Trial, ...]:
+    def finished_trials(self) -> tuple[Trial, ...]:
         """The trials that nothing more happens to."""
         return tuple(trial for trial in self.trials if trial.state in _FINISHED)
 
     @property
     def is_finished(self) -> bool:
         """Whether all trials are."""
-        return len(self.finished) >= self.sweep.trials
+        return len(self.finished_trials) >= self.sweep.trials
 
     @property
     def best(self) -> Trial | None:
         """The best of the trials that came to their end; of equals the first."""
         done = [trial for trial in self.trials if trial.state == "done"]
-        return min(done, key=self.rank, default=None)
+        return min(done, key=self._rank, default=None)
 
-    def rank(self, trial: Trial) -> float:
+    def _rank(self, trial: Trial) -> float:
         """A number that is lower for a better score."""
         if trial.score is None or math.isnan(trial.score):
             return math.inf
         return -trial.score if self.sweep.wants_highest else trial.score
 
-    def ordered(self) -> list[Trial]:
+    def sort_trials(self) -> list[Trial]:
         """The trials, best first; then what was pruned, failed or is still running."""
         order = ("done", "pruned", "running", "failed")
-        return sorted(self.trials, key=lambda t: (order.index(t.state), self.rank(t), t.number))
+        return sorted(self.trials, key=lambda t: (order.index(t.state), self._rank(t), t.number))
 
     def with_trial(self, trial: Trial) -> "SweepState":
         """The state with a trial added, or in the place of its older self; on disk, too."""
@@ -158,7 +158,7 @@ class SweepState:
         bounds = (f"{goal}_low", f"{goal}_high") if goal == "top1" else ()
         names = ["trial", "state", goal, *bounds, *self.sweep.search, "epochs", "seconds", "reason"]
         rows.writerow(names)
-        for trial in self.ordered():
+        for trial in self.sort_trials():
             interval = trial.points[-1].interval95 if trial.points else None
             row: list[object] = [trial.number, trial.state, trial.score]  # None is an empty cell
             row += (interval or ("", "")) if bounds else ()
@@ -257,13 +257,5 @@ def _find_differences(name: str, old: Any, new: Any) -> list[tuple[str, str, str
         keys = dict.fromkeys([*old, *new])
         found = [_find_differences(f"{name} {key}", old.get(key), new.get(key)) for key in keys]
         return [one for some in found for one in some]
-    return [(name, _format_fact(old), _format_fact(new))]
-
-
-def _format_fact(value: Any) -> str:
-    """A fact in a message."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_format_fact(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_format_fact, value))}]"
-    return "not given" if value is None else str(value).lower() if value is True else str(value)
+    old_text, new_text = ("not given" if v is None else format_value(v) for v in (old, new))
+    return [(name, old_text, new_text)]

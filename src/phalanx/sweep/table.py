@@ -2,7 +2,7 @@
 
 import math
 
-from phalanx.sweep.schema import Choice, Dimension, SweepFile, count_points, format_value
+from phalanx.sweep.schema import Choice, Dimension, SweepFile, count_points, format_flag
 from phalanx.sweep.state import SweepState, Trial
 from phalanx.units import format_seconds
 
@@ -25,7 +25,7 @@ def format_interval(trial: Trial) -> str:
 
 def describe_values(trial: Trial, separator: str = "  ") -> str:
     """The values of a trial."""
-    return separator.join(f"{name} {format_value(value)}" for name, value in trial.values.items())
+    return separator.join(f"{name} {format_flag(value)}" for name, value in trial.values.items())
 
 
 def describe_progress(state: SweepState, trial: Trial) -> str:
@@ -76,7 +76,7 @@ def format_trial(state: SweepState, trial: Trial) -> list[str]:
         trial.state,
         format_score(trial.score, goal),
         *([format_interval(trial)] if goal == "top1" else []),
-        *(format_value(trial.values[name]) for name in state.sweep.search),
+        *(format_flag(trial.values[name]) for name in state.sweep.search),
         f"{trial.epochs:g}",
         format_seconds(trial.seconds),
     ]
@@ -84,7 +84,7 @@ def format_trial(state: SweepState, trial: Trial) -> list[str]:
 
 def format_table(state: SweepState) -> list[str]:
     """The trials as lines whose columns line up, best first."""
-    trials = state.ordered()
+    trials = state.sort_trials()
     rows = [column_names(state.sweep), *(format_trial(state, trial) for trial in trials)]
     reasons = ["", *(shorten(trial.reason) for trial in trials)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -116,6 +116,6 @@ def _describe_dimension(dimension: Dimension) -> str:
     """What one option is searched through."""
     if isinstance(dimension, Choice):
         return ", ".join(dimension.values)
-    parts = [f"{format_value(dimension.low)} to {format_value(dimension.last)}"]
-    parts += [] if dimension.step is None else [f"step {format_value(dimension.step)}"]
-    return "  ".join([*parts, *(["by factors"] if dimension.log else [])])
+    parts = [f"{format_flag(dimension.low)} to {format_flag(dimension.last)}"]
+    parts += [] if dimension.step is None else [f"step {format_flag(dimension.step)}"]
+    return "  ".join([*parts, *(["log scale"] if dimension.log else [])])
