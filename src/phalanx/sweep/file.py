@@ -1,6 +1,7 @@
 """The file of a sweep: read, with every mistake in it reported at once and by its line."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -92,6 +93,14 @@ class _FileReader:
     def _complain(self, entry: YamlEntry, problem: str) -> None:
         self.problems.append(f"{self._locate(entry)}: {problem}")
 
+    @contextmanager
+    def _collect_problems(self, entry: YamlEntry) -> Iterator[None]:
+        """A block whose ValueError is a problem of that key."""
+        try:
+            yield
+        except ValueError as error:
+            self._complain(entry, str(error))
+
     def _read_mapping(self, entry: YamlEntry) -> list[YamlEntry]:
         """The keys of a mapping; none, and a problem, where it is no mapping."""
         loader = YamlLoader("")
@@ -122,37 +131,22 @@ class _FileReader:
         """What every trial has, as flags take it."""
         options = {}
         for one in self._read_mapping(entry) if entry else ():
-            name = self._find_option(one)
-            text = None if name is None else self._read_text(name, one, one.node)
-            if name is not None and text is not None:
-                options[name] = text
+            with self._collect_problems(one):
+                name = self._find_option(one)
+                options[name] = _read_text(name, one.node)
         return options
 
-    def _find_option(self, entry: YamlEntry) -> str | None:
-        """The name of the option that a key means, or None with a problem noted."""
+    def _find_option(self, entry: YamlEntry) -> str:
+        """The name of the option that a key means; ValueError where it means none."""
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if name is None:
-            self._complain(entry, f"no such option; {suggest(entry.key, OPTIONS)}")
-        elif name in _RESERVED:
-            self._complain(entry, _RESERVED[name])
-        elif name in self._places:
-            self._complain(entry, f"stands at {self._places[name]} already; leave one away")
-        else:
-            self._places[name] = self._locate(entry)
-            return name
-        return None
-
-    def _read_text(self, name: str, entry: YamlEntry, node: yaml.Node) -> str | None:
-        """A value as a flag of that option takes it; None with a problem noted."""
-        try:
-            if name == PRESET:
-                return _read_preset(node)
-            text = _format_yaml_value(name, value_from_node(name, node), str(node.value))
-            value_from_text(name, text)  # YAML reads a word where a number is wanted
-            return text
-        except ValueError as error:
-            self._complain(entry, str(error))
-            return None
+            raise ValueError(f"no such option; {suggest(entry.key, OPTIONS)}")
+        if name in _RESERVED:
+            raise ValueError(_RESERVED[name])
+        if name in self._places:
+            raise ValueError(f"stands at {self._places[name]} already; leave one away")
+        self._places[name] = self._locate(entry)
+        return name
 
     def _read_search(self, entry: YamlEntry | None) -> dict[str, Dimension]:
         """What is searched, option by option."""
@@ -164,29 +158,29 @@ class _FileReader:
         search: dict[str, Dimension] = {}
         entries = self._read_mapping(entry)
         for one in entries:
-            name = PRESET if one.key == PRESET else self._find_option(one)
-            if name is None:
-                continue
-            self._places.setdefault(name, self._locate(one))
-            dimension = self._read_dimension(name, one)
-            if dimension is not None:
-                search[name] = dimension
+            with self._collect_problems(one):
+                name = PRESET if one.key == PRESET else self._find_option(one)
+                self._places.setdefault(name, self._locate(one))
+                dimension = self._read_dimension(name, one)
+                if dimension is not None:
+                    search[name] = dimension
         if not entries and isinstance(entry.node, yaml.MappingNode):
             self._complain(entry, "is empty; name options and their values")
         return search
 
     def _read_dimension(self, name: str, entry: YamlEntry) -> Dimension | None:
-        """The list or the range of one option, or None with a problem noted."""
+        """The list or the range of one option; None, and a problem, where something is wrong."""
         kind = str if name == PRESET else plain_kind(OPTIONS[name].kind)
-        is_range = isinstance(entry.node, yaml.MappingNode)
-        if is_range and kind not in DIMENSIONS:
-            self._complain(entry, "takes no range of numbers; give a list of its values")
-            return None
         known_problems = len(self.problems)
-        keys = {one.key: one.node for one in self._read_mapping(entry)} if is_range else {}
-        data: Any = {key: _read_scalar(node) for key, node in keys.items()} if is_range else None
+        keys: dict[str, yaml.Node] = {}
+        data: Any = None
         if isinstance(entry.node, yaml.SequenceNode):
             data = self._read_choices(name, entry)
+        elif isinstance(entry.node, yaml.MappingNode):
+            if kind not in DIMENSIONS:
+                raise ValueError("takes no range of numbers; give a list of its values")
+            keys = {one.key: one.node for one in self._read_mapping(entry)}
+            data = {key: _read_scalar(node) for key, node in keys.items()}
         if len(self.problems) > known_problems:
             return None
         try:
@@ -197,15 +191,18 @@ class _FileReader:
             return None
 
     def _read_choices(self, name: str, entry: YamlEntry) -> list[str]:
-        """A list of values as flags take them; a value that stands there twice is a problem."""
-        found = [self._read_text(name, entry, node) for node in entry.node.value]
-        texts = [text for text in found if text is not None]
-        values = texts if name == PRESET else [value_from_text(name, text) for text in texts]
-        repeated = [
-            text for text, value in zip(texts, values, strict=True) if values.count(value) > 1
-        ]
-        for text in repeated[:1]:
-            self._complain(entry, f"{text} stands in the list twice; leave one away")
+        """A list of values as flags take them; one that stands there twice is a problem."""
+        texts: list[str] = []
+        values: list[Any] = []
+        for node in entry.node.value:
+            with self._collect_problems(entry):
+                text = _read_text(name, node)
+                value = text if name == PRESET else value_from_text(name, text)
+                if value in values:
+                    first = texts[values.index(value)]
+                    raise ValueError(f"{first} stands in the list twice; leave one away")
+                texts.append(text)
+                values.append(value)
         return texts
 
     def _count_trials(
@@ -236,21 +233,19 @@ def _read_scalar(node: yaml.Node) -> Any:
         loader.dispose()
 
 
-def _read_preset(node: yaml.Node) -> str:
-    """The name of a preset or file in a list of them."""
-    if not isinstance(node, yaml.ScalarNode):
-        raise ValueError("wants a list of presets or files")
-    return str(node.value)
-
-
-def _format_yaml_value(name: str, value: Any, text: str) -> str:
-    """How a flag says a value of YAML: as it was written, where that means the same."""
-    try:
+def _read_text(name: str, node: yaml.Node) -> str:
+    """A value as a flag of that option takes it: as written, where that means the same."""
+    if name == PRESET:
+        if not isinstance(node, yaml.ScalarNode):
+            raise ValueError("wants a list of presets or files")
+        return str(node.value)
+    value, text = value_from_node(name, node), str(node.value)
+    with suppress(ValueError):  # written as only YAML allows, such as 0x10
         if value_from_text(name, text) == value:
             return text
-    except ValueError:
-        pass  # written as only YAML allows, such as 0x10
-    return "null" if value is None else str(value).lower() if value is True else str(value)
+    text = "null" if value is None else str(value).lower() if value is True else str(value)
+    value_from_text(name, text)  # YAML reads a word where a number is wanted
+    return text
 
 
 def _explain_setting(key: str, detail: ErrorDetails, node: yaml.Node) -> str:
