@@ -17,7 +17,7 @@ from phalanx.errors import DivergedError
 from phalanx.optim.build import OPTIMIZERS, OptimSettings, build_optimizer
 from phalanx.report.compare import compare_runs
 from phalanx.report.folder import open_run
-from phalanx.report.records import read_averaged, read_logs, read_scores
+from phalanx.report.records import read_averaged_top1, read_logs, read_scores
 from small_runs import small_run
 from small_states import take_step
 
@@ -97,7 +97,7 @@ def test_modes_differ_in_what_they_learn(digits, tmp_path):
 def test_averaged_weights_are_scored_beside_the_raw_ones(digits, tmp_path):
     run = tmp_path / "run"
     assert main(small_run(digits, run, ema_decay=0.5)) == 0
-    averaged = read_averaged(run)
+    averaged = read_averaged_top1(run)
     assert list(averaged) == [row.step for row in read_scores(run)] == [6, 12, 18]
     assert facts_of(run)["averaged_top1"] == averaged[18]
     assert "averaged top-1" in (run / "report.html").read_text()
@@ -108,9 +108,9 @@ def test_16_bit_weights_are_16_bits_and_the_panel_tells_what_is_lost(digits, tmp
         assert main(small_run(digits, tmp_path / name, steps=6, **options)) == 0
     chance, nearest = (facts_of(tmp_path / n)["numerics"] for n in ("by-chance", "nearest"))
     assert 0 < chance["updates_lost"] < nearest["updates_lost"] < 1
-    assert abs(chance["way_lost"]) < 0.01 and 0.05 < nearest["way_lost"] < 1
+    assert abs(chance["lost_to_rounding"]) < 0.01 and 0.05 < nearest["lost_to_rounding"] < 1
     page = (tmp_path / "nearest" / "report.html").read_text()
-    assert f"{nearest['way_lost']:.2%} of the way the weights should have moved" in page
+    assert f"{nearest['lost_to_rounding']:.2%} of the total change of the weights" in page
     checkpoint = next((tmp_path / "nearest" / "checkpoints").glob("step-*"))
     assert (checkpoint / "weights.safetensors").read_bytes().count(b'"BF16"') >= 8
 
@@ -224,7 +224,7 @@ def test_metrics_can_be_left_out(digits, tmp_path):
     assert logs and {(row.grad_norm, row.top1) for row in logs} == {(None, None)}
     said = [line for line in (bare / "log.txt").read_text().splitlines() if " lr " in line]
     assert said and not any("top-1" in line or "grad" in line for line in said)
-    assert compare_runs(open_run(plain), open_run(bare)).parting is None
+    assert compare_runs(open_run(plain), open_run(bare)).divergence is None
     page = [(run / "report.html").read_text() for run in (plain, bare)]
     assert [text.count(">training</text>") for text in page] == [2, 1]
 

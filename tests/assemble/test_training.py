@@ -105,9 +105,9 @@ def test_the_report_remakes_itself_without_the_data(tmp_path):
 def test_two_equal_runs_and_two_that_part(digits, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         main(small_run(digits, tmp_path / name, seed=seed))
-    assert phalanx.compare(tmp_path / "a", tmp_path / "b")["parting"] is None
+    assert phalanx.compare(tmp_path / "a", tmp_path / "b")["divergence"] is None
     other = phalanx.compare(tmp_path / "a", tmp_path / "c")
-    assert other["parting"]["step"] == 1
+    assert other["divergence"]["step"] == 1
     assert {row["name"] for row in other["options"]} == {"seed", "run-dir"}
     assert other["paired"]["n"] == 40
 

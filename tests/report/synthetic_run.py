@@ -8,7 +8,7 @@ import numpy as np
 from phalanx.report.folder import RunFolder, create_run
 from phalanx.report.predictions import (
     Prediction,
-    most_confidently_wrong,
+    find_worst_mistakes,
     write_predictions,
     write_worst,
 )
@@ -161,7 +161,7 @@ def make_run(path: Path, *, seed=0, lr="0.1", classes=CLASSES, accuracy=0.86, **
     write_history(path, STEPS_PER_EPOCH * EPOCHS, seed=seed)
     rows = make_predictions(classes=len(classes), seed=seed, accuracy=accuracy)
     write_predictions(path, rows)
-    worst = [rows[at].index for at in most_confidently_wrong(rows)]
+    worst = [rows[at].index for at in find_worst_mistakes(rows)]
     write_worst(path, worst, pixels=make_pictures(len(worst)), step=625)
     write_summary(path, make_summary())
     (path / "checkpoints" / "step-00000625").mkdir(parents=True)

@@ -26,7 +26,7 @@ def test_equal_runs_are_identical(tmp_path, finished_run):
     twin = make_run(tmp_path / "twin")
     comparison = compare_runs(finished_run, twin)
     assert comparison.options == comparison.data == comparison.surroundings == []
-    assert comparison.parting is None
+    assert comparison.divergence is None
     assert comparison.paired["p"] == 1.0
     text = render_comparison(comparison)
     assert "identical to step 625\n" in text
@@ -61,10 +61,10 @@ def test_the_first_differing_step_and_quantity_are_named(tmp_path):
     records = Records(b.path)
     records.steps([other, step_row(14)])
     records.flush()
-    parting = compare_runs(a, b).parting
-    assert (parting.step, parting.quantity) == (13, "loss")
-    assert (parting.a, parting.b) == (step_row(13).loss, other.loss)
-    told = f"part at step 13: loss is {parting.a!r} in A and {parting.b!r} in B"
+    divergence = compare_runs(a, b).divergence
+    assert (divergence.step, divergence.quantity) == (13, "loss")
+    assert (divergence.a, divergence.b) == (step_row(13).loss, other.loss)
+    told = f"the runs diverge at step 13: loss is {divergence.a!r} in A and {divergence.b!r} in B"
     assert told in render_comparison(compare_runs(a, b))
 
 
@@ -73,8 +73,8 @@ def test_the_earliest_difference_counts_whatever_the_quantity(tmp_path):
     records = Records(b.path)
     records.steps([replace(step_row(13), grad_norm=7.0), replace(step_row(14), loss=7.0)])
     records.flush()
-    parting = compare_runs(a, b).parting
-    assert (parting.step, parting.quantity, parting.b) == (13, "grad_norm", 7.0)
+    divergence = compare_runs(a, b).divergence
+    assert (divergence.step, divergence.quantity, divergence.b) == (13, "grad_norm", 7.0)
 
 
 def test_steps_without_metrics_are_compared_by_their_loss(tmp_path):
@@ -82,11 +82,11 @@ def test_steps_without_metrics_are_compared_by_their_loss(tmp_path):
     records, bare = Records(b.path), {"grad_norm": None, "top1": None}
     records.steps([replace(step_row(step), **bare) for step in (13, 14)])
     records.flush()
-    assert compare_runs(a, b).parting is None
+    assert compare_runs(a, b).divergence is None
     records.steps([replace(step_row(15), loss=7.0, **bare)])
     records.flush()
-    parting = compare_runs(a, b).parting
-    assert (parting.step, parting.quantity) == (15, "loss")
+    divergence = compare_runs(a, b).divergence
+    assert (divergence.step, divergence.quantity) == (15, "loss")
 
 
 def test_a_shorter_run_is_identical_as_far_as_it_goes(tmp_path):
@@ -109,7 +109,7 @@ def test_a_loss_that_is_no_number_equals_itself(tmp_path):
         )
         with run.metrics.open("a") as file:
             file.write(line + "\n")
-    assert compare_runs(*runs).parting is None
+    assert compare_runs(*runs).divergence is None
 
 
 def test_only_images_that_both_scored_are_paired(tmp_path):
@@ -134,7 +134,9 @@ def test_an_image_under_another_label_is_another_image(tmp_path):
 def test_without_shared_images_the_intervals_speak(tmp_path):
     a, b = short_run(tmp_path / "a", 125), short_run(tmp_path / "b", 625)
     text = render_comparison(compare_runs(a, b))
-    assert text.endswith("no image was scored by both, so only the intervals speak: B is better")
+    assert text.endswith(
+        "no image was scored by both, so only the intervals can be compared: B is better"
+    )
     same = render_comparison(compare_runs(a, a))
     assert same.endswith("they overlap")
 
@@ -145,5 +147,6 @@ def test_a_comparison_is_plain_data(tmp_path):
     records.steps([replace(step_row(3), loss=math.nan)])
     records.flush()
     values = json.loads(json.dumps(compare_runs(a, b).as_json(), allow_nan=False))
-    assert values["parting"]["quantity"] == "loss"
-    assert values["parting"]["b"] == "nan"
+    assert values["divergence"]["quantity"] == "loss"
+    assert values["divergence"]["b"] == "nan"
+    assert values["parting"] == values["divergence"], "scripts may still know the older name"

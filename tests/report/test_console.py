@@ -8,7 +8,7 @@ import time
 import pytest
 
 from phalanx.errors import DiskError
-from phalanx.report.console import Console, Pace
+from phalanx.report.console import Console, StepTimer
 from synthetic_run import log_row, score_row
 
 
@@ -43,12 +43,12 @@ def terminal(monkeypatch):
 
 def talk(console):
     with console:
-        console.say("resnet20 on embedded")
+        console.print("resnet20 on embedded")
         for step in range(1, 126):
             console.progress(step)
             if step % 25 == 0:
                 console.log(log_row(step))
-        console.evaluating(750, 1_500)
+        console.evaluation_progress(750, 1_500)
         console.score(score_row(125), best=True)
         console.warn("train/cat/17.jpg does not decode")
 
@@ -124,7 +124,7 @@ def test_the_cursor_comes_back_for_a_process_about_to_vanish(terminal):
 def test_characters_that_steer_a_terminal_are_not_passed_on(tmp_path):
     with (tmp_path / "out.txt").open("w", encoding="ascii") as stream:
         console = Console(total_steps=1, epochs=1, stream=stream)
-        console.say("a\x1b[2Jb\ttab\nsecond caf\u00e9")
+        console.print("a\x1b[2Jb\ttab\nsecond caf\u00e9")
     assert (tmp_path / "out.txt").read_text() == "a?[2Jb  tab\nsecond caf\\xe9\n"
 
 
@@ -133,7 +133,7 @@ def test_a_reader_who_leaves_does_not_end_the_run(tmp_path):
         "import sys, time; from pathlib import Path; from phalanx.report.console import Console\n"
         "with Console(total_steps=1, epochs=1, log_file=Path(sys.argv[1])) as console:\n"
         "    sys.stdin.read()\n"
-        "    for k in range(3): console.say(f'line {k}')\n"
+        "    for k in range(3): console.print(f'line {k}')\n"
     )
     log = tmp_path / "log.txt"
     # Python's own last flush must find something to fail on
@@ -160,7 +160,7 @@ def test_a_log_that_cannot_be_written_is_a_disk_error(tmp_path):
             total_steps=1, epochs=1, log_file=tmp_path / "file" / "log.txt", stream=stream
         )
         with pytest.raises(DiskError, match=r"log\.txt: a part of this path is a file"):
-            console.say("hello")
+            console.print("hello")
 
 
 def test_noting_a_step_costs_microseconds(terminal):
@@ -173,10 +173,10 @@ def test_noting_a_step_costs_microseconds(terminal):
 
 
 def test_time_left_leaves_the_first_step_out():
-    pace = Pace()
-    assert pace.seconds_for(10) is None
-    pace.note(1, 100.0)  # compiled for a minute and more
-    pace.note(2, 101.0)
-    assert pace.seconds_for(10) is None
-    pace.note(4, 102.0)
-    assert pace.seconds_for(10) == 5.0
+    timer = StepTimer()
+    assert timer.seconds_for(10) is None
+    timer.record(1, 100.0)  # compiled for a minute and more
+    timer.record(2, 101.0)
+    assert timer.seconds_for(10) is None
+    timer.record(4, 102.0)
+    assert timer.seconds_for(10) == 5.0

@@ -5,7 +5,7 @@ from phalanx.errors import CheckpointError
 from phalanx.report.predictions import (
     Prediction,
     confusion_matrix,
-    most_confidently_wrong,
+    find_worst_mistakes,
     read_predictions,
     read_worst,
     write_predictions,
@@ -47,8 +47,8 @@ def test_the_surest_mistakes_come_first_and_hits_never():
         prediction(2, 1, (0,), 0.90),
         prediction(3, 1, (2,), 0.90),
     ]
-    assert most_confidently_wrong(rows) == [2, 3, 1]
-    assert most_confidently_wrong(rows, n=1) == [2]
+    assert find_worst_mistakes(rows) == [2, 3, 1]
+    assert find_worst_mistakes(rows, n=1) == [2]
 
 
 def test_pictures_read_back(tmp_path):

@@ -9,12 +9,18 @@ import pytest
 
 from html_page import Page
 from phalanx.errors import CheckpointError
-from phalanx.report.average import AverageScore, read_average_score, write_average_score
 from phalanx.report.folder import create_run
-from phalanx.report.page import waiting_verdict, write_report
+from phalanx.report.page import describe_waiting, write_report
 from phalanx.report.plots import MOST_POINTS, plot_loss, thin
 from phalanx.report.records import Records, StepRow
-from phalanx.report.summary import Numerics, read_summary, write_summary
+from phalanx.report.summary import (
+    AverageScore,
+    Numerics,
+    read_average_score,
+    read_summary,
+    write_average_score,
+    write_summary,
+)
 from synthetic_run import (
     CONFIG,
     log_row,
@@ -111,7 +117,7 @@ def test_the_numerics_of_16_bits_are_told(tmp_path):
     run = make_run(tmp_path / "half")
     told = Numerics(
         updates_lost=0.559,
-        way_lost=-2e-6,
+        lost_to_rounding=-2e-6,
         gradients_zero=0.0015,
         gradients_not_finite=3,
         skipped_steps=20,
@@ -120,24 +126,24 @@ def test_the_numerics_of_16_bits_are_told(tmp_path):
     write_summary(run.path, make_summary(numerics=told))
     page = read_page(run)
     for words in (
-        "55.90% of the weights' updates moved nothing in their step",
-        " 0.00% of the way the weights should have moved was lost to rounding",
-        "0.15% of the gradients' numbers were nothing",
-        "the loss scale changed 20 times, the last are",
+        "55.90% of the weight updates changed nothing in their step",
+        " 0.00% of the total change of the weights was lost to rounding",
+        "0.15% of the gradient values were zero",
+        "the loss scale changed 20 times; the last were",
         "loss scale 256 from step 8 on",
     ):
         assert words in page.text
     assert "from step 7 on" not in page.text
 
 
-def test_summaries_from_before_the_way_was_measured_are_read(tmp_path):
+def test_summaries_from_before_rounding_was_measured_are_read(tmp_path):
     run = make_run(tmp_path / "old")
     known = {"updates_lost": 0.5, "gradients_zero": 0.0, "gradients_not_finite": 0}
     older = {**known, "skipped_steps": 0, "loss_scales": []}
     plain = json.loads((run.path / "summary.json").read_text())
     (run.path / "summary.json").write_text(json.dumps({**plain, "numerics": older}))
-    assert read_summary(run.path).numerics.way_lost is None
-    assert "50.00% of the weights' updates" in read_page(run).text
+    assert read_summary(run.path).numerics.lost_to_rounding is None
+    assert "50.00% of the weight updates" in read_page(run).text
 
 
 @pytest.mark.parametrize("steps", [3, 30, 140])
@@ -239,7 +245,7 @@ def test_drawings_leave_their_colours_to_the_page():
     ],
 )
 def test_waiting_gets_a_verdict(wait, words):
-    assert words in waiting_verdict(wait)
+    assert words in describe_waiting(wait)
 
 
 def test_a_report_needs_no_torch(finished_run):

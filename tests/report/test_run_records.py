@@ -1,6 +1,8 @@
 import json
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +137,27 @@ def test_a_run_without_records_reads_as_empty(tmp_path):
     assert read_steps(tmp_path)["step"] == []
     assert read_logs(tmp_path) == read_scores(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_every_record_is_on_the_disk_before_a_checkpoint_presumes_it(
+    tmp_path, monkeypatch, averaged
+):
+    synced, really_sync = [], os.fsync
+
+    def note_and_sync(handle):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+        really_sync(handle)
+
+    records = Records(tmp_path)
+    records.score(score_row(125))
+    if averaged:
+        records.averaged_score(score_row(125))  # appended, but perhaps not yet on the disk
+    monkeypatch.setattr(os, "fsync", note_and_sync)
+    records.flush(sync=True)
+    names = {*FILES, "averaged.csv"} if averaged else {*FILES}
+    assert {path.name for path in synced if path.is_file()} == names
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_a_full_disk_is_named(tmp_path):

@@ -40,6 +40,8 @@ def edit(folder, change):
         (lambda values: values.update(f1=0.5), "has unknown f1"),
         (lambda values: values["best"].pop("step"), "lacks step"),
         (lambda values: values.update(best=3), "3 is no best"),
+        (lambda values: values.update(top1="high"), "'high' is no top1"),
+        (lambda values: values.update(interval95=[0.1]), "no interval95"),
     ],
 )
 def test_other_keys_are_named(tmp_path, change, told):
@@ -47,6 +49,24 @@ def test_other_keys_are_named(tmp_path, change, told):
     edit(tmp_path, change)
     with pytest.raises(CheckpointError, match=told):
         read_summary(tmp_path)
+
+
+def test_the_names_of_earlier_versions_are_read(tmp_path):
+    numerics = {"updates_lost": 0.5, "gradients_zero": 0.0, "gradients_not_finite": 0}
+    numerics |= {"skipped_steps": 0, "loss_scales": [[0, 1024.0]], "way_lost": 0.25}
+    rates = {"verdict": "it keeps up", "come": 2700.0, "eaten": 27.0, "stages": {"read": 9000.0}}
+    write_summary(tmp_path, make_summary())
+    edit(tmp_path, lambda values: values.update(numerics=numerics, input=rates))
+    summary = read_summary(tmp_path)
+    assert summary.numerics.lost_to_rounding == 0.25
+    assert summary.input.images_per_second_available == 2700.0
+    assert summary.input.images_per_second_needed == 27.0
+    write_summary(tmp_path, summary)
+    assert read_summary(tmp_path) == summary
+    assert not {"way_lost", "come", "eaten"} & {
+        *json.loads((tmp_path / "summary.json").read_text())["numerics"],
+        *json.loads((tmp_path / "summary.json").read_text())["input"],
+    }
 
 
 def test_a_missing_summary_is_named(tmp_path):

@@ -1,12 +1,12 @@
-"""Sweeps for tests: files in a folder, and journals that no training was needed for."""
+"""Sweeps for tests: files in a folder, and states that no training was needed for."""
 
 import math
 from pathlib import Path
 
-from phalanx.sweep.check import open_file
-from phalanx.sweep.file import SweepFile
-from phalanx.sweep.journal import Point, SweepState, Trial
-from phalanx.sweep.proposals import propose
+from phalanx.sweep.check import read_sweep
+from phalanx.sweep.proposals import propose_values
+from phalanx.sweep.schema import SweepFile
+from phalanx.sweep.state import Point, SweepState, Trial
 
 WIDE = """\
 # rates and choices of the demo
@@ -29,7 +29,7 @@ def write_sweep(folder: Path, text: str = WIDE, *, name: str = "rates") -> Path:
 
 def read_text(folder: Path, text: str = WIDE) -> SweepFile:
     """The sweep that a text describes."""
-    return open_file(write_sweep(folder, text))
+    return read_sweep(write_sweep(folder, text))
 
 
 def top1_of(trial: Trial) -> float:
@@ -40,10 +40,10 @@ def top1_of(trial: Trial) -> float:
 
 
 def play(sweep: SweepFile, folder: Path, *, count: int | None = None) -> SweepState:
-    """A journal whose trials were proposed in turn and got made-up scores."""
+    """A state whose trials were proposed in turn and got made-up scores."""
     trials: list[Trial] = []
     for number in range(sweep.trials if count is None else count):
-        trial = Trial(number=number, values=propose(sweep, trials), seconds=31.5 + number)
+        trial = Trial(number=number, values=propose_values(sweep, trials), seconds=31.5 + number)
         trials.append(ended(trial))
     return SweepState(folder=folder, sweep=sweep, trials=tuple(trials))
 

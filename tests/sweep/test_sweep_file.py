@@ -9,9 +9,8 @@ import pytest
 
 import phalanx
 from phalanx.errors import ConfigError
-from phalanx.sweep.check import open_file
-from phalanx.sweep.file import KEYS
-from phalanx.sweep.space import Choice, Range, count_points, iterate_points
+from phalanx.sweep.check import read_sweep
+from phalanx.sweep.schema import KEYS, Choice, Range, count_points, iterate_points
 from small_sweeps import WIDE, read_text, write_sweep
 
 GOOD = "search:\n  lr: [0.1, 0.2]\ntrials: 2\n"
@@ -27,7 +26,7 @@ def refused(folder, text: str) -> list[str]:
     """The problems of a file, without its name."""
     path = write_sweep(folder, text)
     with pytest.raises(ConfigError) as caught:
-        open_file(path)
+        read_sweep(path)
     lines = str(caught.value).splitlines()
     told = lines[1:] if lines[0].endswith(" problems:") else lines
     return [line.strip().removeprefix(f"{path}:") for line in told]
@@ -37,9 +36,9 @@ def test_a_file_is_read_with_its_defaults(tmp_path):
     sweep = read_text(tmp_path)
     assert sweep.name == "rates" and sweep.preset == "demo" and sweep.options == {"epochs": "4"}
     assert sweep.search == {
-        "lr": Range(low=0.02, high=0.6, log=True, whole=False),
-        "momentum": Range(low=0.8, high=0.95, step=0.05, whole=False),
-        "weight-decay": Choice(("1e-4", "5e-4", "1e-3")),
+        "lr": Range(low=0.02, high=0.6, log=True),
+        "momentum": Range(low=0.8, high=0.95, step=0.05),
+        "weight-decay": Choice(values=("1e-4", "5e-4", "1e-3")),
     }
     told = (sweep.method, sweep.goal, sweep.prune, sweep.trials, sweep.startup, sweep.seed)
     assert told == ("tpe", "top1", "none", 12, 5, 0)
@@ -64,7 +63,7 @@ def test_values_become_what_a_flag_takes(tmp_path):
         "eight-bit-io": "yes",
         "image-size": "null",
     }
-    assert sweep.search == {"precision": Choice(("16.32", "32.32"))}
+    assert sweep.search == {"precision": Choice(values=("16.32", "32.32"))}
 
 
 def test_a_grid_has_every_point_once_and_its_numbers_are_round(tmp_path):

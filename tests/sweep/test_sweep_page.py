@@ -1,37 +1,37 @@
-"""sweep.html, from journals that no training was needed for."""
+"""sweep.html, from states that no training was needed for."""
 
 import re
 
 import pytest
 
 from html_page import Page
-from phalanx.sweep.drawings import best_so_far, draw_course, draw_option
-from phalanx.sweep.journal import SweepState, Trial
-from phalanx.sweep.page import render_page
+from phalanx.sweep.page import find_best_so_far, plot_option, plot_trials, render_page
+from phalanx.sweep.state import SweepState, Trial
 from small_sweeps import WIDE, play, read_text
 
 
 @pytest.fixture
-def journal(tmp_path) -> SweepState:
+def state(tmp_path) -> SweepState:
     return play(read_text(tmp_path, WIDE + "prune: median\n"), tmp_path)
 
 
-def test_the_page_shows_everything_and_needs_no_other_file(journal):
-    (journal.folder / "trial-000").mkdir()
-    (journal.folder / "trial-000" / "report.html").touch()
-    text = render_page(journal)
+def test_the_page_shows_everything_and_needs_no_other_file(state):
+    (state.folder / "trial-000").mkdir()
+    (state.folder / "trial-000" / "report.html").touch()
+    text = render_page(state)
     page = Page(text)
     assert page.sections == ["scores", "options", "trials", "file"]
     assert page.tags.count("svg") == 5, "by trial, by epoch, and one an option"
     assert {a for a in page.addresses if not a.startswith("#")} == {"trial-000/report.html"}
-    best = journal.best
+    best = state.best
     assert best is not None
     for words in (
         "rates finished",
         f"best top-1 {best.score:.2%} 95% interval",
+        f"best trial {best.number} lr {best.values['lr']!r}\nmomentum {best.values['momentum']!r}",
         "trials 12 of 12 9 done, 2 pruned, 1 failed",
         "method tpe pruned by median",
-        journal.command(best),
+        state.command(best),
         "diverged: step 5: loss nan",
         "# rates and choices of the demo",
     ):
@@ -54,28 +54,28 @@ def test_names_in_a_file_cannot_break_the_page(tmp_path):
     assert "# <i>&</script> of the demo" in page.text and "i" not in page.tags
 
 
-def test_pruned_trials_are_hollow_and_failed_ones_crosses(journal):
-    svg = draw_course(journal)
+def test_pruned_trials_are_hollow_and_failed_ones_crosses(state):
+    svg = plot_trials(state)
     hollow = svg.count("fill: none; stroke: var(--train)")
     assert hollow >= 1 and "failed" in svg and "best so far" in svg
     done = SweepState(
-        folder=journal.folder,
-        sweep=journal.sweep,
-        trials=tuple(trial for trial in journal.trials if trial.state == "done"),
+        folder=state.folder,
+        sweep=state.sweep,
+        trials=tuple(trial for trial in state.trials if trial.state == "done"),
     )
-    plain = draw_course(done)
+    plain = plot_trials(done)
     assert "pruned" not in plain and "failed" not in plain
 
 
-def test_the_best_so_far_never_gets_worse(journal):
-    numbers, heights = best_so_far(journal)
+def test_the_best_so_far_never_gets_worse(state):
+    numbers, heights = find_best_so_far(state)
     assert numbers == list(range(12)) and heights == sorted(heights)
-    best = journal.best
+    best = state.best
     assert best is not None and best.score is not None
     assert heights[-1] == pytest.approx(100 * best.score)
 
 
-def test_a_searched_by_factors_option_has_such_an_axis(journal):
-    numbers = re.findall(r">([\d.]+)</text>", draw_option(journal, "lr"))
+def test_a_searched_by_factors_option_has_such_an_axis(state):
+    numbers = re.findall(r">([\d.]+)</text>", plot_option(state, "lr"))
     assert {"0.02", "0.05", "0.1", "0.2", "0.5"} <= set(numbers)
-    assert "0.05" not in re.findall(r">([\d.]+)</text>", draw_option(journal, "momentum"))
+    assert "0.05" not in re.findall(r">([\d.]+)</text>", plot_option(state, "momentum"))

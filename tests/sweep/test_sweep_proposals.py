@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from phalanx.sweep.journal import Point, Trial
-from phalanx.sweep.proposals import Judge, propose
-from phalanx.sweep.space import iterate_points
+from phalanx.sweep.proposals import TrialPruner, propose_values
+from phalanx.sweep.schema import iterate_points
+from phalanx.sweep.state import Point, Trial
 from small_sweeps import WIDE, play, read_text, top1_of, write_sweep
 
 LISTS = """\
@@ -18,8 +18,8 @@ search:
 """
 
 
-def values_of(journal) -> list[dict]:
-    return [trial.values for trial in journal.trials]
+def values_of(state) -> list[dict]:
+    return [trial.values for trial in state.trials]
 
 
 @pytest.mark.parametrize("method", ["random", "tpe"])
@@ -74,7 +74,7 @@ def test_tpe_keeps_away_from_where_trials_diverge(tmp_path):
 
     trials: list[Trial] = []
     for number in range(40):
-        trials.append(ended(propose(sweep, trials), number))
+        trials.append(ended(propose_values(sweep, trials), number))
     assert sum(trial.state == "failed" for trial in trials[20:]) <= 4
 
 
@@ -82,8 +82,8 @@ def judged(text: str, folder, scores: list[float]) -> list[bool]:
     """What is said of a new trial after each of its scores."""
     sweep = read_text(folder, text)
     before = play(sweep, folder, count=4).trials  # done, each at 4 validations
-    judge = Judge(sweep, before, values=propose(sweep, before))
-    return [judge.is_hopeless(score) for score in scores]
+    judge = TrialPruner(sweep, before, values=propose_values(sweep, before))
+    return [judge.should_prune(score) for score in scores]
 
 
 @pytest.mark.parametrize("prune", ["median", "halving"])
@@ -107,9 +107,9 @@ def test_halving_remembers_who_reached_a_rung(tmp_path):
     sweep = read_text(tmp_path, f"{WIDE}prune: halving\n")
     trials: list[Trial] = []
     for number, score in enumerate([0.5, 0.6, 0.4]):
-        values = propose(sweep, trials)
-        judge = Judge(sweep, trials, values=values)
-        hopeless = judge.is_hopeless(score)
+        values = propose_values(sweep, trials)
+        judge = TrialPruner(sweep, trials, values=values)
+        hopeless = judge.should_prune(score)
         assert hopeless == (score == 0.4)
         state = "pruned" if hopeless else "done"
         points = (Point(step=1, epoch=1.0, score=score),)

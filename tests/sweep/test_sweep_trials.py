@@ -14,10 +14,10 @@ from html_page import Page
 from phalanx.cli.main import main
 from phalanx.errors import CheckpointError
 from phalanx.report.records import read_scores
-from phalanx.sweep.check import open_file
-from phalanx.sweep.journal import Trial, begin
-from phalanx.sweep.process import TrialProcess, open_log
-from phalanx.sweep.study import held
+from phalanx.sweep.check import read_sweep
+from phalanx.sweep.process import TrialProcess, open_trial_log
+from phalanx.sweep.runner import lock_sweep
+from phalanx.sweep.state import Trial, create_sweep
 from small_runs import start_phalanx
 from small_sweeps import write_sweep
 
@@ -186,15 +186,17 @@ def test_a_second_ctrl_c_leaves_at_once_and_takes_the_training_with_it(digits, t
     process.communicate(timeout=10)
     assert process.returncode == 130
     trial = Trial(number=0, values={})
-    assert open_log(folder, trial, lambda: time.monotonic() > deadline) is not None, "it is gone"
+    assert open_trial_log(folder, trial, lambda: time.monotonic() > deadline) is not None, (
+        "it is gone"
+    )
 
 
 def test_a_run_that_cannot_be_resumed_begins_again(tmp_path):
     # without data the new beginning fails too, but otherwise, and before torch is imported
     text = TEXT.format(digits=tmp_path / "absent").replace("[0.05, 0.0, 1e12]", "[0.05]")
     folder = tmp_path / "sweep"
-    sweep = open_file(write_sweep(tmp_path, text))
-    begin(folder, sweep).with_trial(Trial(number=0, values={"lr": "0.05"}))
+    sweep = read_sweep(write_sweep(tmp_path, text))
+    create_sweep(folder, sweep).with_trial(Trial(number=0, values={"lr": "0.05"}))
     (folder / "trial-000").mkdir()
     (folder / "trial-000" / "run.json").write_text("{")
     assert main(["sweep", "--resume", str(folder)]) == 3
@@ -216,24 +218,24 @@ def test_a_mistake_in_what_all_trials_have_ends_the_sweep_early(tmp_path, capsys
 
 def test_two_processes_cannot_run_one_sweep(tmp_path):
     told = "another process runs this sweep; stop that one first"
-    with held(tmp_path), pytest.raises(CheckpointError, match=told), held(tmp_path):
+    with lock_sweep(tmp_path), pytest.raises(CheckpointError, match=told), lock_sweep(tmp_path):
         pass
 
 
 def test_a_training_that_a_kill_left_behind_is_stopped_before_it_goes_on(tmp_path):
-    log = open_log(tmp_path, Trial(number=0, values={}), lambda: False)
+    log = open_trial_log(tmp_path, Trial(number=0, values={}), lambda: False)
     assert log is not None
     left = TrialProcess(["data", "bench", "--seconds", "60"], log)
     os.close(log)  # as if this process had been killed
-    known = Trial(number=0, values={}, process=(socket.gethostname(), left.number))
+    known = Trial(number=0, values={}, process=(socket.gethostname(), left.pid))
     time.sleep(0.3)
     assert left.wait() is None, "it is still at work"
-    again = open_log(tmp_path, known, lambda: False)
+    again = open_trial_log(tmp_path, known, lambda: False)
     assert again is not None and left.wait() is not None
     os.close(again)
     elsewhere = Trial(number=1, values={}, process=("elsewhere", 1))
-    held_log = open_log(tmp_path, elsewhere, lambda: False)
+    held_log = open_trial_log(tmp_path, elsewhere, lambda: False)
     with pytest.raises(CheckpointError, match="process 1 on elsewhere still trains this trial"):
-        open_log(tmp_path, elsewhere, lambda: False)
+        open_trial_log(tmp_path, elsewhere, lambda: False)
     assert held_log is not None
     os.close(held_log)

@@ -27,9 +27,8 @@ from phalanx.engine.weight_average import average_weights, reestimate_norms
 from phalanx.errors import ConfigError
 from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.plan.averaging import Averaging
-from phalanx.report.average import NAME as AVERAGE_SCORE
-from phalanx.report.average import AverageScore, write_average_score
 from phalanx.report.folder import RunFolder
+from phalanx.report.summary import AVERAGE_FILE, AverageScore, write_average_score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,7 @@ def _write_average(
         WEIGHTS: tensors_to_bytes(weights, metadata={NORM_LAYOUT_KEY: facts["norm_layout"]}),
         FACTS: json.dumps(facts_now, indent=1).encode(),
     }
-    remove_quietly(checkpoint.parent.parent / AVERAGE_SCORE)  # of another average
+    remove_quietly(checkpoint.parent.parent / AVERAGE_FILE)  # of another average
     return write_checkpoint_as(checkpoint.parent, AVERAGE_NAME, files)
 
 

@@ -8,7 +8,7 @@ from phalanx.plan.role import Role
 from phalanx.report.console import Console
 from phalanx.report.predictions import (
     Prediction,
-    most_confidently_wrong,
+    find_worst_mistakes,
     write_predictions,
     write_worst,
 )
@@ -82,7 +82,7 @@ class RunRecorder:
         self._records.score(row)
         predictions = _list_predictions(score, self._feed.names(score.indices))
         write_predictions(self._records.folder, predictions)
-        worst = [predictions[place].index for place in most_confidently_wrong(predictions)]
+        worst = [predictions[place].index for place in find_worst_mistakes(predictions)]
         if worst:
             pixels = self._feed.thumbnails(worst)
             write_worst(self._records.folder, worst, pixels=pixels, step=state.step)
@@ -91,8 +91,8 @@ class RunRecorder:
         """The score of the averaged weights, beside the raw ones'."""
         row = make_score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
         if self._writes:
-            self._records.averaged(row)
-        self._console.say(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
+            self._records.averaged_score(row)
+        self._console.print(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
 
 
 def make_score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:

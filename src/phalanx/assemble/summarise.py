@@ -12,7 +12,7 @@ from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.kernels.rounding import COUNTS
 from phalanx.plan.plan import Plan
-from phalanx.report.records import read_averaged, read_scores
+from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.summary import BestScore, InputNote, Numerics, Summary
 
 _SECONDS, _SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
@@ -41,7 +41,7 @@ def summarise_run(prepared: PreparedRun, session: Session) -> Summary:
         bad_images=tuple(sorted(state.bad_images.values())),
         finished=True,
         input=_describe_input(session),
-        averaged_top1=read_averaged(run.path).get(state.step),
+        averaged_top1=read_averaged_top1(run.path).get(state.step),
         numerics=_describe_numerics(state, plan),
         memory=describe_memory(session.memory, prepared.config, plan),
     )
@@ -62,7 +62,7 @@ def _describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
     found = tuple(scaler.history or [(0, scaler.scale)]) if scaler else ()
     return Numerics(
         updates_lost=share("lost", "updated"),
-        way_lost=None if moved is None else 1 - moved,
+        lost_to_rounding=None if moved is None else 1 - moved,
         gradients_zero=share("gradient zero", "elements"),
         gradients_not_finite=int(counts["gradient not finite"]) if state.half else None,
         skipped_steps=scaler.skipped if scaler else 0,
@@ -79,10 +79,13 @@ def _describe_input(session: Session) -> InputNote | None:
     seen, wait = throughput.images_per_second, throughput.data_wait
     if seen is None or wait is None or not isinstance(feed, LoadedFeed):
         return None
-    eaten = seen / max(1 - wait, 1e-6)
+    needed = seen / max(1 - wait, 1e-6)
     if feed.loader.on_device:
         return InputNote(
-            verdict="the images are made on the device itself", come=seen, eaten=eaten, stages={}
+            verdict="the images are made on the device itself",
+            images_per_second_available=seen,
+            images_per_second_needed=needed,
+            stages={},
         )
     stages: list[Rate] = []
     with suppress(BadImage):  # a file went away: the run has its summary all the same
@@ -90,13 +93,15 @@ def _describe_input(session: Session) -> InputNote | None:
     if not stages:
         return None
     rates = {rate.stage: rate.images_per_second for rate in stages}
-    come = seen
+    available = seen
     if wait < _KEPT_UP:
         one_core = 1 / (1 / rates["read"] + 1 / rates["both"])
-        come = max(eaten, one_core * max(session.plan.workers, 1))
+        available = max(needed, one_core * max(session.plan.workers, 1))
     return InputNote(
-        verdict=describe_bottleneck(come, eaten, model=session.config.model.model, stages=stages),
-        come=come,
-        eaten=eaten,
+        verdict=describe_bottleneck(
+            available, needed, model=session.config.model.model, stages=stages
+        ),
+        images_per_second_available=available,
+        images_per_second_needed=needed,
         stages=rates,
     )

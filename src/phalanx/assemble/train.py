@@ -39,7 +39,7 @@ from phalanx.plan.model import build_variant
 from phalanx.plan.role import Role
 from phalanx.report.console import Console
 from phalanx.report.page import write_report
-from phalanx.report.records import Records, read_averaged, read_scores
+from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
 
 _IMAGES_SHOWN = 6
@@ -176,21 +176,21 @@ def _announce(training: TrainingRun) -> None:
     """Say what is about to happen."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
     config, start = prepared.config, prepared.start
-    console.say(
+    console.print(
         f"{config.model.model} on {config.data.data}: {plan.train_images:,} images, "
         f"{plan.total_steps:,} steps of {plan.global_batch:,}, {plan.epochs:g} epochs, "
         f"on {plan.device} in {plan.precision}"
     )
-    console.say(f"run folder {prepared.run.path}")
+    console.print(f"run folder {prepared.run.path}")
     for warning in plan.warnings:
-        console.say(f"note: {warning}")
+        console.print(f"note: {warning}")
     if start is not None and start.use == "fork":
-        console.say(describe_fork(plan, start))
+        console.print(describe_fork(plan, start))
     elif training.session.state.step:
-        console.say(f"resumed at step {training.session.state.step:,}")
+        console.print(f"resumed at step {training.session.state.step:,}")
     elif config.model.init_weights:
         fresh = ", with a new classifier" if config.model.reset_head else ""
-        console.say(f"weights from {config.model.init_weights}{fresh}")
+        console.print(f"weights from {config.model.init_weights}{fresh}")
 
 
 def _run_loop(training: TrainingRun) -> None:
@@ -238,7 +238,7 @@ def loop_dependencies(
 
     def shown() -> Iterator[ValidBatch]:
         for number, batch in enumerate(feed.validation()):
-            training.console.evaluating(number * plan.valid_batch, plan.valid_images)
+            training.console.evaluation_progress(number * plan.valid_batch, plan.valid_images)
             yield batch
 
     def save(state: TrainState) -> None:
@@ -271,7 +271,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
     """Score every checkpoint, and the average in it, that no process before this one has scored."""
     state, run = training.session.state, training.prepared.run
     state.scores |= {row.step: row.top1 for row in read_scores(run.path)}
-    averaged = read_averaged(run.path)
+    averaged = read_averaged_top1(run.path)
     last, weights = state.step, {n: t.clone() for n, t in state.model.state_dict().items()}
 
     def score_file(file: Path) -> Score:
@@ -303,7 +303,7 @@ def _average_last(training: TrainingRun) -> None:
     averaged = average_run(training.prepared.run, how, {})
     before, after = (f"{scored.row.top1:.2%}" for scored in averaged.scores)
     what = f"{how.strategy} of {averaged.account['count']} checkpoints"
-    training.console.say(f"{what}: top-1 {after}, the newest alone {before}")
+    training.console.print(f"{what}: top-1 {after}, the newest alone {before}")
 
 
 def _finish(training: TrainingRun) -> Summary:

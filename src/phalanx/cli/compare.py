@@ -23,8 +23,8 @@ def _run(request: ParsedArgs) -> int:
 COMMANDS = {
     "compare": Command(
         name="compare",
-        summary="Say where two runs differ: options, data, code, the first step at which numbers "
-        "part, and scores with a paired test.",
+        summary="Say where two runs differ: options, data, code, the first step at which "
+        "numbers diverge, and scores with a paired test.",
         usage="phalanx compare RUN RUN [--json]",
         run=_run,
         arguments=(

@@ -12,7 +12,7 @@ def _show_batch(args: ParsedArgs) -> int:
     settings = _find_settings(args)
     from phalanx.assemble.dataset_summary import build_input_spec, plan_run
     from phalanx.data.loading.loader import Loader
-    from phalanx.report.sheet import write_sheet
+    from phalanx.report.contact_sheet import write_contact_sheet
 
     plan, dataset = plan_run(settings)
     step = _read_step(args["step"], last=plan.total_steps)
@@ -26,7 +26,7 @@ def _show_batch(args: ParsedArgs) -> int:
     ]
     title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {len(captions)} images"
     out = Path(args["out"])
-    write_sheet(out, batch.pixels, captions, title=title)
+    write_contact_sheet(out, batch.pixels, captions, title=title)
     print(f"{out}: step {step:,}, {len(captions)} images")
     return 0
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from html import escape
 from math import isfinite, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,46 +131,54 @@ def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
 
     with out_errors(out, "give another --out"):
         if out.suffix.lower() == ".png":
-            write_atomically(out, _draw_figure(sweep, title=title, form="png"))
+            write_atomically(out, _draw_png(sweep, title=title))
         else:
             write_atomically(out, _draw_page(sweep, title=title))
 
 
 def _draw_page(sweep: "LrSweep", *, title: str) -> str:
     """A page that needs no other file."""
-    from phalanx.report.markup import table
+    from phalanx.report.html import render_html
+    from phalanx.report.plots import PALE, TRAIN, VALID, draw_svg
 
-    svg = _draw_figure(sweep, title=title, form="svg").decode()
-    facts = table(
-        [], [(escape(k), escape(v)) for k, v in _describe_sweep(sweep, total=len(sweep.rates))]
+    ink = {"pale": PALE, "line": TRAIN, "mark": VALID}
+    label = "loss by learning rate"
+    svg = draw_svg(lambda axes: _paint_curve(axes, sweep, ink), label=label)
+    return render_html(
+        "find_lr.html",
+        name=title,
+        state="",
+        curves=[("Loss by learning rate", svg)],
+        facts=_describe_sweep(sweep, total=len(sweep.rates)),
+        steps=list(zip(sweep.rates, sweep.losses, strict=True)),
     )
-    rows = [(f"{r:.3g}", f"{n:.4f}") for r, n in zip(sweep.rates, sweep.losses, strict=True)]
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8">\n<title>{escape(title)}: '
-        f"learning rates</title>\n{svg[svg.index('<svg') :]}\n{facts}\n"
-        f"{table(['learning rate', 'loss'], rows, numbers=2)}\n</html>\n"
-    )
 
 
-def _draw_figure(sweep: "LrSweep", *, title: str, form: str) -> bytes:
+def _draw_png(sweep: "LrSweep", *, title: str) -> bytes:
     """The curve with its marks, as a file's content."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained", dpi=120)
     axes: Any = figure.subplots()
+    _paint_curve(axes, sweep, _COLORS)
+    axes.set_title(title)
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
+
+
+def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
+    """The loss of every step over the rate, smoothed too, and the suggested rate."""
     shown = len(sweep.smooth)
-    axes.plot(sweep.rates, sweep.losses, color=_COLORS["pale"], lw=0.8, label="each step")
-    axes.plot(sweep.rates[:shown], sweep.smooth, color=_COLORS["line"], lw=1.6, label="smoothed")
+    axes.plot(sweep.rates, sweep.losses, color=ink["pale"], lw=0.8, label="each step")
+    axes.plot(sweep.rates[:shown], sweep.smooth, color=ink["line"], lw=1.6, label="smoothed")
     if sweep.suggested is not None:
         words = f"suggested {sweep.suggested:.2g}"
-        axes.axvline(sweep.suggested, color=_COLORS["mark"], lw=1, ls="--", label=words)
-    axes.set(xscale="log", xlabel="learning rate", ylabel="loss", title=title)
+        axes.axvline(sweep.suggested, color=ink["mark"], lw=1, ls="--", label=words)
+    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
     if shown and min(sweep.smooth) < sweep.smooth[0]:
         axes.set_ylim(0, _HIGHEST_LOSS * sweep.smooth[0])
     axes.legend()
-    file = io.BytesIO()
-    figure.savefig(file, format=form)
-    return file.getvalue()
 
 
 # --- the micro-batch ---

@@ -10,38 +10,38 @@ from phalanx.cli.command import Argument, Command, ParsedArgs
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
 
 if TYPE_CHECKING:
-    from phalanx.sweep.file import SweepFile
-    from phalanx.sweep.journal import SweepState
-    from phalanx.sweep.study import Voice
+    from phalanx.sweep.runner import SweepOutput
+    from phalanx.sweep.schema import SweepFile
+    from phalanx.sweep.state import SweepState
 
 
 def _run(request: ParsedArgs) -> int:
     """Read the file, then run what is left of its trials."""
     request.refuse_problems()
-    from phalanx.sweep.check import open_file
+    from phalanx.sweep.check import read_sweep
 
     path, folder = _find_file(request)
-    sweep = open_file(path)
+    sweep = read_sweep(path)
     if request["dry_run"]:
         _show_plan(sweep, folder, as_json=request["json"])
         return 0
-    from phalanx.sweep.proposals import refuse_missing
+    from phalanx.sweep.proposals import refuse_missing_optuna
 
-    refuse_missing()
-    from phalanx.sweep.study import run_sweep
+    refuse_missing_optuna()
+    from phalanx.sweep.runner import run_sweep
 
-    journal = run_sweep(folder, sweep, _voice_of(as_json=request["json"]))
+    state = run_sweep(folder, sweep, _build_output(as_json=request["json"]))
     if request["json"]:
-        print(json.dumps(journal.facts(), indent=2))
+        print(json.dumps(state.facts(), indent=2))
     else:
-        _show_result(journal)
-    return 0 if journal.best else _failed_code(journal)
+        _show_result(state)
+    return 0 if state.best else _find_exit_code(state)
 
 
 def _find_file(request: ParsedArgs) -> tuple[Path, Path]:
     """The sweep's file and its folder."""
     if request["resume"]:
-        return _file_to_resume(request)
+        return _find_file_to_resume(request)
     if not request["file"]:
         raise ConfigError(
             "name the YAML file of the sweep, or a folder to go on with: --resume DIR; "
@@ -58,7 +58,7 @@ def _find_file(request: ParsedArgs) -> tuple[Path, Path]:
     return path, Path(request["sweep_dir"] or Path("sweeps") / path.stem)
 
 
-def _file_to_resume(request: ParsedArgs) -> tuple[Path, Path]:
+def _find_file_to_resume(request: ParsedArgs) -> tuple[Path, Path]:
     """The copy of the file in the folder of a sweep."""
     if request["file"] or request["sweep_dir"]:
         raise ConfigError("--resume DIR goes on with the sweep in DIR: give nothing else with it")
@@ -71,31 +71,31 @@ def _file_to_resume(request: ParsedArgs) -> tuple[Path, Path]:
 
 def _show_plan(sweep: "SweepFile", folder: Path, *, as_json: bool) -> None:
     """What a sweep would do."""
-    from phalanx.sweep.table import draw_space
+    from phalanx.sweep.table import describe_sweep
 
     if as_json:
         print(json.dumps({"folder": str(folder), **sweep.facts()}, indent=2))
         return
-    for line in [*draw_space(sweep), f"{'folder':<24}{folder}"]:
+    for line in [*describe_sweep(sweep), f"{'folder':<24}{folder}"]:
         print(line)
 
 
-def _voice_of(*, as_json: bool) -> "Voice":
+def _build_output(*, as_json: bool) -> "SweepOutput":
     """Lines on standard output, or beside the JSON; how far a trial is, on a terminal alone."""
-    from phalanx.sweep.study import Voice
+    from phalanx.sweep.runner import SweepOutput
 
     stream = sys.stderr if as_json else sys.stdout
-    live = sys.stderr.isatty()
+    is_terminal = sys.stderr.isatty()
 
-    def tell(text: str) -> None:
-        if live:
+    def show_progress(text: str) -> None:
+        if is_terminal:
             _write(f"\r\033[K{text}", sys.stderr)
 
-    def say(text: str) -> None:
-        tell("")
+    def print_line(text: str) -> None:
+        show_progress("")
         _write(f"{text}\n", stream)
 
-    return Voice(say, tell)
+    return SweepOutput(print_line, show_progress)
 
 
 def _write(text: str, stream: TextIO) -> None:
@@ -108,24 +108,24 @@ def _write(text: str, stream: TextIO) -> None:
             os.dup2(nothing.fileno(), stream.fileno())
 
 
-def _show_result(journal: "SweepState") -> None:
+def _show_result(state: "SweepState") -> None:
     """The table, the best trial and where to look."""
-    from phalanx.sweep.table import draw_table
+    from phalanx.sweep.table import format_table
 
     print()
-    for line in draw_table(journal):
+    for line in format_table(state):
         print(line)
     print()
-    if journal.best:
-        print(f"best, trial {journal.best.number}: {journal.command(journal.best)}")
+    if state.best:
+        print(f"best, trial {state.best.number}: {state.command(state.best)}")
     else:
         print("no trial came to its end")
-    print(f"page: {journal.folder / 'sweep.html'}")
+    print(f"page: {state.folder / 'sweep.html'}")
 
 
-def _failed_code(journal: "SweepState") -> int:
+def _find_exit_code(state: "SweepState") -> int:
     """The exit code of a sweep in which nothing came to its end: its last failure's."""
-    codes = [trial.exit_code for trial in journal.trials if trial.state == "failed"]
+    codes = [trial.exit_code for trial in state.trials if trial.state == "failed"]
     return next((code for code in reversed(codes) if code and code > 0), DivergedError.exit_code)
 
 

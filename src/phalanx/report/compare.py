@@ -1,4 +1,4 @@
-"""Two runs side by side: what was asked, where the numbers part, and which scores better."""
+"""Two runs side by side: what was asked, where the numbers diverge, and which scores better."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.report.folder import RunFolder
+from phalanx.report.folder import RunFolder, flatten_facts
 from phalanx.report.predictions import read_predictions
 from phalanx.report.records import STEP_FIELDS, ScoreRow, read_scores, read_steps
 from phalanx.report.scores import paired_test
@@ -26,7 +26,7 @@ class _Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Parting:
+class _Divergence:
     """The first step at which the recorded numbers differ."""
 
     step: int
@@ -37,7 +37,7 @@ class _Parting:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparison:
-    """What two runs share and where they differ; `as_json` makes it plain data."""
+    """What two runs share and where they differ."""
 
     a: str
     b: str
@@ -47,22 +47,23 @@ class _Comparison:
     steps_a: int
     steps_b: int
     steps_shared: int  # the last step both have a line of metrics for
-    parting: _Parting | None  # None: identical as far as both go
+    divergence: _Divergence | None  # None: identical as far as both go
     score_a: ScoreRow | None
     score_b: ScoreRow | None
     paired: dict[str, Any] | None  # None where no image was scored by both
 
     def as_json(self) -> dict[str, Any]:
         """Plain data that any JSON writer takes; numbers that are not finite become text."""
-        return _plain(asdict(self))
+        values = _to_json_value(asdict(self))
+        return {**values, "parting": values["divergence"]}  # its name in earlier versions
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """The same value without tuples and without numbers JSON cannot write."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _to_json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json_value(item) for item in value]
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -74,56 +75,53 @@ def compare_runs(a: RunFolder, b: RunFolder) -> _Comparison:
     return _Comparison(
         a=str(a.path),
         b=str(b.path),
-        options=_differences(a.options, b.options),
-        data=_differences(_flat_facts(facts_a, "data"), _flat_facts(facts_b, "data")),
-        surroundings=_differences(
-            _flat_facts(facts_a, *_SURROUNDINGS), _flat_facts(facts_b, *_SURROUNDINGS)
+        options=_find_differences(a.options, b.options),
+        data=_find_differences(*(_read_facts(facts, "data") for facts in (facts_a, facts_b))),
+        surroundings=_find_differences(
+            *(_read_facts(facts, *_SURROUNDINGS) for facts in (facts_a, facts_b))
         ),
         steps_a=len(steps_a["step"]),
         steps_b=len(steps_b["step"]),
         steps_shared=int(max(set(steps_a["step"]) & set(steps_b["step"]), default=0)),
-        parting=_first_parting(steps_a, steps_b),
+        divergence=_find_divergence(steps_a, steps_b),
         score_a=scores_a[-1] if scores_a else None,
         score_b=scores_b[-1] if scores_b else None,
         paired=_pair_predictions(a, b),
     )
 
 
-def _flat_facts(facts: dict[str, Any], *sections: str) -> dict[str, str]:
+def _read_facts(facts: dict[str, Any], *sections: str) -> dict[str, str]:
     """Some sections of run.json as dotted names and text."""
-    flat: dict[str, str] = {}
-    for section in sections:
-        for name, value in (facts.get(section) or {}).items():
-            nested = value if isinstance(value, dict) else {"": value}
-            flat |= {f"{name}.{key}".rstrip("."): str(item) for key, item in nested.items()}
-    return flat
+    return {n: text for s in sections for n, text in flatten_facts(facts.get(s) or {})}
 
 
-def _differences(a: dict[str, str], b: dict[str, str]) -> list[_Difference]:
+def _find_differences(a: dict[str, str], b: dict[str, str]) -> list[_Difference]:
     """The names whose values differ, in the order of the first run."""
     names = [*a, *(name for name in b if name not in a)]
     rows = [_Difference(name=n, a=a.get(n, _ABSENT), b=b.get(n, _ABSENT)) for n in names]
     return [row for row in rows if row.a != row.b]
 
 
-def _first_parting(a: dict[str, list[float]], b: dict[str, list[float]]) -> _Parting | None:
+def _find_divergence(a: dict[str, list[float]], b: dict[str, list[float]]) -> _Divergence | None:
     """The first step, and its first quantity, whose bits differ; None where none does.
 
     Steps of which one run keeps no metrics are compared by their loss.
     """
     shared, at_a, at_b = np.intersect1d(a["step"], b["step"], return_indices=True)
-    bare = np.isnan(np.asarray(a["top1"])[at_a]) | np.isnan(np.asarray(b["top1"])[at_b])
+    lacks_metrics = np.isnan(np.asarray(a["top1"])[at_a]) | np.isnan(np.asarray(b["top1"])[at_b])
     found = None
     for name in STEP_FIELDS:
         x, y = np.asarray(a[name])[at_a], np.asarray(b[name])[at_b]
-        same = (x == y) | (np.isnan(x) & np.isnan(y)) | (bare & (name in _METRICS))
+        same = (x == y) | (np.isnan(x) & np.isnan(y)) | (lacks_metrics & (name in _METRICS))
         differ = np.flatnonzero(~same)
         if len(differ) and (found is None or differ[0] < found[0]):
             found = (int(differ[0]), name)
     if found is None:
         return None
     at, name = found
-    return _Parting(step=int(shared[at]), quantity=name, a=a[name][at_a[at]], b=b[name][at_b[at]])
+    return _Divergence(
+        step=int(shared[at]), quantity=name, a=a[name][at_a[at]], b=b[name][at_b[at]]
+    )
 
 
 def _pair_predictions(a: RunFolder, b: RunFolder) -> dict[str, Any] | None:
@@ -152,7 +150,7 @@ def render_comparison(comparison: _Comparison) -> str:
             *_difference_lines("Data", c.data, same="the same fingerprints"),
             *_difference_lines("Code and machine", c.surroundings, same="the same"),
             "Numbers",
-            f"  {_describe_parting(c)}",
+            f"  {_describe_divergence(c)}",
             "",
             "Scores",
             *(f"  {line}" for line in _score_lines(c)),
@@ -170,24 +168,29 @@ def _difference_lines(title: str, rows: list[_Difference], *, same: str) -> list
     return [title, *lines, ""]
 
 
-def _describe_parting(c: _Comparison) -> str:
-    """Where the numbers part, in words."""
+def _describe_divergence(c: _Comparison) -> str:
+    """Where the numbers diverge, in words."""
     if c.steps_shared == 0:
         return "there is no step that both runs recorded"
-    if c.parting is None:
+    if c.divergence is None:
         longer = "" if c.steps_a == c.steps_b else f" (A has {c.steps_a:,}, B has {c.steps_b:,})"
         return f"identical to step {c.steps_shared:,}{longer}"
-    p = c.parting
-    return f"part at step {p.step:,}: {p.quantity} is {p.a!r} in A and {p.b!r} in B"
+    d = c.divergence
+    return f"the runs diverge at step {d.step:,}: {d.quantity} is {d.a!r} in A and {d.b!r} in B"
 
 
 def _score_lines(c: _Comparison) -> list[str]:
-    """Both scores, and what the paired test says of them."""
+    """Both scores, and what the paired test says of them, or their intervals without one."""
     lines = [_describe_score("A", c.score_a), _describe_score("B", c.score_b)]
     if c.paired is not None:
         return [*lines, *_paired_lines(c.paired)]
     if c.score_a and c.score_b:
-        lines.append(_unpaired_verdict(c.score_a, c.score_b))
+        (low_a, high_a), (low_b, high_b) = c.score_a.interval95, c.score_b.interval95
+        better = "A is better" if low_a > high_b else "B is better" if low_b > high_a else ""
+        lines.append(
+            "no image was scored by both, so only the intervals can be compared: "
+            f"{better or 'they overlap'}"
+        )
     return lines
 
 
@@ -205,21 +208,11 @@ def _describe_score(name: str, row: ScoreRow | None) -> str:
 def _paired_lines(test: dict[str, Any]) -> list[str]:
     """The paired test in words."""
     low, high = (bound * 100 for bound in test["interval95"])
-    alone = test["only_in_a"] + test["only_in_b"]
-    apart = f" ({test['only_in_a']:,} only in A, {test['only_in_b']:,} only in B)" if alone else ""
+    only_a, only_b = test["only_in_a"], test["only_in_b"]
+    unpaired = f" ({only_a:,} only in A, {only_b:,} only in B)" if only_a + only_b else ""
     return [
-        f"{test['n']:,} images were scored by both{apart}: "
+        f"{test['n']:,} images were scored by both{unpaired}: "
         f"{test['n10']:,} right only in A, {test['n01']:,} right only in B",
         f"A - B = {test['difference'] * 100:+.2f} points "
         f"(95% interval {low:+.2f} to {high:+.2f}), p = {test['p']:.3g}: {test['verdict']}",
     ]
-
-
-def _unpaired_verdict(a: ScoreRow, b: ScoreRow) -> str:
-    """What the two intervals alone can say."""
-    told = "no image was scored by both, so only the intervals speak: "
-    if a.interval95[0] > b.interval95[1]:
-        return f"{told}A is better"
-    if b.interval95[0] > a.interval95[1]:
-        return f"{told}B is better"
-    return f"{told}they overlap"

@@ -1,6 +1,6 @@
-"""What a run says while it trains: a live line on a terminal, plain lines without one.
+"""What a run prints while it trains: a live line on a terminal, plain lines without one.
 
-Everything said also goes to log.txt with the time. A standard output that fails, such as a pipe
+Everything printed also goes to log.txt with the time. A standard output that fails, such as a pipe
 whose reader left, silences the console and never ends a run.
 """
 
@@ -27,7 +27,7 @@ _NARROW = 100  # columns; below, the live line keeps to the essentials
 
 
 class Console:
-    """The voice of one run."""
+    """Prints the progress of one run."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Console:
         self._step = 0
         self._newest: LogRow | None = None
         self._activity = ""
-        self._pace = Pace()
-        self._next_draw = 0.0
+        self._timer = StepTimer()
+        self._next_redraw = 0.0
 
     def __enter__(self) -> "Console":
         if self.is_live:
@@ -72,95 +72,90 @@ class Console:
             self._live.stop()
             self._live = None
 
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self._write(text)
+    def print(self, text: str, *, style: str = "") -> None:
+        """Print a line, or several."""
+        for line in text.split("\n"):
+            # without the characters that steer a terminal
+            printable = "".join(c if c.isprintable() else "?" for c in line.expandtabs())
+            self._append_to_log(printable)
+            self._print_line(printable, style)
 
     def warn(self, text: str) -> None:
         """Print a line that asks to be read."""
-        self._write(f"warning: {text}", style="yellow")
+        self.print(f"warning: {text}", style="yellow")
 
     def progress(self, step: int) -> None:
         """Note that a step is done. Costs microseconds: the line is redrawn ten times a second."""
         self._step = step
         now = time.monotonic()
-        self._pace.note(step, now)
-        if self._live and now >= self._next_draw:
+        self._timer.record(step, now)
+        if self._live and now >= self._next_redraw:
             self._activity = ""
             self._redraw(now)
 
-    def evaluating(self, done: int, total: int) -> None:
+    def evaluation_progress(self, done: int, total: int) -> None:
         """Note how many images an evaluation has scored; as cheap as `progress`."""
         now = time.monotonic()
-        if self._live and now >= self._next_draw:
+        if self._live and now >= self._next_redraw:
             self._activity = f"validating {done / max(total, 1):.0%}"
             self._redraw(now)
 
     def log(self, row: LogRow) -> None:
-        """Tell the numbers of a log point: in the live line, or as a line of their own."""
+        """Show the numbers of a log point: in the live line, or as a line of their own."""
         self._step, self._newest = row.step, row
-        line = "  ".join(
-            [self._place(row.step, row.epoch), *_log_parts(row), self._left()]
-        ).rstrip()
+        parts = [self._describe_step(row.step, row.epoch), *_describe_log(row), self._time_left()]
+        line = "  ".join(parts).rstrip()
         if self._live:
-            self._record(line)
+            self._append_to_log(line)
             self._redraw(time.monotonic())
         else:
-            self._write(line)
+            self.print(line)
 
     def score(self, row: ScoreRow, *, best: bool = False) -> None:
-        """Tell the result of an evaluation."""
+        """Show the result of an evaluation."""
         self._activity = ""
         mark = "  best" if best else ""
-        line = f"{self._place(row.step, row.epoch)}  {_describe_score(row)}{mark}"
+        line = f"{self._describe_step(row.step, row.epoch)}  {_describe_score(row)}{mark}"
         if not self._live:
-            self._write(line)
+            self.print(line)
             return
-        self._record(line)
+        self._append_to_log(line)
         short = f"epoch {row.epoch:.2f}  {_describe_score(row, short=self._is_narrow)}{mark}"
-        self._safely_print(short, "bold green" if best else "bold")
+        self._print_line(short, "bold green" if best else "bold")
 
     def restore_terminal(self) -> None:
         """Show the cursor again, without locks or buffers: for a process about to vanish."""
         if self._live:
             os.write(self.stream.fileno(), b"\x1b[?25h\r\n")
 
-    def _write(self, text: str, style: str = "") -> None:
-        for line in map(_printable, text.split("\n")):
-            self._record(line)
-            self._safely_print(line, style)
-
-    def _safely_print(self, line: str, style: str) -> None:
+    def _print_line(self, line: str, style: str) -> None:
         try:
-            self._print(line, style)
+            if self.is_live:
+                self._rich.print(Text(line, style=style))
+                return
+            encoding = self.stream.encoding or "ascii"
+            self.stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            self.stream.flush()
         except OSError:
-            self._go_silent()
+            self._silence_stream()
 
-    def _print(self, line: str, style: str) -> None:
-        if self.is_live:
-            self._rich.print(Text(line, style=style))
-            return
-        encoding = self.stream.encoding or "ascii"
-        self.stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        self.stream.flush()
-
-    def _record(self, text: str) -> None:
+    def _append_to_log(self, text: str) -> None:
         if self.log_file:
             stamp = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
             with disk_errors(self.log_file), self.log_file.open("a", encoding="utf-8") as file:
                 file.write(f"{stamp}  {text}\n")
 
-    def _go_silent(self) -> None:
+    def _silence_stream(self) -> None:
         # Python flushes stdout once more at its end, and that too must not fail.
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), self.stream.fileno())
 
-    def _place(self, step: int, epoch: float) -> str:
-        whole = str(self.total_steps)
-        return f"step {step:>{len(whole)}}/{whole}  epoch {epoch:.2f}"
+    def _describe_step(self, step: int, epoch: float) -> str:
+        total = str(self.total_steps)
+        return f"step {step:>{len(total)}}/{total}  epoch {epoch:.2f}"
 
-    def _left(self) -> str:
-        seconds = self._pace.seconds_for(self.total_steps - self._step)
+    def _time_left(self) -> str:
+        seconds = self._timer.seconds_for(self.total_steps - self._step)
         return "" if seconds is None else f"{format_seconds(seconds)} left"
 
     @property
@@ -168,12 +163,12 @@ class Console:
         return self._rich.width < _NARROW
 
     def _redraw(self, now: float) -> None:
-        self._next_draw = now + _REFRESH_S
+        self._next_redraw = now + _REFRESH_S
         if self._live:
             try:
                 self._live.refresh()
             except OSError:
-                self._go_silent()
+                self._silence_stream()
 
     def _draw(self) -> Table:
         epoch = self._step / max(self.total_steps, 1) * self.epochs
@@ -182,8 +177,8 @@ class Console:
             Text(f"epoch {epoch:.1f}/{self.epochs:g}", style="bold"),
             bar,
             Text(f"{self._step}/{self.total_steps}"),
-            *(Text(part) for part in _live_parts(self._newest, narrow=self._is_narrow)),
-            Text(self._activity or self._left(), style="cyan"),
+            *(Text(part) for part in _describe_log_briefly(self._newest, narrow=self._is_narrow)),
+            Text(self._activity or self._time_left(), style="cyan"),
         ]
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         for cell in cells:
@@ -192,7 +187,7 @@ class Console:
         return table
 
 
-class Pace:
+class StepTimer:
     """How long a step takes, measured from the second step on: the first one warms up."""
 
     def __init__(self) -> None:
@@ -200,8 +195,8 @@ class Pace:
         self.first_step, self.started_at = 0, 0.0
         self.step, self.now = 0, 0.0
 
-    def note(self, step: int, now: float) -> None:
-        """A step was done at this time."""
+    def record(self, step: int, now: float) -> None:
+        """Note that a step was done at this time."""
         if self.calls < 2:
             self.calls += 1
             self.first_step, self.started_at = step, now
@@ -213,7 +208,7 @@ class Pace:
         return (self.now - self.started_at) / done * max(steps, 0) if done > 0 else None
 
 
-def _log_parts(row: LogRow) -> list[str]:
+def _describe_log(row: LogRow) -> list[str]:
     """The numbers of a log point that were measured, each with its name."""
     parts = [f"loss {row.loss:.4f}"]
     if row.top1 is not None:
@@ -228,7 +223,7 @@ def _log_parts(row: LogRow) -> list[str]:
     return parts
 
 
-def _live_parts(row: LogRow | None, *, narrow: bool) -> list[str]:
+def _describe_log_briefly(row: LogRow | None, *, narrow: bool) -> list[str]:
     """The numbers of the live line: loss, speed and share of waiting."""
     if row is None:
         return []
@@ -250,8 +245,3 @@ def _describe_score(row: ScoreRow, *, short: bool = False) -> str:
         images = f"  {format_count(row.scored)} images"
     top5 = "" if row.top5 is None else f"  top-5 {row.top5:.2%}"
     return f"valid top-1 {row.top1:.2%} {interval}{top5}  loss {row.loss:.4f}{images}"
-
-
-def _printable(line: str) -> str:
-    """One line without the characters that steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in line.expandtabs())

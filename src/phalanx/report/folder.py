@@ -47,12 +47,22 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def flatten_facts(values: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested facts of run.json as (dotted name, text) pairs."""
+    if not isinstance(values, dict):
+        return [(prefix, str(values))]
+    pairs: list[tuple[str, str]] = []
+    for name, value in values.items():
+        pairs += flatten_facts(value, f"{prefix}.{name}" if prefix else str(name))
+    return pairs
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One run on disk."""
 
     path: Path
-    made: bool = False  # its folder, by this process
+    is_new: bool = False  # this process made the folder
 
     @property
     def config(self) -> Path:
@@ -75,29 +85,9 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def training(self) -> Path:
-        """One row per log point."""
-        return self.path / "training.csv"
-
-    @property
-    def validation(self) -> Path:
-        """One row per evaluation."""
-        return self.path / "validation.csv"
-
-    @property
     def log(self) -> Path:
         """What the console said."""
         return self.path / "log.txt"
-
-    @property
-    def predictions(self) -> Path:
-        """The newest evaluation, one row per image."""
-        return self.path / "predictions.csv"
-
-    @property
-    def worst(self) -> Path:
-        """Thumbnails of the most confident mistakes."""
-        return self.path / "worst.npz"
 
     @property
     def summary(self) -> Path:
@@ -134,13 +124,13 @@ class RunFolder:
             ) from cause
         if not isinstance(values, dict):
             raise CheckpointError(f"{self.config}: is damaged, it holds no options; restore it")
-        return {str(name): _spell(value) for name, value in values.items()}
+        return {str(name): format_value(value) for name, value in values.items()}
 
     def discard(self) -> None:
-        """Remove what a run in which nothing was trained has written, as far as that goes."""
+        """Remove what a run that trained nothing has written, as far as that goes."""
         for file in (self.config, self.run, self.lock_file, self.log, self.metrics):
             remove_quietly(file)
-        if self.made:
+        if self.is_new:
             with suppress(OSError):  # something else lies there too
                 self.path.rmdir()
 
@@ -165,33 +155,32 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only process that trains this run; the lock dies with the process."""
-        with file_lock(self.lock_file, lambda: CheckpointError(self._held_message())) as handle:
+        with file_lock(self.lock_file, self._make_lock_error) as handle:
+            owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _utc_now()}
             with disk_errors(self.lock_file):
                 os.ftruncate(handle, 0)
-                os.write(handle, json.dumps(_holder_facts()).encode())
+                os.write(handle, json.dumps(owner).encode())
             yield
 
-    def _held_message(self) -> str:
+    def _make_lock_error(self) -> CheckpointError:
+        """What to say where another process has the lock."""
         try:
-            holder = json.loads(self.lock_file.read_text(encoding="utf-8"))
-            who = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+            owner = json.loads(self.lock_file.read_text(encoding="utf-8"))
+            who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             who = "another process"  # it took the lock this moment and has not signed yet
-        return f"{self.path}: is being trained by {who}; stop that one first, or --fork this run"
+        return CheckpointError(
+            f"{self.path}: is being trained by {who}; stop that one first, or --fork this run"
+        )
 
 
-def _spell(value: Any) -> str:
-    """A value of config.yaml on one line."""
+def format_value(value: Any) -> str:
+    """A value of a YAML or JSON file on one line."""
     if isinstance(value, list):
-        return f"[{', '.join(_spell(item) for item in value)}]"
+        return f"[{', '.join(format_value(item) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_spell(item)}' for key, item in value.items())}}}"
-    return str(value)
-
-
-def _holder_facts() -> dict[str, Any]:
-    """Who this process is, for the one that finds the lock taken."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": _utc_now()}
+        return f"{{{', '.join(f'{key}: {format_value(item)}' for key, item in value.items())}}}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _utc_now() -> str:
@@ -208,10 +197,10 @@ def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFol
     """A new run folder with its options and facts written."""
     _refuse_used(path)
     with disk_errors(path):
-        made = not path.exists()
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
-    run = RunFolder(path, made)
+    run = RunFolder(path, is_new)
     write_atomically(run.config, config_text)
     # run.json comes last: a folder that has it is complete.
     write_atomically(run.run, to_json({"format": _FORMAT, "created": _utc_now(), **facts}))
@@ -237,19 +226,19 @@ def open_run(path: Path) -> RunFolder:
         return RunFolder(path)
     what = "there is no such folder" if not path.exists() else "is not a run folder"
     raise CheckpointError(
-        f"{path}: {what}; a run folder holds run.json, config.yaml and checkpoints/{_nearby(path)}"
+        f"{path}: {what}; a run folder holds run.json, config.yaml and checkpoints/"
+        f"{_suggest_run(path)}"
     )
 
 
-def _nearby(path: Path) -> str:
+def _suggest_run(path: Path) -> str:
     """A run the user may have meant: one around this path, or a sibling with a similar name."""
-    around = next((p for p in path.absolute().parents if is_run_folder(p)), None)
-    if around:
-        return f"; it is inside the run {around}"
+    outer = next((p for p in path.absolute().parents if is_run_folder(p)), None)
+    if outer:
+        return f"; it is inside the run {outer}"
     folder = path.absolute().parent
     siblings = folder.iterdir() if folder.is_dir() else []
     names = [p.name for p in siblings if is_run_folder(p)]
-    near = get_close_matches(path.name, names, n=3, cutoff=0.4)
-    return (
-        f"; did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
-    )
+    similar = get_close_matches(path.name, names, n=3, cutoff=0.4)
+    options = " or ".join(str(path.parent / name) for name in similar)
+    return f"; did you mean {options}?" if similar else ""

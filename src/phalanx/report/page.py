@@ -1,20 +1,29 @@
 """report.html: one self-contained page about a run, made from the files in its folder."""
 
-from collections.abc import Callable, Iterable
-from html import escape
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from phalanx.disk import write_atomically
 from phalanx.report import plots
-from phalanx.report.folder import RunFolder
-from phalanx.report.markup import flatten, note, section, table
-from phalanx.report.material import Material, gather
-from phalanx.report.mistakes import confusion, gallery
-from phalanx.report.page_style import STYLE
-from phalanx.units import format_bytes, format_count
+from phalanx.report.folder import RunFolder, flatten_facts
+from phalanx.report.html import embed_image, render_html
+from phalanx.report.predictions import (
+    Prediction,
+    WorstMistakes,
+    confusion_matrix,
+    read_predictions,
+    read_worst,
+)
+from phalanx.report.records import LogRow, ScoreRow, read_logs, read_scores, read_steps
+from phalanx.report.summary import Summary, read_average_score, read_summary
+from phalanx.units import format_bytes
 
-_SCALES_SHOWN = 12
+_MOST_CLASSES = 40  # beyond this a matrix is a carpet, and the worst pairs say more
+_MOST_PAIRS, _FEW_PAIRS = 20, 5
 _PURPOSES = {
     "config.yaml": "every option of the run",
     "run.json": "facts about the run",
@@ -29,117 +38,82 @@ _PURPOSES = {
     "summary.json": "the result in numbers",
     "blackbox.json": "the last steps of a run that failed",
 }
+_ENVIRONMENT = {  # sections of run.json
+    "chosen": "Chosen at the start",
+    "environment": "Environment",
+    "plan": "Plan",
+    "data": "Data",
+}
 
 
 def write_report(run: RunFolder) -> Path:
     """Write report.html anew from the files in the run folder; returns its path."""
-    write_atomically(run.report, _render_page(gather(run)))
+    write_atomically(run.report, render_html("report.html", **_read_values(run)))
     return run.report
 
 
-def _render_page(material: Material) -> str:
-    """The whole page as HTML."""
-    sections = "\n".join(render(material) for render in _SECTIONS)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(material.name)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{sections}\n</main>\n</body>\n</html>\n"
+def _read_values(run: RunFolder) -> dict[str, Any]:
+    """Everything the page shows, in its order; what is not there yet is empty or None."""
+    facts, folder = run.facts, run.path
+    summary = read_summary(folder) if run.summary.exists() else None
+    is_finished = summary is not None and summary.finished
+    steps, logs, scores = read_steps(folder), read_logs(folder), read_scores(folder)
+    highest = max(scores, key=lambda row: row.top1, default=None)  # of equals the first
+    has_average = (run.checkpoints / "average").exists()
+    device = str((facts.get("chosen") or {}).get("device") or "")
+    data_wait = _measure("data_wait", summary, logs)
+    predictions, names = (
+        read_predictions(folder),
+        _ClassNames(enumerate(facts.get("classes") or [])),
     )
+    return {
+        "name": facts.get("name") or folder.name,
+        "state": "finished" if is_finished else "unfinished",
+        "all_well": is_finished,
+        "created": str(facts.get("created", "")).replace("T", " ").replace("Z", " UTC"),
+        "command": facts.get("command", ""),
+        "parent": ", ".join(f"{k} {v}" for k, v in flatten_facts(facts.get("parent") or {})),
+        "summary": summary,
+        "score": scores[-1] if scores else None,
+        "best": (summary and summary.best) or highest,
+        "average": read_average_score(folder) if has_average else None,
+        "last_step": steps["step"][-1] if steps["step"] else 0,
+        "last_epoch": steps["epoch"][-1] if steps["epoch"] else 0,
+        "device": device,
+        "images_per_second": _measure("images_per_second", summary, logs),
+        "data_wait": data_wait,
+        "waiting": describe_waiting(data_wait),
+        "memory": _describe_memory(summary, device),
+        "curves": _draw_curves(steps, logs, scores),
+        "confusion": _count_confusion(predictions, names),
+        "gallery": _find_pictures(predictions, read_worst(folder), names),
+        "options": _split_options(run.options, facts.get("origins") or {}),
+        "environment": [
+            (title, flatten_facts(facts[name]))
+            for name, title in _ENVIRONMENT.items()
+            if facts.get(name)
+        ],
+        "folder": folder,
+        "files": list(_list_files(run)),
+    }
 
 
-def _headline(material: Material) -> str:
-    """Name, state, score, speed and what held the run up."""
-    facts = material.facts
-    state = "finished" if material.is_finished else "unfinished"
-    created = str(facts.get("created", "")).replace("T", " ").replace("Z", " UTC")
-    tiles = "".join(
-        f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b>'
-        f"<span>{escape(detail)}</span></div>"
-        for label, value, detail in _headline_tiles(material)
-    )
-    return (
-        f'<header>\n<h1>{escape(material.name)} <span class="state {state}">{state}</span></h1>\n'
-        f'<p class="muted">started {escape(created)} by '
-        f"<code>{escape(str(facts.get('command', '')))}</code>{_parent_note(facts)}</p>\n"
-        f'<div class="tiles">{tiles}</div>\n'
-        f"<p>{escape(waiting_verdict(material.data_wait))}</p>\n{_input_note(material)}"
-        f"{_memory_note(material)}{_numerics_note(material)}{_bad_images_note(material)}</header>"
-    )
+class _ClassNames(dict[int, str]):
+    """The classes by their numbers; one without a name is called after its number."""
+
+    def __missing__(self, number: int) -> str:
+        return f"class {number}"
 
 
-def _headline_tiles(material: Material) -> list[tuple[str, str, str]]:
-    """What the page opens with, as (label, value, detail)."""
-    return [
-        *_score_tiles(material),
-        *_best_tile(material),
-        *_averaged_tile(material),
-        *_average_tile(material),
-        _length_tile(material),
-        *_speed_tiles(material),
-    ]
+def _measure(name: str, summary: Summary | None, logs: list[LogRow]) -> float | None:
+    """A measurement of the run: the summary's, or the median of the log points."""
+    if summary and getattr(summary, name) is not None:
+        return float(getattr(summary, name))
+    known = [getattr(row, name) for row in logs if getattr(row, name) is not None]
+    return float(np.median(known)) if known else None
 
 
-def _score_tiles(material: Material) -> list[tuple[str, str, str]]:
-    """Top-1 with its interval and count, and top-5 where there is one."""
-    score = material.score
-    if score is None:
-        return [("top-1", "none", "no evaluation yet")]
-    low, high = score.interval95
-    counted = f"of {format_count(score.scored)} images"
-    interval = f"95% interval {low * 100:.2f} to {high * 100:.2f}"
-    top1 = ("top-1", f"{score.top1:.2%}", f"{counted}\n{interval}")
-    return [top1] if score.top5 is None else [top1, ("top-5", f"{score.top5:.2%}", counted)]
-
-
-def _best_tile(material: Material) -> list[tuple[str, str, str]]:
-    """The best evaluation and the step it stands at."""
-    best = material.best
-    return (
-        [("best top-1", f"{best.top1:.2%}", f"at step {format_count(best.step)}")] if best else []
-    )
-
-
-def _averaged_tile(material: Material) -> list[tuple[str, str, str]]:
-    """The score of the averaged weights, where there are any."""
-    top1 = material.summary.averaged_top1 if material.summary else None
-    return [] if top1 is None else [("averaged top-1", f"{top1:.2%}", "of the averaged weights")]
-
-
-def _average_tile(material: Material) -> list[tuple[str, str, str]]:
-    """The score of the average of checkpoints beside the newest's, where one was made."""
-    found = material.average
-    if found is None:
-        return []
-    steps, low_high = found.account["steps"], found.average.interval95
-    of = f"of {len(steps)} checkpoints, steps {steps[0]:,} to {steps[-1]:,}"
-    low, high = (bound * 100 for bound in low_high)
-    detail = f"{of}\n95% interval {low:.2f} to {high:.2f}; the newest {found.newest.top1:.2%}"
-    return [("top-1 of the average", f"{found.average.top1:.2%}", detail)]
-
-
-def _length_tile(material: Material) -> tuple[str, str, str]:
-    """How long the run trained."""
-    steps, epochs = material.steps["step"], material.steps["epoch"]
-    if not steps:
-        return ("steps", "0", "nothing trained yet")
-    return ("steps", format_count(steps[-1]), f"{epochs[-1]:.4g} epochs")
-
-
-def _speed_tiles(material: Material) -> list[tuple[str, str, str]]:
-    """Images per second, and the share of time that went into waiting."""
-    speed, wait = material.images_per_second, material.data_wait
-    chosen = material.facts.get("chosen") or {}
-    where = f"on {chosen['device']}" if chosen.get("device") else ""
-    tiles = []
-    if speed is not None:
-        tiles.append(("images per second", format_count(speed), where))
-    if wait is not None:
-        tiles.append(("waiting for data", f"{wait:.1%}", "of the training time"))
-    return tiles
-
-
-def waiting_verdict(wait: float | None) -> str:
+def describe_waiting(wait: float | None) -> str:
     """Whether the data kept up, in one sentence."""
     if wait is None:
         return "Nothing is known yet about waiting for data."
@@ -154,89 +128,28 @@ def waiting_verdict(wait: float | None) -> str:
     )
 
 
-def _input_note(material: Material) -> str:
-    """How fast images came, what the model could have eaten, and what would help."""
-    found = material.summary.input if material.summary else None
-    if found is None:
-        return ""
-    rates = "".join(
-        f"<li>{escape(stage)}: {format_count(rate)} images/s</li>"
-        for stage, rate in found.stages.items()
-    )
-    stages = f"<details><summary>one core, each stage alone</summary><ul>{rates}</ul></details>"
-    verdict = f"<p>Input: {escape(found.verdict)}.</p>\n"
-    return verdict + (f"{stages}\n" if rates else "")
-
-
-def _memory_note(material: Material) -> str:
+def _describe_memory(summary: Summary | None, device: str) -> list[str]:
     """What a step should take and what was taken, where it is known."""
-    found = material.summary.memory if material.summary else None
-    if found is None:
-        return ""
-    told = []
-    if found.predicted is not None:
-        told.append(f"a step was predicted to take {format_bytes(found.predicted)}")
-    if found.measured is not None:
-        chosen = material.facts.get("chosen") or {}
-        size = format_bytes(found.measured)
-        rough = str(chosen.get("device")).startswith("cpu")
-        told.append(
+    memory = summary.memory if summary else None
+    lines = []
+    if memory and memory.predicted is not None:
+        lines.append(f"a step was predicted to take {format_bytes(memory.predicted)}")
+    if memory and memory.measured is not None:
+        size = format_bytes(memory.measured)
+        lines.append(
             f"the process grew by {size}, a rough measure with libraries and waiting images in it"
-            if rough
+            if device.startswith("cpu")
             else f"{size} were in use at most"
         )
-    return f"<p>Memory: {escape('; '.join(told))}.</p>\n" if told else ""
+    return lines
 
 
-def _numerics_note(material: Material) -> str:
-    """What became of 16-bit numbers, where there are any."""
-    found = material.summary.numerics if material.summary else None
-    if found is None:
-        return ""
-    lines = [
-        (found.updates_lost, "of the weights' updates moved nothing in their step"),
-        (found.way_lost, "of the way the weights should have moved was lost to rounding"),
-        (found.gradients_zero, "of the gradients' numbers were nothing"),
-    ]
-    # a sum over chances may fall below nothing by a hair
-    told = [f"{round(share, 4) + 0.0:.2%} {words}" for share, words in lines if share is not None]
-    if found.gradients_not_finite is not None:
-        count = format_count(found.gradients_not_finite)
-        told.append(f"{count} numbers of gradients were not finite")
-    told.append(f"{format_count(found.skipped_steps)} steps overflowed and were skipped")
-    scales = found.loss_scales[-_SCALES_SHOWN:]
-    if len(scales) < len(found.loss_scales):
-        told.append(f"the loss scale changed {len(found.loss_scales):,} times, the last are")
-    told += [f"loss scale {scale:g} from step {step:,} on" for step, scale in scales]
-    rows = "".join(f"<li>{escape(line)}</li>" for line in told)
-    return f"<details open><summary>Numerics of 16 bits</summary><ul>{rows}</ul></details>\n"
-
-
-def _bad_images_note(material: Material) -> str:
-    """The images that did not decode, by name, if any."""
-    bad = material.summary.bad_images if material.summary else ()
-    if not bad:
-        return ""
-    names = "".join(f"<li>{escape(text)}</li>" for text in bad)
-    return (
-        f"<details><summary>{len(bad)} images could not be read</summary><ul>{names}</ul></details>"
-    )
-
-
-def _parent_note(facts: dict[str, Any]) -> str:
-    """Which run this one was forked from, if any."""
-    parent = facts.get("parent")
-    if not parent:
-        return ""
-    told = ", ".join(f"{name} {value}" for name, value in flatten(parent))
-    return f"; forked from {escape(told)}"
-
-
-def _curves(material: Material) -> str:
-    """Loss, top-1, learning rate, speed and waiting over epochs."""
-    steps, logs, scores = material.steps, material.logs, material.scores
+def _draw_curves(
+    steps: dict[str, list[float]], logs: list[LogRow], scores: list[ScoreRow]
+) -> dict[str, list[tuple[str, str]]]:
+    """Loss, top-1, learning rate, speed and waiting over epochs; empty before the first step."""
     if not steps["step"]:
-        return section("curves", "Curves", body=note("Nothing trained yet."))
+        return {}
     wide = [("Loss", plots.plot_loss(steps, logs, scores=scores))]
     if scores or any(row.top1 is not None for row in logs):
         wide.append(("Top-1", plots.plot_top1(logs, scores)))
@@ -245,85 +158,83 @@ def _curves(material: Material) -> str:
         small.append(("Images per second", plots.plot_speed(logs)))
     if any(row.data_wait is not None for row in logs):
         small.append(("Share of time waiting for data", plots.plot_waiting(logs)))
-    body = plot_row(wide, "wide") + plot_row(small, "small")
-    return section("curves", "Curves", body=body)
+    return {"wide": wide, "small": small}
 
 
-def plot_row(drawings: Iterable[tuple[str, str]], kind: str) -> str:
-    """Drawings with their titles, side by side where there is room."""
-    drawn = "\n".join(f'<div class="plot"><h3>{title}</h3>{svg}</div>' for title, svg in drawings)
-    return f'<div class="plots {kind}">\n{drawn}\n</div>\n'
+def _count_confusion(predictions: list[Prediction], names: _ClassNames) -> dict[str, Any]:
+    """What was taken for what: a matrix, unless classes are many, and the most frequent pairs."""
+    if not predictions:
+        return {}
+    labels, guesses = [row.label for row in predictions], [row.top[0] for row in predictions]
+    classes = max(len(names), max(labels) + 1, max(guesses) + 1)
+    counts = confusion_matrix(labels, guesses, classes=classes)
+    is_small = classes <= _MOST_CLASSES
+    rows = [(names[label], _shade_row(counts[label], label)) for label in range(classes)]
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[: _FEW_PAIRS if is_small else _MOST_PAIRS]
+    pairs = [divmod(int(at), classes) for at in order if wrong.flat[at] > 0]
+    return {
+        "matrix": rows if is_small else [],
+        "pairs": [
+            (names[i], names[k], wrong[i, k], wrong[i, k] / counts[i].sum()) for i, k in pairs
+        ],
+    }
 
 
-def _options(material: Material) -> str:
-    """Every option with its value and where that came from; what was chosen comes first."""
-    origins = material.facts.get("origins") or {}
-    named = [(name, value, str(origins.get(name, ""))) for name, value in material.options.items()]
-    changed = [row for row in named if row[2] and not row[2].startswith("default")]
-    defaults = [row for row in named if row not in changed]
-    rows = [*_option_rows(changed, "changed"), *_option_rows(defaults, "")]
-    body = (
-        note(f"{len(changed)} of {len(named)} options differ from their defaults; they come first.")
-        + '<div class="scroll"><table class="list"><thead><tr><th>option</th><th>value</th>'
-        f"<th>origin</th></tr></thead>\n<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-    return section("options", "Options", body=body)
-
-
-def _option_rows(rows: Iterable[tuple[str, str, str]], kind: str) -> list[str]:
-    """Rows of the option table."""
+def _shade_row(counts: NDArray[np.int64], label: int) -> list[tuple[int, str, float]]:
+    """One row of the matrix as (count, colour, opacity); mistakes in another colour than hits."""
+    shares = counts / max(int(counts.sum()), 1)
+    # mistakes are rare: without a lift their shades would all look like none
     return [
-        f'<tr class="{kind}"><td class="mono">{escape(name)}</td>'
-        f'<td class="mono">{escape(value)}</td><td>{escape(origin)}</td></tr>'
-        for name, value, origin in rows
+        (count, "heat", share * 0.85) if at == label else (count, "wrong", share**0.5 * 0.85)
+        for at, (count, share) in enumerate(zip(counts.tolist(), shares.tolist(), strict=True))
     ]
 
 
-def _surroundings(material: Material) -> str:
-    """Where the run ran, what it planned and which data it saw."""
-    parts = [
-        ("Chosen at the start", material.facts.get("chosen")),
-        ("Environment", material.facts.get("environment")),
-        ("Plan", material.facts.get("plan")),
-        ("Data", material.facts.get("data")),
+def _find_pictures(
+    predictions: list[Prediction], worst: WorstMistakes | None, names: _ClassNames
+) -> dict[str, Any]:
+    """The most confident mistakes, to look at; empty where no pictures were kept."""
+    if worst is None:
+        return {}
+    wrong = {row.index: row for row in predictions if not row.correct}
+    shown = [
+        (wrong[int(index)], pixels)
+        for index, pixels in zip(worst.indices, worst.pixels, strict=True)
+        if int(index) in wrong
     ]
-    tables = "\n".join(
-        f"<div><h3 class='apart'>{title}</h3>{_fact_table(values)}</div>"
-        for title, values in parts
-        if values
-    )
-    body = f'<div class="two">\n{tables}\n</div>' if tables else note("Nothing was recorded.")
-    return section("environment", "Environment", body=body)
-
-
-def _fact_table(values: Any) -> str:
-    """Names and values as a table."""
-    return table(
-        [], [[escape(name), f"<code>{escape(text)}</code>"] for name, text in flatten(values)]
-    )
-
-
-def _files(material: Material) -> str:
-    """What lies in the run folder."""
-    folder = material.run.path
-    rows = [
-        [f"<code>{name}</code>", escape(purpose), format_bytes((folder / name).stat().st_size)]
-        for name, purpose in _PURPOSES.items()
-        if (folder / name).is_file()
+    mistakes = [
+        {
+            "name": row.id,
+            "label": names[row.label],
+            "guess": names[row.top[0]],
+            "confidence": row.confidence,
+            "image": embed_image(pixels, "PNG"),
+        }
+        for row, pixels in shown
     ]
-    kept = sorted(p.name for p in material.run.checkpoints.glob("*"))
+    return {"step": worst.step, "mistakes": mistakes}
+
+
+def _split_options(
+    options: dict[str, str], origins: dict[str, Any]
+) -> dict[str, list[tuple[str, str, str]]]:
+    """Every option with its value and where that came from: what was chosen, and defaults."""
+    parts: dict[str, list[tuple[str, str, str]]] = {"changed": [], "defaults": []}
+    for name, value in options.items():
+        origin = str(origins.get(name, ""))
+        is_default = not origin or origin.startswith("default")
+        parts["defaults" if is_default else "changed"].append((name, value, origin))
+    return parts
+
+
+def _list_files(run: RunFolder) -> Iterator[tuple[str, str, str]]:
+    """What lies in the run folder, as (name, purpose, size)."""
+    for name, purpose in _PURPOSES.items():
+        file = run.path / name
+        if file.is_file():
+            yield name, purpose, format_bytes(file.stat().st_size)
+    kept = sorted(path.name for path in run.checkpoints.glob("*"))
     if kept:
-        rows.append(["<code>checkpoints/</code>", escape(", ".join(kept)), ""])
-    body = note(str(folder)) + table(["file", "what it holds", "size"], rows, numbers=1)
-    return section("files", "Files", body=body)
-
-
-_SECTIONS: tuple[Callable[[Material], str], ...] = (
-    _headline,
-    _curves,
-    confusion,
-    gallery,
-    _options,
-    _surroundings,
-    _files,
-)
+        yield "checkpoints/", ", ".join(kept), ""

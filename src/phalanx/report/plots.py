@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ _VARIABLES = {
     PALE: "var(--train-pale)",
     VALID: "var(--valid)",
 }
-SETTINGS: Any = {
+_SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "phalanx",
     "font.size": 9,
@@ -32,7 +33,6 @@ SETTINGS: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
-    "axes.xmargin": 0.01,
     "grid.color": _RULE,
     "grid.linewidth": 0.6,
     "xtick.color": _RULE,
@@ -45,46 +45,54 @@ SETTINGS: Any = {
 }
 MOST_POINTS = 1_600  # more than a screen can tell apart
 _Columns = dict[str, list[float]]
-Size = tuple[float, float]
+_Size = tuple[float, float]
 # inches: two wide ones, or three small ones, fill a row of the page with letters of one size
-WIDE: Size = (5.6, 2.7)
-SMALL: Size = (3.7, 2.1)
+WIDE: _Size = (5.6, 2.7)
+SMALL: _Size = (3.7, 2.1)
 _DOTS = {"marker": "o", "markersize": 3.5}
 
 
-def _draw(paint: Callable[[Any], None], *, label: str, size: Size = WIDE) -> str:
+def draw_svg(
+    paint: Callable[[Any], None], *, label: str, size: _Size = WIDE, margin: float = 0.05
+) -> str:
     """One drawing as an <svg> element; `paint` gets its axes."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context({**_SETTINGS, "axes.xmargin": margin}):
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots()
-        paint(axes)
-        axes.set_xlim(left=0)
-        axes.set_xlabel("epoch")
+        paint(figure.subplots())
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return as_inline(file.getvalue(), label)
+    return _make_inline(file.getvalue(), label)
 
 
-def as_inline(svg: str, label: str) -> str:
+def _make_inline(svg: str, label: str) -> str:
     """The drawing without what only a file of its own needs."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # counted anew in each drawing: not unique
-    svg = re.sub(r'^<svg[^>]*?viewBox="([^"]*)"[^>]*>', _svg_tag(label), svg, flags=re.DOTALL)
+    box = re.search(r'viewBox="([^"]*)"', svg)
+    assert box is not None
+    tag = (
+        f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(label)}" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    )
+    svg = tag + svg[svg.index(">") + 1 :]
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
     return svg
 
 
-def _svg_tag(label: str) -> str:
-    """The opening tag, as a replacement for the one matplotlib writes."""
-    return (
-        rf'<svg viewBox="\1" role="img" aria-label="{label}" '
-        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-    )
+def _draw_by_epoch(paint: Callable[[Any], None], *, label: str, size: _Size = WIDE) -> str:
+    """A drawing whose horizontal axis is the epoch."""
+
+    def paint_axes(axes: Any) -> None:
+        paint(axes)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("epoch")
+
+    return draw_svg(paint_axes, label=f"{label} by epoch", size=size, margin=0.01)
 
 
 def thin(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -106,15 +114,14 @@ def plot_loss(steps: _Columns, logs: Sequence[LogRow], *, scores: Sequence[Score
     def paint(axes: Any) -> None:
         axes.plot(*thin(steps["epoch"], steps["loss"]), color=PALE, lw=0.8, label="each step")
         if logs:
-            axes.plot(*_log_curve(logs, "loss"), color=TRAIN, lw=1.6, label="training")
+            axes.plot(*_make_curve(logs, "loss"), color=TRAIN, lw=1.6, label="training")
         if scores:
-            axes.plot(
-                *_score_curve(scores, "loss"), color=VALID, lw=1.6, label="validation", **_DOTS
-            )
+            curve = _make_curve(scores, "loss")
+            axes.plot(*curve, color=VALID, lw=1.6, label="validation", **_DOTS)
         axes.set_ylim(*_loss_limits(steps, scores))
         axes.legend()
 
-    return _draw(paint, label="loss by epoch")
+    return _draw_by_epoch(paint, label="loss")
 
 
 def _loss_limits(steps: _Columns, scores: Sequence[ScoreRow]) -> tuple[float, float]:
@@ -131,16 +138,18 @@ def plot_top1(logs: Sequence[LogRow], scores: Sequence[ScoreRow]) -> str:
 
     def paint(axes: Any) -> None:
         if any(row.top1 is not None for row in logs):
-            axes.plot(*_log_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
+            axes.plot(*_make_curve(logs, "top1", scale=100), color=TRAIN, lw=1.6, label="training")
         if scores:
-            x, y = _score_curve(scores, "top1", scale=100)
             low, high = (np.array([row.interval95[k] for row in scores]) * 100 for k in (0, 1))
-            axes.fill_between(x, low, high, color=VALID, alpha=0.2, lw=0)
-            axes.plot(x, y, color=VALID, lw=1.6, label="validation, 95% interval", **_DOTS)
+            axes.fill_between(
+                [row.epoch for row in scores], low, high, color=VALID, alpha=0.2, lw=0
+            )
+            curve = _make_curve(scores, "top1", scale=100)
+            axes.plot(*curve, color=VALID, lw=1.6, label="validation, 95% interval", **_DOTS)
         axes.yaxis.set_major_formatter("{x:g}%")
         axes.legend(loc="lower right")
 
-    return _draw(paint, label="top-1 by epoch")
+    return _draw_by_epoch(paint, label="top-1")
 
 
 def plot_rate(steps: _Columns) -> str:
@@ -150,47 +159,39 @@ def plot_rate(steps: _Columns) -> str:
         axes.plot(*thin(steps["epoch"], steps["lr"]), color=TRAIN, lw=1.6)
         axes.set_ylim(bottom=0)
 
-    return _draw(paint, label="learning rate by epoch", size=SMALL)
+    return _draw_by_epoch(paint, label="learning rate", size=SMALL)
 
 
 def plot_speed(logs: Sequence[LogRow]) -> str:
     """Images per second at each log point."""
 
     def paint(axes: Any) -> None:
-        x, y = _log_curve(logs, "images_per_second")
+        x, y = _make_curve(logs, "images_per_second")
         axes.plot(x, y, color=TRAIN, lw=1.6)
         axes.set_ylim(0, max(y[np.isfinite(y)], default=1.0) * 1.15)
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    return _draw(paint, label="images per second by epoch", size=SMALL)
+    return _draw_by_epoch(paint, label="images per second", size=SMALL)
 
 
 def plot_waiting(logs: Sequence[LogRow]) -> str:
     """Share of the time spent waiting for data at each log point."""
 
     def paint(axes: Any) -> None:
-        x, y = _log_curve(logs, "data_wait", scale=100)
+        x, y = _make_curve(logs, "data_wait", scale=100)
         axes.fill_between(x, 0, y, color=TRAIN, alpha=0.2, lw=0)
         axes.plot(x, y, color=TRAIN, lw=1.6)
         highest = max(y[np.isfinite(y)], default=0.0)
         axes.set_ylim(0, max(10.0, min(100.0, highest * 1.1)))
         axes.yaxis.set_major_formatter("{x:g}%")
 
-    return _draw(paint, label="share of time waiting for data by epoch", size=SMALL)
+    return _draw_by_epoch(paint, label="share of time waiting for data", size=SMALL)
 
 
-def _log_curve(
-    logs: Sequence[LogRow], name: str, *, scale: float = 1
+def _make_curve(
+    rows: Sequence[LogRow | ScoreRow], name: str, *, scale: float = 1
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One column of the log points over epochs; what was not measured leaves a gap."""
-    values = [getattr(row, name) for row in logs]
+    """One column of the rows over epochs; what was not measured leaves a gap."""
+    values = [getattr(row, name) for row in rows]
     numbers = [np.nan if value is None else value * scale for value in values]
-    return thin([row.epoch for row in logs], numbers)
-
-
-def _score_curve(
-    scores: Sequence[ScoreRow], name: str, *, scale: float = 1
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One column of the evaluations over epochs."""
-    x = np.array([row.epoch for row in scores])
-    return x, np.array([getattr(row, name) * scale for row in scores])
+    return thin([row.epoch for row in rows], numbers)

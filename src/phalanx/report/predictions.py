@@ -35,7 +35,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worst:
+class WorstMistakes:
     """Thumbnails of the most confident mistakes of one evaluation."""
 
     step: int
@@ -98,12 +98,14 @@ def write_worst(
     write_atomically(folder / _WORST, file.getvalue())
 
 
-def read_worst(folder: Path) -> Worst | None:
+def read_worst(folder: Path) -> WorstMistakes | None:
     """The thumbnails of the newest evaluation; None where there are none."""
     path = folder / _WORST
     try:
         with np.load(path, allow_pickle=False) as saved:
-            return Worst(step=int(saved["step"]), indices=saved["indices"], pixels=saved["pixels"])
+            return WorstMistakes(
+                step=int(saved["step"]), indices=saved["indices"], pixels=saved["pixels"]
+            )
     except FileNotFoundError:
         return None
     except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as cause:
@@ -112,7 +114,7 @@ def read_worst(folder: Path) -> Worst | None:
         ) from cause
 
 
-def most_confidently_wrong(predictions: Sequence[Prediction], n: int = 24) -> list[int]:
+def find_worst_mistakes(predictions: Sequence[Prediction], n: int = 24) -> list[int]:
     """Positions in `predictions` of the n surest mistakes, the surest first."""
     wrong = [at for at, row in enumerate(predictions) if not row.correct]
     return sorted(wrong, key=lambda at: (-predictions[at].confidence, at))[:n]

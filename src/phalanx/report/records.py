@@ -1,4 +1,4 @@
-"""What training wrote down: metrics.jsonl, training.csv and validation.csv.
+"""The records of a training: metrics.jsonl, training.csv, validation.csv and averaged.csv.
 
 metrics.jsonl holds no clock reading, so that a run that was killed and resumed ends with the
 same bytes as one that never stopped. Numbers keep every bit; what is not finite is a string,
@@ -10,7 +10,9 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ _HEADERS = {_TRAINING: _LOG_FIELDS, VALIDATION: SCORE_FIELDS, _AVERAGED: SCORE_F
 
 
 class Records:
-    """The three files of one run. Lines wait in memory until the next log, score or flush."""
+    """The records of one run. Lines wait in memory until the next log, score or flush."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -84,18 +86,21 @@ class Records:
 
     def score(self, row: ScoreRow) -> None:
         """Add an evaluation to metrics.jsonl and validation.csv, and flush."""
-        self._add(_METRICS, _score_line(row))
-        self._add(VALIDATION, _score_cells(row))
+        self._add(_METRICS, json.dumps(score_entry(row), allow_nan=False) + "\n")
+        self._add(VALIDATION, _score_line(row))
         self.flush()
 
-    def averaged(self, row: ScoreRow) -> None:
+    def averaged_score(self, row: ScoreRow) -> None:
         """Add an evaluation of the averaged weights to averaged.csv, and flush."""
-        self._add(_AVERAGED, _score_cells(row))
+        self._add(_AVERAGED, _score_line(row))
         self.flush()
 
     def flush(self, *, sync: bool = False) -> None:
         """Append what waits to the files; with `sync`, see all of them onto the disk."""
-        names = (_METRICS, _TRAINING, VALIDATION) if sync else tuple(self._waiting)
+        names = list(self._waiting)
+        if sync:  # what was appended before counts too: a checkpoint presumes all of it
+            has_averages = _AVERAGED in self._waiting or (self.folder / _AVERAGED).exists()
+            names = [_METRICS, _TRAINING, VALIDATION, *[_AVERAGED] * has_averages]
         for name in names:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
@@ -107,21 +112,15 @@ class Records:
             self.folder / _METRICS,
             lambda line: _keep_metrics(line, last_step=step, last_score=last_score),
         )
-        _cut_file(
-            self.folder / _TRAINING, lambda line: _keep_csv(line, _LOG_FIELDS, last_step=step)
-        )
-        for name in (VALIDATION, _AVERAGED):
-            _cut_file(
-                self.folder / name,
-                lambda line: _keep_csv(line, SCORE_FIELDS, last_step=last_score),
-            )
+        for name, last in {_TRAINING: step, VALIDATION: last_score, _AVERAGED: last_score}.items():
+            _cut_file(self.folder / name, partial(_keep_csv, header=_HEADERS[name], last_step=last))
 
     def _add(self, name: str, text: str) -> None:
         self._waiting[name] = self._waiting.get(name, "") + text
 
 
-def _score_cells(row: ScoreRow) -> str:
-    """An evaluation as a line of a table."""
+def _score_line(row: ScoreRow) -> str:
+    """An evaluation as a line of CSV."""
     low, high = row.interval95
     return _csv_line((row.step, row.epoch, row.scored, row.top1, low, high, row.top5, row.loss))
 
@@ -136,6 +135,18 @@ def _append(path: Path, text: str, *, sync: bool) -> None:
             file.flush()
             os.fsync(file.fileno())
             sync_folder(path.parent)
+
+
+@contextmanager
+def damage_errors(path: Path) -> Iterator[None]:
+    """A block that reads a record; what no run of ours wrote is an error that names the file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as cause:
+        raise CheckpointError(
+            f"{path}: is damaged ({type(cause).__name__}: {cause}); "
+            "move it away, or restore it from a copy"
+        ) from cause
 
 
 def json_number(value: float) -> float | str:
@@ -161,11 +172,6 @@ def score_entry(row: ScoreRow) -> dict[str, Any]:
         "interval95": [json_number(bound) for bound in row.interval95],
     }
     return {"step": int(row.step), "epoch": json_number(row.epoch), "valid": valid}
-
-
-def _score_line(row: ScoreRow) -> str:
-    """One evaluation as a line of metrics.jsonl."""
-    return json.dumps(score_entry(row), allow_nan=False) + "\n"
 
 
 def _csv_line(cells: Iterable[object]) -> str:
@@ -200,7 +206,7 @@ def _keep_metrics(line: bytes, *, last_step: int, last_score: int) -> bool:
     return bool(entry["step"] <= (last_score if "valid" in entry else last_step))
 
 
-def _keep_csv(line: bytes, header: tuple[str, ...], *, last_step: int) -> bool:
+def _keep_csv(line: bytes, *, header: tuple[str, ...], last_step: int) -> bool:
     """Whether a row, or the header, belongs to the run up to this step."""
     cells = line.decode(errors="replace").rstrip("\r\n").split(",")
     if cells == list(header):
@@ -233,10 +239,8 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
 
     NaN stands for what was not measured; a top-1 that was is always a number.
     """
-    try:
+    with damage_errors(folder / _METRICS):
         rows = [_step_cells(entry) for entry in read_metrics(folder, scores=False)]
-    except (KeyError, TypeError, ValueError) as cause:
-        raise damaged(folder / _METRICS, cause) from cause
     return {name: [row[at] for row in rows] for at, name in enumerate(STEP_FIELDS)}
 
 
@@ -248,21 +252,17 @@ def _step_cells(entry: dict[str, Any]) -> tuple[float, ...]:
 
 def read_scores(folder: Path) -> list[ScoreRow]:
     """The evaluations in metrics.jsonl, in order."""
-    try:
+    with damage_errors(folder / _METRICS):
         return [parse_score(entry) for entry in read_metrics(folder, scores=True)]
-    except (KeyError, TypeError, ValueError) as cause:
-        raise damaged(folder / _METRICS, cause) from cause
 
 
-def read_averaged(folder: Path) -> dict[int, float]:
+def read_averaged_top1(folder: Path) -> dict[int, float]:
     """Top-1 of the averaged weights by step; empty where none were made."""
-    try:
-        with (folder / _AVERAGED).open(encoding="utf-8", newline="") as file:
-            return {int(row["step"]): float(row["top1"]) for row in csv.DictReader(file)}
-    except FileNotFoundError:
+    path = folder / _AVERAGED
+    if not path.exists():
         return {}
-    except (KeyError, TypeError, ValueError) as cause:
-        raise damaged(folder / _AVERAGED, cause) from cause
+    with damage_errors(path), path.open(encoding="utf-8", newline="") as file:
+        return {int(row["step"]): float(row["top1"]) for row in csv.DictReader(file)}
 
 
 def parse_score(entry: dict[str, Any]) -> ScoreRow:
@@ -287,26 +287,11 @@ def read_logs(folder: Path) -> list[LogRow]:
         return []
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
-    try:
+    with damage_errors(path):
         return [_parse_log(row) for row in csv.DictReader(whole.splitlines())]
-    except (KeyError, TypeError, ValueError) as cause:
-        raise damaged(path, cause) from cause
 
 
 def _parse_log(row: dict[str, str]) -> LogRow:
-    """One row of training.csv."""
-    numbers = {name: _optional_float(row[name]) for name in _LOG_FIELDS[1:]}
+    """One row of training.csv; an empty cell is None."""
+    numbers = {name: float(row[name]) if row[name] else None for name in _LOG_FIELDS[1:]}
     return LogRow(step=int(row["step"]), **numbers)  # type: ignore[arg-type]
-
-
-def _optional_float(text: str) -> float | None:
-    """The number in a cell, or None where the cell is empty."""
-    return float(text) if text else None
-
-
-def damaged(path: Path, cause: Exception) -> CheckpointError:
-    """The error for a record that no run of ours wrote."""
-    return CheckpointError(
-        f"{path}: is damaged ({type(cause).__name__}: {cause}); "
-        "move it away, or restore it from a copy"
-    )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 _Z95 = 1.96
-_CONVINCING = 0.05  # the usual line for a p-value
+_SIGNIFICANCE = 0.05  # level of a p-value
 
 
 def wilson_interval(hits: int, n: int, *, z: float = _Z95) -> tuple[float, float]:
@@ -19,9 +19,9 @@ def wilson_interval(hits: int, n: int, *, z: float = _Z95) -> tuple[float, float
         return 0.0, 1.0  # nothing was seen, anything is possible
     share = hits / n
     scale = 1 + z * z / n
-    middle = (share + z * z / (2 * n)) / scale
+    center = (share + z * z / (2 * n)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
         "difference": (only_a - only_b) / n,
         "interval95": list(_paired_interval(only_a, only_b, n=n)),
         "p": p,
-        "verdict": _verdict(only_a, only_b, n=n, p=p),
+        "verdict": _describe_outcome(only_a, only_b, n=n, p=p),
     }
 
 
@@ -61,13 +61,13 @@ def sign_test(only_a: int, only_b: int) -> float:
 def _paired_interval(only_a: int, only_b: int, *, n: int, z: float = _Z95) -> tuple[float, float]:
     """The 95 % interval of the difference A - B (Bonett and Price's adjusted Wald, 2012)."""
     share_a, share_b = (only_a + 1) / (n + 2), (only_b + 1) / (n + 2)
-    middle = share_a - share_b
-    half = z * math.sqrt((share_a + share_b - middle * middle) / (n + 2))
-    return max(-1.0, middle - half), min(1.0, middle + half)
+    center = share_a - share_b
+    half = z * math.sqrt((share_a + share_b - center * center) / (n + 2))
+    return max(-1.0, center - half), min(1.0, center + half)
 
 
-def _verdict(only_a: int, only_b: int, *, n: int, p: float) -> str:
+def _describe_outcome(only_a: int, only_b: int, *, n: int, p: float) -> str:
     """The outcome in words."""
-    if p >= _CONVINCING:
+    if p >= _SIGNIFICANCE:
         return f"no difference that {n:,} images can show"
     return "A is better" if only_a > only_b else "B is better"

@@ -1,18 +1,32 @@
-"""summary.json: the result of a run in numbers, for scripts to read."""
+"""The results of a run in numbers, for scripts to read.
 
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+summary.json   what came out of the run
+average.json   what the average of its checkpoints scored, beside the newest of them
+"""
+
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from phalanx.disk import write_atomically
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import read_json_object, to_json
+from phalanx.report.records import ScoreRow, damage_errors, parse_score, score_entry
 
-_NAME = "summary.json"
+_SUMMARY_FILE, AVERAGE_FILE = "summary.json", "average.json"
+
+
+class _NoOtherKeys:
+    """A part of summary.json; a key that is not known is an error."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestScore:
+class BestScore(_NoOtherKeys):
     """The best-scored checkpoint of a run."""
 
     step: int
@@ -20,17 +34,17 @@ class BestScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputNote:
-    """How fast images came and could have been taken, a second."""
+class InputNote(_NoOtherKeys):
+    """Whether the input kept up with the model."""
 
     verdict: str
-    come: float
-    eaten: float
+    images_per_second_available: float
+    images_per_second_needed: float  # by the model, if it never had to wait
     stages: dict[str, float]  # on one core, each alone
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryNote:
+class MemoryNote(_NoOtherKeys):
     """The most bytes a device had in use at once. None stands for what is not known."""
 
     predicted: int | None  # of a training step
@@ -38,19 +52,19 @@ class MemoryNote:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numerics:
+class Numerics(_NoOtherKeys):
     """What became of numbers that have 16 bits. None stands for what was not counted."""
 
-    updates_lost: float | None  # share of the weights' updates that moved nothing
-    gradients_zero: float | None  # share of the gradients' numbers that are nothing
+    updates_lost: float | None  # share of the weight updates that changed nothing
+    gradients_zero: float | None  # share of the gradient values that are zero
     gradients_not_finite: int | None
     skipped_steps: int  # whose gradients overflowed
     loss_scales: tuple[tuple[int, float], ...]  # from which step on
-    way_lost: float | None = None  # share of the way the weights should have moved
+    lost_to_rounding: float | None = None  # share of the total change of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(_NoOtherKeys):
     """What came out of a run. None stands for what was not measured."""
 
     steps: int
@@ -75,48 +89,66 @@ class Summary:
 
 def write_summary(folder: Path, summary: Summary) -> None:
     """Write summary.json, whole or not at all."""
-    write_atomically(folder / _NAME, to_json(asdict(summary)))
+    write_atomically(folder / _SUMMARY_FILE, to_json(asdict(summary)))
+
+
+_OLD_NAMES = {  # that earlier versions wrote
+    "way_lost": "lost_to_rounding",
+    "come": "images_per_second_available",
+    "eaten": "images_per_second_needed",
+}
 
 
 def read_summary(folder: Path) -> Summary:
     """The summary of a run; a CheckpointError where it is missing or not ours."""
-    path = folder / _NAME
+    path = folder / _SUMMARY_FILE
     values = read_json_object(path)
-    _refuse_other_keys(path, values, kind=Summary)
-    parts: dict[str, Any] = {}
-    for name, kind in _PARTS.items():
-        if values.get(name) is not None:
-            _refuse_other_keys(path, values[name], kind=kind)
-            parts[name] = kind(**values[name])
-    if parts.get("numerics"):
-        scales = tuple((step, scale) for step, scale in values["numerics"]["loss_scales"])
-        parts["numerics"] = replace(parts["numerics"], loss_scales=scales)
-    interval = values["interval95"]
-    changes = {
-        "interval95": None if interval is None else tuple(interval),
-        "bad_images": tuple(values["bad_images"]),
-    }
-    return Summary(**{**values, **changes, **parts})
+    for name in ("input", "numerics"):
+        if isinstance(values.get(name), dict):
+            values[name] = {_OLD_NAMES.get(key, key): v for key, v in values[name].items()}
+    try:
+        return TypeAdapter(Summary).validate_python(values)
+    except ValidationError as cause:
+        raise _explain_damage(path, cause.errors()) from cause
 
 
-_PARTS: dict[str, type[Any]] = {
-    "best": BestScore,
-    "input": InputNote,
-    "numerics": Numerics,
-    "memory": MemoryNote,
-}
-
-
-def _refuse_other_keys(path: Path, values: Any, *, kind: type[Any]) -> None:
-    """Raise where keys are missing or unknown; older files go without what has a default."""
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: is damaged, {values!r} is no {kind.__name__.lower()}")
-    known = {field.name for field in fields(kind)}
-    needed = {field.name for field in fields(kind) if field.default is MISSING}
-    lists = (("lacks", needed - values.keys()), ("has unknown", values.keys() - known))
-    problems = [f"{verb} {', '.join(sorted(names))}" for verb, names in lists if names]
+def _explain_damage(path: Path, errors: list[ErrorDetails]) -> CheckpointError:
+    """Which keys are missing or unknown, else the first value that is none of ours."""
+    problems = []
+    for verb, kind in (("lacks", "missing"), ("has unknown", "unexpected_keyword_argument")):
+        places = [error["loc"][-1] for error in errors if error["type"] == kind]
+        keys = sorted(place for place in places if isinstance(place, str))
+        problems += [f"{verb} {', '.join(keys)}"] if keys else []
     if problems:
-        raise CheckpointError(
+        return CheckpointError(
             f"{path}: {' and '.join(problems)}; another version of Phalanx wrote it, "
             "or it was edited by hand"
         )
+    key, value = ".".join(map(str, errors[0]["loc"])), errors[0]["input"]
+    return CheckpointError(f"{path}: is damaged, {value!r} is no {key}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageScore:
+    """What the average of checkpoints and the newest of them scored on the same images."""
+
+    account: dict[str, Any]  # what was averaged and how
+    newest: ScoreRow
+    average: ScoreRow
+
+
+def write_average_score(folder: Path, score: AverageScore) -> None:
+    """Write average.json, whole or not at all."""
+    rows = {"newest": score_entry(score.newest), "average": score_entry(score.average)}
+    write_atomically(folder / AVERAGE_FILE, to_json({"averaged": score.account, **rows}))
+
+
+def read_average_score(folder: Path) -> AverageScore | None:
+    """What the run's average scored; None where none was scored."""
+    path = folder / AVERAGE_FILE
+    if not path.exists():
+        return None
+    values = read_json_object(path)
+    with damage_errors(path):
+        rows = {name: parse_score(values[name]) for name in ("newest", "average")}
+        return AverageScore(account=dict(values["averaged"]), **rows)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from phalanx.assemble.dataset_summary import MADE_UP, summarise_made_up, summarise_published
@@ -11,73 +11,51 @@ from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError, join_problems
 from phalanx.plan.plan import choose_machine, make_plan, validation_rate
-from phalanx.sweep.file import PRESET, SweepFile, read_sweep
-from phalanx.sweep.space import Choice, Values, as_text, count_points, iterate_ends, iterate_points
+from phalanx.sweep.file import parse_sweep
+from phalanx.sweep.schema import (
+    PRESET,
+    Choice,
+    SweepFile,
+    count_points,
+    iterate_ends,
+    iterate_points,
+)
 
 _MOST_POINTS = 2_000  # that are read one by one; it takes a millisecond each
 
 
-def open_file(path: Path) -> SweepFile:
-    """The sweep in a file; all that is wrong with it is told together."""
-    sweep, problems = read_sweep(path)
+def read_sweep(path: Path) -> SweepFile:
+    """The sweep in a file; all that is wrong with it is reported together, in its order."""
+    sweep, problems = parse_sweep(path)
     if sweep is not None:
-        problems += [told for told in _check_values(sweep, path) if told not in problems]
+        problems += [text for text in _check_values(sweep, path) if text not in problems]
     if problems or sweep is None:
-        raise join_problems(sorted(problems, key=_line_of))
+        lines = {text: re.search(r":(\d+): ", text) for text in problems}
+        raise join_problems(sorted(problems, key=lambda text: int((lines[text] or [0, 0])[1])))
     return sweep
-
-
-def _line_of(problem: str) -> int:
-    """The line a problem names, to tell them in the order of the file."""
-    found = re.search(r":(\d+): ", problem)
-    return int(found[1]) if found else 0
-
-
-def preset_of(sweep: SweepFile, values: Values) -> str | None:
-    """The preset of a trial."""
-    return str(values[PRESET]) if PRESET in values else sweep.preset
-
-
-def flags_of(sweep: SweepFile, values: Values) -> dict[str, str]:
-    """The options of a trial as flags."""
-    drawn = {name: as_text(value) for name, value in values.items() if name != PRESET}
-    return {**sweep.options, **drawn}
 
 
 def _check_values(sweep: SweepFile, path: Path) -> list[str]:
     """What the reader and the plan say to the values of a sweep, each thing once."""
-    found = list(_check_presets(sweep))
-    if found:
-        return found
+    problems = list(_check_presets(sweep))
+    if problems:
+        return problems
+    # all points where they can be counted, but the ends of each option in any case
+    countable = count_points(sweep.search) is not None
+    points = chain(iterate_ends(sweep.search), iterate_points(sweep.search) if countable else ())
     known: dict[str, str] = {}
-    for values in islice(_iterate_probes(sweep), _MOST_POINTS):
-        flags = {**known, **flags_of(sweep, values)}
+    for values in islice(points, _MOST_POINTS):
         try:
-            settings = read_with_data(preset_of(sweep, values), flags)
+            settings = read_with_data(
+                sweep.preset_for(values), {**known, **sweep.flags_for(values)}
+            )
             _refuse_impossible(settings)
         except ConfigError as error:
-            found += _blame(str(error), sweep, path)
+            problems += _name_lines(str(error), sweep, path)
         else:
-            found += [*_refuse_unscored(settings, sweep, path)]
-            known = known or _data_of(settings, sweep)
-    return list(dict.fromkeys(found))
-
-
-def _refuse_impossible(settings: Settings) -> None:
-    """Raise ConfigError for what the plan refuses; a folder's data is left to the trials."""
-    config = settings.config
-    made_up = config.data.data in MADE_UP
-    dataset = summarise_made_up(config) if made_up else summarise_published(config)
-    if dataset is not None and config.data.data_dir is None:
-        make_plan(config, dataset.counts, choose_machine(config), places=settings.places)
-
-
-def _data_of(settings: Settings, sweep: SweepFile) -> dict[str, str]:
-    """What lies in the data folder, so that it is looked at once and not for every point."""
-    data = settings.config.data
-    if data.data_dir is None or sweep.search.keys() & {PRESET, "data", "data-dir"}:
-        return {}
-    return {"data": data.data, "data-dir": data.data_dir}
+            problems += [*_check_scores(settings, sweep, path)]
+            known = known or _find_data(settings, sweep)
+    return list(dict.fromkeys(problems))
 
 
 def _check_presets(sweep: SweepFile) -> Iterator[str]:
@@ -92,31 +70,37 @@ def _check_presets(sweep: SweepFile) -> Iterator[str]:
             yield f"{sweep.places[PRESET]}: {error}"
 
 
-def _iterate_probes(sweep: SweepFile) -> Iterator[Values]:
-    """The points to read: all of them where they can be counted, else the ends of each option."""
-    yield from iterate_ends(sweep.search)
-    if count_points(sweep.search) is not None:
-        yield from iterate_points(sweep.search)
+def _refuse_impossible(settings: Settings) -> None:
+    """Raise ConfigError for what the plan refuses; a folder's data is left to the trials."""
+    config = settings.config
+    made_up = config.data.data in MADE_UP
+    dataset = summarise_made_up(config) if made_up else summarise_published(config)
+    if dataset is not None and config.data.data_dir is None:
+        make_plan(config, dataset.counts, choose_machine(config), places=settings.places)
 
 
-def _blame(message: str, sweep: SweepFile, path: Path) -> list[str]:
+def _find_data(settings: Settings, sweep: SweepFile) -> dict[str, str]:
+    """What lies in the data folder, so that it is looked at once and not for every point."""
+    data = settings.config.data
+    if data.data_dir is None or sweep.search.keys() & {PRESET, "data", "data-dir"}:
+        return {}
+    return {"data": data.data, "data-dir": data.data_dir}
+
+
+def _name_lines(message: str, sweep: SweepFile, path: Path) -> Iterator[str]:
     """The reader's problems, each with the line of the sweep's file instead of a flag."""
-    lines = message.splitlines()
-    several = re.fullmatch(r"\d+ problems:", lines[0]) is not None
-    told = [line.strip() for line in lines[1:]] if several else [message]
-    return [_named_by_line(line, sweep, path) for line in told]
+    first, *others = message.splitlines()
+    several = re.fullmatch(r"\d+ problems:", first) is not None
+    for problem in [line.strip() for line in others] if several else [message]:
+        option = re.match(r"--([a-z0-9-]+)", problem)
+        if option and option[1] in sweep.places:
+            yield sweep.places[option[1]] + problem[option.end() :]
+        else:
+            yield problem if problem.startswith(str(path)) else f"{path}: {problem}"
 
 
-def _named_by_line(problem: str, sweep: SweepFile, path: Path) -> str:
-    """One problem with the place of the option it begins with."""
-    found = re.match(r"--([a-z0-9-]+)", problem)
-    if found and found[1] in sweep.places:
-        return sweep.places[found[1]] + problem[found.end() :]
-    return problem if problem.startswith(str(path)) else f"{path}: {problem}"
-
-
-def _refuse_unscored(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[str]:
-    """A sweep goes by scores, and a pruner by scores that come while a trial trains."""
+def _check_scores(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[str]:
+    """A sweep compares scores, and a pruner needs them while a trial trains."""
     train = settings.config.train
     after = train.validation and train.validation_mode == "after"
     names = ("validation", "validation-mode", "validation-frequency")

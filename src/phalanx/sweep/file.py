@@ -1,12 +1,13 @@
-"""The file of a sweep: read, with every mistake in it told at once and by its line."""
+"""The file of a sweep: read, with every mistake in it reported at once and by its line."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import isfinite
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from phalanx.config.read import run_name
 from phalanx.config.schema import OPTIONS, SPELLINGS
@@ -19,345 +20,262 @@ from phalanx.config.text import (
     read_mapping,
 )
 from phalanx.errors import ConfigError, suggest
-from phalanx.sweep.space import Choice, Dimension, Range, count_points, count_steps
+from phalanx.sweep.schema import (
+    DIMENSIONS,
+    KEYS,
+    PRESET,
+    Dimension,
+    Range,
+    SweepFile,
+    SweepSettings,
+    count_points,
+)
 
-_METHODS = ("grid", "random", "tpe")
-_GOALS = {"top1": "highest", "top5": "highest", "loss": "lowest"}
-_PRUNERS = ("none", "median", "halving")
-PRESET = "preset"  # may be searched like an option
-_OURS = {  # options that a sweep sets itself, or that would leave it without scores
+_RESERVED = {  # options that a sweep sets itself, or that would leave it without scores
     "run-dir": "every trial has a folder of its own inside the sweep's; leave it away",
     "training": "a trial that trains nothing tells nothing; leave it away",
 }
-_RANGE_KEYS = ("low", "high", "log", "step")
-_COUNTS = {"trials": 1, "startup": 1, "grace": 1, "seed": 0}  # key: the least it may be
-_DEFAULTS: dict[str, Any] = {"method": "tpe", "goal": "top1", "prune": "none"}
-_DEFAULTS |= {"startup": 5, "grace": 1, "seed": 0}
-_WORDS = {"method": _METHODS, "goal": tuple(_GOALS), "prune": _PRUNERS}
-KEYS = (PRESET, "options", "search", *_WORDS, *_COUNTS)
+_PROBLEMS = {  # what pydantic finds wrong, in our words
+    "literal_error": "wants {choices}, got {written}",
+    "int_type": "wants a {number}, got {written}",
+    "float_type": "wants a {number}, got {written}",
+    "finite_number": "wants a {number}, got {written}",
+    "greater_than_equal": "wants a {number}, got {written}",
+    "missing": "wants a {number}, it is missing",
+    "bool_type": "wants true or false, got {written}",
+    "string_type": "wants one preset or file; several go under search:",
+    "string_too_short": "wants one preset or file; several go under search:",
+    "union_tag_not_found": "wants a list, or low and high; a single value belongs under options:",
+    "too_short": "the list is empty; give at least one value",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepFile:
-    """A sweep as its file describes it."""
-
-    name: str
-    text: str  # of the file
-    preset: str | None
-    options: dict[str, str]  # of every trial, as flags take them
-    search: dict[str, Dimension]
-    method: str
-    goal: str
-    prune: str
-    trials: int  # never more than there are points
-    startup: int  # trials before tpe and median learn from them
-    grace: int  # validations that no trial is pruned before
-    seed: int
-    places: dict[str, str] = field(default_factory=dict)  # where each option stands
-
-    @property
-    def wants_highest(self) -> bool:
-        """Whether a higher score is a better one."""
-        return _GOALS[self.goal] == "highest"
-
-    def facts(self) -> dict[str, Any]:
-        """What decides the course of the sweep, for JSON and for comparing."""
-        return {
-            "preset": self.preset,
-            "options": self.options,
-            "search": {name: dimension.facts() for name, dimension in self.search.items()},
-            **{key: getattr(self, key) for key in (*_WORDS, *_COUNTS)},
-        }
+def parse_sweep(path: Path) -> tuple[SweepFile | None, list[str]]:
+    """The sweep in a file, and what is wrong; None where too much is."""
+    reader = _FileReader(path)
+    return reader.read(), reader.problems
 
 
-class _Notes:
-    """Where things stand in a file, and what is wrong with them."""
+class _FileReader:
+    """Reads a sweep's file; notes where things stand in it and what is wrong with them."""
 
     def __init__(self, path: Path):
         self.path = path
         self.problems: list[str] = []
-        self.places: dict[str, str] = {}
+        self._places: dict[str, str] = {}
 
-    def complain(self, entry: YamlEntry, text: str) -> None:
-        """Note a problem of that key."""
-        self.problems.append(f"{self.path}:{entry.line}: {entry.key}: {text}")
+    def read(self) -> SweepFile | None:
+        """The sweep as far as it can be read; None where too much is wrong."""
+        entries = {entry.key: entry for entry in read_entries(self.path)}
+        if PRESET in entries:
+            self._places[PRESET] = self._locate(entries[PRESET])
+        options = self._read_options(entries.pop("options", None))
+        search = self._read_search(entries.pop("search", None))
+        settings = self._read_settings(entries)
+        if settings.preset and PRESET in search:
+            self._complain(entries[PRESET], "is searched too; leave it away here, or there")
+        trials = self._count_trials(settings, search, is_given="trials" in entries)
+        if trials is None:
+            return None
+        return SweepFile(
+            **{**dict(settings), "trials": trials},
+            name=run_name(self.path.name),
+            text=self.path.read_text(encoding="utf-8"),
+            options=options,
+            search=search,
+            places=self._places,
+        )
 
-    def inside(self, entry: YamlEntry | None) -> list[YamlEntry]:
+    def _locate(self, entry: YamlEntry) -> str:
+        return f"{self.path}:{entry.line}: {entry.key}"
+
+    def _complain(self, entry: YamlEntry, problem: str) -> None:
+        self.problems.append(f"{self._locate(entry)}: {problem}")
+
+    @contextmanager
+    def _collect_problems(self, entry: YamlEntry) -> Iterator[None]:
+        """A block whose ValueError is a problem of that key."""
+        try:
+            yield
+        except ValueError as error:
+            self._complain(entry, str(error))
+
+    def _read_mapping(self, entry: YamlEntry) -> list[YamlEntry]:
         """The keys of a mapping; none, and a problem, where it is no mapping."""
         loader = YamlLoader("")
         try:
-            return read_mapping(loader, entry.node, self.path) if entry else []
+            return read_mapping(loader, entry.node, self.path)
         except (ConfigError, yaml.YAMLError) as error:
             self.problems.append(str(error))
             return []
         finally:
             loader.dispose()
 
-    def option(self, entry: YamlEntry) -> str | None:
-        """The name of the option that a key means, or None with a problem noted."""
+    def _read_settings(self, entries: Mapping[str, YamlEntry]) -> SweepSettings:
+        """The keys with a single value; the default stands in for one that is wrong."""
+        values = {
+            key: entry.node.value if key == PRESET else _read_scalar(entry.node)
+            for key, entry in entries.items()
+        }
+        try:
+            return SweepSettings.model_validate(values)
+        except ValidationError as error:
+            for detail in error.errors():
+                key = str(detail["loc"][0])
+                self._complain(entries[key], _explain_setting(key, detail, entries[key].node))
+                del values[key]
+        return SweepSettings.model_validate(values)
+
+    def _read_options(self, entry: YamlEntry | None) -> dict[str, str]:
+        """What every trial has, as flags take it."""
+        options = {}
+        for one in self._read_mapping(entry) if entry else ():
+            with self._collect_problems(one):
+                name = self._find_option(one)
+                options[name] = _read_text(name, one.node)
+        return options
+
+    def _find_option(self, entry: YamlEntry) -> str:
+        """The name of the option that a key means; ValueError where it means none."""
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if name is None:
-            self.complain(entry, f"no such option; {suggest(entry.key, OPTIONS)}")
-        elif name in _OURS:
-            self.complain(entry, _OURS[name])
-        elif name in self.places:
-            self.complain(entry, f"stands at {self.places[name]} already; leave one away")
-        else:
-            self.places[name] = f"{self.path}:{entry.line}: {entry.key}"
-            return name
-        return None
+            raise ValueError(f"no such option; {suggest(entry.key, OPTIONS)}")
+        if name in _RESERVED:
+            raise ValueError(_RESERVED[name])
+        if name in self._places:
+            raise ValueError(f"stands at {self._places[name]} already; leave one away")
+        self._places[name] = self._locate(entry)
+        return name
+
+    def _read_search(self, entry: YamlEntry | None) -> dict[str, Dimension]:
+        """What is searched, option by option."""
+        if entry is None:
+            self.problems.append(
+                f"{self.path}: nothing to search; add search: with options and their values"
+            )
+            return {}
+        search: dict[str, Dimension] = {}
+        entries = self._read_mapping(entry)
+        for one in entries:
+            with self._collect_problems(one):
+                name = PRESET if one.key == PRESET else self._find_option(one)
+                self._places.setdefault(name, self._locate(one))
+                dimension = self._read_dimension(name, one)
+                if dimension is not None:
+                    search[name] = dimension
+        if not entries and isinstance(entry.node, yaml.MappingNode):
+            self._complain(entry, "is empty; name options and their values")
+        return search
+
+    def _read_dimension(self, name: str, entry: YamlEntry) -> Dimension | None:
+        """The list or the range of one option; None, and a problem, where something is wrong."""
+        kind = str if name == PRESET else OPTIONS[name].type
+        known_problems = len(self.problems)
+        keys: dict[str, yaml.Node] = {}
+        data: Any = None
+        if isinstance(entry.node, yaml.SequenceNode):
+            data = self._read_choices(name, entry)
+        elif isinstance(entry.node, yaml.MappingNode):
+            if kind not in DIMENSIONS:
+                raise ValueError("takes no range of numbers; give a list of its values")
+            keys = {one.key: one.node for one in self._read_mapping(entry)}
+            data = {key: _read_scalar(node) for key, node in keys.items()}
+        if len(self.problems) > known_problems:
+            return None
+        try:
+            return DIMENSIONS.get(kind, DIMENSIONS[float]).validate_python(data)
+        except ValidationError as error:
+            for detail in error.errors():
+                self._complain(entry, _explain_dimension(detail, keys, is_whole=kind is int))
+            return None
+
+    def _read_choices(self, name: str, entry: YamlEntry) -> list[str]:
+        """A list of values as flags take them; one that stands there twice is a problem."""
+        texts: list[str] = []
+        values: list[Any] = []
+        for node in entry.node.value:
+            with self._collect_problems(entry):
+                text = _read_text(name, node)
+                value = text if name == PRESET else parse_option_text(name, text)
+                if value in values:
+                    first = texts[values.index(value)]
+                    raise ValueError(f"{first} stands in the list twice; leave one away")
+                texts.append(text)
+                values.append(value)
+        return texts
+
+    def _count_trials(
+        self, settings: SweepSettings, search: dict[str, Dimension], *, is_given: bool
+    ) -> int | None:
+        """How many trials there will be: those asked for, but no more than there are points."""
+        is_grid = settings.method == "grid"
+        uncountable = [name for name, dimension in search.items() if dimension.points is None]
+        for name in uncountable if is_grid else ():
+            self.problems.append(
+                f"{self._places[name]}: a grid wants points; add step:, or give a list"
+            )
+        if not is_grid and not is_given:
+            self.problems.append(f"{self.path}: add trials:, how many runs there shall be")
+        counts = [count for count in (settings.trials, count_points(search)) if count]
+        is_known = settings.trials or (is_grid and not uncountable)
+        return min(counts) if search and is_known else None
 
 
-def read_sweep(path: Path) -> tuple[SweepFile | None, list[str]]:
-    """The sweep in a file, and what is wrong; None where too much is."""
-    entries = {entry.key: entry for entry in read_entries(path)}
-    notes = _Notes(path)
-    for key in entries.keys() - set(KEYS):
-        notes.complain(entries[key], _explain_unknown(key))
-    settings = _read_words(entries, notes) | _read_counts(entries, notes)
-    preset = _read_preset_name(entries.get(PRESET), notes)
-    options = _read_options(notes.inside(entries.get("options")), notes)
-    search = _read_search(entries.get("search"), notes)
-    if preset and PRESET in search:
-        notes.complain(entries[PRESET], "is searched too; leave it away here, or there")
-    trials = _read_trials(settings, search, entries=entries, notes=notes)
-    if trials is None:
-        return None, notes.problems
-    sweep = SweepFile(
-        name=run_name(path.name),
-        text=path.read_text(encoding="utf-8"),
-        preset=preset,
-        options=options,
-        search=search,
-        places=notes.places,
-        **{**_DEFAULTS, **settings, "trials": trials},
-    )
-    return sweep, notes.problems
-
-
-def _explain_unknown(key: str) -> str:
-    """What is wrong with a key of the file, and the way out."""
-    if key.replace("_", "-") in SPELLINGS:
-        return "is an option of `phalanx train`; it belongs under options: or search:"
-    return f"no such key; {suggest(key, KEYS)}"
-
-
-def _plain_value(node: yaml.Node) -> Any:
-    """A scalar as YAML understands it; None where it is none."""
-    if not isinstance(node, yaml.ScalarNode):
-        return None
+def _read_scalar(node: yaml.Node) -> Any:
+    """A scalar as YAML understands it; what is none, as it stands there."""
     loader = YamlLoader("")
     try:
-        return loader.construct_object(node)
+        return loader.construct_object(node) if isinstance(node, yaml.ScalarNode) else node.value
     except (ValueError, yaml.YAMLError):
-        return None
+        return node.value
     finally:
         loader.dispose()
 
 
-def _written(node: yaml.Node) -> str:
-    """What stands in the file, for a message."""
-    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or a mapping"
-
-
-def _read_words(entries: Mapping[str, YamlEntry], notes: _Notes) -> dict[str, Any]:
-    """The keys that take one of a few words."""
-    found = {}
-    for key, known in _WORDS.items():
-        entry = entries.get(key)
-        if entry is None:
-            continue
-        word = entry.node.value if isinstance(entry.node, yaml.ScalarNode) else ""
-        if word in known:
-            found[key] = word
-        else:
-            notes.complain(entry, f"wants {', '.join(known)}, got {_written(entry.node)}")
-    return found
-
-
-def _read_counts(entries: Mapping[str, YamlEntry], notes: _Notes) -> dict[str, Any]:
-    """The keys that take a whole number."""
-    found = {}
-    for key, least in _COUNTS.items():
-        entry = entries.get(key)
-        value = _plain_value(entry.node) if entry else None
-        if type(value) is int and value >= least:
-            found[key] = value
-        elif entry:
-            told = f"wants a whole number from {least} on, got {_written(entry.node)}"
-            notes.complain(entry, told)
-    return found
-
-
-def _read_preset_name(entry: YamlEntry | None, notes: _Notes) -> str | None:
-    """The preset of all trials."""
-    if entry is None:
-        return None
-    notes.places[PRESET] = f"{notes.path}:{entry.line}: {PRESET}"
-    if isinstance(entry.node, yaml.ScalarNode) and entry.node.value:
-        return entry.node.value
-    notes.complain(entry, "wants one preset or file; several go under search:")
-    return None
-
-
-def _read_options(entries: list[YamlEntry], notes: _Notes) -> dict[str, str]:
-    """What every trial has, as flags take it."""
-    found = {}
-    for entry in entries:
-        name = notes.option(entry)
-        text = None if name is None else _read_text(name, entry, entry.node, notes)
-        if name is not None and text is not None:
-            found[name] = text
-    return found
-
-
-def _read_text(name: str, entry: YamlEntry, node: yaml.Node, notes: _Notes) -> str | None:
-    """A value as a flag of that option takes it; None with a problem noted."""
-    try:
-        text = _text_for(name, parse_option_node(name, node), str(node.value))
-        parse_option_text(name, text)  # YAML reads a word where a number is wanted
-        return text
-    except ValueError as error:
-        notes.complain(entry, str(error))
-        return None
-
-
-def _text_for(name: str, value: Any, text: str) -> str:
-    """How a flag says a value of YAML: as it was written, where that means the same."""
-    try:
+def _read_text(name: str, node: yaml.Node) -> str:
+    """A value as a flag of that option takes it: as written, where that means the same."""
+    if name == PRESET:
+        if not isinstance(node, yaml.ScalarNode):
+            raise ValueError("wants a list of presets or files")
+        return str(node.value)
+    value, text = parse_option_node(name, node), str(node.value)
+    with suppress(ValueError):  # written as only YAML allows, such as 0x10
         if parse_option_text(name, text) == value:
             return text
-    except ValueError:
-        pass  # written as only YAML allows, such as 0x10
-    return "null" if value is None else str(value).lower() if value is True else str(value)
+    text = "null" if value is None else str(value).lower() if value is True else str(value)
+    parse_option_text(name, text)  # YAML reads a word where a number is wanted
+    return text
 
 
-def _read_search(entry: YamlEntry | None, notes: _Notes) -> dict[str, Dimension]:
-    """What is searched, option by option."""
-    if entry is None:
-        notes.problems.append(
-            f"{notes.path}: nothing to search; add search: with options and their values"
-        )
-        return {}
-    found: dict[str, Dimension] = {}
-    inside = notes.inside(entry)
-    for one in inside:
-        name = PRESET if one.key == PRESET else notes.option(one)
-        if name is None:
-            continue
-        notes.places.setdefault(name, f"{notes.path}:{one.line}: {one.key}")
-        dimension = _read_dimension(name, one, notes)
-        if dimension is not None:
-            found[name] = dimension
-    if not inside and isinstance(entry.node, yaml.MappingNode):
-        notes.complain(entry, "is empty; name options and their values")
-    return found
-
-
-def _read_dimension(name: str, entry: YamlEntry, notes: _Notes) -> Dimension | None:
-    """The range or the list of one option."""
-    if isinstance(entry.node, yaml.SequenceNode):
-        return _read_choice(name, entry, notes)
-    if isinstance(entry.node, yaml.MappingNode):
-        return _read_range(name, entry, notes)
-    notes.complain(entry, "wants a list, or low and high; a single value belongs under options:")
-    return None
-
-
-def _read_choice(name: str, entry: YamlEntry, notes: _Notes) -> Choice | None:
-    """A list of values, each once."""
-    nodes = list(entry.node.value)
-    if not nodes:
-        notes.complain(entry, "the list is empty; give at least one value")
-        return None
-    if name == PRESET:
-        texts = [node.value if isinstance(node, yaml.ScalarNode) else None for node in nodes]
-    else:
-        texts = [_read_text(name, entry, node, notes) for node in nodes]
-    known = [text for text in texts if text is not None]
-    meanings = [text if name == PRESET else parse_option_text(name, text) for text in known]
-    twice = next((t for t, m in zip(known, meanings, strict=True) if meanings.count(m) > 1), None)
-    if twice is not None:
-        notes.complain(entry, f"{twice} stands in the list twice; leave one away")
-        return None
-    return Choice(tuple(known)) if len(known) == len(nodes) else None
-
-
-def _read_range(name: str, entry: YamlEntry, notes: _Notes) -> Range | None:
-    """Numbers from low to high."""
-    if name == PRESET or OPTIONS[name].type not in (int, float):
-        notes.complain(entry, "takes no range of numbers; give a list of its values")
-        return None
-    before = len(notes.problems)
-    inside = {one.key: one for one in notes.inside(entry)}
-    for key in inside.keys() - set(_RANGE_KEYS):
-        notes.complain(entry, f"{key}: a range has no such key; {suggest(key, _RANGE_KEYS)}")
-    whole = OPTIONS[name].type is int
-    numbers = _read_numbers(inside, entry, notes, whole=whole)
-    log = _plain_value(inside["log"].node) if "log" in inside else False
-    if not isinstance(log, bool):
-        notes.complain(entry, f"log: wants true or false, got {_written(inside['log'].node)}")
-    if len(notes.problems) > before:
-        return None
-    return _make_range(numbers, entry, notes, log=log, whole=whole)
-
-
-def _read_numbers(
-    inside: Mapping[str, YamlEntry], entry: YamlEntry, notes: _Notes, *, whole: bool
-) -> dict[str, float]:
-    """The numbers that make a range; of these, step may be left away."""
-    numbers: dict[str, float] = {}
-    for key in ("low", "high", "step"):
-        value = _plain_value(inside[key].node) if key in inside else None
-        if type(value) is int or (type(value) is float and isfinite(value) and not whole):
-            numbers[key] = value if whole else float(value)
-        elif key in inside or key != "step":
-            got = f"got {_written(inside[key].node)}" if key in inside else "it is missing"
-            notes.complain(entry, f"{key}: wants a {'whole ' * whole}number, {got}")
-    return numbers
-
-
-def _make_range(
-    numbers: dict[str, float], entry: YamlEntry, notes: _Notes, *, log: bool, whole: bool
-) -> Range | None:
-    """The range, if its numbers make one."""
-    low, high, step = numbers["low"], numbers["high"], numbers.get("step")
-    wrong = (
-        (low >= high, f"low {low:g} must be below high {high:g}"),
-        (log and low <= 0, f"log: wants low above 0, got {low:g}; leave log away, or raise low"),
-        (log and step is not None, "log and step do not go together; leave one away"),
-        (step is not None and step <= 0, f"step: must be above 0, got {step}"),
-        (step is not None and step > high - low, f"step: {step} does not fit into the range"),
+def _explain_setting(key: str, detail: ErrorDetails, node: yaml.Node) -> str:
+    """What is wrong with a key of the file, and the way out."""
+    if detail["type"] == "extra_forbidden" and key.replace("_", "-") in SPELLINGS:
+        return "is an option of `phalanx train`; it belongs under options: or search:"
+    if detail["type"] == "extra_forbidden":
+        return f"no such key; {suggest(key, KEYS)}"
+    field = SweepSettings.model_fields[key]
+    least = next((rule.ge for rule in field.metadata if hasattr(rule, "ge")), None)
+    choices = ", ".join(map(str, get_args(field.annotation)))
+    return _PROBLEMS[detail["type"]].format(
+        choices=choices, number=f"whole number from {least} on", written=_quote(node)
     )
-    told = [text for is_wrong, text in wrong if is_wrong]
-    for text in told[:1]:
-        notes.complain(entry, text)
-    if told:
-        return None
-    if step is not None:
-        high = low + step * count_steps(low, high, step)  # the last one that is reached
-        high = high if whole else float(f"{high:.12g}")
-    return Range(low=low, high=high, whole=whole, log=log, step=step)
 
 
-def _read_trials(
-    settings: dict[str, Any],
-    search: dict[str, Dimension],
-    *,
-    entries: Mapping[str, YamlEntry],
-    notes: _Notes,
-) -> int | None:
-    """How many trials there will be: those asked for, but no more than there are points."""
-    grid = settings.get("method", _DEFAULTS["method"]) == "grid"
-    endless = [name for name, dimension in search.items() if dimension.points is None]
-    for name in endless if grid else ():
-        notes.problems.append(
-            f"{notes.places[name]}: a grid wants points; add step:, or give a list"
-        )
-    asked, points = settings.get("trials"), count_points(search)
-    if asked is None and not grid and "trials" not in entries:
-        notes.problems.append(f"{notes.path}: add trials:, how many runs there shall be")
-    if not search or (grid and endless) or (asked is None and not grid):
-        return None
-    counts = [count for count in (asked, points) if count is not None]
-    return min(counts) if counts else None
+def _explain_dimension(
+    detail: ErrorDetails, keys: Mapping[str, yaml.Node], *, is_whole: bool
+) -> str:
+    """What is wrong with a list or a range, and the way out."""
+    key = str(detail["loc"][-1]) if len(detail["loc"]) > 1 else ""
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"])
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: a range has no such key; {suggest(key, Range.model_fields)}"
+    number = "whole number" if is_whole else "number"
+    written = _quote(keys[key]) if key in keys else ""
+    problem = _PROBLEMS[detail["type"]].format(number=number, written=written)
+    return f"{key}: {problem}" if key in Range.model_fields else problem
+
+
+def _quote(node: yaml.Node) -> str:
+    """What stands in the file, for a message."""
+    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or a mapping"

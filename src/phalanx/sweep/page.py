@@ -1,120 +1,218 @@
-"""sweep.html: one self-contained page about a sweep, made from its journal."""
+"""sweep.html: one self-contained page about a sweep, made from its state."""
 
 from collections import Counter
-from html import escape
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
 
 from phalanx.report.folder import is_run_folder
-from phalanx.report.markup import note, section, table
-from phalanx.report.page import plot_row
-from phalanx.report.page_style import STYLE
-from phalanx.sweep.drawings import draw_course, draw_curves, draw_option
-from phalanx.sweep.journal import SweepState, Trial
-from phalanx.sweep.table import TITLES, cells, describe_values, format_interval, format_score, heads
+from phalanx.report.html import render_html
+from phalanx.report.plots import INK, PALE, SMALL, TRAIN, VALID, WIDE, draw_svg
+from phalanx.sweep.schema import Choice
+from phalanx.sweep.state import SweepState, Trial
+from phalanx.sweep.table import (
+    GOAL_TITLES,
+    column_names,
+    describe_values,
+    format_interval,
+    format_score,
+    format_trial,
+    shorten,
+)
 from phalanx.units import format_seconds
 
-_OWN_STYLE = """
-pre { background: var(--panel); border-radius: 10px; padding: 13px 16px; overflow-x: auto;
-  font-size: 13px; white-space: pre-wrap; overflow-wrap: anywhere; }
-#trials .list td:first-child { width: auto; min-width: 3em; }
-#trials .list td, #trials .list th { white-space: nowrap; }
-#trials .list td:last-child { white-space: normal; min-width: 16em; }
-a { color: var(--train); }
-"""
+_MARKS: dict[str, dict[str, Any]] = {
+    "done": {"color": TRAIN},
+    "pruned": {"facecolors": "none", "edgecolors": TRAIN, "linewidths": 1.1},
+    "failed": {"color": INK, "marker": "x", "linewidths": 1.1},
+}
+_SPREAD = 0.15  # of the room between two choices
+_LABEL_LETTERS = 14  # of a choice on an axis
 
 
-def render_page(journal: SweepState) -> str:
+def render_page(state: SweepState) -> str:
     """The whole page as HTML."""
-    parts = (_headline, _scores, _options, _trials, _file)
-    sections = "\n".join(render(journal) for render in parts)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(journal.sweep.name)}: sweep</title>\n<style>{STYLE}{_OWN_STYLE}</style>\n"
-        f"</head>\n<body>\n<main>\n{sections}\n</main>\n</body>\n</html>\n"
+    sweep, title = state.sweep, GOAL_TITLES[state.sweep.goal]
+    scores: list[tuple[str, str]] = []
+    options: list[tuple[str, str]] = []
+    if any(trial.points for trial in state.trials):
+        scores = [
+            (f"{title} by trial", plot_trials(state)),
+            (f"{title} by epoch", _plot_curves(state)),
+        ]
+        options = [(f"{title} by {name}", plot_option(state, name)) for name in sweep.search]
+    return render_html(
+        "sweep.html",
+        name=sweep.name,
+        state="finished" if state.is_finished else "unfinished",
+        all_well=state.is_finished,
+        folder=state.folder,
+        sweep=sweep,
+        title=title,
+        best=state.best and _describe_best(state, state.best),
+        trials_done=len(state.finished_trials),
+        outcomes=Counter(trial.state for trial in state.trials),
+        time=format_seconds(sum(trial.seconds for trial in state.trials)),
+        scores=scores,
+        options=options,
+        heads=column_names(sweep),
+        trials=[
+            {
+                "cells": format_trial(state, trial),
+                "link": _find_link(state, trial),
+                "reason": trial.reason,
+            }
+            for trial in state.sort_trials()
+        ],
     )
 
 
-def _headline(journal: SweepState) -> str:
-    """Name, state, the best trial and the command that repeats it."""
-    state = "finished" if journal.is_finished else "unfinished"
-    tiles = "".join(
-        f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b>'
-        f"<span>{escape(detail)}</span></div>"
-        for label, value, detail in _headline_tiles(journal)
-    )
-    best = journal.best
-    told = (
-        f"<p>The best trial alone:</p>\n<pre>{escape(journal.command(best))}</pre>"
-        if best
-        else note("No trial has come to its end yet.")
-    )
-    return (
-        f"<header>\n<h1>{escape(journal.sweep.name)} "
-        f'<span class="state {state}">{state}</span></h1>\n'
-        f'<p class="muted">a sweep in {escape(str(journal.folder))}</p>\n'
-        f'<div class="tiles">{tiles}</div>\n{told}\n</header>'
-    )
-
-
-def _headline_tiles(journal: SweepState) -> list[tuple[str, str, str]]:
-    """What the page opens with, as (label, value, detail)."""
-    sweep, best = journal.sweep, journal.best
-    counts = Counter(trial.state for trial in journal.trials)
-    told = ", ".join(f"{counts[state]} {state}" for state in counts)
-    pruner = "no pruning" if sweep.prune == "none" else f"pruned by {sweep.prune}"
-    total = sum(trial.seconds for trial in journal.trials)
-    tiles = [
-        ("trials", f"{len(journal.finished)} of {sweep.trials}", told),
-        ("method", sweep.method, f"{pruner}\nseed {sweep.seed}"),
-        ("time", format_seconds(total), "of training"),
-    ]
-    if best is None:
-        return tiles
+def _describe_best(state: SweepState, best: Trial) -> dict[str, str]:
+    """The best trial in words."""
     interval = format_interval(best)
-    detail = f"95% interval\n{interval}" if interval else f"after {best.epochs:g} epochs"
-    score = (f"best {TITLES[sweep.goal]}", format_score(best.score, sweep.goal), detail)
-    return [score, ("best trial", str(best.number), describe_values(best, "\n")), *tiles]
+    return {
+        "number": str(best.number),
+        "score": format_score(best.score, state.sweep.goal),
+        "detail": f"95% interval\n{interval}" if interval else f"after {best.epochs:g} epochs",
+        "options": describe_values(best, "\n"),
+        "command": state.command(best),
+    }
 
 
-def _scores(journal: SweepState) -> str:
-    """Scores over trials and over epochs."""
-    if not any(trial.points for trial in journal.trials):
-        return section("scores", "Scores", body=note("Nothing was scored yet."))
-    title = TITLES[journal.sweep.goal]
-    drawings = [(f"{title} by trial", draw_course(journal))]
-    drawings.append((f"{title} by epoch", draw_curves(journal)))
-    return section("scores", "Scores", body=plot_row(drawings, "wide"))
+def _find_link(state: SweepState, trial: Trial) -> str:
+    """Where a trial can be looked at: its report, else what it printed; empty before it begins."""
+    run = state.folder / trial.name
+    if (run / "report.html").is_file():
+        return f"{trial.name}/report.html"
+    return f"{trial.name}.log" if is_run_folder(run) else ""
 
 
-def _options(journal: SweepState) -> str:
-    """Scores over the values of each option."""
-    title = TITLES[journal.sweep.goal]
-    if not any(trial.points for trial in journal.trials):
-        return ""
-    drawings = [
-        (f"{title} by {escape(name)}", draw_option(journal, name)) for name in journal.sweep.search
-    ]
-    told = note("Full: trained to its end. Hollow: pruned, by its last score. Cross: failed.")
-    return section("options", "Options", body=told + plot_row(drawings, "small"))
+def plot_trials(state: SweepState) -> str:
+    """Scores over trials, with the best so far."""
+
+    def paint(axes: Any) -> None:
+        numbers, heights = find_best_so_far(state)
+        if numbers:
+            axes.step(numbers, heights, where="post", color=VALID, lw=1.6, label="best so far")
+        _scatter(axes, state, lambda trial: trial.number)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("trial")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # above, where no point is
+
+    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by trial", size=WIDE)
 
 
-def _trials(journal: SweepState) -> str:
-    """The table, best first, with a way to each trial's report."""
-    rows = [[*_linked(journal, trial), escape(trial.reason)] for trial in journal.ordered()]
-    body = table([*map(escape, heads(journal.sweep)), "why it failed"], rows)
-    return section("trials", "Trials", body=body if rows else note("None has begun."))
+def _scatter(axes: Any, state: SweepState, find_x: Callable[[Trial], float]) -> None:
+    """The trials by their scores: done are full, pruned hollow, failed crosses at the bad end."""
+    worst_end = 0.03 if state.sweep.wants_highest else 0.97  # a share of the axis
+    for outcome, mark in _MARKS.items():
+        trials = [trial for trial in state.trials if trial.state == outcome]
+        style = {"s": 24, "label": outcome, "zorder": 3, **mark}
+        if outcome == "failed":
+            heights = [worst_end] * len(trials)
+            style["transform"] = axes.get_xaxis_transform()
+        else:
+            trials = [trial for trial in trials if _has_finite_score(trial)]
+            heights = [_scale_score(state, trial.score) for trial in trials]
+        if trials:
+            axes.scatter([find_x(trial) for trial in trials], heights, **style)
+    if state.sweep.goal != "loss":
+        axes.yaxis.set_major_formatter("{x:g}%")
 
 
-def _linked(journal: SweepState, trial: Trial) -> list[str]:
-    """A row of the table whose number leads to the report, where there is one."""
-    number, *rest = map(escape, cells(journal, trial))
-    if (journal.folder / trial.name / "report.html").is_file():
-        number = f'<a href="{trial.name}/report.html">{number}</a>'
-    elif is_run_folder(journal.folder / trial.name):
-        number = f'<a href="{trial.name}.log">{number}</a>'
-    return [number, *rest]
+def _has_finite_score(trial: Trial) -> bool:
+    """Whether there is a score one can draw."""
+    return trial.score is not None and isfinite(trial.score)
 
 
-def _file(journal: SweepState) -> str:
-    """The file of the sweep as it is written."""
-    return section("file", "File", body=f"<pre>{escape(journal.sweep.text)}</pre>")
+def _scale_score(state: SweepState, score: float | None) -> float:
+    """A score in the unit of the axis."""
+    assert score is not None
+    return score if state.sweep.goal == "loss" else 100 * score
+
+
+def find_best_so_far(state: SweepState) -> tuple[list[int], list[float]]:
+    """The best score after each trial, from the first that has one."""
+    numbers: list[int] = []
+    heights: list[float] = []
+    choose = max if state.sweep.wants_highest else min
+    for trial in state.trials:
+        known = heights[-1:]
+        if trial.state == "done" and _has_finite_score(trial):
+            known.append(_scale_score(state, trial.score))
+        if known:
+            numbers.append(trial.number)
+            heights.append(choose(known))
+    return numbers, heights
+
+
+def _plot_curves(state: SweepState) -> str:
+    """Every trial's validations over its epochs; the best trial's stand out."""
+    best = state.best
+
+    def paint_trial(axes: Any, trial: Trial, **style: Any) -> None:
+        points = [point for point in trial.points if isfinite(point.score)]
+        heights = [_scale_score(state, point.score) for point in points]
+        axes.plot([p.epoch for p in points], heights, marker="o", markersize=3, **style)
+
+    def paint(axes: Any) -> None:
+        for trial in state.trials:
+            if trial != best:
+                paint_trial(axes, trial, color=PALE, lw=1.0)
+        if best is not None:
+            paint_trial(axes, best, color=VALID, lw=1.6, label=f"trial {best.number}, best")
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
+        if state.sweep.goal != "loss":
+            axes.yaxis.set_major_formatter("{x:g}%")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("epoch")
+
+    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by epoch", size=WIDE)
+
+
+def plot_option(state: SweepState, name: str) -> str:
+    """Scores over the values of one option."""
+    dimension = state.sweep.search[name]
+
+    def paint(axes: Any) -> None:
+        if isinstance(dimension, Choice):
+            _paint_choices(axes, state, name, dimension)
+            return
+        if dimension.log:
+            _use_log_axis(axes)
+        _scatter(axes, state, lambda trial: float(trial.values[name]))
+        axes.update_datalim([(end, 0) for end in dimension.ends], updatey=False)
+        axes.autoscale_view()  # all that is searched is in view
+
+    return draw_svg(paint, label=f"{GOAL_TITLES[state.sweep.goal]} by {name}", size=SMALL)
+
+
+def _use_log_axis(axes: Any) -> None:
+    """Make the horizontal axis logarithmic, with few and plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _paint_choices(axes: Any, state: SweepState, name: str, choice: Choice) -> None:
+    """Scores over choices, which stand side by side in the order of the file."""
+    offsets = _spread_trials(state.trials, name)
+    columns = {text: column for column, text in enumerate(choice.values)}
+    _scatter(axes, state, lambda t: columns[str(t.values[name])] + offsets[t.number])
+    axes.set_xticks(range(len(columns)), [shorten(text, _LABEL_LETTERS) for text in columns])
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+
+
+def _spread_trials(trials: Sequence[Trial], name: str) -> dict[int, float]:
+    """A little to the side for each trial, so that equal choices do not hide each other."""
+    offsets: dict[int, float] = {}
+    for value in {trial.values[name] for trial in trials}:
+        same = [trial.number for trial in trials if trial.values[name] == value]
+        shares = np.linspace(-_SPREAD, _SPREAD, num=len(same)) if len(same) > 1 else [0.0]
+        offsets |= {number: float(share) for number, share in zip(same, shares, strict=True)}
+    return offsets

@@ -1,4 +1,4 @@
-"""A trial as a process of its own: started, followed by its validations, and asked to stop."""
+"""A trial as a process of its own: started, watched by its validations, and interrupted."""
 
 import csv
 import os
@@ -9,26 +9,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from phalanx.disk import disk_errors, try_lock
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import is_run_folder, read_json_object
 from phalanx.report.records import SCORE_FIELDS, VALIDATION
-from phalanx.sweep.check import flags_of, preset_of
-from phalanx.sweep.file import SweepFile
-from phalanx.sweep.journal import Point, Trial
+from phalanx.sweep.schema import SweepFile
+from phalanx.sweep.state import Point, Trial
 
 _POLL_S = 0.1
-_MOST_READ = 20_000  # bytes of what a process said last
-_OWN_WORDS = "phalanx train: "  # what a command that ends badly begins its last line with
+_MOST_READ = 20_000  # bytes of what a process printed last
+_ERROR_PREFIX = "phalanx train: "  # of the last message of a command that fails
 
 
 class TrialProcess:
     """`phalanx train` at work on a trial."""
 
     def __init__(self, words: list[str], log: int):
-        self._said_before = os.fstat(log).st_size
+        self._log_start = os.fstat(log).st_size
         # a group of its own: Ctrl-C is for the sweep, which passes it on once
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "phalanx", *words],
@@ -37,11 +37,11 @@ class TrialProcess:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._asked = False
+        self._is_interrupted = False
 
     @property
-    def number(self) -> int:
-        """Of the process."""
+    def pid(self) -> int:
+        """The id of the process."""
         return self._process.pid
 
     def wait(self) -> int | None:
@@ -51,65 +51,63 @@ class TrialProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def ask_to_stop(self) -> None:
-        """As Ctrl-C does: it finishes its step, saves, and leaves."""
-        if not self._asked:
-            self._asked = True
+    def interrupt(self) -> None:
+        """Ask it to stop, as Ctrl-C does: it finishes its step, saves, and leaves."""
+        if not self._is_interrupted:
+            self._is_interrupted = True
             self._process.send_signal(signal.SIGINT)
 
-    def said(self, log: Path) -> str:
+    def read_output(self, log: Path) -> str:
         """What this process wrote into the log, without what others did before it."""
-        return log.read_bytes()[self._said_before :][-_MOST_READ:].decode(errors="replace")
+        return log.read_bytes()[self._log_start :][-_MOST_READ:].decode(errors="replace")
 
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
 
 
-def words_for(sweep: SweepFile, trial: Trial, run: Path) -> tuple[list[str], bool]:
+def build_command(sweep: SweepFile, trial: Trial, run: Path) -> tuple[list[str], bool]:
     """The words that train a trial from wherever it stands, and whether they resume it."""
     if is_run_folder(run):
         return ["train", "--resume", str(run)], True
     if run.exists():
         shutil.rmtree(run)  # killed before it was a run
-    preset = preset_of(sweep, trial.values)
-    flags = {**flags_of(sweep, trial.values), "run-dir": str(run)}
-    named = [f"--{name}={text}" for name, text in flags.items()]
-    return ["train", *([preset] if preset else []), *named], False
+    preset = sweep.preset_for(trial.values)
+    flags = {**sweep.flags_for(trial.values), "run-dir": str(run)}
+    words = [f"--{name}={text}" for name, text in flags.items()]
+    return ["train", *([preset] if preset else []), *words], False
 
 
-def open_log(folder: Path, trial: Trial, stopping: Callable[[], bool]) -> int | None:
-    """The file a trial speaks into, locked by whoever trains it; None if a stop comes first.
+def open_trial_log(folder: Path, trial: Trial, should_stop: Callable[[], bool]) -> int | None:
+    """The file a trial prints into, locked by whoever trains it; None if a stop comes first.
 
     The lock travels with the file into the process and is gone when that is. A sweep that was
-    killed leaves a process behind which still holds it: that one is asked to stop, too.
+    killed leaves a process behind which still holds it: that one is interrupted, too.
     """
     path = folder / f"{trial.name}.log"
     with disk_errors(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    asked = False
-    while not stopping():
+    is_interrupted = False
+    while not should_stop():
         if try_lock(handle, path):
             return handle
-        asked = asked or _ask_leftover(trial, path)
+        is_interrupted = is_interrupted or _interrupt_leftover(trial, path)
         time.sleep(_POLL_S)
     os.close(handle)
     return None
 
 
-def _ask_leftover(trial: Trial, log: Path) -> bool:
-    """Ask the process that a killed sweep left behind to stop; says that it was asked."""
+def _interrupt_leftover(trial: Trial, log: Path) -> bool:
+    """Interrupt the process that a killed sweep left behind; False where none is known."""
     if trial.process is None:
         return False  # killed in the very moment it was started: it is waited for
-    host, number = trial.process
+    host, pid = trial.process
     if host != socket.gethostname():
         raise CheckpointError(
-            f"{log}: process {number} on {host} still trains this trial; stop it there, or wait"
+            f"{log}: process {pid} on {host} still trains this trial; stop it there, or wait"
         )
-    try:
-        os.kill(number, signal.SIGINT)
-    except ProcessLookupError:
-        return True  # its own children are about to go
+    with suppress(ProcessLookupError):  # then its own children are about to go
+        os.kill(pid, signal.SIGINT)
     return True
 
 
@@ -120,35 +118,29 @@ def read_points(run: Path, goal: str) -> list[Point]:
     except FileNotFoundError:
         return []
     whole = text[: text.rfind("\n") + 1].splitlines()
-    rows = [
-        row for row in csv.DictReader(whole) if all(row.get(n) is not None for n in SCORE_FIELDS)
+    return [
+        Point(
+            step=int(row["step"]),
+            epoch=float(row["epoch"]),
+            score=float(row[goal]),
+            interval95=(float(row["top1_low"]), float(row["top1_high"]))
+            if goal == "top1"
+            else None,
+        )
+        for row in csv.DictReader(whole)
+        if all(row.get(name) is not None for name in SCORE_FIELDS) and row[goal]
     ]
-    return [_as_point(row, goal) for row in rows if row[goal]]
 
 
-def _as_point(row: dict[str, str], goal: str) -> Point:
-    """One line of validation.csv."""
-    interval = (float(row["top1_low"]), float(row["top1_high"])) if goal == "top1" else None
-    return Point(
-        step=int(row["step"]),
-        epoch=float(row["epoch"]),
-        score=float(row[goal]),
-        interval95=interval,
-    )
-
-
-def total_steps(run: Path) -> int:
+def read_total_steps(run: Path) -> int:
     """How long a run will be."""
     return int(read_json_object(run / "run.json")["plan"]["total_steps"])
 
 
-def last_words(text: str) -> str:
-    """What a process said when it ended badly: its own message, or the last line."""
-    at = text.rfind(_OWN_WORDS)
-    told = text[at + len(_OWN_WORDS) :] if at >= 0 else text.strip().rpartition("\n")[2]
-    return " ".join(told.split())
-
-
-def last_lines(text: str, count: int = 5) -> list[str]:
-    """The end of what a process said."""
-    return [line for line in text.splitlines() if line.strip()][-count:]
+def find_error_message(output: str) -> str:
+    """Why a process failed: its own message, or its last line."""
+    start = output.rfind(_ERROR_PREFIX)
+    message = (
+        output[start + len(_ERROR_PREFIX) :] if start >= 0 else output.strip().rpartition("\n")[2]
+    )
+    return " ".join(message.split())

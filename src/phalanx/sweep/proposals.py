@@ -1,23 +1,30 @@
-"""What optuna decides: which values a trial gets, and whether it is worth going on with."""
+"""What optuna decides: which values a trial gets, and whether it is pruned."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.errors import ConfigError, DivergedError
-from phalanx.sweep.file import SweepFile
-from phalanx.sweep.journal import Trial
-from phalanx.sweep.space import Dimension, Range, Values, count_points, iterate_points
+from phalanx.sweep.schema import (
+    Dimension,
+    Range,
+    SweepFile,
+    Values,
+    WholeRange,
+    count_points,
+    iterate_points,
+)
+from phalanx.sweep.state import Trial
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
 _DRAWS = 50  # until a point is new; the same point again would give the same score
-_SHARE = 3  # of the trials that reach a rung, one in so many climbs on
+_REDUCTION = 3  # of the trials that reach a rung, one in so many goes on
 
 
-def refuse_missing() -> None:
+def refuse_missing_optuna() -> None:
     """Raise unless optuna, an extra, is there."""
     try:
         import optuna  # noqa: F401
@@ -25,7 +32,7 @@ def refuse_missing() -> None:
         raise ConfigError("phalanx sweep needs optuna: pip install 'phalanx[sweep]'") from None
 
 
-def propose(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
+def propose_values(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
     """The values of the next trial: a function of the file and the trials before it alone."""
     tried = [trial.values for trial in trials]
     if sweep.method != "grid":
@@ -41,10 +48,10 @@ def propose(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
 def _draw_values(sweep: SweepFile, trials: Sequence[Trial], *, draw: int) -> Values:
     """What the sampler draws for the next trial."""
     seed = _derive_seed(sweep.seed, len(trials), draw)
-    study = _make_study(sweep, trials, seed=seed)
-    drawn = study.ask(_distributions(sweep)).params
+    study = _build_study(sweep, trials, seed=seed)
+    drawn = study.ask(_build_distributions(sweep)).params
     return {
-        name: dimension.tidy(drawn[name]) if isinstance(dimension, Range) else drawn[name]
+        name: dimension.round_value(drawn[name]) if isinstance(dimension, Range) else drawn[name]
         for name, dimension in sweep.search.items()
     }
 
@@ -54,7 +61,7 @@ def _derive_seed(*numbers: int) -> int:
     return int.from_bytes(sha256(repr(numbers).encode()).digest()[:4])
 
 
-def _make_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "optuna.Study":
+def _build_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "optuna.Study":
     """A study in memory that knows what became of these trials."""
     import optuna
 
@@ -67,15 +74,15 @@ def _make_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "opt
     study = optuna.create_study(
         direction="maximize" if sweep.wants_highest else "minimize",
         sampler=samplers[sweep.method](),
-        pruner=_make_pruner(sweep),
+        pruner=_build_pruner(sweep),
     )
-    known = _distributions(sweep)
+    distributions = _build_distributions(sweep)
     for trial in trials:
-        study.add_trial(_as_known(trial, known))
+        study.add_trial(_convert_trial(trial, distributions))
     return study
 
 
-def _make_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
+def _build_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
     """What stops trials early."""
     from optuna import pruners
 
@@ -85,18 +92,18 @@ def _make_pruner(sweep: SweepFile) -> "optuna.pruners.BasePruner":
             n_startup_trials=sweep.startup, n_warmup_steps=sweep.grace
         ),
         "halving": lambda: pruners.SuccessiveHalvingPruner(
-            min_resource=sweep.grace, reduction_factor=_SHARE
+            min_resource=sweep.grace, reduction_factor=_REDUCTION
         ),
     }[sweep.prune]()
 
 
-def _distributions(sweep: SweepFile) -> dict[str, "BaseDistribution"]:
-    """The space in optuna's words."""
-    return {name: _distribution(dimension) for name, dimension in sweep.search.items()}
+def _build_distributions(sweep: SweepFile) -> dict[str, "BaseDistribution"]:
+    """What is searched, as optuna has it."""
+    return {name: _build_distribution(dimension) for name, dimension in sweep.search.items()}
 
 
-def _distribution(dimension: Dimension) -> "BaseDistribution":
-    """A range or a list in optuna's words."""
+def _build_distribution(dimension: Dimension) -> "BaseDistribution":
+    """A range or a list, as optuna has it."""
     from optuna.distributions import (
         CategoricalDistribution,
         FloatDistribution,
@@ -105,15 +112,15 @@ def _distribution(dimension: Dimension) -> "BaseDistribution":
 
     if not isinstance(dimension, Range):
         return CategoricalDistribution(dimension.values)
-    if dimension.whole:
-        step = 1 if dimension.step is None else int(dimension.step)
-        return IntDistribution(
-            int(dimension.low), int(dimension.high), log=dimension.log, step=step
-        )
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+    low, last, log = dimension.low, dimension.last, dimension.log
+    if isinstance(dimension, WholeRange):
+        return IntDistribution(dimension.low, dimension.last, log=log, step=dimension.step or 1)
+    return FloatDistribution(low, last, log=log, step=dimension.step)
 
 
-def _as_known(trial: Trial, known: dict[str, "BaseDistribution"]) -> "optuna.trial.FrozenTrial":
+def _convert_trial(
+    trial: Trial, distributions: dict[str, "BaseDistribution"]
+) -> "optuna.trial.FrozenTrial":
     """A finished trial as optuna keeps it."""
     from optuna.trial import TrialState, create_trial
 
@@ -122,34 +129,35 @@ def _as_known(trial: Trial, known: dict[str, "BaseDistribution"]) -> "optuna.tri
     state = "pruned" if diverged else trial.state
     states = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
     scores = {} if diverged else {n: p.score for n, p in enumerate(trial.points, start=1)}
-    attributes: dict[str, Any] = dict(trial.rungs or {})
     return create_trial(
         state=states[state],
         value=trial.score if state == "done" else None,
         params=dict(trial.values),
-        distributions=known,
+        distributions=distributions,
         intermediate_values=scores,
-        system_attrs=attributes,
+        system_attrs=dict(trial.rungs or {}),
     )
 
 
-class Judge:
-    """Says after each validation of a trial whether it is worth going on."""
+class TrialPruner:
+    """Says after each validation of a trial whether it is to be pruned."""
 
-    def __init__(self, sweep: SweepFile, before: Iterable[Trial], *, values: Values):
-        study = _make_study(sweep, before, seed=0)
+    def __init__(self, sweep: SweepFile, earlier: Iterable[Trial], *, values: Values):
+        study = _build_study(sweep, earlier, seed=0)
         study.enqueue_trial(values)
-        self._study, self._trial = study, study.ask(_distributions(sweep))
-        self._seen = 0
+        self._study, self._trial = study, study.ask(_build_distributions(sweep))
+        self._reported = 0
 
-    def is_hopeless(self, score: float) -> bool:
+    def should_prune(self, score: float) -> bool:
         """Whether to stop after this score."""
-        self._seen += 1
-        self._trial.report(score, self._seen)
+        self._reported += 1
+        self._trial.report(score, self._reported)
         return self._trial.should_prune()
 
     @property
     def rungs(self) -> dict[str, float]:
         """What the pruner must know of this trial when it judges later ones."""
-        noted = self._study.trials[-1].system_attrs
-        return {key: value for key, value in noted.items() if key.startswith("completed_rung_")}
+        attributes = self._study.trials[-1].system_attrs
+        return {
+            key: value for key, value in attributes.items() if key.startswith("completed_rung_")
+        }

@@ -1,14 +1,12 @@
-"""The trials of a sweep in words: a line while it runs, a table when it is over."""
+"""The trials of a sweep as text: a line while it runs, a table when it is over."""
 
 import math
-from collections.abc import Sequence
 
-from phalanx.sweep.file import SweepFile
-from phalanx.sweep.journal import SweepState, Trial
-from phalanx.sweep.space import as_text, count_points
+from phalanx.sweep.schema import Choice, Dimension, SweepFile, count_points, format_flag
+from phalanx.sweep.state import SweepState, Trial
 from phalanx.units import format_seconds
 
-TITLES = {"top1": "top-1", "top5": "top-5", "loss": "loss"}
+GOAL_TITLES = {"top1": "top-1", "top5": "top-5", "loss": "loss"}
 _LONGEST = 60  # letters of a reason in a table; sweep.json has all of it
 
 
@@ -25,31 +23,32 @@ def format_interval(trial: Trial) -> str:
     return "" if interval is None else f"{interval[0]:.2%} to {interval[1]:.2%}"
 
 
-def describe_values(trial: Trial, between: str = "  ") -> str:
-    """What a trial was given."""
-    return between.join(f"{name} {as_text(value)}" for name, value in trial.values.items())
+def describe_values(trial: Trial, separator: str = "  ") -> str:
+    """The values of a trial."""
+    return separator.join(f"{name} {format_flag(value)}" for name, value in trial.values.items())
 
 
-def describe_progress(journal: SweepState, trial: Trial) -> str:
+def describe_progress(state: SweepState, trial: Trial) -> str:
     """How far a trial is."""
-    score = format_score(trial.score, journal.sweep.goal)
-    return f"{_place(journal, trial)}  epoch {trial.epochs:g}  {TITLES[journal.sweep.goal]} {score}"
+    goal = state.sweep.goal
+    score = f"{GOAL_TITLES[goal]} {format_score(trial.score, goal)}"
+    return f"{_describe_number(state, trial)}  epoch {trial.epochs:g}  {score}"
 
 
-def _place(journal: SweepState, trial: Trial) -> str:
+def _describe_number(state: SweepState, trial: Trial) -> str:
     """Which trial of how many."""
-    total = journal.sweep.trials
+    total = state.sweep.trials
     width = len(str(total))
     return f"[{trial.number + 1:>{width}}/{total}] trial {trial.number:>{width}}"
 
 
-def describe_trial(journal: SweepState, trial: Trial) -> str:
+def describe_trial(state: SweepState, trial: Trial) -> str:
     """What became of a trial, on a line."""
-    best = journal.best
-    title = TITLES[journal.sweep.goal]
+    best = state.best
+    title = GOAL_TITLES[state.sweep.goal]
     parts = [
-        f"{_place(journal, trial)}  {trial.state:<7}",
-        f"{title} {format_score(trial.score, journal.sweep.goal):>7}",
+        f"{_describe_number(state, trial)}  {trial.state:<7}",
+        f"{title} {format_score(trial.score, state.sweep.goal):>7}",
         describe_values(trial),
         f"epochs {trial.epochs:g}",
         format_seconds(trial.seconds),
@@ -63,69 +62,60 @@ def shorten(text: str, most: int = _LONGEST) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def heads(sweep: SweepFile) -> list[str]:
+def column_names(sweep: SweepFile) -> list[str]:
     """The names of the table's columns."""
     interval = ["95% interval"] if sweep.goal == "top1" else []
-    return ["trial", "state", TITLES[sweep.goal], *interval, *sweep.search, "epochs", "time"]
+    return ["trial", "state", GOAL_TITLES[sweep.goal], *interval, *sweep.search, "epochs", "time"]
 
 
-def cells(journal: SweepState, trial: Trial) -> list[str]:
+def format_trial(state: SweepState, trial: Trial) -> list[str]:
     """A trial as a row of the table."""
-    goal = journal.sweep.goal
-    interval = [format_interval(trial)] if goal == "top1" else []
-    values = [as_text(trial.values[name]) for name in journal.sweep.search]
-    end = [f"{trial.epochs:g}", format_seconds(trial.seconds)]
+    goal = state.sweep.goal
     return [
         str(trial.number),
         trial.state,
         format_score(trial.score, goal),
-        *interval,
-        *values,
-        *end,
+        *([format_interval(trial)] if goal == "top1" else []),
+        *(format_flag(trial.values[name]) for name in state.sweep.search),
+        f"{trial.epochs:g}",
+        format_seconds(trial.seconds),
     ]
 
 
-def draw_table(journal: SweepState) -> list[str]:
+def format_table(state: SweepState) -> list[str]:
     """The trials as lines whose columns line up, best first."""
-    trials = journal.ordered()
-    rows = [heads(journal.sweep), *(cells(journal, trial) for trial in trials)]
+    trials = state.sort_trials()
+    rows = [column_names(state.sweep), *(format_trial(state, trial) for trial in trials)]
     reasons = ["", *(shorten(trial.reason) for trial in trials)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        f"{_line_up(row, widths)}  {reason}".rstrip()
-        for row, reason in zip(rows, reasons, strict=True)
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row, reason in zip(rows, reasons, strict=True):
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[1] = row[1].ljust(widths[1])  # the state is a word, the rest are numbers
+        lines.append("  ".join([*cells, reason]).rstrip())
+    return lines
 
 
-def _line_up(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Cells on a line; words begin together and numbers end together."""
-    return "  ".join(
-        f"{cell:<{width}}" if column == 1 else f"{cell:>{width}}"
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-
-
-def draw_space(sweep: SweepFile) -> list[str]:
+def describe_sweep(sweep: SweepFile) -> list[str]:
     """What a sweep is about to do."""
     points = count_points(sweep.search)
     fixed = "  ".join(f"{name} {text}" for name, text in sweep.options.items())
     rows = [
         ("preset", sweep.preset or "searched" * ("preset" in sweep.search) or "of the data"),
         ("options", fixed or "the preset's own"),
-        *((f"  {name}", _describe_dimension(sweep, name)) for name in sweep.search),
+        *((f"  {name}", _describe_dimension(one)) for name, one in sweep.search.items()),
         ("method", f"{sweep.method}, seed {sweep.seed}"),
         ("trials", f"{sweep.trials}" + (f" of {points:,} points" if points else "")),
-        ("goal", f"{'highest' if sweep.wants_highest else 'lowest'} {TITLES[sweep.goal]}"),
+        ("goal", f"{'highest' if sweep.wants_highest else 'lowest'} {GOAL_TITLES[sweep.goal]}"),
         ("prune", sweep.prune),
     ]
     return [f"{name:<24}{text}" for name, text in rows]
 
 
-def _describe_dimension(sweep: SweepFile, name: str) -> str:
+def _describe_dimension(dimension: Dimension) -> str:
     """What one option is searched through."""
-    facts = sweep.search[name].facts()
-    if isinstance(facts, list):
-        return ", ".join(facts)
-    parts = [f"{as_text(facts['low'])} to {as_text(facts['high'])}"]
-    parts += [f"step {as_text(facts['step'])}"] if "step" in facts else []
-    return "  ".join([*parts, *(["by factors"] if facts.get("log") else [])])
+    if isinstance(dimension, Choice):
+        return ", ".join(dimension.values)
+    parts = [f"{format_flag(dimension.low)} to {format_flag(dimension.last)}"]
+    parts += [] if dimension.step is None else [f"step {format_flag(dimension.step)}"]
+    return "  ".join([*parts, *(["log scale"] if dimension.log else [])])

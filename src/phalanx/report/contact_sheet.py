@@ -16,7 +16,7 @@ _INK, _PAPER = (20, 24, 40), (255, 255, 255)
 _FORMATS = (".png", ".jpg", ".jpeg", ".webp")
 
 
-def write_sheet(
+def write_contact_sheet(
     path: Path, pixels: NDArray[np.uint8], captions: Sequence[str], *, title: str
 ) -> None:
     """Draw [n, height, width, 3] images with their captions into an image file."""
@@ -28,18 +28,18 @@ def write_sheet(
     sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + 2 * _CAPTION + _GAP), _PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
     draw.text((_GAP, _GAP), title, _INK, font)
-    for place, (picture, caption) in enumerate(zip(pixels, captions, strict=True)):
-        x, y = _GAP + place % columns * step_x, 2 * _CAPTION + place // columns * step_y
+    for index, (picture, caption) in enumerate(zip(pixels, captions, strict=True)):
+        x, y = _GAP + index % columns * step_x, 2 * _CAPTION + index // columns * step_y
         # small images stay square pixels, so that one can see what the model sees
         smooth = Image.Resampling.LANCZOS if len(picture) > _CELL else Image.Resampling.NEAREST
         sheet.paste(Image.fromarray(picture).resize((_CELL, _CELL), smooth), (x, y))
-        draw.text((x, y + _CELL + 1), _fitted(caption, font), _INK, font)
+        draw.text((x, y + _CELL + 1), _shorten(caption, font), _INK, font)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(path)
 
 
-def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+def _shorten(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """As much of the text as one cell is wide."""
     if font.getlength(text) <= _CELL:
         return text

@@ -1,8 +1,8 @@
-"""What has become of each trial: sweep.json, the one file a resume believes.
+"""The state of a sweep: sweep.json, the only file that a resume relies on.
 
 It is written whole or not at all, before and after everything that happens to a trial. Optuna's
-study is made from it anew for each trial, so that a sweep that was killed goes the same way as
-one that was not.
+study is made from it anew for each trial, so that a sweep that was killed takes the same course
+as one that was not.
 """
 
 import csv
@@ -14,16 +14,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from phalanx.disk import explain_disk_error, sync_folder, write_atomically
 from phalanx.errors import CheckpointError, ConfigError, DiskError
-from phalanx.report.folder import read_json_object, to_json
+from phalanx.report.folder import format_value, read_json_object, to_json
 from phalanx.report.records import json_number
-from phalanx.sweep.check import flags_of, preset_of
-from phalanx.sweep.file import SweepFile
-from phalanx.sweep.space import Values
+from phalanx.sweep.schema import SweepFile, Values
 
-_FORMAT = 1  # raise it when sweep.json changes, and teach `read_trials` the older form
-_STATE, _COPY, _TABLE, PAGE, LOCK = "sweep.json", "sweep.yaml", "sweep.csv", "sweep.html", "lock"
+_FORMAT = 1  # raise it when sweep.json changes, and teach `load_sweep` the older form
+_STATE_FILE, _FILE_COPY, _TABLE_FILE = "sweep.json", "sweep.yaml", "sweep.csv"
+PAGE_FILE, LOCK_FILE = "sweep.html", "lock"
 _FINISHED = ("done", "pruned", "failed")
 
 
@@ -49,7 +50,7 @@ class Trial:
     exit_code: int | None = None
     reason: str = ""  # why it failed
     rungs: dict[str, float] | None = None  # what the pruner remembers of it
-    process: tuple[str, int] | None = None  # host and number of the one that trains it
+    process: tuple[str, int] | None = None  # host and id of the one that trains it
 
     @property
     def name(self) -> str:
@@ -67,6 +68,15 @@ class Trial:
         return self.points[-1].epoch if self.points else 0.0
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """What a resume takes from sweep.json."""
+
+    name: str
+    file: dict[str, Any]
+    trials: tuple[Trial, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepState:
     """A sweep and its trials, in its folder."""
@@ -76,55 +86,56 @@ class SweepState:
     trials: tuple[Trial, ...] = ()
 
     @property
-    def finished(self) -> tuple[Trial, ...]:
+    def finished_trials(self) -> tuple[Trial, ...]:
         """The trials that nothing more happens to."""
         return tuple(trial for trial in self.trials if trial.state in _FINISHED)
 
     @property
     def is_finished(self) -> bool:
         """Whether all trials are."""
-        return len(self.finished) >= self.sweep.trials
+        return len(self.finished_trials) >= self.sweep.trials
 
     @property
     def best(self) -> Trial | None:
         """The best of the trials that came to their end; of equals the first."""
         done = [trial for trial in self.trials if trial.state == "done"]
-        return min(done, key=self.rank, default=None)
+        return min(done, key=self._rank, default=None)
 
-    def rank(self, trial: Trial) -> float:
+    def _rank(self, trial: Trial) -> float:
         """A number that is lower for a better score."""
         if trial.score is None or math.isnan(trial.score):
             return math.inf
         return -trial.score if self.sweep.wants_highest else trial.score
 
-    def ordered(self) -> list[Trial]:
+    def sort_trials(self) -> list[Trial]:
         """The trials, best first; then what was pruned, failed or is still running."""
         order = ("done", "pruned", "running", "failed")
-        return sorted(self.trials, key=lambda t: (order.index(t.state), self.rank(t), t.number))
+        return sorted(self.trials, key=lambda t: (order.index(t.state), self._rank(t), t.number))
 
     def with_trial(self, trial: Trial) -> "SweepState":
-        """The journal with a trial added, or in the place of its older self; on disk, too."""
+        """The state with a trial added, or in the place of its older self; on disk, too."""
         others = [other for other in self.trials if other.number != trial.number]
         trials = tuple(sorted([*others, trial], key=lambda one: one.number))
         return replace(self, trials=trials).write()
 
-    def without(self, trials: Sequence[Trial]) -> "SweepState":
-        """The journal as if these had never been; on disk, too."""
-        left = tuple(trial for trial in self.trials if trial not in trials)
-        return replace(self, trials=left).write()
+    def without_trials(self, trials: Sequence[Trial]) -> "SweepState":
+        """The state as if these had never been; on disk, too."""
+        others = tuple(trial for trial in self.trials if trial not in trials)
+        return replace(self, trials=others).write()
 
     def write(self) -> "SweepState":
-        """Put it on disk; gives itself."""
-        write_atomically(self.folder / _STATE, to_json(self.facts()))
-        write_atomically(self.folder / _TABLE, self.as_csv())
+        """Put the state on disk; returns it."""
+        write_atomically(self.folder / _STATE_FILE, to_json(self.facts()))
+        write_atomically(self.folder / _TABLE_FILE, self.as_csv())
         return self
 
     def command(self, trial: Trial) -> str:
         """The command line that repeats a trial alone."""
-        preset = preset_of(self.sweep, trial.values)
-        flags = flags_of(self.sweep, trial.values)
-        words = [f"--{name} {shlex.quote(text)}" for name, text in flags.items()]
-        return " ".join(["phalanx train", *([shlex.quote(preset)] if preset else []), *words])
+        preset = self.sweep.preset_for(trial.values)
+        words = ["phalanx", "train", *([preset] if preset else [])]
+        for name, text in self.sweep.flags_for(trial.values).items():
+            words += [f"--{name}", text]
+        return shlex.join(words)
 
     def facts(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -147,14 +158,12 @@ class SweepState:
         bounds = (f"{goal}_low", f"{goal}_high") if goal == "top1" else ()
         names = ["trial", "state", goal, *bounds, *self.sweep.search, "epochs", "seconds", "reason"]
         rows.writerow(names)
-        for trial in self.ordered():
+        for trial in self.sort_trials():
             interval = trial.points[-1].interval95 if trial.points else None
-            sides = (interval or ("", "")) if bounds else ()
-            told = [trial.values.get(name, "") for name in self.sweep.search]
-            score = "" if trial.score is None else trial.score
-            lasted = f"{trial.seconds:.1f}"
-            end = [trial.epochs, lasted, trial.reason]
-            rows.writerow([trial.number, trial.state, score, *sides, *told, *end])
+            row: list[object] = [trial.number, trial.state, trial.score]  # None is an empty cell
+            row += (interval or ("", "")) if bounds else ()
+            row += [trial.values.get(name, "") for name in self.sweep.search]
+            rows.writerow([*row, trial.epochs, f"{trial.seconds:.1f}", trial.reason])
         return file.getvalue()
 
 
@@ -169,58 +178,38 @@ def _trial_facts(trial: Trial) -> dict[str, Any]:
     return facts
 
 
-def _read_trial(facts: dict[str, Any]) -> Trial:
-    """A trial as `trial_facts` gave it."""
-    known = {key: value for key, value in facts.items() if key not in ("score", "epochs")}
-    known["points"] = tuple(_read_point(point) for point in facts["points"])
-    known["rungs"] = facts["rungs"] and {k: float(v) for k, v in facts["rungs"].items()}
-    known["process"] = facts["process"] and (facts["process"][0], facts["process"][1])
-    return Trial(**known)
-
-
-def _read_point(facts: dict[str, Any]) -> Point:
-    """One validation as `trial_facts` gave it."""
-    interval = facts["interval95"] and (facts["interval95"][0], facts["interval95"][1])
-    return Point(**{**facts, "score": float(facts["score"]), "interval95": interval})
-
-
-def is_sweep(folder: Path) -> bool:
+def is_sweep_folder(folder: Path) -> bool:
     """Whether a folder holds a sweep."""
-    return (folder / _STATE).is_file()
+    return (folder / _STATE_FILE).is_file()
 
 
-def _refuse_used(folder: Path) -> None:
-    """Raise unless a folder holds a sweep or is free for one."""
-    strange = (
-        [p for p in folder.iterdir() if p.name not in (_COPY, LOCK)] if folder.is_dir() else []
-    )
-    if is_sweep(folder) or not folder.exists() or (folder.is_dir() and not strange):
-        return
-    what = "is not empty and holds no sweep" if strange else "is a file"
-    raise ConfigError(f"--sweep-dir {folder}: {what}; choose another --sweep-dir")
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder that outlives a power cut."""
-    _refuse_used(folder)
+def create_sweep_folder(folder: Path) -> None:
+    """Make a folder that outlives a power cut, unless it holds a sweep; raises where it is used."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--sweep-dir {folder}: is a file; choose another --sweep-dir")
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if names - {_FILE_COPY, LOCK_FILE} and not is_sweep_folder(folder):
+        raise ConfigError(
+            f"--sweep-dir {folder}: is not empty and holds no sweep; choose another --sweep-dir"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
     except OSError as cause:
-        told = explain_disk_error(cause, folder).replace("--run-dir", "--sweep-dir")
-        raise DiskError(f"{folder}: {told}") from cause
+        problem = explain_disk_error(cause, folder).replace("--run-dir", "--sweep-dir")
+        raise DiskError(f"{folder}: {problem}") from cause
 
 
-def begin(folder: Path, sweep: SweepFile) -> SweepState:
+def create_sweep(folder: Path, sweep: SweepFile) -> SweepState:
     """A new sweep in a folder that is free."""
-    make_folder(folder)
-    write_atomically(folder / _COPY, sweep.text)
+    create_sweep_folder(folder)
+    write_atomically(folder / _FILE_COPY, sweep.text)
     return SweepState(folder=folder, sweep=sweep).write()
 
 
-def reopen(folder: Path, sweep: SweepFile) -> SweepState:
+def load_sweep(folder: Path, sweep: SweepFile) -> SweepState:
     """The sweep in a folder, with the file as it is today."""
-    path = folder / _STATE
+    path = folder / _STATE_FILE
     facts = read_json_object(path)
     found = facts.get("format")
     if not isinstance(found, int) or found > _FORMAT:
@@ -229,16 +218,18 @@ def reopen(folder: Path, sweep: SweepFile) -> SweepState:
             "Phalanx that wrote it, or a later one"
         )
     try:
-        trials = tuple(_read_trial(trial) for trial in facts["trials"])
-        before, sweep = facts["file"], replace(sweep, name=str(facts["name"]))
-    except (KeyError, TypeError, ValueError, IndexError) as cause:
+        stored = TypeAdapter(_Stored).validate_python(facts)
+    except ValidationError as cause:
+        first = cause.errors()[0]
+        where = ".".join(map(str, first["loc"]))
         raise CheckpointError(
-            f"{path}: is damaged ({type(cause).__name__}: {cause}); restore it from a copy"
+            f"{path}: is damaged ({where}: {first['msg']}); restore it from a copy"
         ) from cause
-    _refuse_other_file(before, sweep.facts(), folder)
-    if sweep.facts() != before:
-        write_atomically(folder / _COPY, sweep.text)
-    return SweepState(folder=folder, sweep=sweep, trials=trials).write()
+    sweep = sweep.model_copy(update={"name": stored.name})
+    _refuse_other_file(stored.file, sweep.facts(), folder)
+    if sweep.facts() != stored.file:
+        write_atomically(folder / _FILE_COPY, sweep.text)
+    return SweepState(folder=folder, sweep=sweep, trials=stored.trials).write()
 
 
 def _refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
@@ -246,7 +237,7 @@ def _refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path
     changed = [
         f"{name} was {old}, is {new}"
         for key in now
-        for name, old, new in _differences(key, before.get(key), now[key])
+        for name, old, new in _find_differences(key, before.get(key), now[key])
         if key != "trials"
     ]
     if now["trials"] < before["trials"]:
@@ -254,25 +245,17 @@ def _refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path
     if changed:
         raise ConfigError(
             f"{folder}: was begun with another file: {'; '.join(changed)}. Bring the old file back "
-            f"(it is {folder / _COPY}), or begin anew with another --sweep-dir"
+            f"(it is {folder / _FILE_COPY}), or begin anew with another --sweep-dir"
         )
 
 
-def _differences(name: str, old: Any, new: Any) -> list[tuple[str, str, str]]:
+def _find_differences(name: str, old: Any, new: Any) -> list[tuple[str, str, str]]:
     """Where two facts differ, as (dotted name, old, new)."""
     if old == new:
         return []
     if name in ("options", "search") and isinstance(old, dict):
         keys = dict.fromkeys([*old, *new])
-        found = [_differences(f"{name} {key}", old.get(key), new.get(key)) for key in keys]
+        found = [_find_differences(f"{name} {key}", old.get(key), new.get(key)) for key in keys]
         return [one for some in found for one in some]
-    return [(name, _describe(old), _describe(new))]
-
-
-def _describe(value: Any) -> str:
-    """A fact in a message."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_describe(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_describe, value))}]"
-    return "not given" if value is None else str(value).lower() if value is True else str(value)
+    old_text, new_text = ("not given" if v is None else format_value(v) for v in (old, new))
+    return [(name, old_text, new_text)]

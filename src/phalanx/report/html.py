@@ -1,0 +1,66 @@
+"""Self-contained HTML pages: values laid out by the templates beside this file."""
+
+import base64
+import io
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.units import format_count
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_THUMBNAIL, _JPEG_QUALITY, _FEW_PIXELS = 160, 80, 64
+
+
+@cache
+def _environment() -> "Environment":
+    """The templates, which escape every value they show."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["count"] = format_count
+    environment.filters["percent"] = lambda share, digits: f"{share:.{digits}%}"
+    return environment
+
+
+def render_html(template: str, **values: Any) -> str:
+    """The page that a template makes of these values."""
+    page = _environment().get_template(template).render(values)
+    # bytes of a file's name that are no UTF-8 become question marks
+    return page.encode(errors="replace").decode()
+
+
+@dataclass(frozen=True)
+class EmbeddedImage:
+    """A small copy of an image as an address that holds all of it."""
+
+    address: str
+    has_few_pixels: bool  # few stay sharp squares; many are smoothed
+
+
+def embed_image(pixels: NDArray[np.uint8], form: str) -> EmbeddedImage:
+    """The image as a thumbnail inside the page, as PNG or JPEG."""
+    from PIL import Image
+
+    image = Image.fromarray(pixels)
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    file = io.BytesIO()
+    image.save(file, format=form, quality=_JPEG_QUALITY)
+    data = base64.b64encode(file.getvalue()).decode()
+    return EmbeddedImage(
+        address=f"data:image/{form.lower()};base64,{data}",
+        has_few_pixels=max(pixels.shape) <= _FEW_PIXELS,
+    )

@@ -1,0 +1,262 @@
+"""Runs a sweep: trial after trial, each a process, until all are finished or a stop."""
+
+import math
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+
+from phalanx.assemble.signals import StopRequest, listening
+from phalanx.disk import file_lock, write_atomically
+from phalanx.errors import (
+    EXIT_LEFT_AT_ONCE,
+    EXIT_STOPPED,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DiskError,
+    DivergedError,
+    Stopped,
+    UserError,
+)
+from phalanx.report.folder import is_run_folder, open_run
+from phalanx.report.page import write_report
+from phalanx.sweep.page import render_page
+from phalanx.sweep.process import (
+    TrialProcess,
+    build_command,
+    find_error_message,
+    open_trial_log,
+    read_points,
+    read_total_steps,
+)
+from phalanx.sweep.proposals import TrialPruner, propose_values
+from phalanx.sweep.schema import SweepFile
+from phalanx.sweep.state import (
+    LOCK_FILE,
+    PAGE_FILE,
+    SweepState,
+    Trial,
+    create_sweep,
+    create_sweep_folder,
+    is_sweep_folder,
+    load_sweep,
+)
+from phalanx.sweep.table import describe_progress, describe_trial
+
+_STOPS = (EXIT_STOPPED, EXIT_LEFT_AT_ONCE)
+_SAME_MISTAKE = 3  # trials at the beginning that fail alike: the mistake is in what all have
+_MISTAKES: dict[int, type[UserError]] = {e.exit_code: e for e in (ConfigError, DataError)}
+_LINES_SHOWN = 5  # of what a trial that failed printed last
+
+
+@dataclass(frozen=True)
+class SweepOutput:
+    """Where a sweep prints to."""
+
+    print: Callable[[str], None]  # a line that stays
+    show_progress: Callable[[str], None]  # over the last such line
+
+
+@dataclass(frozen=True)
+class _ProcessResult:
+    """How a process ended."""
+
+    exit_code: int
+    output: str
+
+
+def run_sweep(folder: Path, sweep: SweepFile, output: SweepOutput) -> SweepState:
+    """All trials of a sweep, from wherever it stands."""
+    create_sweep_folder(folder)
+    with lock_sweep(folder):
+        state = (
+            load_sweep(folder, sweep) if is_sweep_folder(folder) else create_sweep(folder, sweep)
+        )
+        runner = _TrialRunner(output)
+        with listening(runner.stop, leave=runner.kill):
+            state = _run_trials(state, runner)
+        _write_page(state)
+    return state
+
+
+def _run_trials(state: SweepState, runner: "_TrialRunner") -> SweepState:
+    """The trials that are left, one after the other."""
+    if state.trials and not state.is_finished:
+        runner.output.print(
+            f"{len(state.finished_trials)} of {state.sweep.trials} trials are finished"
+        )
+    while not state.is_finished:
+        if runner.stop():
+            raise _make_stop(state)
+        if not any(trial.state == "running" for trial in state.trials):
+            values = propose_values(state.sweep, state.trials)
+            state = state.with_trial(Trial(number=len(state.trials), values=values))
+        state = runner.run(state)
+        _refuse_common_mistake(state)
+        if not state.is_finished:
+            _write_page(state)
+    return state
+
+
+def _make_stop(state: SweepState) -> Stopped:
+    """What is raised where a signal asked for a stop."""
+    done, total = len(state.finished_trials), state.sweep.trials
+    command = f"phalanx sweep --resume {state.folder}"
+    return Stopped(f"stopped after {done} of {total} trials; all is saved; go on with: {command}")
+
+
+def _refuse_common_mistake(state: SweepState) -> None:
+    """Raise where no trial could begin: the mistake is in what all have, and they are forgotten."""
+    first = state.finished_trials
+    if len(first) != min(_SAME_MISTAKE, state.sweep.trials):
+        return
+    if all(trial.state == "failed" and trial.exit_code in _MISTAKES for trial in first):
+        state.without_trials(first)
+        kind = _MISTAKES[first[-1].exit_code or 0]
+        raise kind(f"the first {len(first)} trials failed, the last one with: {first[-1].reason}")
+
+
+def lock_sweep(folder: Path) -> AbstractContextManager[int]:
+    """Be the only process that runs this sweep; the lock dies with the process."""
+    return file_lock(
+        folder / LOCK_FILE,
+        lambda: CheckpointError(
+            f"{folder}: another process runs this sweep; stop that one first, or choose another "
+            "--sweep-dir"
+        ),
+    )
+
+
+def _write_page(state: SweepState) -> None:
+    """Write sweep.html as things stand."""
+    write_atomically(state.folder / PAGE_FILE, render_page(state))
+
+
+class _TrialRunner:
+    """Runs one trial after the other and passes signals on to the one that runs."""
+
+    def __init__(self, output: SweepOutput):
+        self.output, self.stop = output, StopRequest()
+        self._process: TrialProcess | None = None
+
+    def kill(self) -> None:
+        """End the process that trains, at once."""
+        if self._process is not None:
+            self._process.kill()
+
+    def run(self, state: SweepState) -> SweepState:
+        """The state once its running trial is finished; Stopped if a signal comes first."""
+        trial = next(trial for trial in state.trials if trial.state == "running")
+        monitor = _TrialMonitor(state, trial, self.output)
+        log = open_trial_log(state.folder, trial, self.stop)
+        if log is None:
+            raise _make_stop(state)
+        try:
+            result = None if monitor.update_points() else self._train(monitor, log)
+        finally:
+            os.close(log)
+        trial = self._finish_trial(monitor, result)
+        state = monitor.state.with_trial(trial)
+        if trial.state != "done" and is_run_folder(monitor.run):
+            with suppress(CheckpointError):  # a run that broke may have nothing to report
+                write_report(open_run(monitor.run))  # it has not written one itself
+        self.output.print(describe_trial(state, trial))
+        if trial.state == "failed" and result is not None:
+            lines = [line for line in result.output.splitlines() if line.strip()]
+            for line in lines[-_LINES_SHOWN:]:
+                self.output.print(f"    {line}")
+        return state
+
+    def _train(self, monitor: "_TrialMonitor", log: int) -> _ProcessResult:
+        """Train the trial in a process, to its end; the log's lock goes with that."""
+        words, is_resumed = build_command(monitor.state.sweep, monitor.trial, monitor.run)
+        self._process = process = TrialProcess(words, log)
+        monitor.update_trial(process=(socket.gethostname(), process.pid))
+        start = monotonic() - monitor.trial.seconds
+        exit_code = None
+        while exit_code is None:
+            exit_code = process.wait()
+            monitor.trial = replace(monitor.trial, seconds=round(monotonic() - start, 1))
+            if (monitor.update_points() or self.stop()) and exit_code is None:
+                process.interrupt()
+        if is_resumed and exit_code == CheckpointError.exit_code:
+            shutil.rmtree(monitor.run)  # it cannot be resumed: begin it again
+            monitor.forget_points()
+            return self._train(monitor, log)
+        return _ProcessResult(exit_code, process.read_output(monitor.log))
+
+    def _finish_trial(self, monitor: "_TrialMonitor", result: _ProcessResult | None) -> Trial:
+        """What became of the trial, or Stopped with everything as it is."""
+        trial = replace(monitor.trial, process=None, rungs=monitor.pruner.rungs)
+        if result is None or monitor.is_pruned:
+            return replace(trial, state="pruned", exit_code=result.exit_code if result else None)
+        if result.exit_code == 0:
+            return _check_score(trial, monitor.state.sweep)
+        if self.stop() or result.exit_code in _STOPS:
+            monitor.update_trial(process=None)
+            raise _make_stop(monitor.state)
+        if result.exit_code == DiskError.exit_code:
+            command = f"phalanx sweep --resume {monitor.state.folder}"
+            raise DiskError(f"{find_error_message(result.output)}; then go on with: {command}")
+        reason = _explain_failure(result)
+        return replace(trial, state="failed", exit_code=result.exit_code, reason=reason)
+
+
+class _TrialMonitor:
+    """Watches a trial by its validations, and keeps the state of the sweep up to date."""
+
+    def __init__(self, state: SweepState, trial: Trial, output: SweepOutput):
+        self.state, self.trial, self._output = state, trial, output
+        self.run = state.folder / trial.name
+        self.log = state.folder / f"{trial.name}.log"
+        self.forget_points()
+
+    def forget_points(self) -> None:
+        """Begin with no validation; those of an earlier process are read from the run again."""
+        self.trial = replace(self.trial, points=())
+        self.is_pruned = False
+        earlier = self.state.trials[: self.trial.number]
+        self.pruner = TrialPruner(self.state.sweep, earlier, values=self.trial.values)
+
+    def update_points(self) -> bool:
+        """Take in new validations, and say whether the trial is to be pruned."""
+        newest = self.trial.points[-1].step if self.trial.points else 0
+        for point in read_points(self.run, self.state.sweep.goal):
+            if point.step > newest and not self.is_pruned:
+                self.update_trial(points=(*self.trial.points, point))
+                self._output.show_progress(describe_progress(self.state, self.trial))
+                # the last validation of a run is its end, and prunes nothing
+                is_early = point.step < read_total_steps(self.run)
+                self.is_pruned = self.pruner.should_prune(point.score) and is_early
+        return self.is_pruned
+
+    def update_trial(self, **changes: object) -> None:
+        """Change the trial, on disk too."""
+        self.trial = replace(self.trial, **changes)  # type: ignore[arg-type]
+        self.state = self.state.with_trial(self.trial)
+
+
+def _check_score(trial: Trial, sweep: SweepFile) -> Trial:
+    """A trial that came to its end: done, or failed for want of a score."""
+    if trial.score is None:
+        reason = f"no {sweep.goal} was scored; top5 wants more than five classes"
+        return replace(trial, state="failed", exit_code=ConfigError.exit_code, reason=reason)
+    if not math.isfinite(trial.score):
+        reason = f"diverged: its {sweep.goal} is {trial.score}"
+        return replace(trial, state="failed", exit_code=DivergedError.exit_code, reason=reason)
+    return replace(trial, state="done", exit_code=0)
+
+
+def _explain_failure(result: _ProcessResult) -> str:
+    """Why a process failed, in its own words."""
+    if result.exit_code < 0:
+        name = signal.Signals(-result.exit_code).name
+        return f"killed by {name}" + "; was memory short?" * (name == "SIGKILL")
+    diverged = "diverged: " if result.exit_code == DivergedError.exit_code else ""
+    return diverged + (find_error_message(result.output) or f"exit code {result.exit_code}")
