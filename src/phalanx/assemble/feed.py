@@ -153,7 +153,7 @@ class LoadedFeed:
         return pictures
 
 
-class SyntheticFeed:
+class _SyntheticFeed:
     """One batch of noise, made on the device and used again and again: no host, no disk."""
 
     def __init__(self, plan: Plan, device: torch.device, seed: int) -> None:
@@ -210,7 +210,7 @@ class SyntheticFeed:
         return np.zeros((len(indices), 8, 8, 3), np.uint8)
 
 
-Feed = LoadedFeed | SyntheticFeed
+Feed = LoadedFeed | _SyntheticFeed
 
 
 def build_normaliser(
@@ -234,7 +234,7 @@ def open_feed(
 ) -> Iterator[Feed]:
     """The run's source of batches; worker processes end with the block."""
     if spec.data == "synthetic":
-        yield SyntheticFeed(plan, normaliser.device, spec.seed)
+        yield _SyntheticFeed(plan, normaliser.device, spec.seed)
         return
     device = normaliser.device
     loader = Loader(
@@ -244,13 +244,13 @@ def open_feed(
         images_per_task=config.data.dataloader_rebatch_size,
         cache=config.data.dataset_cache,
         allocate=allocate_pinned if device.type == "cuda" else None,
-        backend=choose_backend(spec, device, config),
+        backend=_choose_backend(spec, device, config),
     )
     with loader, closing(LoadedFeed(loader, plan, normaliser)) as feed:
         yield feed
 
 
-def choose_backend(
+def _choose_backend(
     spec: InputSpec, device: torch.device, config: Config
 ) -> Callable[[Reader], BatchBackend] | None:
     """What makes images on the device itself, where the config and the device allow it."""

@@ -27,7 +27,7 @@ WEIGHTS, _OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "fa
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class _Snapshot:
     """A state at rest: copies that training no longer touches."""
 
     weights: dict[str, Tensor]
@@ -41,7 +41,7 @@ class Snapshot:
         return int(self.values["step"])
 
 
-def take_snapshot(state: TrainState) -> Snapshot:
+def take_snapshot(state: TrainState) -> _Snapshot:
     """Copy the state to host memory. Waits for the device."""
 
     def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ def take_snapshot(state: TrainState) -> Snapshot:
     values = json.loads(json.dumps(state.to_json()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     average = {} if state.average is None else state.average.tensors()
-    return Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(average), values)
+    return _Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(average), values)
 
 
 class CheckpointSaver:
@@ -91,7 +91,7 @@ class CheckpointSaver:
         failure, self._failure = self._failure, None
         self._consensus.raise_any(failure)
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: _Snapshot) -> None:
         try:
             _refuse_nonfinite(snapshot)
             files = _to_files(snapshot, self._run_facts)
@@ -102,7 +102,7 @@ class CheckpointSaver:
             self._failure = failure
 
 
-def _refuse_nonfinite(snapshot: Snapshot) -> None:
+def _refuse_nonfinite(snapshot: _Snapshot) -> None:
     """A step of finite numbers may still give weights that are not; such weights are not saved."""
     for name, tensor in snapshot.weights.items():
         if not bool(tensor.isfinite().all()):
@@ -112,7 +112,7 @@ def _refuse_nonfinite(snapshot: Snapshot) -> None:
             )
 
 
-def _to_files(snapshot: Snapshot, run_facts: dict[str, Any]) -> dict[str, bytes]:
+def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, bytes]:
     """The files of a checkpoint, by name."""
     facts = {
         "format": FORMAT,

@@ -48,14 +48,14 @@ class StepOptions:
         return torch.autocast(self.device_type, dtype=self.half)
 
 
-ForwardBackward = Callable[[Sequence[MicroBatch], float], Tensor]
+_ForwardBackward = Callable[[Sequence[MicroBatch], float], Tensor]
 """Runs a step's passes with that loss scale and leaves the gradients in the model's parameters;
 gives [loss, top-1] of the whole global batch, still on the device."""
 
 
 def build_forward_backward(
     model: nn.Module, options: StepOptions, *, global_batch: int
-) -> ForwardBackward:
+) -> _ForwardBackward:
     """Passes one after the other on one device.
 
     Each loss is a sum divided by the images of the whole global batch, whoever computes the rest
@@ -115,7 +115,7 @@ def train_step(
     lr: float,
     *,
     options: StepOptions,
-    forward_backward: ForwardBackward,
+    forward_backward: _ForwardBackward,
     loss_scale: float = 1.0,
 ) -> Tensor:
     """Accumulate the passes and update once; [loss, gradient norm, top-1], still on the device.

@@ -18,7 +18,7 @@ from phalanx.plan.plan import Plan
 _UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
 
 
-class LoopObserver(Protocol):
+class _LoopObserver(Protocol):
     """What the loop tells the outside."""
 
     def on_step(self, step: int) -> None:
@@ -48,7 +48,7 @@ class LoopDependencies:
     stop_requested: Callable[[], bool]
     describe_images: Callable[[int], str]  # the images of a step, for a person to look at
     diagnose: Callable[[StepMetrics], str]  # of a step that is not finite: why, and what to do
-    observer: LoopObserver
+    observer: _LoopObserver
     consensus: Consensus = field(default_factory=Consensus)
 
 
