@@ -159,7 +159,7 @@ def test_validate_refuses_another_crop_with_an_exit_code(plain, capsys):
 def test_the_summary_and_the_report_say_who_waited(digits, tmp_path):
     assert main(small_run(digits, tmp_path / "run", epochs=6)) == 0  # the first steps go untimed
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["input"]
-    assert found["come"] > 0 and found["eaten"] > 0
+    assert found["images_per_second_available"] > 0 and found["images_per_second_needed"] > 0
     assert set(found["stages"]) == {"read", "augment", "both"}
     assert "images/s come, resnet" in found["verdict"]
     assert "images/s come, resnet" in (tmp_path / "run" / "report.html").read_text()

@@ -246,7 +246,7 @@ def test_a_replay_names_the_module_and_the_one_image(trapped):
     assert done.returncode == DIVERGED, done.stderr
     seen = json.loads(done.stdout)
     (image,) = seen["finding"]["images"]
-    assert seen["finding"]["name"] == "look/1" and seen["finding"]["weights_finite"]
+    assert seen["finding"]["name"] == "look/1" and seen["finding"]["sound_weights"]
     assert (image["name"], image["label"]) == ("train[17]", "blue")
     assert image in box_of(trapped)["images"]
     assert 8 * seen["step"] - 8 <= image["position"] < 8 * seen["step"]

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.engine.state import TrainState
-from phalanx.engine.step import MicroBatch, StepOptions, train_step
+from phalanx.engine.step import MicroBatch
 from phalanx.models.build import build_model, initialise
 from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.layers import Dropout, drop_path
 from phalanx.models.units import UnitModel, find_noise_sizes
 from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.plan import draws
+from small_states import take_step
 
 CPU = torch.device("cpu")
 WANTED = {"layer1.0": 1, "drop": 7, "layer3.2": 1}
 PLAIN = OptimSettings(momentum=0.0)
-RULE = StepOptions(label_smoothing=0.0, device_type="cpu", half=None, seed=9)
 
 
 def drawn(wanted: dict[str, int], *, first: int = 0, images: int = 8, seed: int = 9):
@@ -193,7 +193,7 @@ def stepped(model: UnitModel, cuts: list[int], *, first: int = 40, seed: int = 9
         passes.append(MicroBatch(images[part], labels[part], first + begin))
         begin += size
     state = TrainState(model, build_optimizer(model, PLAIN))
-    train_step(state, passes, 1.0, rule=replace(RULE, seed=seed))
+    take_step(state, passes, seed=seed)
     return [weight.detach().clone() for weight in model.parameters()]
 
 

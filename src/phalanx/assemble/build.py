@@ -66,9 +66,10 @@ def load_init_weights(model: nn.Module, config: Config) -> None:
 
 def _explain_misfit(found: dict[str, Tensor], wanted: dict[str, Tensor], head: str) -> str:
     """The way out when weights do not fit: the head alone may be wrong, or the network is."""
-    if head in found and head in wanted and len(found[head]) != len(wanted[head]):
+    has, wants = (t[head].shape[:1] if head in t else () for t in (found, wanted))
+    if has and wants and has != wants:
         return (
-            f"it knows {len(found[head])} classes, the data has {len(wanted[head])}: "
+            f"it knows {has[0]} classes, the data has {wants[0]}: "
             "--reset-head begins with a new classifier"
         )
     return (
