@@ -16,7 +16,7 @@ demo: .venv/installed
 	@echo "look at $(DEMO_RUN)/report.html"
 
 test: .venv/installed-dev check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check

@@ -1,6 +1,12 @@
-"""What many tests share: a tiny dataset on disk."""
+"""What many tests share: a tiny dataset on disk, and what keeps the suite quick."""
 
+import os
+from importlib import import_module
 from pathlib import Path
+
+# before torch is imported, and inherited by every process a test starts: two workers of two
+# threads each on two cores are ten times slower than with one each
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 
@@ -9,8 +15,33 @@ from small_runs import make_digits
 
 avoid_missing_instructions()  # before any test of this process makes a product
 
+LONGEST = (  # begun first, so that no worker is left alone with one of them at the end
+    "test_the_readme_commands_run",
+    "test_a_kill_before_any_write",
+    "test_sweep_trials",
+    "assemble/test_resume",
+    "bench/test_finders",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not any(word in item.nodeid for word in LONGEST))
+
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """96 training and 40 validation images of 12x12 in MNIST's format."""
     return make_digits(tmp_path_factory.mktemp("digits"), train=96, valid=40)
+
+
+@pytest.fixture(autouse=True)
+def drawings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages have empty drawings, half a second each run, unless a test is about them (`draws`)."""
+    if request.node.get_closest_marker("draws") is None:
+        for module in ("phalanx.report.plots", "phalanx.sweep.page"):
+            monkeypatch.setattr(import_module(module), "draw_svg", draw_nothing)
+
+
+def draw_nothing(*_: object, label: str, **__: object) -> str:
+    """A drawing without anything in it."""
+    return f"<svg role='img' aria-label='{label}'></svg>"
