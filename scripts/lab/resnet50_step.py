@@ -1,6 +1,6 @@
 """A ResNet-50 training step whose last 1x1 convolution, norm, residual and ReLU are one kernel.
 
-    python scripts/lab/resnet50_step.py [--out DIR] [--seconds 400]
+    python scripts/lab/resnet50_step.py [--out DIR] [--seconds 240]
 
 Checks the kernels of step_kernels.py against torch in float64, then measures whole training steps
 (batch 256, 224 px, synthetic images on the device, channels_last, one CUDA graph) of the variants
@@ -12,6 +12,13 @@ TRITON_INTERPRET=1 with --device cpu checks small shapes without a GPU.
 The baseline has a kernel each for statistics, normalise + ReLU (+ residual), backward reduce and
 backward apply, the stem's pool inside its norm, and one update kernel. The others replace what
 surrounds each block's last convolution (and most shortcut convolutions) as step_kernels.py says.
+`small` adds what needs no new product: the stem's norm takes its backward sums from the pool's
+winners, the stem's convolution may read its image as 2 x 2 blocks of pixels, the library may
+multiply Gram matrices, and the first convolution of a block may take its statistics along, each
+where it is measured to be faster. `rows` lets products walk over the rows with their weights kept.
+`side` runs the weight gradients of the first two convolutions of a block on a second stream, where
+they fill what the many small kernels of the main one leave idle.
+Every choice is measured by graphs, so that the time to launch does not count.
 """
 
 import argparse
@@ -23,6 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product as product_of
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +46,7 @@ from step_kernels import (
     KEEP_POSITIVE,
     NONE,
     RELU,
+    ROWS_TILES,
     SCALE_SHIFT,
     SHIFT,
     TOTAL,
@@ -53,10 +62,10 @@ from step_kernels import (
     fold_back,
     fold_back_input,
     gemm,
+    gemm_rows,
     gram_matrix,
     head_back,
     launcher,
-    narrow_tiles,
     pool,
     pool_back,
     product,
@@ -71,9 +80,11 @@ from torch import Tensor
 
 CAPACITY = 2**25  # weights; ResNet-50 has 25.6 million
 WIDEST_GRAM = 512  # a shortcut's Gram matrix costs more than it saves beyond these channels
-ROUNDS, REPLAYS = 7, 20
+LAST_NORM = 0.2  # weights of a block's last norm at the start: larger ones make gradients chaotic
+ROUNDS, REPLAYS = 7, 12
+DRAWS = 5  # of a block's check: which ReLUs rounding flips is a matter of luck
 THREADS = 16
-CHECK_SECONDS = 170  # leaves time to measure when the checks are slow
+CHECK_SECONDS = 90  # leaves time to measure when the checks are slow
 SHORTEST_PART = 40  # seconds; less is not enough for a result
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -85,14 +96,17 @@ class Variant:
     name: str
     gram: bool = False  # the last convolution of a block knows its norm from a Gram matrix
     bits: bool = False  # where a block's ReLU let through is kept in bits, not read from its output
-    first: bool = False  # the first convolution of a block may be ours, with statistics inside
+    small: bool = False  # the stem's shortcuts and the choices that need no new product
+    rows: bool = False  # products may walk over the rows
+    side: bool = False  # the convolutions' weight gradients run beside the rest
 
 
 VARIANTS = (
     Variant("baseline"),
-    Variant("gram", gram=True),
     Variant("gram+bits", gram=True, bits=True),
-    Variant("gram+bits+first", gram=True, bits=True, first=True),
+    Variant("small", gram=True, bits=True, small=True),
+    Variant("small+rows", gram=True, bits=True, small=True, rows=True),
+    Variant("small+rows+side", gram=True, bits=True, small=True, rows=True, side=True),
 )
 
 
@@ -107,6 +121,7 @@ class Conv:
     weight: Tensor
     grad: Tensor
     stride: int
+    pad: int
 
     @property
     def matrix(self) -> Tensor:
@@ -115,12 +130,12 @@ class Conv:
 
     def __call__(self, x: Tensor) -> Tensor:
         """cuDNN's convolution."""
-        y = F.conv2d(x, self.weight, stride=self.stride, padding=self.weight.shape[2] // 2)
+        y = F.conv2d(x, self.weight, stride=self.stride, padding=self.pad)
         return y.contiguous(memory_format=torch.channels_last)  # as it comes, or the kernels err
 
     def backward(self, dy: Tensor, x: Tensor, wanted: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
         """Gradients of x and of the weight, as far as wanted."""
-        pads, strides = [self.weight.shape[2] // 2] * 2, [self.stride] * 2
+        pads, strides = [self.pad] * 2, [self.stride] * 2
         dx, dw, _ = torch.ops.aten.convolution_backward(
             dy, x, self.weight, None, strides, pads, [1, 1], False, [0, 0], 1, [*wanted, False]
         )
@@ -166,13 +181,13 @@ class Weights:
         place, values = self.take(*shape, std=(2 / (out * size * size)) ** 0.5)
         self.q[place].copy_(values)
         images = [t[place].view(shape).permute(0, 3, 1, 2) for t in (self.q, self.g)]
-        return Conv(name, *images, stride)
+        return Conv(name, *images, stride, size // 2)
 
-    def norm(self, name: str, channels: int) -> Norm:
-        """A norm; its weights spread around 1 so that a check sees a wrong channel."""
+    def norm(self, name: str, channels: int, around: float = 1.0) -> Norm:
+        """A norm; its weights are spread so that a check sees a wrong channel."""
         places = []
-        for centre in (1.0, 0.0):
-            place, values = self.take(channels, std=0.1)
+        for centre in (around, 0.0):
+            place, values = self.take(channels, std=0.1 * around)
             values.add_(centre)
             places.append(place)
         running = torch.zeros(2, channels, device=self.p.device)
@@ -195,6 +210,104 @@ class Weights:
         self.pending = []
 
 
+class SideStream:
+    """Work that nothing waits for before the update; without a stream it is done at once.
+
+    The memory it reads is held until the main stream has waited for it, a block later.
+    """
+
+    def __init__(self, wanted: bool):
+        self.stream = torch.cuda.Stream() if wanted else None
+        self.held: list[list[Any]] = [[], []]  # of the block before and of this one
+        self.done: Any = None  # when the block before is
+
+    def run(self, work: Callable[[], None], *held: Tensor) -> None:
+        """Do the work beside what follows."""
+        if self.stream is None:
+            work()
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            work()
+        self.held[-1].append(held)
+
+    def end_block(self) -> None:
+        """Wait for the block before this one, and let go of its memory."""
+        if self.stream is None:
+            return
+        if self.done is not None:
+            torch.cuda.current_stream().wait_event(self.done)
+        self.done = self.stream.record_event()
+        self.held = [self.held[-1], []]
+
+    def join(self) -> None:
+        """Wait for everything."""
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            self.held, self.done = [[], []], None
+
+
+# --- the stem's convolution ---
+
+
+def by_quads(x: Tensor) -> Tensor:
+    """[N, C, H, W] as [N, 4 C, H / 2, W / 2]: the pixels of 2 x 2 blocks become channels."""
+    n, c, h, w = x.shape
+    parts = x.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 3, 5, 1, 2, 4)
+    return parts.reshape(n, 4 * c, h // 2, w // 2)
+
+
+class Stem:
+    """The 7x7 convolution of stride 2 over an image laid out as `form` says.
+
+    plain: three channels. padded: a fourth of zeros. quads: 2 x 2 blocks of the padded pixels as 16
+    channels, so that the convolution is 4x4 of stride 1. Whoever writes the image lays it out.
+    """
+
+    def __init__(self, form: str, conv: Conv, weights: Weights, place: slice):
+        self.form, self.conv, self.weights = form, conv, weights
+        if form == "plain":
+            return
+        zero = CAPACITY - 1  # where q is 0, being beyond all weights
+        out, channels, size, _ = conv.weight.shape
+        own = torch.arange(place.start, place.stop, device=weights.q.device)
+        own = own.view(out, size, size, channels).permute(0, 3, 1, 2)
+        own = F.pad(own, (0, 0, 0, 0, 0, 1), value=zero)
+        if form == "quads":
+            own = by_quads(F.pad(own, (1, 0, 1, 0), value=zero))
+        self.shape = own.permute(0, 2, 3, 1).shape
+        self.source = own.permute(0, 2, 3, 1).reshape(-1)
+        real = torch.nonzero(self.source != zero).view(-1)
+        self.back = torch.empty(len(real), dtype=torch.long, device=real.device)
+        self.back[self.source[real] - place.start] = real
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """An image of three channels as this form wants it."""
+        if self.form == "plain":
+            return x
+        x = F.pad(x, (0, 0, 0, 0, 0, 1))
+        x = by_quads(F.pad(x, (4, 2, 4, 2))) if self.form == "quads" else x
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def convolve(self, x: Tensor) -> Tensor:
+        """The convolution of an arranged image."""
+        if self.form == "plain":
+            return self.conv(x)
+        return self.arranged()(x)
+
+    def arranged(self) -> Conv:
+        """The convolution with its weight in this form."""
+        weight = self.weights.q.index_select(0, self.source).view(self.shape).permute(0, 3, 1, 2)
+        stride, pad = (1, 0) if self.form == "quads" else (2, 3)
+        return Conv("stem", weight, self.conv.grad, stride, pad)
+
+    def weight_gradient(self, dy: Tensor, x: Tensor) -> Tensor:
+        """The weight's gradient as a row, in the order of the flat weights."""
+        conv = self.conv if self.form == "plain" else self.arranged()
+        row = flat(conv.backward(dy, x, (False, True))[1]).reshape(-1)
+        return row if self.form == "plain" else row.index_select(0, self.back)
+
+
 # --- blocks ---
 
 
@@ -207,6 +320,7 @@ class Block:
     norms: tuple[Norm, Norm, Norm]
     short: tuple[Conv, Norm] | None
     variant: Variant
+    side: SideStream
     saved: Any = None
     bits: Tensor | None = None
 
@@ -229,10 +343,10 @@ class Block:
             a, s = product(x, conv.matrix, trans=True, sums=WITH_SQUARE)
             return a, finish(s, norm, x.numel() // x.shape[1])
 
-        if not self.variant.first:
+        if not self.variant.small:
             return separate()
-        key = f"first convolution {tuple(x.shape)} {conv.weight.shape[0]}"
-        return launcher.choose(key, {"separate": separate, "joined": joined})
+        key = f"first convolution {tuple(x.shape)} {conv.weight.shape[0]} {x.dtype} {launcher.rows}"
+        return launcher.choose(key, {"joined": joined, "separate": separate})
 
     def norm_back(self, norm: Norm, x: Tensor, v: Tensor, kind: int, dy: Tensor) -> Tensor:
         """The gradient of a norm's input; kind as in norm_reduce."""
@@ -242,9 +356,12 @@ class Block:
 
     def conv_back(self, conv: Conv, dy: Tensor, x: Tensor) -> Tensor:
         """The gradient of a convolution's input; its weight's is noted."""
-        dx, dw = conv.backward(dy, x, (True, True))
-        self.weights.collect_conv(conv, dw)
-        return dx
+        self.side.run(lambda: self.conv_weight_back(conv, dy, x), dy, x)
+        return conv.backward(dy, x, (True, False))[0]
+
+    def conv_weight_back(self, conv: Conv, dy: Tensor, x: Tensor) -> None:
+        """Note the gradient of a convolution's weight."""
+        self.weights.collect_conv(conv, conv.backward(dy, x, (False, True))[1])
 
     def middle_back(self, db: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
         """The gradient of a, from that of b."""
@@ -328,9 +445,9 @@ class GramBlock(Block):
         return y
 
     def fold(self, conv: Conv, norm: Norm, x: Tensor, v: Tensor | None) -> tuple[Tensor, ...]:
-        """The convolution's input and its norm's forward vectors, weight @ Cov and Gram matrix."""
-        kept, gram = gram_matrix(x, v, conv.stride)
-        return kept, *fold(gram, conv.matrix, norm, kept.numel() // kept.shape[1]), gram
+        """The convolution's input and its norm's forward vectors, weight @ Cov and x's sums."""
+        kept, gram, sums = gram_matrix(x, v, conv.stride, self.variant.small)
+        return kept, *fold(gram, sums, conv.matrix, norm, kept.numel() // kept.shape[1]), sums
 
     def joined_back(
         self, conv: Conv, norm: Norm, g: Tensor, s: Tensor, parts: tuple[Tensor, ...], **gate: Any
@@ -360,13 +477,16 @@ class GramBlock(Block):
         else:
             dz = self.shortcut_back(g, x, short)
         first = self.convs[0]
-        self.weights.collect_conv(first, first.backward(da, x, (False, True))[1])
-        if below is None:
-            return product(da, first.matrix, add=dz)
-        act = KEEP_POSITIVE if below.bits is None else KEEP_BITS
-        gate = {"gate": x} if below.bits is None else {"bits": below.bits}
-        below.bits = None
-        return product(da, first.matrix, add=dz, act=act, sums=TOTAL, **gate)
+        self.side.run(lambda: self.conv_weight_back(first, da, x), da, x)
+        gate = {}
+        if below is not None:
+            act = KEEP_POSITIVE if below.bits is None else KEEP_BITS
+            gate = {"gate": x} if below.bits is None else {"bits": below.bits}
+            gate |= {"act": act, "sums": TOTAL}
+            below.bits = None
+        result = product(da, first.matrix, add=dz, **gate)
+        self.side.end_block()
+        return result
 
 
 class Network:
@@ -383,7 +503,12 @@ class Network:
     ):
         w = self.weights = Weights(dtype, device, seed=0)
         self.variant, self.dtype = variant, dtype
-        self.stem, self.stem_norm = w.conv("stem", 3, 64, 7, 2), w.norm("stem.norm", 64)
+        self.stem = w.conv("stem", 3, 64, 7, 2)
+        place = slice(0, self.stem.weight.numel())
+        forms = ("quads", "padded", "plain") if variant.small else ("plain",)
+        self.stems = {form: Stem(form, self.stem, w, place) for form in forms}
+        self.form, self.stem_norm = forms[0], w.norm("stem.norm", 64)
+        self.side = SideStream(variant.side and device == "cuda")
         kind = GramBlock if variant.gram else PlainBlock
         self.blocks, into = [], 64
         for stage, depth in enumerate(depths):
@@ -396,12 +521,15 @@ class Network:
                     w.conv(name + "conv3", width, 4 * width),
                 )
                 sizes = (width, width, 4 * width)
-                norms = tuple(w.norm(f"{name}norm{j + 1}", size) for j, size in enumerate(sizes))
+                norms = tuple(
+                    w.norm(f"{name}norm{j + 1}", size, LAST_NORM if j == 2 else 1.0)
+                    for j, size in enumerate(sizes)
+                )
                 short = None
                 if i == 0:
                     conv = w.conv(name + "short", into, 4 * width, 1, stride)
                     short = conv, w.norm(name + "short.norm", 4 * width)
-                self.blocks.append(kind(w, convs, norms, short, variant))
+                self.blocks.append(kind(w, convs, norms, short, variant, self.side))
                 into = 4 * width
         place, values = w.take(classes, into, std=0.01)
         w.q[place].copy_(values)
@@ -410,11 +538,28 @@ class Network:
         self.bias, self.bias_grad = w.p[place], w.g[place]
         self.scale = 1024.0 if dtype == torch.float16 else 1.0
 
+    def arrange(self, x: Tensor) -> Tensor:
+        """An image of three channels as the stem wants it; the first time, measures which form."""
+        if len(self.stems) > 1:
+            images = {form: stem.arrange(x) for form, stem in self.stems.items()}
+            dy = torch.randn_like(self.stem(x))
+
+            def both(form: str) -> tuple[Tensor, Tensor]:
+                stem, image = self.stems[form], images[form]
+                return stem.convolve(image), stem.weight_gradient(dy, image)
+
+            key = f"stem {tuple(x.shape)} {x.dtype}"
+            launcher.choose(key, {form: lambda form=form: both(form) for form in self.stems})
+            self.form = launcher.options.get(key, self.form)
+        return self.stems[self.form].arrange(x)
+
     def gradients(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The loss; scaled gradients are then in weights.g."""
-        c0 = self.stem(x)
+        """The loss of an arranged image; scaled gradients are then in weights.g."""
+        launcher.rows = self.variant.rows
+        stem = self.stems[self.form]
+        c0 = stem.convolve(x)
         v0 = statistics(c0, self.stem_norm)
-        y, at = pool(c0, v0)
+        y, at, won = pool(c0, v0, self.variant.small)
         for block in self.blocks:
             y = block.forward(y)
         mean = y.mean((2, 3)).requires_grad_()
@@ -424,9 +569,11 @@ class Network:
         d, *head = torch.autograd.grad(loss * self.scale, [mean, fc, bias])
         self.weights.pending += list(zip((self.fc_grad, self.bias_grad), head, strict=True))
         dp = self.blocks_back(d, y)
-        dx, u = pool_back(dp, at, c0, v0)
+        dx, u = pool_back(dp, at, won, c0, v0)
         self.weights.collect(self.stem_norm, u)
-        self.weights.collect_conv(self.stem, self.stem.backward(dx, x, (False, True))[1])
+        row = flat(self.stem.grad).view(-1)
+        self.weights.pending.append((row, stem.weight_gradient(dx, x)))
+        self.side.join()
         self.weights.finish()
         return loss.detach()
 
@@ -533,8 +680,7 @@ def product_uses(device: str, dtype: torch.dtype) -> Iterator[tuple[str, dict[st
     even = torch.zeros_like(add)
     even[:, :, ::2, ::2] = small
     bits = torch.empty(n * size * size, width // 8, device=device, dtype=torch.uint8)
-    places = 2 ** torch.arange(8, device=device)
-    packed = ((flat(gate) > 0).view(-1, width // 8, 8) * places).sum(2).to(torch.uint8)
+    packed = packed_signs(gate)
     open_gate = (flat(gate).double() * v[2].double() + v[3].double()) > 0
     rest, positive = plain + flat(add).double(), flat(gate) > 0
     forward = {"a": a, "b": b.t().contiguous(), "trans": True, "affine": SCALE_SHIFT, "v": v}
@@ -558,22 +704,31 @@ def product_uses(device: str, dtype: torch.dtype) -> Iterator[tuple[str, dict[st
     yield "statistics", {"a": a, "b": b.t().contiguous(), "trans": True, "sums": WITH_SQUARE}, plain
 
 
+def packed_signs(x: Tensor) -> Tensor:
+    """Where x > 0, in the order of pack_bits."""
+    places = (2 ** torch.arange(8, device=x.device)).view(8, 1)
+    kept = (flat(x) > 0).view(-1, x.shape[1] // 64, 8, 8) * places
+    return kept.sum(2).to(torch.uint8).view(-1, x.shape[1] // 8)
+
+
 def check_products(device: str, dtype: torch.dtype, limit: float) -> list[dict[str, Any]]:
     """The worst error of each use over all tiles; a tile that errs or fails is banned."""
     rows = []
+    few = INTERPRETED or dtype == torch.bfloat16  # every tile once, in float16, is enough
+    tried = [(gemm, tile) for tile in GEMM_TILES[: 1 if few else None]]
+    tried += [(gemm_rows, tile) for tile in ROWS_TILES[: 3 if few else None]]
     for name, options, wanted in product_uses(device, dtype):
         worst = {"result": 0.0, "sums": 0.0, "bits": 0.0}
-        tiles = narrow_tiles(GEMM_TILES, BN=wanted.shape[1])
-        for tile in tiles[:1] if INTERPRETED else tiles:
+        for kernel, tile in tried:
             try:
-                found = product_errors(options, wanted, tile)
+                found = product_errors(options, wanted, kernel, tile)
             except Exception as problem:  # noqa: BLE001  a tile that fails must not end the checks
                 print(f"product {name} {tile}: {str(problem)[:160]}", flush=True)
                 found = {"result": float("inf")}
-            if launcher.mode == "record":
+            if launcher.mode == "record first":
                 continue
             if not max(found.values()) < limit:
-                key = ban_key(gemm, launcher.last_flags, tile)
+                key = ban_key(kernel, launcher.last_flags, tile)
                 launcher.banned.add(key)
                 print(f"BANNED {key}: {found}", flush=True)
             else:
@@ -583,17 +738,18 @@ def check_products(device: str, dtype: torch.dtype, limit: float) -> list[dict[s
 
 
 def product_errors(
-    options: dict[str, Any], wanted: Tensor, tile: dict[str, int]
+    options: dict[str, Any], wanted: Tensor, kernel: Any, tile: dict[str, int]
 ) -> dict[str, float]:
     """Errors of the result, its sums and its bits."""
     out_bits = options.get("bits") if options.get("act") == RELU else None
-    launcher.forced = {"gemm": tile}
+    launcher.forced, launcher.rows = {kernel.__name__: tile}, kernel is gemm_rows
+    launcher.multiprocessors = 2  # so that a program walks over several blocks of rows
     try:
         out, s = product(**options)
         if out.is_cuda:
             torch.cuda.synchronize()  # so that a fault is this tile's
     finally:
-        launcher.forced = {}
+        launcher.forced, launcher.rows, launcher.multiprocessors = {}, False, 132
     found = {"result": error(flat(out), wanted), "sums": 0.0, "bits": 0.0}
     sums = options.get("sums")
     if sums:
@@ -602,22 +758,23 @@ def product_errors(
         columns = [wanted.sum(0), *([] if second is None else [second.sum(0)])]
         found["sums"] = max(error(a, b) for a, b in zip(s.sum(1), columns, strict=True))
     if out_bits is not None:
-        shifts = torch.arange(8, device=out.device)
-        kept = (out_bits[:, :, None].int() >> shifts & 1).view(wanted.shape).bool()
-        found["bits"] = float((kept != (flat(out) > 0)).float().mean())
+        found["bits"] = float((out_bits != packed_signs(out)).float().mean())
     return found
 
 
 def check_gram(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
     """Gram matrices, and the statistics they give, against float64 over the product itself."""
     rows = []
-    for k, stride, mean, normed in ((64, 1, 0.0, True), (128, 2, 0.0, False), (256, 1, 4.0, True)):
+    uses = ((64, 1, 0.0, True), (128, 2, 0.0, False), (256, 1, 4.0, True))
+    for (k, stride, mean, normed), way in product_of(uses, ("joined", "separate")):
         x, v = random_image(4, k, 12, device, dtype), torch.rand(4, k, device=device) + 0.5
         v[3] += mean
         weights = Weights(dtype, device, 1)
         conv, norm = weights.conv("c", k, 4 * k), weights.norm("n", 4 * k)
-        kept, gram = gram_matrix(x, v if normed else None, stride)
-        found, t = fold(gram, conv.matrix, norm, kept.numel() // k)
+        launcher.options[f"gram matrix {tuple(x.shape)} {stride} {x.dtype}"] = way
+        kept, gram, sums = gram_matrix(x, v if normed else None, stride, True)
+        launcher.options.clear()
+        found, t = fold(gram, sums, conv.matrix, norm, kept.numel() // k)
         wanted = flat(x[:, :, ::stride, ::stride]).double()
         if normed:
             wanted = (wanted * v[2].double() + v[3].double()).relu()
@@ -628,7 +785,7 @@ def check_gram(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
         cov = (rows_in.t() @ rows_in) / len(c) - torch.outer(rows_in.mean(0), rows_in.mean(0))
         errors = {
             "input": error(flat(kept), wanted),
-            "gram": error(gram[:-1], rows_in.t() @ rows_in),
+            "gram": error(gram, rows_in.t() @ rows_in),
             "mean": error(found[0], c.mean(0)),
             "rstd": error(found[1], rstd),
             "shift": error(found[3], norm.bias.double() - c.mean(0) * scale),
@@ -637,6 +794,7 @@ def check_gram(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
         }
         rows.append(
             {
+                "way": way,
                 "channels": k,
                 "stride": stride,
                 "offset": mean,
@@ -647,23 +805,80 @@ def check_gram(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
     return rows
 
 
+def check_stems(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """The stem's forms, their pools and gradients against float64."""
+    torch.manual_seed(5)
+    x = random_image(2, 3, 32, device, dtype)
+    net = Network(VARIANTS[-1], dtype, device=device, depths=(1,), classes=16)
+    leaf = net.stem.weight.detach().double().requires_grad_()
+    wanted = F.conv2d(x.double(), leaf, stride=2, padding=3)
+    dy = random_image(2, 64, 16, device, dtype)
+    (dw,) = torch.autograd.grad(wanted, leaf, dy.double())
+    v = torch.rand(4, 64, device=device) + 0.5
+    v[3] -= 0.5
+    c0, rows = wanted.detach().to(dtype).contiguous(memory_format=torch.channels_last), []
+    old, new = (pool_gradients(c0, v, keep) for keep in (False, True))
+    for form, stem in net.stems.items():
+        image = stem.arrange(x)
+        errors = {
+            "result": error(stem.convolve(image), wanted.detach()),
+            "gradient": error(stem.weight_gradient(dy, image), flat(dw).reshape(-1)),
+        }
+        rows.append({"form": form, "dtype": str(dtype), **rounded(errors)})
+    errors = {name: error(new[name], old[name]) for name in old}
+    return [*rows, {"pool": "winners against windows", "dtype": str(dtype), **rounded(errors)}]
+
+
+def pool_gradients(x: Tensor, v: Tensor, keep: bool) -> dict[str, Tensor]:
+    """The pool's output, the gradient of its input and the norm's backward vectors."""
+    y, at, won = pool(x, v, keep)
+    dx, u = pool_back(y.flip(0).contiguous(memory_format=torch.channels_last), at, won, x, v)
+    return {"y": y, "dx": dx, "vectors": u}
+
+
 def check_block(
     variant: Variant, device: str, dtype: torch.dtype, layout: tuple[int, int, int, bool]
 ) -> dict[str, Any]:
     """One block's output and gradients against float64, with plain torch's errors beside them."""
-    torch.manual_seed(4)
+    count = 1 if INTERPRETED or launcher.mode != "first" else DRAWS
+    draws = [draw_block(variant, device, dtype, layout, seed) for seed in range(count)]
+    errors = {
+        name: [(sum(d[1][name][i] ** 2 for d in draws) / count) ** 0.5 for i in range(2)]
+        for name in draws[0][1]
+    }
+    ratios = {name: own / max(torchs, 1e-6) for name, (own, torchs) in errors.items()}
+    worst = max(ratios, key=lambda name: ratios[name])
+    return {
+        "variant": variant.name, "dtype": str(dtype), "layout": layout,
+        "sums": round(max(d[0] for d in draws), 8), "draws": count,
+        "ratio_to_torch": round(median(ratios.values()), 2),
+        "worst_ratio": [worst, round(ratios[worst], 2)],
+        "errors": {name: [f"{a:.1e}", f"{b:.1e}"] for name, (a, b) in errors.items()},
+    }  # fmt: skip
+
+
+def draw_block(
+    variant: Variant,
+    device: str,
+    dtype: torch.dtype,
+    layout: tuple[int, int, int, bool],
+    seed: int,
+) -> tuple[float, dict[str, tuple[float, float]]]:
+    """For one draw of weights and data: the sums' error, and ours and torch's errors by name."""
+    torch.manual_seed(4 + seed)
+    launcher.rows = variant.rows
     into, width, stride, short = layout
-    w, names = Weights(dtype, device, 2), ("1", "2", "3")
+    w, names = Weights(dtype, device, 2 + seed), ("1", "2", "3")
     sizes = ((into, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))
     convs: Any = tuple(w.conv("c" + n, *size) for n, size in zip(names, sizes, strict=True))
     norms: Any = tuple(w.norm("n" + n, size[1]) for n, size in zip(names, sizes, strict=True))
     pair = (w.conv("cs", into, 4 * width, 1, stride), w.norm("ns", 4 * width)) if short else None
-    block = (GramBlock if variant.gram else PlainBlock)(w, convs, norms, pair, variant)
-    below = Block(w, convs, norms, None, variant)
+    side = SideStream(False)
+    block = (GramBlock if variant.gram else PlainBlock)(w, convs, norms, pair, variant, side)
+    below = Block(w, convs, norms, None, variant, side)
     x = random_image(4, into, 12, device, dtype).relu()
     if variant.bits:
-        places = 2 ** torch.arange(8, device=device)
-        below.bits = ((flat(x) > 0).view(-1, into // 8, 8) * places).sum(2).to(torch.uint8)
+        below.bits = packed_signs(x)
     dy = random_image(4, 4 * width, 12 // stride, device, dtype)
     y = block.forward(x)
     if isinstance(block, GramBlock):
@@ -685,12 +900,7 @@ def check_block(
         name: (error(found[name], exact[name]), error(plain[name], exact[name]))
         for name in y_first(exact)
     }
-    worst = max(rows, key=lambda name: rows[name][0] / max(rows[name][1], 1e-6))
-    return {
-        "variant": variant.name, "dtype": str(dtype), "layout": layout, "sums": round(sums, 8),
-        "worst_ratio_to_torch": [worst, round(rows[worst][0] / max(rows[worst][1], 1e-6), 2)],
-        "errors": {name: [f"{a:.1e}", f"{b:.1e}"] for name, (a, b) in rows.items()},
-    }  # fmt: skip
+    return sums, rows
 
 
 def y_first(rows: dict[str, Tensor]) -> list[str]:
@@ -726,19 +936,29 @@ def compare(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, An
 def check_network(
     dtype: torch.dtype, device: str, batch: int, size: int, depths: tuple[int, ...]
 ) -> list[Any]:
-    """Gradients of a whole network against float32 (float64 on the CPU), plain torch's beside."""
+    """Gradients of a whole network against float64, plain torch's beside."""
     torch.manual_seed(3)
     x, labels = random_image(batch, 3, size, device, dtype), torch.arange(batch, device=device)
+    if launcher.mode != "first":  # only what is to be compiled matters
+        for variant in VARIANTS:
+            net = Network(variant, dtype, device=device, depths=depths)
+            net.gradients(net.arrange(x), labels)
+        return []
     net = Network(VARIANTS[0], dtype, device=device, depths=depths)
-    full = torch.float32 if device == "cuda" else torch.float64
-    exact = plain_gradients(net, x, labels, full, full)
+    exact = plain_gradients(net, x, labels, torch.float64, torch.float64)
     plain = plain_gradients(net, x, labels, dtype, torch.float32)
     rows = [{"network": "plain torch", "dtype": str(dtype), **compare(plain, exact)}]
     for variant in VARIANTS:
         net = Network(variant, dtype, device=device, depths=depths)
-        net.gradients(x, labels)
+        net.gradients(net.arrange(x), labels)
         found = {name: grad / net.scale for name, _, grad in net.parameters()}
-        rows.append({"network": variant.name, "dtype": str(dtype), **compare(found, exact)})
+        ratios = [
+            error(found[name], exact[name]) / max(error(plain[name], exact[name]), 1e-9)
+            for name in exact
+        ]
+        row = {"network": variant.name, "dtype": str(dtype), **compare(found, exact)}
+        row |= {"ratio_to_torch": round(median(ratios), 2), "most": round(max(ratios), 2)}
+        rows.append(row)
     return rows
 
 
@@ -751,7 +971,7 @@ class Step:
     def __init__(self, variant: Variant, dtype: torch.dtype, batch: int, size: int):
         torch.manual_seed(0)
         self.net = Network(variant, dtype)
-        self.x = random_image(batch, 3, size, "cuda", dtype)
+        self.x = self.net.arrange(random_image(batch, 3, size, "cuda", dtype))
         self.labels = torch.randint(0, 1000, (batch,), device="cuda")
         self.loss = torch.zeros((), device="cuda")
         self.batch = batch
@@ -833,7 +1053,7 @@ def prepare_all(
         report.add("prepared", {**row, "peak_gib": pair[1]["peak_gib"], "dtype": str(dtype)})
         ready[variant.name] = pair
     for row in launcher.timings:
-        if row.get("kernel", "gemm").startswith(("gemm", "outer")):
+        if row.get("kernel", "gemm").startswith(("gemm", "outer", "pool", "norm_keep")):
             text = [f"{value}" for key, value in row.items() if key not in ("tile", "mb")]
             print(*text, *row.get("tile", {}).values(), flush=True)
     report.data["tiles"] = launcher.timings
@@ -854,6 +1074,9 @@ def measure(dtype: torch.dtype, words: argparse.Namespace, report: "Report") -> 
     times: dict[str, list[float]] = {key: [] for key in ready}
     for turn in range(ROUNDS):
         names = list(ready)
+        if turn and time.perf_counter() - report.begin > words.left - 24:
+            print(f"only {turn} rounds: time is short", flush=True)
+            break
         for key in names[turn % len(names) :] + names[: turn % len(names)]:
             times[key].append(time_ms(ready[key][1]["replay"], REPLAYS))
     for key, values in times.items():
@@ -862,9 +1085,8 @@ def measure(dtype: torch.dtype, words: argparse.Namespace, report: "Report") -> 
         row = {"variant": key, "dtype": name, "ms": round(middle, 3), "images_per_s": rates[0]}
         row |= {"range": rates[1:], "loss": round(float(ready[key][0].loss), 3)}
         report.add("speed", {**row, "all_ms": [round(ms, 3) for ms in values]})
-    fastest = min(times, key=lambda key: median(times[key]))
-    for key in dict.fromkeys(("baseline", fastest)):
-        if key in ready:
+    for key in sorted(times, key=lambda key: median(times[key])):  # the fastest first
+        if time.perf_counter() - report.begin < words.left - 16:
             report.attempt(f"kernels {key}", kernels, key, name, ready[key][1]["replay"], report)
 
 
@@ -878,7 +1100,8 @@ def kernels(variant: str, dtype: str, replay: Callable[[], None], report: "Repor
         torch.cuda.synchronize()
     events = [e for e in profiler.key_averages() if e.device_time_total > 0]
     kinds: dict[str, float] = {}
-    ours = ("gemm_", "outer_", "norm_", "pool_", "finish_", "fold_", "sum_rows", "head_", "update")
+    ours: tuple[str, ...] = ("gemm_", "rows_", "outer_", "norm_", "pool_", "finish_", "fold_")
+    ours += ("sum_rows", "head_", "update")
     vendors = ("dgrad", "wgrad", "fprop", "nvjet", "gemm", "splitK")
     for event in events:
         kind = event.key if event.key.startswith(ours) else None
@@ -886,6 +1109,7 @@ def kernels(variant: str, dtype: str, replay: Callable[[], None], report: "Repor
         kinds[kind] = kinds.get(kind, 0.0) + event.device_time_total / 3e3
     order = sorted(kinds.items(), key=lambda pair: -pair[1])
     table = {"variant": variant, "dtype": dtype, "total": round(sum(kinds.values()), 2)}
+    table["launches"] = sum(e.count for e in events) // 3
     report.add("kernels", {**table, "ms": {key: round(value, 3) for key, value in order}}, 3000)
     rest = sorted(events, key=lambda e: -e.device_time_total)
     report.data.setdefault("every_kernel", []).extend(
@@ -948,17 +1172,18 @@ def checks(device: str, dtype: torch.dtype, report: Report) -> Iterator[tuple[st
     limit = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}.get(dtype, 1e-5)
     yield "product", report.attempt("products", check_products, device, dtype, limit)
     yield "gram", report.attempt("gram", check_gram, device, dtype)
+    yield "stem", report.attempt("stem", check_stems, device, dtype)
     for variant in VARIANTS:
         for layout in LAYOUTS[: 4 if device == "cuda" else 3]:
             row = report.attempt(f"block {layout}", check_block, variant, device, dtype, layout)
             yield "block", row and [row]
-    size: Any = (16, 224, (3, 4, 6, 3)) if device == "cuda" else (2, 32, (2, 1))
+    size: Any = (32, 128, (3, 4, 6, 3)) if device == "cuda" else (2, 32, (2, 1))
     yield "network", report.attempt("network", check_network, dtype, device, *size)
 
 
 def compile_checks(device: str, dtype: torch.dtype) -> None:
     """Compile what the checks run."""
-    launcher.mode = "record"
+    launcher.mode = "record first"
     silent = Report(None, "silent")
     for _ in checks(device, dtype, silent):
         pass
@@ -992,7 +1217,8 @@ def main() -> None:
     parser.add_argument("--part", choices=("check", "float16", "bfloat16"))
     parser.add_argument("--parts", default="check,float16,bfloat16")
     parser.add_argument("--variants", default="", help="names, joined by commas; all by default")
-    parser.add_argument("--seconds", type=float, default=400, help="no part begins or lasts beyond")
+    parser.add_argument("--seconds", type=float, default=240, help="no part begins or lasts beyond")
+    parser.add_argument("--left", type=float, default=240, help="seconds that --part may last")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
@@ -1010,7 +1236,9 @@ def main() -> None:
             continue
         try:
             done = subprocess.run(
-                [sys.executable, *sys.argv, "--part", part], timeout=left, check=False
+                [sys.executable, *sys.argv, "--part", part, "--left", f"{left:.0f}"],
+                timeout=left,
+                check=False,
             )
             print(f"=== {part} ended with {done.returncode}", flush=True)
         except subprocess.TimeoutExpired:
@@ -1025,7 +1253,7 @@ def summarise(out: Path) -> None:
         print(f"{path.name}: failed {data['failed'] or 'nothing'}")
         for row in data.get("speed", ()):
             rate, (low, high) = row["images_per_s"], row["range"]
-            print(f"{row['dtype']:<9}{row['variant']:<18}{row['ms']:8.3f} ms {rate:7,} images/s "
+            print(f"{row['dtype']:<9}{row['variant']:<20}{row['ms']:8.3f} ms {rate:7,} images/s "
                   f"({low:,} to {high:,}), loss {row['loss']}")  # fmt: skip
 
 

@@ -23,6 +23,8 @@ import os
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EPS, MOMENTUM = 1e-5, 0.1
+MOST_ROWS = 1056  # of partial sums that one program adds up
 RATE = 0.01  # low enough for any variant to learn one batch by heart without a schedule
 Tile = dict[str, int]
 
@@ -51,10 +54,25 @@ NORM_TILES = make_tiles(
 GEMM_TILES = make_tiles(
     "BM BN BK EARLY",
     *((128, 64, 64, 1, 4, 3), (64, 64, 64, 1, 4, 3), (128, 64, 64, 0, 4, 3)),
-    *((64, 128, 64, 1, 4, 2), (64, 128, 64, 0, 4, 3), (128, 128, 64, 1, 8, 2)),
-    *((128, 128, 64, 1, 8, 3), (128, 128, 64, 0, 8, 3), (128, 128, 64, 0, 8, 4)),
-    *((128, 256, 64, 0, 8, 3), (64, 256, 64, 0, 8, 3), (256, 64, 64, 1, 8, 3)),
+    *((64, 128, 64, 1, 4, 2), (64, 128, 64, 0, 4, 3), (128, 128, 64, 1, 8, 3)),
+    *((128, 128, 64, 0, 8, 3), (128, 128, 64, 0, 8, 4), (128, 256, 64, 0, 8, 3)),
+    *((64, 128, 64, 1, 4, 3), (64, 64, 64, 0, 4, 4)),
 )
+# OCCUPANCY: programs a multiprocessor. The last column is how many blocks of rows are under way.
+ROWS_TILES = make_tiles(
+    "BM BN OCCUPANCY",
+    *((64, 64, 4, 4, 3), (64, 128, 2, 8, 3), (128, 64, 3, 4, 2), (64, 64, 4, 4, 2)),
+    *((64, 64, 3, 4, 4), (64, 128, 2, 4, 3), (128, 64, 2, 4, 3), (128, 64, 2, 8, 3)),
+    *((128, 128, 1, 8, 3), (128, 128, 1, 16, 3), (64, 256, 1, 8, 3)),
+)
+REGISTERS = 65536  # of a multiprocessor
+SHARED_MEMORY = 227 * 1024  # bytes for one program of an H100 or H200
+FINISH_TILES = make_tiles("BG BC", (64, 16, 4, 3), (256, 16, 8, 3), (128, 8, 4, 3), (512, 8, 8, 3))
+SUM_TILES = make_tiles("BR BC", (32, 64, 4, 3), (128, 32, 8, 3), (256, 16, 8, 3), (64, 64, 8, 3))
+COVARIANCE_TILES = make_tiles("BN BK", (32, 64, 4, 3), (32, 32, 4, 3), (16, 64, 4, 3))
+VECTOR_TILES = make_tiles("BN BK", (16, 64, 4, 3), (4, 64, 4, 3), (8, 64, 4, 3), (16, 64, 8, 3))
+GRADIENT_TILES = [{"BG": 32, **t} for t in VECTOR_TILES] + [{"BG": 128, **t} for t in VECTOR_TILES]
+INPUT_TILES = make_tiles("BN BK", (128, 32, 4, 3), (64, 32, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3))
 OUTER_TILES = make_tiles(
     "BM BX BY",
     *((64, 64, 64, 4, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3), (64, 128, 128, 8, 3)),
@@ -192,24 +210,34 @@ def norm_apply_back(dy, x, dx, v, u, M, C, KIND: tl.constexpr, BM: tl.constexpr,
 
 
 @triton.jit
-def pool_forward(x, y, at, v, M, C, H, W, HO, WO, BM: tl.constexpr, BC: tl.constexpr):
-    """Normalise + ReLU + 3x3 max-pool of stride 2; `at` keeps which of the nine won."""
+def pool_forward(
+    x, y, at, won, v, M, C, H, W, HO, WO, WON: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+):
+    """Normalise + ReLU + 3x3 max-pool of stride 2; `at` keeps which of the nine won.
+
+    WON keeps the winner's x as well: the norm's backward sums need no other.
+    """
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     n, h, w = m // (HO * WO), (m // WO) % HO, m % WO
     scale, shift = tl.load(v + 2 * C + c)[None, :], tl.load(v + 3 * C + c)[None, :]
     best, place = tl.full((BM, BC), -1.0, tl.float32), tl.zeros((BM, BC), tl.int32)
+    winner = tl.zeros((BM, BC), tl.float32)
     for i in tl.static_range(3):
         for j in tl.static_range(3):
             row, column = 2 * h - 1 + i, 2 * w - 1 + j
             ok = (m < M) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
             o = ((n * H + row) * W + column)[:, None] * C + c[None, :]
-            value = tl.load(x + o, mask=ok[:, None], other=0.0).to(tl.float32)
-            value = tl.where(ok[:, None], tl.maximum(value * scale + shift, 0.0), -1.0)
+            raw = tl.load(x + o, mask=ok[:, None], other=0.0).to(tl.float32)
+            value = tl.where(ok[:, None], tl.maximum(raw * scale + shift, 0.0), -1.0)
             place = tl.where(value > best, i * 3 + j, place)
+            if WON:
+                winner = tl.where(value > best, raw, winner)
             best = tl.maximum(best, value)
     o = m[:, None] * C + c[None, :]
     tl.store(y + o, best.to(y.dtype.element_ty), mask=(m < M)[:, None])
     tl.store(at + o, place.to(tl.uint8), mask=(m < M)[:, None])
+    if WON:
+        tl.store(won + o, winner.to(won.dtype.element_ty), mask=(m < M)[:, None])
 
 
 @triton.jit
@@ -264,6 +292,66 @@ def pool_apply_back(dp, at, x, dx, v, u, M, C, H, W, HO, WO, BM: tl.constexpr, B
 
 
 @triton.jit
+def pool_apply_quads(dp, at, x, dx, v, u, M, C, HO, WO, BM: tl.constexpr, BC: tl.constexpr):
+    """pool_apply_back of 2 HO x 2 WO pixels by quads: four windows reach the four pixels."""
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
+    h, w = (m // WO) % HO, m % WO
+    right, down = (m < M) & (w + 1 < WO), (m < M) & (h + 1 < HO)
+    o = m[:, None] * C + c[None, :]
+    ok, ok01, ok10, ok11 = (m < M)[:, None], right[:, None], down[:, None], (right & down)[:, None]
+    d00 = tl.load(dp + o, mask=ok, other=0.0).to(tl.float32)
+    d01 = tl.load(dp + o + C, mask=ok01, other=0.0).to(tl.float32)
+    d10 = tl.load(dp + o + WO * C, mask=ok10, other=0.0).to(tl.float32)
+    d11 = tl.load(dp + o + (WO + 1) * C, mask=ok11, other=0.0).to(tl.float32)
+    a00 = tl.load(at + o, mask=ok, other=255)
+    a01 = tl.load(at + o + C, mask=ok01, other=255)
+    a10 = tl.load(at + o + WO * C, mask=ok10, other=255)
+    a11 = tl.load(at + o + (WO + 1) * C, mask=ok11, other=255)
+    scale, shift = tl.load(v + 2 * C + c)[None, :], tl.load(v + 3 * C + c)[None, :]
+    by, slope = tl.load(u + 2 * C + c)[None, :], tl.load(u + 3 * C + c)[None, :]
+    const = tl.load(u + 4 * C + c)[None, :]
+    for p in tl.static_range(2):
+        for q in tl.static_range(2):
+            pixel = (2 * (m // WO) + p) * (2 * WO) + 2 * w + q
+            place = pixel[:, None] * C + c[None, :]
+            value = tl.load(x + place, mask=ok, other=0.0).to(tl.float32)
+            d = tl.where(a00 == (p + 1) * 3 + q + 1, d00, 0.0)
+            if q == 1:
+                d += tl.where(a01 == (p + 1) * 3, d01, 0.0)
+            if p == 1:
+                d += tl.where(a10 == q + 1, d10, 0.0)
+            if p + q == 2:
+                d += tl.where(a11 == 0, d11, 0.0)
+            d = tl.where(value * scale + shift > 0, d, 0.0) * by + value * slope + const
+            tl.store(dx + place, d.to(dx.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def norm_keep(
+    x, kept, v, s, M, C, G, H, W,
+    NORM: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """kept = x normalised with ReLU (NORM), or its even pixels (STRIDE 2), and partial sums."""
+    c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
+    if NORM:
+        scale, shift = tl.load(v + 2 * C + c)[None, :], tl.load(v + 3 * C + c)[None, :]
+    total = tl.zeros((BM, BC), tl.float32)
+    for r in range(g * BM, M, G * BM):
+        m = r + tl.arange(0, BM)
+        ok, source = (m < M)[:, None], m
+        if STRIDE == 2:
+            ho, wo = (H + 1) // 2, (W + 1) // 2
+            source = ((m // (ho * wo)) * H + 2 * ((m // wo) % ho)) * W + 2 * (m % wo)
+        value = tl.load(x + source[:, None] * C + c[None, :], mask=ok, other=0.0)
+        if NORM:
+            value = tl.maximum(value.to(tl.float32) * scale + shift, 0.0)
+            value = tl.where(ok, value, 0.0).to(x.dtype.element_ty)
+        tl.store(kept + m[:, None] * C + c[None, :], value, mask=ok)
+        total += value.to(tl.float32)
+    tl.store(s + g * C + c, tl.sum(total, 0))
+
+
+@triton.jit
 def head_gradient(d, y, out, s, M, C, PIXELS, BM: tl.constexpr, BC: tl.constexpr):
     """The mean's gradient d [images, C] spread over the pixels with y > 0, and partial sums."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
@@ -301,6 +389,11 @@ def name_gemm(info: Any) -> str:
     return "gemm_" + "_".join(f"{key.lower()}{int(value or 0)}" for key, value in flags.items())
 
 
+def name_rows(info: Any) -> str:
+    """As name_gemm."""
+    return name_gemm(info).replace("gemm_", "rows_")
+
+
 def name_outer(info: Any) -> str:
     """Tells Gram matrices and weight gradients apart in a profile."""
     return "outer_gram" if info.constants.get("GRAM") else "outer_weight_gradient"
@@ -315,6 +408,21 @@ def load_added(add, m, n, M, N, H, W, ADD: tl.constexpr):
     even = (m < M) & (h % 2 == 0) & (w % 2 == 0)
     source = (image * ((H + 1) // 2) + h // 2) * ((W + 1) // 2) + w // 2
     return tl.load(add + source[:, None] * N + n[None, :], mask=even[:, None], other=0.0)
+
+
+@triton.jit
+def pack_bits(kept, BM: tl.constexpr, BN: tl.constexpr):
+    """Bit i of byte j is column 8 i + j of 64: a thread of a product holds all eight of them."""
+    kept = tl.reshape(kept.to(tl.int32), (BM, BN // 64, 8, 8))
+    kept = tl.sum(kept << tl.arange(0, 8)[None, None, :, None], 2)
+    return tl.reshape(kept, (BM, BN // 8)).to(tl.uint8)
+
+
+@triton.jit
+def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
+    """What pack_bits packed, as 0 and 1."""
+    packed = tl.reshape(packed.to(tl.int32), (BM, BN // 64, 1, 8))
+    return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BN))
 
 
 @triton.jit(repr=name_gemm, do_not_specialize=["H", "W"])
@@ -346,7 +454,7 @@ def gemm(
         if (ACT == 2) | (ACT == 4):
             gates = tl.load(gate + o, mask=ok, other=0.0)
         if ACT == 3:
-            packed = tl.load(bits + byte, mask=ok, other=0).to(tl.int32)
+            packed = tl.load(bits + byte, mask=ok, other=0)
 
     acc = tl.zeros((BM, BN), tl.float32)
     if PRE:
@@ -370,7 +478,7 @@ def gemm(
         if (ACT == 2) | (ACT == 4):
             gates = tl.load(gate + o, mask=ok, other=0.0)
         if ACT == 3:
-            packed = tl.load(bits + byte, mask=ok, other=0).to(tl.int32)
+            packed = tl.load(bits + byte, mask=ok, other=0)
     if AFFINE == 1:
         acc += tl.load(v + n)[None, :]
     if AFFINE == 2:
@@ -382,17 +490,14 @@ def gemm(
     if ACT == 2:
         acc = tl.where(gates > 0, acc, 0.0)
     if ACT == 3:
-        kept = (packed[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
-        acc = tl.where(tl.reshape(kept, (BM, BN)) > 0, acc, 0.0)
+        acc = tl.where(unpack_bits(packed, BM, BN) > 0, acc, 0.0)
     if ACT == 4:
         normal = gates.to(tl.float32) * tl.load(gv + 2 * N + n)[None, :]
         acc = tl.where(normal + tl.load(gv + 3 * N + n)[None, :] > 0, acc, 0.0)
     result = acc.to(out.dtype.element_ty)
     tl.store(out + o, result, mask=ok)
     if BITS:
-        kept = tl.reshape((result > 0).to(tl.int32), (BM, BN // 8, 8))
-        kept = tl.sum(kept << tl.arange(0, 8)[None, None, :], 2)
-        tl.store(bits + byte, kept.to(tl.uint8), mask=ok)
+        tl.store(bits + byte, pack_bits(result > 0, BM, BN), mask=ok)
     if SUMS > 0:
         acc = tl.where(ok, acc, 0.0)
         tl.store(s + row * N + n, tl.sum(acc, 0))
@@ -401,6 +506,91 @@ def gemm(
             tl.store(second, tl.sum(acc * gates.to(tl.float32), 0))
         if SUMS == 3:
             tl.store(second, tl.sum(acc * acc, 0))
+
+
+@triton.jit
+def add_own_rows(acc, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
+    """acc [BM, BN] summed over the rows that one thread holds: [WARPS, 8, BN]."""
+    parts = tl.reshape(acc, (BM // (16 * WARPS), WARPS, 2, 8, BN))
+    return tl.sum(tl.sum(parts, 2), 0)
+
+
+@triton.jit(repr=name_rows, do_not_specialize=["H", "W"])
+def gemm_rows(
+    a, b, a2, b2, beta, out, v, add, gate, gv, bits, s, M, N, P, H, W,
+    TRANS: tl.constexpr, PRE: tl.constexpr, AFFINE: tl.constexpr, ADD: tl.constexpr,
+    ACT: tl.constexpr, BITS: tl.constexpr, SUMS: tl.constexpr, K: tl.constexpr, K2: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """`gemm` by programs that keep their columns of b and walk over every P-th block of rows.
+
+    All loads of a block of rows are asked for DEPTH - 1 blocks ahead. K and K2 are powers of two.
+    The partial sums have P rows.
+    """
+    blocks = tl.cdiv(N, BN)
+    column, first = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    n, k = column * BN + tl.arange(0, BN), tl.arange(0, K)
+    places = column * (BN // 8) + tl.arange(0, BN // 8)
+    if TRANS:
+        right = tl.trans(tl.load(b + n[:, None] * K + k[None, :]))
+    else:
+        right = tl.load(b + k[:, None] * N + n[None, :])
+    if PRE:
+        k2 = tl.arange(0, K2)
+        right2, factor = tl.load(b2 + k2[:, None] * N + n[None, :]), tl.load(beta)
+    if AFFINE == 1:
+        shift = tl.load(v + n)[None, :]
+    if AFFINE == 2:
+        scale, shift = tl.load(v + 2 * N + n)[None, :], tl.load(v + 3 * N + n)[None, :]
+    if ACT == 4:
+        gate_scale, gate_shift = tl.load(gv + 2 * N + n)[None, :], tl.load(gv + 3 * N + n)[None, :]
+    total, second = tl.zeros((WARPS, 8, BN), tl.float32), tl.zeros((WARPS, 8, BN), tl.float32)
+    for row in tl.range(first, tl.cdiv(M, BM), P, num_stages=DEPTH):
+        m = row * BM + tl.arange(0, BM)
+        ok, o = (m < M)[:, None], m[:, None] * N + n[None, :]
+        byte = m[:, None] * (N // 8) + places[None, :]
+        if ADD > 0:
+            added = load_added(add, m, n, M, N, H, W, ADD)
+        if (ACT == 2) | (ACT == 4):
+            gates = tl.load(gate + o, mask=ok, other=0.0)
+        if ACT == 3:
+            packed = tl.load(bits + byte, mask=ok, other=0)
+        left = tl.load(a + m[:, None] * K + k[None, :], mask=ok, other=0.0)
+        if PRE:
+            left2 = tl.load(a2 + m[:, None] * K2 + k2[None, :], mask=ok, other=0.0)
+            acc = tl.dot(left, right, tl.dot(left2, right2) * factor)
+        else:
+            acc = tl.dot(left, right)
+        if AFFINE == 1:
+            acc += shift
+        if AFFINE == 2:
+            acc = acc * scale + shift
+        if ADD > 0:
+            acc += added.to(tl.float32)
+        if ACT == 1:
+            acc = tl.maximum(acc, 0.0)
+        if ACT == 2:
+            acc = tl.where(gates > 0, acc, 0.0)
+        if ACT == 3:
+            acc = tl.where(unpack_bits(packed, BM, BN) > 0, acc, 0.0)
+        if ACT == 4:
+            acc = tl.where(gates.to(tl.float32) * gate_scale + gate_shift > 0, acc, 0.0)
+        result = acc.to(out.dtype.element_ty)
+        tl.store(out + o, result, mask=ok)
+        if BITS:
+            tl.store(bits + byte, pack_bits(result > 0, BM, BN), mask=ok)
+        if SUMS > 0:
+            if AFFINE > 0:  # else rows beyond the last are zero
+                acc = tl.where(ok, acc, 0.0)
+            total += add_own_rows(acc, BM, BN, WARPS)
+        if SUMS == 2:
+            second += add_own_rows(acc * gates.to(tl.float32), BM, BN, WARPS)
+        if SUMS == 3:
+            second += add_own_rows(acc * acc, BM, BN, WARPS)
+    if SUMS > 0:
+        tl.store(s + first * N + n, tl.sum(tl.sum(total, 1), 0))
+    if SUMS > 1:
+        tl.store(s + (P + first) * N + n, tl.sum(tl.sum(second, 1), 0))
 
 
 @triton.jit(repr=name_outer, do_not_specialize=["H", "W"])
@@ -464,7 +654,7 @@ def sum_rows(p, out, R, C, G, BR: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def fold_covariance(gram, w, t, M, K, BN: tl.constexpr, BK: tl.constexpr):
+def fold_covariance(gram, sums, w, t, M, K, BN: tl.constexpr, BK: tl.constexpr):
     """t = w Cov from a Gram matrix.
 
     Tensor cores take tf32, which holds a 16-bit weight exactly; Cov goes in as two addends, so
@@ -472,10 +662,10 @@ def fold_covariance(gram, w, t, M, K, BN: tl.constexpr, BK: tl.constexpr):
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     j = tl.program_id(1) * BK + tl.arange(0, BK)
-    mean_j, acc = tl.load(gram + K * K + j) / M, tl.zeros((BN, BK), tl.float32)
+    mean_j, acc = tl.load(sums + j) / M, tl.zeros((BN, BK), tl.float32)
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
-        mean_k = tl.load(gram + K * K + k) / M
+        mean_k = tl.load(sums + k) / M
         cov = tl.load(gram + k[:, None] * K + j[None, :]) / M - mean_k[:, None] * mean_j[None, :]
         high = (cov.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
         left = tl.load(w + n[:, None] * K + k[None, :]).to(tl.float32)
@@ -486,7 +676,7 @@ def fold_covariance(gram, w, t, M, K, BN: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def fold_statistics(
-    gram, w, t, weight, bias, running, v, M, N, K, eps, momentum,
+    sums, w, t, weight, bias, running, v, M, N, K, eps, momentum,
     BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Forward vectors of the norm behind x @ w^T from the sums of x and t = w Cov."""
@@ -495,7 +685,7 @@ def fold_statistics(
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
         own = tl.load(w + n[:, None] * K + k[None, :]).to(tl.float32)
-        mean += tl.sum(own * (tl.load(gram + K * K + k) / M)[None, :], 1)
+        mean += tl.sum(own * (tl.load(sums + k) / M)[None, :], 1)
         var += tl.sum(own * tl.load(t + n[:, None] * K + k[None, :]), 1)
     var = tl.maximum(var, 0.0)
     store_forward(v, running, weight, bias, n, mean, var, M, N, eps, momentum)
@@ -503,7 +693,7 @@ def fold_statistics(
 
 @triton.jit
 def fold_gradient(
-    raw, s, w, t, gram, v, dw, wa, u, M, N, K, G,
+    raw, s, w, t, sums, v, dw, wa, u, M, N, K, G,
     BG: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Backward vectors u and the weight gradient dw from raw = g^T x; wa = scale * w."""
@@ -520,7 +710,7 @@ def fold_gradient(
     dgamma = (product - mean * dbeta) * rstd
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
-        o, mean_k = n[:, None] * K + k[None, :], tl.load(gram + K * K + k) / M
+        o, mean_k = n[:, None] * K + k[None, :], tl.load(sums + k) / M
         d = tl.load(raw + o) - dbeta[:, None] * mean_k[None, :]
         d -= (rstd * dgamma)[:, None] * tl.load(t + o)
         tl.store(dw + o, scale[:, None] * d)
@@ -576,77 +766,143 @@ def time_ms(run: Callable[[], object], repeats: int = 6) -> float:
     return begin.elapsed_time(end) / repeats
 
 
+def device_ms(run: Callable[[], object], repeats: int = 8) -> float:
+    """As time_ms, from a graph of `repeats` runs: what launching costs the host does not count."""
+    run()
+    side = measuring_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        run()
+        torch.cuda.synchronize()
+        graph.capture_begin()
+        try:
+            for _ in range(repeats):
+                run()
+        finally:
+            graph.capture_end()
+        ms = time_ms(graph.replay, 2) / repeats
+    torch.cuda.current_stream().wait_stream(side)
+    return ms
+
+
+@cache
+def measuring_stream() -> torch.cuda.Stream:
+    """One stream for all measurements, so that libraries keep one workspace for it."""
+    return torch.cuda.Stream()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with everything it needs; `tile` is what tells it from others of the same work."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple
+    flags: dict[str, int]
+    tile: Tile
+    options: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        return self.kernel.__name__
+
+    @property
+    def ban_key(self) -> str:
+        """Names this use of the kernel with this tile."""
+        return ban_key(self.kernel, self.flags, self.tile)
+
+    def __call__(self) -> None:
+        """Launch."""
+        self.kernel[self.grid](*self.args, **self.options)
+
+
 class Launcher:
     """Runs each kernel with its fastest tile, measured once a shape and kept for every type.
 
-    mode "tune" measures what it has not met; "first" takes the first tile that fits; "record" runs
-    nothing and notes what would be compiled.
+    mode "tune" measures what it has not met; "first" takes the first tile that fits; "record" and
+    "record first" run nothing and note what these two would compile.
     """
 
     def __init__(self) -> None:
         self.mode = "first" if INTERPRETED else "tune"
-        self.tiles: dict[str, Tile] = {}
+        self.tiles: dict[str, list[Any]] = {}  # kernel and tile by what is computed
         self.options: dict[str, str] = {}
         self.timings: list[dict[str, Any]] = []
         self.recorded: dict[Any, Callable[[], object]] = {}
         self.banned: set[str] = set()
         self.forced: dict[str, Tile] = {}  # by kernel; for checks of every tile
         self.last_flags: dict[str, int] = {}
+        self.rows = False  # whether products may use gemm_rows
+        self.multiprocessors = 132
 
     def run(self, kernel: Any, grid: Any, args: tuple, tiles: list[Tile], **flags: int) -> Tile:
         """Launch over grid(tile); returns the tile that was used."""
-        if kernel.__name__ in self.forced:
-            tiles, self.last_flags = [self.forced[kernel.__name__]], flags
         numbers = tuple(value for value in args if isinstance(value, int))
-        key = f"{kernel.__name__} {numbers} {flags}"
-        allowed = [t for t in tiles if ban_key(kernel, flags, t) not in self.banned] or tiles
-        tile = None if self.forced else self.tiles.get(key)
-        tile = tile or (allowed[0] if len(allowed) == 1 else None)
+        launches = [Launch(kernel, grid(t), args, flags, t, {**flags, **t}) for t in tiles]
+        return self.run_fastest(f"{kernel.__name__} {numbers} {flags}", launches).tile
 
-        def launch(tile: Tile) -> None:
-            kernel[grid(tile)](*args, **flags, **tile)
+    def run_fastest(self, key: str, launches: list[Launch]) -> Launch:
+        """Run one of several ways to launch the same work; returns it."""
+        if self.forced:
+            name = launches[-1].name if launches[-1].name in self.forced else launches[0].name
+            launches = [x for x in launches if x.name == name]
+            if name in self.forced:
+                launches = [x for x in launches if x.tile == self.forced[name]] or launches[:1]
+                self.last_flags = launches[0].flags
+        allowed = [x for x in launches if x.ban_key not in self.banned] or launches
+        known = None if self.forced else self.tiles.get(key)
+        chosen = next((x for x in allowed if known == [x.name, x.tile]), None)
+        chosen = chosen or (allowed[0] if len(allowed) == 1 else None)
+        if self.mode.startswith("record"):
+            first = [chosen or allowed[0]]
+            for each in first if chosen or self.mode == "record first" else allowed:
+                self.record(each)
+            return first[0]
+        if chosen is None and self.mode == "tune":
+            chosen = self.tune(key, allowed)
+            self.tiles[key] = [chosen.name, chosen.tile]
+        chosen = chosen or allowed[0]
+        chosen()
+        return chosen
 
-        if self.mode == "record":
-            for each in [tile] if tile else allowed:
-                self.record(kernel, args, {**flags, **each})
-            return tile or allowed[0]
-        if tile is None and self.mode == "tune":
-            tile = self.tune(key, launch, allowed, count_bytes(args))
-            self.tiles[key] = tile
-        tile = tile or allowed[0]
-        launch(tile)
-        return tile
-
-    def record(self, kernel: Any, args: tuple, options: dict[str, int]) -> None:
+    def record(self, launch: Launch) -> None:
         """Note one specialisation: types, alignment and constants decide what is compiled."""
-        kinds = tuple(specialisation(value) for value in args)
-        key = (kernel.__name__, kinds, tuple(options.items()))
-        self.recorded[key] = lambda: kernel.warmup(*args, grid=(1,), **options)
+        kinds = tuple(specialisation(value) for value in launch.args)
+        key = (launch.name, kinds, tuple(launch.options.items()))
+        self.recorded[key] = lambda: launch.kernel.warmup(*launch.args, grid=(1,), **launch.options)
 
-    def tune(self, key: str, launch: Callable[[Tile], None], tiles: list[Tile], size: int) -> Tile:
-        """The fastest tile; one that fails, for lack of shared memory or else, is left out."""
-        found: list[tuple[float, Tile]] = []
-        for tile in tiles:
+    def tune(self, key: str, launches: list[Launch]) -> Launch:
+        """The fastest; one that fails, for lack of shared memory or else, is left out."""
+        found: list[tuple[float, Launch]] = []
+        for launch in launches:
             try:
-                found.append((time_ms(lambda tile=tile: launch(tile)), tile))
+                found.append((device_ms(launch), launch))
             except Exception as error:  # noqa: BLE001  a tile that fails must not end the run
-                print(f"tile failed: {key} {tile}: {str(error)[:120]}", flush=True)
+                print(f"failed: {key} {launch.tile}: {str(error)[:120]}", flush=True)
         if not found:
             raise RuntimeError(f"no tile works for {key}")
-        ms, tile = min(found, key=lambda pair: pair[0])
-        row = {"kernel": key, "tile": tile, "ms": round(ms, 4), "mb": round(size / 1e6)}
-        self.timings.append({**row, "tb_per_s": round(size / ms / 1e9, 2)})
-        return tile
+        ms, best = min(found, key=lambda pair: pair[0])
+        size = count_bytes(best.args)
+        row = {"kernel": key, "tile": {"name": best.name, **best.tile}, "ms": round(ms, 4)}
+        row |= {"mb": round(size / 1e6), "tb_per_s": round(size / ms / 1e9, 2)}
+        names = dict.fromkeys(launch.name for _, launch in found)
+        if len(names) > 1:
+            own = {name: min(pair[0] for pair in found if pair[1].name == name) for name in names}
+            row["best_ms"] = {name: round(value, 4) for name, value in own.items()}
+        self.timings.append(row)
+        return best
 
     def choose(self, key: str, options: dict[str, Callable[[], Any]]) -> Any:
         """What the fastest of several ways to the same result returns; measured once a key."""
         if self.mode != "tune" and key not in self.options:
-            return self.first_result(key, options, every=self.mode == "record")
+            return self.first_result(key, options, every=self.mode.startswith("record"))
         if key not in self.options:
             found = {}
             for name, run in options.items():
                 try:
-                    found[name] = time_ms(run)
+                    found[name] = device_ms(run)
                 except Exception:  # noqa: BLE001  another way is left
                     print(f"way failed: {key} {name}\n{traceback.format_exc()}", flush=True)
             self.options[key] = min(found, key=lambda name: found[name])
@@ -756,7 +1012,7 @@ def finish(s: Tensor, norm: Any, m: int) -> Tensor:
     groups, c = s.shape[1:]
     v = floats(4, c, like=s)
     args = (s, norm.weight, norm.bias, norm.running, v, m, c, groups, EPS, MOMENTUM)
-    launcher.run(finish_statistics, lambda _: (c // 16,), args, ONE_TILE, BG=64, BC=16)
+    launcher.run(finish_statistics, lambda t: (c // t["BC"],), args, FINISH_TILES)
     return v
 
 
@@ -787,7 +1043,7 @@ def finish_back(s: Tensor, v: Tensor, m: int) -> Tensor:
     groups, c = s.shape[1:]
     u = floats(5, c, like=s)
     args = (s, v, u, m, c, groups)
-    launcher.run(finish_reduce, lambda _: (c // 16,), args, ONE_TILE, BG=64, BC=16)
+    launcher.run(finish_reduce, lambda t: (c // t["BC"],), args, FINISH_TILES)
     return u
 
 
@@ -800,27 +1056,42 @@ def apply_norm_back(dy: Tensor, x: Tensor, v: Tensor, u: Tensor, kind: int) -> T
     return dx
 
 
-def pool(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalise + ReLU + max-pool of x, and which pixel of each window won."""
+def pool(x: Tensor, v: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Normalise + ReLU + max-pool of x, which pixel of each window won and, if wanted, its x."""
     n, c, h, w = x.shape
     ho, wo = (h + 1) // 2, (w + 1) // 2
     y, at = new_image(n, c, ho, wo, x), new_image(n, c, ho, wo, x, torch.uint8)
-    m = n * ho * wo
+    won, m = torch.empty_like(y) if keep else None, n * ho * wo
     tiles = narrow_tiles(NORM_TILES, BC=c)
-    launcher.run(pool_forward, by_rows(m, c), (x, y, at, v, m, c, h, w, ho, wo), tiles)
-    return y, at
+    args = (x, y, at, won, v, m, c, h, w, ho, wo)
+    launcher.run(pool_forward, by_rows(m, c), args, tiles, WON=keep)
+    return y, at, won
 
 
-def pool_back(dp: Tensor, at: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def pool_back(
+    dp: Tensor, at: Tensor, won: Tensor | None, x: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
     """The gradient of the stem's convolution and the backward vectors of its norm."""
     (n, c, h, w), (ho, wo) = x.shape, at.shape[2:]
-    m, groups = n * h * w, count_groups(n * h * w, c)
-    s, dx = floats(2, groups, c, like=x), torch.empty_like(x)
+    m, pooled, dx = n * h * w, n * ho * wo, torch.empty_like(x)
     tiles = narrow_tiles(NORM_TILES, BC=c)
-    args = (dp, at, x, v, s, m, c, groups, h, w, ho, wo)
-    launcher.run(pool_reduce, by_columns(c, groups), args, tiles)
+    if won is None:
+        groups = count_groups(m, c)
+        s = floats(2, groups, c, like=x)
+        args = (dp, at, x, v, s, m, c, groups, h, w, ho, wo)
+        launcher.run(pool_reduce, by_columns(c, groups), args, tiles)
+    else:
+        groups = count_groups(pooled, c)
+        s = floats(2, groups, c, like=x)
+        args = (dp, None, won, None, None, v, s, pooled, c, groups)
+        launcher.run(norm_reduce, by_columns(c, groups), args, tiles, KIND=0)
     u = finish_back(s, v, m)
-    launcher.run(pool_apply_back, by_rows(m, c), (dp, at, x, dx, v, u, m, c, h, w, ho, wo), tiles)
+    if won is not None and (h, w) == (2 * ho, 2 * wo):
+        args = (dp, at, x, dx, v, u, pooled, c, ho, wo)
+        launcher.run(pool_apply_quads, by_rows(pooled, c), args, tiles)
+        return dx, u
+    args = (dp, at, x, dx, v, u, m, c, h, w, ho, wo)
+    launcher.run(pool_apply_back, by_rows(m, c), args, tiles)
     return dx, u
 
 
@@ -845,14 +1116,14 @@ def add_rows(p: Tensor, groups: int) -> Tensor:
     """[P, R, C] summed to [P, groups, C]."""
     count, rows, c = p.shape
     out = floats(count, groups, c, like=p)
-    grid = (triton.cdiv(c, 64), groups, count)
-    launcher.run(sum_rows, lambda _: grid, (p, out, rows, c, groups), ONE_TILE, BR=32, BC=64)
+    args = (p, out, rows, c, groups)
+    launcher.run(sum_rows, lambda t: (triton.cdiv(c, t["BC"]), groups, count), args, SUM_TILES)
     return out
 
 
 def shorten(s: Tensor) -> Tensor:
     """Few enough rows of partial sums for one program to add up."""
-    return add_rows(s, 32) if s.shape[1] > 64 else s
+    return add_rows(s, 64) if s.shape[1] > MOST_ROWS else s
 
 
 def product(
@@ -875,21 +1146,53 @@ def product(
     width, m = b.shape[0 if trans else 1], n * h * w
     out = new_image(n, width, h, w, a)
     count = 0 if sums == 0 else 1 if sums == TOTAL else 2
-    s = floats(count * triton.cdiv(m, 64) * width, like=a)  # 64 rows: the lowest tile
+    s = floats(count * max(triton.cdiv(m, 64), MOST_ROWS) * width, like=a)  # more than any needs
     a2, b2, beta = pre or (None, None, None)
     k2 = a2.shape[1] if a2 is not None else 0
     adding = 0 if add is None else PLAIN if add.shape == out.shape else EVEN_PIXELS
-    args = (a, b, a2, b2, beta, out, v, add, gate, gate_norm, bits, s, m, width, k, k2, h, w)
-    tile = launcher.run(
-        gemm,
-        lambda t: (triton.cdiv(m, t["BM"]) * triton.cdiv(width, t["BN"]),),
-        args,
-        narrow_tiles(GEMM_TILES, BN=width),
-        **{"TRANS": trans, "PRE": pre is not None, "AFFINE": affine, "ADD": adding, "ACT": act},
-        **{"BITS": act == RELU and bits is not None, "SUMS": sums},
-    )
-    rows = triton.cdiv(m, tile["BM"])
+    flags = {"TRANS": trans, "PRE": pre is not None, "AFFINE": affine, "ADD": adding, "ACT": act}
+    flags |= {"BITS": act == RELU and bits is not None, "SUMS": sums}
+    tensors = (a, b, a2, b2, beta, out, v, add, gate, gate_norm, bits, s)
+    launches = []
+    for t in narrow_tiles(GEMM_TILES, BN=width):
+        grid = (triton.cdiv(m, t["BM"]) * triton.cdiv(width, t["BN"]),)
+        args = (*tensors, m, width, k, k2, h, w)
+        launches.append(Launch(gemm, grid, args, flags, t, {**flags, **t}))
+    if launcher.rows:
+        extra = (add is not None) + (gate is not None)
+        launches = rows_launches(tensors, (m, width, k, k2, h, w), extra, flags) + launches
+    key = f"{'gemm or rows' if launcher.rows else 'gemm'} {(m, width, k, k2, h, w)} {flags}"
+    used = launcher.run_fastest(key, launches)
+    rows = used.args[14] if used.kernel is gemm_rows else triton.cdiv(m, used.tile["BM"])
     return out, shorten(s[: count * rows * width].view(count, rows, width)) if count else s
+
+
+def rows_launches(
+    tensors: tuple, sizes: tuple[int, ...], extra: int, flags: dict[str, int]
+) -> list[Launch]:
+    """Ways to launch gemm_rows that fit; `extra` tensors of the result's size are read."""
+    m, width, k, k2, h, w = sizes
+    if k & (k - 1) or k2 & (k2 - 1) or k + k2 > 640:
+        return []
+    launches = []
+    for t in narrow_tiles(ROWS_TILES, BN=width):
+        bm, bn, depth, warps = t["BM"], t["BN"], t["num_stages"], t["num_warps"]
+        block = bm * (k + k2) * depth + bm * bn * (extra * (depth - 1) + 1)
+        occupancy = min(t["OCCUPANCY"], SHARED_MEMORY // (2 * ((k + k2) * bn + block)))
+        if not occupancy:
+            continue
+        blocks = triton.cdiv(width, bn)
+        walkers = occupancy * launcher.multiprocessors // blocks
+        walkers = max(1, min(walkers, triton.cdiv(m, bm)))
+        own = {**flags, "K": k, "K2": k2}
+        options = {"BM": bm, "BN": bn, "DEPTH": depth, "WARPS": min(warps, bm // 16)}
+        options |= {"num_warps": warps, "num_stages": depth}
+        registers = REGISTERS // (32 * warps * occupancy) // 8 * 8
+        if registers < 255 and not INTERPRETED:  # what one thread can have
+            options["maxnreg"] = registers
+        args = (*tensors, m, width, walkers, h, w)
+        launches.append(Launch(gemm_rows, (blocks * walkers,), args, own, t, {**own, **options}))
+    return launches
 
 
 def count_splits(m: int, nx: int, ny: int) -> int:
@@ -918,23 +1221,54 @@ def outer_sum(
     return add_rows(p[None], 1).view(nx + gram, ny)
 
 
-def gram_matrix(x: Tensor, v: Tensor | None = None, stride: int = 1) -> tuple[Tensor, Tensor]:
-    """A 1x1 convolution's input (x normalised by v, or its even pixels) and its Gram matrix."""
+def gram_matrix(
+    x: Tensor, v: Tensor | None = None, stride: int = 1, library: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A 1x1 convolution's input (x normalised by v, or its even pixels), its Gram matrix and sums.
+
+    `library` lets cuBLAS multiply what a kernel of its own normalised, where that is faster.
+    """
     n, c, h, w = x.shape
-    if v is None and stride == 1:
-        return x, outer_sum(x, x, None, None, 1, True)
-    kept = new_image(n, c, (h + stride - 1) // stride, (w + stride - 1) // stride, x)
-    return kept, outer_sum(x, x, kept, v, stride, True)
+    small = (n, c, (h + stride - 1) // stride, (w + stride - 1) // stride)
+
+    def joined() -> tuple[Tensor, Tensor, Tensor]:
+        kept = x if v is None and stride == 1 else new_image(*small, x)
+        gram = outer_sum(x, x, None if kept is x else kept, v, stride, True)
+        return kept, gram[:-1], gram[-1]
+
+    def separate() -> tuple[Tensor, Tensor, Tensor]:
+        kept = new_image(*small, x)
+        m = kept.numel() // c
+        groups = count_groups(m, c)
+        s = floats(1, groups, c, like=x)
+        flags = {"NORM": v is not None, "STRIDE": stride}
+        tiles = narrow_tiles(NORM_TILES, BC=c)
+        args = (x, kept, v, s, m, c, groups, h, w)
+        launcher.run(norm_keep, by_columns(c, groups), args, tiles, **flags)
+        return kept, multiply_transposed(flat(kept), flat(kept)), add_rows(s, 1).view(-1)
+
+    if not library or (v is None and stride == 1):
+        return joined()
+    key = f"gram matrix {tuple(x.shape)} {stride} {x.dtype}"
+    return launcher.choose(key, {"separate": separate, "joined": joined})
 
 
-def fold(gram: Tensor, weight: Tensor, norm: Any, m: int) -> tuple[Tensor, Tensor]:
+def multiply_transposed(x: Tensor, y: Tensor) -> Tensor:
+    """x^T y in float32, by the library."""
+    if x.is_cuda:
+        return torch.mm(x.t(), y, out_dtype=torch.float32)
+    return x.float().t() @ y.float()
+
+
+def fold(gram: Tensor, sums: Tensor, weight: Tensor, norm: Any, m: int) -> tuple[Tensor, Tensor]:
     """Forward vectors of the norm behind a 1x1 convolution, and weight @ Cov."""
     n, k = weight.shape
     v, t = floats(4, n, like=gram), floats(n, k, like=gram)
-    grid = (n // 32, k // 64)
-    launcher.run(fold_covariance, lambda _: grid, (gram, weight, t, m, k), ONE_TILE, BN=32, BK=64)
-    args = (gram, weight, t, norm.weight, norm.bias, norm.running, v, m, n, k, EPS, MOMENTUM)
-    launcher.run(fold_statistics, lambda _: (n // 16,), args, ONE_TILE, BN=16, BK=64)
+    args: tuple = (gram, sums, weight, t, m, k)
+    grid: Any = lambda t: (n // t["BN"], k // t["BK"])  # noqa: E731
+    launcher.run(fold_covariance, grid, args, COVARIANCE_TILES)
+    args = (sums, weight, t, norm.weight, norm.bias, norm.running, v, m, n, k, EPS, MOMENTUM)
+    launcher.run(fold_statistics, lambda t: (n // t["BN"],), args, VECTOR_TILES)
     return v, t
 
 
@@ -944,21 +1278,21 @@ def raw_weight_gradient(g: Tensor, x: Tensor) -> Tensor:
         return outer_sum(g, x, None, None, 1, False)
     rows, columns = flat(g), flat(x)
     options = {
-        "cublas": lambda: torch.mm(rows.t(), columns, out_dtype=torch.float32),
+        "cublas": lambda: multiply_transposed(rows, columns),
         "triton": lambda: outer_sum(g, x, None, None, 1, False),
     }
-    key = f"weight gradient {tuple(rows.shape)} {columns.shape[1]}"
+    key = f"weight gradient {tuple(rows.shape)} {columns.shape[1]} {g.dtype}"
     return launcher.choose(key, options)
 
 
 def fold_back(
     raw: Tensor, s: Tensor, weight: Tensor, saved: tuple[Tensor, Tensor, Tensor], dw: Tensor, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Writes dw; returns scale * weight and the backward vectors. saved: v, t and gram."""
-    (n, k), (v, t, gram) = weight.shape, saved
+    """Writes dw; returns scale * weight and the backward vectors. saved: v, t and sums."""
+    (n, k), (v, t, sums) = weight.shape, saved
     wa, u = torch.empty_like(weight), floats(5, n, like=raw)
-    args = (raw, s, weight, t, gram, v, dw, wa, u, m, n, k, s.shape[1])
-    launcher.run(fold_gradient, lambda _: (n // 16,), args, ONE_TILE, BG=32, BN=16, BK=64)
+    args = (raw, s, weight, t, sums, v, dw, wa, u, m, n, k, s.shape[1])
+    launcher.run(fold_gradient, lambda t: (n // t["BN"],), args, GRADIENT_TILES)
     return wa, u
 
 
@@ -966,6 +1300,6 @@ def fold_back_input(weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """What a 1x1 convolution's input gets from its norm: q [K, K], and const [K] with q's scale."""
     n, k = weight.shape
     q, const = weight.new_empty((k, k)), floats(k + 1, like=u)
-    grid = (k // 32, k // 32)
-    launcher.run(fold_input, lambda _: grid, (weight, u, q, const, n, k), ONE_TILE, BN=128, BK=32)
+    grid: Any = lambda t: (k // t["BK"], k // t["BK"])  # noqa: E731
+    launcher.run(fold_input, grid, (weight, u, q, const, n, k), INPUT_TILES)
     return q, const
