@@ -386,7 +386,7 @@ class Block:
 
 
 class PlainBlock(Block):
-    """As in the second prototype."""
+    """Every norm in kernels of its own, as in an earlier prototype."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -542,7 +542,7 @@ class Network:
         """An image of three channels as the stem wants it; the first time, measures which form."""
         if len(self.stems) > 1:
             images = {form: stem.arrange(x) for form, stem in self.stems.items()}
-            dy = torch.randn_like(self.stem(x))
+            dy = self.stem(x)  # any values will do; random ones would shift what is drawn later
 
             def both(form: str) -> tuple[Tensor, Tensor]:
                 stem, image = self.stems[form], images[form]
@@ -966,15 +966,21 @@ def check_network(
 
 
 class Step:
-    """One variant's training step over one batch, eager and as a graph."""
+    """One variant's training step over one batch, eager and as a graph.
 
-    def __init__(self, variant: Variant, dtype: torch.dtype, batch: int, size: int):
+    Image and labels are drawn before anything of the variant's, so that all variants share them;
+    the weights come from a generator of their own.
+    """
+
+    def __init__(
+        self, variant: Variant, dtype: torch.dtype, batch: int, size: int, device: str = "cuda"
+    ):
         torch.manual_seed(0)
-        self.net = Network(variant, dtype)
-        self.x = self.net.arrange(random_image(batch, 3, size, "cuda", dtype))
-        self.labels = torch.randint(0, 1000, (batch,), device="cuda")
-        self.loss = torch.zeros((), device="cuda")
-        self.batch = batch
+        image = random_image(batch, 3, size, device, dtype)
+        self.labels = torch.randint(0, 1000, (batch,), device=device)
+        self.net = Network(variant, dtype, device=device)
+        self.x = self.net.arrange(image)
+        self.loss = torch.zeros((), device=device)
 
     def __call__(self) -> None:
         """A step."""

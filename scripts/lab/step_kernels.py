@@ -80,7 +80,7 @@ OUTER_TILES = make_tiles(
 )
 
 
-# --- norms, ReLU, pool, update: the second prototype's kernels ---
+# --- norms, ReLU, pool, update: an earlier prototype's kernels ---
 
 
 @triton.jit
