@@ -1,0 +1,148 @@
+"""The session: one way to get a model that trains or scores, and the seams for many devices."""
+
+import json
+
+import pytest
+import torch
+
+from phalanx.assemble import train as training
+from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.prepare import prepare_new, read_checkpoint
+from phalanx.assemble.score import open_checkpoint, score_checkpoint
+from phalanx.assemble.session import Session
+from phalanx.cli.main import main
+from phalanx.config.read import read_settings
+from phalanx.engine.checkpoint_store import list_checkpoints
+from phalanx.engine.consensus import Consensus
+from phalanx.engine.state import hash_weights
+from phalanx.errors import DiskError, DivergedError, Stopped
+from phalanx.plan.role import Role
+from small_runs import small_run
+
+
+def settings_of(digits, run, **options):
+    """The settings of a small run, as the command line reads them."""
+    words = small_run(digits, run, **options)[1:]
+    return read_settings(None, dict(word.removeprefix("--").split("=", 1) for word in words))
+
+
+@pytest.fixture
+def prepared(digits, tmp_path):
+    return prepare_new(settings_of(digits, tmp_path / "run"), line="test")
+
+
+@pytest.fixture(scope="module")
+def finished(digits, tmp_path_factory):
+    """A run with its average, trained to its end."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert main(small_run(digits, run, keep=9, ema_decay=0.5)) == 0
+    return run
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_what_nobody_asks_for_is_not_built(finished):
+    with open_checkpoint(read_checkpoint(finished, {})) as session:
+        assert hash_weights(session.model.state_dict()) == summary_of(finished)["weights_sha256"]
+        assert (
+            session.evaluate(session.scoring_feed.validation()).top1 == summary_of(finished)["top1"]
+        )
+        assert not {"state", "feed"} & vars(session).keys()
+
+
+def test_a_checkpoint_gives_its_weights_or_their_average(finished):
+    newest = list_checkpoints(finished / "checkpoints")[-1]
+    plain = score_checkpoint(read_checkpoint(newest, {}))
+    averaged = score_checkpoint(read_checkpoint(newest / "average.safetensors", {}))
+    assert plain.row.top1 == summary_of(finished)["top1"]
+    assert averaged.row.top1 == summary_of(finished)["averaged_top1"]
+    assert plain.row.loss != averaged.row.loss
+
+
+def test_a_session_trains_as_the_command_does(digits, tmp_path):
+    settings = settings_of(digits, tmp_path / "run", steps=3)
+    plan, _ = plan_run(settings)
+    with Session(settings.config, plan) as session:
+        for passes in session.feed.batches_from(0):
+            session.train_step(passes, plan.lr(session.state.step))
+        ours = hash_weights(session.model.state_dict())
+    assert main(small_run(digits, tmp_path / "run", steps=3)) == 0
+    assert ours == summary_of(tmp_path / "run")["weights_sha256"]
+
+
+def test_a_process_that_neither_writes_nor_prints_trains_the_same(prepared, finished, capsys):
+    capsys.readouterr()
+    before = {path.name for path in prepared.run.path.iterdir()}
+    summary = training.train(prepared, role=Role(writes=False, prints=False))
+    left = {path.name for path in prepared.run.path.iterdir()}
+    assert left - before == {"lock"} and capsys.readouterr().out == ""
+    assert summary.weights_sha256 == summary_of(finished)["weights_sha256"]
+
+
+class OtherRank(Consensus):
+    """A rank beside ours that says yes at the n-th question, or fails at the n-th save."""
+
+    says_yes_at = fails_at = 10**9
+
+    def __init__(self):
+        self.asked = self.saved = 0
+
+    def any(self, mine):
+        self.asked += 1
+        return mine or self.asked >= self.says_yes_at
+
+    def raise_any(self, mine):
+        self.saved += 1
+        super().raise_any(mine)
+        if self.saved >= self.fails_at:
+            raise DiskError("rank 1: no space left")
+
+
+def test_a_stop_of_another_process_is_ours(prepared, monkeypatch):
+    monkeypatch.setattr(OtherRank, "says_yes_at", 1)  # the first question: whether to begin at all
+    monkeypatch.setattr(training, "Consensus", OtherRank)
+    with pytest.raises(Stopped, match="stopped after step 0 of 18"):
+        training.train(prepared)
+
+
+def test_a_divergence_of_another_process_is_ours(digits, tmp_path, monkeypatch):
+    settings = settings_of(digits, tmp_path / "run", logs_per_epoch=6)
+    monkeypatch.setattr(OtherRank, "says_yes_at", 3)  # begin? stop after step 1? did it diverge?
+    monkeypatch.setattr(training, "Consensus", OtherRank)
+    with pytest.raises(
+        DivergedError, match="step 1: another process met a loss that is not finite"
+    ):
+        training.train(prepare_new(settings, line="test"))
+
+
+def test_a_stop_is_agreed_on_before_anything_is_saved(prepared, monkeypatch):
+    asked = []
+
+    class Counting(Consensus):
+        def any(self, mine):
+            asked.append(mine)
+            return mine
+
+    monkeypatch.setattr(training, "Consensus", Counting)
+    training.train(prepared)
+    steps, scored_batches, looks = 18, 3, len(asked)
+    assert looks >= 2 * steps + scored_batches and not any(asked)
+
+
+def test_a_failed_save_of_another_process_is_ours(prepared, monkeypatch):
+    monkeypatch.setattr(OtherRank, "fails_at", 2)
+    monkeypatch.setattr(training, "Consensus", OtherRank)
+    with pytest.raises(DiskError, match="rank 1: no space left"):
+        training.train(prepared)
+
+
+def test_the_state_holds_the_bare_model(digits, tmp_path):
+    settings = settings_of(digits, tmp_path / "run")
+    with Session(settings.config, plan_run(settings)[0]) as session:
+        assert session.state.model is session.model
+        assert all(
+            not name.startswith(("module.", "_orig_mod.")) for name in session.model.state_dict()
+        )
+        assert isinstance(session.model.conv1, torch.nn.Conv2d)
