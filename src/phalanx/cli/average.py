@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.command import JSON_FLAG, Argument, Command, ParsedArgs
+from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
 from phalanx.cli.validate import print_score
 from phalanx.config.read import read_flags
 from phalanx.errors import ConfigError, join_problems
@@ -19,6 +19,32 @@ _SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precis
 _AVERAGING_OPTIONS = ("weight-avg-strategy", "weight-avg-n", "weight-avg-exp-decay")
 
 
+@command(
+    "average",
+    "Average the last checkpoints of a run into RUN/checkpoints/average, and score it "
+    "beside the newest. Running statistics of batch norms are averaged like weights.",
+    Argument("run", "A run folder.", required=True),
+    Argument(
+        "--reestimate-norms",
+        "Take the statistics of batch norms anew, from the images of so many training "
+        "steps, instead of averaging them.  [0]",
+        default="0",
+    ),
+    JSON_FLAG,
+    usage="RUN [--weight-avg-strategy mean|exponential] [--weight-avg-n N] "
+    "[--reestimate-norms STEPS] [--json]",
+    options=(*_AVERAGING_OPTIONS, *_SCORING_OPTIONS),
+    examples={
+        "phalanx average runs/demo": "the mean of the last checkpoints",
+        "phalanx average runs/demo --weight-avg-n 2": "of the last two alone",
+        "phalanx average runs/demo --weight-avg-strategy exponential "
+        "--weight-avg-exp-decay 0.9": "newer ones count more",
+        "phalanx average runs/demo --reestimate-norms 100": (
+            "with statistics that fit the averaged weights"
+        ),
+        "phalanx validate runs/demo/checkpoints/average": "score it again later",
+    },
+)
 def _run(args: ParsedArgs) -> int:
     """Average, write the result, and report both scores: here and in the run's report."""
     args.refuse_problems()
@@ -97,40 +123,3 @@ def _print_scores(averaged: "Averaged") -> None:
     (newest, average), ((newest_row, _), average_score) = averaged.paths, averaged.scores
     print_score(str(newest), newest_row, {}, as_json=False)
     print_score(str(average), *average_score, as_json=False)
-
-
-COMMANDS = {
-    "average": Command(
-        name="average",
-        summary="Average the last checkpoints of a run into RUN/checkpoints/average, and score it "
-        "beside the newest. Running statistics of batch norms are averaged like weights.",
-        usage="phalanx average RUN [--weight-avg-strategy mean|exponential] [--weight-avg-n N] "
-        "[--reestimate-norms STEPS] [--json]",
-        run=_run,
-        arguments=(
-            Argument("run", "A run folder.", metavar="RUN", required=True),
-            Argument(
-                "--reestimate-norms",
-                "Take the statistics of batch norms anew, from the images of so many training "
-                "steps, instead of averaging them.  [0]",
-                default="0",
-            ),
-            JSON_FLAG,
-        ),
-        options=(*_AVERAGING_OPTIONS, *_SCORING_OPTIONS),
-        examples=(
-            ("phalanx average runs/demo", "the mean of the last checkpoints"),
-            ("phalanx average runs/demo --weight-avg-n 2", "of the last two alone"),
-            (
-                "phalanx average runs/demo --weight-avg-strategy exponential "
-                "--weight-avg-exp-decay 0.9",
-                "newer ones count more",
-            ),
-            (
-                "phalanx average runs/demo --reestimate-norms 100",
-                "with statistics that fit the averaged weights",
-            ),
-            ("phalanx validate runs/demo/checkpoints/average", "score it again later"),
-        ),
-    ),
-}

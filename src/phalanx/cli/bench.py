@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     from phalanx.bench.paired import Ratio
 
 
+@command(
+    "bench overhead",
+    "Images/s of the real training loop over a bare PyTorch loop that gets the same "
+    "batches ready-made in memory.",
+    Argument("--pairs", "Interleaved pairs of blocks [40].", default="40"),
+    Argument("--steps", "Steps in a block [25].", default="25"),
+    JSON_FLAG,
+    usage="[--pairs N] [--steps N] [--json]",
+    examples={"phalanx bench overhead": "the median of 40 paired ratios; about two minutes"},
+)
 def _measure_overhead(args: ParsedArgs) -> int:
     """Measure and print the ratio with its interval."""
     args.refuse_problems()
@@ -49,6 +59,22 @@ def _print_overhead(ratio: "Ratio", steps: int) -> None:
     print(f"ratio {ratio.median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
 
 
+@command(
+    "bench determinism",
+    "Steps/s with --determinism seeded and strict over those with off, in turns, on "
+    "made-up images.",
+    *PRESET_ARGS,
+    Argument("--pairs", "Interleaved pairs of blocks [20].", default="20"),
+    Argument("--steps", "Steps in a block [10].", default="10"),
+    JSON_FLAG,
+    usage="[PRESET|FILE] [--option value]... [--pairs N] [--steps N] [--json]",
+    # a block has its own length, and every value of determinism is measured
+    options=tuple(name for name in ALL_OPTIONS if name not in ("steps", "determinism")),
+    examples={
+        "phalanx bench determinism": "the demo's model",
+        "phalanx bench determinism imagenet-resnet50 --device cuda": "needs no data",
+    },
+)
 def _measure_determinism(args: ParsedArgs) -> int:
     """Measure and print what each value of --determinism costs."""
     settings = args.read_settings()
@@ -82,40 +108,3 @@ def print_cost(cost: "Cost") -> None:
             f"(n={len(ratio.pairs)} pairs of blocks of {cost.steps} steps)"
         )
     print(f"on {cost.device}: {cost.note}")
-
-
-COMMANDS = {
-    "bench overhead": Command(
-        name="bench overhead",
-        summary="Images/s of the real training loop over a bare PyTorch loop that gets the same "
-        "batches ready-made in memory.",
-        usage="phalanx bench overhead [--pairs N] [--steps N] [--json]",
-        run=_measure_overhead,
-        arguments=(
-            Argument("--pairs", "Interleaved pairs of blocks [40].", default="40"),
-            Argument("--steps", "Steps in a block [25].", default="25"),
-            JSON_FLAG,
-        ),
-        examples=(("phalanx bench overhead", "the median of 40 paired ratios; about two minutes"),),
-    ),
-    "bench determinism": Command(
-        name="bench determinism",
-        summary="Steps/s with --determinism seeded and strict over those with off, in turns, on "
-        "made-up images.",
-        usage="phalanx bench determinism [PRESET|FILE] [--option value]... [--pairs N] "
-        "[--steps N] [--json]",
-        run=_measure_determinism,
-        arguments=(
-            *PRESET_ARGS,
-            Argument("--pairs", "Interleaved pairs of blocks [20].", default="20"),
-            Argument("--steps", "Steps in a block [10].", default="10"),
-            JSON_FLAG,
-        ),
-        # a block has its own length, and every value of determinism is measured
-        options=tuple(name for name in ALL_OPTIONS if name not in ("steps", "determinism")),
-        examples=(
-            ("phalanx bench determinism", "the demo's model"),
-            ("phalanx bench determinism imagenet-resnet50 --device cuda", "needs no data"),
-        ),
-    ),
-}

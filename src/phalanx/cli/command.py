@@ -3,7 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.catalog.plugins import load_plugins
@@ -34,6 +34,11 @@ class Argument:
     required: bool = False
     switch: bool = False  # a flag without a value
     default: Any = None
+
+    @property
+    def shown(self) -> str:
+        """What help calls it."""
+        return self.metavar or (self.name if self.name.startswith("-") else self.name.upper())
 
     @property
     def key(self) -> str:
@@ -94,17 +99,44 @@ class ParsedArgs:
             raise ConfigError("\n".join(self.problems))
 
 
-@dataclass(frozen=True, kw_only=True)
+_Run = Callable[[ParsedArgs], int | None]
+
+
+@dataclass(frozen=True)
 class Command:
     """A command: its help, its arguments, and what it does."""
 
     name: str
     summary: str
+    arguments: tuple[Argument, ...]
     usage: str
-    run: Callable[[ParsedArgs], int]
-    examples: tuple[tuple[str, str], ...]  # (command line, what it does)
-    arguments: tuple[Argument, ...] = ()
-    options: tuple[str, ...] = field(default=())
+    options: tuple[str, ...]
+    examples: dict[str, str]
+    run: _Run
+
+
+REGISTERED: dict[str, Command] = {}  # the commands of the files imported so far
+
+
+def command(
+    name: str,
+    summary: str,
+    *arguments: Argument,
+    usage: str,
+    options: tuple[str, ...] = (),
+    examples: dict[str, str],
+) -> Callable[[_Run], _Run]:
+    """Make a command of the function below it, which may give an exit code.
+
+    usage: what follows the name. options: those of a run that it takes. examples: command lines,
+    and what each does.
+    """
+
+    def register(run: _Run) -> _Run:
+        REGISTERED[name] = Command(name, summary, arguments, usage, options, examples, run)
+        return run
+
+    return register
 
 
 class _Parser(argparse.ArgumentParser):

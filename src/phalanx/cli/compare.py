@@ -3,9 +3,19 @@
 import json
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 
 
+@command(
+    "compare",
+    "Say where two runs differ: options, data, code, the first step at which "
+    "numbers diverge, and scores with a paired test.",
+    Argument("first", "A run folder.", metavar="RUN", required=True),
+    Argument("second", "Another one.", metavar="RUN", required=True),
+    Argument("--json", "Print a JSON object.", switch=True),
+    usage="RUN RUN [--json]",
+    examples={"phalanx compare runs/a runs/b": "why is b better than a?"},
+)
 def _run(request: ParsedArgs) -> int:
     """Compare options, data, code, numbers and scores."""
     request.refuse_problems()
@@ -18,20 +28,3 @@ def _run(request: ParsedArgs) -> int:
     else:
         print(render_comparison(comparison))
     return 0
-
-
-COMMANDS = {
-    "compare": Command(
-        name="compare",
-        summary="Say where two runs differ: options, data, code, the first step at which "
-        "numbers diverge, and scores with a paired test.",
-        usage="phalanx compare RUN RUN [--json]",
-        run=_run,
-        arguments=(
-            Argument(name="first", metavar="RUN", help="A run folder.", required=True),
-            Argument(name="second", metavar="RUN", help="Another one.", required=True),
-            Argument(name="--json", help="Print a JSON object.", switch=True),
-        ),
-        examples=(("phalanx compare runs/a runs/b", "why is b better than a?"),),
-    ),
-}

@@ -2,11 +2,24 @@
 
 from pathlib import Path
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
 
 
+@command(
+    "data show",
+    "Draw the augmented batch of a step, exactly as training saw or will see it.",
+    Argument("preset", "A preset, a YAML file, or a run folder.", metavar="PRESET|FILE|RUN"),
+    Argument("--step", "Which step, counted from 1.", default="1"),
+    Argument("--out", "Image file to write.", default="batch.png"),
+    usage="[PRESET|FILE|RUN] --step K --out FILE",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx data show --step 1 --out batch.png": "the first batch of the demo",
+        "phalanx data show runs/demo --step 731": "what a past step of a run saw",
+    },
+)
 def _show_batch(args: ParsedArgs) -> int:
     """Draw what the model sees in one step, before normalisation."""
     settings = _find_settings(args)
@@ -58,27 +71,3 @@ def _read_step(text: str, *, last: int) -> int:
     if not 1 <= step <= last:
         raise ConfigError(f"--step: wants a step from 1 to {last:,}, got {text!r}")
     return step
-
-
-COMMANDS = {
-    "data show": Command(
-        name="data show",
-        summary="Draw the augmented batch of a step, exactly as training saw or will see it.",
-        usage="phalanx data show [PRESET|FILE|RUN] --step K --out FILE",
-        run=_show_batch,
-        arguments=(
-            Argument(
-                name="preset",
-                metavar="PRESET|FILE|RUN",
-                help="A preset, a YAML file, or a run folder.",
-            ),
-            Argument(name="--step", help="Which step, counted from 1.", default="1"),
-            Argument(name="--out", help="Image file to write.", default="batch.png"),
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx data show --step 1 --out batch.png", "the first batch of the demo"),
-            ("phalanx data show runs/demo --step 731", "what a past step of a run saw"),
-        ),
-    ),
-}

@@ -3,13 +3,28 @@
 import json
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.bench.feeding import Feeding
 
 
+@command(
+    "data bench",
+    "Time reading, decoding, augmenting and copying, alone and together, and say what "
+    "limits training.",
+    Argument("dir", "The data; without it, the demo's."),
+    Argument("--config", "A preset or file to take the options from."),
+    Argument("--seconds", "How long each rate is measured  [3]", default="3"),
+    Argument("--json", "Print JSON.", switch=True),
+    usage="[DIR] [--option value]... [--json]",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx data bench ~/imagenet": "is this disk, are these cores enough?",
+        "phalanx data bench ~/imagenet --model resnet50 --workers 16": "for that model",
+    },
+)
 def _bench_data(args: ParsedArgs) -> int:
     """Measure and print."""
     from phalanx.assemble.find_data import read_with_data
@@ -54,25 +69,3 @@ def _print_rates(found: "Feeding") -> None:
         print(f"  {words:<12}{found.all_workers:>32,.0f}  {found.scaling:.2f} of as many times one")
     print(f"  {'the model':<12}{found.needed:>32,.0f}  {found.model} on {found.device}")
     print(found.verdict())
-
-
-COMMANDS = {
-    "data bench": Command(
-        name="data bench",
-        summary="Time reading, decoding, augmenting and copying, alone and together, and say what "
-        "limits training.",
-        usage="phalanx data bench [DIR] [--option value]... [--json]",
-        run=_bench_data,
-        arguments=(
-            Argument(name="dir", metavar="DIR", help="The data; without it, the demo's."),
-            Argument(name="--config", help="A preset or file to take the options from."),
-            Argument(name="--seconds", help="How long each rate is measured  [3]", default="3"),
-            Argument(name="--json", help="Print JSON.", switch=True),
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx data bench ~/imagenet", "is this disk, are these cores enough?"),
-            ("phalanx data bench ~/imagenet --model resnet50 --workers 16", "for that model"),
-        ),
-    ),
-}

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
@@ -19,6 +19,42 @@ _LIMITS = {
 }
 
 
+@command(
+    "data build",
+    "Convert data into another form, on all cores; run again, it goes on where it stopped.",
+    Argument("src", "Where the data lies, in any form that `phalanx data list` names."),
+    Argument("--to", "folder, tar, tfrecord or packed."),
+    Argument("--out", "An empty folder, or one to go on with."),
+    Argument(
+        "--short-side", "Shrink images whose short side is longer. Without it images are copied."
+    ),
+    Argument(
+        "--quality", "Of images that are encoded anew as JPEG: 90 with --short-side, else 95."
+    ),
+    Argument(
+        "--shards",
+        "Files of the training split, of tar and tfrecord; tfrecord's default is 1024 "
+        "and an eighth for validation, tar's a file for 1,024 images.",
+    ),
+    Argument("--raw", "Pack pixels, not JPEG: larger, faster.", switch=True),
+    Argument(
+        "--max-bad",
+        "Bad images of a split to leave out, such as 10 or 1%; by default 10 or 1 %, "
+        "whichever is more.",
+    ),
+    Argument("--workers", "Processes; by default one a core."),
+    Argument("--json", "Print JSON.", switch=True),
+    usage="SRC --to folder|tar|tfrecord|packed --out DIR [--short-side N]",
+    examples={
+        "phalanx data build ~/imagenet --to packed --out ~/packed --short-side 256": (
+            "the fastest form to train from"
+        ),
+        "phalanx data build ~/photos --to tar --out ~/shards": "the same bytes, in tar files",
+        "phalanx data build ~/archives --to tfrecord --out ~/records": (
+            "ImageNet's archives as 1,024 + 128 shards"
+        ),
+    },
+)
 def _build_data(args: ParsedArgs) -> int:
     """Convert a dataset; bad images are left out and listed."""
     args.refuse_problems()
@@ -102,55 +138,3 @@ def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) 
         print("\n".join(f"  {make_printable(text)}" for text in bad[:_BAD_SHOWN]))
     if len(bad) > _BAD_SHOWN:
         print(f"  and {len(bad) - _BAD_SHOWN:,} more, see .phalanx/build.json there")
-
-
-COMMANDS = {
-    "data build": Command(
-        name="data build",
-        summary="Convert data into another form, on all cores; run again, it goes on where it "
-        "stopped.",
-        usage="phalanx data build SRC --to folder|tar|tfrecord|packed --out DIR [--short-side N]",
-        run=_build_data,
-        arguments=(
-            Argument(
-                name="src",
-                metavar="SRC",
-                help="Where the data lies, in any form that `phalanx data list` names.",
-            ),
-            Argument(name="--to", help="folder, tar, tfrecord or packed."),
-            Argument(name="--out", help="An empty folder, or one to go on with."),
-            Argument(
-                name="--short-side",
-                help="Shrink images whose short side is longer. Without it images are copied.",
-            ),
-            Argument(
-                name="--quality",
-                help="Of images that are encoded anew as JPEG: 90 with --short-side, else 95.",
-            ),
-            Argument(
-                name="--shards",
-                help="Files of the training split, of tar and tfrecord; tfrecord's default is 1024 "
-                "and an eighth for validation, tar's a file for 1,024 images.",
-            ),
-            Argument(name="--raw", help="Pack pixels, not JPEG: larger, faster.", switch=True),
-            Argument(
-                name="--max-bad",
-                help="Bad images of a split to leave out, such as 10 or 1%; by default 10 or 1 %, "
-                "whichever is more.",
-            ),
-            Argument(name="--workers", help="Processes; by default one a core."),
-            Argument(name="--json", help="Print JSON.", switch=True),
-        ),
-        examples=(
-            (
-                "phalanx data build ~/imagenet --to packed --out ~/packed --short-side 256",
-                "the fastest form to train from",
-            ),
-            ("phalanx data build ~/photos --to tar --out ~/shards", "the same bytes, in tar files"),
-            (
-                "phalanx data build ~/archives --to tfrecord --out ~/records",
-                "ImageNet's archives as 1,024 + 128 shards",
-            ),
-        ),
-    ),
-}

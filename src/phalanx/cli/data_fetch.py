@@ -4,12 +4,27 @@ import math
 import os
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
 
+@command(
+    "data fetch",
+    "Download a published dataset, check it, and go on where a download broke off.",
+    Argument("data", "Which dataset.", metavar="SET"),
+    Argument(
+        "--data-dir",
+        "Where to put it; DATA_DIR when that is set, else data/SET. Without either, "
+        "a system package that holds the set is used where it is.",
+    ),
+    usage="cifar10|cifar100|mnist|fashion-mnist [--data-dir DIR]",
+    examples={
+        "phalanx data fetch cifar10": "into data/cifar10",
+        "phalanx data fetch fashion-mnist --data-dir ~/data": "into a folder of your own",
+    },
+)
 def _fetch_data(args: ParsedArgs) -> int:
     """Make sure a set is here, and say where."""
     args.refuse_problems()
@@ -31,25 +46,3 @@ def _fetch_data(args: ParsedArgs) -> int:
     print(f"{data}: {how}, every checksum is right")
     print(f"phalanx train --data {data} --data-dir {fetched.folder}")
     return 0
-
-
-COMMANDS = {
-    "data fetch": Command(
-        name="data fetch",
-        summary="Download a published dataset, check it, and go on where a download broke off.",
-        usage="phalanx data fetch cifar10|cifar100|mnist|fashion-mnist [--data-dir DIR]",
-        run=_fetch_data,
-        arguments=(
-            Argument(name="data", metavar="SET", help="Which dataset."),
-            Argument(
-                name="--data-dir",
-                help="Where to put it; DATA_DIR when that is set, else data/SET. Without either, "
-                "a system package that holds the set is used where it is.",
-            ),
-        ),
-        examples=(
-            ("phalanx data fetch cifar10", "into data/cifar10"),
-            ("phalanx data fetch fashion-mnist --data-dir ~/data", "into a folder of your own"),
-        ),
-    ),
-}

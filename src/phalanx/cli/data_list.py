@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import DataError
 
 _FILELESS = {  # datasets that have no files: what they are, how to get them
@@ -14,6 +14,17 @@ _FILELESS = {  # datasets that have no files: what they are, how to get them
 }
 
 
+@command(
+    "data list",
+    "Say which data can be read, or what lies in a folder and up to three below it.",
+    Argument("dir", "The folder to look into."),
+    Argument("--json", "Print JSON.", switch=True),
+    usage="[DIR] [--json]",
+    examples={
+        "phalanx data list": "every form that can be read, and how to get it",
+        "phalanx data list ~/data": "what lies there, with counts and classes",
+    },
+)
 def _list_data(args: ParsedArgs) -> int:
     """Print the formats that can be read, or what was found in a folder."""
     args.refuse_problems()
@@ -99,21 +110,3 @@ def _print_formats(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(row["data"], row["what"], row["get"])
     Console(highlight=False).print(table)
-
-
-COMMANDS = {
-    "data list": Command(
-        name="data list",
-        summary="Say which data can be read, or what lies in a folder and up to three below it.",
-        usage="phalanx data list [DIR] [--json]",
-        run=_list_data,
-        arguments=(
-            Argument(name="dir", metavar="DIR", help="The folder to look into."),
-            Argument(name="--json", help="Print JSON.", switch=True),
-        ),
-        examples=(
-            ("phalanx data list", "every form that can be read, and how to get it"),
-            ("phalanx data list ~/data", "what lies there, with counts and classes"),
-        ),
-    ),
-}

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.cli.data_build import make_printable, read_number
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError, DataError
@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
+@command(
+    "data verify",
+    "Look at every image of a set, on all cores, and say what is wrong; the code is 0 "
+    "when nothing is.",
+    Argument("dir", "The folder that the data lies in."),
+    Argument("--json", "Print JSON.", switch=True),
+    Argument("--out", "Write a page with pictures."),
+    Argument("--workers", "Processes; by default one a core."),
+    usage="DIR [--json] [--out report.html]",
+    examples={
+        "phalanx data verify ~/photos": "damage, duplicates, leaks between the splits",
+        "phalanx data verify ~/photos --out photos.html": "with pictures of what was found",
+    },
+)
 def _verify_data(args: ParsedArgs) -> int:
     """Check every image; the exit code is 0 when nothing is wrong."""
     args.refuse_problems()
@@ -114,24 +128,3 @@ def _describe_group(group: list["ImageLocation"]) -> str:
     more = f" and {len(group) - _SHOWN:,} more" if len(group) > _SHOWN else ""
     labels = sorted({image.label for image in group})
     return f"{names}{more}" + (f" (labels differ: {' / '.join(labels)})" if labels[1:] else "")
-
-
-COMMANDS = {
-    "data verify": Command(
-        name="data verify",
-        summary="Look at every image of a set, on all cores, and say what is wrong; the code is 0 "
-        "when nothing is.",
-        usage="phalanx data verify DIR [--json] [--out report.html]",
-        run=_verify_data,
-        arguments=(
-            Argument(name="dir", metavar="DIR", help="The folder that the data lies in."),
-            Argument(name="--json", help="Print JSON.", switch=True),
-            Argument(name="--out", help="Write a page with pictures."),
-            Argument(name="--workers", help="Processes; by default one a core."),
-        ),
-        examples=(
-            ("phalanx data verify ~/photos", "damage, duplicates, leaks between the splits"),
-            ("phalanx data verify ~/photos --out photos.html", "with pictures of what was found"),
-        ),
-    ),
-}

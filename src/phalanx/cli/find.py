@@ -6,7 +6,7 @@ from math import isfinite, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.data_bench import read_seconds
 from phalanx.cli.progress import ProgressLine
 from phalanx.config.read import Settings
@@ -25,6 +25,26 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
 # --- the learning rate ---
 
 
+@command(
+    "find lr",
+    "Train the run's first steps with a learning rate that grows, and suggest one. "
+    "Model, data, optimizer and precision are the run's own; only --out writes anything.",
+    *PRESET_ARGS,
+    Argument("--from", "The first learning rate  [1e-6]", default="1e-6"),
+    Argument("--to", "The last one  [10]", default="10"),
+    Argument("--steps", "Steps of the sweep  [100]", default="100"),
+    Argument("--out", "Draw the curve into this .png or .html file."),
+    JSON_FLAG,
+    usage="[PRESET|FILE] [--option value]... [--from LR] [--to LR] [--steps N] [--out FILE] "
+    "[--json]",
+    # the sweep has its own length
+    options=tuple(name for name in ALL_OPTIONS if name != "steps"),
+    examples={
+        "phalanx find lr": "for the demo; seconds",
+        "phalanx find lr demo --optimizer adamw --to 1": "for another optimizer",
+        "phalanx find lr imagenet-resnet50 --data-dir /imagenet --out lr.png": "and draw it",
+    },
+)
 def _find_lr(args: ParsedArgs) -> int:
     """Sweep the learning rate and print what it suggests."""
     settings = args.read_settings()
@@ -184,6 +204,22 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
 # --- the micro-batch ---
 
 
+@command(
+    "find batch-size",
+    "Find the largest micro-batch that fits the device and the fastest one, by real "
+    "steps on made-up images.",
+    *PRESET_ARGS,
+    Argument("--most", "The largest size to try  [4096]", default="4096"),
+    Argument("--seconds", "How long each size is timed  [1]", default="1"),
+    JSON_FLAG,
+    usage="[PRESET|FILE] [--option value]... [--most N] [--seconds S] [--json]",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx find batch-size imagenet-resnet50": "needs no data",
+        "phalanx find batch-size demo --most 256": "on a CPU, in less time",
+        "phalanx find batch-size imagenet-resnet50 --enable-recompute": "with less memory",
+    },
+)
 def _find_batch_size(args: ParsedArgs) -> int:
     """Try sizes and print what fits, what is fastest and what to take."""
     settings = args.read_settings()
@@ -235,50 +271,3 @@ def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:
     rows.append(("note", "images that wait for later steps take memory too; leave them some"))
     for name, text in rows:
         print(f"{name:<15}{text}")
-
-
-COMMANDS = {
-    "find lr": Command(
-        name="find lr",
-        summary="Train the run's first steps with a learning rate that grows, and suggest one. "
-        "Model, data, optimizer and precision are the run's own; only --out writes anything.",
-        usage="phalanx find lr [PRESET|FILE] [--option value]... [--from LR] [--to LR] "
-        "[--steps N] [--out FILE] [--json]",
-        run=_find_lr,
-        arguments=(
-            *PRESET_ARGS,
-            Argument("--from", "The first learning rate  [1e-6]", default="1e-6"),
-            Argument("--to", "The last one  [10]", default="10"),
-            Argument("--steps", "Steps of the sweep  [100]", default="100"),
-            Argument("--out", "Draw the curve into this .png or .html file."),
-            JSON_FLAG,
-        ),
-        # the sweep has its own length
-        options=tuple(name for name in ALL_OPTIONS if name != "steps"),
-        examples=(
-            ("phalanx find lr", "for the demo; seconds"),
-            ("phalanx find lr demo --optimizer adamw --to 1", "for another optimizer"),
-            ("phalanx find lr imagenet-resnet50 --data-dir /imagenet --out lr.png", "and draw it"),
-        ),
-    ),
-    "find batch-size": Command(
-        name="find batch-size",
-        summary="Find the largest micro-batch that fits the device and the fastest one, by real "
-        "steps on made-up images.",
-        usage="phalanx find batch-size [PRESET|FILE] [--option value]... [--most N] "
-        "[--seconds S] [--json]",
-        run=_find_batch_size,
-        arguments=(
-            *PRESET_ARGS,
-            Argument("--most", "The largest size to try  [4096]", default="4096"),
-            Argument("--seconds", "How long each size is timed  [1]", default="1"),
-            JSON_FLAG,
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx find batch-size imagenet-resnet50", "needs no data"),
-            ("phalanx find batch-size demo --most 256", "on a CPU, in less time"),
-            ("phalanx find batch-size imagenet-resnet50 --enable-recompute", "with less memory"),
-        ),
-    ),
-}

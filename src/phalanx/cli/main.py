@@ -74,15 +74,16 @@ def _run_command(name: str | None, words: list[str]) -> int:
     if name is None:
         return _show_overview(words)
     module, _ = COMMANDS[name]
-    command = import_module(f"phalanx.cli.{module}").COMMANDS[name]
+    import_module(f"phalanx.cli.{module}")
+    from phalanx.cli.command import REGISTERED, parse_args
+
+    command = REGISTERED[name]
     if any(word in ("--help", "-h") for word in words):
         from phalanx.cli.help import show_command_help
 
         show_command_help(command, words)
         return 0
-    from phalanx.cli.command import parse_args
-
-    return int(command.run(parse_args(command, words)))
+    return command.run(parse_args(command, words)) or 0
 
 
 def _show_overview(words: list[str]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.catalog.models import MODELS, describe_variant, find_old_names, load_sizes
 from phalanx.catalog.splits import Split, find_split
 from phalanx.catalog.variant import OwnVariant, Variant
-from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.command import MODEL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.config.fields import find_model_name
 from phalanx.config.read import merge_layers, read_flags
 from phalanx.config.schema import Config
@@ -20,6 +20,7 @@ from phalanx.units import format_bytes, format_si
 if TYPE_CHECKING:
     from phalanx.models.count import UnitCount
 
+_JSON = Argument("--json", "Print JSON.", switch=True)
 _WEIGHT_OPTIONS = ("init-weights", "reset-head")  # no figure depends on them
 _MOST_CLASSES = 1_000_000
 _LIST_HEAD = ("params", "MACs", "px", "classes", "what it is")
@@ -30,6 +31,19 @@ _FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "act
 # --- models ls ---
 
 
+@command(
+    "models ls",
+    "List the models by family, with their size at their own images and classes.",
+    Argument("word", "Only models whose names, or former names, hold every word.", many=True),
+    _JSON,
+    usage="[WORD...] [--plugin MODULE] [--json]",
+    options=("plugin",),
+    examples={
+        "phalanx models ls": "all of them",
+        "phalanx models ls resnext 32x4d": "those with both words in their name",
+        "phalanx models ls --plugin mine --json": "yours too, for a script",
+    },
+)
 def _list_models(args: ParsedArgs) -> int:
     """List the models, or those whose names contain every word."""
     args.refuse_problems()
@@ -153,6 +167,34 @@ class _ModelCounts:
         }
 
 
+@command(
+    "models show",
+    "Show a model's units: output, parameters, MACs, activations, cumulative shares.",
+    Argument("name", "A model.", required=True),
+    Argument("--image-size", "Height and width of images  [the model's own]"),
+    Argument("--classes", "Classes to tell apart  [the model's own]"),
+    Argument("--precision", "Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]"),
+    Argument(
+        "--pipeline-splits",
+        "Where stages start: units, or names of theirs in older programs.",
+        many=True,
+    ),
+    _JSON,
+    usage="NAME [--pipeline-splits NAME...] [--option value]...",
+    options=(
+        "batch-size",
+        "plugin",
+        *(name for name in MODEL_OPTIONS if name not in _WEIGHT_OPTIONS),
+    ),
+    examples={
+        "phalanx models show resnet50": "its units at 224 x 224",
+        "phalanx models show efficientnet_b0 --batch-size 8 --json": "for a script",
+        "phalanx models show resnet50 --pipeline-splits b1/2/relu b2/3/relu b3/5/relu": (
+            "what each of four stages would have"
+        ),
+        "phalanx models show resnet20 --norm-type group --norm-num-groups 8": "a variation",
+    },
+)
 def _show_model(args: ParsedArgs) -> int:
     """Print the units of a model, and its stages where it is split."""
     counts = _count_model(args)
@@ -288,62 +330,3 @@ def _describe_stages(counts: _ModelCounts) -> dict[str, str]:
         )
         lines[names[first]] = f"── stage {stage}: {shares} "
     return lines
-
-
-_JSON = Argument("--json", "Print JSON.", switch=True)
-
-COMMANDS = {
-    "models ls": Command(
-        name="models ls",
-        summary="List the models by family, with their size at their own images and classes.",
-        usage="phalanx models ls [WORD...] [--plugin MODULE] [--json]",
-        run=_list_models,
-        arguments=(
-            Argument(
-                "word",
-                "Only models whose names, or former names, hold every word.",
-                metavar="WORD",
-                many=True,
-            ),
-            _JSON,
-        ),
-        options=("plugin",),
-        examples=(
-            ("phalanx models ls", "all of them"),
-            ("phalanx models ls resnext 32x4d", "those with both words in their name"),
-            ("phalanx models ls --plugin mine --json", "yours too, for a script"),
-        ),
-    ),
-    "models show": Command(
-        name="models show",
-        summary="Show a model's units: output, parameters, MACs, activations, cumulative shares.",
-        usage="phalanx models show NAME [--pipeline-splits NAME...] [--option value]...",
-        run=_show_model,
-        arguments=(
-            Argument("name", "A model.", metavar="NAME", required=True),
-            Argument("--image-size", "Height and width of images  [the model's own]"),
-            Argument("--classes", "Classes to tell apart  [the model's own]"),
-            Argument("--precision", "Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]"),
-            Argument(
-                "--pipeline-splits",
-                "Where stages start: units, or names of theirs in older programs.",
-                many=True,
-            ),
-            _JSON,
-        ),
-        options=(
-            "batch-size",
-            "plugin",
-            *(name for name in MODEL_OPTIONS if name not in _WEIGHT_OPTIONS),
-        ),
-        examples=(
-            ("phalanx models show resnet50", "its units at 224 x 224"),
-            ("phalanx models show efficientnet_b0 --batch-size 8 --json", "for a script"),
-            (
-                "phalanx models show resnet50 --pipeline-splits b1/2/relu b2/3/relu b3/5/relu",
-                "what each of four stages would have",
-            ),
-            ("phalanx models show resnet20 --norm-type group --norm-num-groups 8", "a variation"),
-        ),
-    ),
-}

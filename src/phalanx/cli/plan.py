@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
@@ -19,6 +19,27 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 
 
+@command(
+    "plan",
+    "Show every derived number before anything runs; nothing is written.",
+    *PRESET_ARGS,
+    Argument("--origin", "Also say where each option's value came from.", switch=True),
+    Argument("--at", "Steps with commas: learning rate and loss scale there."),
+    Argument(
+        "--no-memory",
+        "Predict no memory, which takes some seconds; all else takes none.",
+        switch=True,
+    ),
+    JSON_FLAG,
+    usage="[PRESET|FILE] [--option value]... [--at STEPS] [--origin] [--json]",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx plan": "what `phalanx train` would do",
+        "phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8": "on 8 devices",
+        "phalanx plan demo --epochs 3 --origin": "and who set which option",
+        "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
+    },
+)
 def _run(args: ParsedArgs) -> int:
     """Print the plan of a config."""
     settings = args.read_settings()
@@ -197,31 +218,3 @@ def _print_origins(settings: Settings) -> None:
     for name, text in values.items():
         shown = text if text != "None" else "-"
         print(f"{name:<{names}}  {shown:<{texts}}  {settings.origins[name]}")
-
-
-COMMANDS = {
-    "plan": Command(
-        name="plan",
-        summary="Show every derived number before anything runs; nothing is written.",
-        usage="phalanx plan [PRESET|FILE] [--option value]... [--at STEPS] [--origin] [--json]",
-        run=_run,
-        arguments=(
-            *PRESET_ARGS,
-            Argument("--origin", "Also say where each option's value came from.", switch=True),
-            Argument("--at", "Steps with commas: learning rate and loss scale there."),
-            Argument(
-                "--no-memory",
-                "Predict no memory, which takes some seconds; all else takes none.",
-                switch=True,
-            ),
-            JSON_FLAG,
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx plan", "what `phalanx train` would do"),
-            ("phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8", "on 8 devices"),
-            ("phalanx plan demo --epochs 3 --origin", "and who set which option"),
-            ("phalanx plan demo --at 0,100,900 --json", "the learning rate at some steps"),
-        ),
-    ),
-}

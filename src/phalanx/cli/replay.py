@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import JSON_FLAG, Argument, Command, ParsedArgs
+from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
 from phalanx.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -19,6 +19,20 @@ _RECORDED = {
 }
 
 
+@command(
+    "replay",
+    "Repeat a step of a run from the checkpoint before it, and name the first module "
+    "and the images for which a number was not finite. Nothing is written into the run.",
+    Argument("run", "A run folder.", required=True),
+    Argument("--step", "The step to repeat, counted from 1.  [the one the run failed at]"),
+    JSON_FLAG,
+    usage="RUN [--step N] [--json]",
+    options=_REPLAY_OPTIONS,
+    examples={
+        "phalanx replay runs/demo": "the step a run diverged at; ends with code 5 if it does",
+        "phalanx replay runs/demo --step 10": "any step: what it gave, and with which images",
+    },
+)
 def _run(args: ParsedArgs) -> int:
     """Repeat the step and say what it gave; 5 where it is not sound."""
     args.refuse_problems()
@@ -63,24 +77,3 @@ def _print_replay(seen: "Replay", prepared: "PreparedRun") -> None:
         print(describe_step_images(seen.seen_with))
     else:
         print(f"images: {describe_step_images(seen.images)}")
-
-
-COMMANDS = {
-    "replay": Command(
-        name="replay",
-        summary="Repeat a step of a run from the checkpoint before it, and name the first module "
-        "and the images for which a number was not finite. Nothing is written into the run.",
-        usage="phalanx replay RUN [--step N] [--json]",
-        run=_run,
-        arguments=(
-            Argument("run", "A run folder.", metavar="RUN", required=True),
-            Argument("--step", "The step to repeat, counted from 1.  [the one the run failed at]"),
-            JSON_FLAG,
-        ),
-        options=_REPLAY_OPTIONS,
-        examples=(
-            ("phalanx replay runs/demo", "the step a run diverged at; ends with code 5 if it does"),
-            ("phalanx replay runs/demo --step 10", "any step: what it gave, and with which images"),
-        ),
-    ),
-}

@@ -2,9 +2,16 @@
 
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 
 
+@command(
+    "report",
+    "Remake a run's report.html from what its folder holds.",
+    Argument("run", "A run folder.", required=True),
+    usage="RUN",
+    examples={"phalanx report runs/demo": "also while the run is still training"},
+)
 def _run(request: ParsedArgs) -> int:
     """Write report.html again; the data need not be there any more."""
     request.refuse_problems()
@@ -13,15 +20,3 @@ def _run(request: ParsedArgs) -> int:
 
     print(f"report: {write_report(open_run(Path(request['run'])))}")
     return 0
-
-
-COMMANDS = {
-    "report": Command(
-        name="report",
-        summary="Remake a run's report.html from what its folder holds.",
-        usage="phalanx report RUN",
-        run=_run,
-        arguments=(Argument(name="run", metavar="RUN", help="A run folder.", required=True),),
-        examples=(("phalanx report runs/demo", "also while the run is still training"),),
-    ),
-}

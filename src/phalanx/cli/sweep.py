@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
 
 if TYPE_CHECKING:
@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     from phalanx.sweep.state import SweepState
 
 
+@command(
+    "sweep",
+    "Search training options: every trial is a run of its own. The file names the "
+    "options to search, with ranges or lists, and the method: grid, random or tpe. Killed or "
+    "stopped, the same command goes on.",
+    Argument("file", "The YAML file of the sweep; docs/training.md shows one."),
+    Argument("--sweep-dir", "Folder of the sweep  [sweeps/NAME]"),
+    Argument("--resume", "Go on with the sweep in this folder; of a finished one, show the table."),
+    Argument("--dry-run", "Check the file, say what would run, and stop.", switch=True),
+    Argument("--json", "Print everything as JSON at the end.", switch=True),
+    usage="FILE [--sweep-dir DIR] [--dry-run] [--json] | --resume DIR",
+    examples={
+        "phalanx sweep rates.yaml": "run its trials; the table, the CSV and sweep.html follow",
+        "phalanx sweep rates.yaml --dry-run": "check it, and see what would run",
+        "phalanx sweep --resume sweeps/rates": "go on after a kill, a signal or a power cut",
+    },
+)
 def _run(request: ParsedArgs) -> int:
     """Read the file, then run what is left of its trials."""
     request.refuse_problems()
@@ -127,39 +144,3 @@ def _find_exit_code(state: "SweepState") -> int:
     """The exit code of a sweep in which nothing came to its end: its last failure's."""
     codes = [trial.exit_code for trial in state.trials if trial.state == "failed"]
     return next((code for code in reversed(codes) if code and code > 0), DivergedError.exit_code)
-
-
-COMMANDS = {
-    "sweep": Command(
-        name="sweep",
-        summary="Search training options: every trial is a run of its own. The file names the "
-        "options to search, with ranges or lists, and the method: grid, random or tpe. Killed or "
-        "stopped, the same command goes on.",
-        usage="phalanx sweep FILE [--sweep-dir DIR] [--dry-run] [--json] | --resume DIR",
-        run=_run,
-        arguments=(
-            Argument(
-                name="file",
-                metavar="FILE",
-                help="The YAML file of the sweep; docs/training.md shows one.",
-            ),
-            Argument(name="--sweep-dir", help="Folder of the sweep  [sweeps/NAME]"),
-            Argument(
-                name="--resume",
-                help="Go on with the sweep in this folder; of a finished one, show the table.",
-            ),
-            Argument(
-                name="--dry-run", help="Check the file, say what would run, and stop.", switch=True
-            ),
-            Argument(name="--json", help="Print everything as JSON at the end.", switch=True),
-        ),
-        examples=(
-            (
-                "phalanx sweep rates.yaml",
-                "run its trials; the table, the CSV and sweep.html follow",
-            ),
-            ("phalanx sweep rates.yaml --dry-run", "check it, and see what would run"),
-            ("phalanx sweep --resume sweeps/rates", "go on after a kill, a signal or a power cut"),
-        ),
-    ),
-}

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.validate import find_checkpoints, print_score
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
@@ -16,6 +16,32 @@ if TYPE_CHECKING:
     from phalanx.config.read import Settings
 
 
+@command(
+    "train",
+    "Train a preset or a config file; resume a run bit for bit; or fork one.",
+    Argument(
+        "preset",
+        "A preset by name, or a YAML file; without one, the dataset's own preset.",
+        metavar="PRESET|FILE",
+    ),
+    Argument("--config", "The same, as a flag."),
+    Argument(
+        "--resume", "Go on with this run from its newest checkpoint; never changes the maths."
+    ),
+    Argument("--fork", "Start a new run from a run's or checkpoint's state, with changed options."),
+    Argument("--json", "Print the summary as JSON at the end.", switch=True),
+    usage="[PRESET|FILE] [--option value]... | --resume RUN | --fork RUN",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx train": "the demo: a small ResNet on built-in data, about a minute",
+        "phalanx train demo --epochs 2 --run-dir runs/short": "the same, shorter",
+        "phalanx train --data cifar10 --data-dir ~/cifar10": "that dataset's own preset",
+        "phalanx train --resume runs/short": "go on after a kill, a signal or a power cut",
+        "phalanx train --fork runs/short --run-dir runs/long --epochs 4": (
+            "a longer run from the same weights"
+        ),
+    },
+)
 def _run(args: ParsedArgs) -> int:
     """Prepare without torch, then train."""
     preset = args.preset_name
@@ -124,41 +150,3 @@ def _print_result(folder: Path, *, as_json: bool) -> int:
         print(f"{len(summary.bad_images)} images could not be read; the report names them")
     print(f"report: {open_run(folder).report}")
     return 0
-
-
-COMMANDS = {
-    "train": Command(
-        name="train",
-        summary="Train a preset or a config file; resume a run bit for bit; or fork one.",
-        usage="phalanx train [PRESET|FILE] [--option value]... | --resume RUN | --fork RUN",
-        run=_run,
-        arguments=(
-            Argument(
-                "preset",
-                "A preset by name, or a YAML file; without one, the dataset's own preset.",
-                metavar="PRESET|FILE",
-            ),
-            Argument("--config", "The same, as a flag."),
-            Argument(
-                "--resume",
-                "Go on with this run from its newest checkpoint; never changes the maths.",
-            ),
-            Argument(
-                "--fork",
-                "Start a new run from a run's or checkpoint's state, with changed options.",
-            ),
-            Argument("--json", "Print the summary as JSON at the end.", switch=True),
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx train", "the demo: a small ResNet on built-in data, about a minute"),
-            ("phalanx train demo --epochs 2 --run-dir runs/short", "the same, shorter"),
-            ("phalanx train --data cifar10 --data-dir ~/cifar10", "that dataset's own preset"),
-            ("phalanx train --resume runs/short", "go on after a kill, a signal or a power cut"),
-            (
-                "phalanx train --fork runs/short --run-dir runs/long --epochs 4",
-                "a longer run from the same weights",
-            ),
-        ),
-    ),
-}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.command import MODEL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -19,6 +19,31 @@ _SCORING_OPTIONS = (
 )  # fmt: skip
 
 
+@command(
+    "validate",
+    "Score a run, a checkpoint, a folder of checkpoints or a fresh model; every image counts once.",
+    Argument(
+        "target",
+        "A run (its newest checkpoint), a checkpoint, a folder of them, or a model's name.",
+        metavar="RUN|...",
+        required=True,
+    ),
+    Argument(
+        "--all", "Score every checkpoint in there, and the averages of their weights.", switch=True
+    ),
+    Argument("--json", "Print one JSON object per score.", switch=True),
+    usage="RUN|CHECKPOINT|FOLDER|MODEL [--all] [--option value]...",
+    options=(*_SCORING_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
+    examples={
+        "phalanx validate runs/demo": "the newest checkpoint of a run",
+        "phalanx validate runs/demo/checkpoints/best --json": "one checkpoint, for a script",
+        "phalanx validate runs/demo --all": "all checkpoints of a run, averages too",
+        "phalanx validate runs/cats --data-dir more-cats": "other images of its classes",
+        "phalanx validate resnet8": "what an untrained model scores",
+        "phalanx validate resnet50 --init-weights resnet50.safetensors "
+        "--data folder --data-dir ~/imagenet": "what weights from elsewhere score",
+    },
+)
 def _run(args: ParsedArgs) -> int:
     """Score what was named, one line each."""
     args.refuse_problems()
@@ -92,41 +117,3 @@ def print_score(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: boo
     )
     for reason in bad.values():
         print(f"not counted: {reason}", file=sys.stderr)
-
-
-COMMANDS = {
-    "validate": Command(
-        name="validate",
-        summary="Score a run, a checkpoint, a folder of checkpoints or a fresh model; "
-        "every image counts once.",
-        usage="phalanx validate RUN|CHECKPOINT|FOLDER|MODEL [--all] [--option value]...",
-        run=_run,
-        arguments=(
-            Argument(
-                "target",
-                "A run (its newest checkpoint), a checkpoint, a folder of them, or a model's name.",
-                metavar="RUN|...",
-                required=True,
-            ),
-            Argument(
-                "--all",
-                "Score every checkpoint in there, and the averages of their weights.",
-                switch=True,
-            ),
-            Argument("--json", "Print one JSON object per score.", switch=True),
-        ),
-        options=(*_SCORING_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
-        examples=(
-            ("phalanx validate runs/demo", "the newest checkpoint of a run"),
-            ("phalanx validate runs/demo/checkpoints/best --json", "one checkpoint, for a script"),
-            ("phalanx validate runs/demo --all", "all checkpoints of a run, averages too"),
-            ("phalanx validate runs/cats --data-dir more-cats", "other images of its classes"),
-            ("phalanx validate resnet8", "what an untrained model scores"),
-            (
-                "phalanx validate resnet50 --init-weights resnet50.safetensors "
-                "--data folder --data-dir ~/imagenet",
-                "what weights from elsewhere score",
-            ),
-        ),
-    ),
-}
