@@ -1,6 +1,5 @@
 """`phalanx average`: the last checkpoints of a run become one, scored beside the newest."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +44,7 @@ _AVERAGING_OPTIONS = ("weight-avg-strategy", "weight-avg-n", "weight-avg-exp-dec
         "phalanx validate runs/demo/checkpoints/average": "score it again later",
     },
 )
-def _run(args: ParsedArgs) -> int:
+def _run(args: ParsedArgs) -> None:
     """Average, write the result, and report both scores: here and in the run's report."""
     args.refuse_problems()
     averaging = _read_averaging(args)
@@ -60,11 +59,7 @@ def _run(args: ParsedArgs) -> int:
 
         averaged = average_run(folder, averaging, flags)
     write_report(folder)
-    if args["json"]:
-        print(json.dumps(_as_json(averaged), indent=2))
-    else:
-        _print_scores(averaged)
-    return 0
+    args.print_result(_as_json(averaged), lambda: _print_scores(averaged))
 
 
 def _read_averaging(args: ParsedArgs) -> Averaging:
@@ -74,7 +69,7 @@ def _read_averaging(args: ParsedArgs) -> Averaging:
     given = {name: option.value for name, option in read_flags(flags, problems).items()}
     if problems:
         raise join_problems(problems)
-    steps = args["reestimate_norms"]
+    steps = args["--reestimate-norms"]
     if not steps.isdecimal():
         raise ConfigError(f"--reestimate-norms: wants a whole number of 0 or more, got {steps!r}")
     return Averaging(

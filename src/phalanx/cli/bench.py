@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     usage="[--pairs N] [--steps N] [--json]",
     examples={"phalanx bench overhead": "the median of 40 paired ratios; about two minutes"},
 )
-def _measure_overhead(args: ParsedArgs) -> int:
+def _measure_overhead(args: ParsedArgs) -> None:
     """Measure and print the ratio with its interval."""
     args.refuse_problems()
-    pairs = args.read_count("--pairs", least=3)
-    steps = args.read_count("--steps", least=11)
+    pairs = args.read_int("--pairs", 3)
+    steps = args.read_int("--steps", 11)
 
     from phalanx.bench.overhead import measure_overhead
 
@@ -34,7 +34,7 @@ def _measure_overhead(args: ParsedArgs) -> int:
         pairs=pairs, steps=steps, done=lambda pair: progress.show(f"pair {pair} of {pairs}")
     )
     progress.end()
-    if args["json"]:
+    if args["--json"]:
         numbers = {
             "ratio": ratio.median,
             "interval95": ratio.interval95,
@@ -44,7 +44,6 @@ def _measure_overhead(args: ParsedArgs) -> int:
         print(json.dumps(numbers))
     else:
         _print_overhead(ratio, steps)
-    return 0
 
 
 def _print_overhead(ratio: "Ratio", steps: int) -> None:
@@ -75,11 +74,11 @@ def _print_overhead(ratio: "Ratio", steps: int) -> None:
         "phalanx bench determinism imagenet-resnet50 --device cuda": "needs no data",
     },
 )
-def _measure_determinism(args: ParsedArgs) -> int:
+def _measure_determinism(args: ParsedArgs) -> None:
     """Measure and print what each value of --determinism costs."""
     settings = args.read_settings()
-    pairs = args.read_count("--pairs", least=3)
-    steps = args.read_count("--steps", least=1)
+    pairs = args.read_int("--pairs", 3)
+    steps = args.read_int("--steps", 1)
     from phalanx.bench.determinism import measure_determinism
 
     progress = ProgressLine()
@@ -90,11 +89,10 @@ def _measure_determinism(args: ParsedArgs) -> int:
         done=lambda name, pair: progress.show(f"{name}: pair {pair} of {pairs}"),
     )
     progress.end()
-    if args["json"]:
+    if args["--json"]:
         print(json.dumps(cost.facts()))
     else:
         print_cost(cost)
-    return 0
 
 
 def print_cost(cost: "Cost") -> None:

@@ -1,7 +1,10 @@
 """What a command is, and how its arguments are parsed: argparse, filled from the schema."""
 
 import argparse
+import json
+import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -40,11 +43,6 @@ class Argument:
         """What help calls it."""
         return self.metavar or (self.name if self.name.startswith("-") else self.name.upper())
 
-    @property
-    def key(self) -> str:
-        """The name under which ParsedArgs holds it."""
-        return self.name.lstrip("-").replace("-", "_")
-
 
 JSON_FLAG = Argument("--json", "Print a JSON object.", switch=True)
 PRESET_ARGS = (
@@ -57,7 +55,7 @@ PRESET_ARGS = (
 class ParsedArgs:
     """A parsed command line."""
 
-    values: dict[str, Any]  # of the command's own arguments
+    values: dict[str, Any]  # of the command's own arguments, by name
     flags: dict[str, str]  # options of the run, as text
     problems: tuple[str, ...]  # what was not understood, to be reported with the rest
     line: str  # as it was typed
@@ -68,7 +66,7 @@ class ParsedArgs:
     @property
     def preset_name(self) -> str | None:
         """The preset or file of a command that takes one, as its first word or by --config."""
-        names = [self[key] for key in ("preset", "config") if self[key]]
+        names = [self[key] for key in ("preset", "--config") if self[key]]
         if len(names) > 1:
             raise ConfigError(
                 f"--config {names[1]}: the preset {names[0]} is named already; give one"
@@ -81,12 +79,25 @@ class ParsedArgs:
 
         return read_with_data(self.preset_name, self.flags, problems=self.problems)
 
-    def read_count(self, flag: str, *, least: int) -> int:
+    def read_int(
+        self, flag: str, low: int, high: float = math.inf, *, noun: str = "a whole number"
+    ) -> int:
         """The whole number that a flag such as --steps gives."""
-        text = self[flag.lstrip("-").replace("-", "_")]
-        if not text.isdecimal() or int(text) < least:
-            raise ConfigError(f"{flag}: wants a whole number of at least {least}, got {text!r}")
+        text = self[flag]
+        if not text.isdecimal() or not low <= int(text) <= high:
+            limits = f"of at least {low}" if high == math.inf else f"from {low} to {high:,}"
+            raise ConfigError(f"{flag}: wants {noun} {limits}, got {text!r}")
         return int(text)
+
+    def read_positive(self, flag: str, wanted: str, *, high: float = sys.float_info.max) -> float:
+        """The number above zero that a flag such as --seconds gives."""
+        try:
+            number = float(self[flag])
+        except ValueError:
+            number = 0.0
+        if not 0 < number <= high:
+            raise ConfigError(f"{flag}: wants {wanted}, got {self[flag]!r}")
+        return number
 
     def load_plugins(self) -> None:
         """Import what --plugin names; for commands that look into the tables themselves."""
@@ -97,6 +108,13 @@ class ParsedArgs:
         """Raise if anything was not understood; for commands that read no config."""
         if self.problems:
             raise ConfigError("\n".join(self.problems))
+
+    def print_result(self, facts: Any, print_text: Callable[[], None]) -> None:
+        """Print plain values as JSON where --json is given, else what `print_text` prints."""
+        if self["--json"]:
+            print(json.dumps(facts, indent=2))
+        else:
+            print_text()
 
 
 _Run = Callable[[ParsedArgs], int | None]
@@ -222,16 +240,18 @@ def _is_negative(word: str) -> bool:
 def _build_parser(command: Command, spellings: Mapping[str, str]) -> _Parser:
     """An argparse parser for the command's arguments and options."""
     parser = _Parser(prog=f"phalanx {command.name}", add_help=False, allow_abbrev=False)
+    more: dict[str, Any]
     for argument in command.arguments:
-        more: dict[str, Any] = {}
+        name, many = argument.name, argument.many
         if argument.switch:
-            parser.add_argument(argument.name, dest=argument.key, action="store_true")
-        elif argument.name.startswith("--"):
-            more = {"nargs": "+", "action": "extend"} if argument.many else {}
-            parser.add_argument(argument.name, dest=argument.key, default=argument.default, **more)
+            parser.add_argument(name, dest=name, action="store_true")
+        elif name.startswith("--"):
+            more = {"nargs": "+", "action": "extend"} if many else {}
+            parser.add_argument(name, dest=name, default=argument.default, **more)
+        elif argument.required:
+            parser.add_argument(name, nargs="+" if many else None)
         else:
-            single, many = (None, "+") if argument.required else ("?", "*")
-            parser.add_argument(argument.key, nargs=many if argument.many else single)
+            parser.add_argument(name, nargs="*" if many else "?")
     for spelling, name in spellings.items():
         more = {"nargs": "?", "const": "true"} if OPTIONS[name].type is bool else {}
         parser.add_argument(

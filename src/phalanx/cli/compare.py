@@ -1,6 +1,5 @@
 """`phalanx compare`: say where two runs differ."""
 
-import json
 from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
@@ -16,15 +15,11 @@ from phalanx.cli.command import Argument, ParsedArgs, command
     usage="RUN RUN [--json]",
     examples={"phalanx compare runs/a runs/b": "why is b better than a?"},
 )
-def _run(request: ParsedArgs) -> int:
+def _run(args: ParsedArgs) -> None:
     """Compare options, data, code, numbers and scores."""
-    request.refuse_problems()
+    args.refuse_problems()
     from phalanx.report.compare import compare_runs, render_comparison
     from phalanx.report.folder import open_run
 
-    comparison = compare_runs(open_run(Path(request["first"])), open_run(Path(request["second"])))
-    if request["json"]:
-        print(json.dumps(comparison.as_json(), indent=2))
-    else:
-        print(render_comparison(comparison))
-    return 0
+    comparison = compare_runs(open_run(Path(args["first"])), open_run(Path(args["second"])))
+    args.print_result(comparison.as_json(), lambda: print(render_comparison(comparison)))

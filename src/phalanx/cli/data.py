@@ -20,7 +20,7 @@ from phalanx.errors import ConfigError
         "phalanx data show runs/demo --step 731": "what a past step of a run saw",
     },
 )
-def _show_batch(args: ParsedArgs) -> int:
+def _show_batch(args: ParsedArgs) -> None:
     """Draw what the model sees in one step, before normalisation."""
     settings = _find_settings(args)
     from phalanx.assemble.dataset_summary import build_input_spec, plan_run
@@ -28,7 +28,7 @@ def _show_batch(args: ParsedArgs) -> int:
     from phalanx.report.contact_sheet import write_contact_sheet
 
     plan, dataset = plan_run(settings)
-    step = _read_step(args["step"], last=plan.total_steps)
+    step = args.read_int("--step", 1, plan.total_steps, noun="a step")
     if settings.config.data.data == "synthetic":
         raise ConfigError("--data synthetic: its noise is made on the device, nothing to draw")
     with Loader(build_input_spec(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
@@ -38,10 +38,9 @@ def _show_batch(args: ParsedArgs) -> int:
         for label, index in zip(batch.labels, batch.indices, strict=True)
     ]
     title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {len(captions)} images"
-    out = Path(args["out"])
+    out = Path(args["--out"])
     write_contact_sheet(out, batch.pixels, captions, title=title)
     print(f"{out}: step {step:,}, {len(captions)} images")
-    return 0
 
 
 def _find_settings(args: ParsedArgs) -> Settings:
@@ -63,11 +62,3 @@ def _find_settings(args: ParsedArgs) -> Settings:
     from phalanx.assemble.find_data import read_with_data
 
     return read_with_data(name, args.flags, problems=args.problems)
-
-
-def _read_step(text: str, *, last: int) -> int:
-    """The number of a step, counted from 1 as in metrics.jsonl."""
-    step = int(text) if text.isdecimal() else 0
-    if not 1 <= step <= last:
-        raise ConfigError(f"--step: wants a step from 1 to {last:,}, got {text!r}")
-    return step

@@ -1,10 +1,8 @@
 """`phalanx data bench`: how fast images come, and whether that is enough."""
 
-import json
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
-from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.bench.feeding import Feeding
@@ -25,34 +23,19 @@ if TYPE_CHECKING:
         "phalanx data bench ~/imagenet --model resnet50 --workers 16": "for that model",
     },
 )
-def _bench_data(args: ParsedArgs) -> int:
+def _bench_data(args: ParsedArgs) -> None:
     """Measure and print."""
     from phalanx.assemble.find_data import read_with_data
 
     flags = dict(args.flags)
     if args["dir"]:
         flags["data-dir"] = args["dir"]
-    settings = read_with_data(args["config"], flags, problems=args.problems)
-    seconds = read_seconds(args["seconds"])
+    settings = read_with_data(args["--config"], flags, problems=args.problems)
+    seconds = args.read_positive("--seconds", "a number up to 600", high=600)
     from phalanx.bench.feeding import measure_feeding
 
     found = measure_feeding(settings, seconds=seconds)
-    if args["json"]:
-        print(json.dumps(found.facts(), indent=2))
-    else:
-        _print_rates(found)
-    return 0
-
-
-def read_seconds(text: str) -> float:
-    """How long each rate is measured."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 600:
-        raise ConfigError(f"--seconds: wants a number up to 600, got {text!r}")
-    return seconds
+    args.print_result(found.facts(), lambda: _print_rates(found))
 
 
 def _print_rates(found: "Feeding") -> None:

@@ -1,6 +1,5 @@
 """`phalanx data build`: data from one format into another."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
 
 _BAD_SHOWN = 20
+_REQUIRED = {"src": "the folder to convert", "--to": "--to FORM", "--out": "--out DIR"}
 _LIMITS = {
-    "short_side": (1, 65_500),
-    "quality": (1, 100),
-    "shards": (1, 99_999),
-    "workers": (1, 256),
+    "--short-side": (1, 65_500),
+    "--quality": (1, 100),
+    "--shards": (1, 99_999),
+    "--workers": (1, 256),
 }
 
 
@@ -55,54 +55,44 @@ _LIMITS = {
         ),
     },
 )
-def _build_data(args: ParsedArgs) -> int:
+def _build_data(args: ParsedArgs) -> None:
     """Convert a dataset; bad images are left out and listed."""
     args.refuse_problems()
     from phalanx.data.convert.build import BuildOptions, build
 
-    src, to, out = (_read_required(args, name) for name in ("src", "to", "out"))
+    src, to, out = (_read_required(args, name) for name in _REQUIRED)
     options = BuildOptions(
         to=to,
-        raw=args["raw"],
-        **{name: read_number(args, name) for name in ("short_side", "quality", "shards")},
+        raw=args["--raw"],
+        short_side=read_number(args, "--short-side"),
+        quality=read_number(args, "--quality"),
+        shards=read_number(args, "--shards"),
     )
     began = time.monotonic()
     results = build(
         Path(src).expanduser(),
         Path(out).expanduser(),
         options,
-        max_bad=_read_share(args["max_bad"]),
-        workers=read_number(args, "workers"),
+        max_bad=_read_share(args["--max-bad"]),
+        workers=read_number(args, "--workers"),
         on_progress=ImageProgress("done"),
     )
     elapsed = time.monotonic() - began
     splits = {split: vars(result) for split, result in results.items()}
-    if args["json"]:
-        facts = {"to": options.to, "out": out, "splits": splits, "elapsed_s": elapsed}
-        print(json.dumps(facts, indent=2))
-    else:
-        _print_results(out, splits, elapsed)
-    return 0
+    facts = {"to": options.to, "out": out, "splits": splits, "elapsed_s": elapsed}
+    args.print_result(facts, lambda: _print_results(out, splits, elapsed))
 
 
 def _read_required(args: ParsedArgs, name: str) -> str:
     """An argument that must be given."""
     if not args[name]:
-        wanted = {"src": "the folder to convert", "to": "--to FORM", "out": "--out DIR"}[name]
-        raise ConfigError(f"say {wanted}: phalanx data build SRC --to FORM --out DIR")
+        raise ConfigError(f"say {_REQUIRED[name]}: phalanx data build SRC --to FORM --out DIR")
     return str(args[name])
 
 
-def read_number(args: ParsedArgs, name: str) -> int | None:
+def read_number(args: ParsedArgs, flag: str) -> int | None:
     """A whole number within its limits; None where it is not given."""
-    text = args[name]
-    if text is None:
-        return None
-    low, high = _LIMITS[name]
-    if not text.isdecimal() or not low <= int(text) <= high:
-        flag = f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{flag}: wants a whole number from {low} to {high:,}, got {text!r}")
-    return int(text)
+    return None if args[flag] is None else args.read_int(flag, *_LIMITS[flag])
 
 
 def _read_share(text: str | None) -> str | None:

@@ -25,7 +25,7 @@ from phalanx.units import format_bytes
         "phalanx data fetch fashion-mnist --data-dir ~/data": "into a folder of your own",
     },
 )
-def _fetch_data(args: ParsedArgs) -> int:
+def _fetch_data(args: ParsedArgs) -> None:
     """Make sure a set is here, and say where."""
     args.refuse_problems()
     from phalanx.data.fetch import PUBLISHED_FILES, fetch_dataset
@@ -33,7 +33,7 @@ def _fetch_data(args: ParsedArgs) -> int:
     data = args["data"]
     if data is None:
         raise ConfigError(f"say which set to fetch: {', '.join(PUBLISHED_FILES)}")
-    data_dir = args["data_dir"] or os.environ.get("DATA_DIR")
+    data_dir = args["--data-dir"] or os.environ.get("DATA_DIR")
     line = ProgressLine(REWRITE_S, math.inf)  # a log gets a line for each whole file
 
     def progress(file: str, have: int, whole: int | None) -> None:
@@ -45,4 +45,3 @@ def _fetch_data(args: ParsedArgs) -> int:
     how = how.replace("1 files", "1 file")
     print(f"{data}: {how}, every checksum is right")
     print(f"phalanx train --data {data} --data-dir {fetched.folder}")
-    return 0

@@ -31,7 +31,7 @@ def _list_data(args: ParsedArgs) -> int:
     rows = (
         _describe_datasets(Path(args["dir"]).expanduser()) if args["dir"] else _describe_formats()
     )
-    if args["json"]:
+    if args["--json"]:
         print(json.dumps(rows, indent=2))
     elif args["dir"]:
         _print_datasets(rows)

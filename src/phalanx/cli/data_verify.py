@@ -1,6 +1,5 @@
 """`phalanx data verify`: check every image and say what is wrong."""
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,20 +39,15 @@ def _verify_data(args: ParsedArgs) -> int:
     if not args["dir"]:
         raise ConfigError("say which folder to look at: phalanx data verify DIR")
     root, began = Path(args["dir"]).expanduser(), time.monotonic()
-    out = _read_out(args["out"])
+    out = _read_out(args["--out"])
     result = verify(
-        root, workers=read_number(args, "workers"), on_progress=ImageProgress("looked at")
+        root, workers=read_number(args, "--workers"), on_progress=ImageProgress("looked at")
     )
     elapsed = time.monotonic() - began
     save_manifest(root, result.manifest, result.fingerprints)
     if out is not None:
         _write_page(out, root, result)
-    if args["json"]:
-        print(json.dumps(result.to_json(), indent=2))
-    else:
-        _print_result(result, elapsed)
-        if out is not None:
-            print(f"pictures: {out}")
+    args.print_result(result.to_json(), lambda: _print_result(result, elapsed, out))
     return DataError.exit_code if result.wrong else 0
 
 
@@ -84,7 +78,7 @@ def _write_page(out: Path, root: Path, result: "VerifyResult") -> None:
     write_verify_page(out, result, read_pixels)
 
 
-def _print_result(result: "VerifyResult", elapsed: float) -> None:
+def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> None:
     """The findings as a table, and the first of each kind by name."""
     from rich.console import Console
     from rich.table import Table
@@ -110,6 +104,8 @@ def _print_result(result: "VerifyResult", elapsed: float) -> None:
         _print_first(kind, [_describe_group(group) for group in groups])
     _print_first(MISSING, result.missing)
     print(f"\n{describe_problems(result.wrong)}; manifest {result.manifest}")
+    if out is not None:
+        print(f"pictures: {out}")
 
 
 def _print_first(kind: str, lines: list[str]) -> None:

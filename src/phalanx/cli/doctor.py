@@ -50,7 +50,7 @@ def _run(args: ParsedArgs) -> int:
     args.refuse_problems()
     checks = [_check_python(), *_check_packages(), *_check_devices(), *_check_space()]
     missing = sum(check.state == "missing" for check in checks)
-    if args["json"]:
+    if args["--json"]:
         print(json.dumps([asdict(check) for check in checks], indent=2))
         return min(missing, 1)
     marks = {"ok": "ok  ", "note": "note", "missing": "MISS"}

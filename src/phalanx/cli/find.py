@@ -1,13 +1,11 @@
 """`phalanx find`: a learning rate, and the micro-batch a device holds, by real steps."""
 
 import io
-import json
-from math import isfinite, log10
+from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
-from phalanx.cli.data_bench import read_seconds
 from phalanx.cli.progress import ProgressLine
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
@@ -45,14 +43,14 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
         "phalanx find lr imagenet-resnet50 --data-dir /imagenet --out lr.png": "and draw it",
     },
 )
-def _find_lr(args: ParsedArgs) -> int:
+def _find_lr(args: ParsedArgs) -> None:
     """Sweep the learning rate and print what it suggests."""
     settings = args.read_settings()
-    low, high = (_read_rate(f"--{name}", args[name]) for name in ("from", "to"))
+    low, high = (args.read_positive(flag, "a learning rate above 0") for flag in ("--from", "--to"))
     if low >= high:
         raise ConfigError(f"--from {low:g}: must be below --to {high:g}; the rate grows")
-    steps = args.read_count("--steps", least=10)
-    out = _read_out(args["out"])
+    steps = args.read_int("--steps", 10)
+    out = _read_out(args["--out"])
     from phalanx.bench.lr_finder import sweep_learning_rates
 
     progress = ProgressLine()
@@ -66,25 +64,15 @@ def _find_lr(args: ParsedArgs) -> int:
     progress.end()
     if out is not None:
         _write_plot(out, sweep, title=settings.name)
-    if args["json"]:
-        print(json.dumps(sweep.facts(), indent=2))
-        return 0
+    args.print_result(sweep.facts(), lambda: _print_sweep(sweep, total=steps))
+
+
+def _print_sweep(sweep: "LrSweep", *, total: int) -> None:
+    """The curve, and what it suggests."""
     for line in _draw_text(sweep):
         print(line)
-    for name, text in _describe_sweep(sweep, total=steps):
+    for name, text in _describe_sweep(sweep, total=total):
         print(f"{name:<15}{text}")
-    return 0
-
-
-def _read_rate(name: str, text: str) -> float:
-    """A learning rate above zero."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not (isfinite(rate) and rate > 0):
-        raise ConfigError(f"{name}: wants a learning rate above 0, got {text!r}")
-    return rate
 
 
 def _read_out(text: str | None) -> Path | None:
@@ -220,17 +208,17 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
         "phalanx find batch-size imagenet-resnet50 --enable-recompute": "with less memory",
     },
 )
-def _find_batch_size(args: ParsedArgs) -> int:
+def _find_batch_size(args: ParsedArgs) -> None:
     """Try sizes and print what fits, what is fastest and what to take."""
     settings = args.read_settings()
-    most = args.read_count("--most", least=2)
-    seconds = read_seconds(args["seconds"])
+    most = args.read_int("--most", 2)
+    seconds = args.read_positive("--seconds", "a number up to 600", high=600)
     from phalanx.bench.batch_size_finder import find_batch_size
 
     progress = ProgressLine()
 
     def print_trial(trial: "BatchSizeTrial") -> None:
-        if args["json"]:
+        if args["--json"]:
             progress.show(f"{trial.size} images")
         elif trial.images_per_second is None:
             print(f"{trial.size:>8,}  {trial.problem}", flush=True)
@@ -238,15 +226,12 @@ def _find_batch_size(args: ParsedArgs) -> int:
             memory = format_bytes(trial.peak_bytes or 0)
             print(f"{trial.size:>8,}{trial.images_per_second:>12,.0f}{memory:>14}", flush=True)
 
-    if not args["json"]:
+    if not args["--json"]:
         print(f"{'images':>8}{'images/s':>12}{'memory':>14}")
     sizes = find_batch_size(settings, most=most, seconds=seconds, done=print_trial)
-    if args["json"]:
+    if args["--json"]:
         progress.end()
-        print(json.dumps(sizes.facts(), indent=2))
-    else:
-        _print_sizes(sizes, settings)
-    return 0
+    args.print_result(sizes.facts(), lambda: _print_sizes(sizes, settings))
 
 
 def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:

@@ -1,6 +1,5 @@
 """`phalanx models ls | show`: which models there are, and what each unit of one holds and costs."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -44,7 +43,7 @@ _FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "act
         "phalanx models ls --plugin mine --json": "yours too, for a script",
     },
 )
-def _list_models(args: ParsedArgs) -> int:
+def _list_models(args: ParsedArgs) -> None:
     """List the models, or those whose names contain every word."""
     args.refuse_problems()
     args.load_plugins()
@@ -53,11 +52,7 @@ def _list_models(args: ParsedArgs) -> int:
     if not rows:
         quoted = " and ".join(map(repr, words))
         raise ConfigError(f"no model's name holds {quoted}; `phalanx models ls` lists all")
-    if args["json"]:
-        print(json.dumps(rows, indent=2))
-    else:
-        _print_list(rows)
-    return 0
+    args.print_result(rows, lambda: _print_list(rows))
 
 
 def _name_contains(name: str, words: Sequence[str]) -> bool:
@@ -195,14 +190,10 @@ class _ModelCounts:
         "phalanx models show resnet20 --norm-type group --norm-num-groups 8": "a variation",
     },
 )
-def _show_model(args: ParsedArgs) -> int:
+def _show_model(args: ParsedArgs) -> None:
     """Print the units of a model, and its stages where it is split."""
     counts = _count_model(args)
-    if args["json"]:
-        print(json.dumps(counts.as_json(), indent=2))
-    else:
-        _print_units(counts)
-    return 0
+    args.print_result(counts.as_json(), lambda: _print_units(counts))
 
 
 def _count_model(args: ParsedArgs) -> _ModelCounts:
@@ -211,8 +202,10 @@ def _count_model(args: ParsedArgs) -> _ModelCounts:
     name, variant = config.model.model, build_variant(config)
     image_size = config.data.image_size or variant.image_size
     check_variant(name, variant, image_size)
-    classes = _read_classes(args["classes"]) or variant.classes
-    split_names = args["pipeline_splits"] or []
+    classes = variant.classes
+    if args["--classes"] is not None:
+        classes = args.read_int("--classes", 1, _MOST_CLASSES, noun="a number")
+    split_names = args["--pipeline-splits"] or []
     own = isinstance(variant, OwnVariant)
     splits = [] if own else [find_split(variant, split, model=name) for split in split_names]
     _check_order(splits, variant.units)
@@ -251,19 +244,9 @@ def _read_config(args: ParsedArgs) -> Config:
     except ValueError as error:
         raise join_problems([str(error), *args.problems]) from None
     own = ("image-size", "precision")
-    flags |= {name: text for name in own if (text := args[name.replace("-", "_")])}
+    flags |= {name: text for name in own if (text := args[f"--{name}"])}
     problems = list(args.problems)
     return merge_layers([read_flags(flags, problems)], problems, name=flags["model"]).config
-
-
-def _read_classes(text: str | None) -> int | None:
-    """The number of classes, if one is given."""
-    if text is None:
-        return None
-    classes = int(text) if text.isdecimal() else 0
-    if not 1 <= classes <= _MOST_CLASSES:
-        raise ConfigError(f"--classes: wants a number from 1 to {_MOST_CLASSES:,}, got {text!r}")
-    return classes
 
 
 def _find_own_split(name: str, units: Sequence[str]) -> Split:

@@ -40,16 +40,16 @@ _CURVE_WIDTH = 60
         "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
     },
 )
-def _run(args: ParsedArgs) -> int:
+def _run(args: ParsedArgs) -> None:
     """Print the plan of a config."""
     settings = args.read_settings()
 
     from phalanx.assemble.dataset_summary import plan_run
 
     plan, dataset = plan_run(settings, without_data=True)
-    points = [plan.at(step) for step in _read_steps(args["at"])]
-    memory = None if args["no_memory"] else _predict_memory(settings.config, plan)
-    if args["json"]:
+    points = [plan.at(step) for step in _read_steps(args["--at"])]
+    memory = None if args["--no-memory"] else _predict_memory(settings.config, plan)
+    if args["--json"]:
         everything = {
             "name": settings.name,
             "plan": plan.facts(),
@@ -61,7 +61,7 @@ def _run(args: ParsedArgs) -> int:
             "at": points,
         }
         print(json.dumps(everything, indent=2))
-        return 0
+        return
     for name, text in _list_rows(settings, plan, memory, counts=dataset.source):
         print(f"{name:<14}{text}")
     for point in points:
@@ -69,9 +69,8 @@ def _run(args: ParsedArgs) -> int:
         print(
             f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, loss scale {scale}"
         )
-    if args["origin"]:
+    if args["--origin"]:
         _print_origins(settings)
-    return 0
 
 
 def _predict_memory(config: Config, plan: "Plan") -> "Memory | str":

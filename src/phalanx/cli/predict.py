@@ -71,10 +71,10 @@ def _find_images(names: list[str]) -> list[Path]:
 
 def _print_answer(answer: "Answer", args: ParsedArgs) -> None:
     """The five likeliest classes: as a row of a table, a JSON object or a line of text."""
-    if args["csv"]:
+    if args["--csv"]:
         row = [answer.image, *(cell for guess in answer.guesses for cell in guess)]
         csv.writer(sys.stdout).writerow(row)
-    elif args["json"]:
+    elif args["--json"]:
         guesses = [{"class": name, "probability": share} for name, share in answer.guesses]
         print(json.dumps({"image": answer.image, "guesses": guesses}))
     else:

@@ -1,6 +1,5 @@
 """`phalanx presets ls | cat | cp`: look at named configs, and copy one to edit it."""
 
-import json
 from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
@@ -24,18 +23,14 @@ _NAME = Argument("name", "A preset, or a YAML file.", required=True)
     usage="[--json]",
     examples={"phalanx presets ls": "what can be trained by name"},
 )
-def _list_presets(args: ParsedArgs) -> int:
+def _list_presets(args: ParsedArgs) -> None:
     """List the presets, the ones that win first."""
     args.refuse_problems()
     presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
-    rows = [(name, read_preset_summary(presets[name])) for name in sorted(presets)]
-    if args["json"]:
-        print(json.dumps([{"name": name, "about": about} for name, about in rows], indent=2))
-        return 0
-    width = max(len(name) for name, _ in rows)
-    for name, about in rows:
-        print(f"{name:<{width}}  {about}")
-    return 0
+    rows = [{"name": name, "about": read_preset_summary(presets[name])} for name in sorted(presets)]
+    width = max(map(len, presets))
+    lines = [f"{row['name']:<{width}}  {row['about']}" for row in rows]
+    args.print_result(rows, lambda: print("\n".join(lines)))
 
 
 @command(
@@ -45,11 +40,10 @@ def _list_presets(args: ParsedArgs) -> int:
     usage="NAME",
     examples={"phalanx presets cat demo": "what `phalanx train` does without arguments"},
 )
-def _print_preset(args: ParsedArgs) -> int:
+def _print_preset(args: ParsedArgs) -> None:
     """Print a preset as it is written."""
     args.refuse_problems()
     print(read_preset_text(find_preset(args["name"])), end="")
-    return 0
 
 
 @command(
@@ -60,7 +54,7 @@ def _print_preset(args: ParsedArgs) -> int:
     usage="NAME [TO]",
     examples={"phalanx presets cp demo mine.yaml": "then: phalanx train mine.yaml --epochs 2"},
 )
-def _copy_preset(args: ParsedArgs) -> int:
+def _copy_preset(args: ParsedArgs) -> None:
     """Copy a preset into ./presets, where it wins over ours of the same name."""
     args.refuse_problems()
     source = find_preset(args["name"])
@@ -74,4 +68,3 @@ def _copy_preset(args: ParsedArgs) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(read_preset_text(source), encoding="utf-8")
     print(f"{target}: edit it, then run `phalanx train {target}`")
-    return 0

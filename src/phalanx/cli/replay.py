@@ -1,6 +1,5 @@
 """`phalanx replay`: repeat a step of a run, and name what went wrong in it."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ _RECORDED = {
 def _run(args: ParsedArgs) -> int:
     """Repeat the step and say what it gave; 5 where it is not sound."""
     args.refuse_problems()
-    step = None if args["step"] is None else args.read_count("--step", least=0)
+    step = None if args["--step"] is None else args.read_int("--step", 0)
 
     from phalanx.assemble.blackbox import prepare_replay
     from phalanx.assemble.prepare import prepare_resume
@@ -47,10 +46,8 @@ def _run(args: ParsedArgs) -> int:
     from phalanx.assemble.replay import replay
 
     seen = replay(prepared, step)
-    if args["json"]:
-        print(json.dumps({"run": str(prepared.run.path), **seen.as_json()}, indent=2))
-    else:
-        _print_replay(seen, prepared)
+    facts = {"run": str(prepared.run.path), **seen.as_json()}
+    args.print_result(facts, lambda: _print_replay(seen, prepared))
     return 0 if seen.is_finite else DivergedError.exit_code
 
 

@@ -12,11 +12,10 @@ from phalanx.cli.command import Argument, ParsedArgs, command
     usage="RUN",
     examples={"phalanx report runs/demo": "also while the run is still training"},
 )
-def _run(request: ParsedArgs) -> int:
+def _run(args: ParsedArgs) -> None:
     """Write report.html again; the data need not be there any more."""
-    request.refuse_problems()
+    args.refuse_problems()
     from phalanx.report.folder import open_run
     from phalanx.report.page import write_report
 
-    print(f"report: {write_report(open_run(Path(request['run'])))}")
-    return 0
+    print(f"report: {write_report(open_run(Path(args['run'])))}")

@@ -44,7 +44,7 @@ _SCORING_OPTIONS = (
         "--data folder --data-dir ~/imagenet": "what weights from elsewhere score",
     },
 )
-def _run(args: ParsedArgs) -> int:
+def _run(args: ParsedArgs) -> None:
     """Score what was named, one line each."""
     args.refuse_problems()
     args.load_plugins()
@@ -55,20 +55,19 @@ def _run(args: ParsedArgs) -> int:
         file = args.flags.get("init-weights")
         start = f"weights from {file}" if file else "random weights"
         print(f"{target}: a fresh model, {start}", file=sys.stderr)
-        print_score(target, *score(open_fresh(target, args.flags)), as_json=args["json"])
-        return 0
+        print_score(target, *score(open_fresh(target, args.flags)), as_json=args["--json"])
+        return
     _refuse_model_options(args)
     from phalanx.assemble.prepare import read_checkpoint
 
-    checkpoints = find_checkpoints(target, every=args["all"])
+    checkpoints = find_checkpoints(target, every=args["--all"])
     scorable = [read_checkpoint(checkpoint, args.flags) for checkpoint in checkpoints]
 
     from phalanx.assemble.score import score_checkpoint
 
     for checkpoint in scorable:
         scored = score_checkpoint(checkpoint)
-        print_score(str(checkpoint.start.path), *scored, as_json=args["json"])
-    return 0
+        print_score(str(checkpoint.start.path), *scored, as_json=args["--json"])
 
 
 def _refuse_model_options(args: ParsedArgs) -> None:
