@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from phalanx.report.folder import RunFolder
 
 _SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision", "threads")
-_AVERAGING_OPTIONS = ("weight-avg-strategy", "weight-avg-n", "weight-avg-exp-decay")
+_AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
+    "weight-avg-strategy": "strategy", "weight-avg-n": "count", "weight-avg-exp-decay": "decay",
+}  # fmt: skip
 
 
 @command(
@@ -66,18 +68,14 @@ def _read_averaging(args: ParsedArgs) -> Averaging:
     """What the arguments ask for; ConfigError for what is no number or out of range."""
     problems: list[str] = []
     flags = {name: args.flags[name] for name in _AVERAGING_OPTIONS if name in args.flags}
-    given = {name: option.value for name, option in read_flags(flags, problems).items()}
+    given = read_flags(flags, problems)
     if problems:
         raise join_problems(problems)
     steps = args["--reestimate-norms"]
     if not steps.isdecimal():
         raise ConfigError(f"--reestimate-norms: wants a whole number of 0 or more, got {steps!r}")
-    return Averaging(
-        strategy=given.get("weight-avg-strategy", "mean"),
-        decay=given.get("weight-avg-exp-decay", 0.99),
-        count=given.get("weight-avg-n"),
-        norm_steps=int(steps),
-    )
+    values = {_AVERAGING_OPTIONS[name]: option.value for name, option in given.items()}
+    return Averaging(**values, norm_steps=int(steps))
 
 
 def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, str]) -> None:

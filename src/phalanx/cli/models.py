@@ -83,8 +83,9 @@ def _describe_model(name: str) -> dict[str, Any]:
 
 def _print_list(rows: list[dict[str, Any]]) -> None:
     """The models as a table, family by family."""
-    cells = [
-        (
+    families: dict[str, list[tuple[str, ...]]] = {}
+    for row in rows:
+        cells = (
             row["name"],
             format_si(row["parameters"]),
             format_si(row["macs"]),
@@ -92,16 +93,11 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
             f"{row['classes']:,}",
             describe_variant(MODELS[row["name"]]),
         )
-        for row in rows
-    ]
-    families = list(dict.fromkeys(row["family"] for row in rows))
-    heads = [(family, *_LIST_HEAD) for family in families]
-    lines = _align_columns([*heads, *cells], left=(0, 5))
-    for place, (family, head) in enumerate(zip(families, lines, strict=False)):
-        print(f"\n{head}" if place else head)
-        for row, line in zip(rows, lines[len(heads) :], strict=True):
-            if row["family"] == family:
-                print(line)
+        empty = ("",) * len(cells)
+        head = (row["family"], *_LIST_HEAD)
+        families.setdefault(row["family"], [empty, head]).append(cells)
+    lines = _align_columns([cells for table in families.values() for cells in table], left=(0, 5))
+    print("\n".join(lines[1:]))
 
 
 def _align_columns(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
