@@ -137,11 +137,9 @@ def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
     """The curve as a PNG, or as a page with the numbers."""
     from phalanx.disk import out_errors, write_atomically
 
+    draw = _draw_png if out.suffix.lower() == ".png" else _draw_page
     with out_errors(out, "give another --out"):
-        if out.suffix.lower() == ".png":
-            write_atomically(out, _draw_png(sweep, title=title))
-        else:
-            write_atomically(out, _draw_page(sweep, title=title))
+        write_atomically(out, draw(sweep, title=title))
 
 
 def _draw_page(sweep: "LrSweep", *, title: str) -> str:
@@ -150,8 +148,7 @@ def _draw_page(sweep: "LrSweep", *, title: str) -> str:
     from phalanx.report.plots import PALE, TRAIN, VALID, draw_svg
 
     ink = {"pale": PALE, "line": TRAIN, "mark": VALID}
-    label = "loss by learning rate"
-    svg = draw_svg(lambda axes: _paint_curve(axes, sweep, ink), label=label)
+    svg = draw_svg(lambda axes: _paint_curve(axes, sweep, ink), label="loss by learning rate")
     return render_html(
         "find_lr.html",
         name=title,

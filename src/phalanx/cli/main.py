@@ -44,12 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run_command(name, rest)
         sys.stdout.flush()
         return code
-    except UserError as error:
+    except (UserError, Stopped) as error:
         print(f"phalanx {name or ''}".rstrip() + f": {error}", file=sys.stderr)
         return error.exit_code
-    except Stopped as stop:
-        print(f"phalanx {name}: {stop}", file=sys.stderr)
-        return stop.exit_code
     except KeyboardInterrupt:
         print(f"phalanx {name}: left at once", file=sys.stderr)
         return EXIT_LEFT_AT_ONCE

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
-from phalanx.cli.validate import find_checkpoints, print_score
+from phalanx.cli.validate import print_score, score_all
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
 
@@ -50,7 +50,10 @@ def _run(args: ParsedArgs) -> None:
             "begins afresh: give one of them"
         )
     if args["--resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
-        return _score_run(args)
+        # every checkpoint is scored, as by `validate --all`
+        args.refuse_problems()
+        flags = {name: text for name, text in args.flags.items() if name != "training"}
+        return score_all(args["--resume"], flags, every=True, as_json=args["--json"])
     if args["--resume"]:
         args.refuse_problems()
         from phalanx.assemble.prepare import prepare_resume, remake_finished
@@ -93,18 +96,6 @@ def _score_untrained(settings: "Settings", *, as_json: bool) -> None:
 
     scored = score(open_untrained(settings))
     print_score(settings.config.model.model, *scored, as_json=as_json)
-
-
-def _score_run(args: ParsedArgs) -> None:
-    """--resume RUN --training false: every checkpoint scored, as by `validate --all`."""
-    args.refuse_problems()
-    from phalanx.assemble.prepare import read_checkpoint
-    from phalanx.assemble.score import score_checkpoint
-
-    flags = {name: text for name, text in args.flags.items() if name != "training"}
-    for checkpoint in find_checkpoints(args["--resume"], every=True):
-        scored = score_checkpoint(read_checkpoint(checkpoint, flags))
-        print_score(str(checkpoint), *scored, as_json=args["--json"])
 
 
 def _print_result(folder: Path, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,16 +59,7 @@ def _run(args: ParsedArgs) -> None:
         print_score(target, *score(open_fresh(target, args.flags)), as_json=args["--json"])
         return
     _refuse_model_options(args)
-    from phalanx.assemble.prepare import read_checkpoint
-
-    checkpoints = find_checkpoints(target, every=args["--all"])
-    scorable = [read_checkpoint(checkpoint, args.flags) for checkpoint in checkpoints]
-
-    from phalanx.assemble.score import score_checkpoint
-
-    for checkpoint in scorable:
-        scored = score_checkpoint(checkpoint)
-        print_score(str(checkpoint.start.path), *scored, as_json=args["--json"])
+    score_all(target, args.flags, every=args["--all"], as_json=args["--json"])
 
 
 def _refuse_model_options(args: ParsedArgs) -> None:
@@ -80,7 +72,20 @@ def _refuse_model_options(args: ParsedArgs) -> None:
             )
 
 
-def find_checkpoints(target: str, *, every: bool) -> list[Path]:
+def score_all(target: str, flags: Mapping[str, str], *, every: bool, as_json: bool) -> None:
+    """Score the checkpoints that a path stands for; mistakes are reported before any of them."""
+    from phalanx.assemble.prepare import read_checkpoint
+
+    checkpoints = [read_checkpoint(path, flags) for path in _find_checkpoints(target, every=every)]
+
+    from phalanx.assemble.score import score_checkpoint
+
+    for checkpoint in checkpoints:
+        scored = score_checkpoint(checkpoint)
+        print_score(str(checkpoint.start.path), *scored, as_json=as_json)
+
+
+def _find_checkpoints(target: str, *, every: bool) -> list[Path]:
     """The checkpoints that a path stands for; with `every`, also the averages beside them."""
     from phalanx.assemble.prepare import find_checkpoint
     from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, list_checkpoints, list_weights
