@@ -83,6 +83,17 @@ def join_problems(problems: Sequence[str]) -> ConfigError:
     return ConfigError("\n".join([f"{len(problems)} problems:", *(f"  {p}" for p in problems)]))
 
 
+def name_place(line: str, places: Mapping[str, str]) -> str:
+    """The line with the flag it begins with replaced by where that option was given.
+
+    >>> name_place("--lr: too high", {"lr": "mine.yaml:3: lr"})
+    'mine.yaml:3: lr: too high'
+    """
+    flag = re.match(r"--([a-z0-9-]+)", line)
+    place = places.get(flag[1]) if flag else None
+    return place + line[flag.end() :] if flag and place else line
+
+
 class ProblemCollector:
     """Collects what parts refuse: `with problems.collect():` notes a ConfigError and goes on.
 
@@ -99,10 +110,7 @@ class ProblemCollector:
         try:
             yield
         except ConfigError as error:
-            for line in str(error).splitlines():
-                flag = re.match(r"--([a-z0-9-]+)", line)
-                place = self._places.get(flag[1]) if flag else None
-                self.lines.append(place + line[flag.end() :] if flag and place else line)
+            self.lines += [name_place(line, self._places) for line in str(error).splitlines()]
 
     def refuse(self) -> None:
         """Raise one ConfigError for all that was noted, if anything was."""

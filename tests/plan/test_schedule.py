@@ -14,8 +14,14 @@ import pytest
 from phalanx.config.read import read_settings
 from phalanx.config.train_options import ScheduleConfig
 from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
-from phalanx.plan.schedule import SHAPES, WARMUPS, Schedule, peak_rate
-from phalanx.plan.schedule_options import ScheduleOptions, make_schedule
+from phalanx.plan.schedule import (
+    SHAPES,
+    WARMUPS,
+    Schedule,
+    ScheduleOptions,
+    make_schedule,
+    peak_rate,
+)
 from phalanx.units import RunLength, parse_duration
 
 IMAGENET = 1_281_167

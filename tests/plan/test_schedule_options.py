@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.plan.schedule_options import (
+from phalanx.plan.schedule import (
     ScheduleOptions,
     make_schedule,
     schedule_problems,

@@ -1,1 +1,1 @@
-"""The command line: one file per command; whatever is heavy is imported only when it runs."""
+"""The command line; whatever is heavy is imported only when a command runs."""

@@ -1,11 +1,10 @@
 """`phalanx average`: the last checkpoints of a run become one, scored beside the newest."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.command import JSON_FLAG, Argument, Command, ParsedArgs
+from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
 from phalanx.cli.validate import print_score
 from phalanx.config.read import read_flags
 from phalanx.errors import ConfigError, join_problems
@@ -16,10 +15,38 @@ if TYPE_CHECKING:
     from phalanx.report.folder import RunFolder
 
 _SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision", "threads")
-_AVERAGING_OPTIONS = ("weight-avg-strategy", "weight-avg-n", "weight-avg-exp-decay")
+_AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
+    "weight-avg-strategy": "strategy", "weight-avg-n": "count", "weight-avg-exp-decay": "decay",
+}  # fmt: skip
 
 
-def _run(args: ParsedArgs) -> int:
+@command(
+    "average",
+    "Average the last checkpoints of a run into RUN/checkpoints/average, and score it "
+    "beside the newest. Running statistics of batch norms are averaged like weights.",
+    Argument("run", "A run folder.", required=True),
+    Argument(
+        "--reestimate-norms",
+        "Take the statistics of batch norms anew, from the images of so many training "
+        "steps, instead of averaging them.  [0]",
+        default="0",
+    ),
+    JSON_FLAG,
+    usage="RUN [--weight-avg-strategy mean|exponential] [--weight-avg-n N] "
+    "[--reestimate-norms STEPS] [--json]",
+    options=(*_AVERAGING_OPTIONS, *_SCORING_OPTIONS),
+    examples={
+        "phalanx average runs/demo": "the mean of the last checkpoints",
+        "phalanx average runs/demo --weight-avg-n 2": "of the last two alone",
+        "phalanx average runs/demo --weight-avg-strategy exponential "
+        "--weight-avg-exp-decay 0.9": "newer ones count more",
+        "phalanx average runs/demo --reestimate-norms 100": (
+            "with statistics that fit the averaged weights"
+        ),
+        "phalanx validate runs/demo/checkpoints/average": "score it again later",
+    },
+)
+def _run(args: ParsedArgs) -> None:
     """Average, write the result, and report both scores: here and in the run's report."""
     args.refuse_problems()
     averaging = _read_averaging(args)
@@ -34,29 +61,21 @@ def _run(args: ParsedArgs) -> int:
 
         averaged = average_run(folder, averaging, flags)
     write_report(folder)
-    if args["json"]:
-        print(json.dumps(_as_json(averaged), indent=2))
-    else:
-        _print_scores(averaged)
-    return 0
+    args.print_result(_as_json(averaged), lambda: _print_scores(averaged))
 
 
 def _read_averaging(args: ParsedArgs) -> Averaging:
     """What the arguments ask for; ConfigError for what is no number or out of range."""
     problems: list[str] = []
     flags = {name: args.flags[name] for name in _AVERAGING_OPTIONS if name in args.flags}
-    given = {name: option.value for name, option in read_flags(flags, problems).items()}
+    given = read_flags(flags, problems)
     if problems:
         raise join_problems(problems)
-    steps = args["reestimate_norms"]
+    steps = args["--reestimate-norms"]
     if not steps.isdecimal():
         raise ConfigError(f"--reestimate-norms: wants a whole number of 0 or more, got {steps!r}")
-    return Averaging(
-        strategy=given.get("weight-avg-strategy", "mean"),
-        decay=given.get("weight-avg-exp-decay", 0.99),
-        count=given.get("weight-avg-n"),
-        norm_steps=int(steps),
-    )
+    values = {_AVERAGING_OPTIONS[name]: option.value for name, option in given.items()}
+    return Averaging(**values, norm_steps=int(steps))
 
 
 def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, str]) -> None:
@@ -97,40 +116,3 @@ def _print_scores(averaged: "Averaged") -> None:
     (newest, average), ((newest_row, _), average_score) = averaged.paths, averaged.scores
     print_score(str(newest), newest_row, {}, as_json=False)
     print_score(str(average), *average_score, as_json=False)
-
-
-COMMANDS = {
-    "average": Command(
-        name="average",
-        summary="Average the last checkpoints of a run into RUN/checkpoints/average, and score it "
-        "beside the newest. Running statistics of batch norms are averaged like weights.",
-        usage="phalanx average RUN [--weight-avg-strategy mean|exponential] [--weight-avg-n N] "
-        "[--reestimate-norms STEPS] [--json]",
-        run=_run,
-        arguments=(
-            Argument("run", "A run folder.", metavar="RUN", required=True),
-            Argument(
-                "--reestimate-norms",
-                "Take the statistics of batch norms anew, from the images of so many training "
-                "steps, instead of averaging them.  [0]",
-                default="0",
-            ),
-            JSON_FLAG,
-        ),
-        options=(*_AVERAGING_OPTIONS, *_SCORING_OPTIONS),
-        examples=(
-            ("phalanx average runs/demo", "the mean of the last checkpoints"),
-            ("phalanx average runs/demo --weight-avg-n 2", "of the last two alone"),
-            (
-                "phalanx average runs/demo --weight-avg-strategy exponential "
-                "--weight-avg-exp-decay 0.9",
-                "newer ones count more",
-            ),
-            (
-                "phalanx average runs/demo --reestimate-norms 100",
-                "with statistics that fit the averaged weights",
-            ),
-            ("phalanx validate runs/demo/checkpoints/average", "score it again later"),
-        ),
-    ),
-}

@@ -1,21 +1,78 @@
-"""`phalanx bench`: training beside a bare PyTorch loop, and the cost of determinism."""
+"""`phalanx data bench` and `phalanx bench`: the input, the training loop, determinism."""
 
 import json
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from phalanx.bench.determinism import Cost
+    from phalanx.bench.feeding import Feeding
     from phalanx.bench.paired import Ratio
 
 
-def _measure_overhead(args: ParsedArgs) -> int:
+@command(
+    "data bench",
+    "Time reading, decoding, augmenting and copying, alone and together, and say what "
+    "limits training.",
+    Argument("dir", "The data; without it, the demo's."),
+    Argument("--config", "A preset or file to take the options from."),
+    Argument("--seconds", "How long each rate is measured  [3]", default="3"),
+    Argument("--json", "Print JSON.", switch=True),
+    usage="[DIR] [--option value]... [--json]",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx data bench ~/imagenet": "is this disk, are these cores enough?",
+        "phalanx data bench ~/imagenet --model resnet50 --workers 16": "for that model",
+    },
+)
+def _bench_data(args: ParsedArgs) -> None:
+    """Measure and print."""
+    from phalanx.assemble.find_data import read_with_data
+
+    flags = dict(args.flags)
+    if args["dir"]:
+        flags["data-dir"] = args["dir"]
+    settings = read_with_data(args["--config"], flags, problems=args.problems)
+    seconds = args.read_positive("--seconds", "a number up to 600", high=600)
+    from phalanx.bench.feeding import measure_feeding
+
+    found = measure_feeding(settings, seconds=seconds)
+    args.print_result(found.facts(), lambda: _print_rates(found))
+
+
+def _print_rates(found: "Feeding") -> None:
+    """The rates as a table, and the verdict."""
+    print("one core, each stage alone          images/s")
+    for rate in found.stages:
+        print(f"  {rate.stage:<12}{rate.images_per_second:>32,.0f}  {rate.what}")
+    print("all together")
+    if found.scaling is None:
+        print(f"  {'device':<12}{found.all_workers:>32,.0f}  makes the images itself")
+    else:
+        print(f"  {'1 worker':<12}{found.one_worker:>32,.0f}")
+        words = f"{found.workers} workers"
+        print(f"  {words:<12}{found.all_workers:>32,.0f}  {found.scaling:.2f} of as many times one")
+    print(f"  {'the model':<12}{found.needed:>32,.0f}  {found.model} on {found.device}")
+    print(found.verdict())
+
+
+@command(
+    "bench overhead",
+    "Images/s of the real training loop over a bare PyTorch loop that gets the same "
+    "batches ready-made in memory.",
+    Argument("--pairs", "Interleaved pairs of blocks [40].", default="40"),
+    Argument("--steps", "Steps in a block [25].", default="25"),
+    JSON_FLAG,
+    usage="[--pairs N] [--steps N] [--json]",
+    examples={"phalanx bench overhead": "the median of 40 paired ratios; about two minutes"},
+)
+def _measure_overhead(args: ParsedArgs) -> None:
     """Measure and print the ratio with its interval."""
     args.refuse_problems()
-    pairs = args.read_count("--pairs", least=3)
-    steps = args.read_count("--steps", least=11)
+    pairs = args.read_int("--pairs", 3)
+    steps = args.read_int("--steps", 11)
 
     from phalanx.bench.overhead import measure_overhead
 
@@ -24,7 +81,7 @@ def _measure_overhead(args: ParsedArgs) -> int:
         pairs=pairs, steps=steps, done=lambda pair: progress.show(f"pair {pair} of {pairs}")
     )
     progress.end()
-    if args["json"]:
+    if args["--json"]:
         numbers = {
             "ratio": ratio.median,
             "interval95": ratio.interval95,
@@ -34,7 +91,6 @@ def _measure_overhead(args: ParsedArgs) -> int:
         print(json.dumps(numbers))
     else:
         _print_overhead(ratio, steps)
-    return 0
 
 
 def _print_overhead(ratio: "Ratio", steps: int) -> None:
@@ -49,11 +105,27 @@ def _print_overhead(ratio: "Ratio", steps: int) -> None:
     print(f"ratio {ratio.median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
 
 
-def _measure_determinism(args: ParsedArgs) -> int:
+@command(
+    "bench determinism",
+    "Steps/s with --determinism seeded and strict over those with off, in turns, on "
+    "made-up images.",
+    *PRESET_ARGS,
+    Argument("--pairs", "Interleaved pairs of blocks [20].", default="20"),
+    Argument("--steps", "Steps in a block [10].", default="10"),
+    JSON_FLAG,
+    usage="[PRESET|FILE] [--option value]... [--pairs N] [--steps N] [--json]",
+    # a block has its own length, and every value of determinism is measured
+    options=tuple(name for name in ALL_OPTIONS if name not in ("steps", "determinism")),
+    examples={
+        "phalanx bench determinism": "the demo's model",
+        "phalanx bench determinism imagenet-resnet50 --device cuda": "needs no data",
+    },
+)
+def _measure_determinism(args: ParsedArgs) -> None:
     """Measure and print what each value of --determinism costs."""
     settings = args.read_settings()
-    pairs = args.read_count("--pairs", least=3)
-    steps = args.read_count("--steps", least=1)
+    pairs = args.read_int("--pairs", 3)
+    steps = args.read_int("--steps", 1)
     from phalanx.bench.determinism import measure_determinism
 
     progress = ProgressLine()
@@ -64,11 +136,10 @@ def _measure_determinism(args: ParsedArgs) -> int:
         done=lambda name, pair: progress.show(f"{name}: pair {pair} of {pairs}"),
     )
     progress.end()
-    if args["json"]:
+    if args["--json"]:
         print(json.dumps(cost.facts()))
     else:
         print_cost(cost)
-    return 0
 
 
 def print_cost(cost: "Cost") -> None:
@@ -82,40 +153,3 @@ def print_cost(cost: "Cost") -> None:
             f"(n={len(ratio.pairs)} pairs of blocks of {cost.steps} steps)"
         )
     print(f"on {cost.device}: {cost.note}")
-
-
-COMMANDS = {
-    "bench overhead": Command(
-        name="bench overhead",
-        summary="Images/s of the real training loop over a bare PyTorch loop that gets the same "
-        "batches ready-made in memory.",
-        usage="phalanx bench overhead [--pairs N] [--steps N] [--json]",
-        run=_measure_overhead,
-        arguments=(
-            Argument("--pairs", "Interleaved pairs of blocks [40].", default="40"),
-            Argument("--steps", "Steps in a block [25].", default="25"),
-            JSON_FLAG,
-        ),
-        examples=(("phalanx bench overhead", "the median of 40 paired ratios; about two minutes"),),
-    ),
-    "bench determinism": Command(
-        name="bench determinism",
-        summary="Steps/s with --determinism seeded and strict over those with off, in turns, on "
-        "made-up images.",
-        usage="phalanx bench determinism [PRESET|FILE] [--option value]... [--pairs N] "
-        "[--steps N] [--json]",
-        run=_measure_determinism,
-        arguments=(
-            *PRESET_ARGS,
-            Argument("--pairs", "Interleaved pairs of blocks [20].", default="20"),
-            Argument("--steps", "Steps in a block [10].", default="10"),
-            JSON_FLAG,
-        ),
-        # a block has its own length, and every value of determinism is measured
-        options=tuple(name for name in ALL_OPTIONS if name not in ("steps", "determinism")),
-        examples=(
-            ("phalanx bench determinism", "the demo's model"),
-            ("phalanx bench determinism imagenet-resnet50 --device cuda", "needs no data"),
-        ),
-    ),
-}

@@ -1,9 +1,12 @@
 """What a command is, and how its arguments are parsed: argparse, filled from the schema."""
 
 import argparse
+import json
+import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.catalog.plugins import load_plugins
@@ -36,9 +39,9 @@ class Argument:
     default: Any = None
 
     @property
-    def key(self) -> str:
-        """The name under which ParsedArgs holds it."""
-        return self.name.lstrip("-").replace("-", "_")
+    def shown(self) -> str:
+        """What help calls it."""
+        return self.metavar or (self.name if self.name.startswith("-") else self.name.upper())
 
 
 JSON_FLAG = Argument("--json", "Print a JSON object.", switch=True)
@@ -52,7 +55,7 @@ PRESET_ARGS = (
 class ParsedArgs:
     """A parsed command line."""
 
-    values: dict[str, Any]  # of the command's own arguments
+    values: dict[str, Any]  # of the command's own arguments, by name
     flags: dict[str, str]  # options of the run, as text
     problems: tuple[str, ...]  # what was not understood, to be reported with the rest
     line: str  # as it was typed
@@ -63,7 +66,7 @@ class ParsedArgs:
     @property
     def preset_name(self) -> str | None:
         """The preset or file of a command that takes one, as its first word or by --config."""
-        names = [self[key] for key in ("preset", "config") if self[key]]
+        names = [self[key] for key in ("preset", "--config") if self[key]]
         if len(names) > 1:
             raise ConfigError(
                 f"--config {names[1]}: the preset {names[0]} is named already; give one"
@@ -76,12 +79,25 @@ class ParsedArgs:
 
         return read_with_data(self.preset_name, self.flags, problems=self.problems)
 
-    def read_count(self, flag: str, *, least: int) -> int:
+    def read_int(
+        self, flag: str, low: int, high: float = math.inf, *, noun: str = "a whole number"
+    ) -> int:
         """The whole number that a flag such as --steps gives."""
-        text = self[flag.lstrip("-").replace("-", "_")]
-        if not text.isdecimal() or int(text) < least:
-            raise ConfigError(f"{flag}: wants a whole number of at least {least}, got {text!r}")
+        text = self[flag]
+        if not text.isdecimal() or not low <= int(text) <= high:
+            limits = f"of at least {low}" if high == math.inf else f"from {low} to {high:,}"
+            raise ConfigError(f"{flag}: wants {noun} {limits}, got {text!r}")
         return int(text)
+
+    def read_positive(self, flag: str, wanted: str, *, high: float = sys.float_info.max) -> float:
+        """The number above zero that a flag such as --seconds gives."""
+        try:
+            number = float(self[flag])
+        except ValueError:
+            number = 0.0
+        if not 0 < number <= high:
+            raise ConfigError(f"{flag}: wants {wanted}, got {self[flag]!r}")
+        return number
 
     def load_plugins(self) -> None:
         """Import what --plugin names; for commands that look into the tables themselves."""
@@ -93,18 +109,52 @@ class ParsedArgs:
         if self.problems:
             raise ConfigError("\n".join(self.problems))
 
+    def print_result(self, facts: Any, print_text: Callable[[], None]) -> None:
+        """Print plain values as JSON where --json is given, else what `print_text` prints."""
+        if self["--json"]:
+            print(json.dumps(facts, indent=2))
+        else:
+            print_text()
 
-@dataclass(frozen=True, kw_only=True)
+
+_Run = Callable[[ParsedArgs], int | None]
+
+
+@dataclass(frozen=True)
 class Command:
     """A command: its help, its arguments, and what it does."""
 
     name: str
     summary: str
+    arguments: tuple[Argument, ...]
     usage: str
-    run: Callable[[ParsedArgs], int]
-    examples: tuple[tuple[str, str], ...]  # (command line, what it does)
-    arguments: tuple[Argument, ...] = ()
-    options: tuple[str, ...] = field(default=())
+    options: tuple[str, ...]
+    examples: dict[str, str]
+    run: _Run
+
+
+REGISTERED: dict[str, Command] = {}  # the commands of the files imported so far
+
+
+def command(
+    name: str,
+    summary: str,
+    *arguments: Argument,
+    usage: str,
+    options: tuple[str, ...] = (),
+    examples: dict[str, str],
+) -> Callable[[_Run], _Run]:
+    """Make a command of the function below it, which may give an exit code.
+
+    usage: what follows the name. options: those of a run that it takes. examples: command lines,
+    and what each does.
+    """
+
+    def register(run: _Run) -> _Run:
+        REGISTERED[name] = Command(name, summary, arguments, usage, options, examples, run)
+        return run
+
+    return register
 
 
 class _Parser(argparse.ArgumentParser):
@@ -190,16 +240,18 @@ def _is_negative(word: str) -> bool:
 def _build_parser(command: Command, spellings: Mapping[str, str]) -> _Parser:
     """An argparse parser for the command's arguments and options."""
     parser = _Parser(prog=f"phalanx {command.name}", add_help=False, allow_abbrev=False)
+    more: dict[str, Any]
     for argument in command.arguments:
-        more: dict[str, Any] = {}
+        name, many = argument.name, argument.many
         if argument.switch:
-            parser.add_argument(argument.name, dest=argument.key, action="store_true")
-        elif argument.name.startswith("--"):
-            more = {"nargs": "+", "action": "extend"} if argument.many else {}
-            parser.add_argument(argument.name, dest=argument.key, default=argument.default, **more)
+            parser.add_argument(name, dest=name, action="store_true")
+        elif name.startswith("--"):
+            more = {"nargs": "+", "action": "extend"} if many else {}
+            parser.add_argument(name, dest=name, default=argument.default, **more)
+        elif argument.required:
+            parser.add_argument(name, nargs="+" if many else None)
         else:
-            single, many = (None, "+") if argument.required else ("?", "*")
-            parser.add_argument(argument.key, nargs=many if argument.many else single)
+            parser.add_argument(name, nargs="*" if many else "?")
     for spelling, name in spellings.items():
         more = {"nargs": "?", "const": "true"} if OPTIONS[name].type is bool else {}
         parser.add_argument(

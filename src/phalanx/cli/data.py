@@ -1,13 +1,168 @@
-"""`phalanx data show`: draw the augmented batch of a step."""
+"""`phalanx data list | fetch | show`: what lies where, a download, the batch of a step."""
 
+import math
+import os
 from pathlib import Path
+from typing import Any
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.config.read import Settings
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, DataError
+from phalanx.units import format_bytes
+
+_FILELESS = {  # datasets that have no files: what they are, how to get them
+    "embedded": ("8,000 + 1,500 Fashion-MNIST images", "comes with Phalanx"),
+    "generated": ("random images made on the host", "made when asked for"),
+    "synthetic": ("random images made on the device", "made when asked for"),
+}
 
 
-def _show_batch(args: ParsedArgs) -> int:
+@command(
+    "data list",
+    "Say which data can be read, or what lies in a folder and up to three below it.",
+    Argument("dir", "The folder to look into."),
+    Argument("--json", "Print JSON.", switch=True),
+    usage="[DIR] [--json]",
+    examples={
+        "phalanx data list": "every form that can be read, and how to get it",
+        "phalanx data list ~/data": "what lies there, with counts and classes",
+    },
+)
+def _list_data(args: ParsedArgs) -> None:
+    """Print the formats that can be read, or what was found in a folder."""
+    args.refuse_problems()
+    if args["dir"]:
+        found = _describe_datasets(Path(args["dir"]).expanduser())
+        args.print_result(found, lambda: _print_datasets(found))
+    else:
+        formats = _describe_formats()
+        args.print_result(formats, lambda: _print_formats(formats))
+
+
+def _describe_formats() -> list[dict[str, Any]]:
+    """Every format with its files and how to get it."""
+    from phalanx.data.formats.sources import DATA_FORMATS
+
+    rows = [
+        {"data": name, "what": form.files, "get": form.how_to_get}
+        for name, form in DATA_FORMATS.items()
+    ]
+    fileless = [{"data": name, "what": what, "get": get} for name, (what, get) in _FILELESS.items()]
+    return [*fileless, *rows]
+
+
+def _describe_datasets(root: Path) -> list[dict[str, Any]]:
+    """What lies in a folder, with counts and classes; nothing there is a mistake."""
+    from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
+
+    found = detect_datasets(root)
+    if not found:
+        raise DataError(
+            f"{root}: nothing that can be read lies here or up to {MAX_DEPTH} folders below; "
+            "`phalanx data list` says what can"
+        )
+    return [
+        {"data": f.data, "folder": str(f.folder), "why": f.files, **_count_images(f.data, f.folder)}
+        for f in found
+    ]
+
+
+def _count_images(data: str, folder: Path) -> dict[str, Any]:
+    """The images and classes of a set; what is wrong with a split stands in place of its count."""
+    from phalanx.data.formats.sources import DATA_FORMATS
+
+    open_split = DATA_FORMATS[data].open
+    counts: dict[str, Any] = {"train": None, "valid": None, "classes": None, "problems": []}
+    if open_split is None:
+        counts["problems"] = [DATA_FORMATS[data].how_to_get]
+        return counts
+    for split in ("train", "valid"):
+        try:
+            source = open_split(folder, split)
+            counts[split], counts["classes"] = len(source), len(source.classes)
+        except DataError as error:
+            counts["problems"].append(str(error))
+    return counts
+
+
+def _print_datasets(rows: list[dict[str, Any]]) -> None:
+    """What lies in a folder, a line for each set and one for each thing wrong with it."""
+    for row in rows:
+        figures = " + ".join(
+            "none" if row[s] is None else f"{row[s]:,}" for s in ("train", "valid")
+        )
+        counts = "" if row["classes"] is None else f": {figures} images, {row['classes']:,} classes"
+        print(f"{row['data']} in {row['folder']}{counts}")
+        print(f"  {row['why']}")
+        for problem in row["problems"]:
+            print("  " + problem.replace("\n", "\n  "))
+
+
+def _print_formats(rows: list[dict[str, Any]]) -> None:
+    """The formats as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for head in ("data", "what lies there", "how to get it"):
+        table.add_column(head)
+    for row in rows:
+        table.add_row(row["data"], row["what"], row["get"])
+    Console(highlight=False).print(table)
+
+
+@command(
+    "data fetch",
+    "Download a published dataset, check it, and go on where a download broke off.",
+    Argument("data", "Which dataset.", metavar="SET"),
+    Argument(
+        "--data-dir",
+        "Where to put it; DATA_DIR when that is set, else data/SET. Without either, "
+        "a system package that holds the set is used where it is.",
+    ),
+    usage="cifar10|cifar100|mnist|fashion-mnist [--data-dir DIR]",
+    examples={
+        "phalanx data fetch cifar10": "into data/cifar10",
+        "phalanx data fetch fashion-mnist --data-dir ~/data": "into a folder of your own",
+    },
+)
+def _fetch_data(args: ParsedArgs) -> None:
+    """Make sure a set is here, and say where."""
+    args.refuse_problems()
+    from phalanx.data.fetch import PUBLISHED_FILES, fetch_dataset
+
+    data = args["data"]
+    if data is None:
+        raise ConfigError(f"say which set to fetch: {', '.join(PUBLISHED_FILES)}")
+    data_dir = args["--data-dir"] or os.environ.get("DATA_DIR")
+    line = ProgressLine(REWRITE_S, math.inf)  # a log gets a line for each whole file
+
+    def progress(file: str, have: int, whole: int | None) -> None:
+        total = f" of {format_bytes(whole)}" if whole else ""
+        line.show(f"{file}: {format_bytes(have)}{total}", is_last=have == whole)
+
+    fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, on_progress=progress)
+    how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
+    how = how.replace("1 files", "1 file")
+    print(f"{data}: {how}, every checksum is right")
+    print(f"phalanx train --data {data} --data-dir {fetched.folder}")
+
+
+@command(
+    "data show",
+    "Draw the augmented batch of a step, exactly as training saw or will see it.",
+    Argument("preset", "A preset, a YAML file, or a run folder.", metavar="PRESET|FILE|RUN"),
+    Argument("--step", "Which step, counted from 1.", default="1"),
+    Argument("--out", "Image file to write.", default="batch.png"),
+    usage="[PRESET|FILE|RUN] --step K --out FILE",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx data show --step 1 --out batch.png": "the first batch of the demo",
+        "phalanx data show runs/demo --step 731": "what a past step of a run saw",
+    },
+)
+def _show_batch(args: ParsedArgs) -> None:
     """Draw what the model sees in one step, before normalisation."""
     settings = _find_settings(args)
     from phalanx.assemble.dataset_summary import build_input_spec, plan_run
@@ -15,7 +170,7 @@ def _show_batch(args: ParsedArgs) -> int:
     from phalanx.report.contact_sheet import write_contact_sheet
 
     plan, dataset = plan_run(settings)
-    step = _read_step(args["step"], last=plan.total_steps)
+    step = args.read_int("--step", 1, plan.total_steps, noun="a step")
     if settings.config.data.data == "synthetic":
         raise ConfigError("--data synthetic: its noise is made on the device, nothing to draw")
     with Loader(build_input_spec(settings.config, plan), workers=0, max_bad=plan.max_bad) as loader:
@@ -25,10 +180,9 @@ def _show_batch(args: ParsedArgs) -> int:
         for label, index in zip(batch.labels, batch.indices, strict=True)
     ]
     title = f"{settings.name}: step {step:,} of {plan.total_steps:,}, {len(captions)} images"
-    out = Path(args["out"])
+    out = Path(args["--out"])
     write_contact_sheet(out, batch.pixels, captions, title=title)
     print(f"{out}: step {step:,}, {len(captions)} images")
-    return 0
 
 
 def _find_settings(args: ParsedArgs) -> Settings:
@@ -50,35 +204,3 @@ def _find_settings(args: ParsedArgs) -> Settings:
     from phalanx.assemble.find_data import read_with_data
 
     return read_with_data(name, args.flags, problems=args.problems)
-
-
-def _read_step(text: str, *, last: int) -> int:
-    """The number of a step, counted from 1 as in metrics.jsonl."""
-    step = int(text) if text.isdecimal() else 0
-    if not 1 <= step <= last:
-        raise ConfigError(f"--step: wants a step from 1 to {last:,}, got {text!r}")
-    return step
-
-
-COMMANDS = {
-    "data show": Command(
-        name="data show",
-        summary="Draw the augmented batch of a step, exactly as training saw or will see it.",
-        usage="phalanx data show [PRESET|FILE|RUN] --step K --out FILE",
-        run=_show_batch,
-        arguments=(
-            Argument(
-                name="preset",
-                metavar="PRESET|FILE|RUN",
-                help="A preset, a YAML file, or a run folder.",
-            ),
-            Argument(name="--step", help="Which step, counted from 1.", default="1"),
-            Argument(name="--out", help="Image file to write.", default="batch.png"),
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx data show --step 1 --out batch.png", "the first batch of the demo"),
-            ("phalanx data show runs/demo --step 731", "what a past step of a run saw"),
-        ),
-    ),
-}

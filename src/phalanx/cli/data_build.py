@@ -1,72 +1,98 @@
 """`phalanx data build`: data from one format into another."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
 
 _BAD_SHOWN = 20
+_REQUIRED = {"src": "the folder to convert", "--to": "--to FORM", "--out": "--out DIR"}
 _LIMITS = {
-    "short_side": (1, 65_500),
-    "quality": (1, 100),
-    "shards": (1, 99_999),
-    "workers": (1, 256),
+    "--short-side": (1, 65_500),
+    "--quality": (1, 100),
+    "--shards": (1, 99_999),
+    "--workers": (1, 256),
 }
 
 
-def _build_data(args: ParsedArgs) -> int:
+@command(
+    "data build",
+    "Convert data into another form, on all cores; run again, it goes on where it stopped.",
+    Argument("src", "Where the data lies, in any form that `phalanx data list` names."),
+    Argument("--to", "folder, tar, tfrecord or packed."),
+    Argument("--out", "An empty folder, or one to go on with."),
+    Argument(
+        "--short-side", "Shrink images whose short side is longer. Without it images are copied."
+    ),
+    Argument(
+        "--quality", "Of images that are encoded anew as JPEG: 90 with --short-side, else 95."
+    ),
+    Argument(
+        "--shards",
+        "Files of the training split, of tar and tfrecord; tfrecord's default is 1024 "
+        "and an eighth for validation, tar's a file for 1,024 images.",
+    ),
+    Argument("--raw", "Pack pixels, not JPEG: larger, faster.", switch=True),
+    Argument(
+        "--max-bad",
+        "Bad images of a split to leave out, such as 10 or 1%; by default 10 or 1 %, "
+        "whichever is more.",
+    ),
+    Argument("--workers", "Processes; by default one a core."),
+    Argument("--json", "Print JSON.", switch=True),
+    usage="SRC --to folder|tar|tfrecord|packed --out DIR [--short-side N]",
+    examples={
+        "phalanx data build ~/imagenet --to packed --out ~/packed --short-side 256": (
+            "the fastest form to train from"
+        ),
+        "phalanx data build ~/photos --to tar --out ~/shards": "the same bytes, in tar files",
+        "phalanx data build ~/archives --to tfrecord --out ~/records": (
+            "ImageNet's archives as 1,024 + 128 shards"
+        ),
+    },
+)
+def _build_data(args: ParsedArgs) -> None:
     """Convert a dataset; bad images are left out and listed."""
     args.refuse_problems()
     from phalanx.data.convert.build import BuildOptions, build
 
-    src, to, out = (_read_required(args, name) for name in ("src", "to", "out"))
+    src, to, out = (_read_required(args, name) for name in _REQUIRED)
     options = BuildOptions(
         to=to,
-        raw=args["raw"],
-        **{name: read_number(args, name) for name in ("short_side", "quality", "shards")},
+        raw=args["--raw"],
+        short_side=read_number(args, "--short-side"),
+        quality=read_number(args, "--quality"),
+        shards=read_number(args, "--shards"),
     )
     began = time.monotonic()
     results = build(
         Path(src).expanduser(),
         Path(out).expanduser(),
         options,
-        max_bad=_read_share(args["max_bad"]),
-        workers=read_number(args, "workers"),
+        max_bad=_read_share(args["--max-bad"]),
+        workers=read_number(args, "--workers"),
         on_progress=ImageProgress("done"),
     )
     elapsed = time.monotonic() - began
     splits = {split: vars(result) for split, result in results.items()}
-    if args["json"]:
-        facts = {"to": options.to, "out": out, "splits": splits, "elapsed_s": elapsed}
-        print(json.dumps(facts, indent=2))
-    else:
-        _print_results(out, splits, elapsed)
-    return 0
+    facts = {"to": options.to, "out": out, "splits": splits, "elapsed_s": elapsed}
+    args.print_result(facts, lambda: _print_results(out, splits, elapsed))
 
 
 def _read_required(args: ParsedArgs, name: str) -> str:
     """An argument that must be given."""
     if not args[name]:
-        wanted = {"src": "the folder to convert", "to": "--to FORM", "out": "--out DIR"}[name]
-        raise ConfigError(f"say {wanted}: phalanx data build SRC --to FORM --out DIR")
+        raise ConfigError(f"say {_REQUIRED[name]}: phalanx data build SRC --to FORM --out DIR")
     return str(args[name])
 
 
-def read_number(args: ParsedArgs, name: str) -> int | None:
+def read_number(args: ParsedArgs, flag: str) -> int | None:
     """A whole number within its limits; None where it is not given."""
-    text = args[name]
-    if text is None:
-        return None
-    low, high = _LIMITS[name]
-    if not text.isdecimal() or not low <= int(text) <= high:
-        flag = f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{flag}: wants a whole number from {low} to {high:,}, got {text!r}")
-    return int(text)
+    return None if args[flag] is None else args.read_int(flag, *_LIMITS[flag])
 
 
 def _read_share(text: str | None) -> str | None:
@@ -102,55 +128,3 @@ def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) 
         print("\n".join(f"  {make_printable(text)}" for text in bad[:_BAD_SHOWN]))
     if len(bad) > _BAD_SHOWN:
         print(f"  and {len(bad) - _BAD_SHOWN:,} more, see .phalanx/build.json there")
-
-
-COMMANDS = {
-    "data build": Command(
-        name="data build",
-        summary="Convert data into another form, on all cores; run again, it goes on where it "
-        "stopped.",
-        usage="phalanx data build SRC --to folder|tar|tfrecord|packed --out DIR [--short-side N]",
-        run=_build_data,
-        arguments=(
-            Argument(
-                name="src",
-                metavar="SRC",
-                help="Where the data lies, in any form that `phalanx data list` names.",
-            ),
-            Argument(name="--to", help="folder, tar, tfrecord or packed."),
-            Argument(name="--out", help="An empty folder, or one to go on with."),
-            Argument(
-                name="--short-side",
-                help="Shrink images whose short side is longer. Without it images are copied.",
-            ),
-            Argument(
-                name="--quality",
-                help="Of images that are encoded anew as JPEG: 90 with --short-side, else 95.",
-            ),
-            Argument(
-                name="--shards",
-                help="Files of the training split, of tar and tfrecord; tfrecord's default is 1024 "
-                "and an eighth for validation, tar's a file for 1,024 images.",
-            ),
-            Argument(name="--raw", help="Pack pixels, not JPEG: larger, faster.", switch=True),
-            Argument(
-                name="--max-bad",
-                help="Bad images of a split to leave out, such as 10 or 1%; by default 10 or 1 %, "
-                "whichever is more.",
-            ),
-            Argument(name="--workers", help="Processes; by default one a core."),
-            Argument(name="--json", help="Print JSON.", switch=True),
-        ),
-        examples=(
-            (
-                "phalanx data build ~/imagenet --to packed --out ~/packed --short-side 256",
-                "the fastest form to train from",
-            ),
-            ("phalanx data build ~/photos --to tar --out ~/shards", "the same bytes, in tar files"),
-            (
-                "phalanx data build ~/archives --to tfrecord --out ~/records",
-                "ImageNet's archives as 1,024 + 128 shards",
-            ),
-        ),
-    ),
-}

@@ -1,11 +1,10 @@
 """`phalanx data verify`: check every image and say what is wrong."""
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.cli.data_build import make_printable, read_number
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError, DataError
@@ -17,6 +16,20 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
+@command(
+    "data verify",
+    "Look at every image of a set, on all cores, and say what is wrong; the code is 0 "
+    "when nothing is.",
+    Argument("dir", "The folder that the data lies in."),
+    Argument("--json", "Print JSON.", switch=True),
+    Argument("--out", "Write a page with pictures."),
+    Argument("--workers", "Processes; by default one a core."),
+    usage="DIR [--json] [--out report.html]",
+    examples={
+        "phalanx data verify ~/photos": "damage, duplicates, leaks between the splits",
+        "phalanx data verify ~/photos --out photos.html": "with pictures of what was found",
+    },
+)
 def _verify_data(args: ParsedArgs) -> int:
     """Check every image; the exit code is 0 when nothing is wrong."""
     args.refuse_problems()
@@ -26,20 +39,15 @@ def _verify_data(args: ParsedArgs) -> int:
     if not args["dir"]:
         raise ConfigError("say which folder to look at: phalanx data verify DIR")
     root, began = Path(args["dir"]).expanduser(), time.monotonic()
-    out = _read_out(args["out"])
+    out = _read_out(args["--out"])
     result = verify(
-        root, workers=read_number(args, "workers"), on_progress=ImageProgress("looked at")
+        root, workers=read_number(args, "--workers"), on_progress=ImageProgress("looked at")
     )
     elapsed = time.monotonic() - began
     save_manifest(root, result.manifest, result.fingerprints)
     if out is not None:
         _write_page(out, root, result)
-    if args["json"]:
-        print(json.dumps(result.to_json(), indent=2))
-    else:
-        _print_result(result, elapsed)
-        if out is not None:
-            print(f"pictures: {out}")
+    args.print_result(result.to_json(), lambda: _print_result(result, elapsed, out))
     return DataError.exit_code if result.wrong else 0
 
 
@@ -70,7 +78,7 @@ def _write_page(out: Path, root: Path, result: "VerifyResult") -> None:
     write_verify_page(out, result, read_pixels)
 
 
-def _print_result(result: "VerifyResult", elapsed: float) -> None:
+def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> None:
     """The findings as a table, and the first of each kind by name."""
     from rich.console import Console
     from rich.table import Table
@@ -96,6 +104,8 @@ def _print_result(result: "VerifyResult", elapsed: float) -> None:
         _print_first(kind, [_describe_group(group) for group in groups])
     _print_first(MISSING, result.missing)
     print(f"\n{describe_problems(result.wrong)}; manifest {result.manifest}")
+    if out is not None:
+        print(f"pictures: {out}")
 
 
 def _print_first(kind: str, lines: list[str]) -> None:
@@ -114,24 +124,3 @@ def _describe_group(group: list["ImageLocation"]) -> str:
     more = f" and {len(group) - _SHOWN:,} more" if len(group) > _SHOWN else ""
     labels = sorted({image.label for image in group})
     return f"{names}{more}" + (f" (labels differ: {' / '.join(labels)})" if labels[1:] else "")
-
-
-COMMANDS = {
-    "data verify": Command(
-        name="data verify",
-        summary="Look at every image of a set, on all cores, and say what is wrong; the code is 0 "
-        "when nothing is.",
-        usage="phalanx data verify DIR [--json] [--out report.html]",
-        run=_verify_data,
-        arguments=(
-            Argument(name="dir", metavar="DIR", help="The folder that the data lies in."),
-            Argument(name="--json", help="Print JSON.", switch=True),
-            Argument(name="--out", help="Write a page with pictures."),
-            Argument(name="--workers", help="Processes; by default one a core."),
-        ),
-        examples=(
-            ("phalanx data verify ~/photos", "damage, duplicates, leaks between the splits"),
-            ("phalanx data verify ~/photos --out photos.html", "with pictures of what was found"),
-        ),
-    ),
-}

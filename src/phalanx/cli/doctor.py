@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.units import format_bytes
 
 _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
@@ -38,12 +38,19 @@ class _Check:
     remedy: str = ""
 
 
+@command(
+    "doctor",
+    "Say what this machine has and what is missing, with the line that installs it.",
+    Argument("--json", "Print a JSON list.", switch=True),
+    usage="[--json]",
+    examples={"phalanx doctor": "before the first run on a new machine"},
+)
 def _run(args: ParsedArgs) -> int:
     """Check the machine; the code is 1 when something Phalanx needs is missing."""
     args.refuse_problems()
     checks = [_check_python(), *_check_packages(), *_check_devices(), *_check_space()]
     missing = sum(check.state == "missing" for check in checks)
-    if args["json"]:
+    if args["--json"]:
         print(json.dumps([asdict(check) for check in checks], indent=2))
         return min(missing, 1)
     marks = {"ok": "ok  ", "note": "note", "missing": "MISS"}
@@ -135,15 +142,3 @@ def _check_space() -> Iterator[_Check]:
         remedy = "checkpoints may not fit; make room or use another --run-dir" if scarce else ""
         state = "note" if scarce else "ok"
         yield _Check(what, f"{format_bytes(room)} free in {folder}", state, remedy)
-
-
-COMMANDS = {
-    "doctor": Command(
-        name="doctor",
-        summary="Say what this machine has and what is missing, with the line that installs it.",
-        usage="phalanx doctor [--json]",
-        run=_run,
-        arguments=(Argument("--json", "Print a JSON list.", switch=True),),
-        examples=(("phalanx doctor", "before the first run on a new machine"),),
-    ),
-}

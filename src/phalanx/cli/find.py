@@ -1,13 +1,11 @@
 """`phalanx find`: a learning rate, and the micro-batch a device holds, by real steps."""
 
 import io
-import json
-from math import isfinite, log10
+from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
-from phalanx.cli.data_bench import read_seconds
+from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ProgressLine
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError
@@ -25,14 +23,34 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
 # --- the learning rate ---
 
 
-def _find_lr(args: ParsedArgs) -> int:
+@command(
+    "find lr",
+    "Train the run's first steps with a learning rate that grows, and suggest one. "
+    "Model, data, optimizer and precision are the run's own; only --out writes anything.",
+    *PRESET_ARGS,
+    Argument("--from", "The first learning rate  [1e-6]", default="1e-6"),
+    Argument("--to", "The last one  [10]", default="10"),
+    Argument("--steps", "Steps of the sweep  [100]", default="100"),
+    Argument("--out", "Draw the curve into this .png or .html file."),
+    JSON_FLAG,
+    usage="[PRESET|FILE] [--option value]... [--from LR] [--to LR] [--steps N] [--out FILE] "
+    "[--json]",
+    # the sweep has its own length
+    options=tuple(name for name in ALL_OPTIONS if name != "steps"),
+    examples={
+        "phalanx find lr": "for the demo; seconds",
+        "phalanx find lr demo --optimizer adamw --to 1": "for another optimizer",
+        "phalanx find lr imagenet-resnet50 --data-dir /imagenet --out lr.png": "and draw it",
+    },
+)
+def _find_lr(args: ParsedArgs) -> None:
     """Sweep the learning rate and print what it suggests."""
     settings = args.read_settings()
-    low, high = (_read_rate(f"--{name}", args[name]) for name in ("from", "to"))
+    low, high = (args.read_positive(flag, "a learning rate above 0") for flag in ("--from", "--to"))
     if low >= high:
         raise ConfigError(f"--from {low:g}: must be below --to {high:g}; the rate grows")
-    steps = args.read_count("--steps", least=10)
-    out = _read_out(args["out"])
+    steps = args.read_int("--steps", 10)
+    out = _read_out(args["--out"])
     from phalanx.bench.lr_finder import sweep_learning_rates
 
     progress = ProgressLine()
@@ -46,25 +64,15 @@ def _find_lr(args: ParsedArgs) -> int:
     progress.end()
     if out is not None:
         _write_plot(out, sweep, title=settings.name)
-    if args["json"]:
-        print(json.dumps(sweep.facts(), indent=2))
-        return 0
+    args.print_result(sweep.facts(), lambda: _print_sweep(sweep, total=steps))
+
+
+def _print_sweep(sweep: "LrSweep", *, total: int) -> None:
+    """The curve, and what it suggests."""
     for line in _draw_text(sweep):
         print(line)
-    for name, text in _describe_sweep(sweep, total=steps):
+    for name, text in _describe_sweep(sweep, total=total):
         print(f"{name:<15}{text}")
-    return 0
-
-
-def _read_rate(name: str, text: str) -> float:
-    """A learning rate above zero."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not (isfinite(rate) and rate > 0):
-        raise ConfigError(f"{name}: wants a learning rate above 0, got {text!r}")
-    return rate
 
 
 def _read_out(text: str | None) -> Path | None:
@@ -129,11 +137,9 @@ def _write_plot(out: Path, sweep: "LrSweep", *, title: str) -> None:
     """The curve as a PNG, or as a page with the numbers."""
     from phalanx.disk import out_errors, write_atomically
 
+    draw = _draw_png if out.suffix.lower() == ".png" else _draw_page
     with out_errors(out, "give another --out"):
-        if out.suffix.lower() == ".png":
-            write_atomically(out, _draw_png(sweep, title=title))
-        else:
-            write_atomically(out, _draw_page(sweep, title=title))
+        write_atomically(out, draw(sweep, title=title))
 
 
 def _draw_page(sweep: "LrSweep", *, title: str) -> str:
@@ -142,8 +148,7 @@ def _draw_page(sweep: "LrSweep", *, title: str) -> str:
     from phalanx.report.plots import PALE, TRAIN, VALID, draw_svg
 
     ink = {"pale": PALE, "line": TRAIN, "mark": VALID}
-    label = "loss by learning rate"
-    svg = draw_svg(lambda axes: _paint_curve(axes, sweep, ink), label=label)
+    svg = draw_svg(lambda axes: _paint_curve(axes, sweep, ink), label="loss by learning rate")
     return render_html(
         "find_lr.html",
         name=title,
@@ -184,17 +189,33 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
 # --- the micro-batch ---
 
 
-def _find_batch_size(args: ParsedArgs) -> int:
+@command(
+    "find batch-size",
+    "Find the largest micro-batch that fits the device and the fastest one, by real "
+    "steps on made-up images.",
+    *PRESET_ARGS,
+    Argument("--most", "The largest size to try  [4096]", default="4096"),
+    Argument("--seconds", "How long each size is timed  [1]", default="1"),
+    JSON_FLAG,
+    usage="[PRESET|FILE] [--option value]... [--most N] [--seconds S] [--json]",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx find batch-size imagenet-resnet50": "needs no data",
+        "phalanx find batch-size demo --most 256": "on a CPU, in less time",
+        "phalanx find batch-size imagenet-resnet50 --enable-recompute": "with less memory",
+    },
+)
+def _find_batch_size(args: ParsedArgs) -> None:
     """Try sizes and print what fits, what is fastest and what to take."""
     settings = args.read_settings()
-    most = args.read_count("--most", least=2)
-    seconds = read_seconds(args["seconds"])
+    most = args.read_int("--most", 2)
+    seconds = args.read_positive("--seconds", "a number up to 600", high=600)
     from phalanx.bench.batch_size_finder import find_batch_size
 
     progress = ProgressLine()
 
     def print_trial(trial: "BatchSizeTrial") -> None:
-        if args["json"]:
+        if args["--json"]:
             progress.show(f"{trial.size} images")
         elif trial.images_per_second is None:
             print(f"{trial.size:>8,}  {trial.problem}", flush=True)
@@ -202,15 +223,12 @@ def _find_batch_size(args: ParsedArgs) -> int:
             memory = format_bytes(trial.peak_bytes or 0)
             print(f"{trial.size:>8,}{trial.images_per_second:>12,.0f}{memory:>14}", flush=True)
 
-    if not args["json"]:
+    if not args["--json"]:
         print(f"{'images':>8}{'images/s':>12}{'memory':>14}")
     sizes = find_batch_size(settings, most=most, seconds=seconds, done=print_trial)
-    if args["json"]:
+    if args["--json"]:
         progress.end()
-        print(json.dumps(sizes.facts(), indent=2))
-    else:
-        _print_sizes(sizes, settings)
-    return 0
+    args.print_result(sizes.facts(), lambda: _print_sizes(sizes, settings))
 
 
 def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:
@@ -235,50 +253,3 @@ def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:
     rows.append(("note", "images that wait for later steps take memory too; leave them some"))
     for name, text in rows:
         print(f"{name:<15}{text}")
-
-
-COMMANDS = {
-    "find lr": Command(
-        name="find lr",
-        summary="Train the run's first steps with a learning rate that grows, and suggest one. "
-        "Model, data, optimizer and precision are the run's own; only --out writes anything.",
-        usage="phalanx find lr [PRESET|FILE] [--option value]... [--from LR] [--to LR] "
-        "[--steps N] [--out FILE] [--json]",
-        run=_find_lr,
-        arguments=(
-            *PRESET_ARGS,
-            Argument("--from", "The first learning rate  [1e-6]", default="1e-6"),
-            Argument("--to", "The last one  [10]", default="10"),
-            Argument("--steps", "Steps of the sweep  [100]", default="100"),
-            Argument("--out", "Draw the curve into this .png or .html file."),
-            JSON_FLAG,
-        ),
-        # the sweep has its own length
-        options=tuple(name for name in ALL_OPTIONS if name != "steps"),
-        examples=(
-            ("phalanx find lr", "for the demo; seconds"),
-            ("phalanx find lr demo --optimizer adamw --to 1", "for another optimizer"),
-            ("phalanx find lr imagenet-resnet50 --data-dir /imagenet --out lr.png", "and draw it"),
-        ),
-    ),
-    "find batch-size": Command(
-        name="find batch-size",
-        summary="Find the largest micro-batch that fits the device and the fastest one, by real "
-        "steps on made-up images.",
-        usage="phalanx find batch-size [PRESET|FILE] [--option value]... [--most N] "
-        "[--seconds S] [--json]",
-        run=_find_batch_size,
-        arguments=(
-            *PRESET_ARGS,
-            Argument("--most", "The largest size to try  [4096]", default="4096"),
-            Argument("--seconds", "How long each size is timed  [1]", default="1"),
-            JSON_FLAG,
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx find batch-size imagenet-resnet50", "needs no data"),
-            ("phalanx find batch-size demo --most 256", "on a CPU, in less time"),
-            ("phalanx find batch-size imagenet-resnet50 --enable-recompute", "with less memory"),
-        ),
-    ),
-}

@@ -19,15 +19,17 @@ def show_command_help(command: Command, words: Sequence[str] = ()) -> None:
     """Print one command's page; with --model among the words, it ends with that model's options."""
     model = _find_model(words) if "model" in command.options else None
     console = Console(highlight=False)
-    console.print(Text.assemble(("usage: ", "bold"), command.usage))
+    console.print(
+        Text.assemble(("usage: ", "bold"), f"phalanx {command.name} {command.usage}".rstrip())
+    )
     console.print(f"\n{command.summary}\n")
     if command.arguments:
-        rows = [(a.metavar or a.name, a.help, "") for a in command.arguments]
+        rows = [(a.shown, a.help, "") for a in command.arguments]
         _print_rows(console, "Arguments", rows)
     options = [OPTIONS[name] for name in command.options]
     _print_options(console, [o for o in options if model is None or not o.family])
     console.print(Text("Examples", style="bold"))
-    for line, meaning in command.examples:
+    for line, meaning in command.examples.items():
         console.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
         console.print(Text(f"      {meaning}", style="dim"))
     if model is not None:

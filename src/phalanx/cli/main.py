@@ -14,14 +14,14 @@ COMMANDS = {  # name: (module, what it does)
     "replay": ("replay", "repeat a step and name the module and image that went wrong"),
     "predict": ("predict", "name what is on images of your own"),
     "plan": ("plan", "show every derived number before anything runs"),
-    "report": ("report", "remake a run's report.html"),
-    "compare": ("compare", "say where two runs differ"),
-    "data list": ("data_list", "say which data can be read, or what lies in a folder"),
-    "data fetch": ("data_fetch", "download a published dataset"),
+    "report": ("runs", "remake a run's report.html"),
+    "compare": ("runs", "say where two runs differ"),
+    "data list": ("data", "say which data can be read, or what lies in a folder"),
+    "data fetch": ("data", "download a published dataset"),
     "data build": ("data_build", "convert data into another form"),
     "data verify": ("data_verify", "look at every image and say what is wrong"),
     "data show": ("data", "draw the augmented batch of a step"),
-    "data bench": ("data_bench", "time the input and say what limits training"),
+    "data bench": ("bench", "time the input and say what limits training"),
     "models ls": ("models", "list the models"),
     "models show": ("models", "show what each unit of a model holds and costs"),
     "presets ls": ("presets", "list the presets"),
@@ -44,12 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run_command(name, rest)
         sys.stdout.flush()
         return code
-    except UserError as error:
+    except (UserError, Stopped) as error:
         print(f"phalanx {name or ''}".rstrip() + f": {error}", file=sys.stderr)
         return error.exit_code
-    except Stopped as stop:
-        print(f"phalanx {name}: {stop}", file=sys.stderr)
-        return stop.exit_code
     except KeyboardInterrupt:
         print(f"phalanx {name}: left at once", file=sys.stderr)
         return EXIT_LEFT_AT_ONCE
@@ -74,15 +71,16 @@ def _run_command(name: str | None, words: list[str]) -> int:
     if name is None:
         return _show_overview(words)
     module, _ = COMMANDS[name]
-    command = import_module(f"phalanx.cli.{module}").COMMANDS[name]
+    import_module(f"phalanx.cli.{module}")
+    from phalanx.cli.command import REGISTERED, parse_args
+
+    command = REGISTERED[name]
     if any(word in ("--help", "-h") for word in words):
         from phalanx.cli.help import show_command_help
 
         show_command_help(command, words)
         return 0
-    from phalanx.cli.command import parse_args
-
-    return int(command.run(parse_args(command, words)))
+    return command.run(parse_args(command, words)) or 0
 
 
 def _show_overview(words: list[str]) -> int:

@@ -1,6 +1,5 @@
 """`phalanx models ls | show`: which models there are, and what each unit of one holds and costs."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.catalog.models import MODELS, describe_variant, find_old_names, load_sizes
 from phalanx.catalog.splits import Split, find_split
 from phalanx.catalog.variant import OwnVariant, Variant
-from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.command import MODEL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.config.fields import find_model_name
 from phalanx.config.read import merge_layers, read_flags
 from phalanx.config.schema import Config
@@ -20,6 +19,7 @@ from phalanx.units import format_bytes, format_si
 if TYPE_CHECKING:
     from phalanx.models.count import UnitCount
 
+_JSON = Argument("--json", "Print JSON.", switch=True)
 _WEIGHT_OPTIONS = ("init-weights", "reset-head")  # no figure depends on them
 _MOST_CLASSES = 1_000_000
 _LIST_HEAD = ("params", "MACs", "px", "classes", "what it is")
@@ -30,7 +30,20 @@ _FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "act
 # --- models ls ---
 
 
-def _list_models(args: ParsedArgs) -> int:
+@command(
+    "models ls",
+    "List the models by family, with their size at their own images and classes.",
+    Argument("word", "Only models whose names, or former names, hold every word.", many=True),
+    _JSON,
+    usage="[WORD...] [--plugin MODULE] [--json]",
+    options=("plugin",),
+    examples={
+        "phalanx models ls": "all of them",
+        "phalanx models ls resnext 32x4d": "those with both words in their name",
+        "phalanx models ls --plugin mine --json": "yours too, for a script",
+    },
+)
+def _list_models(args: ParsedArgs) -> None:
     """List the models, or those whose names contain every word."""
     args.refuse_problems()
     args.load_plugins()
@@ -39,11 +52,7 @@ def _list_models(args: ParsedArgs) -> int:
     if not rows:
         quoted = " and ".join(map(repr, words))
         raise ConfigError(f"no model's name holds {quoted}; `phalanx models ls` lists all")
-    if args["json"]:
-        print(json.dumps(rows, indent=2))
-    else:
-        _print_list(rows)
-    return 0
+    args.print_result(rows, lambda: _print_list(rows))
 
 
 def _name_contains(name: str, words: Sequence[str]) -> bool:
@@ -74,8 +83,9 @@ def _describe_model(name: str) -> dict[str, Any]:
 
 def _print_list(rows: list[dict[str, Any]]) -> None:
     """The models as a table, family by family."""
-    cells = [
-        (
+    families: dict[str, list[tuple[str, ...]]] = {}
+    for row in rows:
+        cells = (
             row["name"],
             format_si(row["parameters"]),
             format_si(row["macs"]),
@@ -83,16 +93,11 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
             f"{row['classes']:,}",
             describe_variant(MODELS[row["name"]]),
         )
-        for row in rows
-    ]
-    families = list(dict.fromkeys(row["family"] for row in rows))
-    heads = [(family, *_LIST_HEAD) for family in families]
-    lines = _align_columns([*heads, *cells], left=(0, 5))
-    for place, (family, head) in enumerate(zip(families, lines, strict=False)):
-        print(f"\n{head}" if place else head)
-        for row, line in zip(rows, lines[len(heads) :], strict=True):
-            if row["family"] == family:
-                print(line)
+        empty = ("",) * len(cells)
+        head = (row["family"], *_LIST_HEAD)
+        families.setdefault(row["family"], [empty, head]).append(cells)
+    lines = _align_columns([cells for table in families.values() for cells in table], left=(0, 5))
+    print("\n".join(lines[1:]))
 
 
 def _align_columns(rows: Sequence[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
@@ -153,14 +158,38 @@ class _ModelCounts:
         }
 
 
-def _show_model(args: ParsedArgs) -> int:
+@command(
+    "models show",
+    "Show a model's units: output, parameters, MACs, activations, cumulative shares.",
+    Argument("name", "A model.", required=True),
+    Argument("--image-size", "Height and width of images  [the model's own]"),
+    Argument("--classes", "Classes to tell apart  [the model's own]"),
+    Argument("--precision", "Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]"),
+    Argument(
+        "--pipeline-splits",
+        "Where stages start: units, or names of theirs in older programs.",
+        many=True,
+    ),
+    _JSON,
+    usage="NAME [--pipeline-splits NAME...] [--option value]...",
+    options=(
+        "batch-size",
+        "plugin",
+        *(name for name in MODEL_OPTIONS if name not in _WEIGHT_OPTIONS),
+    ),
+    examples={
+        "phalanx models show resnet50": "its units at 224 x 224",
+        "phalanx models show efficientnet_b0 --batch-size 8 --json": "for a script",
+        "phalanx models show resnet50 --pipeline-splits b1/2/relu b2/3/relu b3/5/relu": (
+            "what each of four stages would have"
+        ),
+        "phalanx models show resnet20 --norm-type group --norm-num-groups 8": "a variation",
+    },
+)
+def _show_model(args: ParsedArgs) -> None:
     """Print the units of a model, and its stages where it is split."""
     counts = _count_model(args)
-    if args["json"]:
-        print(json.dumps(counts.as_json(), indent=2))
-    else:
-        _print_units(counts)
-    return 0
+    args.print_result(counts.as_json(), lambda: _print_units(counts))
 
 
 def _count_model(args: ParsedArgs) -> _ModelCounts:
@@ -169,8 +198,10 @@ def _count_model(args: ParsedArgs) -> _ModelCounts:
     name, variant = config.model.model, build_variant(config)
     image_size = config.data.image_size or variant.image_size
     check_variant(name, variant, image_size)
-    classes = _read_classes(args["classes"]) or variant.classes
-    split_names = args["pipeline_splits"] or []
+    classes = variant.classes
+    if args["--classes"] is not None:
+        classes = args.read_int("--classes", 1, _MOST_CLASSES, noun="a number")
+    split_names = args["--pipeline-splits"] or []
     own = isinstance(variant, OwnVariant)
     splits = [] if own else [find_split(variant, split, model=name) for split in split_names]
     _check_order(splits, variant.units)
@@ -209,19 +240,9 @@ def _read_config(args: ParsedArgs) -> Config:
     except ValueError as error:
         raise join_problems([str(error), *args.problems]) from None
     own = ("image-size", "precision")
-    flags |= {name: text for name in own if (text := args[name.replace("-", "_")])}
+    flags |= {name: text for name in own if (text := args[f"--{name}"])}
     problems = list(args.problems)
     return merge_layers([read_flags(flags, problems)], problems, name=flags["model"]).config
-
-
-def _read_classes(text: str | None) -> int | None:
-    """The number of classes, if one is given."""
-    if text is None:
-        return None
-    classes = int(text) if text.isdecimal() else 0
-    if not 1 <= classes <= _MOST_CLASSES:
-        raise ConfigError(f"--classes: wants a number from 1 to {_MOST_CLASSES:,}, got {text!r}")
-    return classes
 
 
 def _find_own_split(name: str, units: Sequence[str]) -> Split:
@@ -288,62 +309,3 @@ def _describe_stages(counts: _ModelCounts) -> dict[str, str]:
         )
         lines[names[first]] = f"── stage {stage}: {shares} "
     return lines
-
-
-_JSON = Argument("--json", "Print JSON.", switch=True)
-
-COMMANDS = {
-    "models ls": Command(
-        name="models ls",
-        summary="List the models by family, with their size at their own images and classes.",
-        usage="phalanx models ls [WORD...] [--plugin MODULE] [--json]",
-        run=_list_models,
-        arguments=(
-            Argument(
-                "word",
-                "Only models whose names, or former names, hold every word.",
-                metavar="WORD",
-                many=True,
-            ),
-            _JSON,
-        ),
-        options=("plugin",),
-        examples=(
-            ("phalanx models ls", "all of them"),
-            ("phalanx models ls resnext 32x4d", "those with both words in their name"),
-            ("phalanx models ls --plugin mine --json", "yours too, for a script"),
-        ),
-    ),
-    "models show": Command(
-        name="models show",
-        summary="Show a model's units: output, parameters, MACs, activations, cumulative shares.",
-        usage="phalanx models show NAME [--pipeline-splits NAME...] [--option value]...",
-        run=_show_model,
-        arguments=(
-            Argument("name", "A model.", metavar="NAME", required=True),
-            Argument("--image-size", "Height and width of images  [the model's own]"),
-            Argument("--classes", "Classes to tell apart  [the model's own]"),
-            Argument("--precision", "Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]"),
-            Argument(
-                "--pipeline-splits",
-                "Where stages start: units, or names of theirs in older programs.",
-                many=True,
-            ),
-            _JSON,
-        ),
-        options=(
-            "batch-size",
-            "plugin",
-            *(name for name in MODEL_OPTIONS if name not in _WEIGHT_OPTIONS),
-        ),
-        examples=(
-            ("phalanx models show resnet50", "its units at 224 x 224"),
-            ("phalanx models show efficientnet_b0 --batch-size 8 --json", "for a script"),
-            (
-                "phalanx models show resnet50 --pipeline-splits b1/2/relu b2/3/relu b3/5/relu",
-                "what each of four stages would have",
-            ),
-            ("phalanx models show resnet20 --norm-type group --norm-num-groups 8", "a variation"),
-        ),
-    ),
-}

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, Command, ParsedArgs
+from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
@@ -19,16 +19,37 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 
 
-def _run(args: ParsedArgs) -> int:
+@command(
+    "plan",
+    "Show every derived number before anything runs; nothing is written.",
+    *PRESET_ARGS,
+    Argument("--origin", "Also say where each option's value came from.", switch=True),
+    Argument("--at", "Steps with commas: learning rate and loss scale there."),
+    Argument(
+        "--no-memory",
+        "Predict no memory, which takes some seconds; all else takes none.",
+        switch=True,
+    ),
+    JSON_FLAG,
+    usage="[PRESET|FILE] [--option value]... [--at STEPS] [--origin] [--json]",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx plan": "what `phalanx train` would do",
+        "phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8": "on 8 devices",
+        "phalanx plan demo --epochs 3 --origin": "and who set which option",
+        "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
+    },
+)
+def _run(args: ParsedArgs) -> None:
     """Print the plan of a config."""
     settings = args.read_settings()
 
     from phalanx.assemble.dataset_summary import plan_run
 
     plan, dataset = plan_run(settings, without_data=True)
-    points = [plan.at(step) for step in _read_steps(args["at"])]
-    memory = None if args["no_memory"] else _predict_memory(settings.config, plan)
-    if args["json"]:
+    points = [plan.at(step) for step in _read_steps(args["--at"])]
+    memory = None if args["--no-memory"] else _predict_memory(settings.config, plan)
+    if args["--json"]:
         everything = {
             "name": settings.name,
             "plan": plan.facts(),
@@ -40,7 +61,7 @@ def _run(args: ParsedArgs) -> int:
             "at": points,
         }
         print(json.dumps(everything, indent=2))
-        return 0
+        return
     for name, text in _list_rows(settings, plan, memory, counts=dataset.source):
         print(f"{name:<14}{text}")
     for point in points:
@@ -48,9 +69,8 @@ def _run(args: ParsedArgs) -> int:
         print(
             f"{'at step':<14}{point['step']:,}: learning rate {point['lr']:g}, loss scale {scale}"
         )
-    if args["origin"]:
+    if args["--origin"]:
         _print_origins(settings)
-    return 0
 
 
 def _predict_memory(config: Config, plan: "Plan") -> "Memory | str":
@@ -197,31 +217,3 @@ def _print_origins(settings: Settings) -> None:
     for name, text in values.items():
         shown = text if text != "None" else "-"
         print(f"{name:<{names}}  {shown:<{texts}}  {settings.origins[name]}")
-
-
-COMMANDS = {
-    "plan": Command(
-        name="plan",
-        summary="Show every derived number before anything runs; nothing is written.",
-        usage="phalanx plan [PRESET|FILE] [--option value]... [--at STEPS] [--origin] [--json]",
-        run=_run,
-        arguments=(
-            *PRESET_ARGS,
-            Argument("--origin", "Also say where each option's value came from.", switch=True),
-            Argument("--at", "Steps with commas: learning rate and loss scale there."),
-            Argument(
-                "--no-memory",
-                "Predict no memory, which takes some seconds; all else takes none.",
-                switch=True,
-            ),
-            JSON_FLAG,
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx plan", "what `phalanx train` would do"),
-            ("phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8", "on 8 devices"),
-            ("phalanx plan demo --epochs 3 --origin", "and who set which option"),
-            ("phalanx plan demo --at 0,100,900 --json", "the learning rate at some steps"),
-        ),
-    ),
-}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import DataError
 
 if TYPE_CHECKING:
@@ -15,6 +15,22 @@ if TYPE_CHECKING:
 _ENDINGS = (".jpg", ".jpeg", ".png")
 
 
+@command(
+    "predict",
+    "Print the five likeliest classes of each image.",
+    Argument("run", "A run or a checkpoint.", required=True),
+    Argument(
+        "images", "Image files, or folders of them.", metavar="IMAGE|DIR", many=True, required=True
+    ),
+    Argument("--csv", "Rows: image, then class, probability, ...", switch=True),
+    Argument("--json", "A JSON object a line.", switch=True),
+    usage="RUN|CHECKPOINT IMAGE|DIR... [--csv|--json]",
+    options=("device", "precision", "threads", "valid-batch-size"),
+    examples={
+        "phalanx predict runs/demo shoe.png": "what is on one image",
+        "phalanx predict runs/demo photos --csv > answers.csv": "a whole folder, as a table",
+    },
+)
 def _run(args: ParsedArgs) -> int:
     """Answer for every image; images that cannot be read are named and make the code 3."""
     args.refuse_problems()
@@ -55,39 +71,12 @@ def _find_images(names: list[str]) -> list[Path]:
 
 def _print_answer(answer: "Answer", args: ParsedArgs) -> None:
     """The five likeliest classes: as a row of a table, a JSON object or a line of text."""
-    if args["csv"]:
+    if args["--csv"]:
         row = [answer.image, *(cell for guess in answer.guesses for cell in guess)]
         csv.writer(sys.stdout).writerow(row)
-    elif args["json"]:
+    elif args["--json"]:
         guesses = [{"class": name, "probability": share} for name, share in answer.guesses]
         print(json.dumps({"image": answer.image, "guesses": guesses}))
     else:
         text = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
         print(f"{answer.image}: {text}")
-
-
-COMMANDS = {
-    "predict": Command(
-        name="predict",
-        summary="Print the five likeliest classes of each image.",
-        usage="phalanx predict RUN|CHECKPOINT IMAGE|DIR... [--csv|--json]",
-        run=_run,
-        arguments=(
-            Argument("run", "A run or a checkpoint.", metavar="RUN", required=True),
-            Argument(
-                "images",
-                "Image files, or folders of them.",
-                metavar="IMAGE|DIR",
-                many=True,
-                required=True,
-            ),
-            Argument("--csv", "Rows: image, then class, probability, ...", switch=True),
-            Argument("--json", "A JSON object a line.", switch=True),
-        ),
-        options=("device", "precision", "threads", "valid-batch-size"),
-        examples=(
-            ("phalanx predict runs/demo shoe.png", "what is on one image"),
-            ("phalanx predict runs/demo photos --csv > answers.csv", "a whole folder, as a table"),
-        ),
-    ),
-}

@@ -1,9 +1,8 @@
 """`phalanx presets ls | cat | cp`: look at named configs, and copy one to edit it."""
 
-import json
 from pathlib import Path
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.config.presets import (
     LOCAL_FOLDER,
     find_preset,
@@ -14,29 +13,48 @@ from phalanx.config.presets import (
 from phalanx.disk import disk_errors
 from phalanx.errors import ConfigError
 
+_NAME = Argument("name", "A preset, or a YAML file.", required=True)
 
-def _list_presets(args: ParsedArgs) -> int:
+
+@command(
+    "presets ls",
+    "List the presets: yours in ./presets and ./configs.yml first, then ours.",
+    Argument("--json", "Print a JSON list.", switch=True),
+    usage="[--json]",
+    examples={"phalanx presets ls": "what can be trained by name"},
+)
+def _list_presets(args: ParsedArgs) -> None:
     """List the presets, the ones that win first."""
     args.refuse_problems()
     presets = {preset.name: preset for preset in reversed(list(iterate_presets()))}
-    rows = [(name, read_preset_summary(presets[name])) for name in sorted(presets)]
-    if args["json"]:
-        print(json.dumps([{"name": name, "about": about} for name, about in rows], indent=2))
-        return 0
-    width = max(len(name) for name, _ in rows)
-    for name, about in rows:
-        print(f"{name:<{width}}  {about}")
-    return 0
+    rows = [{"name": name, "about": read_preset_summary(presets[name])} for name in sorted(presets)]
+    width = max(map(len, presets))
+    lines = [f"{row['name']:<{width}}  {row['about']}" for row in rows]
+    args.print_result(rows, lambda: print("\n".join(lines)))
 
 
-def _print_preset(args: ParsedArgs) -> int:
+@command(
+    "presets cat",
+    "Print a preset as it is written.",
+    _NAME,
+    usage="NAME",
+    examples={"phalanx presets cat demo": "what `phalanx train` does without arguments"},
+)
+def _print_preset(args: ParsedArgs) -> None:
     """Print a preset as it is written."""
     args.refuse_problems()
     print(read_preset_text(find_preset(args["name"])), end="")
-    return 0
 
 
-def _copy_preset(args: ParsedArgs) -> int:
+@command(
+    "presets cp",
+    "Copy a preset to edit it.",
+    _NAME,
+    Argument("to", "File or folder to copy to [presets/]."),
+    usage="NAME [TO]",
+    examples={"phalanx presets cp demo mine.yaml": "then: phalanx train mine.yaml --epochs 2"},
+)
+def _copy_preset(args: ParsedArgs) -> None:
     """Copy a preset into ./presets, where it wins over ours of the same name."""
     args.refuse_problems()
     source = find_preset(args["name"])
@@ -50,39 +68,3 @@ def _copy_preset(args: ParsedArgs) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(read_preset_text(source), encoding="utf-8")
     print(f"{target}: edit it, then run `phalanx train {target}`")
-    return 0
-
-
-_NAME = Argument("name", "A preset, or a YAML file.", metavar="NAME", required=True)
-
-COMMANDS = {
-    "presets ls": Command(
-        name="presets ls",
-        summary="List the presets: yours in ./presets and ./configs.yml first, then ours.",
-        usage="phalanx presets ls [--json]",
-        run=_list_presets,
-        arguments=(Argument("--json", "Print a JSON list.", switch=True),),
-        examples=(("phalanx presets ls", "what can be trained by name"),),
-    ),
-    "presets cat": Command(
-        name="presets cat",
-        summary="Print a preset as it is written.",
-        usage="phalanx presets cat NAME",
-        run=_print_preset,
-        arguments=(_NAME,),
-        examples=(("phalanx presets cat demo", "what `phalanx train` does without arguments"),),
-    ),
-    "presets cp": Command(
-        name="presets cp",
-        summary="Copy a preset to edit it.",
-        usage="phalanx presets cp NAME [TO]",
-        run=_copy_preset,
-        arguments=(
-            _NAME,
-            Argument("to", "File or folder to copy to [presets/].", metavar="TO"),
-        ),
-        examples=(
-            ("phalanx presets cp demo mine.yaml", "then: phalanx train mine.yaml --epochs 2"),
-        ),
-    ),
-}

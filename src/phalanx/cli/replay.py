@@ -1,10 +1,9 @@
 """`phalanx replay`: repeat a step of a run, and name what went wrong in it."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import JSON_FLAG, Argument, Command, ParsedArgs
+from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
 from phalanx.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -19,10 +18,24 @@ _RECORDED = {
 }
 
 
+@command(
+    "replay",
+    "Repeat a step of a run from the checkpoint before it, and name the first module "
+    "and the images for which a number was not finite. Nothing is written into the run.",
+    Argument("run", "A run folder.", required=True),
+    Argument("--step", "The step to repeat, counted from 1.  [the one the run failed at]"),
+    JSON_FLAG,
+    usage="RUN [--step N] [--json]",
+    options=_REPLAY_OPTIONS,
+    examples={
+        "phalanx replay runs/demo": "the step a run diverged at; ends with code 5 if it does",
+        "phalanx replay runs/demo --step 10": "any step: what it gave, and with which images",
+    },
+)
 def _run(args: ParsedArgs) -> int:
     """Repeat the step and say what it gave; 5 where it is not sound."""
     args.refuse_problems()
-    step = None if args["step"] is None else args.read_count("--step", least=0)
+    step = None if args["--step"] is None else args.read_int("--step", 0)
 
     from phalanx.assemble.blackbox import prepare_replay
     from phalanx.assemble.prepare import prepare_resume
@@ -33,10 +46,8 @@ def _run(args: ParsedArgs) -> int:
     from phalanx.assemble.replay import replay
 
     seen = replay(prepared, step)
-    if args["json"]:
-        print(json.dumps({"run": str(prepared.run.path), **seen.as_json()}, indent=2))
-    else:
-        _print_replay(seen, prepared)
+    facts = {"run": str(prepared.run.path), **seen.as_json()}
+    args.print_result(facts, lambda: _print_replay(seen, prepared))
     return 0 if seen.is_finite else DivergedError.exit_code
 
 
@@ -63,24 +74,3 @@ def _print_replay(seen: "Replay", prepared: "PreparedRun") -> None:
         print(describe_step_images(seen.seen_with))
     else:
         print(f"images: {describe_step_images(seen.images)}")
-
-
-COMMANDS = {
-    "replay": Command(
-        name="replay",
-        summary="Repeat a step of a run from the checkpoint before it, and name the first module "
-        "and the images for which a number was not finite. Nothing is written into the run.",
-        usage="phalanx replay RUN [--step N] [--json]",
-        run=_run,
-        arguments=(
-            Argument("run", "A run folder.", metavar="RUN", required=True),
-            Argument("--step", "The step to repeat, counted from 1.  [the one the run failed at]"),
-            JSON_FLAG,
-        ),
-        options=_REPLAY_OPTIONS,
-        examples=(
-            ("phalanx replay runs/demo", "the step a run diverged at; ends with code 5 if it does"),
-            ("phalanx replay runs/demo --step 10", "any step: what it gave, and with which images"),
-        ),
-    ),
-}

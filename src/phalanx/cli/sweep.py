@@ -1,53 +1,69 @@
 """`phalanx sweep`: a search over training options, trial by trial."""
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from phalanx.cli.command import Argument, Command, ParsedArgs
+from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
 
 if TYPE_CHECKING:
     from phalanx.sweep.runner import SweepOutput
-    from phalanx.sweep.schema import SweepFile
     from phalanx.sweep.state import SweepState
 
 
-def _run(request: ParsedArgs) -> int:
+@command(
+    "sweep",
+    "Search training options: every trial is a run of its own. The file names the "
+    "options to search, with ranges or lists, and the method: grid, random or tpe. Killed or "
+    "stopped, the same command goes on.",
+    Argument("file", "The YAML file of the sweep; docs/training.md shows one."),
+    Argument("--sweep-dir", "Folder of the sweep  [sweeps/NAME]"),
+    Argument("--resume", "Go on with the sweep in this folder; of a finished one, show the table."),
+    Argument("--dry-run", "Check the file, say what would run, and stop.", switch=True),
+    Argument("--json", "Print everything as JSON at the end.", switch=True),
+    usage="FILE [--sweep-dir DIR] [--dry-run] [--json] | --resume DIR",
+    examples={
+        "phalanx sweep rates.yaml": "run its trials; the table, the CSV and sweep.html follow",
+        "phalanx sweep rates.yaml --dry-run": "check it, and see what would run",
+        "phalanx sweep --resume sweeps/rates": "go on after a kill, a signal or a power cut",
+    },
+)
+def _run(args: ParsedArgs) -> int:
     """Read the file, then run what is left of its trials."""
-    request.refuse_problems()
+    args.refuse_problems()
     from phalanx.sweep.check import read_sweep
 
-    path, folder = _find_file(request)
+    path, folder = _find_file(args)
     sweep = read_sweep(path)
-    if request["dry_run"]:
-        _show_plan(sweep, folder, as_json=request["json"])
+    if args["--dry-run"]:
+        from phalanx.sweep.table import describe_sweep
+
+        lines = [*describe_sweep(sweep), f"{'folder':<24}{folder}"]
+        facts = {"folder": str(folder), **sweep.facts()}
+        args.print_result(facts, lambda: print("\n".join(lines)))
         return 0
     from phalanx.sweep.proposals import refuse_missing_optuna
 
     refuse_missing_optuna()
     from phalanx.sweep.runner import run_sweep
 
-    state = run_sweep(folder, sweep, _build_output(as_json=request["json"]))
-    if request["json"]:
-        print(json.dumps(state.facts(), indent=2))
-    else:
-        _show_result(state)
+    state = run_sweep(folder, sweep, _build_output(as_json=args["--json"]))
+    args.print_result(state.facts(), lambda: _show_result(state))
     return 0 if state.best else _find_exit_code(state)
 
 
-def _find_file(request: ParsedArgs) -> tuple[Path, Path]:
+def _find_file(args: ParsedArgs) -> tuple[Path, Path]:
     """The sweep's file and its folder."""
-    if request["resume"]:
-        return _find_file_to_resume(request)
-    if not request["file"]:
+    if args["--resume"]:
+        return _find_file_to_resume(args)
+    if not args["file"]:
         raise ConfigError(
             "name the YAML file of the sweep, or a folder to go on with: --resume DIR; "
             "phalanx sweep --help shows both"
         )
-    path = Path(request["file"])
+    path = Path(args["file"])
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; go on with a sweep by --resume {path}")
     if not path.is_file():
@@ -55,29 +71,18 @@ def _find_file(request: ParsedArgs) -> tuple[Path, Path]:
             f"{path}: no such file; it names a preset, what to search and how, as in: "
             "preset: demo / search: {lr: {low: 0.02, high: 0.6, log: true}} / trials: 12"
         )
-    return path, Path(request["sweep_dir"] or Path("sweeps") / path.stem)
+    return path, Path(args["--sweep-dir"] or Path("sweeps") / path.stem)
 
 
-def _find_file_to_resume(request: ParsedArgs) -> tuple[Path, Path]:
+def _find_file_to_resume(args: ParsedArgs) -> tuple[Path, Path]:
     """The copy of the file in the folder of a sweep."""
-    if request["file"] or request["sweep_dir"]:
+    if args["file"] or args["--sweep-dir"]:
         raise ConfigError("--resume DIR goes on with the sweep in DIR: give nothing else with it")
-    folder = Path(request["resume"])
+    folder = Path(args["--resume"])
     if not (folder / "sweep.json").is_file() or not (folder / "sweep.yaml").is_file():
         what = "holds no sweep" if folder.is_dir() else "there is no such folder"
         raise CheckpointError(f"{folder}: {what}; begin one with: phalanx sweep FILE")
     return folder / "sweep.yaml", folder
-
-
-def _show_plan(sweep: "SweepFile", folder: Path, *, as_json: bool) -> None:
-    """What a sweep would do."""
-    from phalanx.sweep.table import describe_sweep
-
-    if as_json:
-        print(json.dumps({"folder": str(folder), **sweep.facts()}, indent=2))
-        return
-    for line in [*describe_sweep(sweep), f"{'folder':<24}{folder}"]:
-        print(line)
 
 
 def _build_output(*, as_json: bool) -> "SweepOutput":
@@ -127,39 +132,3 @@ def _find_exit_code(state: "SweepState") -> int:
     """The exit code of a sweep in which nothing came to its end: its last failure's."""
     codes = [trial.exit_code for trial in state.trials if trial.state == "failed"]
     return next((code for code in reversed(codes) if code and code > 0), DivergedError.exit_code)
-
-
-COMMANDS = {
-    "sweep": Command(
-        name="sweep",
-        summary="Search training options: every trial is a run of its own. The file names the "
-        "options to search, with ranges or lists, and the method: grid, random or tpe. Killed or "
-        "stopped, the same command goes on.",
-        usage="phalanx sweep FILE [--sweep-dir DIR] [--dry-run] [--json] | --resume DIR",
-        run=_run,
-        arguments=(
-            Argument(
-                name="file",
-                metavar="FILE",
-                help="The YAML file of the sweep; docs/training.md shows one.",
-            ),
-            Argument(name="--sweep-dir", help="Folder of the sweep  [sweeps/NAME]"),
-            Argument(
-                name="--resume",
-                help="Go on with the sweep in this folder; of a finished one, show the table.",
-            ),
-            Argument(
-                name="--dry-run", help="Check the file, say what would run, and stop.", switch=True
-            ),
-            Argument(name="--json", help="Print everything as JSON at the end.", switch=True),
-        ),
-        examples=(
-            (
-                "phalanx sweep rates.yaml",
-                "run its trials; the table, the CSV and sweep.html follow",
-            ),
-            ("phalanx sweep rates.yaml --dry-run", "check it, and see what would run"),
-            ("phalanx sweep --resume sweeps/rates", "go on after a kill, a signal or a power cut"),
-        ),
-    ),
-}

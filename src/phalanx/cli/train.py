@@ -6,38 +6,73 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, Command, ParsedArgs
-from phalanx.cli.validate import find_checkpoints, print_score
+from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.validate import print_score, score_all
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
-    from phalanx.assemble.prepare import PreparedRun
     from phalanx.config.read import Settings
 
 
-def _run(args: ParsedArgs) -> int:
+@command(
+    "train",
+    "Train a preset or a config file; resume a run bit for bit; or fork one.",
+    Argument(
+        "preset",
+        "A preset by name, or a YAML file; without one, the dataset's own preset.",
+        metavar="PRESET|FILE",
+    ),
+    Argument("--config", "The same, as a flag."),
+    Argument(
+        "--resume", "Go on with this run from its newest checkpoint; never changes the maths."
+    ),
+    Argument("--fork", "Start a new run from a run's or checkpoint's state, with changed options."),
+    Argument("--json", "Print the summary as JSON at the end.", switch=True),
+    usage="[PRESET|FILE] [--option value]... | --resume RUN | --fork RUN",
+    options=ALL_OPTIONS,
+    examples={
+        "phalanx train": "the demo: a small ResNet on built-in data, about a minute",
+        "phalanx train demo --epochs 2 --run-dir runs/short": "the same, shorter",
+        "phalanx train --data cifar10 --data-dir ~/cifar10": "that dataset's own preset",
+        "phalanx train --resume runs/short": "go on after a kill, a signal or a power cut",
+        "phalanx train --fork runs/short --run-dir runs/long --epochs 4": (
+            "a longer run from the same weights"
+        ),
+    },
+)
+def _run(args: ParsedArgs) -> None:
     """Prepare without torch, then train."""
     preset = args.preset_name
-    if sum(map(bool, (preset, args["resume"], args["fork"]))) > 1:
+    if sum(map(bool, (preset, args["--resume"], args["--fork"]))) > 1:
         raise ConfigError(
             "--resume goes on with a run, --fork starts a new one from its checkpoint, a preset "
             "begins afresh: give one of them"
         )
-    if args["resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
-        return _score_run(args)
-    if args["resume"] and _is_finished(Path(args["resume"])):
+    if args["--resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
+        # every checkpoint is scored, as by `validate --all`
         args.refuse_problems()
-        from phalanx.assemble.prepare import remake_finished
+        flags = {name: text for name, text in args.flags.items() if name != "training"}
+        return score_all(args["--resume"], flags, every=True, as_json=args["--json"])
+    if args["--resume"]:
+        args.refuse_problems()
+        from phalanx.assemble.prepare import prepare_resume, remake_finished
 
-        remake_finished(Path(args["resume"]), args.flags)
-        return _print_result(Path(args["resume"]), as_json=args["json"])
-    if args["resume"] or args["fork"]:
-        prepared = _prepare_again(args)
+        run = Path(args["--resume"])
+        if remake_finished(run, args.flags) is not None:
+            return _print_result(run, as_json=args["--json"])
+        prepared = prepare_resume(run, args.flags)
+    elif args["--fork"]:
+        args.refuse_problems()
+        from phalanx.assemble.fork import prepare_fork
+
+        prepared = prepare_fork(Path(args["--fork"]), args.flags, line=args.line)
     else:
-        settings = _read_settings(args)
+        from phalanx.assemble.find_data import fetch_missing
+
+        settings = fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
         if not settings.config.train.training:
-            return _score_untrained(settings, as_json=args["json"])
+            return _score_untrained(settings, as_json=args["--json"])
         from phalanx.assemble.prepare import prepare_new
 
         prepared = prepare_new(settings, line=args.line)
@@ -45,37 +80,14 @@ def _run(args: ParsedArgs) -> int:
     from phalanx.assemble.train import train
 
     try:
-        train(prepared, stream=sys.stderr if args["json"] else None)
+        train(prepared, stream=sys.stderr if args["--json"] else None)
     except Stopped as stop:
         again = f"phalanx train --resume {prepared.run.path}"
         raise Stopped(f"{stop}; go on with: {again}") from None
-    return _print_result(prepared.run.path, as_json=args["json"])
+    return _print_result(prepared.run.path, as_json=args["--json"])
 
 
-def _is_finished(run: Path) -> bool:
-    """Whether a run has nothing left to train."""
-    return (run / "run.json").is_file() and (run / "summary.json").is_file()
-
-
-def _read_settings(args: ParsedArgs) -> "Settings":
-    """The options of a new run; mistakes are reported before anything heavy is imported."""
-    from phalanx.assemble.find_data import fetch_missing
-
-    return fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
-
-
-def _prepare_again(args: ParsedArgs) -> "PreparedRun":
-    """An old run to go on with, or a new one that begins with its weights."""
-    args.refuse_problems()
-    from phalanx.assemble.fork import prepare_fork
-    from phalanx.assemble.prepare import prepare_resume
-
-    if args["resume"]:
-        return prepare_resume(Path(args["resume"]), args.flags)
-    return prepare_fork(Path(args["fork"]), args.flags, line=args.line)
-
-
-def _score_untrained(settings: "Settings", *, as_json: bool) -> int:
+def _score_untrained(settings: "Settings", *, as_json: bool) -> None:
     """--training false: the score of the model as it would begin."""
     from phalanx.assemble.dataset_summary import plan_run
 
@@ -84,23 +96,9 @@ def _score_untrained(settings: "Settings", *, as_json: bool) -> int:
 
     scored = score(open_untrained(settings))
     print_score(settings.config.model.model, *scored, as_json=as_json)
-    return 0
 
 
-def _score_run(args: ParsedArgs) -> int:
-    """--resume RUN --training false: every checkpoint scored, as by `validate --all`."""
-    args.refuse_problems()
-    from phalanx.assemble.prepare import read_checkpoint
-    from phalanx.assemble.score import score_checkpoint
-
-    flags = {name: text for name, text in args.flags.items() if name != "training"}
-    for checkpoint in find_checkpoints(args["resume"], every=True):
-        scored = score_checkpoint(read_checkpoint(checkpoint, flags))
-        print_score(str(checkpoint), *scored, as_json=args["json"])
-    return 0
-
-
-def _print_result(folder: Path, *, as_json: bool) -> int:
+def _print_result(folder: Path, *, as_json: bool) -> None:
     """The last lines of a run: what it reached and where to look."""
     from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores
@@ -109,7 +107,7 @@ def _print_result(folder: Path, *, as_json: bool) -> int:
     summary, rows = read_summary(folder), read_scores(folder)
     if as_json:
         print(json.dumps(asdict(summary)))
-        return 0
+        return
     if not rows:
         print(f"trained {summary.steps:,} steps; nothing was scored")
     for row in rows[-1:]:
@@ -123,42 +121,3 @@ def _print_result(folder: Path, *, as_json: bool) -> int:
     if summary.bad_images:
         print(f"{len(summary.bad_images)} images could not be read; the report names them")
     print(f"report: {open_run(folder).report}")
-    return 0
-
-
-COMMANDS = {
-    "train": Command(
-        name="train",
-        summary="Train a preset or a config file; resume a run bit for bit; or fork one.",
-        usage="phalanx train [PRESET|FILE] [--option value]... | --resume RUN | --fork RUN",
-        run=_run,
-        arguments=(
-            Argument(
-                "preset",
-                "A preset by name, or a YAML file; without one, the dataset's own preset.",
-                metavar="PRESET|FILE",
-            ),
-            Argument("--config", "The same, as a flag."),
-            Argument(
-                "--resume",
-                "Go on with this run from its newest checkpoint; never changes the maths.",
-            ),
-            Argument(
-                "--fork",
-                "Start a new run from a run's or checkpoint's state, with changed options.",
-            ),
-            Argument("--json", "Print the summary as JSON at the end.", switch=True),
-        ),
-        options=ALL_OPTIONS,
-        examples=(
-            ("phalanx train", "the demo: a small ResNet on built-in data, about a minute"),
-            ("phalanx train demo --epochs 2 --run-dir runs/short", "the same, shorter"),
-            ("phalanx train --data cifar10 --data-dir ~/cifar10", "that dataset's own preset"),
-            ("phalanx train --resume runs/short", "go on after a kill, a signal or a power cut"),
-            (
-                "phalanx train --fork runs/short --run-dir runs/long --epochs 4",
-                "a longer run from the same weights",
-            ),
-        ),
-    ),
-}

@@ -2,12 +2,13 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.cli.command import MODEL_OPTIONS, Argument, Command, ParsedArgs
+from phalanx.cli.command import MODEL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -19,7 +20,32 @@ _SCORING_OPTIONS = (
 )  # fmt: skip
 
 
-def _run(args: ParsedArgs) -> int:
+@command(
+    "validate",
+    "Score a run, a checkpoint, a folder of checkpoints or a fresh model; every image counts once.",
+    Argument(
+        "target",
+        "A run (its newest checkpoint), a checkpoint, a folder of them, or a model's name.",
+        metavar="RUN|...",
+        required=True,
+    ),
+    Argument(
+        "--all", "Score every checkpoint in there, and the averages of their weights.", switch=True
+    ),
+    Argument("--json", "Print one JSON object per score.", switch=True),
+    usage="RUN|CHECKPOINT|FOLDER|MODEL [--all] [--option value]...",
+    options=(*_SCORING_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
+    examples={
+        "phalanx validate runs/demo": "the newest checkpoint of a run",
+        "phalanx validate runs/demo/checkpoints/best --json": "one checkpoint, for a script",
+        "phalanx validate runs/demo --all": "all checkpoints of a run, averages too",
+        "phalanx validate runs/cats --data-dir more-cats": "other images of its classes",
+        "phalanx validate resnet8": "what an untrained model scores",
+        "phalanx validate resnet50 --init-weights resnet50.safetensors "
+        "--data folder --data-dir ~/imagenet": "what weights from elsewhere score",
+    },
+)
+def _run(args: ParsedArgs) -> None:
     """Score what was named, one line each."""
     args.refuse_problems()
     args.load_plugins()
@@ -30,20 +56,10 @@ def _run(args: ParsedArgs) -> int:
         file = args.flags.get("init-weights")
         start = f"weights from {file}" if file else "random weights"
         print(f"{target}: a fresh model, {start}", file=sys.stderr)
-        print_score(target, *score(open_fresh(target, args.flags)), as_json=args["json"])
-        return 0
+        print_score(target, *score(open_fresh(target, args.flags)), as_json=args["--json"])
+        return
     _refuse_model_options(args)
-    from phalanx.assemble.prepare import read_checkpoint
-
-    checkpoints = find_checkpoints(target, every=args["all"])
-    scorable = [read_checkpoint(checkpoint, args.flags) for checkpoint in checkpoints]
-
-    from phalanx.assemble.score import score_checkpoint
-
-    for checkpoint in scorable:
-        scored = score_checkpoint(checkpoint)
-        print_score(str(checkpoint.start.path), *scored, as_json=args["json"])
-    return 0
+    score_all(target, args.flags, every=args["--all"], as_json=args["--json"])
 
 
 def _refuse_model_options(args: ParsedArgs) -> None:
@@ -56,7 +72,20 @@ def _refuse_model_options(args: ParsedArgs) -> None:
             )
 
 
-def find_checkpoints(target: str, *, every: bool) -> list[Path]:
+def score_all(target: str, flags: Mapping[str, str], *, every: bool, as_json: bool) -> None:
+    """Score the checkpoints that a path stands for; mistakes are reported before any of them."""
+    from phalanx.assemble.prepare import read_checkpoint
+
+    checkpoints = [read_checkpoint(path, flags) for path in _find_checkpoints(target, every=every)]
+
+    from phalanx.assemble.score import score_checkpoint
+
+    for checkpoint in checkpoints:
+        scored = score_checkpoint(checkpoint)
+        print_score(str(checkpoint.start.path), *scored, as_json=as_json)
+
+
+def _find_checkpoints(target: str, *, every: bool) -> list[Path]:
     """The checkpoints that a path stands for; with `every`, also the averages beside them."""
     from phalanx.assemble.prepare import find_checkpoint
     from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, list_checkpoints, list_weights
@@ -92,41 +121,3 @@ def print_score(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: boo
     )
     for reason in bad.values():
         print(f"not counted: {reason}", file=sys.stderr)
-
-
-COMMANDS = {
-    "validate": Command(
-        name="validate",
-        summary="Score a run, a checkpoint, a folder of checkpoints or a fresh model; "
-        "every image counts once.",
-        usage="phalanx validate RUN|CHECKPOINT|FOLDER|MODEL [--all] [--option value]...",
-        run=_run,
-        arguments=(
-            Argument(
-                "target",
-                "A run (its newest checkpoint), a checkpoint, a folder of them, or a model's name.",
-                metavar="RUN|...",
-                required=True,
-            ),
-            Argument(
-                "--all",
-                "Score every checkpoint in there, and the averages of their weights.",
-                switch=True,
-            ),
-            Argument("--json", "Print one JSON object per score.", switch=True),
-        ),
-        options=(*_SCORING_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
-        examples=(
-            ("phalanx validate runs/demo", "the newest checkpoint of a run"),
-            ("phalanx validate runs/demo/checkpoints/best --json", "one checkpoint, for a script"),
-            ("phalanx validate runs/demo --all", "all checkpoints of a run, averages too"),
-            ("phalanx validate runs/cats --data-dir more-cats", "other images of its classes"),
-            ("phalanx validate resnet8", "what an untrained model scores"),
-            (
-                "phalanx validate resnet50 --init-weights resnet50.safetensors "
-                "--data folder --data-dir ~/imagenet",
-                "what weights from elsewhere score",
-            ),
-        ),
-    ),
-}

@@ -8,9 +8,8 @@ from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import OptionValue
+from phalanx.errors import name_place
 from phalanx.units import parse_rate
-
-_Conflict = tuple[str, str]  # the option to name, and what is wrong with it
 
 
 def family_has_option(family: str, name: str) -> bool:
@@ -31,6 +30,7 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
     """Everything that cannot run together, each with where it was given."""
     model = config.model.model
     family = find_family(model)
+    places = {name: given.where for name, given in merged.items()}
     problems = [
         f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, {model} is "
         "none; leave it away"
@@ -38,61 +38,55 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
         if not family_has_option(family, name) and given.value != OPTIONS[name].default
     ]
     for check in (_check_data, _check_cutmix, _check_mixing, _check_gpu_decode, _check_training):
-        for name, problem in check(config):
-            where = merged[name].where if name in merged else f"--{name}"
-            problems.append(f"{where}: {problem}")
+        problems += [name_place(line, places) for line in check(config)]
     return problems
 
 
-def _check_data(config: Config) -> Iterator[_Conflict]:
+def _check_data(config: Config) -> Iterator[str]:
     """Where data and weights come from, and how images travel."""
     data = config.data
     dataset = DATASETS[data.data]
     if config.model.reset_head and config.model.init_weights is None:
         yield (
-            "reset-head",
-            "there is no head to reset; name the weights to begin with: --init-weights FILE",
+            "--reset-head: there is no head to reset; name the weights to begin with: "
+            "--init-weights FILE"
         )
     if not dataset.needs_folder and data.data_dir is not None:
         folders = ", ".join(name for name, facts in DATASETS.items() if facts.needs_folder)
         yield (
-            "data-dir",
-            f"{data.data} reads no folder; say what lies there with --data ({folders})",
+            f"--data-dir: {data.data} reads no folder; say what lies there with --data ({folders})"
         )
     if data.eight_bit_io and data.normalization_location == "host":
         yield (
-            "eight-bit-io",
-            "images normalised on the host are floats and cannot travel as bytes; use "
-            "--normalization-location device, or --eight-bit-io false",
+            "--eight-bit-io: images normalised on the host are floats and cannot travel as bytes; "
+            "use --normalization-location device, or --eight-bit-io false"
         )
     if data.keep_on_device and not dataset.in_memory:
         yield (
-            "keep-on-device",
-            f"{data.data} is not a set of small images in one array; leave the option away",
+            f"--keep-on-device: {data.data} is not a set of small images in one array; leave the "
+            "option away"
         )
 
 
-def _check_cutmix(config: Config) -> Iterator[_Conflict]:
+def _check_cutmix(config: Config) -> Iterator[str]:
     """Cutmix in two ways at once, or with its ends exchanged."""
     low, high = config.augment.cutmix_lambda_low, config.augment.cutmix_lambda_high
     if low > 0 and high == 0:
         yield (
-            "cutmix-lambda-low",
-            "says the least share alone; give the most, too: --cutmix-lambda-high 1",
+            "--cutmix-lambda-low: says the least share alone; give the most, too: "
+            "--cutmix-lambda-high 1"
         )
     elif low > high:
         yield (
-            "cutmix-lambda-low",
-            f"{low:g} is above --cutmix-lambda-high {high:g}; exchange them",
+            f"--cutmix-lambda-low: {low:g} is above --cutmix-lambda-high {high:g}; exchange them"
         )
     if high > 0 and config.augment.cutmix_lambda < 1:
         yield (
-            "cutmix-lambda",
-            "--cutmix-lambda-high draws the boxes another way; give one of the two",
+            "--cutmix-lambda: --cutmix-lambda-high draws the boxes another way; give one of the two"
         )
 
 
-def _check_mixing(config: Config) -> Iterator[_Conflict]:
+def _check_mixing(config: Config) -> Iterator[str]:
     """Micro-batches in which an image would be its own partner."""
     augment, images = config.augment, config.data.batch_size
     mixup, cutmix = augment.mixup_alpha > 0, augment.has_cutmix
@@ -102,46 +96,43 @@ def _check_mixing(config: Config) -> Iterator[_Conflict]:
         subject = " and ".join(["mixup"] * mixup + ["cutmix"] * cutmix)
         take, want = ("take", "want") if mixup and cutmix else ("takes", "wants")
         yield (
-            "batch-size",
-            f"{subject} {take} partners from the same micro-batch and {want} {least} images or "
-            f"more, got {images}",
+            f"--batch-size: {subject} {take} partners from the same micro-batch and {want} "
+            f"{least} images or more, got {images}"
         )
 
 
-def _check_gpu_decode(config: Config) -> Iterator[_Conflict]:
+def _check_gpu_decode(config: Config) -> Iterator[str]:
     """What cannot be done where images are decoded on the GPU."""
     if not config.data.gpu_decode:
         return
     for name in ("color-jitter", "auto-augment", "random-erasing"):
         if getattr(config.augment, name.replace("-", "_")) not in (0, "none"):
-            yield "gpu-decode", f"--{name} is done on the host; leave one of the two away"
+            yield f"--gpu-decode: --{name} is done on the host; leave one of the two away"
     data, device = config.data, config.machine.device
     if data.normalization_location == "host":
-        yield "gpu-decode", "normalises on the device; leave --normalization-location host away"
+        yield "--gpu-decode: normalises on the device; leave --normalization-location host away"
     if device.startswith(("cpu", "mps")):
-        yield "gpu-decode", f"wants a CUDA device, not --device {device}; leave it away"
+        yield f"--gpu-decode: wants a CUDA device, not --device {device}; leave it away"
     if DATASETS[data.data].augment != "resized-crop":
-        yield "gpu-decode", f"{data.data} holds no JPEG photographs; leave it away"
+        yield f"--gpu-decode: {data.data} holds no JPEG photographs; leave it away"
 
 
-def _check_training(config: Config) -> Iterator[_Conflict]:
+def _check_training(config: Config) -> Iterator[str]:
     """Runs in which nothing is left to do, or whose first update is no number."""
     train, optim = config.train, config.optim
     after = train.validation and train.validation_mode == "after"
     if after and parse_rate(config.run.ckpts_per_epoch) == 0:
         yield (
-            "validation-mode",
-            "after training there is no checkpoint to score with --ckpts-per-epoch 0; give 1, or "
-            "--validation-mode during",
+            "--validation-mode: after training there is no checkpoint to score with "
+            "--ckpts-per-epoch 0; give 1, or --validation-mode during"
         )
     if optim.optimizer == "rmsprop_tf" and optim.rmsprop_start == 0 and optim.optimizer_eps == 0:
         yield (
-            "rmsprop-start",
-            "0 with --optimizer-eps 0 divides by nothing at the first step; give "
-            "--optimizer-eps 1e-3",
+            "--rmsprop-start: 0 with --optimizer-eps 0 divides by nothing at the first step; give "
+            "--optimizer-eps 1e-3"
         )
     if not train.training and (not train.validation or train.validation_mode == "none"):
         yield (
-            "training",
-            "without training and without validation nothing is left to do; leave one of them away",
+            "--training: without training and without validation nothing is left to do; leave one "
+            "of them away"
         )

@@ -91,8 +91,8 @@ def option(
     resumable: a resume may change it, because it does not touch the maths. aliases: older
     spellings that are accepted. auto: what is used when the value is not given.
     """
-    extra: dict[str, Any] = {"resumable": resumable, "aliases": list(aliases), "auto": auto}
-    return Field(default, description=help, ge=low, le=high, json_schema_extra=extra)
+    more: Any = {"resumable": resumable, "aliases": aliases, "auto": auto, "low": low, "high": high}
+    return Field(default, description=help, ge=low, le=high, json_schema_extra=more)
 
 
 class Section(BaseModel):

@@ -4,12 +4,9 @@ A flag, a YAML key and an attribute are the same word: `--batch-size`, `batch-si
 `config.data.batch_size`. Sections only group options in code, help and docs.
 """
 
-import types
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import Any, get_args, get_type_hints
 
 from phalanx.config.data_options import AugmentConfig, DataConfig
 from phalanx.config.fields import Section
@@ -85,27 +82,13 @@ class Option:
     choices: tuple[str, ...]
     default: Any
     help: str
+    family: str
+    # as declared by `option`
     auto: str
     resumable: bool
     aliases: tuple[str, ...]
-    family: str
     low: float | None
     high: float | None
-
-
-def _limit(field: FieldInfo, name: str) -> float | None:
-    """A field's bound, which pydantic keeps among its metadata."""
-    return next((getattr(m, name) for m in field.metadata if hasattr(m, name)), None)
-
-
-def _list_types(annotation: Any) -> list[Any]:
-    """The types an annotation allows: int | None is two."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _list_types(arguments[0])
-    if origin in (Union, types.UnionType):
-        return [kind for argument in arguments for kind in _list_types(argument)]
-    return [annotation]
 
 
 def _iterate_options() -> Iterator[Option]:
@@ -113,25 +96,24 @@ def _iterate_options() -> Iterator[Option]:
     for section, holder in Config.model_fields.items():
         group = holder.annotation
         assert isinstance(group, type) and issubclass(group, Section)
+        hints = get_type_hints(group)
         for name, field in group.model_fields.items():
             extra: Any = field.json_schema_extra
-            kind, *rest = _list_types(field.annotation)
-            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            hint = hints[name]
+            optional = type(None) in get_args(hint)
+            kind = get_args(hint)[0] if optional else hint
+            choices = get_args(kind)  # of a Literal
             yield Option(
                 name=name.replace("_", "-"),
                 section=section,
                 heading=(group.__doc__ or "").rstrip("."),
                 type=str if choices else kind,
-                optional=type(None) in rest,
+                optional=optional,
                 choices=choices,
                 default=field.default,
                 help=field.description or "",
-                auto=extra["auto"],
-                resumable=extra["resumable"],
-                aliases=tuple(extra["aliases"]),
                 family=group.family,
-                low=_limit(field, "ge"),
-                high=_limit(field, "le"),
+                **extra,
             )
 
 

@@ -70,13 +70,12 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
                     f"--efficientnet-group-dim {variant.group_dim}: {block.unit} has {block.width} "
                     f"channels, which it does not divide; {works} would work in every block"
                 )
-    if isinstance(variant, ResNetVariant) and (variant.block, variant.stride_in) == (
-        "basic",
-        "1x1",
-    ):
-        raise ConfigError(
-            f"--stride-in 1x1: {name} has no bottlenecks and so no 1x1 to stride in; leave it away"
-        )
+    match variant:
+        case ResNetVariant(block="basic", stride_in="1x1"):
+            raise ConfigError(
+                f"--stride-in 1x1: {name} has no bottlenecks and so no 1x1 to stride in; leave it "
+                "away"
+            )
     if image_size < variant.smallest_image:
         raise ConfigError(
             f"--image-size {image_size}: {name} halves the image {variant.halvings} times, which "

@@ -15,8 +15,13 @@ from phalanx.plan.loss_scale import LossScale, loss_scale_warnings, make_loss_sc
 from phalanx.plan.machine import count_cores, count_threads, resolve_device
 from phalanx.plan.model import Growth, check_image_sizes, choose_image_size, plan_resolutions
 from phalanx.plan.recompute import plan_recomputation
-from phalanx.plan.schedule import Schedule, peak_rate
-from phalanx.plan.schedule_options import make_schedule, read_schedule_options, schedule_warnings
+from phalanx.plan.schedule import (
+    Schedule,
+    make_schedule,
+    peak_rate,
+    read_schedule_options,
+    schedule_warnings,
+)
 from phalanx.plan.unused_options import unused_option_warnings
 from phalanx.units import RunLength, parse_rate, parse_share
 
@@ -153,16 +158,13 @@ def make_plan(
     problems.refuse()
     run = RunLength(total, steps_per_epoch)
     pieces = _plan_pieces(config, chosen, run, problems=problems)
-    workers = _choose_workers(config)
     return Plan(
         **asdict(chosen),
+        **pieces._asdict(),
         determinism=config.machine.determinism,
         half_type=config.machine.half_type,
         half_partials=config.machine.half_partials,
-        workers=workers,
         image_size=choose_image_size(config),
-        growth=pieces.growth,
-        recompute_patterns=pieces.recompute_patterns,
         num_classes=data.classes,
         train_images=data.train_images,
         valid_images=data.valid_images,
@@ -174,26 +176,15 @@ def make_plan(
         total_steps=total,
         valid_batch=config.data.valid_batch_size or max(config.data.batch_size, _LEAST_VALID_BATCH),
         max_bad=_count_max_bad(config, data.train_images),
-        log=pieces.log,
         evaluate=Every(validation_rate(config), steps_per_epoch, total),
-        save=pieces.save,
         scores_after=config.train.validation and config.train.validation_mode == "after",
-        schedule=pieces.schedule,
-        loss_scale=pieces.loss_scale,
-        warnings=(
-            *schedule_warnings(read_schedule_options(config.schedule), run),
-            *pieces.warnings,
-            *loss_scale_warnings(config, precision=chosen.precision),
-            *unused_option_warnings(
-                config, device=chosen.device, precision=chosen.precision, workers=workers
-            ),
-        ),
     )
 
 
 class _PlanPieces(NamedTuple):
-    """What of a plan may be refused, each by itself."""
+    """What of a plan may be refused, each by itself, and what may not be meant."""
 
+    workers: int
     growth: Growth
     recompute_patterns: tuple[str, ...] | None
     log: Every
@@ -221,7 +212,8 @@ def _plan_pieces(
             global_batch=count_global_batch(config),
             accumulation=config.train.gradient_accumulation,
         )
-        schedule = make_schedule(read_schedule_options(config.schedule), peak, run)
+        schedule_options = read_schedule_options(config.schedule)
+        schedule = make_schedule(schedule_options, peak, run)
     with problems.collect():
         loss_scale = make_loss_scale(
             config,
@@ -240,8 +232,17 @@ def _plan_pieces(
     with problems.collect():
         patterns = plan_recomputation(config)
     problems.refuse()
-    warnings = (*log_warnings, *save_warnings)
-    return _PlanPieces(growth, patterns, log, save, schedule, loss_scale, warnings)
+    workers = _choose_workers(config)
+    warnings = (
+        *schedule_warnings(schedule_options, run),
+        *log_warnings,
+        *save_warnings,
+        *loss_scale_warnings(config, precision=chosen.precision),
+        *unused_option_warnings(
+            config, device=chosen.device, precision=chosen.precision, workers=workers
+        ),
+    )
+    return _PlanPieces(workers, growth, patterns, log, save, schedule, loss_scale, warnings)
 
 
 def validation_rate(config: Config) -> Fraction:

@@ -5,10 +5,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import cos, pi
+from itertools import pairwise
+from math import ceil, cos, floor, pi
 
 from phalanx.config.train_options import ScheduleConfig
+from phalanx.errors import ConfigError
+from phalanx.units import (
+    Duration,
+    RunLength,
+    parse_duration,
+    parse_durations,
+    parse_numbers,
+    parse_rate,
+)
 
+_NO_WARMUP = Duration(Fraction(0), "ep")
 _Position = int | Fraction  # in steps; a fraction where a period begins between two of them
 
 
@@ -120,3 +131,218 @@ def peak_rate(config: ScheduleConfig, *, global_batch: int, accumulation: int = 
     if config.lr_per_image is not None:
         return config.lr_per_image * batch
     return config.lr
+
+
+# --- from the options to the schedule ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """The options of the learning rate, parsed."""
+
+    shape: str = "cosine"
+    warmup: Duration = _NO_WARMUP
+    warmup_mode: str = "ramp"
+    staircase: bool = False
+    freq: Fraction = Fraction(0)
+    decay: tuple[float, ...] = (0.1,)  # one factor, or the share of the peak in every stretch
+    milestones: tuple[Duration, ...] = ()  # the rate falls with the step that begins there
+    drop_after: tuple[Fraction, ...] = ()  # shares of the run; it falls with the step after
+    period: Duration | None = None
+    length: Duration | None = None
+    power: float = 2.0
+    end_ratio: float = 0.0
+
+
+def read_schedule_options(config: ScheduleConfig) -> ScheduleOptions:
+    """The options of the learning rate, their text parsed."""
+    return ScheduleOptions(
+        shape=config.lr_schedule,
+        warmup=parse_duration(config.warmup_epoch),
+        warmup_mode=config.warmup_mode,
+        staircase=config.lr_staircase,
+        freq=parse_rate(config.lr_scheduler_freq),
+        decay=tuple(map(float, parse_numbers(config.lr_decay))),
+        milestones=parse_durations(config.lr_epoch_decay) if config.lr_epoch_decay else (),
+        drop_after=parse_numbers(config.lr_drop_after) if config.lr_drop_after else (),
+        period=parse_duration(config.lr_decay_period) if config.lr_decay_period else None,
+        length=parse_duration(config.lr_decay_length) if config.lr_decay_length else None,
+        power=config.lr_power,
+        end_ratio=config.lr_end_ratio,
+    )
+
+
+def make_schedule(options: ScheduleOptions, peak: float, run: RunLength) -> Schedule:
+    """The schedule of a run; what cannot be done is refused."""
+    problems = schedule_problems(options, run)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    drops = [step for step, _ in _list_drops(options, run)]
+    decay = options.decay
+    refresh = run.steps_per_epoch / (options.freq or 1)
+    return Schedule(
+        shape=options.shape,
+        peak=peak,
+        total=run.total_steps,
+        steps_per_epoch=run.steps_per_epoch,
+        warmup=run.count_steps(options.warmup),
+        warmup_mode=options.warmup_mode,
+        staircase=options.staircase,
+        freq=options.freq,
+        milestones=tuple(drops),
+        # shares of the peak before, between and after the drops: as given, or powers of one factor
+        phases=decay if len(decay) > 1 else tuple(decay[0] ** n for n in range(len(drops) + 1)),
+        decay=decay[0],
+        period=run.exact_steps(options.period) if options.period else refresh,
+        length=run.count_steps(options.length) if options.length else 0,
+        power=options.power,
+        end_ratio=options.end_ratio if options.shape in FALLING else 0.0,
+    )
+
+
+def _list_drops(options: ScheduleOptions, run: RunLength) -> list[tuple[Fraction, str]]:
+    """The steps from which on the rate of a step schedule is lower, each as it was given."""
+    if options.shape != "step":
+        return []
+    if options.drop_after:
+        total = run.total_steps
+        return [(Fraction(floor(s * total) + 1), f"{float(s):g}") for s in options.drop_after]
+    return [(run.exact_steps(milestone), str(milestone)) for milestone in options.milestones]
+
+
+# --- what cannot be done, and what may not be meant ---
+
+
+def schedule_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+    """Why the run cannot have this schedule, each with the way out; nothing if it can."""
+    return [
+        *_warmup_problems(options, run),
+        *_drop_problems(options, run),
+        *_decay_problems(options),
+        *_length_problems(options),
+        *_staircase_problems(options, run),
+    ]
+
+
+def _warmup_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+    """What is wrong with the length of the warm-up."""
+    warmup, total = run.count_steps(options.warmup), run.total_steps
+    if warmup > total:
+        return [
+            f"--warmup-epoch: {options.warmup} is {warmup} steps, longer than the run of {total}; "
+            f"shorten it or give it as a share, such as 10%"
+        ]
+    waits = WARMUPS[options.warmup_mode].shifts
+    if waits and warmup == total and options.shape in FALLING and not options.length:
+        return [
+            f"--warmup-mode {options.warmup_mode}: the warm-up takes all {total} steps and leaves "
+            f"none to the {options.shape}; shorten --warmup-epoch, or choose ramp or mask"
+        ]
+    return []
+
+
+def _drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+    """What is wrong with where a step schedule falls."""
+    if options.shape != "step":
+        return []
+    if options.milestones and options.drop_after:
+        return ["--lr-epoch-decay and --lr-drop-after both say where the rate falls; give one"]
+    if not options.milestones and not options.drop_after:
+        return [
+            "--lr-schedule step: nothing says where the rate falls; add --lr-epoch-decay, "
+            "such as 30,60,90 or 50%,75%, or choose constant"
+        ]
+    outside = [
+        f"--lr-drop-after: {float(share):g} is no share of the run; give numbers between 0 and 1, "
+        f"such as 0.5,0.75, or epochs with --lr-epoch-decay"
+        for share in options.drop_after
+        if not 0 < share < 1
+    ]
+    return outside or _drop_order_problems(options, run)
+
+
+def _drop_order_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+    """What is wrong with the order of the drops."""
+    flag, drops = _drop_flag(options), _list_drops(options, run)
+    if drops[0][0] == 0:
+        return [f"{flag}: {drops[0][1]} is the very start; lower --lr instead"]
+    for (earlier, first), (later, second) in pairwise(drops):
+        if later <= earlier:
+            ordered = ",".join(dict(sorted(drops)).values())
+            return [f"{flag}: {second} follows {first} but is not later; write {ordered}"]
+    return []
+
+
+def _drop_flag(options: ScheduleOptions) -> str:
+    """The option that says where the rate falls."""
+    return "--lr-drop-after" if options.drop_after else "--lr-epoch-decay"
+
+
+def _decay_problems(options: ScheduleOptions) -> list[str]:
+    """What is wrong with the factor of a step or exponential schedule."""
+    if options.shape not in ("step", "exponential"):
+        return []
+    least, given = min(options.decay), len(options.decay)
+    if least <= 0:
+        return [f"--lr-decay: {least:g} would end all learning; choose a number above 0"]
+    if options.shape == "exponential" and given > 1:
+        return [f"--lr-decay: an exponential has one factor, got {given}; give one, such as 0.97"]
+    drops = len(options.drop_after or options.milestones)
+    if given > 1 and given != drops + 1:
+        return [
+            f"--lr-decay: {given} numbers for {drops} drops; give one factor, or {drops + 1} "
+            f"shares of the peak, one for each stretch"
+        ]
+    return []
+
+
+def _length_problems(options: ScheduleOptions) -> list[str]:
+    """What is wrong with the lengths of a fall and of a period."""
+    lengths = {"--lr-decay-length": options.length, "--lr-decay-period": options.period}
+    return [
+        f"{flag}: {length} is no time to fall in; make it longer or leave it away"
+        for flag, length in lengths.items()
+        if length is not None and not length.amount
+    ]
+
+
+def _staircase_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
+    """What is wrong with how often the rate may change."""
+    if not options.staircase:
+        return []
+    problems = []
+    if options.freq:
+        problems.append(
+            "--lr-staircase and --lr-scheduler-freq both say how often the rate changes; give one"
+        )
+    if _starts_at_zero(options) and run.total_steps <= run.steps_per_epoch:
+        problems.append(
+            "--lr-staircase: the only epoch would keep the rate of its first step, which the "
+            "warm-up makes 0; leave one of them away, or train longer"
+        )
+    return problems
+
+
+def _starts_at_zero(options: ScheduleOptions) -> bool:
+    """Whether the first step has a rate of 0."""
+    return options.warmup.amount > 0 and WARMUPS[options.warmup_mode].ahead == 0
+
+
+def schedule_warnings(options: ScheduleOptions, run: RunLength) -> list[str]:
+    """What the run does with its schedule that may not be meant."""
+    warnings = [
+        f"{_drop_flag(options)}: {text} is step {ceil(step)}, and the run ends at "
+        f"{run.total_steps}; the rate does not fall there"
+        for step, text in _list_drops(options, run)
+        if step > run.total_steps - 1
+    ]
+    if options.staircase and _starts_at_zero(options):
+        warnings.append(
+            "--lr-staircase: the first epoch runs at rate 0, that of its first step; "
+            "--warmup-mode mask or shift begins above it"
+        )
+    if options.freq and options.freq * run.total_steps < run.steps_per_epoch:
+        warnings.append(
+            f"--lr-scheduler-freq {options.freq}: the run ends before the rate is refreshed once"
+        )
+    return warnings
