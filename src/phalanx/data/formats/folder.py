@@ -137,6 +137,12 @@ def find_split(root: Path, split: str) -> Path | None:
     return next((root / name for name in SPLIT_NAMES[split] if (root / name).is_dir()), None)
 
 
+def has_split_folder(root: Path, split: str) -> bool:
+    """Whether a split has a folder; class folders without one are there to be scored."""
+    alone = split == "valid" and find_split(root, "train") is None
+    return alone or find_split(root, split) is not None
+
+
 def _read_classes(folder: Path) -> tuple[str, ...]:
     names = tuple(_list_folders(folder))
     if len(names) < 2:
