@@ -20,23 +20,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from phalanx.data.formats.decode import read_image_header
-from phalanx.data.formats.folder import (
-    SPLIT_NAMES,
-    FolderSource,
-    find_split,
-    index_split,
-    locate_split,
-    snapshot_split,
-)
+from phalanx.data.formats.folder import FolderSource, find_splits, locate_split, open_split
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
-from phalanx.data.formats.index import (
-    Box,
-    Index,
-    enclosing_box,
-    load_or_build_index,
-    read_errors,
-    snapshot_files,
-)
+from phalanx.data.formats.index import Box, Index, enclosing_box, read_errors
 from phalanx.errors import DataError
 
 BOXES_FILE = "imagenet_2012_bounding_boxes.csv"
@@ -99,7 +85,7 @@ class _SequentialFormat:
 
 def has_imagenet_folders(root: Path) -> bool:
     """Whether folders of ImageNet's synsets lie here, or its table of boxes beside a split."""
-    folders = [folder for split in SPLIT_NAMES if (folder := find_split(root, split))]
+    folders = find_splits(root)
     if not folders:
         return False
     names = [entry.name for entry in os.scandir(folders[0]) if entry.is_dir()]
@@ -109,18 +95,12 @@ def has_imagenet_folders(root: Path) -> bool:
 
 def open_imagenet(root: Path, split: str) -> FolderSource:
     """One split of ImageNet in folders, with boxes where the table of them is there."""
-    split_folder, table = locate_split(root, split), root / BOXES_FILE
-    tables = [table] if table.is_file() else []
-    index = load_or_build_index(
-        root,
-        f"imagenet-{split}",
-        snapshot=[*snapshot_split(root, split_folder), *snapshot_files(root, tables)],
-        build=lambda: _add_boxes(index_split(root, split_folder), root),
-    )
-    return FolderSource(root, index)
+    tables = [root / BOXES_FILE] if (root / BOXES_FILE).is_file() else []
+    split_folder, key = locate_split(root, split), f"imagenet-{split}"
+    return open_split(root, split_folder, key, tables=tables, complete=partial(_add_boxes, root))
 
 
-def _add_boxes(index: Index, root: Path) -> Index:
+def _add_boxes(root: Path, index: Index) -> Index:
     """The index with the boxes of those images that a table names; as it was without a table."""
     known = _read_boxes(root)
     if known is None:
