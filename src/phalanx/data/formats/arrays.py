@@ -1,8 +1,10 @@
-"""Images held in memory: the ones that come with Phalanx, and what array files share."""
+"""Images held in memory: the ones that come with Phalanx, and what published files share."""
 
 import gzip
 import hashlib
+import tarfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +92,23 @@ def build_array_source(
             f"{len(classes)} classes; is this another dataset's file?"
         )
     return ArraySource(pixels=pixels, labels=labels.astype(np.int64), classes=classes, files=files)
+
+
+def read_archive(path: Path, names: Sequence[str], *, hint: str) -> list[bytes]:
+    """The files of a tar archive whose paths end in these names; nothing is unpacked."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                name = next((n for n in names if f"/{member.name}".endswith(f"/{n}")), "")
+                file = archive.extractfile(member) if name else None
+                found |= {name: file.read()} if file else {}
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as cause:
+        raise DataError(f"{path}: cannot be read ({cause}); {hint}") from None
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(f"{path}: has no {missing[0]}; {hint}")
+    return [found[name] for name in names]
 
 
 def compute_md5(path: Path, *, gunzip: bool = False) -> str:
