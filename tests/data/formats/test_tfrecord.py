@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from phalanx.data.convert.tfrecord_writer import make_example
+from phalanx.data.convert.shard_writers import make_example
 from phalanx.data.formats import shards
 from phalanx.data.formats.decode import BadImage, decode, read_image_header
 from phalanx.data.formats.index import TRUNCATED_SHARD

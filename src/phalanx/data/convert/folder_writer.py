@@ -125,9 +125,7 @@ def refuse_missing_classes(split: SourceSplit, bad: Collection[int]) -> None:
     """Raise DataError when a training class has no images: in folders, others took its number."""
     if split.labels is None or split.name != "train":
         return
-    labels = np.delete(split.labels, list(bad)) if bad else split.labels
-    labels = labels[(labels >= 0) & (labels < len(split.classes))]  # others are yet to be found bad
-    counts = np.bincount(labels, minlength=len(split.classes))
+    counts = split.count_classes(bad)
     if not counts.all():
         name = split.classes[int(counts.argmin())]
         raise DataError(

@@ -4,7 +4,7 @@ Sources are opened by every process that reads them. ImageNet as it is handed ou
 from its beginning: one process reads it and passes the images on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -26,6 +26,7 @@ from phalanx.plan.machine import count_cores
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
+Progress = Callable[[str, int, int], object]  # is told the split, images done, and of how many
 _Numbers = Sequence[int] | NDArray[np.int64]
 
 
@@ -45,6 +46,12 @@ class SourceSplit:
     def source(self) -> Source:
         """The images, of a dataset that can be read in any order."""
         return open_once(self.data, self.folder, self.name)
+
+    def count_classes(self, bad: Collection[int] = ()) -> NDArray[np.int64]:
+        """The images of each class, without bad ones and those of no known class."""
+        labels = np.delete(self.source.labels, list(bad))
+        known = labels[(labels >= 0) & (labels < len(self.classes))]
+        return np.bincount(known, minlength=len(self.classes))
 
 
 class ImageTask(NamedTuple):
