@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats import cifar, folder, idx, imagenet, packed, parquet, tfrecord, webdataset
-from phalanx.data.formats.arrays import open_embedded
-from phalanx.data.formats.generated import GeneratedSpec, open_generated
+from phalanx.data.formats.arrays import GeneratedSpec, open_embedded, open_generated
 from phalanx.errors import ConfigError, DataError, suggest
 
 Split = Literal["train", "valid"]
