@@ -28,7 +28,7 @@ from phalanx.data.convert.source_splits import (
     open_once,
     read_sample,
 )
-from phalanx.data.convert.writer import ShardWriter, WriteJob
+from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.process_pool import ProcessPool
@@ -258,7 +258,7 @@ class _Build:
         if is_folder:
             refuse_missing_classes(split, self._known_bad(split))
         lengths = {each.name: each.images - len(self._known_bad(each)) for each in self.splits}
-        job = WriteJob(
+        return OUTPUT_FORMATS[self.options.to](
             out=self.out,
             split=split.name,
             count=lengths[split.name],
@@ -270,7 +270,6 @@ class _Build:
             raw=self.options.raw,
             number_files=is_folder and has_name_clash(split),
         )
-        return OUTPUT_FORMATS[self.options.to](job)
 
     def _convert_from(
         self, split: SourceSplit, result: _SplitResult, first: int

@@ -30,20 +30,18 @@ class TarWriter(ShardWriter):
 
     def shard_path(self, number: int) -> Path:
         """Where a shard appears when it is whole."""
-        return self.job.out / f"{SHARD_PREFIX[self.job.split]}-{number:06}.tar"
+        return self.out / f"{SHARD_PREFIX[self.split]}-{number:06}.tar"
 
     def find_files(self) -> Iterable[Path]:
         """The shards."""
-        return self.job.out.glob(f"{SHARD_PREFIX[self.job.split]}-*.tar")
+        return self.out.glob(f"{SHARD_PREFIX[self.split]}-*.tar")
 
     def start(self, whole_shards: int) -> None:
         """Name the classes, and promise the images: readers refuse a set that has fewer."""
-        write_class_names(self.job.out / CLASSES_FILE, self.job.classes)
-        lengths = {
-            f"{SHARD_PREFIX[split]}_length": count for split, count in self.job.lengths.items()
-        }
+        write_class_names(self.out / CLASSES_FILE, self.classes)
+        lengths = {f"{SHARD_PREFIX[split]}_length": count for split, count in self.lengths.items()}
         text = json.dumps(lengths, indent=2, sort_keys=True)
-        write_atomically(self.job.out / METADATA, f"{text}\n")
+        write_atomically(self.out / METADATA, f"{text}\n")
 
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
         """Three members for each image: itself, its class, and both with the name and the box."""
@@ -75,28 +73,28 @@ class TFRecordWriter(ShardWriter):
 
     def choose_bounds(self) -> list[int]:
         """Shards as equal as can be, never more than images; validation gets its usual share."""
-        count, shards = self.job.count, SHARDS[self.job.split]
-        if self.job.shards is not None:
-            shards = self.job.shards * shards // SHARDS["train"]
-        shards = max(1, min(shards, count))
-        return [count * number // shards for number in range(shards + 1)]
+        shards = SHARDS[self.split]
+        if self.shards is not None:
+            shards = self.shards * shards // SHARDS["train"]
+        shards = max(1, min(shards, self.count))
+        return [self.count * number // shards for number in range(shards + 1)]
 
     def shard_path(self, number: int) -> Path:
         """Where a shard appears when it is whole."""
-        return self.job.out / f"{SHARD_PREFIX[self.job.split]}-{number:05}-of-{self.shards:05}"
+        return self.out / f"{SHARD_PREFIX[self.split]}-{number:05}-of-{self.num_shards:05}"
 
     def find_files(self) -> Iterable[Path]:
         """The shards."""
-        return self.job.out.glob(f"{SHARD_PREFIX[self.job.split]}-*-of-*")
+        return self.out.glob(f"{SHARD_PREFIX[self.split]}-*-of-*")
 
     def start(self, whole_shards: int) -> None:
         """Name the classes."""
-        write_class_names(self.job.out / LABELS_FILE, self.job.classes)
+        write_class_names(self.out / LABELS_FILE, self.classes)
 
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
         """One record for each image."""
         for sample in samples:
-            write_record(file, make_example(sample, self.job.classes[sample.label]))
+            write_record(file, make_example(sample, self.classes[sample.label]))
 
 
 def make_example(sample: Sample, class_name: str) -> bytes:
