@@ -11,7 +11,7 @@ from phalanx.catalog.models import (
     load_sizes,
 )
 from phalanx.config.schema import OPTIONS, TYPE_NAMES, Option
-from phalanx.models.count import count_size
+from phalanx.models.cost import count_size
 from phalanx.units import format_si
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -9,7 +9,6 @@ from PIL import Image
 
 from phalanx.data.convert.build import OUTPUT_FORMATS
 from phalanx.data.convert.sample import EncodeOptions, Sample, convert_sample
-from phalanx.data.convert.writer import WriteJob
 from phalanx.data.formats.decode import BadImage
 
 CLASSES = ("cat", "dög", "n01440764")
@@ -60,9 +59,7 @@ def convert(sample, options):
 
 def make_writer(to, folder, split="train", *, count, classes=CLASSES, **job):
     """What writes a split in a format."""
-    return OUTPUT_FORMATS[to](
-        WriteJob(out=folder, split=split, count=count, classes=classes, **job)
-    )
+    return OUTPUT_FORMATS[to](out=folder, split=split, count=count, classes=classes, **job)
 
 
 def write_split(to, samples, folder, split="train", *, count=None, **job):

@@ -13,7 +13,7 @@ from phalanx.catalog.models import MODELS, SIZES_FILE, describe_variant, load_si
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
-from phalanx.models.count import count_model, count_size, count_units, emulate_autocast
+from phalanx.models.cost import count_model, count_size, count_units, emulate_autocast
 from phalanx.models.units import UnitModel
 from phalanx.units import format_si
 

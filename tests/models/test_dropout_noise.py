@@ -12,9 +12,8 @@ from phalanx.catalog.variant import Norm, Variant
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.models.build import build_model, initialise
-from phalanx.models.dropout_noise import draw_dropout_noise
 from phalanx.models.layers import Dropout, drop_path
-from phalanx.models.units import UnitModel, find_noise_sizes
+from phalanx.models.units import UnitModel, draw_dropout_noise, find_noise_sizes
 from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.plan import draws
 from small_states import take_step

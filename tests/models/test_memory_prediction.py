@@ -13,10 +13,9 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
-from phalanx.models.count import count_units
-from phalanx.models.dropout_noise import draw_dropout_noise
-from phalanx.models.memory import BytesPerWeight, LiveBytes, Memory, predict_memory
+from phalanx.models.cost import BytesPerWeight, LiveBytes, Memory, count_units, predict_memory
 from phalanx.models.recompute import enable_recomputation
+from phalanx.models.units import draw_dropout_noise
 
 BARE = BytesPerWeight(weight=0, optimizer=0)
 RECOMPUTED: dict[str, Sequence[str] | None] = {

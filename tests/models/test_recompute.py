@@ -18,10 +18,9 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, OwnVariant, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model, initialise
-from phalanx.models.dropout_noise import draw_dropout_noise
-from phalanx.models.forward_recorder import RecordedTensor
-from phalanx.models.memory import LiveBytes
-from phalanx.models.recompute import enable_recomputation
+from phalanx.models.cost import LiveBytes
+from phalanx.models.recompute import RecordedTensor, enable_recomputation
+from phalanx.models.units import draw_dropout_noise
 from phalanx.plan.recompute import list_module_paths
 
 OWN = OwnVariant(image_size=8, build="tests:net")
@@ -280,14 +279,18 @@ def test_a_plugins_parts_are_stored_without_patterns():
 
 
 def test_scoring_runs_without_a_recorder(monkeypatch):
-    monkeypatch.setattr("phalanx.models.recompute.ForwardRecorder", None)
+    def refuse(*_args):
+        raise TypeError("recorded")
+
+    recorder = "phalanx.models.recompute._ForwardRecorder"
+    monkeypatch.setattr(f"{recorder}.__torch_dispatch__", refuse)
     model = build_model(RESNET8, num_classes=10)
     enable_recomputation(model, [], variant=RESNET8)
     images = torch.rand(2, 3, 32, 32)
     model.eval()(images)
     with torch.no_grad():
         model.train()(images)
-    with pytest.raises(TypeError, match="not callable"):
+    with pytest.raises(TypeError, match="recorded"):
         model(images)
 
 
@@ -327,7 +330,7 @@ def test_a_pass_leaves_nothing_behind_without_the_garbage_collector(monkeypatch)
             super().__init__(*args, **kwargs)
             values.append(weakref.ref(self))
 
-    monkeypatch.setattr("phalanx.models.forward_recorder.RecordedTensor", Watched)
+    monkeypatch.setattr("phalanx.models.recompute.RecordedTensor", Watched)
     model = build_model(RESNET8, num_classes=10).train()
     enable_recomputation(model, [".*conv.*"], variant=RESNET8)
     gc.disable()

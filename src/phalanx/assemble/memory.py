@@ -9,7 +9,7 @@ from phalanx.assemble.build import is_offloaded
 from phalanx.assemble.torch_setup import first_device
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.models.memory import HALF_BYTES, BytesPerWeight, Memory, predict_memory
+from phalanx.models.cost import HALF_BYTES, BytesPerWeight, Memory, predict_memory
 from phalanx.optim.build import OPTIMIZERS
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan

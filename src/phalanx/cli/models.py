@@ -17,7 +17,7 @@ from phalanx.plan.model import build_variant, check_variant
 from phalanx.units import format_bytes, format_si
 
 if TYPE_CHECKING:
-    from phalanx.models.count import UnitCount
+    from phalanx.models.cost import UnitCount
 
 _JSON = Argument("--json", "Print JSON.", switch=True)
 _WEIGHT_OPTIONS = ("init-weights", "reset-head")  # no figure depends on them
@@ -66,7 +66,7 @@ def _describe_model(name: str) -> dict[str, Any]:
     variant = MODELS[name]
     size, units = load_sizes().get(name), len(variant.units)
     if size is None:
-        from phalanx.models.count import count_size
+        from phalanx.models.cost import count_size
 
         size, units = count_size(variant)
     return {
@@ -206,7 +206,7 @@ def _count_model(args: ParsedArgs) -> _ModelCounts:
     splits = [] if own else [find_split(variant, split, model=name) for split in split_names]
     _check_order(splits, variant.units)
 
-    from phalanx.models.count import count_units
+    from phalanx.models.cost import count_units
 
     half = config.machine.precision == "16.32"
     units = count_units(

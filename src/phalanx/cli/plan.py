@@ -12,7 +12,7 @@ from phalanx.plan.averaging import count_kept_checkpoints
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
-    from phalanx.models.memory import Memory
+    from phalanx.models.cost import Memory
     from phalanx.plan.plan import Plan
 
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -58,15 +58,12 @@ class _PublishedFiles:
         return f"{name}.gz" if self.gzipped else name
 
 
-def _publish_cifar(data: str) -> _PublishedFiles:
-    layout = CIFAR_LAYOUTS[data]
-    url = "https://www.cs.toronto.edu/~kriz/"
-    return _PublishedFiles(url=url, md5={layout.archive: layout.archive_md5})
-
-
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
 PUBLISHED_FILES: dict[str, _PublishedFiles] = {
-    "cifar10": _publish_cifar("cifar10"),
-    "cifar100": _publish_cifar("cifar100"),
+    **{
+        data: _PublishedFiles(url=_CIFAR_URL, md5={layout.archive: layout.archive_md5})
+        for data, layout in CIFAR_LAYOUTS.items()
+    },
     "mnist": _PublishedFiles(
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
         md5=IDX_MD5["mnist"],
@@ -94,16 +91,11 @@ class FetchResult:
 
 
 def fetch_dataset(
-    data: str,
-    data_dir: Path | None,
-    *,
-    mirror: str | None = None,
-    on_progress: _OnProgress = lambda _file, _received, _total: None,
+    data: str, data_dir: Path | None, *, on_progress: _OnProgress = lambda *_: None
 ) -> FetchResult:
     """Make sure a set lies under a folder: there already, from a system package, or downloaded.
 
     Without a folder a system package is enough, and what no package holds goes to data/NAME.
-    mirror: where to download from in place of the official source.
     """
     if data not in PUBLISHED_FILES:
         raise ConfigError(f"{data!r} cannot be fetched; {suggest(data, PUBLISHED_FILES)}")
@@ -127,7 +119,7 @@ def fetch_dataset(
             if packaged:
                 _copy_file(packaged, target)
                 continue
-            _download(published, name, target, url=mirror or published.url, on_progress=on_progress)
+            _download(published, name, target, on_progress)
             downloaded.append(published.published_name(name))
     except DataError:
         for folder in missing_folders:
@@ -145,11 +137,11 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _download(
-    published: _PublishedFiles, name: str, target: Path, *, url: str, on_progress: _OnProgress
+    published: _PublishedFiles, name: str, target: Path, on_progress: _OnProgress
 ) -> None:
     """Bring one file, going on with a part that is there, and check it."""
     file = published.published_name(name)
-    url, part = f"{url.rstrip('/')}/{file}", target / f"{file}.part"
+    url, part = f"{published.url.rstrip('/')}/{file}", target / f"{file}.part"
     failures = 0
     while why := _download_part(url, part, before := _read_size(part), on_progress):
         failures = failures + 1 if _read_size(part) <= before else 0

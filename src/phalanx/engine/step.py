@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from phalanx.engine.loss import LOSSES
 from phalanx.engine.mixing import NO_MIXING, Mixed, Mixing, WeightedLabels, mix_batch
 from phalanx.engine.state import TrainState
-from phalanx.models.dropout_noise import draw_dropout_noise
-from phalanx.models.units import find_noise_sizes
+from phalanx.models.units import draw_dropout_noise, find_noise_sizes
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update
 
 

@@ -13,8 +13,7 @@ from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
 from phalanx.catalog.variant import OwnVariant, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.efficientnet import EfficientNet
-from phalanx.models.fast_resnet import FastResNet
-from phalanx.models.resnet import BasicBlock, Bottleneck, ResNet
+from phalanx.models.resnet import BasicBlock, Bottleneck, FastResNet, ResNet
 
 
 def _build_plugin_model(variant: OwnVariant, *, num_classes: int) -> nn.Module:

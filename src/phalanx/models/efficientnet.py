@@ -2,10 +2,7 @@
 
 from torch import Tensor, nn
 
-from phalanx.catalog.efficientnets import (
-    EfficientNetVariant,
-    InvertedBlock,
-)
+from phalanx.catalog.efficientnets import EfficientNetVariant, InvertedBlock
 from phalanx.models.layers import Dropout, GlobalAvgPool, LayerFactory, drop_path, drop_path_rate
 from phalanx.models.units import UnitModel
 

@@ -1,5 +1,7 @@
 """The norms: torch's own, and those that torch does not have."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -80,25 +82,22 @@ class FullInterleavedGroupNorm(FullPrecision, InterleavedGroupNorm):
     """Interleaved group norm in 32 bits."""
 
 
-_BATCH: dict[tuple[bool, bool], type[nn.BatchNorm2d]] = {  # by (stable, full precision)
-    (True, False): nn.BatchNorm2d,
-    (True, True): FullBatchNorm,
-    (False, False): OnePassBatchNorm,
-    (False, True): FullOnePassBatchNorm,
-}
-_GROUP: dict[tuple[bool, bool], type[nn.GroupNorm]] = {  # by (interleaved, full precision)
-    (False, False): nn.GroupNorm,
-    (False, True): FullGroupNorm,
-    (True, False): InterleavedGroupNorm,
-    (True, True): FullInterleavedGroupNorm,
+_FULL_PRECISION: dict[type[nn.Module], Callable[..., nn.Module]] = {
+    nn.BatchNorm2d: FullBatchNorm,
+    OnePassBatchNorm: FullOnePassBatchNorm,
+    nn.GroupNorm: FullGroupNorm,
+    InterleavedGroupNorm: FullInterleavedGroupNorm,
 }
 
 
 def build_norm(norm: Norm, channels: int) -> nn.Module:
     """A norm layer for that many channels."""
     if norm.type == "batch":
-        kind = _BATCH[norm.stable, norm.full_precision]
-        return kind(channels, eps=norm.eps, momentum=norm.momentum)
+        batch = nn.BatchNorm2d if norm.stable else OnePassBatchNorm
+        build = _FULL_PRECISION[batch] if norm.full_precision else batch
+        return build(channels, eps=norm.eps, momentum=norm.momentum)
     if norm.type == "group":
-        return _GROUP[norm.interleaved, norm.full_precision](norm.groups, channels, eps=norm.eps)
+        group = InterleavedGroupNorm if norm.interleaved else nn.GroupNorm
+        build = _FULL_PRECISION[group] if norm.full_precision else group
+        return build(norm.groups, channels, eps=norm.eps)
     return nn.Identity()

@@ -1,15 +1,49 @@
-"""Recomputation: the outputs of some modules are stored, everything between is computed again."""
+"""Recomputation: the outputs of some modules are stored, everything between is computed again.
 
-from collections.abc import Sequence
+Why not torch.utils.checkpoint? It calls a module's forward a second time. Batch norm would then
+update its running statistics twice, what a network drops at random would have to be drawn again,
+and everything inside a segment is in memory at once, needed or not. A recorder works below modules,
+on single operations:
+
+- During the forward pass it sees every operation below autograd and autocast, as one call on plain
+  tensors, and notes which operation made which tensor from which (`_ForwardRecorder`).
+- Where autograd would save a tensor, the hooks of torch.autograd.graph.saved_tensors_hooks give it
+  a small handle instead (`_pack`). The tensor itself is freed as soon as the network drops it.
+- When the backward pass asks for the tensor of a handle (`_unpack`), the operations between the
+  nearest tensors that are available and this one are run again, and no others. Operations that
+  change a buffer are never among them, so running statistics are updated once.
+
+Three things are always available: tensors that `store` was called for, tensors that the pass got
+from outside (images, weights), and results that cannot be computed again because they were drawn
+at random or written in place.
+
+Lifetimes need no bookkeeping. Autograd holds handles; a handle holds its tensor's record; a record
+holds the operation that makes it; an operation holds the records of its inputs. All references the
+other way are weak, so whatever no handle leads to is freed at once.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.catalog.variant import Variant
-from phalanx.models.forward_recorder import ForwardRecorder
 from phalanx.models.units import UnitModel
 from phalanx.plan.recompute import find_kept_modules, match_modules
+
+_Key = tuple[Any, ...]
+_SMALL_BYTES = 16 * 1024  # such a tensor is stored: to record its operation would cost as much
+# these update the running statistics, arguments 3 and 4, and their schemas do not say so
+_BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+_RUNNING_STATISTICS = (3, 4)
 
 
 def enable_recomputation(
@@ -21,13 +55,13 @@ def enable_recomputation(
     stay as they were, and passes without gradients run as before.
     """
     paths = find_kept_modules(variant, patterns, model="the model") or _find_paths(model, patterns)
-    hooks = _RecomputationHooks()
-    model.register_forward_pre_hook(hooks.start)
+    recorder = _ForwardRecorder()
+    model.register_forward_pre_hook(recorder.start)
     for path in paths:
         module = model.get_submodule(path.replace("/", "."))
-        module.register_forward_hook(hooks.store)
+        module.register_forward_hook(recorder.store)
     # last, so that an output of the whole model can be stored while the recorder is still active
-    model.register_forward_hook(hooks.stop, always_call=True)
+    model.register_forward_hook(recorder.stop, always_call=True)
     return paths
 
 
@@ -41,25 +75,275 @@ def _find_paths(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name, _ in model.named_children())
 
 
-class _RecomputationHooks:
-    """The hooks of one model: they record every pass that gradients are wanted of."""
+# --- the recorder ---
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class RecordedTensor:
+    """A tensor of a forward pass: stored, or known by the operation that makes it."""
+
+    op: "_RecordedOp | None" = None
+    stored: Tensor | None = None
+    handle: "weakref.ref[_SavedTensorHandle] | None" = None
+
+    def find(self) -> Tensor | None:
+        """The tensor, if it is stored, or was recomputed and a handle still wants it."""
+        if self.stored is not None:
+            return self.stored
+        handle = self.handle and self.handle()
+        return handle.recomputed if handle else None
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class _SavedTensorHandle:
+    """What autograd holds in place of a tensor; once it is freed, so is what was recomputed."""
+
+    recorded: RecordedTensor
+    recomputed: Tensor | None = None
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class _RecordedOp:
+    """One operation, with records in the places of tensors."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    inputs: list[RecordedTensor]  # all records among the arguments
+    outputs: list[weakref.ref[RecordedTensor] | None] = field(default_factory=list)
+
+    def run(self, tensors: Mapping[RecordedTensor, Tensor]) -> Sequence[Any]:
+        """Compute the outputs again; `tensors` has the inputs that are not available."""
+        args = _with_tensors(self.args, tensors)
+        if _is_batch_norm(self.func):  # update copies of the statistics, which are then dropped
+            for place in _RUNNING_STATISTICS:
+                args[place] = args[place] if args[place] is None else args[place].clone()
+        kwargs = {name: _with_tensors(part, tensors) for name, part in self.kwargs.items()}
+        return _as_tuple(self.func(*args, **kwargs))
+
+
+def _with_tensors(part: Any, tensors: Mapping[RecordedTensor, Tensor]) -> Any:
+    """An argument with tensors in the places of records."""
+    if isinstance(part, RecordedTensor):
+        found = part.find()
+        return tensors[part] if found is None else found
+    if isinstance(part, list | tuple):
+        return [_with_tensors(each, tensors) for each in part]
+    return part
+
+
+class _ForwardRecorder(TorchDispatchMode):
+    """Records the operations of a model's training passes; `store` says which tensors stay."""
 
     def __init__(self) -> None:
-        self._recorder: ForwardRecorder | None = None
+        super().__init__()
+        self._records: dict[_Key, RecordedTensor] = {}
+        self._by_storage: dict[int, list[RecordedTensor]] = {}  # by address
+        # an address is not used again for another storage while a weak reference to it exists
+        self._storages: dict[int, StorageWeakRef] = {}
+        self._hooks: saved_tensors_hooks | None = None
 
-    def start(self, model: nn.Module, inputs: Any) -> None:
-        """Start to record a training pass."""
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch call us without a wrapper that costs more than half of what we do."""
+        return False
+
+    def start(self, model: nn.Module, _inputs: Any) -> None:
+        """A hook: record a pass that gradients are wanted of."""
         if model.training and torch.is_grad_enabled():
-            self._recorder = ForwardRecorder()
-            self._recorder.__enter__()
+            self._hooks = saved_tensors_hooks(self._pack, _unpack)
+            self._hooks.__enter__()
+            self.__enter__()
 
-    def store(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """Store a module's output."""
-        if self._recorder is not None:
-            self._recorder.store(output)
+    def store(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        """A hook: keep a module's output, so that nothing before it is run again for its sake."""
+        recorded = self._records.get(_identify(output)) if self._hooks else None
+        if recorded is not None and recorded.stored is None:
+            recorded.stored = output.detach()
 
-    def stop(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        """Stop recording, also after a failure."""
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.__exit__(None, None, None)
+    def stop(self, _model: nn.Module, _inputs: Any, _output: Any) -> None:
+        """A hook: stop recording, also after a failure."""
+        if self._hooks is not None:
+            self.__exit__(None, None, None)
+            self._hooks.__exit__(None, None, None)
+        # autograd holds the hooks, and with them this recorder, as long as it holds any handle
+        self._hooks, self._records, self._by_storage, self._storages = None, {}, {}, {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation, and record it where it can be run again."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            return self._run_in_place(func, args, kwargs)
+        op = self._record_op(func, args, kwargs)
+        out = func(*args, **kwargs)
+        for tensor in _as_tuple(out):
+            self._record_output(op, tensor)
+        return out
+
+    def _run_in_place(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operation that writes into its first argument, as x.relu_() does.
+
+        It is recorded as the operation that gives the same in new memory.
+        """
+        target: Any = args[0] if args else None
+        old = self._records.get(_identify(target)) if isinstance(target, Tensor) else None
+        was_stored = old is not None and old.stored is not None
+        if isinstance(target, Tensor):
+            self._give_up_storage(target.untyped_storage()._cdata)
+        out_of_place = _find_out_of_place(func)
+        if old is None or old.op is None or out_of_place is None:
+            return func(*args, **kwargs)
+        # autograd raises the version only after we return
+        key = _identify(target, version=target._version + 1)
+        op = self._record_op(out_of_place, args, kwargs)
+        out = func(*args, **kwargs)
+        recorded = self._record_output(op, target, key=key)
+        # what was stored is overwritten: its memory stores the new tensor instead
+        recorded.stored = target.detach() if was_stored else None
+        return out
+
+    def _give_up_storage(self, address: int) -> None:
+        """Before memory is overwritten: no record may rely on what it holds now."""
+        for recorded in self._by_storage.get(address, ()):
+            if recorded.stored is not None:
+                recorded.stored = recorded.stored.clone() if recorded.op is None else None
+
+    def _record_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _RecordedOp:
+        inputs: list[RecordedTensor] = []
+        named = {name: self._with_records(part, inputs) for name, part in kwargs.items()}
+        return _RecordedOp(func, self._with_records(args, inputs), named, inputs)
+
+    def _with_records(self, part: Any, inputs: list[RecordedTensor]) -> Any:
+        """An argument with records in the places of tensors, which are added to `inputs`."""
+        if isinstance(part, Tensor):
+            key = _identify(part)
+            recorded = self._records.get(key)
+            if recorded is None:  # it comes from outside of the pass
+                recorded = self._add(key, part, RecordedTensor(stored=part.detach()))
+            inputs.append(recorded)
+            return recorded
+        if isinstance(part, list | tuple):
+            return [self._with_records(each, inputs) for each in part]
+        return part
+
+    def _record_output(
+        self, op: _RecordedOp, tensor: Any, *, key: _Key | None = None
+    ) -> RecordedTensor:
+        """Remember what made a tensor."""
+        recorded = RecordedTensor(op)
+        op.outputs.append(weakref.ref(recorded) if isinstance(tensor, Tensor) else None)
+        if isinstance(tensor, Tensor):
+            self._add(key or _identify(tensor), tensor, recorded)
+        return recorded
+
+    def _add(self, key: _Key, tensor: Tensor, recorded: RecordedTensor) -> RecordedTensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._storages[storage._cdata] = StorageWeakRef(storage)
+        self._by_storage.setdefault(storage._cdata, []).append(recorded)
+        return self._records.setdefault(key, recorded)  # an alias of a known tensor is that tensor
+
+    def _pack(self, tensor: Tensor) -> _SavedTensorHandle:
+        """The handle for a tensor that autograd wants to save: one for each tensor."""
+        key = _identify(tensor)
+        recorded = self._records.get(key) or self._add(key, tensor, RecordedTensor())
+        if recorded.stored is None and (
+            recorded.op is None or tensor.untyped_storage().nbytes() <= _SMALL_BYTES
+        ):
+            # a leaf has no graph to be detached from, and detaching would be recorded, too
+            recorded.stored = tensor if tensor.is_leaf else tensor.detach()
+        handle = recorded.handle and recorded.handle()
+        if not handle:
+            handle = _SavedTensorHandle(recorded)
+            recorded.handle = weakref.ref(handle)
+        return handle
+
+
+def _identify(tensor: Tensor, *, version: int | None = None) -> _Key:
+    """What tells a tensor from all others of its pass: its memory, its shape and its version."""
+    return (
+        tensor.untyped_storage()._cdata,
+        tensor._version if version is None else version,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def _as_tuple(out: Any) -> tuple[Any, ...]:
+    """The outputs of an operation, one or many."""
+    return tuple(out) if isinstance(out, list | tuple) else (out,)
+
+
+@lru_cache(maxsize=256)
+def _is_batch_norm(func: Any) -> bool:
+    """Whether an operation updates running statistics."""
+    return func._schema.name.removeprefix("aten::") in _BATCH_NORMS
+
+
+@lru_cache(maxsize=256)
+def _find_out_of_place(func: Any) -> Any:
+    """The operation that returns what this one writes: relu for relu_; None if there is none."""
+    namespace, _, name = func._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    if not name.endswith("_") or packet is None or func._overloadname not in packet.overloads():
+        return None
+    return getattr(packet, func._overloadname)
+
+
+def _unpack(handle: _SavedTensorHandle) -> Tensor:
+    """The tensor of a handle, recomputed if need be."""
+    found = handle.recorded.find()
+    if found is not None:
+        return found
+    # casts were recorded as operations of their own: autocast must not add more
+    with torch.no_grad(), torch._C._DisableAutocast():
+        return _recompute(handle.recorded)
+
+
+def _recompute(wanted: RecordedTensor) -> Tensor:
+    """Run the operations that lead to a tensor; each result is freed after its last use.
+
+    A result that a handle is waiting for is left there: it will be asked for soon.
+    """
+    ops = _find_ops(wanted)
+    uses = Counter(recorded for op in ops for recorded in op.inputs)
+    uses[wanted] += 1
+    results: dict[RecordedTensor, Tensor] = {}
+    for op in ops:
+        for output, tensor in zip(op.outputs, op.run(results), strict=True):
+            recorded = output() if output else None
+            if recorded is None:
+                continue
+            handle = recorded.handle and recorded.handle()
+            if handle:
+                handle.recomputed = tensor
+            if uses[recorded]:
+                results[recorded] = tensor
+        for recorded in op.inputs:
+            uses[recorded] -= 1
+            if not uses[recorded]:
+                results.pop(recorded, None)
+    return results[wanted]
+
+
+def _find_ops(wanted: RecordedTensor) -> list[_RecordedOp]:
+    """The operations to run, each after those whose results it needs."""
+    order: list[_RecordedOp] = []
+    seen: set[_RecordedOp] = set()
+    stack = [(wanted.op, False)]
+    while stack:
+        op, inputs_done = stack.pop()
+        assert op is not None, "a tensor without an operation is stored"
+        if inputs_done:
+            order.append(op)
+        elif op not in seen:
+            seen.add(op)
+            missing = [recorded.op for recorded in op.inputs if recorded.find() is None]
+            stack += [(op, True), *((need, False) for need in missing)]
+    return order

@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from phalanx.errors import CheckpointError
 
 NORM_LAYOUT_KEY = "norm-layout"  # in a file's metadata; see Norm.layout
-_STATE_DICT_KEYS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-)  # where scripts put the weights
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # where scripts put them
 _PREFIXES = ("module.", "_orig_mod.")  # left by DistributedDataParallel and torch.compile
 _COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 _MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
@@ -169,10 +164,5 @@ def find_mismatches(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -
         if found[name].shape != wanted[name].shape:
             has, wants = tuple(found[name].shape), tuple(wanted[name].shape)
             yield f"{name} is {has}, the model wants {wants}"
-        elif not _is_plain(found[name]):
+        elif found[name].layout != torch.strided or found[name].is_meta or found[name].is_complex():
             yield f"{name} holds no plain numbers ({found[name].dtype}, {found[name].layout})"
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor's values can be copied: dense, in memory, real."""
-    return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_complex()

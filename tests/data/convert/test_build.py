@@ -39,7 +39,7 @@ def everything(root):
     }
 
 
-def run(src, out, to, *, workers=1, on_progress=None, max_bad=None, **options):
+def run(src, out, to, *, workers=1, on_progress=lambda *_: None, max_bad=None, **options):
     chosen = BuildOptions(to=to, **options)
     return build(src, out, chosen, workers=workers, on_progress=on_progress, max_bad=max_bad)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from phalanx.data.formats.generated import GeneratedSpec
+from phalanx.data.formats.arrays import GeneratedSpec
 from phalanx.data.formats.sources import open_source
 from phalanx.errors import ConfigError
 

@@ -10,14 +10,8 @@ from PIL import Image
 
 from phalanx.data.formats.imagenet import (
     SEQUENTIAL_FORMATS,
-    count_kaggle_images,
-    count_official_images,
     has_imagenet_folders,
     open_imagenet,
-    read_kaggle_classes,
-    read_kaggle_images,
-    read_official_classes,
-    read_official_images,
 )
 from phalanx.data.formats.imagenet_devkit import (
     SYNSET_LABELS,
@@ -27,6 +21,8 @@ from phalanx.data.formats.imagenet_devkit import (
 from phalanx.data.formats.sources import DATA_FORMATS
 from phalanx.errors import DataError
 
+OFFICIAL = SEQUENTIAL_FORMATS["imagenet-official"]
+KAGGLE = SEQUENTIAL_FORMATS["imagenet-kaggle"]
 FOX, SETTER = "n02119789", "n02100735"
 META_MAT = base64.b64decode(  # four rows of ImageNet's eight fields, compressed as MATLAB does
     "TUFUTEFCIDUuMCBNQVQtZmlsZSBQbGF0Zm9ybTogcG9zaXgsIENyZWF0ZWQgb246IFN1biBOb3YgMTUgMTM6MDA6"
@@ -151,22 +147,22 @@ def official(tmp_path):
 
 def test_official_training_images_come_synset_by_synset(official):
     write(official / "imagenet_2012_bounding_boxes.csv", f"{FOX}_0.JPEG,0.5,0.25,0.75,0.5\n")
-    images = list(read_official_images(official, "train"))
+    images = list(OFFICIAL.iterate(official, "train"))
     assert [i.name for i in images] == [f"{s}_{n}.JPEG" for s in (SETTER, FOX) for n in (0, 1)]
     assert [i.synset for i in images] == [SETTER, SETTER, FOX, FOX]
     assert images[1].data == jpeg(11) and images[2].box == (0.5, 0.25, 0.75, 0.5)
     assert images[0].box is None
-    assert list(read_official_images(official, "train", start=3)) == images[3:]
-    assert count_official_images(official, "train") == 4
-    assert read_official_classes(official) == (SETTER, FOX)
+    assert list(OFFICIAL.iterate(official, "train", start=3)) == images[3:]
+    assert OFFICIAL.count(official, "train") == 4
+    assert OFFICIAL.classes(official) == (SETTER, FOX)
 
 
 def test_official_validation_images_have_the_synsets_of_the_kit(official):
-    images = list(read_official_images(official, "valid"))
+    images = list(OFFICIAL.iterate(official, "valid"))
     assert [(i.name[-6], i.synset) for i in images] == [("1", SETTER), ("2", FOX), ("3", SETTER)]
-    assert images[1].data == jpeg(2) and count_official_images(official, "valid") == 3
+    assert images[1].data == jpeg(2) and OFFICIAL.count(official, "valid") == 3
     (official / "ILSVRC2012_img_train.tar").unlink()
-    assert read_official_classes(official) == (SETTER, FOX)
+    assert OFFICIAL.classes(official) == (SETTER, FOX)
 
 
 def test_a_list_of_synsets_stands_in_for_the_kit(official):
@@ -174,7 +170,7 @@ def test_a_list_of_synsets_stands_in_for_the_kit(official):
     with pytest.raises(DataError, match=rf"meta\.mat: cannot be read .*{SYNSET_LABELS}"):
         read_validation_synsets(official)
     write(official / SYNSET_LABELS, f"{FOX}\n{FOX}\n{SETTER}\n")
-    assert [i.synset for i in read_official_images(official, "valid")] == [FOX, FOX, SETTER]
+    assert [i.synset for i in OFFICIAL.iterate(official, "valid")] == [FOX, FOX, SETTER]
 
 
 @pytest.mark.parametrize(
@@ -194,14 +190,14 @@ def test_a_list_of_synsets_stands_in_for_the_kit(official):
 def test_a_kit_that_does_not_fit_is_refused(official, spoil, message):
     spoil(official)
     with pytest.raises(DataError, match=message):
-        list(read_official_images(official, "valid"))
+        list(OFFICIAL.iterate(official, "valid"))
 
 
 def test_a_cut_archive_is_named(official):
     path = official / "ILSVRC2012_img_train.tar"
     path.write_bytes(path.read_bytes()[:-12_000])
     with pytest.raises(DataError, match=r"img_train\.tar.*get it again"):
-        list(read_official_images(official, "train"))
+        list(OFFICIAL.iterate(official, "train"))
 
 
 def test_a_link_in_an_archive_is_refused(tmp_path):
@@ -212,7 +208,7 @@ def test_a_link_in_an_archive_is_refused(tmp_path):
         archive.addfile(member)
     write(tmp_path / "ILSVRC2012_img_train.tar", out.getvalue())
     with pytest.raises(DataError, match=r"n00000001\.tar is a link or a device"):
-        list(read_official_images(tmp_path, "train"))
+        list(OFFICIAL.iterate(tmp_path, "train"))
 
 
 # --- Kaggle ---
@@ -240,37 +236,37 @@ def kaggle(tmp_path):
 
 
 def test_kaggles_flat_validation_images_find_their_class_and_box(kaggle):
-    images = list(read_kaggle_images(kaggle, "valid"))
+    images = list(KAGGLE.iterate(kaggle, "valid"))
     assert [(i.name[-6], i.synset) for i in images] == [("1", SETTER), ("2", FOX)]
     assert images[0].box == (0, 0, 1, 1), "a box beyond the edge ends there"
     assert images[1].box == (5 / 40, 5 / 20, 20 / 40, 15 / 20)
-    assert images[1].data == jpeg(2) and count_kaggle_images(kaggle, "valid") == 2
-    assert list(read_kaggle_images(kaggle, "valid", start=1)) == images[1:]
+    assert images[1].data == jpeg(2) and KAGGLE.count(kaggle, "valid") == 2
+    assert list(KAGGLE.iterate(kaggle, "valid", start=1)) == images[1:]
 
 
 def test_kaggles_training_images_come_with_boxes(kaggle):
-    images = list(read_kaggle_images(kaggle, "train"))
+    images = list(KAGGLE.iterate(kaggle, "train"))
     assert [(i.name, i.synset, i.box) for i in images] == [
         (f"{SETTER}_7.JPEG", SETTER, None),
         (f"{FOX}_7.JPEG", FOX, (0.5, 0.25, 1.0, 0.75)),
     ]
-    assert read_kaggle_classes(kaggle) == (SETTER, FOX)
+    assert KAGGLE.classes(kaggle) == (SETTER, FOX)
     (kaggle / "LOC_synset_mapping.txt").unlink()
-    assert read_kaggle_classes(kaggle) == (SETTER, FOX)
+    assert KAGGLE.classes(kaggle) == (SETTER, FOX)
 
 
 def test_a_box_of_an_unreadable_image_is_left_out(kaggle):
     write(kaggle / "ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000002.JPEG", b"no image")
-    assert list(read_kaggle_images(kaggle, "valid"))[1].box is None
+    assert list(KAGGLE.iterate(kaggle, "valid"))[1].box is None
 
 
 def test_a_validation_image_that_no_table_names_is_refused(kaggle):
     write(kaggle / "ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000003.JPEG", jpeg())
     with pytest.raises(DataError, match=r"00000003\.JPEG: LOC_val_solution\.csv does not say"):
-        list(read_kaggle_images(kaggle, "valid"))
+        list(KAGGLE.iterate(kaggle, "valid"))
     write(kaggle / "LOC_val_solution.csv", f"ImageId,PredictionString\na,{FOX} 1 2 3\n")
     with pytest.raises(DataError, match=r"LOC_val_solution\.csv, line 2: wants an image"):
-        list(read_kaggle_images(kaggle, "valid"))
+        list(KAGGLE.iterate(kaggle, "valid"))
 
 
 def test_sequential_formats_are_told_apart(official, tmp_path_factory):
@@ -279,5 +275,5 @@ def test_sequential_formats_are_told_apart(official, tmp_path_factory):
     for name in SEQUENTIAL_FORMATS:
         assert DATA_FORMATS[name].is_in(official) == (name == "imagenet-official")
         assert DATA_FORMATS[name].is_in(other) == (name == "imagenet-kaggle")
-    images = SEQUENTIAL_FORMATS["imagenet-official"].iterate(official, "valid", start=2)
+    images = OFFICIAL.iterate(official, "valid", start=2)
     assert np.array([image.synset for image in images]).tolist() == [SETTER]

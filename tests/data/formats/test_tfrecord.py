@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from phalanx.data.convert.tfrecord_writer import make_example
+from phalanx.data.convert.shard_writers import make_example
 from phalanx.data.formats import shards
 from phalanx.data.formats.decode import BadImage, decode, read_image_header
 from phalanx.data.formats.index import TRUNCATED_SHARD
@@ -425,8 +425,9 @@ def test_many_processes_find_the_same_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_SMALL_SCAN", 0)
     monkeypatch.setattr(shards, "count_cores", lambda: 2)
     together = shards.scan_shards(scan_shard, paths)
-    assert [scan.offsets.tolist() for scan in together] == [s.offsets.tolist() for s in alone]
-    assert together[2].sizes.tolist() == [TRUNCATED_SHARD]
+    for ours, its in zip(together, alone, strict=True):
+        assert ours.rows["offset"].tolist() == its.rows["offset"].tolist()
+    assert together[2].rows["size"].tolist() == [TRUNCATED_SHARD]
 
 
 def scan_or_die(path):
@@ -441,7 +442,7 @@ def test_where_no_process_can_be_started_one_scans_alone(tmp_path, monkeypatch):
     paths = [tmp_path / f"train-{number:05}-of-00003" for number in range(3)]
     monkeypatch.setattr(shards, "_SMALL_SCAN", 0)
     monkeypatch.setattr(shards, "count_cores", lambda: 2)
-    assert [len(scan.labels) for scan in shards.scan_shards(scan_or_die, paths)] == [3, 3, 4]
+    assert [len(scan.rows) for scan in shards.scan_shards(scan_or_die, paths)] == [3, 3, 4]
 
 
 def test_shards_may_lie_in_a_folder_of_their_split(tmp_path):

@@ -5,7 +5,7 @@ the source. The same command goes on where it stopped; another one is refused.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -17,8 +17,10 @@ import numpy as np
 from phalanx.data.convert.folder_writer import FolderWriter, has_name_clash, refuse_missing_classes
 from phalanx.data.convert.packed_writer import PackedWriter
 from phalanx.data.convert.sample import EncodeOptions, Sample, convert_sample
+from phalanx.data.convert.shard_writers import TarWriter, TFRecordWriter
 from phalanx.data.convert.source_splits import (
     ImageTask,
+    Progress,
     SourceSplit,
     choose_workers,
     find_source_splits,
@@ -26,9 +28,7 @@ from phalanx.data.convert.source_splits import (
     open_once,
     read_sample,
 )
-from phalanx.data.convert.tar_writer import TarWriter
-from phalanx.data.convert.tfrecord_writer import TFRecordWriter
-from phalanx.data.convert.writer import ShardWriter, WriteJob
+from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.process_pool import ProcessPool
@@ -50,7 +50,6 @@ _BAD_SHOWN = 5
 _ANOTHER = "choose another --out, or remove this folder to begin anew"
 _AGAIN = "then run the same command again: it goes on where it stopped"
 
-_Progress = Callable[[str, int, int], None]  # split, images done, of how many
 _BadImages = dict[int, str]  # what is wrong, by the number of the image
 
 
@@ -116,7 +115,7 @@ def build(
     *,
     max_bad: str | None = None,
     workers: int | None = None,
-    on_progress: _Progress | None = None,
+    on_progress: Progress = lambda *_: None,
 ) -> dict[str, _SplitResult]:
     """Write the data in `src` to `out` in another format; what was done comes back by split."""
     with out_errors(out, _AGAIN):
@@ -127,7 +126,8 @@ def build(
         for folder in (out, out / PHALANX_FOLDER):
             for leftover in folder.glob(".*.*.part"):  # of a write that was killed
                 leftover.unlink()
-        running = _Build(splits, out, options, pool=pool, max_bad=max_bad, on_progress=on_progress)
+        record = _open_record(out, splits, options)
+        running = _Build(splits, out, options, pool, record, max_bad, on_progress)
         return {split.name: running.build_split(split) for split in splits}
 
 
@@ -202,22 +202,17 @@ def lock_output(out: Path) -> AbstractContextManager[int]:
 # --- the work ---
 
 
+@dataclass
 class _Build:
     """A build that is under way."""
 
-    def __init__(
-        self,
-        splits: list[SourceSplit],
-        out: Path,
-        options: BuildOptions,
-        *,
-        pool: ProcessPool,
-        max_bad: str | None,
-        on_progress: _Progress | None,
-    ):
-        self.splits, self.out, self.options, self.pool = splits, out, options, pool
-        self.max_bad, self.on_progress = max_bad, on_progress
-        self.record = _open_record(out, splits, options)
+    splits: list[SourceSplit]
+    out: Path
+    options: BuildOptions
+    pool: ProcessPool
+    record: dict[str, Any]  # what build.json holds
+    max_bad: str | None
+    on_progress: Progress
 
     def build_split(self, split: SourceSplit) -> _SplitResult:
         """Write one split; when images turn out to be bad, once more without them."""
@@ -235,7 +230,7 @@ class _Build:
                 write_build_record(self.out, self.record)
                 continue
             if not result.written:
-                self._report(split, result.images, result.images)
+                self.on_progress(split.name, result.images, result.images)
             return result
 
     def _known_bad(self, split: SourceSplit) -> _BadImages:
@@ -263,7 +258,7 @@ class _Build:
         if is_folder:
             refuse_missing_classes(split, self._known_bad(split))
         lengths = {each.name: each.images - len(self._known_bad(each)) for each in self.splits}
-        job = WriteJob(
+        return OUTPUT_FORMATS[self.options.to](
             out=self.out,
             split=split.name,
             count=lengths[split.name],
@@ -275,7 +270,6 @@ class _Build:
             raw=self.options.raw,
             number_files=is_folder and has_name_clash(split),
         )
-        return OUTPUT_FORMATS[self.options.to](job)
 
     def _convert_from(
         self, split: SourceSplit, result: _SplitResult, first: int
@@ -288,7 +282,7 @@ class _Build:
         for converted in self.pool.map(_convert_task, tasks):
             for number, sample, changed in converted:
                 done += 1
-                self._report(split, done, result.images)
+                self.on_progress(split.name, done, result.images)
                 if isinstance(sample, str):
                     found[number] = sample
                     self._refuse_bad(split, {**bad, **found})
@@ -298,10 +292,6 @@ class _Build:
                     yield sample
         if found:
             raise _BadImagesFound(found)
-
-    def _report(self, split: SourceSplit, done: int, count: int) -> None:
-        if self.on_progress is not None:
-            self.on_progress(split.name, done, count)
 
 
 def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Sample | str, bool]]:

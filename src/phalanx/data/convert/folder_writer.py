@@ -15,7 +15,7 @@ import numpy as np
 
 from phalanx.data.convert.sample import Sample
 from phalanx.data.convert.source_splits import SourceSplit, find_portable_name
-from phalanx.data.convert.writer import ShardWriter, WriteJob
+from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.folder import IMAGE_SUFFIXES
 from phalanx.data.formats.imagenet import BOXES_FILE
@@ -32,15 +32,15 @@ class FolderWriter(ShardWriter):
 
     only_jpeg = False
 
-    def __init__(self, job: WriteJob):
-        super().__init__(job)
-        self.folder = job.out / _NAMES[job.split]
-        self.growing = job.out / f".{_NAMES[job.split]}.part"
-        self.class_folders = name_class_folders(job.classes)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.folder = self.out / _NAMES[self.split]
+        self.growing = self.out / f".{_NAMES[self.split]}.part"
+        self.class_folders = name_class_folders(self.classes)
 
     def _boxes_path(self, split: str) -> Path:
         """The boxes of one split, kept for the table of both."""
-        return self.job.out / PHALANX_FOLDER / f"boxes-{split}.csv"
+        return self.out / PHALANX_FOLDER / f"boxes-{split}.csv"
 
     def is_finished(self) -> bool:
         """Whether the folder has its name."""
@@ -48,7 +48,7 @@ class FolderWriter(ShardWriter):
 
     def find_files(self) -> Iterable[Path]:
         """The folder under either name, and its boxes."""
-        return self.growing, self.folder, self._boxes_path(self.job.split)
+        return self.growing, self.folder, self._boxes_path(self.split)
 
     def start(self, whole_shards: int) -> None:
         """Begin with an empty folder, or go on with the one that is there."""
@@ -58,7 +58,7 @@ class FolderWriter(ShardWriter):
     def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
         """The files of a block; its record is a table of boxes."""
         for place, sample in enumerate(samples, self.bounds[number]):
-            name = _choose_file_name(sample, place, numbered=self.job.number_files)
+            name = _choose_file_name(sample, place, numbered=self.number_files)
             folder = self.growing / self.class_folders[sample.label]
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(sample.data)
@@ -69,15 +69,15 @@ class FolderWriter(ShardWriter):
 
     def finish(self) -> None:
         """Give the dataset its table of boxes, and the split its name."""
-        records = [self.shard_path(number) for number in range(self.shards)]
+        records = [self.shard_path(number) for number in range(self.num_shards)]
         own = b"".join(record.read_bytes() for record in records)
-        write_atomically(self._boxes_path(self.job.split), own)
+        write_atomically(self._boxes_path(self.split), own)
         tables = [self._boxes_path(split) for split in _NAMES]
         boxes = b"".join(table.read_bytes() for table in tables if table.is_file())
         if boxes:
-            write_atomically(self.job.out / BOXES_FILE, boxes)
+            write_atomically(self.out / BOXES_FILE, boxes)
         self.growing.replace(self.folder)
-        sync_folder(self.job.out)
+        sync_folder(self.out)
 
 
 def name_class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
@@ -125,9 +125,7 @@ def refuse_missing_classes(split: SourceSplit, bad: Collection[int]) -> None:
     """Raise DataError when a training class has no images: in folders, others took its number."""
     if split.labels is None or split.name != "train":
         return
-    labels = np.delete(split.labels, list(bad)) if bad else split.labels
-    labels = labels[(labels >= 0) & (labels < len(split.classes))]  # others are yet to be found bad
-    counts = np.bincount(labels, minlength=len(split.classes))
+    counts = split.count_classes(bad)
     if not counts.all():
         name = split.classes[int(counts.argmin())]
         raise DataError(

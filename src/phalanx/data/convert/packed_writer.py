@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.sample import Sample
-from phalanx.data.convert.writer import ShardWriter, WriteJob
+from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.packed import ALIGN, END_MAGIC, FORMAT, HEAD, MAGIC, TAIL, packed_path
 from phalanx.disk import sync_folder
@@ -41,17 +41,17 @@ class PackedWriter(ShardWriter):
 
     only_jpeg = True
 
-    def __init__(self, job: WriteJob):
-        super().__init__(job)
-        self.path = packed_path(job.out, job.split)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.path = packed_path(self.out, self.split)
         self.part = self.path.with_name(f"{self.path.name}.part")
         header = {
             "format": FORMAT,
-            "images": job.count,
-            "classes": job.classes,
-            "encoding": "raw" if job.raw else "jpeg",
-            "short_side": job.short_side,
-            "source": job.source,
+            "images": self.count,
+            "classes": self.classes,
+            "encoding": "raw" if self.raw else "jpeg",
+            "short_side": self.short_side,
+            "source": self.source,
         }
         self.header = json.dumps(header, sort_keys=True).encode()
         self.head = HEAD.pack(MAGIC, len(self.header)) + self.header
@@ -122,11 +122,11 @@ class PackedWriter(ShardWriter):
             with np.load(path) as block:
                 return dict(block)
         except (ValueError, EOFError, zipfile.BadZipFile):
-            raise DataError(f"{path}: is damaged; remove {self.job.out} and build again") from None
+            raise DataError(f"{path}: is damaged; remove {self.out} and build again") from None
 
     def finish(self) -> None:
         """Add the index, and give the file its name."""
-        blocks = [self._read_block(number) for number in range(self.shards)]
+        blocks = [self._read_block(number) for number in range(self.num_shards)]
         joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
         index = {
             name: joined["rows"][:, column].astype(dtype)
@@ -141,7 +141,7 @@ class PackedWriter(ShardWriter):
             file.flush()
             os.fsync(file.fileno())
         self.part.replace(self.path)
-        sync_folder(self.job.out)
+        sync_folder(self.out)
 
 
 def _write_index(file: BinaryIO, arrays: dict[str, NDArray[Any]], header_crc: int) -> None:

@@ -4,8 +4,7 @@ Sources are opened by every process that reads them. ImageNet as it is handed ou
 from its beginning: one process reads it and passes the images on.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -16,19 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.sample import Sample
-from phalanx.data.formats import packed, parquet, tfrecord, webdataset
 from phalanx.data.formats.decode import encode_png
 from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
-from phalanx.data.formats.folder import SPLIT_NAMES, find_split
-from phalanx.data.formats.imagenet import (
-    BOXES_FILE,
-    KAGGLE_IMAGES,
-    KAGGLE_SOLUTIONS,
-    KAGGLE_SPLITS,
-    KAGGLE_SYNSETS,
-    OFFICIAL_ARCHIVES,
-    SEQUENTIAL_FORMATS,
-)
+from phalanx.data.formats.folder import SPLIT_NAMES
+from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import DATA_FORMATS, Source
 from phalanx.errors import DataError
@@ -36,31 +26,8 @@ from phalanx.plan.machine import count_cores
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
+Progress = Callable[[str, int, int], object]  # is told the split, images done, and of how many
 _Numbers = Sequence[int] | NDArray[np.int64]
-_SEQUENTIAL_FILES = (
-    *OFFICIAL_ARCHIVES.values(),
-    BOXES_FILE,
-    KAGGLE_SYNSETS,
-    *KAGGLE_SOLUTIONS.values(),
-)
-
-
-def _has_folder(root: Path, split: str) -> bool:
-    """Whether a split has a folder; class folders without one are there to be scored."""
-    alone = split == "valid" and find_split(root, "train") is None
-    return alone or find_split(root, split) is not None
-
-
-_HAS_SPLIT: dict[str, Callable[[Path, str], bool]] = {  # formats that may hold one split only
-    "folder": _has_folder,
-    "imagenet": _has_folder,
-    "tfrecord": lambda root, split: bool(tfrecord.SHARD_FILES.find(root, split)),
-    "tar": lambda root, split: bool(webdataset.SHARD_FILES.find(root, split)),
-    "parquet": lambda root, split: bool(parquet.find_files(root, split)),
-    "packed": lambda root, split: packed.packed_path(root, split).is_file(),
-    "imagenet-official": lambda root, split: (root / OFFICIAL_ARCHIVES[split]).is_file(),
-    "imagenet-kaggle": lambda root, split: (root / KAGGLE_IMAGES / KAGGLE_SPLITS[split]).is_dir(),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +46,12 @@ class SourceSplit:
     def source(self) -> Source:
         """The images, of a dataset that can be read in any order."""
         return open_once(self.data, self.folder, self.name)
+
+    def count_classes(self, bad: Collection[int] = ()) -> NDArray[np.int64]:
+        """The images of each class, without bad ones and those of no known class."""
+        labels = np.delete(self.source.labels, list(bad))
+        known = labels[(labels >= 0) & (labels < len(self.classes))]
+        return np.bincount(known, minlength=len(self.classes))
 
 
 class ImageTask(NamedTuple):
@@ -105,36 +78,28 @@ def find_source_splits(root: Path) -> list[SourceSplit]:
         first = f"{root}: several datasets lie here; give the folder of one alone:"
         raise DataError("\n".join([first, *lines]))
     data, folder = found[0].data, found[0].folder
-    has_split = _HAS_SPLIT.get(data, lambda _root, _split: True)
-    describe = _describe_sequential if data in SEQUENTIAL_FORMATS else _describe_source
-    return [
-        SourceSplit(name=name, data=data, folder=folder, **describe(data, folder, name))
-        for name in SPLITS
-        if has_split(folder, name)
-    ]
+    names = [name for name in SPLITS if DATA_FORMATS[data].has_split(folder, name)]
+    return [_describe_split(data, folder, name) for name in names]
 
 
-def _describe_source(data: str, folder: Path, name: str) -> dict[str, Any]:
-    """What is known of a split once its index is open."""
-    source = open_once(data, folder, name)
-    return {
-        "images": len(source),
-        "classes": source.classes,
-        "fingerprint": source.fingerprint(),
-        "labels": source.labels,
-    }
-
-
-def _describe_sequential(data: str, folder: Path, name: str) -> dict[str, Any]:
-    """What is known of a split of ImageNet as it is handed out."""
-    reader = SEQUENTIAL_FORMATS[data]
-    images, classes = reader.count(folder, name), reader.classes(folder)
-    digest = hashlib.sha256("\n".join(classes).encode())
-    for path in (folder / file for file in _SEQUENTIAL_FILES):
-        if path.is_file():
-            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-    fingerprint = {"images": images, "classes": len(classes), "sha256": digest.hexdigest()}
-    return {"images": images, "classes": classes, "fingerprint": fingerprint, "labels": None}
+def _describe_split(data: str, folder: Path, name: str) -> SourceSplit:
+    """What is known of a split once its index is open, or its headers are read."""
+    labels = None
+    if data in SEQUENTIAL_FORMATS:
+        classes = SEQUENTIAL_FORMATS[data].classes(folder)
+        fingerprint = SEQUENTIAL_FORMATS[data].fingerprint(folder, name, classes)
+    else:
+        source = open_once(data, folder, name)
+        classes, fingerprint, labels = source.classes, source.fingerprint(), source.labels
+    return SourceSplit(
+        name=name,
+        data=data,
+        folder=folder,
+        images=fingerprint["images"],
+        classes=classes,
+        fingerprint=fingerprint,
+        labels=labels,
+    )
 
 
 @lru_cache(maxsize=4)

@@ -25,9 +25,12 @@ from phalanx.errors import DataError
 BLOCK_IMAGES = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class WriteJob:
-    """One split to be written."""
+@dataclass(kw_only=True)
+class ShardWriter(ABC):
+    """Writes one split in one format; its state is what lies on the disk."""
+
+    only_jpeg: ClassVar[bool]  # False: images are stored in the format they come in
+    takes_shards: ClassVar[bool] = False  # whether the number of shards can be chosen
 
     out: Path
     split: str
@@ -35,29 +38,21 @@ class WriteJob:
     classes: tuple[str, ...]
     source: dict[str, Any] = field(default_factory=dict)  # the fingerprint of where they come from
     lengths: dict[str, int] = field(default_factory=dict)  # images of every split
-    shards: int | None = None
+    shards: int | None = None  # as many as asked for
     short_side: int | None = None
     raw: bool = False
     number_files: bool = False  # put a number before each file name
 
-
-class ShardWriter(ABC):
-    """Writes one split in one format; its state is what lies on the disk."""
-
-    only_jpeg: ClassVar[bool]  # False: images are stored in the format they come in
-    takes_shards: ClassVar[bool] = False  # whether the number of shards can be chosen
-
-    def __init__(self, job: WriteJob):
-        self.job = job
-        self.blocks = job.out / PHALANX_FOLDER / f"blocks-{job.split}"
+    def __post_init__(self) -> None:
+        self.blocks = self.out / PHALANX_FOLDER / f"blocks-{self.split}"
         self.bounds = self.choose_bounds()
-        self.shards = len(self.bounds) - 1
+        self.num_shards = len(self.bounds) - 1
 
     def choose_bounds(self) -> list[int]:
         """The first image of each shard, and the number of images."""
-        count, shards = self.job.count, self.job.shards
-        step = BLOCK_IMAGES if shards is None else max(1, -(-count // shards))
-        return [*range(0, count, step), count]
+        wanted = self.shards
+        step = BLOCK_IMAGES if wanted is None else max(1, -(-self.count // wanted))
+        return [*range(0, self.count, step), self.count]
 
     def shard_path(self, number: int) -> Path:
         """Where a shard appears when it is whole."""
@@ -65,12 +60,12 @@ class ShardWriter(ABC):
 
     def count_whole_shards(self) -> int:
         """How many shards need not be written again, from the first on."""
-        missing = (n for n in range(self.shards) if not self.shard_path(n).exists())
-        return next(missing, self.shards)
+        missing = (n for n in range(self.num_shards) if not self.shard_path(n).exists())
+        return next(missing, self.num_shards)
 
     def is_finished(self) -> bool:
         """Whether nothing is left to do."""
-        return self.count_whole_shards() == self.shards
+        return self.count_whole_shards() == self.num_shards
 
     @abstractmethod
     def start(self, whole_shards: int) -> None:
@@ -97,8 +92,8 @@ class ShardWriter(ABC):
             try:
                 self.start(whole)
                 first = self.bounds[whole]
-                samples = _check_count(samples_from(first), self.job.count - first, self.job.out)
-                for number in range(whole, self.shards):
+                samples = _check_count(samples_from(first), self.count - first, self.out)
+                for number in range(whole, self.num_shards):
                     self._write_whole(number, samples)
                 self.finish()
             except BaseException:
@@ -116,7 +111,7 @@ class ShardWriter(ABC):
         try:
             with part.open("wb") as file:
                 self.write_shard(file, number, islice(samples, images))
-                if number == self.shards - 1:
+                if number == self.num_shards - 1:
                     next(samples, None)  # one too many is an error as well
                 file.flush()
                 os.fsync(file.fileno())
@@ -137,7 +132,7 @@ class ShardWriter(ABC):
 
     def _remove_records(self) -> None:
         shutil.rmtree(self.blocks, ignore_errors=True)
-        for path in self.blocks.parent.glob(f"*-{self.job.split}.json*"):
+        for path in self.blocks.parent.glob(f"*-{self.split}.json*"):
             path.unlink()  # notes of a build that an older release left half done
 
 

@@ -1,8 +1,10 @@
-"""Images held in memory: the ones that come with Phalanx, and what array files share."""
+"""Images held in memory: those that come with Phalanx, random ones, and what array files share."""
 
 import gzip
 import hashlib
+import tarfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.decode import grey_to_rgb
-from phalanx.errors import DataError
+from phalanx.errors import ConfigError, DataError
+from phalanx.plan.draws import draw_below, draw_bits
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 EMBEDDED_SHA256 = {
@@ -21,6 +24,7 @@ EMBEDDED_SHA256 = {
     "valid": "8ecb0ea2863a77349efc909573268c191fe211c1d03d299002471c30828eeb91",
 }
 _MD5_BLOCK = 1 << 20
+_SHIFTS = 1 << 16  # so many different images are cut from one block of random bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,23 @@ def build_array_source(
     return ArraySource(pixels=pixels, labels=labels.astype(np.int64), classes=classes, files=files)
 
 
+def read_archive(path: Path, names: Sequence[str], *, hint: str) -> list[bytes]:
+    """The files of a tar archive whose paths end in these names; nothing is unpacked."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                name = next((n for n in names if f"/{member.name}".endswith(f"/{n}")), "")
+                file = archive.extractfile(member) if name else None
+                found |= {name: file.read()} if file else {}
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as cause:
+        raise DataError(f"{path}: cannot be read ({cause}); {hint}") from None
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(f"{path}: has no {missing[0]}; {hint}")
+    return [found[name] for name in names]
+
+
 def compute_md5(path: Path, *, gunzip: bool = False) -> str:
     """The md5 of a file, or of what a gzipped one holds; empty for one that cannot be read."""
     digest = hashlib.md5(usedforsecurity=False)
@@ -102,3 +123,59 @@ def compute_md5(path: Path, *, gunzip: bool = False) -> str:
     except (OSError, EOFError, zlib.error):  # a damaged gzip is an OSError too
         return ""
     return digest.hexdigest()
+
+
+# --- random images: everything a run does but the disk ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedSpec:
+    """How many random images, how large, and from which seed."""
+
+    images: int
+    image_size: int
+    seed: int = 0
+
+
+class _GeneratedSource:
+    """Random access to random images: each is a window into one block of hashed bytes."""
+
+    def __init__(self, spec: GeneratedSpec):
+        self.spec = spec
+        self.classes = DATASETS["generated"].classes or ()
+        self.labels: NDArray[np.int64] = np.arange(spec.images, dtype=np.int64) % len(self.classes)
+
+    def __len__(self) -> int:
+        return self.spec.images
+
+    @cached_property
+    def block(self) -> NDArray[np.uint8]:
+        """The bytes that images are cut from."""
+        words = (self.spec.image_size**2 * 3 + _SHIFTS) // 8 + 1
+        bits = draw_bits(self.spec.seed, "generated-block", np.arange(words))
+        return bits.astype("<u8").view(np.uint8)
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """The image as RGB noise."""
+        size = self.spec.image_size
+        start = int(draw_below(_SHIFTS, self.spec.seed, "generated-start", index))
+        return self.block[start : start + size * size * 3].reshape(size, size, 3)
+
+    def name(self, index: int) -> str:
+        """The image's number, there being no file."""
+        return f"generated[{index}]"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the images are made from."""
+        return {
+            "images": len(self),
+            "classes": len(self.classes),
+            "sha256": f"generated:{self.spec.image_size}:{self.spec.seed}",
+        }
+
+
+def open_generated(spec: GeneratedSpec | None) -> _GeneratedSource:
+    """The random images that `spec` asks for."""
+    if spec is None or spec.images < 1:
+        raise ConfigError("--data generated needs a number of images above zero")
+    return _GeneratedSource(spec)

@@ -3,15 +3,13 @@
 They are read from their folder, or straight from the archive they are published in.
 """
 
-import tarfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.formats.arrays import ArraySource, build_array_source
+from phalanx.data.formats.arrays import ArraySource, build_array_source, read_archive
 from phalanx.data.formats.index import read_errors
 from phalanx.errors import DataError
 
@@ -63,12 +61,16 @@ def open_cifar(data: str, folder: Path, split: str) -> ArraySource:
     layout = CIFAR_LAYOUTS[data]
     names = layout.files[split]
     location = _find_files(layout, folder, names[0])
-    contents = (
-        _read_archive(layout, location, names)
-        if location.is_file()
-        else _read_files(location, names)
-    )
-    batches = [_to_records(layout, location / name, contents[name]) for name in names]
+    if location.is_file():
+        members = [f"{layout.folder}/{name}" for name in names]
+        contents = read_archive(location, members, hint="fetch it again")
+    else:
+        with read_errors(location, "fetch it again"):
+            contents = [(location / name).read_bytes() for name in names]
+    batches = [
+        _to_records(layout, location / name, content)
+        for name, content in zip(names, contents, strict=True)
+    ]
     if len({len(batch) for batch in batches}) > 1:
         counts = ", ".join(f"{n} {len(b):,}" for n, b in zip(names, batches, strict=True))
         raise DataError(f"{location}: files of unequal length ({counts} images); fetch them again")
@@ -100,27 +102,6 @@ def _find_files(layout: _CifarLayout, folder: Path, first: str) -> Path:
         f"{folder}: no {first} here or in {layout.folder}/, and no {layout.archive}; point "
         f"--data-dir at the folder with {layout.title}'s binary version (not the Python one)"
     )
-
-
-def _read_files(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The contents of files by name."""
-    with read_errors(folder, "fetch it again"):
-        return {name: (folder / name).read_bytes() for name in names}
-
-
-def _read_archive(layout: _CifarLayout, path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The contents of files in the published archive, by name; nothing is unpacked."""
-    wanted = {f"{layout.folder}/{name}": name for name in names}
-    try:
-        with tarfile.open(path, "r|gz") as archive:
-            files = ((m.name, archive.extractfile(m)) for m in archive if m.name in wanted)
-            contents = {wanted[name]: file.read() if file else b"" for name, file in files}
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as cause:
-        raise DataError(f"{path}: cannot be read ({cause}); fetch it again") from None
-    missing = [name for name in names if name not in contents]
-    if missing:
-        raise DataError(f"{path}: has no {layout.folder}/{missing[0]}; fetch it again")
-    return contents
 
 
 def _to_records(layout: _CifarLayout, path: Path, data: bytes) -> NDArray[np.uint8]:

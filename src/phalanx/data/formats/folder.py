@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from phalanx.data.formats.index import (
     load_or_build_index,
     pack_strings,
     read_errors,
+    snapshot_files,
 )
 from phalanx.errors import ConfigError, DataError, suggest
 
@@ -55,7 +56,7 @@ class _SplitFolder(NamedTuple):
 
 def open_folder(root: Path, split: str) -> FolderSource:
     """One split of a data folder; all that is wrong with it is said at once."""
-    return _open_split(root, locate_split(root, split), f"folder-{split}")
+    return open_split(root, locate_split(root, split), f"folder-{split}")
 
 
 def open_with_val_split(root: Path, split: str, *, share: float, seed: int) -> FolderSource:
@@ -78,17 +79,27 @@ def open_with_val_split(root: Path, split: str, *, share: float, seed: int) -> F
         return [file for file in files if (file in valid) == (split == "valid")]
 
     split_folder = _SplitFolder(folder, _read_classes(folder))
-    return _open_split(root, split_folder, f"split-{split}-{share:g}-{seed}", select)
+    return open_split(root, split_folder, f"split-{split}-{share:g}-{seed}", select=select)
 
 
-def _open_split(
-    root: Path, split_folder: _SplitFolder, key: str, select: _Select | None = None
+def open_split(
+    root: Path,
+    split_folder: _SplitFolder,
+    key: str,
+    *,
+    select: _Select | None = None,
+    tables: Iterable[Path] = (),
+    complete: Callable[[Index], Index] = lambda index: index,
 ) -> FolderSource:
+    """The images of a split by its index, which is kept under that key.
+
+    complete: adds to a new index what is known from tables beside the images.
+    """
     index = load_or_build_index(
         root,
         key,
-        snapshot=snapshot_split(root, split_folder),
-        build=lambda: index_split(root, split_folder, select),
+        snapshot=[*snapshot_split(root, split_folder), *snapshot_files(root, tables)],
+        build=lambda: complete(_index_split(root, split_folder, select)),
     )
     return FolderSource(root, index)
 
@@ -109,7 +120,7 @@ def _choose_valid(files: list[str], *, share: float, seed: int) -> set[str]:
 
 def has_class_folders(root: Path) -> bool:
     """Whether class folders lie here, or a training or validation folder with some."""
-    splits = [folder for split in SPLIT_NAMES if (folder := find_split(root, split))]
+    splits = find_splits(root)
     if splits:
         return any(_list_folders(folder) for folder in splits)
     names = _list_folders(root)
@@ -135,6 +146,17 @@ def locate_split(root: Path, split: str) -> _SplitFolder:
 def find_split(root: Path, split: str) -> Path | None:
     """The folder of a split, where there is one."""
     return next((root / name for name in SPLIT_NAMES[split] if (root / name).is_dir()), None)
+
+
+def find_splits(root: Path) -> list[Path]:
+    """The folders of those splits that have one."""
+    return [folder for split in SPLIT_NAMES if (folder := find_split(root, split))]
+
+
+def has_split_folder(root: Path, split: str) -> bool:
+    """Whether a split has a folder; class folders without one are there to be scored."""
+    alone = split == "valid" and find_split(root, "train") is None
+    return alone or find_split(root, split) is not None
 
 
 def _read_classes(folder: Path) -> tuple[str, ...]:
@@ -194,7 +216,7 @@ def _sample_evenly(items: list[str], count: int) -> list[str]:
     return [items[number * len(items) // count] for number in range(count)]
 
 
-def index_split(root: Path, split_folder: _SplitFolder, select: _Select | None = None) -> Index:
+def _index_split(root: Path, split_folder: _SplitFolder, select: _Select | None) -> Index:
     """The images of a split in the order of classes, then of file names; one folder at a time."""
     folder, classes = split_folder
     labels_by_class = {name: label for label, name in enumerate(classes)}

@@ -5,6 +5,7 @@ from their beginning; `phalanx data build` turns them into a format with random 
 """
 
 import csv
+import hashlib
 import os
 import re
 import tarfile
@@ -14,37 +15,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from phalanx.data.formats.decode import read_image_header
-from phalanx.data.formats.folder import (
-    SPLIT_NAMES,
-    FolderSource,
-    find_split,
-    index_split,
-    locate_split,
-    snapshot_split,
-)
+from phalanx.data.formats.folder import FolderSource, find_splits, locate_split, open_split
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
-from phalanx.data.formats.index import (
-    Box,
-    Index,
-    enclosing_box,
-    load_or_build_index,
-    read_errors,
-    snapshot_files,
-)
+from phalanx.data.formats.index import Box, Index, enclosing_box, read_errors
 from phalanx.errors import DataError
 
 BOXES_FILE = "imagenet_2012_bounding_boxes.csv"
 _SYNSET = re.compile(r"n\d{8}")
 OFFICIAL_ARCHIVES = {"train": "ILSVRC2012_img_train.tar", "valid": "ILSVRC2012_img_val.tar"}
-KAGGLE_IMAGES = Path("ILSVRC/Data/CLS-LOC")
-KAGGLE_SPLITS = {"train": "train", "valid": "val"}
-KAGGLE_SOLUTIONS = {"train": "LOC_train_solution.csv", "valid": "LOC_val_solution.csv"}
-KAGGLE_SYNSETS = "LOC_synset_mapping.txt"
+_KAGGLE_IMAGES = Path("ILSVRC/Data/CLS-LOC")
+_KAGGLE_SOLUTIONS = {"train": "LOC_train_solution.csv", "valid": "LOC_val_solution.csv"}
+_KAGGLE_SYNSETS = "LOC_synset_mapping.txt"
+_SEQUENTIAL_FILES = (  # whose sizes tell that the data has changed
+    *OFFICIAL_ARCHIVES.values(),
+    BOXES_FILE,
+    _KAGGLE_SYNSETS,
+    *_KAGGLE_SOLUTIONS.values(),
+)
 _NO_BOX = (np.nan,) * 4
 
 
@@ -57,13 +49,35 @@ class _SynsetImage(NamedTuple):
     box: Box | None
 
 
+_Boxes = dict[str, Box]  # by the name of an image's file without a suffix
+_Entry = tuple[str, str, Callable[[], tuple[bytes, Box | None]]]  # name, synset, what reads it
+
+
 @dataclass(frozen=True, kw_only=True)
 class _SequentialFormat:
     """A form that can only be read from its beginning; to be built into another for training."""
 
-    classes: Callable[[Path], tuple[str, ...]]
-    count: Callable[[Path, str], int]  # (root, split)
-    iterate: Callable[..., Iterator[_SynsetImage]]  # (root, split, start=0)
+    classes: Callable[[Path], tuple[str, ...]]  # the synsets in the order that labels count
+    entries: Callable[[Path, str], Iterator[_Entry]]  # of (root, split), in a fixed order
+
+    def count(self, root: Path, split: str) -> int:
+        """How many images a split has; none is read."""
+        return sum(1 for _ in self.entries(root, split))
+
+    def iterate(self, root: Path, split: str, start: int = 0) -> Iterator[_SynsetImage]:
+        """The images from the one numbered `start` on."""
+        for name, synset, read in islice(self.entries(root, split), start, None):
+            data, box = read()
+            yield _SynsetImage(name, data, synset, box)
+
+    def fingerprint(self, root: Path, split: str, classes: tuple[str, ...]) -> dict[str, Any]:
+        """Counts, and a hash over the classes and the sizes of files."""
+        digest = hashlib.sha256("\n".join(classes).encode())
+        for path in (root / file for file in _SEQUENTIAL_FILES):
+            if path.is_file():
+                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        images = self.count(root, split)
+        return {"images": images, "classes": len(classes), "sha256": digest.hexdigest()}
 
 
 # --- as folders ---
@@ -71,7 +85,7 @@ class _SequentialFormat:
 
 def has_imagenet_folders(root: Path) -> bool:
     """Whether folders of ImageNet's synsets lie here, or its table of boxes beside a split."""
-    folders = [folder for split in SPLIT_NAMES if (folder := find_split(root, split))]
+    folders = find_splits(root)
     if not folders:
         return False
     names = [entry.name for entry in os.scandir(folders[0]) if entry.is_dir()]
@@ -81,18 +95,12 @@ def has_imagenet_folders(root: Path) -> bool:
 
 def open_imagenet(root: Path, split: str) -> FolderSource:
     """One split of ImageNet in folders, with boxes where the table of them is there."""
-    split_folder, table = locate_split(root, split), root / BOXES_FILE
-    tables = [table] if table.is_file() else []
-    index = load_or_build_index(
-        root,
-        f"imagenet-{split}",
-        snapshot=[*snapshot_split(root, split_folder), *snapshot_files(root, tables)],
-        build=lambda: _add_boxes(index_split(root, split_folder), root),
-    )
-    return FolderSource(root, index)
+    tables = [root / BOXES_FILE] if (root / BOXES_FILE).is_file() else []
+    split_folder, key = locate_split(root, split), f"imagenet-{split}"
+    return open_split(root, split_folder, key, tables=tables, complete=partial(_add_boxes, root))
 
 
-def _add_boxes(index: Index, root: Path) -> Index:
+def _add_boxes(root: Path, index: Index) -> Index:
     """The index with the boxes of those images that a table names; as it was without a table."""
     known = _read_boxes(root)
     if known is None:
@@ -103,7 +111,7 @@ def _add_boxes(index: Index, root: Path) -> Index:
     return replace(index, boxes=boxes)
 
 
-def _read_boxes(root: Path) -> dict[str, Box] | None:
+def _read_boxes(root: Path) -> _Boxes | None:
     """A box around those of each image, by its file's name without a suffix; None: no table."""
     path = root / BOXES_FILE
     if not path.is_file():
@@ -149,27 +157,14 @@ def _are_numbers(words: list[str]) -> bool:
 
 # --- the official archives ---
 
-_Entry = tuple[str, str, Callable[[], bytes]]  # an image's name and synset, and what reads it
-
 
 def has_official_archives(root: Path) -> bool:
     """Whether one of the official archives lies here."""
     return any((root / name).is_file() for name in OFFICIAL_ARCHIVES.values())
 
 
-def read_official_images(root: Path, split: str, *, start: int = 0) -> Iterator[_SynsetImage]:
-    """The images of the official archives from the one numbered `start` on, in a fixed order.
-
-    Training images come synset by synset, validation images by name; both with the boxes of
-    imagenet_2012_bounding_boxes.csv where that lies beside the archives.
-    """
-    boxes = _read_boxes(root) or {}
-    for name, synset, read in islice(_list_official(root, split), start, None):
-        yield _SynsetImage(name, read(), synset, boxes.get(_file_stem(name)))
-
-
-def read_official_classes(root: Path) -> tuple[str, ...]:
-    """The synsets in the order that labels count: those of the training archive, sorted."""
+def _read_official_classes(root: Path) -> tuple[str, ...]:
+    """The synsets of the training archive, sorted."""
     path = root / OFFICIAL_ARCHIVES["train"]
     if not path.is_file():
         return tuple(sorted(set(read_validation_synsets(root))))
@@ -177,28 +172,27 @@ def read_official_classes(root: Path) -> tuple[str, ...]:
         return tuple(_file_stem(member.name) for member in _list_files(outer, path))
 
 
-def count_official_images(root: Path, split: str) -> int:
-    """How many images a split has; reads headers only."""
-    return sum(1 for _ in _list_official(root, split))
-
-
 def _list_official(root: Path, split: str) -> Iterator[_Entry]:
-    path = root / OFFICIAL_ARCHIVES[split]
+    """Training images synset by synset, validation images by name.
+
+    Both with the boxes of imagenet_2012_bounding_boxes.csv where that lies beside the archives.
+    """
+    path, boxes = root / OFFICIAL_ARCHIVES[split], _read_boxes(root) or {}
     if not path.is_file():
         raise DataError(f"{path}: not here; put ImageNet's archive there, whole as it came")
     with _open_archive(path) as archive:
-        yield from (_list_train if split == "train" else _list_valid)(archive, path)
+        yield from (_list_train if split == "train" else _list_valid)(archive, path, boxes)
 
 
-def _list_train(outer: tarfile.TarFile, path: Path) -> Iterator[_Entry]:
+def _list_train(outer: tarfile.TarFile, path: Path, boxes: _Boxes) -> Iterator[_Entry]:
     for member in _list_files(outer, path):
         synset, where = _file_stem(member.name), Path(f"{path}:{member.name}")
         with _open_archive(where, outer.extractfile(member)) as inner:
             for image in _list_files(inner, where):
-                yield image.name, synset, partial(_read_member, inner, image, where)
+                yield image.name, synset, partial(_read_member, inner, image, where, boxes)
 
 
-def _list_valid(archive: tarfile.TarFile, path: Path) -> Iterator[_Entry]:
+def _list_valid(archive: tarfile.TarFile, path: Path, boxes: _Boxes) -> Iterator[_Entry]:
     images, synsets = _list_files(archive, path), read_validation_synsets(path.parent)
     if len(images) != len(synsets):
         raise DataError(
@@ -206,7 +200,8 @@ def _list_valid(archive: tarfile.TarFile, path: Path) -> Iterator[_Entry]:
             f"{len(synsets):,}; get both again"
         )
     for image, synset in zip(images, synsets, strict=True):
-        yield image.name.rpartition("/")[2], synset, partial(_read_member, archive, image, path)
+        name = image.name.rpartition("/")[2]
+        yield name, synset, partial(_read_member, archive, image, path, boxes)
 
 
 @contextmanager
@@ -228,12 +223,15 @@ def _list_files(archive: tarfile.TarFile, path: Path) -> list[tarfile.TarInfo]:
     return [member for member in members if member.isfile()]
 
 
-def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
+def _read_member(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, boxes: _Boxes
+) -> tuple[bytes, Box | None]:
+    """The bytes of an image, and its box."""
     file = archive.extractfile(member)
     data = file.read() if file else b""
     if len(data) != member.size:
         raise DataError(f"{path}: ends within {member.name}; get it again")
-    return data
+    return data, boxes.get(_file_stem(member.name))
 
 
 # --- Kaggle's tree ---
@@ -248,40 +246,26 @@ class _Solution(NamedTuple):
 
 def has_kaggle_folder(root: Path) -> bool:
     """Whether Kaggle's tree was unpacked here."""
-    return (root / KAGGLE_IMAGES).is_dir()
+    return (root / _KAGGLE_IMAGES).is_dir()
 
 
-def read_kaggle_images(root: Path, split: str, *, start: int = 0) -> Iterator[_SynsetImage]:
-    """The images of Kaggle's tree from the one numbered `start` on, in a fixed order, with boxes.
-
-    The training images tell their class by their folder, the flat validation images by a table.
-    """
-    solutions = _read_solutions(root, split)
-    for file, synset in islice(_list_kaggle(root, split, solutions), start, None):
-        with read_errors(file, "mend it"):
-            data = file.read_bytes()
-        solution = solutions.get(file.stem)
-        box = _to_shares(solution.box, data) if solution else None
-        yield _SynsetImage(file.name, data, synset, box)
+def find_kaggle_folder(root: Path, split: str) -> Path:
+    """Where the images of a split lie."""
+    return root / _KAGGLE_IMAGES / {"train": "train", "valid": "val"}[split]
 
 
-def read_kaggle_classes(root: Path) -> tuple[str, ...]:
-    """The synsets in the order that labels count."""
-    mapping = root / KAGGLE_SYNSETS
+def _read_kaggle_classes(root: Path) -> tuple[str, ...]:
+    """The synsets of the mapping, else of the training folders, sorted."""
+    mapping = root / _KAGGLE_SYNSETS
     if mapping.is_file():
         lines = mapping.read_text(encoding="utf-8").splitlines()
         return tuple(sorted(line.split()[0] for line in lines if line.strip()))
-    return tuple(_list_names(root / KAGGLE_IMAGES / KAGGLE_SPLITS["train"]))
-
-
-def count_kaggle_images(root: Path, split: str) -> int:
-    """How many images a split has."""
-    return sum(1 for _ in _list_kaggle(root, split, _read_solutions(root, split)))
+    return tuple(_list_names(find_kaggle_folder(root, "train")))
 
 
 def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
     """What Kaggle's table says, by image; nothing where it has no table."""
-    path = root / KAGGLE_SOLUTIONS[split]
+    path = root / _KAGGLE_SOLUTIONS[split]
     if not path.is_file():
         return {}
     solutions = {}
@@ -300,30 +284,33 @@ def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
     return solutions
 
 
-def _to_shares(box: Box, data: bytes) -> Box | None:
-    """A box in pixels as shares of the image's size; None for an image that cannot be read."""
-    height, width = read_image_header(data).shape
-    if not width or not height:
-        return None
-    left, top, right, bottom = box
-    return _clip((left / width, top / height, right / width, bottom / height))
+def _read_kaggle_image(file: Path, solution: _Solution | None) -> tuple[bytes, Box | None]:
+    """The bytes of an image, and its box as shares of its size; none where that is not known."""
+    with read_errors(file, "mend it"):
+        data = file.read_bytes()
+    height, width = read_image_header(data).shape if solution else (0, 0)
+    if not (solution and width and height):
+        return data, None
+    left, top, right, bottom = solution.box
+    return data, _clip((left / width, top / height, right / width, bottom / height))
 
 
-def _list_kaggle(
-    root: Path, split: str, solutions: dict[str, _Solution]
-) -> Iterator[tuple[Path, str]]:
-    folder = root / KAGGLE_IMAGES / KAGGLE_SPLITS[split]
+def _list_kaggle(root: Path, split: str) -> Iterator[_Entry]:
+    """Training images tell their class by their folder, flat validation images by a table."""
+    solutions, folder = _read_solutions(root, split), find_kaggle_folder(root, split)
     for name in _list_names(folder):
-        stem = name.partition(".")[0]
+        stem, files = name.partition(".")[0], [folder / name]
         if (folder / name).is_dir():
-            yield from ((folder / name / file, name) for file in _list_names(folder / name))
+            synset, files = name, [folder / name / file for file in _list_names(folder / name)]
         elif stem in solutions:
-            yield folder / name, solutions[stem].synset
+            synset = solutions[stem].synset
         else:
-            table = root / KAGGLE_SOLUTIONS[split]
+            table = root / _KAGGLE_SOLUTIONS[split]
             raise DataError(
                 f"{folder / name}: {table.name} does not say what it shows; get {table}"
             )
+        for file in files:
+            yield file.name, synset, partial(_read_kaggle_image, file, solutions.get(file.stem))
 
 
 def _list_names(folder: Path) -> list[str]:
@@ -332,14 +319,6 @@ def _list_names(folder: Path) -> list[str]:
 
 
 SEQUENTIAL_FORMATS = {
-    "imagenet-official": _SequentialFormat(
-        classes=read_official_classes,
-        count=count_official_images,
-        iterate=read_official_images,
-    ),
-    "imagenet-kaggle": _SequentialFormat(
-        classes=read_kaggle_classes,
-        count=count_kaggle_images,
-        iterate=read_kaggle_images,
-    ),
+    "imagenet-official": _SequentialFormat(classes=_read_official_classes, entries=_list_official),
+    "imagenet-kaggle": _SequentialFormat(classes=_read_kaggle_classes, entries=_list_kaggle),
 }

@@ -7,7 +7,6 @@ numbers.
 
 import io
 import struct
-import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from phalanx.data.formats.arrays import read_archive
 from phalanx.errors import DataError
 
 _ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
@@ -22,7 +22,7 @@ _TRUTH, _META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"  # one synset a line, image by image
 _HEADER_BYTES = 128
 _MATRIX, _COMPRESSED = 14, 15
-_CELL_CLASS, _STRUCT_CLASS, _CHAR_CLASS = 1, 2, 4
+_STRUCT_CLASS, _CHAR_CLASS = 2, 4
 _DTYPES = {
     1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8",
 }  # fmt: skip
@@ -39,62 +39,37 @@ def read_validation_synsets(root: Path) -> list[str]:
     labels = root / SYNSET_LABELS
     if labels.is_file():
         return labels.read_text(encoding="utf-8").split()
-    kit = _read_kit(root / _ARCHIVE)
-    where = f"{root / _ARCHIVE}: {_META}"
-    try:
-        synsets = read_numbered_synsets(kit[_META])
-    except (ValueError, KeyError, IndexError, struct.error, zlib.error) as cause:
-        raise DataError(
-            f"{where}: cannot be read ({cause}); put {SYNSET_LABELS}, the synset of each "
-            "validation image on a line of its own, beside the archive"
-        ) from None
-    numbers = [int(word) for word in kit[_TRUTH].split()]
-    unknown = sorted(set(numbers) - set(synsets))
-    if unknown:
-        raise DataError(f"{where}: names no synset number {unknown[0]}, which {_TRUTH} has")
-    return [synsets[number] for number in numbers]
-
-
-def _read_kit(path: Path) -> dict[str, bytes]:
-    """The two files of the kit that tell what validation images show."""
+    path = root / _ARCHIVE
     if not path.is_file():
         raise DataError(
             f"{path}: not here, and without it nothing tells what the validation images show; "
             f"put it there, or {SYNSET_LABELS}"
         )
+    truth, meta = read_archive(path, (_TRUTH, _META), hint="get it again")
     try:
-        with tarfile.open(path) as archive:
-            members = {Path(member.name).name: member for member in archive if member.isfile()}
-            files = {n: archive.extractfile(members[n]) for n in (_TRUTH, _META) if n in members}
-            found = {name: file.read() for name, file in files.items() if file}
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as cause:
-        raise DataError(f"{path}: cannot be read ({cause}); get it again") from None
-    missing = [name for name in (_TRUTH, _META) if name not in found]
-    if missing:
-        raise DataError(f"{path}: has no {missing[0]}; get it again")
-    return found
+        synsets = read_numbered_synsets(meta)
+    except (ValueError, KeyError, IndexError, struct.error, zlib.error) as cause:
+        raise DataError(
+            f"{path}: {_META}: cannot be read ({cause}); put {SYNSET_LABELS}, the synset of each "
+            "validation image on a line of its own, beside the archive"
+        ) from None
+    numbers = [int(word) for word in truth.split()]
+    unknown = sorted(set(numbers) - set(synsets))
+    if unknown:
+        raise DataError(f"{path}: {_META}: names no synset number {unknown[0]}, which {_TRUTH} has")
+    return [synsets[number] for number in numbers]
 
 
 def read_numbered_synsets(data: bytes) -> dict[int, str]:
     """The synset that each ILSVRC2012_ID stands for."""
-    variables = _read_mat(data)
-    table = variables["synsets"]
+    if data[126:128] != b"IM":
+        raise ValueError("not a little-endian MATLAB 5 file")
+    elements = _read_elements(data[_HEADER_BYTES:])
+    table = dict(_read_matrix(content) for kind, content in elements if kind == _MATRIX)["synsets"]
     return {
         int(np.ravel(number)[0]): str(name)
         for number, name in zip(table["ILSVRC2012_ID"], table["WNID"], strict=True)
     }
-
-
-def _read_mat(data: bytes) -> dict[str, Any]:
-    """The variables of a MATLAB 5 file; a structure is a list of values for each field."""
-    if data[126:128] != b"IM":
-        raise ValueError("not a little-endian MATLAB 5 file")
-    variables = {}
-    for kind, content in _read_elements(data[_HEADER_BYTES:]):
-        if kind == _MATRIX:
-            name, value = _read_matrix(content)
-            variables[name] = value
-    return variables
 
 
 def _read_elements(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -116,22 +91,24 @@ def _read_elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_matrix(data: bytes) -> tuple[str, Any]:
-    """The name and the value of an array."""
+    """The name and the value of an array: text, numbers, or for a structure its fields' values."""
     parts = list(_read_elements(data))
     if not parts:
         return "", np.empty(0)
     flags, shape, name = (content for _, content in parts[:3])
-    kind = flags[0]
-    count = int(np.prod(np.frombuffer(shape, "<i4")))
-    readers = {_CELL_CLASS: _read_cells, _STRUCT_CLASS: _read_structure, _CHAR_CLASS: _read_text}
-    return name.decode("latin-1"), readers.get(kind, _read_numbers)(parts[3:], count)
-
-
-def _read_cells(parts: list[tuple[int, bytes]], count: int) -> list[Any]:
-    return [_read_matrix(content)[1] for _, content in parts[:count]]
+    kind, content = parts[3] if len(parts) > 3 else (0, b"")
+    if flags[0] == _STRUCT_CLASS:
+        count = int(np.prod(np.frombuffer(shape, "<i4")))
+        value: Any = _read_structure(parts[3:], count)
+    elif flags[0] == _CHAR_CLASS:
+        value = content.decode(_CODECS[kind]) if content else ""
+    else:
+        value = np.frombuffer(content, f"<{_DTYPES.get(kind, 'u1')}")  # cells are not looked into
+    return name.decode("latin-1"), value
 
 
 def _read_structure(parts: list[tuple[int, bytes]], count: int) -> dict[str, list[Any]]:
+    """A list of values for each field."""
     width = int.from_bytes(parts[0][1], "little")
     names = parts[1][1]
     fields = [
@@ -140,12 +117,3 @@ def _read_structure(parts: list[tuple[int, bytes]], count: int) -> dict[str, lis
     ]
     values = [_read_matrix(content)[1] for _, content in parts[2 : 2 + count * len(fields)]]
     return {field: values[number :: len(fields)] for number, field in enumerate(fields)}
-
-
-def _read_text(parts: list[tuple[int, bytes]], count: int) -> str:
-    return parts[0][1].decode(_CODECS[parts[0][0]]) if parts else ""
-
-
-def _read_numbers(parts: list[tuple[int, bytes]], count: int) -> Any:
-    kind, content = parts[0]
-    return np.frombuffer(content, f"<{_DTYPES[kind]}")

@@ -19,6 +19,7 @@ from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import NO_LABEL, WRONG_LABEL, Index, IndexedSource, pack_strings
 from phalanx.data.formats.shards import (
     MAX_CLASSES,
+    SCANNED,
     SHARD_SPLITS,
     ShardFiles,
     ShardFormat,
@@ -193,14 +194,11 @@ def _scan_file(path: Path) -> ShardScan:
     missing = column.is_null().to_numpy()
     labels = np.where(missing, -1, column.fill_null(0).to_numpy().astype(np.int64))
     wrong = (labels < 0) | (labels >= (len(class_names) or MAX_CLASSES))
-    return ShardScan(
-        names=pack_strings(map(str, range(len(labels)))),
-        offsets=np.arange(len(labels), dtype=np.int64),
-        sizes=np.where(missing, NO_LABEL, np.where(wrong, WRONG_LABEL, 0)),
-        labels=labels,
-        boxes=np.full((len(labels), 4), np.nan, np.float32),
-        class_names=class_names,
-    )
+    rows = np.zeros(len(labels), SCANNED)
+    rows["offset"], rows["label"], rows["box"] = np.arange(len(labels)), labels, np.nan
+    rows["size"] = np.where(missing, NO_LABEL, np.where(wrong, WRONG_LABEL, 0))
+    names = pack_strings(map(str, range(len(labels))))
+    return ShardScan(names=names, rows=rows, class_names=class_names)
 
 
 _FORMAT = ShardFormat(key="parquet", find=find_files, scan=_scan_file)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,8 +118,7 @@ def read_class_names(path: Path) -> tuple[str, ...] | None:
 # --- scanning them ---
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScannedImage:
+class ScannedImage(NamedTuple):
     """One image met while scanning."""
 
     name: str
@@ -128,16 +128,18 @@ class ScannedImage:
     box: Box | None = None
 
 
+SCANNED = np.dtype(  # of an image; a box of nan: none
+    [("offset", np.int64), ("size", np.int64), ("label", np.int64), ("box", np.float32, 4)]
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardScan:
-    """What was found in one file: for each image its name, place, label and box."""
+    """What was found in one file, image by image."""
 
     names: StringArray
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    boxes: NDArray[np.float32]  # [N, 4]; nan: none
-    class_names: dict[int, str] = field(default_factory=dict)  # by label, where files tell them
+    rows: NDArray[np.void]  # of SCANNED
+    class_names: dict[int, str]  # by label, where files tell them
 
 
 class UnreadableShard(Exception):
@@ -154,18 +156,12 @@ class UnreadableShard(Exception):
 
 
 def pack_scan(images: Sequence[ScannedImage], class_names: dict[int, str]) -> ShardScan:
-    """The images of one file as arrays; those with a label that no class can have are bad."""
-    sizes = np.array([image.size for image in images], np.int64)
-    labels = np.array([image.label for image in images], np.int64)
-    impossible = (labels < 0) | (labels >= MAX_CLASSES)
-    return ShardScan(
-        names=pack_strings(image.name for image in images),
-        offsets=np.array([image.offset for image in images], np.int64),
-        sizes=np.where(impossible & (sizes >= 0), WRONG_LABEL, sizes),
-        labels=labels,
-        boxes=np.array([image.box or _NO_BOX for image in images], np.float32).reshape(-1, 4),
-        class_names=class_names,
-    )
+    """The images of one file; those with a label that no class can have are bad."""
+    rows = np.array([(i.offset, i.size, i.label, i.box or _NO_BOX) for i in images], SCANNED)
+    impossible = (rows["label"] < 0) | (rows["label"] >= MAX_CLASSES)
+    rows["size"][impossible & (rows["size"] >= 0)] = WRONG_LABEL
+    names = pack_strings(image.name for image in images)
+    return ShardScan(names=names, rows=rows, class_names=class_names)
 
 
 def scan_shards(scan: Callable[[Path], ShardScan], paths: Sequence[Path]) -> list[ShardScan]:
@@ -211,24 +207,22 @@ class ShardFormat:
 
 def _join_scans(root: Path, paths: Sequence[Path], scans: Sequence[ShardScan]) -> Index:
     """One index over all files of a split."""
-    boxes = np.concatenate([scan.boxes for scan in scans])
-    labels = np.concatenate([scan.labels for scan in scans])
-    sizes = np.concatenate([scan.sizes for scan in scans])
-    if not len(labels):
+    rows = np.concatenate([scan.rows for scan in scans])
+    if not len(rows):
         raise DataError(f"{paths[0]}: has no images; fetch or build the data again")
     class_names = _join_class_names(paths, scans)
-    classes = 1 + int(labels.max(where=sizes >= 0, initial=-1))  # of images that can be used
+    usable = rows["label"][rows["size"] >= 0]
+    classes = range(1 + int(usable.max(initial=-1)))
+    counts = [len(scan.rows) for scan in scans]
     return Index(
-        classes=tuple(class_names.get(label, _default_name(label)) for label in range(classes)),
+        classes=tuple(class_names.get(label, _default_name(label)) for label in classes),
         files=pack_strings(path.relative_to(root).as_posix() for path in paths),
         names=join_strings([scan.names for scan in scans]),
-        file_numbers=np.repeat(
-            np.arange(len(paths), dtype=np.int32), [len(scan.labels) for scan in scans]
-        ),
-        offsets=np.concatenate([scan.offsets for scan in scans]),
-        sizes=sizes,
-        labels=labels,
-        boxes=None if np.isnan(boxes).all() else boxes,
+        file_numbers=np.repeat(np.arange(len(paths), dtype=np.int32), counts),
+        offsets=rows["offset"],
+        sizes=rows["size"],
+        labels=rows["label"],
+        boxes=None if np.isnan(rows["box"]).all() else rows["box"],
     )
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats import cifar, folder, idx, imagenet, packed, parquet, tfrecord, webdataset
-from phalanx.data.formats.arrays import open_embedded
-from phalanx.data.formats.generated import GeneratedSpec, open_generated
+from phalanx.data.formats.arrays import GeneratedSpec, open_embedded, open_generated
 from phalanx.errors import ConfigError, DataError, suggest
 
 Split = Literal["train", "valid"]
@@ -48,6 +47,7 @@ class _DataFormat:
     files: str  # what lies in the folder
     how_to_get: str
     is_in: Callable[[Path], bool]  # whether it lies in a folder
+    has_split: Callable[[Path, str], object] = lambda _root, _split: True  # of one that is there
     open: Callable[[Path, str], Source] | None = None  # None: to be built into another one first
 
 
@@ -56,46 +56,54 @@ DATA_FORMATS: dict[str, _DataFormat] = {
         files="train/CLASS/ and val/CLASS/ with .jpg or .png files",
         how_to_get="your own images; phalanx data build --to folder",
         is_in=folder.has_class_folders,
+        has_split=folder.has_split_folder,
         open=folder.open_folder,
     ),
     "imagenet": _DataFormat(
         files="train/SYNSET/ and val/SYNSET/, with imagenet_2012_bounding_boxes.csv or without",
         how_to_get="image-net.org, or phalanx data build --to folder",
         is_in=imagenet.has_imagenet_folders,
+        has_split=folder.has_split_folder,
         open=imagenet.open_imagenet,
     ),
     "imagenet-official": _DataFormat(
         files="ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and the development kit",
         how_to_get="image-net.org; convert with phalanx data build",
         is_in=imagenet.has_official_archives,
+        has_split=lambda root, split: (root / imagenet.OFFICIAL_ARCHIVES[split]).is_file(),
     ),
     "imagenet-kaggle": _DataFormat(
         files="ILSVRC/Data/CLS-LOC/ with LOC_*_solution.csv beside it",
         how_to_get="kaggle.com; convert with phalanx data build",
         is_in=imagenet.has_kaggle_folder,
+        has_split=lambda root, split: imagenet.find_kaggle_folder(root, split).is_dir(),
     ),
     "tfrecord": _DataFormat(
         files="train-00000-of-01024 and validation-00000-of-00128",
         how_to_get="phalanx data build --to tfrecord",
         is_in=tfrecord.SHARD_FILES.exist_in,
+        has_split=tfrecord.SHARD_FILES.find,
         open=tfrecord.open_tfrecord,
     ),
     "tar": _DataFormat(
         files="train-000000.tar and validation-000000.tar, as WebDataset has them",
         how_to_get="phalanx data build --to tar",
         is_in=webdataset.SHARD_FILES.exist_in,
+        has_split=webdataset.SHARD_FILES.find,
         open=webdataset.open_tar,
     ),
     "parquet": _DataFormat(
         files="train-*.parquet with a column of images, as Hugging Face publishes them",
         how_to_get="huggingface.co",
         is_in=parquet.has_parquet_files,
+        has_split=parquet.find_files,
         open=parquet.open_parquet,
     ),
     "packed": _DataFormat(
         files="train.phx and valid.phx",
         how_to_get="phalanx data build --to packed",
         is_in=packed.has_packed_files,
+        has_split=lambda root, split: packed.packed_path(root, split).is_file(),
         open=packed.open_packed,
     ),
     "cifar10": _DataFormat(

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.catalog.plugins import load_plugins
+from phalanx.data.formats.arrays import GeneratedSpec
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_shape
-from phalanx.data.formats.generated import GeneratedSpec
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.loading.cache import Cache, is_cacheable
 from phalanx.data.transforms.augment import Box

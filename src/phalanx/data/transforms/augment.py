@@ -65,8 +65,6 @@ def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue:
     up to its strength either way, of a wheel of one. As torchvision means them.
     """
     strengths = (brightness, contrast, saturation)
-    if min(strengths) < 0 or not 0 <= hue <= 0.5:
-        raise ValueError(f"strengths are 0 or more, the hue's up to 0.5, got {(*strengths, hue)}")
     ranges = [(max(0.0, 1 - strength), 1 + strength) for strength in strengths] + [(-hue, hue)]
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
@@ -81,11 +79,6 @@ def colour_jitter(brightness: float, contrast: float, *, saturation: float, hue:
 
 def rand_augment(operations: int = 2, magnitude: float = 9, *, spread: float = 0.5) -> Augment:
     """So many operations in turn, each of a normally spread magnitude kept within 0 to 10."""
-    if operations < 1 or not 0 <= magnitude <= _MAX_MAGNITUDE or spread < 0:
-        raise ValueError(
-            "operations are 1 or more, the magnitude is 0 to 10, the spread 0 or more; "
-            f"got {operations}, {magnitude} and {spread}"
-        )
 
     def apply(image: Pixels, draws: Draws) -> Pixels:
         for choice, size, sign in zip(draws[::3], draws[1::3], draws[2::3], strict=True):
@@ -119,12 +112,6 @@ def random_erasing(
     fills with noise, which would take a draw for every byte. Where none of the tries fits, the
     image stays whole.
     """
-    fair = 0 <= probability <= 1
-    if not (fair and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]):
-        raise ValueError(
-            "the probability lies between 0 and 1, areas and ratios above 0, the smaller first; "
-            f"got {probability}, {area} and {ratio}"
-        )
     width_ratio = (1 / ratio[1], 1 / ratio[0])
 
     def apply(image: Pixels, draws: Draws) -> Pixels:

@@ -1,7 +1,6 @@
 """What is found when one image is checked, in a worker process."""
 
 import hashlib
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,46 +66,36 @@ _GREY_STRIDE = 16  # pixels are tested first at this distance, to see quickly th
 ImageKey = tuple[str, Path, str, int]  # dataset, folder, split and number of an image
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageChecks:
-    """What was found in some images, in arrays of one row each."""
-
-    flags: NDArray[np.uint8]  # the bits of KINDS
-    content: NDArray[np.uint8]  # [n, 32], the sha256 of what is stored
-    identity: NDArray[np.uint8]  # [n, 32], the sha256 of split, name, content and label
-    hashes: NDArray[np.uint64]  # difference hashes: where a picture gets lighter to the right
-    thumbnails: NDArray[np.uint8]  # [n, 48], tell pictures of one hash apart by their colours
-    reasons: dict[tuple[int, str], str] = field(default_factory=dict)  # by row and kind
-
-
-def allocate_checks(count: int) -> ImageChecks:
-    """Empty rows for so many images."""
-    return ImageChecks(
-        flags=np.zeros(count, np.uint8),
-        content=np.zeros((count, 32), np.uint8),
-        identity=np.zeros((count, 32), np.uint8),
-        hashes=np.zeros(count, np.uint64),
-        thumbnails=np.zeros((count, 3 * _THUMBNAIL_EDGE**2), np.uint8),
-    )
+CHECK = np.dtype(  # what is found in one image
+    [
+        ("flags", np.uint8),  # the bits of KINDS
+        ("content", np.uint8, 32),  # the sha256 of what is stored
+        ("identity", np.uint8, 32),  # the sha256 of split, name, content and label
+        ("hash", np.uint64),  # a difference hash: where the picture gets lighter to the right
+        ("thumbnail", np.uint8, 3 * _THUMBNAIL_EDGE**2),  # tells pictures of one hash apart
+    ]
+)
+Checks = NDArray[np.void]  # rows of CHECK
+Reasons = dict[tuple[int, str], str]  # why an image is of a kind, by its row and the kind
 
 
-def check_task(task: ImageTask) -> ImageChecks:
+def check_task(task: ImageTask) -> tuple[Checks, Reasons]:
     """What is found in each image of a task."""
     source = open_once(task.data, task.folder, task.split)
-    checks = allocate_checks(len(task.numbers))
+    checks, reasons = np.zeros(len(task.numbers), CHECK), Reasons()
     for row, number in enumerate(task.numbers):
         data, pixels, found = check_image(source, number)
-        checks.flags[row] = sum(KIND_BITS[kind] for kind in found)
-        checks.reasons.update({(row, kind): reason for kind, reason in found.items() if reason})
         digest = hashlib.sha256(data)
-        checks.content[row] = np.frombuffer(digest.digest(), np.uint8)
         name = find_portable_name(source, number).rpartition("/")[2]
         line = f"{task.split}\n{name}\n{digest.hexdigest()}\n{source.labels[number]}\n"
-        identity = hashlib.sha256(line.encode(errors="surrogateescape")).digest()
-        checks.identity[row] = np.frombuffer(identity, np.uint8)
+        identity = hashlib.sha256(line.encode(errors="surrogateescape"))
+        checks["flags"][row] = sum(KIND_BITS[kind] for kind in found)
+        checks["content"][row] = np.frombuffer(digest.digest(), np.uint8)
+        checks["identity"][row] = np.frombuffer(identity.digest(), np.uint8)
         if pixels is not None:
-            checks.hashes[row], checks.thumbnails[row] = _hash_pixels(pixels)
-    return checks
+            checks["hash"][row], checks["thumbnail"][row] = _hash_pixels(pixels)
+        reasons |= {(row, kind): reason for kind, reason in found.items() if reason}
+    return checks, reasons
 
 
 def check_image(source: "Source", number: int) -> tuple[bytes, Pixels | None, dict[str, str]]:

@@ -1,7 +1,6 @@
 """Every image of a dataset checked: what is wrong, what lies there twice, and its manifest."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.convert.source_splits import (
     TASK_IMAGES,
+    Progress,
     SourceSplit,
     choose_workers,
     find_source_splits,
@@ -19,12 +19,13 @@ from phalanx.data.convert.source_splits import (
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.process_pool import ProcessPool
 from phalanx.data.verify.image_checks import (
+    CHECK,
     KIND_BITS,
     KINDS,
     OUT_OF_RANGE,
-    ImageChecks,
+    Checks,
     ImageKey,
-    allocate_checks,
+    Reasons,
     check_task,
     compare_pairs,
 )
@@ -41,8 +42,6 @@ _JSON_KEYS = (
     *("folder", "data", "images", "manifest", "wrong", "totals"),
     *("single", "groups", "missing", "classes"),
 )
-
-_Progress = Callable[[str, int, int], None]  # split, images done, of how many
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def describe_problems(wrong: int) -> str:
 
 
 def verify(
-    root: Path, *, workers: int | None = None, on_progress: _Progress | None = None
+    root: Path, *, workers: int | None = None, on_progress: Progress = lambda *_: None
 ) -> VerifyResult:
     """Check every image of both splits of the dataset in a folder."""
     splits = find_source_splits(root)
@@ -115,16 +114,16 @@ def verify(
         )
     all_images = _AllImages(splits)
     with ProcessPool(choose_workers(splits, workers)) as pool:
-        checks = _check_images(splits, pool, on_progress)
+        checks, reasons = _check_images(splits, pool, on_progress)
         groups = _find_groups(all_images, checks, pool)
-    counts = {split.name: _count_classes(split) for split in splits}
+    counts = {split.name: split.count_classes().tolist() for split in splits}
     return VerifyResult(
         folder=str(root),
         data=data,
         images={split.name: split.images for split in splits},
         classes=classes,
         counts=counts,
-        single=_find_single(all_images, checks),
+        single=_find_single(all_images, checks["flags"], reasons),
         groups=groups,
         missing=[
             f"{classes[label]}: no {_ADJECTIVES[split]} image"
@@ -132,7 +131,7 @@ def verify(
             for label, count in enumerate(found)
             if not count
         ],
-        manifest=compute_manifest(classes, checks),
+        manifest=compute_manifest(classes, checks["identity"]),
         fingerprints={split.name: split.source.fingerprint() for split in splits},
     )
 
@@ -160,63 +159,56 @@ class _AllImages:
 
 
 def _check_images(
-    splits: list[SourceSplit], pool: ProcessPool, on_progress: _Progress | None
-) -> ImageChecks:
+    splits: list[SourceSplit], pool: ProcessPool, on_progress: Progress
+) -> tuple[Checks, Reasons]:
     """What is found in every image of all splits."""
-    checks, row = allocate_checks(sum(split.images for split in splits)), 0
+    checks, reasons, row = np.zeros(sum(split.images for split in splits), CHECK), Reasons(), 0
     for split in splits:
-        done = 0
-        for some in pool.map(check_task, make_tasks(split, range(split.images))):
-            count = len(some.flags)
-            for name in ("flags", "content", "identity", "hashes", "thumbnails"):
-                getattr(checks, name)[row : row + count] = getattr(some, name)
-            checks.reasons.update({(row + n, kind): why for (n, kind), why in some.reasons.items()})
-            row, done = row + count, done + count
-            if on_progress is not None:
-                on_progress(split.name, done, split.images)
-    return checks
+        start = row
+        for some, why in pool.map(check_task, make_tasks(split, range(split.images))):
+            checks[row : row + len(some)] = some
+            reasons |= {(row + place, kind): reason for (place, kind), reason in why.items()}
+            row += len(some)
+            on_progress(split.name, row - start, split.images)
+    return checks, reasons
 
 
-def compute_manifest(classes: tuple[str, ...], checks: ImageChecks) -> str:
+def compute_manifest(classes: tuple[str, ...], identities: NDArray[np.uint8]) -> str:
     """The sha256 of the class names and of all images, whatever their order and format.
 
     An image counts by its split, the last part of its name, the sha256 of its bytes and its label.
     """
     digest = hashlib.sha256("\n".join(classes).encode(errors="surrogateescape") + b"\n")
-    digest.update(checks.identity[np.lexsort(checks.identity.T[::-1])].tobytes())
+    digest.update(identities[np.lexsort(identities.T[::-1])].tobytes())
     return digest.hexdigest()
 
 
-def _find_single(all_images: _AllImages, checks: ImageChecks) -> dict[str, list[ImageLocation]]:
+def _find_single(
+    all_images: _AllImages, flags: NDArray[np.uint8], reasons: Reasons
+) -> dict[str, list[ImageLocation]]:
     """By kind, the images it is true of."""
     found = {
         kind: [
-            all_images.locate(int(row), checks.reasons.get((int(row), kind), ""))
-            for row in np.flatnonzero(checks.flags & KIND_BITS[kind])
+            all_images.locate(int(row), reasons.get((int(row), kind), ""))
+            for row in np.flatnonzero(flags & KIND_BITS[kind])
         ]
         for kind in KINDS
     }
     unknown = (all_images.labels < 0) | (all_images.labels >= len(all_images.classes))
-    for row in np.flatnonzero(unknown & (checks.flags & _UNUSABLE == 0)):
+    for row in np.flatnonzero(unknown & (flags & _UNUSABLE == 0)):
         why = f"label {all_images.labels[row]}, but there are {len(all_images.classes)} classes"
         found[OUT_OF_RANGE].append(all_images.locate(int(row), why))
     return found
 
 
-def _count_classes(split: SourceSplit) -> list[int]:
-    labels = split.source.labels
-    known = labels[(labels >= 0) & (labels < len(split.classes))]
-    return [int(count) for count in np.bincount(known, minlength=len(split.classes))]
-
-
 # --- duplicates ---
 
 
-def _find_groups(all_images: _AllImages, checks: ImageChecks, pool: ProcessPool) -> _Groups:
+def _find_groups(all_images: _AllImages, checks: Checks, pool: ProcessPool) -> _Groups:
     """Images that are the same, or nearly, in a split or across both."""
-    usable = np.flatnonzero(checks.flags & _UNUSABLE == 0)
-    content = checks.content[usable]
-    pairs = find_near_duplicates(checks.hashes[usable], checks.thumbnails[usable])
+    usable = np.flatnonzero(checks["flags"] & _UNUSABLE == 0)
+    content = checks["content"][usable]
+    pairs = find_near_duplicates(checks["hash"][usable], checks["thumbnail"][usable])
     pairs = pairs[(content[pairs[:, 0]] != content[pairs[:, 1]]).any(axis=1)]
     near = _group_same_pictures(all_images, usable[pairs], pool)
     exact = [[int(usable[place]) for place in group] for group in group_equal(content)]

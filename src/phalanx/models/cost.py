@@ -1,23 +1,168 @@
-"""How much memory a training step needs at most: one pass on the meta device, byte by byte."""
+"""What a model costs, found on the meta device, where tensors have shapes and no values.
+
+Unit by unit: parameters, multiply-adds, and what the backward pass keeps. And the memory that a
+training step needs at most: one pass whose tensors are counted byte by byte.
+"""
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from phalanx.catalog.models import ModelSize
 from phalanx.catalog.variant import Variant
 from phalanx.errors import ConfigError
-from phalanx.models.count import AUTOCAST_LAYERS, build_on_meta, cannot_count
+from phalanx.models.build import build_model
 from phalanx.models.recompute import enable_recomputation
-from phalanx.models.units import find_noise_sizes
+from phalanx.models.units import UnitModel, find_noise_sizes, to_unit_model
 
+_FLOPS_PER_MAC = 2
 HALF_BYTES = 2
+_AUTOCAST_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # these compute in 16 bits
+_FLOAT32_NORMS = (nn.GroupNorm, nn.LayerNorm)  # under autocast
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, *_FLOAT32_NORMS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitCount:
+    """The figures of one unit."""
+
+    name: str
+    shape: tuple[int, ...]  # of its output, for one image
+    parameters: int
+    macs: int  # multiply-adds of convolutions and linear layers, for one image
+    activation_bytes: int  # what the backward pass of the whole batch needs from it
+
+
+def count_units(
+    variant: Variant, *, num_classes: int, batch: int, image_size: int, half: bool = False
+) -> list[UnitCount]:
+    """The figures of every unit in the order of the data; half: activations as 16.32 keeps them."""
+    model = to_unit_model(_build_on_meta(variant, num_classes=num_classes, half=half))
+    images = torch.empty(batch, 3, image_size, image_size, device="meta")
+    try:
+        return count_model(model, images)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _cannot_count(error) from error
+
+
+def _build_on_meta(variant: Variant, *, num_classes: int, half: bool) -> nn.Module:
+    """A network of shapes without values; half: its tensors have the bits of 16.32."""
+    full_norms = variant.norm.full_precision
+    # these norms pass the device to autocast, which does not know meta; emulate_autocast does it
+    variant = replace(variant, norm=replace(variant.norm, full_precision=False))
+    try:
+        with torch.device("meta"):
+            model = build_model(variant, num_classes=num_classes)
+    except Exception as error:  # of a plugin: our own networks never look at values
+        raise _cannot_count(error) from error
+    if half:
+        emulate_autocast(model, full_norms=full_norms)
+    return model
+
+
+def _cannot_count(error: Exception) -> ConfigError:
+    """The error for a plugin's network that cannot be built or run without values."""
+    return ConfigError(
+        f"--plugin: its network cannot be counted: {error}; it is built on torch's device meta, "
+        "where tensors have shapes but no values"
+    )
+
+
+def count_size(variant: Variant) -> tuple[ModelSize, int]:
+    """The whole model's figures at its own image size and classes, and how many units it has."""
+    counts = count_units(
+        variant, num_classes=variant.classes, batch=2, image_size=variant.image_size
+    )
+    size = ModelSize(sum(unit.parameters for unit in counts), sum(unit.macs for unit in counts))
+    return size, len(counts)
+
+
+def count_model(model: UnitModel, images: Tensor) -> list[UnitCount]:
+    """The figures of every unit for that batch, in training and with nothing dropped."""
+    model.train()
+    saved = _SavedBytes([*model.parameters(), *model.buffers()])
+    counted: set[nn.Parameter] = set()
+    counts, x = [], images
+    for unit, paths in model.units.items():
+        before = saved.bytes
+        hooks = saved_tensors_hooks(saved.add, _refuse_backward)
+        with hooks, FlopCounterMode(display=False) as flops:
+            x = _run_unit(model, unit, x)
+        own = {weight for path in paths for weight in model.get_submodule(path).parameters()}
+        counts.append(
+            UnitCount(
+                name=unit,
+                shape=tuple(x.shape[1:]),
+                parameters=sum(weight.numel() for weight in own - counted),
+                macs=flops.get_total_flops() // (_FLOPS_PER_MAC * len(images)),
+                activation_bytes=saved.bytes - before,
+            )
+        )
+        counted |= own
+    return counts
+
+
+def _run_unit(model: UnitModel, unit: str, x: Tensor) -> Tensor:
+    """The unit's output; what it cannot take is a mistake in the sizes, or a plugin's."""
+    try:
+        return model.run_unit(unit, x)
+    except (RuntimeError, ValueError) as error:
+        shape = " x ".join(map(str, x.shape))
+        raise ConfigError(
+            f"{unit} cannot take a batch of {shape}: {str(error).rstrip('.')}; "
+            "try another --batch-size or --image-size"
+        ) from error
+
+
+class _SavedBytes:
+    """Bytes of the storages that autograd saves, each counted once, without `existing` ones."""
+
+    def __init__(self, existing: Iterable[Tensor]):
+        self.bytes = 0
+        # the tensors are held, so that no address is used a second time
+        self._seen = {tensor.untyped_storage()._cdata: tensor for tensor in existing}
+
+    def add(self, tensor: Tensor) -> None:
+        """Count what a saved tensor keeps alive: of a view, all it is a view of."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen[storage._cdata] = tensor.detach()
+            self.bytes += storage.nbytes()
+
+
+def _refuse_backward(saved: None) -> Tensor:
+    """What was counted was not stored."""
+    raise AssertionError("a count has no backward pass")
+
+
+def emulate_autocast(model: nn.Module, *, full_norms: bool) -> None:
+    """Make a model on meta give each tensor the bits that it has under autocast on a GPU.
+
+    Convolutions and linear layers compute in 16 bits, batch norm in the type of its input, group
+    norm in 32. Weights become 16 bits too, which changes no figure: their bytes are not counted.
+    """
+    for module in model.modules():
+        if isinstance(module, _AUTOCAST_LAYERS):
+            module.bfloat16()
+            module.register_forward_pre_hook(lambda _, inputs: inputs[0].bfloat16())
+        elif type(module) in _FLOAT32_NORMS or (full_norms and isinstance(module, _NORMS)):
+            module.register_forward_pre_hook(lambda _, inputs: inputs[0].float())
+            if full_norms:
+                module.register_forward_hook(lambda _, inputs, output: output.bfloat16())
+
+
+# --- the memory of a step ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +206,7 @@ def predict_memory(
     half: as 16.32 computes; weights that have 16 bits themselves are not copied for it. Not
     included: what libraries take for themselves, and images that wait for later steps.
     """
-    model = build_on_meta(variant, num_classes=num_classes, half=half).train()
+    model = _build_on_meta(variant, num_classes=num_classes, half=half).train()
     if stored is not None:
         enable_recomputation(model, stored, variant=variant)
     count = sum(weight.numel() for weight in model.parameters())
@@ -133,7 +278,7 @@ class LiveBytes(TorchDispatchMode):
 
 def _autocast_weights(model: nn.Module) -> list[Tensor]:
     """The weights that autocast makes a 16-bit copy of for a pass."""
-    layers = [module for module in model.modules() if isinstance(module, AUTOCAST_LAYERS)]
+    layers = [module for module in model.modules() if isinstance(module, _AUTOCAST_LAYERS)]
     return [weight for layer in layers for weight in layer.parameters()]
 
 
@@ -187,11 +332,11 @@ def _run_pass(
     except (RuntimeError, ValueError) as error:
         reason = str(error).rstrip(".")
         if "meta tensor" in reason:  # a plugin's network that looks at values
-            raise cannot_count(error) from error
+            raise _cannot_count(error) from error
         raise ConfigError(
             f"a batch of {' x '.join(map(str, shape))} cannot be trained on: {reason}; "
             "try another --batch-size or --image-size"
         ) from error
     except Exception as error:  # of a plugin
-        raise cannot_count(error) from error
+        raise _cannot_count(error) from error
     return between

@@ -1,0 +1,120 @@
+"""Writing shards: tar files as WebDataset has them, and TFRecord files with ImageNet's keys."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.writer import ShardWriter, write_class_names
+from phalanx.data.formats.decode import read_image_header
+from phalanx.data.formats.shards import SHARD_PREFIX
+from phalanx.data.formats.tfrecord import BOX_SIDES, LABELS_FILE, SHARDS
+from phalanx.data.formats.tfrecord_wire import FeatureValues, write_example, write_record
+from phalanx.data.formats.webdataset import CLASSES_FILE, METADATA
+from phalanx.disk import write_atomically
+
+_SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
+
+
+class TarWriter(ShardWriter):
+    """Writes tar shards, see `formats.webdataset`: images stay as they are.
+
+    Beside them classes.txt, and metadata.json with the number of images.
+    """
+
+    only_jpeg = False
+    takes_shards = True
+
+    def shard_path(self, number: int) -> Path:
+        """Where a shard appears when it is whole."""
+        return self.out / f"{SHARD_PREFIX[self.split]}-{number:06}.tar"
+
+    def find_files(self) -> Iterable[Path]:
+        """The shards."""
+        return self.out.glob(f"{SHARD_PREFIX[self.split]}-*.tar")
+
+    def start(self, whole_shards: int) -> None:
+        """Name the classes, and promise the images: readers refuse a set that has fewer."""
+        write_class_names(self.out / CLASSES_FILE, self.classes)
+        lengths = {f"{SHARD_PREFIX[split]}_length": count for split, count in self.lengths.items()}
+        text = json.dumps(lengths, indent=2, sort_keys=True)
+        write_atomically(self.out / METADATA, f"{text}\n")
+
+    def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
+        """Three members for each image: itself, its class, and both with the name and the box."""
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for key, sample in enumerate(samples, self.bounds[number]):
+                facts = {"filename": sample.name, "label": sample.label}
+                if sample.box is not None:
+                    facts["bbox"] = [float(side) for side in sample.box]
+                _add_member(
+                    tar,
+                    f"{key:08}.{_SUFFIXES.get(read_image_header(sample.data).format, 'jpg')}",
+                    sample.data,
+                )
+                _add_member(tar, f"{key:08}.cls", str(sample.label).encode())
+                _add_member(tar, f"{key:08}.json", json.dumps(facts).encode())
+
+
+def _add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)  # no time, no owner: the same bytes every time
+    member.size, member.mode = len(data), 0o644
+    tar.addfile(member, io.BytesIO(data))
+
+
+class TFRecordWriter(ShardWriter):
+    """Writes TFRecord shards, see `formats.tfrecord`, and labels.txt."""
+
+    only_jpeg = True
+    takes_shards = True
+
+    def choose_bounds(self) -> list[int]:
+        """Shards as equal as can be, never more than images; validation gets its usual share."""
+        shards = SHARDS[self.split]
+        if self.shards is not None:
+            shards = self.shards * shards // SHARDS["train"]
+        shards = max(1, min(shards, self.count))
+        return [self.count * number // shards for number in range(shards + 1)]
+
+    def shard_path(self, number: int) -> Path:
+        """Where a shard appears when it is whole."""
+        return self.out / f"{SHARD_PREFIX[self.split]}-{number:05}-of-{self.num_shards:05}"
+
+    def find_files(self) -> Iterable[Path]:
+        """The shards."""
+        return self.out.glob(f"{SHARD_PREFIX[self.split]}-*-of-*")
+
+    def start(self, whole_shards: int) -> None:
+        """Name the classes."""
+        write_class_names(self.out / LABELS_FILE, self.classes)
+
+    def write_shard(self, file: BinaryIO, number: int, samples: Iterator[Sample]) -> None:
+        """One record for each image."""
+        for sample in samples:
+            write_record(file, make_example(sample, self.classes[sample.label]))
+
+
+def make_example(sample: Sample, class_name: str) -> bytes:
+    """A JPEG as an Example message, its label counted from 1."""
+    height, width = read_image_header(sample.data).shape
+    text = class_name.encode(errors="surrogateescape")
+    features: dict[str, FeatureValues] = {
+        "image/channels": [3],
+        "image/class/label": [sample.label + 1],
+        "image/class/synset": [text],
+        "image/class/text": [text],
+        "image/colorspace": [b"RGB"],
+        "image/encoded": [sample.data],
+        "image/filename": [sample.name.encode(errors="surrogateescape")],
+        "image/format": [b"JPEG"],
+        "image/height": [height],
+        "image/width": [width],
+    }
+    if sample.box is not None:
+        for side, place in zip(BOX_SIDES, sample.box, strict=True):
+            features[f"image/object/bbox/{side}"] = [float(place)]
+        features["image/object/bbox/label"] = [sample.label + 1]
+    return write_example(features)
