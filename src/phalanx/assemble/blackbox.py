@@ -111,7 +111,7 @@ class BlackBoxWriter:
     session: "Session"
     records: Records
     diagnosis: DivergenceDiagnosis
-    unread: "Callable[[], list[StepMetrics]]"  # the metrics of the steps that nobody has read yet
+    read_metrics: "Callable[[], list[StepMetrics]]"  # of the steps that nobody has read yet
     write_metrics: "Callable[[int, list[StepMetrics]], None]"  # puts them into the records
 
     @contextmanager
@@ -166,7 +166,9 @@ class BlackBoxWriter:
         self.records.flush()
         known = last_steps(folder)
         with suppress(RuntimeError):  # a device that broke gives no numbers
-            self.write_metrics(known[-1]["step"] + 1 if known else began_at + 1, self.unread())
+            self.write_metrics(
+                known[-1]["step"] + 1 if known else began_at + 1, self.read_metrics()
+            )
         self.records.flush()
         return last_steps(folder)
 

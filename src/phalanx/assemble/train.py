@@ -29,10 +29,9 @@ from phalanx.engine.checkpoint_store import (
 )
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.evaluate import Score, ValidBatch
-from phalanx.engine.metrics_buffer import MetricsBuffer
 from phalanx.engine.probe import Probe
-from phalanx.engine.state import MetricSums, TrainState
-from phalanx.engine.train import LoopDependencies, fit
+from phalanx.engine.state import TrainState
+from phalanx.engine.train import LoopDependencies, MetricsBuffer, fit
 from phalanx.errors import Stopped, UserError
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.model import build_variant
@@ -207,7 +206,7 @@ def _run_loop(training: TrainingRun) -> None:
         session=session,
         records=training.records,
         diagnosis=diagnosis,
-        unread=lambda: metrics.read(MetricSums()),
+        read_metrics=metrics.read,
         write_metrics=deps.observer.on_metrics,
     )
     with listening(stop, leave=training.console.restore_terminal):

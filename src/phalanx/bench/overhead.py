@@ -19,8 +19,7 @@ from phalanx.assemble.signals import StopRequest
 from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
 from phalanx.bench.paired import Ratio, measure_pairs
 from phalanx.config.read import read_settings
-from phalanx.engine.metrics_buffer import MetricsBuffer
-from phalanx.engine.train import fit
+from phalanx.engine.train import MetricsBuffer, fit
 from phalanx.errors import Stopped
 
 
