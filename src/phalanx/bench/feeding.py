@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.feed import LoadedFeed, build_normaliser
+from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.session import Session
 from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
@@ -63,7 +63,6 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         assert isinstance(session.feed, LoadedFeed)
         device, loader = session.device, session.feed.loader
         workers = 0 if loader.on_device else config.data.workers or count_cores()
-        normaliser = build_normaliser(session.preprocessing, device, config)
         batch = np.zeros((plan.micro_batch, plan.image_size, plan.image_size, 3), np.uint8)
         gathered = np.empty_like(batch)
 
@@ -72,7 +71,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
             return len(batch)
 
         def copy() -> int:
-            normaliser(batch)
+            session.normaliser(batch)
             synchronise(device)
             return len(batch)
 
