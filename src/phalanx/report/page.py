@@ -199,11 +199,6 @@ def _find_pictures(
     if worst is None:
         return {}
     wrong = {row.index: row for row in predictions if not row.correct}
-    shown = [
-        (wrong[int(index)], pixels)
-        for index, pixels in zip(worst.indices, worst.pixels, strict=True)
-        if int(index) in wrong
-    ]
     mistakes = [
         {
             "name": row.id,
@@ -212,7 +207,8 @@ def _find_pictures(
             "confidence": row.confidence,
             "image": embed_image(pixels, "PNG"),
         }
-        for row, pixels in shown
+        for index, pixels in zip(worst.indices.tolist(), worst.pixels, strict=True)
+        if (row := wrong.get(index)) is not None
     ]
     return {"step": worst.step, "mistakes": mistakes}
 
