@@ -60,8 +60,7 @@ def score(session: Session, *, step: int = 0) -> ScoredModel:
         feed = session.scoring_feed
         found = session.evaluate(feed.validation())
         assert isinstance(found, Score)
-        row = make_score_row(found, step=step, epoch=session.plan.epoch_at(step))
-        return ScoredModel(row, feed.bad_images())
+        return ScoredModel(make_score_row(found, session.plan, step=step), feed.bad_images())
 
 
 def score_checkpoint(checkpoint: ScorableCheckpoint) -> ScoredModel:

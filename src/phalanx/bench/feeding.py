@@ -75,11 +75,6 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
             synchronise(device)
             return len(batch)
 
-        def step() -> int:
-            images = synthetic_step()
-            synchronise(device)
-            return images
-
         stages = [
             *time_stages(loader.reader("train"), seconds / 4),
             Rate("collate", measure_rate(collate, seconds / 4), "images put together to a batch"),
@@ -88,10 +83,8 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         one, every = (
             _time_batches(session, replace(plan, workers=count), seconds) for count in (1, workers)
         )
-        synthetic_step = build_synthetic_step(
-            config, plan, micro_batch=plan.micro_batch, accumulation=plan.accumulation
-        )
-        step()
+        step = build_synthetic_step(config, plan)
+        step()  # what the optimizer remembers is made here
         return Feeding(
             stages=stages,
             one_worker=one,
