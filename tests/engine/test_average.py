@@ -19,10 +19,10 @@ from small_gpu import not_waiting
 DECAY = 0.95  # reached at step 170, so that both sides of the warm-up are seen
 
 
-def small_model(norm: Norm | None = None, *, seed: int = 0) -> nn.Module:
+def small_model(norm: Norm | None = None) -> nn.Module:
     variant = MODELS["resnet8"] if norm is None else replace(MODELS["resnet8"], norm=norm)
     model = build_model(variant, num_classes=10)
-    initialise(model, seed, zero_residual=False)
+    initialise(model, 0, zero_residual=False)
     return model.to(memory_format=torch.channels_last)
 
 
@@ -51,7 +51,7 @@ def followed(model: nn.Module, *, steps: range) -> tuple[WeightAverage, dict[str
     averages, expected = WeightAverage(model, decay=DECAY), wide(model)
     for step in steps:
         wander(model, step)
-        averages.update(model, step)
+        averages.update(step)
         decay = min(DECAY, (1 + step) / (10 + step))
         for name, now in wide(model).items():
             expected[name] = decay * expected[name] + (1 - decay) * now
@@ -90,12 +90,12 @@ def test_averages_go_through_a_checkpoint_and_on_bit_for_bit():
     model = small_model()
     averages, _ = followed(model, steps=range(1, 4))
     stored = {name: tensor.contiguous() for name, tensor in averages.tensors().items()}
-    again = WeightAverage(small_model(seed=9), decay=DECAY)
+    again = WeightAverage(model, decay=DECAY)
     again.load(load(save(stored)), where="x")
     for step in range(4, 8):
         wander(model, step)
-        averages.update(model, step)
-        again.update(model, step)
+        averages.update(step)
+        again.update(step)
     assert hash_weights(averages.tensors()) == hash_weights(again.tensors())
     for name, tensor in again.tensors().items():
         assert tensor.stride() == model.state_dict()[name].stride()  # one fused walk over both
@@ -114,7 +114,7 @@ def test_averaged_weights_are_put_in_and_taken_out_bit_for_bit(dtype):
     averages, _ = followed(model, steps=range(1, 4))
     own, kept = hash_weights(model.state_dict()), hash_weights(averages.tensors())
     places = [tensor.data_ptr() for tensor in model.state_dict().values()]
-    with averages.applied_to(model):
+    with averages.applied():
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, averages.tensors()[name].to(tensor.dtype))
         assert hash_weights(model.state_dict()) != own
@@ -128,7 +128,7 @@ def test_an_error_while_averaged_weights_are_in_takes_them_out():
     model = small_model()
     averages, _ = followed(model, steps=range(1, 3))
     own = hash_weights(model.state_dict())
-    with pytest.raises(KeyError), averages.applied_to(model):
+    with pytest.raises(KeyError), averages.applied():
         raise KeyError
     assert hash_weights(model.state_dict()) == own
 
@@ -136,10 +136,10 @@ def test_an_error_while_averaged_weights_are_in_takes_them_out():
 def test_a_tensor_that_was_replaced_is_seen():
     model = small_model()
     averages = WeightAverage(model, decay=DECAY)
-    averages.update(model, 1)
+    averages.update(1)
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
     norm.running_mean = torch.full_like(norm.running_mean, 11.0)
-    averages.update(model, 1)
+    averages.update(1)
     name = next(n for n in averages.tensors() if n.endswith("running_mean"))
     assert averages.tensors()[name] == pytest.approx(9.0)  # (1 - 2/11) of 11
 
@@ -147,7 +147,7 @@ def test_a_tensor_that_was_replaced_is_seen():
 def test_averages_can_begin_anew():
     model = small_model()
     averages, _ = followed(model, steps=range(1, 3))
-    averages.reset_to(model)
+    averages.reset()
     assert hash_weights(averages.tensors()) == hash_weights(model.state_dict())
 
 
@@ -155,7 +155,7 @@ def test_a_network_without_whole_numbers_is_averaged():
     model = small_model(Norm(type="group", groups=4))
     averages = WeightAverage(model, decay=DECAY)
     wander(model, 1)
-    averages.update(model, 1)
+    averages.update(1)
     assert all(tensor.is_floating_point() for tensor in averages.tensors().values())
 
 
@@ -165,7 +165,7 @@ def test_an_update_never_waits_for_the_device():
     model = small_model().cuda()
     averages = WeightAverage(model, decay=DECAY)
     with not_waiting():
-        averages.update(model, 1)
+        averages.update(1)
 
 
 # --- over checkpoints ---

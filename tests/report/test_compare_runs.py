@@ -107,7 +107,7 @@ def test_a_loss_that_is_no_number_equals_itself(tmp_path):
         line = (
             '{"step": 4, "epoch": 0.1, "lr": 0.1, "loss": "nan", "grad_norm": "inf", "top1": 0.0}'
         )
-        with run.metrics.open("a") as file:
+        with (run.path / "metrics.jsonl").open("a") as file:
             file.write(line + "\n")
     assert compare_runs(*runs).divergence is None
 

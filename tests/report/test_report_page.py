@@ -150,7 +150,7 @@ def test_summaries_from_before_rounding_was_measured_are_read(tmp_path):
 def test_an_unfinished_run_shows_what_there_is(tmp_path, steps):
     run = create_run(tmp_path / "new", config_text=CONFIG.format(lr=1), facts=make_facts())
     write_history(run.path, steps)
-    with run.metrics.open("a") as file:
+    with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 141, "epo')
     page = read_page(run)
     assert f"steps {steps} " in page.text

@@ -1,7 +1,7 @@
 """Average: the last checkpoints of a run become one, which is scored beside the newest."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from phalanx.assemble.prepare import ScorableCheckpoint, read_checkpoint
 from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
-from phalanx.assemble.session import Session
 from phalanx.disk import remove_quietly
 from phalanx.engine.checkpoint import FACTS, WEIGHTS
 from phalanx.engine.checkpoint_store import (
@@ -87,7 +86,9 @@ def _reestimate_statistics(
     with open_checkpoint(newest) as session:
         model = session.model
         load_tensors(model, weights, where=str(newest.start.checkpoint))
-        images = _last_training_images(session, steps=steps)
+        # of the last steps: a run whose images grow has them at full size only there
+        batches = session.feed.batches_from(session.plan.total_steps - steps)
+        images = (batch.images for passes in batches for batch in passes)
         names = reestimate_norms(model, images, autocast=session.options.autocast)
     if not names:
         raise ConfigError(
@@ -96,12 +97,3 @@ def _reestimate_statistics(
         )
     found = model.state_dict()
     return {name: found[name].cpu().contiguous().to(weights[name].dtype) for name in names}
-
-
-def _last_training_images(session: Session, *, steps: int) -> Iterator[Tensor]:
-    """The images of the last steps of training, augmented as they were, in passes as they came.
-
-    The last, because a run whose images grow has them at full size only there.
-    """
-    for passes in session.feed.batches_from(session.plan.total_steps - steps):
-        yield from (batch.images for batch in passes)

@@ -53,33 +53,6 @@ def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") 
     }
 
 
-@dataclass
-class DivergenceDiagnosis:
-    """Says where a step that is not finite went wrong, or how to find out, and what to do."""
-
-    prepared: PreparedRun
-    session: "Session"
-    probe: "Probe | None"  # sees every module of every step, where --fp-exceptions asks for it
-    cause: dict[str, Any] | None = None  # of the step that was diagnosed, for the black box
-
-    def __call__(self, metrics: "StepMetrics") -> str:
-        """Words for a person, on the step that was just made."""
-        run = self.prepared.run
-        finding = self.probe and self.probe.find(metrics.loss, metrics.grad_norm)
-        cause = f"phalanx replay {run.path} names the module and the image"
-        if finding:
-            images = self.session.feed.step_images(self.session.state.step)
-            self.cause = finding_to_json(finding, images)
-            seen = [images[row] for row in finding.rows]
-            cause = finding.describe() + (f", for {describe_step_images(seen)}" if seen else "")
-        # a checkpoint that is being written has its name only later
-        fork = ", or fork the last checkpoint," if any(run.checkpoints.glob("*step-*")) else ""
-        return (
-            f"{cause}. Nothing of it was saved: start again{fork} with a lower --lr or a longer "
-            "--warmup-epoch"
-        )
-
-
 def loss_scale_at(step: int, plan: Plan, scaler: DynamicLossScale | None) -> float:
     """The loss scale a step was made with, counted from 1."""
     if scaler is None:
@@ -103,20 +76,44 @@ def last_steps(folder: Path) -> list[dict[str, Any]]:
     return list(last)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlackBoxWriter:
-    """Writes the black box of a run, should it need one."""
+@dataclass
+class BlackBox:
+    """Says why a step is not finite, and keeps the last steps of a run, should it fail."""
 
     prepared: PreparedRun
     session: "Session"
     records: Records
-    diagnosis: DivergenceDiagnosis
-    unread: "Callable[[], list[StepMetrics]]"  # the metrics of the steps that nobody has read yet
-    write_metrics: "Callable[[int, list[StepMetrics]], None]"  # puts them into the records
+    probe: "Probe | None"  # sees every module of every step, where --fp-exceptions asks for it
+    cause: dict[str, Any] | None = None  # of the step that was diagnosed
+
+    def diagnose(self, metrics: "StepMetrics") -> str:
+        """Where the step just made went wrong, or how to find out, and what to do."""
+        run = self.prepared.run
+        finding = self.probe and self.probe.find(metrics.loss, metrics.grad_norm)
+        cause = f"phalanx replay {run.path} names the module and the image"
+        if finding:
+            images = self.session.feed.step_images(self.session.state.step)
+            self.cause = finding_to_json(finding, images)
+            seen = [images[row] for row in finding.rows]
+            cause = finding.describe() + (f", for {describe_step_images(seen)}" if seen else "")
+        # a checkpoint that is being written has its name only later
+        fork = ", or fork the last checkpoint," if any(run.checkpoints.glob("*step-*")) else ""
+        return (
+            f"{cause}. Nothing of it was saved: start again{fork} with a lower --lr or a longer "
+            "--warmup-epoch"
+        )
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """A block whose failure leaves a black box; one of an earlier failure is taken away."""
+    def recording(
+        self,
+        read_metrics: "Callable[[], list[StepMetrics]]",
+        write_metrics: "Callable[[int, list[StepMetrics]], None]",
+    ) -> Iterator[None]:
+        """A block whose failure leaves a black box; one of an earlier failure is taken away.
+
+        read_metrics: those of the steps that nobody has read yet. write_metrics: puts the metrics
+        from a step on into the records.
+        """
         remove_quietly(self.prepared.run.path / _BLACKBOX)
         began_at = self.session.state.step
         try:
@@ -125,12 +122,17 @@ class BlackBoxWriter:
             raise
         except Exception as failure:
             with suppress(UserError):  # what went wrong first is what must be told
+                self.records.flush()
+                known = last_steps(self.records.folder)
+                with suppress(RuntimeError):  # a device that broke gives no numbers
+                    write_metrics(known[-1]["step"] + 1 if known else began_at + 1, read_metrics())
+                self.records.flush()
                 self._write(failure, began_at)
             raise
 
     def _write(self, failure: Exception, began_at: int) -> None:
         run, plan, settings = self.prepared.run, self.prepared.plan, self.prepared.settings
-        rows = self._read_last_steps(began_at)
+        rows = last_steps(run.path)
         diverged = bool(rows) and not _is_finite(rows[-1])
         done = rows[-1]["step"] if rows else began_at
         step = done if diverged else done + 1
@@ -141,7 +143,7 @@ class BlackBoxWriter:
             "step": step if step <= plan.total_steps else None,
             "unsound": diverged,
             "why": f"{type(failure).__name__}: {failure}",
-            "cause": self.diagnosis.cause,
+            "cause": self.cause,
             "checkpoint": _name_start(run, step),
             "seed": settings.config.train.seed,
             "device": plan.device,
@@ -159,16 +161,6 @@ class BlackBoxWriter:
             ],
         }
         write_atomically(run.path / _BLACKBOX, to_json(box))
-
-    def _read_last_steps(self, began_at: int) -> list[dict[str, Any]]:
-        """The last steps, with those that the failure left unread."""
-        folder = self.prepared.run.path
-        self.records.flush()
-        known = last_steps(folder)
-        with suppress(RuntimeError):  # a device that broke gives no numbers
-            self.write_metrics(known[-1]["step"] + 1 if known else began_at + 1, self.unread())
-        self.records.flush()
-        return last_steps(folder)
 
 
 def _checkpoint_before(run: RunFolder, step: int) -> Path | None:

@@ -11,7 +11,6 @@ from phalanx.config.read import Settings, read_settings
 from phalanx.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from phalanx.data.fetch import FetchResult
     from phalanx.data.formats.detect import DetectedDataset
 
 _IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
@@ -30,23 +29,20 @@ def read_with_data(
         place = place or os.environ.get("DATA_DIR")
     if "data" in flags or not place or not Path(place).expanduser().is_dir():
         return read_settings(preset, flags, problems=problems)
-    from phalanx.data.formats.detect import (
-        detect_datasets,  # half a second of imports, for those who need it
-    )
+    # half a second of imports, for those who need it
+    from phalanx.data.formats.detect import detect_datasets
 
     found = detect_datasets(Path(place).expanduser())
-    if preset is None:
-        return read_settings(None, {**flags, **_chosen(found, place)}, problems=problems)
-    said = read_settings(preset, flags, problems=problems)
-    if not DATASETS[said.config.data.data].any_size or said.config.data.data in {
-        finding.data for finding in found
-    }:
-        return said
-    photographs = [f for f in found if f.data not in DATASETS or DATASETS[f.data].any_size]
-    return read_settings(preset, {**flags, **_chosen(photographs, place)}, problems=problems)
+    if preset is not None:
+        settings = read_settings(preset, flags, problems=problems)
+        named = settings.config.data.data
+        if not DATASETS[named].any_size or named in {finding.data for finding in found}:
+            return settings
+        found = [f for f in found if f.data not in DATASETS or DATASETS[f.data].any_size]
+    return read_settings(preset, {**flags, **_choose_data(found, place)}, problems=problems)
 
 
-def _chosen(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
+def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
     """The flags that name the dataset; none where nothing is known to lie there."""
     from phalanx.data.formats.detect import describe_choices, describe_conversion
 
@@ -74,15 +70,10 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
         return settings
     say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
     found = fetch_dataset(options.data, place)
-    say(f"{options.data}: {_describe(found)}")
+    how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
+    say(f"{options.data}: {how} {found.folder}, every checksum is right")
     data = options.model_copy(update={"data_dir": str(found.folder)})
     origins = {**settings.origins, "data-dir": "fetched"}
     return replace(
         settings, config=settings.config.model_copy(update={"data": data}), origins=origins
     )
-
-
-def _describe(found: "FetchResult") -> str:
-    """What a fetch did, in words."""
-    how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
-    return f"{how} {found.folder}, every checksum is right"

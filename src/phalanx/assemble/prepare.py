@@ -44,6 +44,11 @@ class StartingPoint:
     facts: dict[str, Any]  # the checkpoint's
     use: Literal["resume", "fork", "score", "score average"]
 
+    @property
+    def weights_only(self) -> bool:
+        """Whether its weights alone are used."""
+        return self.use in ("score", "score average")
+
     def first_step(self, plan: Plan) -> int:
         """The step training begins at. Progress is kept in images, whatever a step takes now."""
         step, then = self.facts["state"]["step"], self.facts["global_batch"]
@@ -154,19 +159,18 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
     run = open_run(path)
     facts, stored = run.facts, stored_options(run)
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=facts["name"])
-    start = _find_start(run)
-    # a checkpoint remembers the options it was made with; config.yaml could have been edited
-    resumed = start is not None and start.use == "resume"
-    began_with = (
-        fill_older_options(start.facts["config"]) if start is not None and resumed else stored
-    )
+    began_with, start = stored, _find_start(run)
+    if start is not None and start.use == "resume":
+        # a checkpoint remembers the options it was made with; config.yaml could have been edited
+        began_with = fill_older_options(start.facts["config"])
     _refuse_other_maths(settings, began_with, run)
-    now = settings.config.flat()
-    new = {name: "default" for name in now if name not in stored}
-    changed = {
-        name: "flag at resume" for name in now if name in stored and now[name] != stored[name]
-    }
-    settings = replace(settings, origins={**facts["origins"], **new, **changed})
+    origins = dict(facts["origins"])
+    for name, value in settings.config.flat().items():
+        if name not in stored:
+            origins[name] = "default"
+        elif value != stored[name]:
+            origins[name] = "flag at resume"
+    settings = replace(settings, origins=origins)
     if start is None:
         refuse_other_weights(run, settings.config)
     machine = MachineChoice(**facts["chosen"])
@@ -199,10 +203,8 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
     run = open_run(path)
     if not run.summary.exists():
         return None
-    stored = stored_options(run)
-    settings = read_stored_settings(
-        stored, flags=flags, where=str(run.config), name=run.facts["name"]
-    )
+    stored, name = stored_options(run), run.facts["name"]
+    settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=name)
     _refuse_other_maths(settings, stored, run)
     write_report(run)
     return read_summary(run.path)

@@ -73,7 +73,7 @@ class RunRecorder:
 
     def on_score(self, state: TrainState, score: Score) -> None:
         """The score, every prediction behind it, and the most confident mistakes to look at."""
-        row = make_score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
+        row = make_score_row(score, self._plan, step=state.step)
         earlier = [top1 for step, top1 in state.scores.items() if step != state.step]
         self._console.score(row, best=bool(earlier) and score.top1 > max(earlier))
         self._warn_of_images()
@@ -89,17 +89,17 @@ class RunRecorder:
 
     def on_averaged_score(self, state: TrainState, score: Score) -> None:
         """The score of the averaged weights, beside the raw ones'."""
-        row = make_score_row(score, step=state.step, epoch=self._plan.epoch_at(state.step))
+        row = make_score_row(score, self._plan, step=state.step)
         if self._writes:
             self._records.averaged_score(row)
         self._console.print(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
 
 
-def make_score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:
+def make_score_row(score: Score, plan: Plan, *, step: int) -> ScoreRow:
     """A score with its interval, ready to be written down."""
     return ScoreRow(
         step=step,
-        epoch=epoch,
+        epoch=plan.epoch_at(step),
         scored=score.scored,
         top1=score.top1,
         top5=score.top5,
@@ -110,15 +110,10 @@ def make_score_row(score: Score, *, step: int, epoch: float) -> ScoreRow:
 
 def _list_predictions(score: Score, names: list[str]) -> list[Prediction]:
     """One row per scored image."""
+    columns = (score.indices, score.labels, score.ranked, score.confidence)
     return [
-        Prediction(
-            index=int(index),
-            id=name,
-            label=int(label),
-            top=tuple(int(guess) for guess in ranked),
-            confidence=float(confidence),
-        )
-        for index, name, label, ranked, confidence in zip(
-            score.indices, names, score.labels, score.ranked, score.confidence, strict=True
+        Prediction(index=index, id=name, label=label, top=tuple(top), confidence=confidence)
+        for name, index, label, top, confidence in zip(
+            names, *(column.tolist() for column in columns), strict=True
         )
     ]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from phalanx.assemble.dataset_summary import Preprocessing, plan_run
+from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.prepare import ScorableCheckpoint, refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
 from phalanx.assemble.session import Session
@@ -28,15 +28,9 @@ def open_checkpoint(checkpoint: ScorableCheckpoint) -> Session:
         valid_images=facts["plan"]["valid_images"],
         classes=len(facts["classes"]),
     )
-    preprocessing = Preprocessing(**facts["preprocessing"])
     plan = make_plan(config, counts, checkpoint.machine)
-    return Session(
-        config,
-        replace(plan, image_size=preprocessing.image_size),
-        start=checkpoint.start,
-        preprocessing=preprocessing,
-        classes=facts["classes"],
-    )
+    plan = replace(plan, image_size=facts["preprocessing"]["image_size"])
+    return Session(config, plan, start=checkpoint.start)
 
 
 def open_fresh(model: str, flags: Mapping[str, str]) -> Session:
@@ -66,8 +60,7 @@ def score(session: Session, *, step: int = 0) -> ScoredModel:
         feed = session.scoring_feed
         found = session.evaluate(feed.validation())
         assert isinstance(found, Score)
-        row = make_score_row(found, step=step, epoch=session.plan.epoch_at(step))
-        return ScoredModel(row, feed.bad_images())
+        return ScoredModel(make_score_row(found, session.plan, step=step), feed.bad_images())
 
 
 def score_checkpoint(checkpoint: ScorableCheckpoint) -> ScoredModel:

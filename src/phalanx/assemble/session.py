@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +53,18 @@ class Session:
         plan: Plan,
         *,
         start: StartingPoint | None = None,
-        preprocessing: Preprocessing | None = None,
         classes: Sequence[str] = (),
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
         self.device = prepare_torch(plan)
         self.memory = MemoryMeter(self.device)  # from before the first weight
-        self.preprocessing = preprocessing or build_preprocessing(config, plan)
+        self.preprocessing = build_preprocessing(config, plan)
+        if (
+            start is not None and start.weights_only
+        ):  # classes and images are as it was trained with
+            self.classes = tuple(start.facts["classes"])
+            self.preprocessing = Preprocessing(**start.facts["preprocessing"])
+        self.normaliser = build_normaliser(self.preprocessing, self.device, config)
         self.options = build_step_options(config, plan, self.device)
         self.model = build_network(config, plan, self.device)
         # whatever wraps the model for a step (DDP, compilation, a graph) is made here, and only
@@ -71,7 +75,7 @@ class Session:
         self._start, self._exits = start, ExitStack()
         if start is None:
             load_init_weights(self.model, config)
-        elif start.use in ("resume", "fork"):
+        elif not start.weights_only:
             self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
         else:
             file = AVERAGE_WEIGHTS if start.use == "score average" else WEIGHTS
@@ -97,8 +101,7 @@ class Session:
 
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """Batches as a plan cuts them; worker processes end with the block."""
-        normaliser = build_normaliser(self.preprocessing, self.device, self.config)
-        return open_feed(build_input_spec(self.config, plan), plan, normaliser, self.config)
+        return open_feed(build_input_spec(self.config, plan), plan, self.normaliser, self.config)
 
     @cached_property
     def scoring_feed(self) -> Feed:
@@ -116,8 +119,7 @@ class Session:
             image_size=preprocessing.image_size,
             transform=preprocessing.transform,
         )
-        normaliser = build_normaliser(preprocessing, self.device, config)
-        feed = self._exits.enter_context(open_feed(spec, self.plan, normaliser, config))
+        feed = self._exits.enter_context(open_feed(spec, self.plan, self.normaliser, config))
         if isinstance(feed, LoadedFeed):
             found = feed.loader.source("valid").classes
             feed.relabel(_match_classes(found, self.classes))
@@ -149,28 +151,19 @@ class Session:
         inputs = build_normaliser(self.preprocessing, self.device)(pixels)
         return compute_logits(self.model, inputs, self.options)
 
-    def close(self) -> None:
-        """End worker processes and let go of what feeds hold."""
-        self._exits.close()
-
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, *failure: object) -> None:
+        self._exits.close()
 
 
 def _match_classes(found: Sequence[str], known: Sequence[str]) -> NDArray[np.int64]:
     """For each class of some data, its number in the model; DataError for one it never learnt."""
-    strange = [name for name in found if name not in known]
-    if strange:
+    unknown = [name for name in found if name not in known]
+    if unknown:
         raise DataError(
-            f"the data has classes the model never learnt: {', '.join(strange[:5])}; "
+            f"the data has classes the model never learnt: {', '.join(unknown[:5])}; "
             f"it knows {', '.join(known[:10])}{'...' if len(known) > 10 else ''}"
         )
     return np.array([list(known).index(name) for name in found], np.int64)

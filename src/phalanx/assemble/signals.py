@@ -13,16 +13,11 @@ from phalanx.errors import EXIT_LEFT_AT_ONCE
 class StopRequest:
     """Set by a signal, read by the loop after every step."""
 
-    def __init__(self) -> None:
-        self._name: str | None = None
+    requested = False
 
     def __call__(self) -> bool:
         """Whether a signal has come."""
-        return self._name is not None
-
-    def note(self, name: str) -> None:
-        """A signal of that name has come."""
-        self._name = name
+        return self.requested
 
 
 @contextmanager
@@ -37,8 +32,8 @@ def listening(stop: StopRequest, *, leave: Callable[[], None]) -> Iterator[None]
             leave()
             os._exit(EXIT_LEFT_AT_ONCE)
         if not stop():
+            stop.requested = True
             name = signal.Signals(number).name
-            stop.note(name)
             # straight to the terminal: a handler may interrupt a print, which must not print again
             os.write(2, f"\n{name}: finishing this step and saving\n".encode())
 

@@ -26,11 +26,8 @@ def prepare_torch(plan: Plan) -> torch.device:
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = benchmark
-    for name in (
-        "allow_fp16_reduced_precision_reduction",
-        "allow_bf16_reduced_precision_reduction",
-    ):
-        setattr(torch.backends.cuda.matmul, name, plan.half_partials)
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = plan.half_partials
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = plan.half_partials
     device = torch.device(first_device(plan.device))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device: torch finds no CUDA device here; use --device cpu")

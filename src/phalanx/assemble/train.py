@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from phalanx.assemble.average import average_run
-from phalanx.assemble.blackbox import BlackBoxWriter, DivergenceDiagnosis
+from phalanx.assemble.blackbox import BlackBox
 from phalanx.assemble.environment import describe_environment
 from phalanx.assemble.fork import describe_fork
 from phalanx.assemble.prepare import PreparedRun, take_over
@@ -17,7 +17,6 @@ from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
 from phalanx.assemble.signals import StopRequest, listening
 from phalanx.assemble.summarise import summarise_run
-from phalanx.config.schema import Config
 from phalanx.engine.checkpoint import WEIGHTS, CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
@@ -29,10 +28,9 @@ from phalanx.engine.checkpoint_store import (
 )
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.evaluate import Score, ValidBatch
-from phalanx.engine.metrics_buffer import MetricsBuffer
 from phalanx.engine.probe import Probe
-from phalanx.engine.state import MetricSums, TrainState
-from phalanx.engine.train import LoopDependencies, fit
+from phalanx.engine.state import TrainState
+from phalanx.engine.train import LoopDependencies, MetricsBuffer, fit
 from phalanx.errors import Stopped, UserError
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.model import build_variant
@@ -54,13 +52,10 @@ class TrainingRun:
     records: Records
     console: Console
     saver: CheckpointSaver
+    black_box: BlackBox
+    stop: StopRequest
     role: Role
     consensus: Consensus
-
-    @property
-    def config(self) -> Config:
-        """The options."""
-        return self.prepared.config
 
 
 def train(
@@ -72,7 +67,14 @@ def train(
     """
     with ExitStack() as stack:
         stack.enter_context(prepared.run.lock())
-        training = _begin(prepared, stack, stream=stream, role=role or Role())
+        try:
+            training = open_training(take_over(prepared), stack, stream=stream, role=role)
+            _go_to_start(training)
+        except UserError:
+            stack.close()
+            if prepared.fresh:  # made by this command, which cannot begin it
+                prepared.run.discard()
+            raise
         _announce(training)
         _run_loop(training)
         if training.role.writes:
@@ -81,21 +83,6 @@ def train(
     if training.role.writes:
         write_report(prepared.run)
     return summary
-
-
-def _begin(
-    prepared: PreparedRun, stack: ExitStack, *, stream: TextIO | None, role: Role
-) -> TrainingRun:
-    """A run at its first step. One that this command made and cannot begin leaves no folder."""
-    try:
-        training = open_training(take_over(prepared), stack, stream=stream, role=role)
-        _go_to_start(training)
-    except UserError:
-        stack.close()
-        if prepared.fresh:
-            prepared.run.discard()
-        raise
-    return training
 
 
 def open_training(
@@ -129,6 +116,7 @@ def open_training(
         writes=role.writes,
         consensus=consensus,
     )
+    probe = Probe(session.model) if config.machine.fp_exceptions else None
     session.feed  # noqa: B018 - what cannot be read is told before the first line is printed
     stack.enter_context(console)
     return TrainingRun(
@@ -137,6 +125,8 @@ def open_training(
         records=records,
         console=console,
         saver=saver,
+        black_box=BlackBox(prepared, session, records, probe),
+        stop=StopRequest(),
         role=role,
         consensus=consensus,
     )
@@ -195,23 +185,12 @@ def _announce(training: TrainingRun) -> None:
 
 def _run_loop(training: TrainingRun) -> None:
     """Train until the end, a signal, or trouble; whatever was handed to the saver is written."""
-    session, config, stop = training.session, training.config, StopRequest()
-    probe = Probe(session.model) if config.machine.fp_exceptions else None
-    diagnosis = DivergenceDiagnosis(training.prepared, session, probe)
+    session, black_box = training.session, training.black_box
     # where every step is looked at, one that diverged is seen before another is made
-    capacity = 1 if probe else config.train.device_iterations
-    metrics = MetricsBuffer(session.device, capacity)
-    deps = loop_dependencies(training, stop, diagnosis)
-    black_box = BlackBoxWriter(
-        prepared=training.prepared,
-        session=session,
-        records=training.records,
-        diagnosis=diagnosis,
-        unread=lambda: metrics.read(MetricSums()),
-        write_metrics=deps.observer.on_metrics,
-    )
-    with listening(stop, leave=training.console.restore_terminal):
-        with black_box.recording():
+    capacity = 1 if black_box.probe else session.config.train.device_iterations
+    metrics, deps = MetricsBuffer(session.device, capacity), loop_dependencies(training)
+    with listening(training.stop, leave=training.console.restore_terminal):
+        with black_box.recording(metrics.read, deps.observer.on_metrics):
             try:
                 fit(session.state, session.plan, deps=deps, metrics=metrics)
             finally:
@@ -220,11 +199,9 @@ def _run_loop(training: TrainingRun) -> None:
             _score_checkpoints(training, deps)
 
 
-def loop_dependencies(
-    training: TrainingRun, stop: StopRequest, diagnosis: DivergenceDiagnosis
-) -> LoopDependencies:
+def loop_dependencies(training: TrainingRun) -> LoopDependencies:
     """What the loop calls."""
-    session, plan = training.session, training.session.plan
+    session, plan, black_box = training.session, training.session.plan, training.black_box
     feed = session.feed
 
     def evaluate(state: TrainState) -> Score | None:
@@ -232,7 +209,7 @@ def loop_dependencies(
         last = state.step == plan.total_steps
 
         def interrupted() -> bool:
-            return training.consensus.any(stop()) and not last
+            return training.consensus.any(training.stop()) and not last
 
         return session.evaluate(shown(), interrupted=interrupted)
 
@@ -254,12 +231,12 @@ def loop_dependencies(
 
     return LoopDependencies(
         batches_from=feed.batches_from,
-        train_step=lambda passes, lr: session.train_step(passes, lr, probe=diagnosis.probe),
+        train_step=lambda passes, lr: session.train_step(passes, lr, probe=black_box.probe),
         evaluate=evaluate,
         save=save,
-        stop_requested=stop,
+        stop_requested=training.stop,
         describe_images=describe_images,
-        diagnose=diagnosis,
+        diagnose=black_box.diagnose,
         observer=RunRecorder(
             training.records, training.console, plan, feed=feed, role=training.role
         ),
@@ -297,7 +274,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
 
 def _average_last(training: TrainingRun) -> None:
     """Average the last checkpoints and score that, where the run is to end so."""
-    how = build_averaging(training.config)
+    how = build_averaging(training.session.config)
     if how is None:
         return
     averaged = average_run(training.prepared.run, how, {})
@@ -313,7 +290,7 @@ def _finish(training: TrainingRun) -> Summary:
     if training.role.writes:
         training.records.flush(sync=True)
         if newest_checkpoint(run.checkpoints) is not None:
-            keep = count_kept_checkpoints(training.config)
+            keep = count_kept_checkpoints(training.session.config)
             prune_checkpoints(run.checkpoints, keep=keep, scores=state.scores)
     summary = summarise_run(training.prepared, training.session)
     if training.role.writes:

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.memory import peak_resident, read_resident
 from phalanx.assemble.torch_setup import prepare_torch
-from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
+from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.loading.cache import free_memory
@@ -90,17 +90,16 @@ def find_batch_size(
     before = _memory_now(device)
 
     def fits(size: int) -> bool:
-        kept = _memory_now(device) - before  # what earlier trials left is used again
-        problem = (
-            "" if device.type == "cuda" else explain_no_room(size, trials, free_memory() + kept)
-        )
-        trial = BatchSizeTrial(size=size, problem=problem)
-        if not problem:
+        trial = BatchSizeTrial(size=size)
+        if device.type != "cuda":
+            kept = _memory_now(device) - before  # what earlier trials left is used again
+            trial = replace(trial, problem=explain_no_room(size, trials, free_memory() + kept))
+        if not trial.problem:
             rate, peak = _try_size(settings.config, plan, device, size=size, seconds=seconds)
-            trial = BatchSizeTrial(
-                size=size, images_per_second=rate, peak_bytes=max(0, peak - before)
-            )
-            trial = trial if rate else BatchSizeTrial(size=size, problem="out of memory")
+            trial = replace(trial, problem="out of memory")
+            if rate is not None:
+                peak = max(0, peak - before)
+                trial = BatchSizeTrial(size=size, images_per_second=rate, peak_bytes=peak)
         trials.append(trial)
         done(trial)
         return not trial.problem
@@ -158,7 +157,7 @@ def _try_size(
     rate = None
     _reset_peak(device)
     try:
-        rate = _time_steps(config, plan, device, size=size, seconds=seconds)
+        rate = _time_steps(config, plan, size=size, seconds=seconds)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_ROOM):
             raise
@@ -167,22 +166,14 @@ def _try_size(
     return rate, peak
 
 
-def _time_steps(
-    config: Config, plan: Plan, device: torch.device, *, size: int, seconds: float
-) -> float:
+def _time_steps(config: Config, plan: Plan, *, size: int, seconds: float) -> float:
     """Images a second of whole steps.
 
     Where the global batch takes several passes there are two: the second begins with the
     gradients of the first in memory.
     """
     passes = 2 if size < plan.micro_batch * plan.accumulation else 1
-    take_step = build_synthetic_step(config, plan, micro_batch=size, accumulation=passes)
-
-    def step() -> int:
-        images = take_step()
-        synchronise(device)
-        return images
-
+    step = build_synthetic_step(config, replace(plan, micro_batch=size, accumulation=passes))
     step()  # what the optimizer remembers is made here
     return measure_rate(step, seconds)
 

@@ -102,10 +102,7 @@ def prepare_process(settings: Settings, plan: Plan) -> None:
     config = settings.config
     if config.run.plugin:
         load_plugins(config.run.plugin)
-    step = build_synthetic_step(
-        config, plan, micro_batch=plan.micro_batch, accumulation=plan.accumulation
-    )
-    _STEP.append(step)
+    _STEP.append(build_synthetic_step(config, plan, waits=False))
 
 
 def take_steps(count: int) -> int:

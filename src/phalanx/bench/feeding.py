@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.feed import LoadedFeed, build_normaliser
+from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.session import Session
 from phalanx.bench.synthetic_steps import build_synthetic_step, synchronise
 from phalanx.config.read import Settings
@@ -63,7 +63,6 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         assert isinstance(session.feed, LoadedFeed)
         device, loader = session.device, session.feed.loader
         workers = 0 if loader.on_device else config.data.workers or count_cores()
-        normaliser = build_normaliser(session.preprocessing, device, config)
         batch = np.zeros((plan.micro_batch, plan.image_size, plan.image_size, 3), np.uint8)
         gathered = np.empty_like(batch)
 
@@ -72,14 +71,9 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
             return len(batch)
 
         def copy() -> int:
-            normaliser(batch)
+            session.normaliser(batch)
             synchronise(device)
             return len(batch)
-
-        def step() -> int:
-            images = synthetic_step()
-            synchronise(device)
-            return images
 
         stages = [
             *time_stages(loader.reader("train"), seconds / 4),
@@ -89,10 +83,8 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
         one, every = (
             _time_batches(session, replace(plan, workers=count), seconds) for count in (1, workers)
         )
-        synthetic_step = build_synthetic_step(
-            config, plan, micro_batch=plan.micro_batch, accumulation=plan.accumulation
-        )
-        step()
+        step = build_synthetic_step(config, plan)
+        step()  # what the optimizer remembers is made here
         return Feeding(
             stages=stages,
             one_worker=one,

@@ -12,15 +12,12 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.nn.functional as F
 
-from phalanx.assemble.blackbox import DivergenceDiagnosis
 from phalanx.assemble.prepare import prepare_new
 from phalanx.assemble.session import Session
-from phalanx.assemble.signals import StopRequest
 from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
 from phalanx.bench.paired import Ratio, measure_pairs
 from phalanx.config.read import read_settings
-from phalanx.engine.metrics_buffer import MetricsBuffer
-from phalanx.engine.train import fit
+from phalanx.engine.train import MetricsBuffer, fit
 from phalanx.errors import Stopped
 
 
@@ -45,12 +42,11 @@ def _phalanx_block(training: TrainingRun, steps: int) -> Callable[[], int]:
     session = training.session
     state, plan = session.state, session.plan
     plan = replace(plan, evaluate=replace(plan.evaluate, rate=Fraction(0)))
-    diagnosis = DivergenceDiagnosis(training.prepared, session, None)
 
     def block() -> int:
         end = state.step + steps
         deps = replace(
-            loop_dependencies(training, StopRequest(), diagnosis),
+            loop_dependencies(training),
             stop_requested=lambda: state.step >= end,
             save=lambda state: None,
         )

@@ -11,26 +11,24 @@ from phalanx.engine.step import MicroBatch
 from phalanx.plan.plan import Plan
 
 
-def build_synthetic_step(
-    config: Config, plan: Plan, *, micro_batch: int, accumulation: int
-) -> Callable[[], int]:
-    """A call that takes one step of the run, cut as asked, and gives its images.
+def build_synthetic_step(config: Config, plan: Plan, *, waits: bool = True) -> Callable[[], int]:
+    """A call that takes one step of one replica, waits for it if asked to, and gives its images.
 
-    It waits for nothing, and weights do not move: the learning rate is 0.
+    Weights do not move: the learning rate is 0.
     """
     fresh = config.model.model_copy(update={"init_weights": None, "reset_head": False})
-    images = micro_batch * accumulation
-    session = Session(
-        config.model_copy(update={"model": fresh}),
-        replace(plan, micro_batch=micro_batch, accumulation=accumulation, global_batch=images),
-    )
-    shape = (micro_batch, 3, plan.image_size, plan.image_size)
+    rows, images = plan.micro_batch, plan.micro_batch * plan.accumulation
+    config = config.model_copy(update={"model": fresh})
+    session = Session(config, replace(plan, global_batch=images))
+    shape = (rows, 3, plan.image_size, plan.image_size)
     pixels = torch.empty(shape, device=session.device, memory_format=torch.channels_last).normal_()
-    labels = torch.arange(micro_batch, device=session.device) % plan.num_classes
-    passes = [MicroBatch(pixels, labels, number * micro_batch) for number in range(accumulation)]
+    labels = torch.arange(rows, device=session.device) % plan.num_classes
+    passes = [MicroBatch(pixels, labels, first) for first in range(0, images, rows)]
 
     def step() -> int:
         session.train_step(passes, 0.0)
+        if waits:
+            synchronise(session.device)
         return images
 
     return step

@@ -144,7 +144,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
         averages = tensors_from_bytes(files[AVERAGE_WEIGHTS])
         state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
     elif state.average is not None:  # a fork that begins to average
-        state.average.reset_to(state.model)
+        state.average.reset()
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:

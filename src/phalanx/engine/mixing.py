@@ -35,14 +35,6 @@ class Mixing:
         """Whether boxes are pasted."""
         return self.cutmix_high > 0 or self.cutmix_lambda < 1
 
-    @property
-    def on(self) -> bool:
-        """Whether anything is mixed."""
-        return self.mixup_alpha > 0 or self.cutmix
-
-
-NO_MIXING = Mixing()
-
 
 class WeightedLabels(NamedTuple):
     """Labels that count with a weight an image, or with 1."""

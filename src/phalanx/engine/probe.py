@@ -32,7 +32,7 @@ class _Observation(NamedTuple):
 class NonFiniteFinding:
     """The first number of a step that was not finite."""
 
-    what: str  # a row of SAID
+    what: str  # a key of _DESCRIPTIONS
     name: str  # of a module, by its path, or of a parameter
     rows: tuple[int, ...] = ()  # the images it was seen with, counted within the step from 0
     weights_finite: bool = True  # whether the module's own weights were finite before the step
@@ -105,7 +105,14 @@ class Probe:
         """The first number of the step that was not finite, if any. Waits for the device."""
         finite = torch.stack([seen.finite.all() for seen in self._observations]).tolist()
         if not all(finite):
-            return self._found_in(self._observations[finite.index(False)])
+            seen = self._observations[finite.index(False)]
+            by_image = seen.finite.tolist() if seen.finite.dim() else []
+            return NonFiniteFinding(
+                what="output",
+                name=seen.path,
+                rows=tuple(seen.first + row for row, finite in enumerate(by_image) if not finite),
+                weights_finite=seen.weights is None or bool(seen.weights),
+            )
         if not isfinite(loss):
             return NonFiniteFinding(what="loss", name="")
         peaks = torch.stack([peak.float() for _, peak in self._peaks]).tolist()
@@ -115,15 +122,6 @@ class Probe:
         if not isfinite(grad_norm):
             return NonFiniteFinding(what="length", name=self._peaks[peaks.index(max(peaks))][0])
         return None
-
-    def _found_in(self, seen: _Observation) -> NonFiniteFinding:
-        by_image = seen.finite.tolist() if seen.finite.dim() else []
-        return NonFiniteFinding(
-            what="output",
-            name=seen.path,
-            rows=tuple(seen.first + row for row, finite in enumerate(by_image) if not finite),
-            weights_finite=seen.weights is None or bool(seen.weights),
-        )
 
 
 def _tensors_in(output: Any) -> Iterator[Tensor]:

@@ -125,7 +125,7 @@ class TrainState:
     def after_update(self, counts: Tensor | None) -> None:
         """Add an update to the average and the counts, without waiting for it."""
         if self.average is not None:
-            self.average.update(self.model, self.step)
+            self.average.update(self.step)
         if counts is not None:
             so_far = self.rounding_counts
             self.rounding_counts = counts if so_far is None else so_far + counts

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.loss import LOSSES
-from phalanx.engine.mixing import NO_MIXING, Mixed, Mixing, WeightedLabels, mix_batch
+from phalanx.engine.mixing import Mixing, mix_batch
 from phalanx.engine.state import TrainState
 from phalanx.models.units import draw_dropout_noise, find_noise_sizes
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update
@@ -33,7 +33,7 @@ class StepOptions:
     half: torch.dtype | None  # what passes compute in, where that is 16 bits
     seed: int = 0  # of dropout and mixing
     flip: bool = False  # score each image together with its mirror image
-    mixing: Mixing = NO_MIXING
+    mixing: Mixing = field(default_factory=Mixing)
     loss: str = "cross-entropy"  # a row of LOSSES
     clip_norm: float = 0.0  # longest gradient; 0 for any
     clip_value: float = 0.0  # largest number of a gradient; 0 for any
@@ -60,43 +60,28 @@ def build_forward_backward(
     Each loss is a sum divided by the images of the whole global batch, whoever computes the rest
     of them: the gradients add up to the same however a step is cut.
     """
+    seed, noise_sizes = options.seed, find_noise_sizes(model)
 
     def forward_backward(passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
         totals = []
-        for batch in passes:
-            images, targets = _mix(batch, options)
-            logits = _forward(model, batch._replace(images=images), options)
+        for raw, labels, first in passes:
+            images, targets = mix_batch(raw, labels, first=first, seed=seed, mixing=options.mixing)
+            # what the model drops depends on the images' positions alone
+            noise = draw_dropout_noise(
+                noise_sizes, seed=seed, first=first, images=len(labels), device=images.device
+            )
+            with options.autocast():
+                logits = model(images, noise) if noise else model(images)
+            logits = logits.float()
             loss = LOSSES[options.loss](logits, targets, options.label_smoothing)
             scaled = loss / global_batch if loss_scale == 1 else loss * (loss_scale / global_batch)
             scaled.backward()
             with torch.no_grad():  # of mixed images, the label of the one that was there first
-                right = (logits.argmax(1) == batch.labels).sum() if options.metrics else loss * nan
+                right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
                 totals.append(torch.stack([loss, right]))
         return sum(totals[1:], totals[0]) / global_batch
 
     return forward_backward
-
-
-def _mix(batch: MicroBatch, options: StepOptions) -> Mixed:
-    if not options.mixing.on:
-        return Mixed(batch.images, (WeightedLabels(batch.labels),))
-    return mix_batch(
-        batch.images, batch.labels, first=batch.first, seed=options.seed, mixing=options.mixing
-    )
-
-
-def _forward(model: nn.Module, batch: MicroBatch, options: StepOptions) -> Tensor:
-    """Logits of a training pass; what the model drops depends on the images' positions alone."""
-    noise = draw_dropout_noise(
-        find_noise_sizes(model),
-        seed=options.seed,
-        first=batch.first,
-        images=len(batch.labels),
-        device=batch.images.device,
-    )
-    with options.autocast():
-        logits: Tensor = model(batch.images, noise) if noise else model(batch.images)
-    return logits.float()
 
 
 def compute_logits(model: nn.Module, images: Tensor, options: StepOptions) -> Tensor:

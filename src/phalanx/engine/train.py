@@ -2,20 +2,45 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from time import perf_counter
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.evaluate import Score
-from phalanx.engine.metrics_buffer import MetricsBuffer
 from phalanx.engine.state import MetricSums, StepMetrics, Throughput, TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError, Stopped
 from phalanx.plan.plan import Plan
 
 _UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
+
+
+class MetricsBuffer:
+    """[loss, gradient norm, top-1] of each step, kept on the device until somebody must look."""
+
+    def __init__(self, device: torch.device, capacity: int = 512) -> None:
+        self._rows = torch.zeros(capacity, 3, device=device)
+        self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the buffer must be read before the next step."""
+        return self._count == len(self._rows)
+
+    def add(self, metrics: Tensor) -> None:
+        """Take one step's metrics, without waiting for them."""
+        self._rows[self._count] = metrics
+        self._count += 1
+
+    def read(self) -> list[StepMetrics]:
+        """All steps since the last time. Waits for the device."""
+        rows = self._rows[: self._count].tolist()
+        self._count = 0
+        return [StepMetrics(loss, norm, None if isnan(top1) else top1) for loss, norm, top1 in rows]
 
 
 class _LoopObserver(Protocol):
@@ -102,7 +127,9 @@ def _stopped(state: TrainState, plan: Plan) -> Stopped:
 
 def _read_metrics(state: TrainState, metrics: MetricsBuffer, deps: LoopDependencies) -> None:
     """Read the steps since the last time, hand them on, and stop at the first that diverged."""
-    rows = metrics.read(state.sums)
+    rows = metrics.read()
+    for row in rows:
+        state.sums.add(row)
     first = state.step - len(rows) + 1
     deps.observer.on_metrics(first, rows)
     diverged = next((n for n, row in enumerate(rows) if not row.is_finite), None)
@@ -127,7 +154,7 @@ def _score_if_due(state: TrainState, plan: Plan, deps: LoopDependencies) -> None
     state.scores[state.step] = score.top1
     deps.observer.on_score(state, score)
     if state.average is not None:
-        with state.average.applied_to(state.model):
+        with state.average.applied():
             score = deps.evaluate(state)
         if score is not None:
             deps.observer.on_averaged_score(state, score)

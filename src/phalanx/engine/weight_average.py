@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,101 +24,72 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, *, decay: float) -> None:
         self.decay = decay
-        self._model, self._slots = model, _find_slots(model)
-        self._averages = {name: _float32_copy(slot.tensor) for name, slot in self._slots.items()}
+        # where modules keep the tensors: walking the model at every step would cost too much
+        self._slots: dict[str, tuple[dict[str, Any], str]] = {}
+        for name in model.state_dict():
+            path, _, leaf = name.rpartition(".")
+            module = model.get_submodule(path)
+            table = module._parameters if leaf in module._parameters else module._buffers
+            self._slots[name] = (table, leaf)
+        self._averages = {
+            name: now.detach().to(
+                torch.float32 if now.is_floating_point() else now.dtype, copy=True
+            )
+            for name, now in self._find_weights().items()
+        }
+
+    def _find_weights(self) -> dict[str, Tensor]:
+        """The model's tensors as they are now: one that was replaced is seen."""
+        return {name: table[leaf] for name, (table, leaf) in self._slots.items()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
         """Take in the weights after `step` optimizer steps."""
         averages, weights, counters, counts = [], [], [], []
-        for name, slot in self._slots_in(model).items():
-            average, now = self._averages[name], slot.tensor
+        for name, now in self._find_weights().items():
             if now.is_floating_point():
-                averages.append(average)
+                averages.append(self._averages[name])
                 weights.append(now.float())
             else:
-                counters.append(average)
+                counters.append(self._averages[name])
                 counts.append(now)
         if averages:
             torch._foreach_lerp_(averages, weights, 1 - ema_decay_at(self.decay, step))
         if counters:
             torch._foreach_copy_(counters, counts)
 
-    @torch.no_grad()
-    def reset_to(self, model: nn.Module) -> None:
+    def reset(self) -> None:
         """Forget what was averaged: the model's weights are the average now."""
-        for name, slot in self._slots_in(model).items():
-            self._averages[name].copy_(slot.tensor)
+        _overwrite(self._averages, self._find_weights())
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages under the model's names, for a checkpoint; the very tensors, no copies."""
         return dict(self._averages)
 
-    @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], *, where: str) -> None:
         """Take back what `tensors` gave, bit for bit."""
         problems = sorted(find_mismatches(self._averages, tensors))
         if problems:
             raise CheckpointError(f"{where}: not the averages of this model: {problems[0]}")
-        for name, average in self._averages.items():
-            if name in tensors:  # find_mismatches lets old files go without counters
-                average.copy_(tensors[name])
+        # find_mismatches lets old files go without counters
+        _overwrite(self._averages, {**self._averages, **tensors})
 
     @contextmanager
-    def applied_to(self, model: nn.Module) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """A block in which the model has the averaged weights; then its own, bit for bit."""
-        slots = self._slots_in(model)
-        own = {name: slot.tensor.detach().clone() for name, slot in slots.items()}
-        _overwrite(slots, self._averages)
+        own = {name: now.detach().clone() for name, now in self._find_weights().items()}
+        _overwrite(self._find_weights(), self._averages)
         try:
             yield
         finally:
-            _overwrite(slots, own)
-
-    def _slots_in(self, model: nn.Module) -> dict[str, "_TensorSlot"]:
-        if model is not self._model:
-            self._model, self._slots = model, _find_slots(model)
-        return self._slots
-
-
-class _TensorSlot(NamedTuple):
-    """Where a module keeps a tensor. Looked up at every use: a replaced tensor is seen."""
-
-    table: dict[str, Tensor | None] | dict[str, nn.Parameter | None]
-    leaf: str
-
-    @property
-    def tensor(self) -> Tensor:
-        """The tensor that is there now."""
-        found = self.table[self.leaf]
-        assert found is not None
-        return found
-
-
-def _find_slots(model: nn.Module) -> dict[str, _TensorSlot]:
-    """The places of all that a model's state dict holds, by name."""
-    slots = {}
-    for name in model.state_dict():
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        if leaf in module._parameters:
-            slots[name] = _TensorSlot(module._parameters, leaf)
-        elif leaf in module._buffers:
-            slots[name] = _TensorSlot(module._buffers, leaf)
-    return slots
-
-
-def _float32_copy(tensor: Tensor) -> Tensor:
-    """What an average begins as: the values in 32 bits, laid out as the tensor is."""
-    copy = tensor.detach().clone()
-    return copy.float() if copy.is_floating_point() else copy
+            _overwrite(self._find_weights(), own)
 
 
 @torch.no_grad()
-def _overwrite(slots: Mapping[str, _TensorSlot], tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite a model's tensors in place: the optimizer and graphs hold on to them."""
-    for name, slot in slots.items():
-        slot.tensor.copy_(tensors[name])
+def _overwrite(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    """Overwrite tensors in place: the optimizer and graphs hold on to them."""
+    for name, target in targets.items():
+        target.copy_(sources[name])
 
 
 def average_weights(
@@ -164,45 +135,27 @@ def reestimate_norms(
     }
     if not norms:
         return ()
+    momenta = [norm.momentum for norm in norms.values()]
     model.eval()
-    momenta = {path: norm.momentum for path, norm in norms.items()}
     for norm in norms.values():
         norm.train()
         norm.reset_running_stats()
         norm.momentum = 1.0  # each batch's own statistics, which are summed up in 32 bits
-    try:
-        means = _mean_statistics(model, batches, list(norms.values()), autocast=autocast)
-    finally:
-        for path, norm in norms.items():
-            norm.momentum = momenta[path]
-        model.eval()
-    for buffer, mean in zip(_running_statistics(norms.values()), means, strict=True):
-        buffer.copy_(mean)
-    leaves = ("running_mean", "running_var", "num_batches_tracked")
-    return tuple(f"{path}.{leaf}".lstrip(".") for path in norms for leaf in leaves)
-
-
-def _mean_statistics(
-    model: nn.Module,
-    batches: Iterable[Tensor],
-    norms: list[_BatchNorm],
-    *,
-    autocast: _Context,
-) -> list[Tensor]:
-    """The statistics of all norms, each the mean over the batches."""
-    sums = [torch.zeros_like(s, dtype=torch.float32) for s in _running_statistics(norms)]
+    buffers = [b for norm in norms.values() for b in (norm.running_mean, norm.running_var)]
+    statistics = [buffer for buffer in buffers if buffer is not None]
+    sums = [torch.zeros_like(s, dtype=torch.float32) for s in statistics]
     taken = 0
     for images in batches:
         with autocast():
             model(images)
-        torch._foreach_add_(sums, [s.float() for s in _running_statistics(norms)])
+        torch._foreach_add_(sums, [s.float() for s in statistics])
         taken += 1
     if not taken:
         raise ValueError("there is no batch to take statistics from")
-    return [total / taken for total in sums]
-
-
-def _running_statistics(norms: Iterable[_BatchNorm]) -> list[Tensor]:
-    """The running means and variances of norms, in order."""
-    found = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
-    return [buffer for buffer in found if buffer is not None]
+    for statistic, total in zip(statistics, sums, strict=True):
+        statistic.copy_(total / taken)
+    for norm, momentum in zip(norms.values(), momenta, strict=True):
+        norm.momentum = momentum
+    model.eval()
+    leaves = ("running_mean", "running_var", "num_batches_tracked")
+    return tuple(f"{path}.{leaf}".lstrip(".") for path in norms for leaf in leaves)

@@ -9,7 +9,6 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console as RichConsole
@@ -62,12 +61,7 @@ class Console:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._live:
             self._live.stop()
             self._live = None

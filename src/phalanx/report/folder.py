@@ -75,16 +75,6 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
-    def lock_file(self) -> Path:
-        """The file whoever trains holds."""
-        return self.path / "lock"
-
-    @property
-    def metrics(self) -> Path:
-        """One line a step, and one per evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
     def log(self) -> Path:
         """What the console said."""
         return self.path / "log.txt"
@@ -128,8 +118,8 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove what a run that trained nothing has written, as far as that goes."""
-        for file in (self.config, self.run, self.lock_file, self.log, self.metrics):
-            remove_quietly(file)
+        for name in ("config.yaml", "run.json", "lock", "log.txt", "metrics.jsonl"):
+            remove_quietly(self.path / name)
         if self.is_new:
             with suppress(OSError):  # something else lies there too
                 self.path.rmdir()
@@ -155,9 +145,9 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only process that trains this run; the lock dies with the process."""
-        with file_lock(self.lock_file, self._make_lock_error) as handle:
+        with file_lock(self.path / "lock", self._make_lock_error) as handle:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _utc_now()}
-            with disk_errors(self.lock_file):
+            with disk_errors(self.path / "lock"):
                 os.ftruncate(handle, 0)
                 os.write(handle, json.dumps(owner).encode())
             yield
@@ -165,7 +155,7 @@ class RunFolder:
     def _make_lock_error(self) -> CheckpointError:
         """What to say where another process has the lock."""
         try:
-            owner = json.loads(self.lock_file.read_text(encoding="utf-8"))
+            owner = json.loads((self.path / "lock").read_text(encoding="utf-8"))
             who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             who = "another process"  # it took the lock this moment and has not signed yet

@@ -62,10 +62,8 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
     has_average = (run.checkpoints / "average").exists()
     device = str((facts.get("chosen") or {}).get("device") or "")
     data_wait = _measure("data_wait", summary, logs)
-    predictions, names = (
-        read_predictions(folder),
-        _ClassNames(enumerate(facts.get("classes") or [])),
-    )
+    predictions = read_predictions(folder)
+    names = _ClassNames(enumerate(facts.get("classes") or []))
     return {
         "name": facts.get("name") or folder.name,
         "state": "finished" if is_finished else "unfinished",
@@ -118,10 +116,9 @@ def describe_waiting(wait: float | None) -> str:
     if wait is None:
         return "Nothing is known yet about waiting for data."
     share = f"{wait:.1%}"
-    if wait < 0.05:
-        return f"The data kept up: training waited for it {share} of the time."
     if wait < 0.2:
-        return f"The data nearly kept up: training waited for it {share} of the time."
+        nearly = "" if wait < 0.05 else "nearly "
+        return f"The data {nearly}kept up: training waited for it {share} of the time."
     return (
         f"The data held training up: it waited {share} of the time. "
         "More --workers or a faster disk would help."
@@ -169,13 +166,13 @@ def _count_confusion(predictions: list[Prediction], names: _ClassNames) -> dict[
     classes = max(len(names), max(labels) + 1, max(guesses) + 1)
     counts = confusion_matrix(labels, guesses, classes=classes)
     is_small = classes <= _MOST_CLASSES
-    rows = [(names[label], _shade_row(counts[label], label)) for label in range(classes)]
+    shown = range(classes) if is_small else ()
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[: _FEW_PAIRS if is_small else _MOST_PAIRS]
     pairs = [divmod(int(at), classes) for at in order if wrong.flat[at] > 0]
     return {
-        "matrix": rows if is_small else [],
+        "matrix": [(names[label], _shade_row(counts[label], label)) for label in shown],
         "pairs": [
             (names[i], names[k], wrong[i, k], wrong[i, k] / counts[i].sum()) for i, k in pairs
         ],
@@ -199,11 +196,6 @@ def _find_pictures(
     if worst is None:
         return {}
     wrong = {row.index: row for row in predictions if not row.correct}
-    shown = [
-        (wrong[int(index)], pixels)
-        for index, pixels in zip(worst.indices, worst.pixels, strict=True)
-        if int(index) in wrong
-    ]
     mistakes = [
         {
             "name": row.id,
@@ -212,7 +204,8 @@ def _find_pictures(
             "confidence": row.confidence,
             "image": embed_image(pixels, "PNG"),
         }
-        for row, pixels in shown
+        for index, pixels in zip(worst.indices.tolist(), worst.pixels, strict=True)
+        if (row := wrong.get(index)) is not None
     ]
     return {"step": worst.step, "mistakes": mistakes}
 

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,15 +36,9 @@ class StepRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogRow:
+class LogRow(StepRow):
     """Means over the steps since the last log point, and what the clock said."""
 
-    step: int
-    epoch: float
-    lr: float
-    loss: float
-    grad_norm: float | None
-    top1: float | None
     images_per_second: float | None
     data_wait: float | None  # share of the time, 0 to 1
 
@@ -81,7 +75,7 @@ class Records:
 
     def log(self, row: LogRow) -> None:
         """Add a row of training.csv, and flush."""
-        self._add(_TRAINING, _csv_line(asdict(row).values()))
+        self._add(_TRAINING, _csv_line(vars(row).values()))
         self.flush()
 
     def score(self, row: ScoreRow) -> None:
@@ -108,10 +102,12 @@ class Records:
         """Drop everything after `step`, torn lines, and the score at `step` unless `scored`."""
         self.flush()
         last_score = step if scored else step - 1
-        _cut_file(
-            self.folder / _METRICS,
-            lambda line: _keep_metrics(line, last_step=step, last_score=last_score),
-        )
+
+        def keep_metrics(line: bytes) -> bool:
+            entry = _parse_metrics(line)
+            return bool(entry and entry["step"] <= (last_score if "valid" in entry else step))
+
+        _cut_file(self.folder / _METRICS, keep_metrics)
         for name, last in {_TRAINING: step, VALIDATION: last_score, _AVERAGED: last_score}.items():
             _cut_file(self.folder / name, partial(_keep_csv, header=_HEADERS[name], last_step=last))
 
@@ -149,17 +145,18 @@ def damage_errors(path: Path) -> Iterator[None]:
         ) from cause
 
 
-def json_number(value: float) -> float | str:
-    """The number itself, or its name where JSON cannot write it."""
+def json_number(value: float | None) -> float | str | None:
+    """The number itself, or its name where JSON cannot write it; None for none."""
+    if value is None:
+        return None
     value = float(value)
     return value if math.isfinite(value) else repr(value)
 
 
 def _step_line(row: StepRow) -> str:
     """One step as a line of metrics.jsonl."""
-    values = {name: getattr(row, name) for name in STEP_FIELDS[1:]}
-    numbers = {n: None if value is None else json_number(value) for n, value in values.items()}
-    return json.dumps({"step": int(row.step), **numbers}, allow_nan=False) + "\n"
+    numbers = {name: json_number(value) for name, value in vars(row).items()}
+    return json.dumps({**numbers, "step": int(row.step)}, allow_nan=False) + "\n"
 
 
 def score_entry(row: ScoreRow) -> dict[str, Any]:
@@ -167,7 +164,7 @@ def score_entry(row: ScoreRow) -> dict[str, Any]:
     valid = {
         "scored": int(row.scored),
         "top1": json_number(row.top1),
-        "top5": None if row.top5 is None else json_number(row.top5),
+        "top5": json_number(row.top5),
         "loss": json_number(row.loss),
         "interval95": [json_number(bound) for bound in row.interval95],
     }
@@ -176,14 +173,7 @@ def score_entry(row: ScoreRow) -> dict[str, Any]:
 
 def _csv_line(cells: Iterable[object]) -> str:
     """Cells as a line of CSV; numbers keep every bit, None is empty."""
-    return ",".join(_csv_cell(cell) for cell in cells) + "\n"
-
-
-def _csv_cell(cell: object) -> str:
-    """One cell as text."""
-    if cell is None:
-        return ""
-    return repr(float(cell)) if isinstance(cell, float) else str(cell)
+    return ",".join("" if cell is None else str(cell) for cell in cells) + "\n"
 
 
 def _cut_file(path: Path, keep: Callable[[bytes], bool]) -> None:
@@ -196,14 +186,6 @@ def _cut_file(path: Path, keep: Callable[[bytes], bool]) -> None:
     after = b"".join(line for line in lines if line.endswith(b"\n") and keep(line))
     if after != before:
         write_atomically(path, after)
-
-
-def _keep_metrics(line: bytes, *, last_step: int, last_score: int) -> bool:
-    """Whether a line of metrics belongs to the run up to this step."""
-    entry = _parse_metrics(line)
-    if entry is None:
-        return False
-    return bool(entry["step"] <= (last_score if "valid" in entry else last_step))
 
 
 def _keep_csv(line: bytes, *, header: tuple[str, ...], last_step: int) -> bool:
@@ -240,14 +222,13 @@ def read_steps(folder: Path) -> dict[str, list[float]]:
     NaN stands for what was not measured; a top-1 that was is always a number.
     """
     with damage_errors(folder / _METRICS):
-        rows = [_step_cells(entry) for entry in read_metrics(folder, scores=False)]
-    return {name: [row[at] for row in rows] for at, name in enumerate(STEP_FIELDS)}
-
-
-def _step_cells(entry: dict[str, Any]) -> tuple[float, ...]:
-    """One step from its entry in metrics.jsonl, in the order of its columns."""
-    values = [entry[name] for name in STEP_FIELDS[1:]]
-    return (entry["step"], *(math.nan if value is None else float(value) for value in values))
+        entries = list(read_metrics(folder, scores=False))
+        columns = {name: [entry[name] for entry in entries] for name in STEP_FIELDS}
+        numbers = {
+            name: [math.nan if value is None else float(value) for value in column]
+            for name, column in columns.items()
+        }
+    return {**numbers, "step": columns["step"]}
 
 
 def read_scores(folder: Path) -> list[ScoreRow]:

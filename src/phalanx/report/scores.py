@@ -10,14 +10,14 @@ _Z95 = 1.96
 _SIGNIFICANCE = 0.05  # level of a p-value
 
 
-def wilson_interval(hits: int, n: int, *, z: float = _Z95) -> tuple[float, float]:
-    """The interval (low, high) that holds the true share, 95 times in 100 at z = 1.96.
+def wilson_interval(hits: int, n: int) -> tuple[float, float]:
+    """The interval (low, high) that holds the true share, 95 times in 100.
 
     Wilson's, not the textbook one: it stays inside 0 to 1 and is right near both ends.
     """
     if n == 0:
         return 0.0, 1.0  # nothing was seen, anything is possible
-    share = hits / n
+    share, z = hits / n, _Z95
     scale = 1 + z * z / n
     center = (share + z * z / (2 * n)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
@@ -35,6 +35,9 @@ def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
         raise ValueError(f"wants two equally long rows of images, got {a.shape} and {b.shape}")
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
     p = sign_test(only_a, only_b)
+    verdict = "A is better" if only_a > only_b else "B is better"
+    if p >= _SIGNIFICANCE:
+        verdict = f"no difference that {n:,} images can show"
     return {
         "n": n,
         "n10": only_a,
@@ -42,9 +45,9 @@ def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
         "top1_a": float(a.mean()),
         "top1_b": float(b.mean()),
         "difference": (only_a - only_b) / n,
-        "interval95": list(_paired_interval(only_a, only_b, n=n)),
+        "interval95": _paired_interval(only_a, only_b, n=n),
         "p": p,
-        "verdict": _describe_outcome(only_a, only_b, n=n, p=p),
+        "verdict": verdict,
     }
 
 
@@ -58,16 +61,9 @@ def sign_test(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * tail / 2**tosses)  # whole numbers to the end: no rounding on the way
 
 
-def _paired_interval(only_a: int, only_b: int, *, n: int, z: float = _Z95) -> tuple[float, float]:
+def _paired_interval(only_a: int, only_b: int, *, n: int) -> list[float]:
     """The 95 % interval of the difference A - B (Bonett and Price's adjusted Wald, 2012)."""
     share_a, share_b = (only_a + 1) / (n + 2), (only_b + 1) / (n + 2)
     center = share_a - share_b
-    half = z * math.sqrt((share_a + share_b - center * center) / (n + 2))
-    return max(-1.0, center - half), min(1.0, center + half)
-
-
-def _describe_outcome(only_a: int, only_b: int, *, n: int, p: float) -> str:
-    """The outcome in words."""
-    if p >= _SIGNIFICANCE:
-        return f"no difference that {n:,} images can show"
-    return "A is better" if only_a > only_b else "B is better"
+    half = _Z95 * math.sqrt((share_a + share_b - center * center) / (n + 2))
+    return [max(-1.0, center - half), min(1.0, center + half)]

@@ -11,7 +11,7 @@ from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError, join_problems
 from phalanx.plan.plan import choose_machine, make_plan, validation_rate
-from phalanx.sweep.file import parse_sweep
+from phalanx.sweep.file import SweepFileReader
 from phalanx.sweep.schema import (
     PRESET,
     Choice,
@@ -26,7 +26,8 @@ _MOST_POINTS = 2_000  # that are read one by one; it takes a millisecond each
 
 def read_sweep(path: Path) -> SweepFile:
     """The sweep in a file; all that is wrong with it is reported together, in its order."""
-    sweep, problems = parse_sweep(path)
+    reader = SweepFileReader(path)
+    sweep, problems = reader.read(), reader.problems
     if sweep is not None:
         problems += [text for text in _check_values(sweep, path) if text not in problems]
     if problems or sweep is None:

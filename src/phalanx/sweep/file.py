@@ -50,13 +50,7 @@ _PROBLEMS = {  # what pydantic finds wrong, in our words
 }
 
 
-def parse_sweep(path: Path) -> tuple[SweepFile | None, list[str]]:
-    """The sweep in a file, and what is wrong; None where too much is."""
-    reader = _FileReader(path)
-    return reader.read(), reader.problems
-
-
-class _FileReader:
+class SweepFileReader:
     """Reads a sweep's file; notes where things stand in it and what is wrong with them."""
 
     def __init__(self, path: Path):
@@ -102,14 +96,11 @@ class _FileReader:
 
     def _read_mapping(self, entry: YamlEntry) -> list[YamlEntry]:
         """The keys of a mapping; none, and a problem, where it is no mapping."""
-        loader = YamlLoader("")
         try:
-            return read_mapping(loader, entry.node, self.path)
+            return read_mapping(YamlLoader(""), entry.node, self.path)
         except (ConfigError, yaml.YAMLError) as error:
             self.problems.append(str(error))
             return []
-        finally:
-            loader.dispose()
 
     def _read_settings(self, entries: Mapping[str, YamlEntry]) -> SweepSettings:
         """The keys with a single value; the default stands in for one that is wrong."""
@@ -223,13 +214,10 @@ class _FileReader:
 
 def _read_scalar(node: yaml.Node) -> Any:
     """A scalar as YAML understands it; what is none, as it stands there."""
-    loader = YamlLoader("")
-    try:
-        return loader.construct_object(node) if isinstance(node, yaml.ScalarNode) else node.value
-    except (ValueError, yaml.YAMLError):
-        return node.value
-    finally:
-        loader.dispose()
+    if isinstance(node, yaml.ScalarNode):
+        with suppress(ValueError, yaml.YAMLError):
+            return YamlLoader("").construct_object(node)
+    return node.value
 
 
 def _read_text(name: str, node: yaml.Node) -> str:

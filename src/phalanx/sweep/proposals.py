@@ -47,7 +47,9 @@ def propose_values(sweep: SweepFile, trials: Sequence[Trial]) -> Values:
 
 def _draw_values(sweep: SweepFile, trials: Sequence[Trial], *, draw: int) -> Values:
     """What the sampler draws for the next trial."""
-    seed = _derive_seed(sweep.seed, len(trials), draw)
+    # a seed of its own for every draw, so that a resumed sweep does not repeat its first ones
+    numbers = (sweep.seed, len(trials), draw)
+    seed = int.from_bytes(sha256(repr(numbers).encode()).digest()[:4])
     study = _build_study(sweep, trials, seed=seed)
     drawn = study.ask(_build_distributions(sweep)).params
     return {
@@ -56,24 +58,17 @@ def _draw_values(sweep: SweepFile, trials: Sequence[Trial], *, draw: int) -> Val
     }
 
 
-def _derive_seed(*numbers: int) -> int:
-    """A seed of its own for every draw, so that a resumed sweep does not repeat its first ones."""
-    return int.from_bytes(sha256(repr(numbers).encode()).digest()[:4])
-
-
 def _build_study(sweep: SweepFile, trials: Iterable[Trial], *, seed: int) -> "optuna.Study":
     """A study in memory that knows what became of these trials."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    samplers = {
-        "grid": lambda: optuna.samplers.RandomSampler(seed=seed),  # never asked
-        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
-        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.startup),
-    }
+    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+    if sweep.method == "tpe":
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.startup)
     study = optuna.create_study(
         direction="maximize" if sweep.wants_highest else "minimize",
-        sampler=samplers[sweep.method](),
+        sampler=sampler,
         pruner=_build_pruner(sweep),
     )
     distributions = _build_distributions(sweep)
@@ -104,18 +99,14 @@ def _build_distributions(sweep: SweepFile) -> dict[str, "BaseDistribution"]:
 
 def _build_distribution(dimension: Dimension) -> "BaseDistribution":
     """A range or a list, as optuna has it."""
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna import distributions as kinds
 
     if not isinstance(dimension, Range):
-        return CategoricalDistribution(dimension.values)
-    low, last, log = dimension.low, dimension.last, dimension.log
+        return kinds.CategoricalDistribution(dimension.values)
+    log, step = dimension.log, dimension.step
     if isinstance(dimension, WholeRange):
-        return IntDistribution(dimension.low, dimension.last, log=log, step=dimension.step or 1)
-    return FloatDistribution(low, last, log=log, step=dimension.step)
+        return kinds.IntDistribution(dimension.low, dimension.last, log=log, step=int(step or 1))
+    return kinds.FloatDistribution(dimension.low, dimension.last, log=log, step=step)
 
 
 def _convert_trial(

@@ -170,7 +170,7 @@ class SweepState:
 def _trial_facts(trial: Trial) -> dict[str, Any]:
     """A trial, for JSON, which has no word for what is not finite."""
     facts = asdict(trial)
-    facts["score"] = None if trial.score is None else json_number(trial.score)
+    facts["score"] = json_number(trial.score)
     facts["epochs"] = trial.epochs
     for point in facts["points"]:
         point["score"] = json_number(point["score"])
