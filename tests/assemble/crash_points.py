@@ -48,19 +48,20 @@ def is_write(event: str, facts: tuple, root: str) -> bool:
 
 def train(words: list[str], root: Path, *, kill_at: int, log: Path) -> int:
     """Train and leave before the write of that number; every write is noted in the log."""
-    seen, appended = 0, None
+    seen, appended, size = 0, None, 0
 
     def watch(event: str, facts: tuple) -> None:
-        nonlocal seen, appended
+        nonlocal seen, appended, size
         if not is_write(event, facts, str(root)):
             return
         seen += 1
         if seen == kill_at:
             if appended is not None and appended.exists():
-                os.truncate(appended, max(0, appended.stat().st_size - TRUNCATED_BYTES))
+                os.truncate(appended, max(size, appended.stat().st_size - TRUNCATED_BYTES))
             os._exit(KILLED)
         appending = event == "open" and facts[2] & os.O_APPEND
         appended = Path(facts[0]) if appending else None
+        size = appended.stat().st_size if appended is not None and appended.exists() else 0
         noted = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(noted, f"{event} {Path(facts[0]).relative_to(root)}\n".encode())
         os.close(noted)

@@ -211,6 +211,7 @@ def test_validation_comes_as_often_as_told(digits, tmp_path):
     assert [row.step for row in read_scores(tmp_path / "run")] == [12, 24]
 
 
+@pytest.mark.draws
 def test_metrics_can_be_left_out(digits, tmp_path):
     plain, bare = tmp_path / "plain", tmp_path / "bare"
     assert main(small_run(digits, plain)) == 0

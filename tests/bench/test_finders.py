@@ -95,6 +95,7 @@ def test_how_far_a_sweep_is_is_told_to_terminals_alone(tiny, capsys, monkeypatch
     assert capsys.readouterr().err == f"{steps}\n"
 
 
+@pytest.mark.draws
 def test_a_sweep_is_drawn_in_letters_and_where_asked(learnable, tmp_path, capsys):
     for name, begin in (("lr.png", b"\x89PNG"), ("lr.html", b"<!doctype html>")):
         words = [*learnable, "--from=1e-3", "--to=100", "--steps=30", f"--out={name}"]

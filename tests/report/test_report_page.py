@@ -32,6 +32,8 @@ from synthetic_run import (
     write_history,
 )
 
+pytestmark = pytest.mark.draws
+
 SECTIONS = ["curves", "confusion", "gallery", "options", "environment", "files"]
 
 

@@ -9,6 +9,8 @@ from phalanx.sweep.page import find_best_so_far, plot_option, plot_trials, rende
 from phalanx.sweep.state import SweepState, Trial
 from small_sweeps import WIDE, play, read_text
 
+pytestmark = pytest.mark.draws
+
 
 @pytest.fixture
 def state(tmp_path) -> SweepState:

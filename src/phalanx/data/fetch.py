@@ -83,7 +83,7 @@ PUBLISHED_FILES: dict[str, _PublishedFiles] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchResult:
+class _FetchResult:
     """Where a set lies now, and which of its files had to be downloaded."""
 
     folder: Path
@@ -92,7 +92,7 @@ class FetchResult:
 
 def fetch_dataset(
     data: str, data_dir: Path | None, *, on_progress: _OnProgress = lambda *_: None
-) -> FetchResult:
+) -> _FetchResult:
     """Make sure a set lies under a folder: there already, from a system package, or downloaded.
 
     Without a folder a system package is enough, and what no package holds goes to data/NAME.
@@ -102,10 +102,10 @@ def fetch_dataset(
     published = PUBLISHED_FILES[data]
     package = Path(published.package) if published.package else None
     if data_dir is None and package and published.is_in(package):
-        return FetchResult(folder=package)
+        return _FetchResult(folder=package)
     root = Path("data") / data if data_dir is None else data_dir.expanduser()
     if any(published.is_in(root / folder) for folder in published.folders):
-        return FetchResult(folder=root)
+        return _FetchResult(folder=root)
     target = root / published.subfolder
     missing_folders = [folder for folder in (target, root, *root.parents) if not folder.exists()]
     with _disk_errors(target):
@@ -126,7 +126,7 @@ def fetch_dataset(
             with suppress(OSError):  # a part that the next try goes on with stays
                 folder.rmdir()
         raise
-    return FetchResult(folder=root, downloaded=tuple(downloaded))
+    return _FetchResult(folder=root, downloaded=tuple(downloaded))
 
 
 def _copy_file(source: Path, target: Path) -> None:

@@ -43,14 +43,14 @@ class WeightedLabels(NamedTuple):
     weights: Tensor | None = None  # [N]
 
 
-class Mixed(NamedTuple):
+class _Mixed(NamedTuple):
     """A micro-batch as the model sees it, and what its answer is held against."""
 
     images: Tensor
     targets: tuple[WeightedLabels, ...]
 
 
-def mix_batch(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: Mixing) -> Mixed:
+def mix_batch(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: Mixing) -> _Mixed:
     """The images mixed as their places in the stream, `first` and following, decide."""
     targets: tuple[WeightedLabels, ...] = (WeightedLabels(labels),)
     if mixing.mixup_alpha:
@@ -65,7 +65,7 @@ def mix_batch(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: 
         images, area = paste_box(images, kept, seed=seed, first=first, away=away)
         if area < 1:
             targets = share_targets(targets, area, away)
-    return Mixed(images, targets)
+    return _Mixed(images, targets)
 
 
 def draw_shares(alpha: float, *, seed: int, first: int, images: int) -> np.ndarray:

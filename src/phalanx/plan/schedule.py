@@ -116,7 +116,7 @@ SHAPES: dict[str, Callable[[Schedule, _Position], float]] = {  # shares of the p
     "polynomial": lambda s, at: (1 - s.done(at)) ** s.power,
     "constant": lambda s, at: 1.0,
 }
-FALLING = ("cosine", "polynomial")  # those that end at a chosen step
+_FALLING = ("cosine", "polynomial")  # those that end at a chosen step
 
 
 def peak_rate(config: ScheduleConfig, *, global_batch: int, accumulation: int = 1) -> float:
@@ -196,7 +196,7 @@ def make_schedule(options: ScheduleOptions, peak: float, run: RunLength) -> Sche
         period=run.exact_steps(options.period) if options.period else refresh,
         length=run.count_steps(options.length) if options.length else 0,
         power=options.power,
-        end_ratio=options.end_ratio if options.shape in FALLING else 0.0,
+        end_ratio=options.end_ratio if options.shape in _FALLING else 0.0,
     )
 
 
@@ -233,7 +233,7 @@ def _warmup_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
             f"shorten it or give it as a share, such as 10%"
         ]
     waits = WARMUPS[options.warmup_mode].shifts
-    if waits and warmup == total and options.shape in FALLING and not options.length:
+    if waits and warmup == total and options.shape in _FALLING and not options.length:
         return [
             f"--warmup-mode {options.warmup_mode}: the warm-up takes all {total} steps and leaves "
             f"none to the {options.shape}; shorten --warmup-epoch, or choose ramp or mask"
