@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.data.formats.arrays import ArraySource
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split
@@ -59,8 +60,10 @@ class BatchBackend:
 class _HostBackend(BatchBackend):
     """Fills memory of this process."""
 
-    def __init__(self, reader: Reader, allocate: _Allocate):
+    def __init__(self, reader: Reader, allocate: _Allocate, *, feeds_cpu: bool):
         self._reader, self._allocate = reader, allocate
+        # copying rows is so little work that a thread would only take a core from the step
+        self.needs_prefetch = not (feeds_cpu and isinstance(reader.source, ArraySource))
 
     def batches(self, requests: Iterable[BatchRequest]) -> _Stream:
         """The images in arrays."""
@@ -96,7 +99,9 @@ class Loader:
         self.max_bad = max_bad
         self._images_per_task = images_per_task
         self._allocate = allocate or (lambda shape: np.empty(shape, np.uint8))
-        self._build_backend = backend or (lambda reader: _HostBackend(reader, self._allocate))
+        self._build_backend = backend or (
+            lambda reader: _HostBackend(reader, self._allocate, feeds_cpu=allocate is None)
+        )
         self._caches: SharedCaches | None = None
         if cache:  # at once: where it does not fit, that is told before anything begins
             sources = {split: spec.open(split) for split in _SPLITS}
