@@ -48,22 +48,23 @@ def is_write(event: str, facts: tuple, root: str) -> bool:
 
 def train(words: list[str], root: Path, *, kill_at: int, log: Path) -> int:
     """Train and leave before the write of that number; every write is noted in the log."""
-    seen, appended, size = 0, None, 0
+    seen, appended = 0, None  # the file, and its size before
 
     def watch(event: str, facts: tuple) -> None:
-        nonlocal seen, appended, size
+        nonlocal seen, appended
         if not is_write(event, facts, str(root)):
             return
         seen += 1
         if seen == kill_at:
-            if appended is not None and appended.exists():
-                os.truncate(appended, max(size, appended.stat().st_size - TRUNCATED_BYTES))
+            path, size = appended or (None, 0)
+            if path is not None and path.exists():
+                os.truncate(path, max(size, path.stat().st_size - TRUNCATED_BYTES))
             os._exit(KILLED)
-        appending = event == "open" and facts[2] & os.O_APPEND
-        appended = Path(facts[0]) if appending else None
-        size = appended.stat().st_size if appended is not None and appended.exists() else 0
+        path, appending = Path(facts[0]), event == "open" and facts[2] & os.O_APPEND
+        # in one piece: the thread that saves comes by here, too
+        appended = (path, path.stat().st_size if path.exists() else 0) if appending else None
         noted = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(noted, f"{event} {Path(facts[0]).relative_to(root)}\n".encode())
+        os.write(noted, f"{event} {path.relative_to(root)}\n".encode())
         os.close(noted)
 
     sys.addaudithook(watch)
