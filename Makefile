@@ -1,6 +1,6 @@
 # make demo   install, train the demo, score it, say where the report is
 # make test   install, then format check, lint, types and tests
-# make proof  the slow proofs: memory over ten epochs of the demo, steps of every preset
+# make proof  the slow proofs: random kills, memory over ten epochs of the demo, steps of every preset
 # make bench  the ratio of training speed to a bare PyTorch loop
 # make docs   write the generated pages
 

@@ -491,6 +491,13 @@ def test_the_readme_names_targets_the_makefile_has():
         assert asked and set(asked) <= targets, line
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/design.md"])
+def test_pages_name_files_that_are_there(page):
+    named = re.findall(r"(?<![\w./*])\w+(?:/\w+)+\.py\b", (HOME / page).read_text())
+    homes = (HOME, PACKAGE)
+    assert [file for file in named if not any((home / file).exists() for home in homes)] == []
+
+
 def test_the_readme_commands_run(tmp_path, monkeypatch):
     monkeypatch.delenv("DATA_DIR", raising=False)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
