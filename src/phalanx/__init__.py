@@ -39,12 +39,12 @@ def train(
     if (preset is not None) + (resume is not None) + (fork is not None) > 1:
         raise ConfigError("train: give a preset, resume or fork, not two of them")
     if resume is not None:
-        finished = remake_finished(Path(resume), flags)
+        finished = remake_finished(_path(resume), flags)
         if finished is not None:
             return finished
-        prepared = prepare_resume(Path(resume), flags)
+        prepared = prepare_resume(_path(resume), flags)
     elif fork is not None:
-        prepared = prepare_fork(Path(fork), flags, line=line)
+        prepared = prepare_fork(_path(fork), flags, line=line)
     else:
         prepared = prepare_new(fetch_missing(read_with_data(preset, flags), print), line=line)
     from phalanx.assemble.train import train as run
@@ -57,7 +57,7 @@ def validate(checkpoint: PathLike, **options: Any) -> "ScoreRow":
     from phalanx.assemble.prepare import read_checkpoint
     from phalanx.assemble.score import score_checkpoint
 
-    row, _ = score_checkpoint(read_checkpoint(Path(checkpoint), _flags(options)))
+    row, _ = score_checkpoint(read_checkpoint(_path(checkpoint), _flags(options)))
     return row
 
 
@@ -74,7 +74,7 @@ def load(checkpoint: PathLike, **options: Any) -> Any:
     from phalanx.assemble.prepare import read_checkpoint
     from phalanx.assemble.score import open_checkpoint
 
-    return open_checkpoint(read_checkpoint(Path(checkpoint), _flags(options))).model.eval()
+    return open_checkpoint(read_checkpoint(_path(checkpoint), _flags(options))).model.eval()
 
 
 def predict(checkpoint: PathLike, images: list[PathLike], **options: Any) -> "list[Answer]":
@@ -83,8 +83,8 @@ def predict(checkpoint: PathLike, images: list[PathLike], **options: Any) -> "li
     from phalanx.assemble.score import open_checkpoint
     from phalanx.assemble.score import predict as answers
 
-    session = open_checkpoint(read_checkpoint(Path(checkpoint), _flags(options)))
-    return list(answers(session, [Path(image) for image in images]))
+    session = open_checkpoint(read_checkpoint(_path(checkpoint), _flags(options)))
+    return list(answers(session, [_path(image) for image in images]))
 
 
 def report(run: PathLike) -> Path:
@@ -92,7 +92,7 @@ def report(run: PathLike) -> Path:
     from phalanx.report.folder import open_run
     from phalanx.report.page import write_report
 
-    return write_report(open_run(Path(run)))
+    return write_report(open_run(_path(run)))
 
 
 def compare(first: PathLike, second: PathLike) -> dict[str, Any]:
@@ -100,9 +100,23 @@ def compare(first: PathLike, second: PathLike) -> dict[str, Any]:
     from phalanx.report.compare import compare_runs
     from phalanx.report.folder import open_run
 
-    return compare_runs(open_run(Path(first)), open_run(Path(second))).as_json()
+    return compare_runs(open_run(_path(first)), open_run(_path(second))).as_json()
 
 
 def _flags(options: dict[str, Any]) -> dict[str, str]:
     """Keywords as the flags they stand for."""
+    from phalanx.errors import ConfigError
+
+    for name, value in options.items():
+        if isinstance(value, bytes | bytearray):
+            raise ConfigError(f"{name}: wants text, not bytes; decode it first")
     return {name.replace("_", "-"): str(value) for name, value in options.items()}
+
+
+def _path(value: PathLike) -> Path:
+    """A path that was given, if it can be one."""
+    from phalanx.errors import ConfigError
+
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise ConfigError(f"{value!r}: wants the path of a file or folder, as text or Path")
+    return Path(value)

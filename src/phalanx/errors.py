@@ -1,4 +1,4 @@
-"""What a user can mend, as a family of exceptions. Everything else keeps its traceback.
+"""What a user can mend, as a family of exceptions. Everything else is our own bug.
 
 UserError                 exit  what it is about
   ConfigError                2  options, presets, impossible combinations
@@ -6,8 +6,9 @@ UserError                 exit  what it is about
   CheckpointError            4  run folders and what is saved in them
   DivergedError              5  training that left the finite numbers
   DiskError                  6  no space, no permission, a write that did not read back
-Stopped                     75  a signal came; everything is saved and a resume goes on
-(second Ctrl-C)            130  left at once
+Bug                         70  a mistake of Phalanx itself; the traceback is in a file
+Stopped                     75  a signal came; what is done is kept, and starting again goes on
+(signal)                   130  a signal came; left at once, and nothing was changed
 """
 
 import re
@@ -17,12 +18,17 @@ from difflib import get_close_matches
 
 EXIT_STOPPED = 75
 EXIT_LEFT_AT_ONCE = 130
+_LONG_VALUE = re.compile(r"[^\s/'\",;:]{256,}|(?<=')[^'\n]{256,}(?=')")
+_VALUE_SHOWN, _LINE_SHOWN = 60, 4_000  # characters
 
 
 class UserError(Exception):
     """A mistake the user can mend: the message says where, what, and the way out."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_shorten_values(message))
 
 
 class ConfigError(UserError):
@@ -55,10 +61,27 @@ class DiskError(UserError):
     exit_code = 6
 
 
+class Bug(Exception):
+    """A mistake of Phalanx itself; the message says where its traceback was written."""
+
+    exit_code = 70
+
+
 class Stopped(Exception):
-    """A signal ended the run early; its state is saved."""
+    """A signal ended the work early; what is done is kept, and starting again goes on."""
 
     exit_code = EXIT_STOPPED
+
+
+def _shorten_values(message: str) -> str:
+    """The message with only the beginning of values that are too long to read."""
+    # no part of a path that exists is longer than 255 bytes
+    message = _LONG_VALUE.sub(lambda found: _cut(found[0], _VALUE_SHOWN), message)
+    return "\n".join(_cut(line, _LINE_SHOWN) for line in message.split("\n"))
+
+
+def _cut(text: str, shown: int) -> str:
+    return text if len(text) <= shown else f"{text[:shown]}... ({len(text):,} characters)"
 
 
 def suggest(word: str, known: Iterable[str], *, most: int = 12) -> str:

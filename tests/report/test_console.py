@@ -125,7 +125,7 @@ def test_characters_that_steer_a_terminal_are_not_passed_on(tmp_path):
     with (tmp_path / "out.txt").open("w", encoding="ascii") as stream:
         console = Console(total_steps=1, epochs=1, stream=stream)
         console.print("a\x1b[2Jb\ttab\nsecond caf\u00e9")
-    assert (tmp_path / "out.txt").read_text() == "a?[2Jb  tab\nsecond caf\\xe9\n"
+    assert (tmp_path / "out.txt").read_text() == "a\\u001b[2Jb  tab\nsecond caf\\xe9\n"
 
 
 def test_a_reader_who_leaves_does_not_end_the_run(tmp_path):

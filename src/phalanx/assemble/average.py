@@ -13,9 +13,10 @@ from torch import Tensor
 from phalanx.assemble.prepare import ScorableCheckpoint, read_checkpoint
 from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
 from phalanx.disk import remove_quietly
-from phalanx.engine.checkpoint import FACTS, WEIGHTS
 from phalanx.engine.checkpoint_store import (
     AVERAGE_NAME,
+    FACTS,
+    WEIGHTS,
     list_checkpoints,
     read_files,
     step_in_name,
@@ -64,7 +65,7 @@ def _write_average(
 
     Beside the weights it holds what the newest does, so that whatever reads a checkpoint reads it.
     """
-    states = (tensors_from_bytes(read_files(path)[WEIGHTS]) for path in checkpoints)
+    states = (tensors_from_bytes(read_files(path, WEIGHTS)[WEIGHTS]) for path in checkpoints)
     weights = average_weights(states, strategy=how.strategy, decay=how.decay)
     if how.norm_steps:
         weights |= _reestimate_statistics(newest, weights, steps=how.norm_steps)

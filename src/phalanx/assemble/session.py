@@ -29,8 +29,8 @@ from phalanx.assemble.prepare import StartingPoint
 from phalanx.assemble.torch_setup import prepare_torch
 from phalanx.config.schema import Config
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
-from phalanx.engine.checkpoint import WEIGHTS, load_checkpoint, load_weights
-from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, read_files
+from phalanx.engine.checkpoint import content_errors, load_checkpoint, load_weights
+from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, read_files
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.probe import Probe
 from phalanx.engine.state import MetricSums, Throughput, TrainState
@@ -63,7 +63,8 @@ class Session:
             start is not None and start.weights_only
         ):  # classes and images are as it was trained with
             self.classes = tuple(start.facts["classes"])
-            self.preprocessing = Preprocessing(**start.facts["preprocessing"])
+            with content_errors(start.checkpoint / FACTS):
+                self.preprocessing = Preprocessing(**start.facts["preprocessing"])
         self.normaliser = build_normaliser(self.preprocessing, self.device, config)
         self.options = build_step_options(config, plan, self.device)
         self.model = build_network(config, plan, self.device)
@@ -79,7 +80,7 @@ class Session:
             self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
         else:
             file = AVERAGE_WEIGHTS if start.use == "score average" else WEIGHTS
-            content = read_files(start.checkpoint)[file]
+            content = read_files(start.checkpoint, file)[file]
             load_weights(self.model, content, where=start.checkpoint / file)
 
     @cached_property

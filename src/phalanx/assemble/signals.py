@@ -1,4 +1,7 @@
-"""SIGINT and SIGTERM ask a run to stop; a second SIGINT does not ask."""
+"""SIGINT and SIGTERM ask a run to stop; a second SIGINT does not ask.
+
+Whoever can finish a piece of work first listens. All others are interrupted where they are.
+"""
 
 import os
 import signal
@@ -8,6 +11,38 @@ from contextlib import contextmanager
 from types import FrameType
 
 from phalanx.errors import EXIT_LEFT_AT_ONCE
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM came, and nobody listened; its text is the name of the signal."""
+
+
+@contextmanager
+def interrupting(*, whole_process: bool) -> Iterator[None]:
+    """A block that a signal interrupts; blocks inside it may listen instead.
+
+    whole_process: the process ends with the block, and no signal may change how it ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are somebody else's
+        return
+    came: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        if came and number == signal.SIGINT:
+            os._exit(EXIT_LEFT_AT_ONCE)
+        if not came:  # later ones must not disturb what the first one has to clean up
+            came.append(number)
+            raise Interrupted(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, take) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if whole_process else handler)
 
 
 class StopRequest:
@@ -37,7 +72,7 @@ def listening(stop: StopRequest, *, leave: Callable[[], None]) -> Iterator[None]
             # straight to the terminal: a handler may interrupt a print, which must not print again
             os.write(2, f"\n{name}: finishing this step and saving\n".encode())
 
-    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, take) for number in _SIGNALS}
     try:
         yield
     finally:

@@ -17,9 +17,10 @@ from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
 from phalanx.assemble.signals import StopRequest, listening
 from phalanx.assemble.summarise import summarise_run
-from phalanx.engine.checkpoint import WEIGHTS, CheckpointSaver, load_weights
+from phalanx.engine.checkpoint import CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
+    WEIGHTS,
     list_checkpoints,
     newest_checkpoint,
     prune_checkpoints,
@@ -252,7 +253,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
     last, weights = state.step, {n: t.clone() for n, t in state.model.state_dict().items()}
 
     def score_file(file: Path) -> Score:
-        load_weights(state.model, read_files(file.parent)[file.name], where=file)
+        load_weights(state.model, read_files(file.parent, file.name)[file.name], where=file)
         score = deps.evaluate(state)
         if score is None:
             raise Stopped("stopped while scoring; the checkpoints left are scored by a resume")

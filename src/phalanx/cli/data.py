@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError, DataError
+from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_bytes
 
 _FILELESS = {  # datasets that have no files: what they are, how to get them
@@ -109,7 +111,7 @@ def _print_formats(rows: list[dict[str, Any]]) -> None:
         table.add_column(head)
     for row in rows:
         table.add_row(row["data"], row["what"], row["get"])
-    Console(highlight=False).print(table)
+    Console(highlight=False, file=drawing_stream(sys.stdout)).print(table)
 
 
 @command(

@@ -105,11 +105,6 @@ def _read_share(text: str | None) -> str | None:
     return text
 
 
-def make_printable(text: str) -> str:
-    """The text with those bytes of a name escaped that are no letters."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) -> None:
     """What was done, and which images were left out."""
     for split, result in splits.items():
@@ -125,6 +120,6 @@ def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) 
     bad = [text for result in splits.values() for text in result["bad"]]
     if bad:
         print(f"{len(bad)} images could not be read and were left out:")
-        print("\n".join(f"  {make_printable(text)}" for text in bad[:_BAD_SHOWN]))
+        print("\n".join(f"  {text}" for text in bad[:_BAD_SHOWN]))
     if len(bad) > _BAD_SHOWN:
         print(f"  and {len(bad) - _BAD_SHOWN:,} more, see .phalanx/build.json there")

@@ -1,13 +1,15 @@
 """`phalanx data verify`: check every image and say what is wrong."""
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import Argument, ParsedArgs, command
-from phalanx.cli.data_build import make_printable, read_number
+from phalanx.cli.data_build import read_number
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError, DataError
+from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
         table.add_row(f"{kind} (a note)" if kind in NOTES else kind, format_count(count))
     split, counts = next(iter(result.counts.items()))
     table.add_row(f"images of a class, {split}", f"{min(counts):,} to {max(counts):,}")
-    Console(highlight=False).print(table)
+    Console(highlight=False, file=drawing_stream(sys.stdout)).print(table)
     for kind, locations in result.single.items():
         lines = [f"{image.name}: {image.why}" if image.why else image.name for image in locations]
         _print_first(kind, [] if kind in NOTES else lines)
@@ -113,7 +115,7 @@ def _print_first(kind: str, lines: list[str]) -> None:
     if not lines:
         return
     print(f"\n{kind}:")
-    print("\n".join(f"  {make_printable(line)}" for line in lines[:_SHOWN]))
+    print("\n".join(f"  {line}" for line in lines[:_SHOWN]))
     if len(lines) > _SHOWN:
         print(f"  and {len(lines) - _SHOWN:,} more; --json and --out page.html have them")
 

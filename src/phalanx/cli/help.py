@@ -1,5 +1,6 @@
 """Help to look at: usage, arguments, options by section, real examples."""
 
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,12 +14,13 @@ from phalanx.cli.command import Command
 from phalanx.config.fields import find_model_name
 from phalanx.config.schema import OPTIONS, Option
 from phalanx.errors import ConfigError
+from phalanx.report.terminal import drawing_stream
 
 
 def show_command_help(command: Command, words: Sequence[str] = ()) -> None:
     """Print one command's page; with --model among the words, it ends with that model's options."""
     model = _find_model(words) if "model" in command.options else None
-    console = Console(highlight=False)
+    console = Console(highlight=False, file=drawing_stream(sys.stdout))
     console.print(
         Text.assemble(("usage: ", "bold"), f"phalanx {command.name} {command.usage}".rstrip())
     )

@@ -1,11 +1,22 @@
 """The console script: finds the command, runs it, and turns mistakes into a line and a code."""
 
-import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
-from phalanx.errors import EXIT_LEFT_AT_ONCE, ConfigError, Stopped, UserError, suggest
+from phalanx.assemble.signals import Interrupted, interrupting
+from phalanx.cli.crash import bug_reports
+from phalanx.errors import (
+    EXIT_LEFT_AT_ONCE,
+    EXIT_STOPPED,
+    Bug,
+    ConfigError,
+    Stopped,
+    UserError,
+    suggest,
+)
+from phalanx.report.terminal import ReaderLeft, cleaned_output
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),
@@ -34,26 +45,48 @@ COMMANDS = {  # name: (module, what it does)
     "bench determinism": ("bench", "measure what --determinism costs"),
     "doctor": ("doctor", "say what this machine has and what is missing"),
 }
+_AGAIN = "start the same command again to go on"
+_GO_ON = {  # commands that a signal may stop at any moment, and how they go on
+    "train": f"nothing was trained yet, or all that was is saved: {_AGAIN}",
+    "average": f"the run's checkpoints are whole: {_AGAIN}",
+    "data build": f"what is built stays: {_AGAIN}",
+    "data fetch": f"what was downloaded stays: {_AGAIN}",
+    "sweep": f"finished trials stay: {_AGAIN}",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code says how it ended (see phalanx.errors)."""
     words = list(sys.argv[1:] if argv is None else argv)
     name, rest = _find_command(words)
+    with interrupting(whole_process=argv is None):
+        try:
+            return _run_to_exit_code(name, rest)
+        except KeyboardInterrupt as stop:
+            how = f"stopped by {stop}" if isinstance(stop, Interrupted) else "stopped"
+            if name in _GO_ON:
+                _print_error(name, f"{how}; {_GO_ON[name]}")
+                return EXIT_STOPPED
+            _print_error(name, f"{how}; nothing was changed")
+            return EXIT_LEFT_AT_ONCE
+
+
+def _run_to_exit_code(name: str | None, words: list[str]) -> int:
+    """Run one command, and turn whatever it raises into a message and a code."""
     try:
-        code = _run_command(name, rest)
-        sys.stdout.flush()
-        return code
-    except (UserError, Stopped) as error:
-        print(f"phalanx {name or ''}".rstrip() + f": {error}", file=sys.stderr)
+        with cleaned_output(), bug_reports():
+            return _run_command(name, words)
+    except (UserError, Stopped, Bug) as error:
+        _print_error(name, str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        print(f"phalanx {name}: left at once", file=sys.stderr)
-        return EXIT_LEFT_AT_ONCE
-    except BrokenPipeError:
-        # whoever read our output has enough; Python would complain again while flushing
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ReaderLeft:
         return 0
+
+
+def _print_error(name: str | None, message: str) -> None:
+    """Say how a command ended; where nobody can be told, the exit code must do."""
+    with suppress(UserError), cleaned_output():
+        print(f"phalanx {name or ''}".rstrip() + f": {message}", file=sys.stderr)
 
 
 def _find_command(words: list[str]) -> tuple[str | None, list[str]]:

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 
+from phalanx.report.terminal import clean, drawing_stream
 from phalanx.units import format_count, format_seconds
 
 REWRITE_S, _LOG_S = 0.1, 10.0  # between two texts of many, on a terminal and in a log
@@ -33,7 +34,8 @@ class ProgressLine:
             return
         self.shown_at = time.monotonic()
         begin, end = ("\r\033[K", "\n" if is_last else "") if self.is_terminal else ("", "\n")
-        print(f"{begin}{text}", end=end, file=sys.stderr, flush=True)
+        stream = drawing_stream(sys.stderr)
+        print(f"{begin}{clean(text)}", end=end, file=stream, flush=True)
 
     def end(self) -> None:
         """What is printed next begins a line of its own."""

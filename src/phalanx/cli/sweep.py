@@ -1,12 +1,12 @@
 """`phalanx sweep`: a search over training options, trial by trial."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
+from phalanx.report.terminal import clean, raw_stream, silence
 
 if TYPE_CHECKING:
     from phalanx.sweep.runner import SweepOutput
@@ -94,23 +94,21 @@ def _build_output(*, as_json: bool) -> "SweepOutput":
 
     def show_progress(text: str) -> None:
         if is_terminal:
-            _write(f"\r\033[K{text}", sys.stderr)
+            _write(f"\r\033[K{clean(text)}", sys.stderr)
 
     def print_line(text: str) -> None:
         show_progress("")
-        _write(f"{text}\n", stream)
+        _write(f"{clean(text)}\n", stream)
 
     return SweepOutput(print_line, show_progress)
 
 
 def _write(text: str, stream: TextIO) -> None:
-    """Show a text; where nobody listens any more, the trials go on in silence."""
+    """Show a clean text; where nobody listens any more, the trials go on in silence."""
     try:
-        print(text, end="", file=stream, flush=True)
+        print(text, end="", file=raw_stream(stream), flush=True)
     except OSError:
-        # Python flushes the stream once more at its end, and that too must not fail
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), stream.fileno())
+        silence(raw_stream(stream))
 
 
 def _show_result(state: "SweepState") -> None:

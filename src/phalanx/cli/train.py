@@ -2,11 +2,15 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phalanx.assemble.signals import Interrupted
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.crash import bug_reports
 from phalanx.cli.validate import print_score, score_all
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
@@ -77,14 +81,23 @@ def _run(args: ParsedArgs) -> None:
 
         prepared = prepare_new(settings, line=args.line)
 
-    from phalanx.assemble.train import train
+    with _resumable(prepared.run.path), bug_reports(prepared.run.path):
+        from phalanx.assemble.train import train
 
-    try:
         train(prepared, stream=sys.stderr if args["--json"] else None)
-    except Stopped as stop:
-        again = f"phalanx train --resume {prepared.run.path}"
-        raise Stopped(f"{stop}; go on with: {again}") from None
     return _print_result(prepared.run.path, as_json=args["--json"])
+
+
+@contextmanager
+def _resumable(run: Path) -> Iterator[None]:
+    """A block that may be stopped by a signal at any moment; the message says how to go on."""
+    try:
+        yield
+    except (Stopped, Interrupted) as stop:
+        what = str(stop)
+        if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
+            what = f"stopped by {stop} before the first step or after the last; nothing is lost"
+        raise Stopped(f"{what}; go on with: phalanx train --resume {run}") from None
 
 
 def _score_untrained(settings: "Settings", *, as_json: bool) -> None:

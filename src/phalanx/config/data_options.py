@@ -3,14 +3,22 @@
 from typing import Literal
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.config.fields import DatasetName, PairText, ResolutionText, Section, ShareText, option
+from phalanx.config.fields import (
+    DatasetName,
+    PairText,
+    PathText,
+    ResolutionText,
+    Section,
+    ShareText,
+    option,
+)
 
 
 class DataConfig(Section):
     """Data: what is read, and in which portions."""
 
     data: DatasetName = option("embedded", "Which dataset: " + ", ".join(DATASETS) + ".")
-    data_dir: str | None = option(
+    data_dir: PathText | None = option(
         None,
         "Folder that holds the dataset; the environment's DATA_DIR stands in for it.",
         resumable=True,

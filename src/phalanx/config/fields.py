@@ -63,6 +63,15 @@ def _check_device(text: str) -> str:
     return text
 
 
+def _check_path(text: str) -> str:
+    """The text, if it can be a path."""
+    if not text:
+        raise ValueError("is empty; name a file or folder, or leave the option away")
+    if "\0" in text:
+        raise ValueError("has a zero byte in it, which no name of a file can have")
+    return text
+
+
 DeviceText = Annotated[str, AfterValidator(_check_device)]
 ModelName = Annotated[str, AfterValidator(find_model_name)]
 DatasetName = Annotated[str, AfterValidator(check_dataset_name)]
@@ -72,6 +81,7 @@ NumbersText = Annotated[str, _parsed_by(parse_numbers)]
 BetasText = Annotated[str, _parsed_by(parse_betas)]
 RateText = Annotated[str, _parsed_by(parse_rate)]
 ResolutionText = Annotated[str, _parsed_by(parse_resolutions)]
+PathText = Annotated[str, AfterValidator(_check_path)]
 PairText = Annotated[str, _parsed_by(parse_pair)]
 ShareText = Annotated[str, _parsed_by(lambda text: parse_share(text, 100))]
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from phalanx.config.fields import ModelName, Section, option
+from phalanx.config.fields import ModelName, PathText, Section, option
 
 
 class ModelConfig(Section):
@@ -44,7 +44,7 @@ class ModelConfig(Section):
     dropout_rate: float | None = option(
         None, "Rate of dropout before the classifier.", low=0, high=0.999, auto="the model's own"
     )
-    init_weights: str | None = option(
+    init_weights: PathText | None = option(
         None, "Weights to begin with: .safetensors or .pth, with timm's or torchvision's names."
     )
     reset_head: bool = option(

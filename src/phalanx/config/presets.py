@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from phalanx.config.text import dump_entries, read_entries
+from phalanx.config.text import dump_entries, read_entries, read_text
 from phalanx.errors import ConfigError, suggest
 
 LOCAL_FOLDER = Path("presets")
@@ -57,7 +57,7 @@ def find_preset(name: str) -> Preset:
 def read_preset_text(preset: Preset) -> str:
     """A preset as it is written; of an entry, its own options, merges resolved."""
     if preset.entry_name is None:
-        return preset.path.read_text(encoding="utf-8")
+        return read_text(preset.path)
     return dump_entries(read_entries(preset.path, preset.entry_name))
 
 
@@ -65,5 +65,9 @@ def read_preset_summary(preset: Preset) -> str:
     """The first comment line of a preset's file: what it trains."""
     if preset.entry_name is not None:
         return f"an entry of {preset.path}"
-    first = preset.path.read_text(encoding="utf-8").partition("\n")[0]
+    try:
+        text = read_text(preset.path)
+    except ConfigError as error:
+        return str(error).partition(": ")[2]  # the others are listed all the same
+    first = text.partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""

@@ -64,22 +64,30 @@ class YamlEntry:
     node: yaml.Node
 
 
-def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
-    """The keys of a YAML file, or of one named mapping inside it."""
+def read_text(path: Path) -> str:
+    """The text of a YAML file."""
     try:
-        loader = YamlLoader(path.read_text(encoding="utf-8"))
-    except yaml.reader.ReaderError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error.reason}") from None
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a text file in UTF-8") from None
+
+
+def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
+    """The keys of a YAML file, or of one named mapping inside it."""
+    try:
+        loader = YamlLoader(read_text(path))
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error.reason}") from None
     try:
         entries = read_mapping(loader, loader.get_single_node(), path)
         if entry_name is None:
             return entries
         chosen = next(entry for entry in entries if entry.key == entry_name)
         return read_mapping(loader, chosen.node, path)
+    except RecursionError:
+        raise ConfigError(f"{path}: lists and mappings lie too deep in each other") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

@@ -8,6 +8,7 @@ from phalanx.config.fields import (
     DurationsText,
     DurationText,
     NumbersText,
+    PathText,
     RateText,
     Section,
     option,
@@ -220,7 +221,7 @@ class TrainConfig(Section):
 class RunConfig(Section):
     """Run: the folder and what is kept in it."""
 
-    run_dir: str | None = option(
+    run_dir: PathText | None = option(
         None, "Folder of the run.", aliases=("checkpoint-path",), auto="runs/NAME-TIME"
     )
     ckpts_per_epoch: RateText = option(

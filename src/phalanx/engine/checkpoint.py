@@ -1,29 +1,33 @@
 """From a training state to a checkpoint and back, and saving that training does not wait for."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
+    FACTS,
     FORMAT,
+    OPTIMIZER,
+    WEIGHTS,
     prune_checkpoints,
     read_files,
     write_checkpoint,
 )
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
-from phalanx.errors import DivergedError
+from phalanx.errors import CheckpointError, DivergedError
 from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
-
-WEIGHTS, _OPTIMIZER, FACTS = "weights.safetensors", "optimizer.safetensors", "facts.json"
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, bytes
         WEIGHTS: tensors_to_bytes(
             snapshot.weights, metadata={NORM_LAYOUT_KEY: run_facts["norm_layout"]}
         ),
-        _OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
+        OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
         FACTS: json.dumps(facts, indent=1).encode(),
     }
     if snapshot.average:
@@ -134,19 +138,35 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, bytes
 
 def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
     """Put a checkpoint's contents into a freshly built state."""
-    files = read_files(checkpoint)
+    files = read_files(checkpoint, WEIGHTS, OPTIMIZER, FACTS)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
-    restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[_OPTIMIZER]))
+    with content_errors(checkpoint / OPTIMIZER):
+        restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[OPTIMIZER]))
     if state.offload is not None:
         state.offload.to_host()
-    state.load_json(json.loads(files[FACTS])["state"])
+    with content_errors(checkpoint / FACTS):
+        state.load_json(json.loads(files[FACTS])["state"])
     if state.average is not None and AVERAGE_WEIGHTS in files:
-        averages = tensors_from_bytes(files[AVERAGE_WEIGHTS])
-        state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
+        with content_errors(checkpoint / AVERAGE_WEIGHTS):
+            averages = tensors_from_bytes(files[AVERAGE_WEIGHTS])
+            state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
     elif state.average is not None:  # a fork that begins to average
         state.average.reset()
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
     """Fill a model from a checkpoint's weights; names and shapes must be exactly its own."""
-    load_tensors(model, tensors_from_bytes(content), where=str(where))
+    with content_errors(where):
+        tensors = tensors_from_bytes(content)
+    load_tensors(model, tensors, where=str(where))
+
+
+@contextmanager
+def content_errors(where: Path) -> Iterator[None]:
+    """A block that takes in a file whose bytes are as they were written, but not by us."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, SafetensorError) as cause:
+        raise CheckpointError(
+            f"{where}: is damaged, or not of Phalanx ({type(cause).__name__}: {cause})"
+        ) from cause

@@ -24,6 +24,12 @@ FORMAT = 1  # raise it when the layout changes, and teach `read_files` the older
 _NAME = re.compile(r"^step-(\d{8,})$")
 _PART, _GONE = ".part-", ".gone-"
 _BEST, AVERAGE_NAME = "best", "average"
+FACTS, WEIGHTS, OPTIMIZER = "facts.json", "weights.safetensors", "optimizer.safetensors"
+_FACT_TYPES = {  # what every release has written, and nobody can do without
+    "run": str, "config": dict, "classes": list, "preprocessing.image_size": int,
+    "plan.total_steps": int, "plan.train_images": int, "plan.valid_images": int,
+    "global_batch": int, "state.step": int,
+}  # fmt: skip
 AVERAGE_WEIGHTS = "average.safetensors"  # a checkpoint's file of live averages
 
 
@@ -63,10 +69,13 @@ def write_checkpoint_as(folder: Path, name: str, files: dict[str, bytes]) -> Pat
     return target
 
 
-def read_files(checkpoint: Path) -> dict[str, bytes]:
-    """All files of a checkpoint, each compared with the manifest."""
+def read_files(checkpoint: Path, *needed: str) -> dict[str, bytes]:
+    """All files of a checkpoint, each compared with the manifest, which must list those needed."""
     manifest = _read_manifest(checkpoint)
     files = {}
+    for name in needed:
+        if name not in manifest["files"]:
+            raise CheckpointError(f"{checkpoint}: not a whole checkpoint ({name} is not listed)")
     for name, expected in manifest["files"].items():
         path = checkpoint / name
         try:
@@ -94,15 +103,17 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
         written_by, files = manifest["format"], manifest["files"]
         if not isinstance(written_by, int):
             raise TypeError
-        for expected in files.values():
-            int(expected["bytes"]), str(expected["sha256"])
+        for name, expected in files.items():
+            size, digest = expected["bytes"], expected["sha256"]
+            if not (isinstance(size, int) and isinstance(digest, str)) or Path(name).name != name:
+                raise TypeError
     except FileNotFoundError:
         raise CheckpointError(
             f"{checkpoint}: not a Phalanx checkpoint (no manifest.json)"
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{path}: damaged, or not of Phalanx") from None
     if written_by > FORMAT:
         raise CheckpointError(
@@ -114,10 +125,24 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says about itself, all its files checked."""
-    files = read_files(checkpoint)
-    if "facts.json" not in files:
-        raise CheckpointError(f"{checkpoint}: not a whole checkpoint (facts.json is not listed)")
-    return json.loads(files["facts.json"])
+    path = checkpoint / FACTS
+    content = read_files(checkpoint, FACTS, WEIGHTS, OPTIMIZER)[FACTS]
+    try:
+        facts = json.loads(content)
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path}: is damaged, it is not JSON") from None
+    for dotted, kind in _FACT_TYPES.items():
+        value = facts
+        for key in dotted.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            raise CheckpointError(f"{path}: is damaged, or not of Phalanx: it has no {dotted}")
+    if not all(isinstance(name, str) for name in facts["classes"]):
+        raise CheckpointError(f"{path}: is damaged, its classes are not all names")
+    for name, value in facts["config"].items():
+        if isinstance(value, dict | list):
+            raise CheckpointError(f"{path}: is damaged, its option {name} has no single value")
+    return dict(facts)
 
 
 def step_in_name(checkpoint: Path) -> int:

@@ -27,6 +27,7 @@ from phalanx.units import RunLength, parse_rate, parse_share
 
 LEAST_MAX_BAD = 10
 _LEAST_VALID_BATCH = 250
+_MOST_IMAGES = 2**62  # positions in the stream are whole numbers of 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +156,12 @@ def make_plan(
         global_batch = count_global_batch(config)
         steps_per_epoch = _count_steps_per_epoch(config, data.train_images, global_batch)
         total = _count_steps(config, steps_per_epoch)
+        if total * global_batch > _MOST_IMAGES:
+            flag = "--epochs" if config.train.steps is None else "--steps"
+            raise ConfigError(
+                f"{flag}: {total} steps of {global_batch:,} images are more than can "
+                "be counted; train for less"
+            )
     problems.refuse()
     run = RunLength(total, steps_per_epoch)
     pieces = _plan_pieces(config, chosen, run, problems=problems)

@@ -4,6 +4,7 @@ Everything printed also goes to log.txt with the time. A standard output that fa
 whose reader left, silences the console and never ends a run.
 """
 
+import io
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from phalanx.disk import disk_errors
 from phalanx.report.records import LogRow, ScoreRow
+from phalanx.report.terminal import clean, clean_redirected, raw_stream, silence
 from phalanx.units import format_count, format_seconds
 
 _REFRESH_S = 0.1
@@ -37,7 +39,8 @@ class Console:
         stream: TextIO | None = None,
     ):
         self.total_steps, self.epochs = total_steps, epochs
-        self.stream = stream or sys.stdout
+        # a program without standard output, such as a service, trains in silence
+        self.stream = raw_stream(stream or sys.stdout or io.StringIO())
         self.log_file = log_file
         self._rich = RichConsole(file=self.stream, highlight=False, soft_wrap=True)
         self.is_live = self.stream.isatty() and not self._rich.is_dumb_terminal
@@ -59,6 +62,7 @@ class Console:
                 get_renderable=self._draw,
             )
             self._live.start()
+            clean_redirected()
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -69,8 +73,7 @@ class Console:
     def print(self, text: str, *, style: str = "") -> None:
         """Print a line, or several."""
         for line in text.split("\n"):
-            # without the characters that steer a terminal
-            printable = "".join(c if c.isprintable() else "?" for c in line.expandtabs())
+            printable = clean(line.expandtabs())
             self._append_to_log(printable)
             self._print_line(printable, style)
 
@@ -131,18 +134,13 @@ class Console:
             self.stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             self.stream.flush()
         except OSError:
-            self._silence_stream()
+            silence(self.stream)
 
     def _append_to_log(self, text: str) -> None:
         if self.log_file:
             stamp = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
             with disk_errors(self.log_file), self.log_file.open("a", encoding="utf-8") as file:
                 file.write(f"{stamp}  {text}\n")
-
-    def _silence_stream(self) -> None:
-        # Python flushes stdout once more at its end, and that too must not fail.
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), self.stream.fileno())
 
     def _describe_step(self, step: int, epoch: float) -> str:
         total = str(self.total_steps)
@@ -162,7 +160,7 @@ class Console:
             try:
                 self._live.refresh()
             except OSError:
-                self._silence_stream()
+                silence(self.stream)
 
     def _draw(self) -> Table:
         epoch = self._step / max(self.total_steps, 1) * self.epochs

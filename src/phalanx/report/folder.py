@@ -38,7 +38,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError as cause:
         raise CheckpointError(f"{path}: cannot be read ({cause.strerror})") from cause
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise CheckpointError(
             f"{path}: is damaged, it is not JSON ({cause}); restore it from a copy"
         ) from cause
@@ -108,7 +108,7 @@ class RunFolder:
         try:
             # the base loader leaves 16.16 and 5e-5 alone
             values = yaml.load(self.config_text, Loader=yaml.BaseLoader)
-        except yaml.YAMLError as cause:
+        except (yaml.YAMLError, RecursionError) as cause:
             raise CheckpointError(
                 f"{self.config}: is damaged, it is not YAML; restore it"
             ) from cause
@@ -185,15 +185,19 @@ def is_run_folder(path: Path) -> bool:
 
 def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
     """A new run folder with its options and facts written."""
-    _refuse_used(path)
-    with disk_errors(path):
+    with disk_errors(path):  # of a name that is too long, too
+        _refuse_used(path)
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
     run = RunFolder(path, is_new)
-    write_atomically(run.config, config_text)
-    # run.json comes last: a folder that has it is complete.
-    write_atomically(run.run, to_json({"format": _FORMAT, "created": _utc_now(), **facts}))
+    try:
+        write_atomically(run.config, config_text)
+        # run.json comes last: a folder that has it is complete.
+        write_atomically(run.run, to_json({"format": _FORMAT, "created": _utc_now(), **facts}))
+    except KeyboardInterrupt:
+        run.discard()  # the same command can be started again
+        raise
     return run
 
 

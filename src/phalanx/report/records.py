@@ -266,9 +266,9 @@ def read_logs(folder: Path) -> list[LogRow]:
     path = folder / _TRAINING
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
     with damage_errors(path):
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
         return [_parse_log(row) for row in csv.DictReader(whole.splitlines())]
 
 

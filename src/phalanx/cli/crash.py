@@ -1,0 +1,68 @@
+"""What is left after all known mistakes: bugs of our own, whose traceback goes into a file."""
+
+import os
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from phalanx.errors import Bug, DiskError, Stopped, UserError
+from phalanx.report.terminal import ReaderLeft
+
+_NAME = "phalanx-traceback"
+
+
+@contextmanager
+def bug_reports(folder: Path | None = None) -> Iterator[None]:
+    """A block whose unexpected errors become a Bug; the traceback goes into the folder.
+
+    Without a folder, or where it cannot be written, it goes among the temporary files. What the
+    system refuses, and names a file for, is a DiskError.
+    """
+    try:
+        yield
+    except (UserError, Stopped, Bug, ReaderLeft):
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise _make_bug(error, folder) from error
+        name = os.fsdecode(error.filename)
+        raise DiskError(f"{name}: {error.strerror}; mend that, or name another file") from error
+    except MemoryError as error:
+        raise DiskError(
+            "the memory is used up; try a smaller --batch-size or --valid-batch-size, or fewer "
+            "--workers"
+        ) from error
+    except Exception as error:
+        raise _make_bug(error, folder) from error
+
+
+def _make_bug(error: Exception, folder: Path | None) -> Bug:
+    """The error as one line; its traceback is written down."""
+    text = "".join(traceback.format_exception(error))
+    kind = type(error).__name__
+    try:
+        where = f"is in {_write(text, folder)}"
+    except OSError as refused:
+        where = f"could not be written ({refused.strerror}):\n{text}"
+    return Bug(
+        f"this is a bug in Phalanx ({kind}), not a mistake of yours. Please report it, with the "
+        f"command line and the traceback, which {where}"
+    )
+
+
+def _write(text: str, folder: Path | None) -> Path:
+    """Write a traceback; its path."""
+    data = text.encode(errors="backslashreplace")
+    if folder is not None and folder.is_dir():
+        try:
+            path = folder / f"{_NAME}.txt"
+            path.write_bytes(data)
+            return path
+        except OSError:
+            pass  # the disk may be what the bug is about
+    handle, name = tempfile.mkstemp(prefix=f"{_NAME}-", suffix=".txt")
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    return Path(name)

@@ -1,0 +1,140 @@
+"""What reaches a terminal, a pipe or a log: text without the characters that steer a terminal.
+
+Names of files and classes come from anywhere. While a command runs, standard output and standard
+error are an _OutputStream each, so that no print can forget to clean what it shows.
+"""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TextIO, cast
+
+from phalanx.errors import DiskError
+
+# C0 but for newline, tab and a line's \r\n; DEL and C1; marks and overrides of the direction of
+# text; separators of lines; bytes of a name that are no UTF-8
+_STEERING = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+    "\ud800-\udfff]|\r(?!\n)"
+)
+
+
+class ReaderLeft(Exception):
+    """Whoever read standard output has enough of it."""
+
+
+def clean(text: str) -> str:
+    """The text with an escape for each character that steers a terminal.
+
+    The escape is JSON's, so that JSON remains what it is.
+
+    >>> clean("a" + chr(27) + "[2J")
+    'a\\\\u001b[2J'
+    """
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class _OutputStream:
+    """Standard output or standard error, cleaned; in all else it is the stream it is made of.
+
+    required: whether a write that fails is an error; without, the rest is dropped in silence.
+    """
+
+    def __init__(self, stream: TextIO, *, required: bool, cleans: bool = True) -> None:
+        self.stream, self.required, self._cleans = stream, required, cleans
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        try:
+            self.stream.write(clean(text) if self._cleans else text)
+        except OSError as cause:
+            self._fail(cause)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on what was written."""
+        try:
+            self.stream.flush()
+        except OSError as cause:
+            self._fail(cause)
+
+    def _fail(self, cause: OSError) -> None:
+        silence(self.stream)
+        if not self.required:
+            return
+        if isinstance(cause, BrokenPipeError):
+            raise ReaderLeft from cause
+        raise DiskError(
+            f"standard output: cannot be written ({cause.strerror or cause}); what was printed is "
+            "not complete: mend that and start again"
+        ) from cause
+
+
+def silence(stream: TextIO) -> None:
+    """Send the rest to nowhere: Python flushes once more at its end, which must not fail again."""
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
+
+
+def drawing_stream(stream: TextIO) -> TextIO:
+    """The same stream for text that is clean and drawn with control characters of our own."""
+    if isinstance(stream, _OutputStream):
+        return cast(TextIO, _OutputStream(stream.stream, required=stream.required, cleans=False))
+    return stream
+
+
+def raw_stream(stream: TextIO) -> TextIO:
+    """What lies beneath, for those who clean their text and look after failures themselves."""
+    return stream.stream if isinstance(stream, _OutputStream) else stream
+
+
+def clean_redirected() -> None:
+    """Clean what a live display has redirected to itself; it puts back the streams from before."""
+    sys.stdout = cast(TextIO, _OutputStream(sys.stdout, required=False))
+    sys.stderr = cast(TextIO, _OutputStream(sys.stderr, required=False))
+
+
+@contextmanager
+def cleaned_output() -> Iterator[None]:
+    """A block in which all that is printed is clean, and printable in the terminal's encoding."""
+    _reopen_closed()
+    before = sys.stdout, sys.stderr
+    with ExitStack() as stack:
+        for stream in before:
+            if isinstance(stream, io.TextIOWrapper):
+                stack.callback(stream.reconfigure, errors=stream.errors)
+                stream.reconfigure(errors="replace")
+        sys.stdout = cast(TextIO, _OutputStream(before[0], required=True))
+        sys.stderr = cast(TextIO, _OutputStream(before[1], required=False))
+        try:
+            yield
+            sys.stdout.flush()
+        finally:
+            with suppress(ReaderLeft, DiskError):  # said before, or less than what is raised now
+                sys.stdout.flush()
+            sys.stderr.flush()
+            sys.stdout, sys.stderr = before
+
+
+def _reopen_closed() -> None:
+    """Give standard streams that were closed before we began to nowhere; output is required.
+
+    Otherwise the next file to be opened would get their number, and what is printed.
+    """
+    is_closed = sys.stdout is None
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for the whole process
+    if is_closed:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for the whole process
+        raise DiskError("standard output is closed; send it to a file, or to /dev/null")
