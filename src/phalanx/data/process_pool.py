@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import TypeVar
 
@@ -31,6 +33,7 @@ class ProcessPool:
         self._executor: ProcessPoolExecutor | None = None
         if workers > 1:
             # a fork would copy our threads' locks in whatever state they are
+            resource_tracker.ensure_running()  # it would lift the block below
             spawn = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(workers, spawn, initializer=_init_worker)
 
@@ -42,7 +45,8 @@ class ProcessPool:
         pending: deque[Future[_Result]] = deque()
         try:
             for task in tasks:
-                pending.append(self._executor.submit(work, task))
+                with _block_interrupts():
+                    pending.append(self._executor.submit(work, task))
                 if len(pending) > _TASKS_AHEAD * self.workers:
                     yield pending.popleft().result()
             while pending:
@@ -61,6 +65,19 @@ class ProcessPool:
     def __exit__(self, *_error: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _block_interrupts() -> Iterator[None]:
+    """A block in which processes are started that Ctrl-C never reaches, not even half started.
+
+    They inherit what is blocked here; for this process, a signal waits until the block ends.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _init_worker() -> None:
