@@ -82,7 +82,9 @@ def test_a_process_that_is_signalled_before_its_first_step(number, digits, tmp_p
         time.sleep(0.005)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == STOPPED and f"--resume {run}" in err and "Traceback" not in err
+    assert process.returncode == STOPPED and "Traceback" not in err
+    # either the run is there, or the same command can make it
+    assert f"--resume {run}" in err if run.exists() else "start the same command again" in err
 
 
 def test_an_average_that_was_stopped_is_made_by_the_same_command(finished, monkeypatch, capsys):
