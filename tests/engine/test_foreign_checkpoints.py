@@ -99,6 +99,15 @@ def test_facts_that_lack_something_deeper(stopped, checkpoint, capsys):
         assert "facts.json: is damaged, or not of Phalanx (" in capsys.readouterr().err
 
 
+def test_a_run_json_that_lacks_something(stopped, capsys):
+    before = (stopped / "run.json").read_text()
+    for name in ("name", "origins", "chosen", "data"):
+        (stopped / "run.json").write_text(json.dumps(json.loads(before) | {name: 7}))
+        assert main(["train", "--resume", str(stopped)]) == 4
+        assert f"run.json: is damaged, it has no {name}; restore it" in capsys.readouterr().err
+    (stopped / "run.json").write_text(before)
+
+
 @pytest.mark.parametrize("name", FILES[1:])
 def test_tensors_that_are_none(name, stopped, checkpoint, capsys):
     write_file(checkpoint, name, b"no tensors")

@@ -1,7 +1,7 @@
 """Up to the moment torch is needed: settings, data and plan, and the run folder on disk."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from hashlib import file_digest
 from pathlib import Path
@@ -157,7 +157,7 @@ def _hash_init_weights(config: Config) -> str | None:
 def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
     """An existing run, ready to go on from its newest checkpoint."""
     run = open_run(path)
-    facts, stored = run.facts, stored_options(run)
+    facts, stored = _read_run_facts(run), stored_options(run)
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=facts["name"])
     began_with, start = stored, _find_start(run)
     if start is not None and start.use == "resume":
@@ -185,6 +185,17 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
     )
 
 
+def _read_run_facts(run: RunFolder) -> dict[str, Any]:
+    """What run.json holds, with all that a resume needs."""
+    facts = run.facts
+    for name, kind in {"name": str, "origins": dict, "chosen": dict, "data": dict}.items():
+        if not isinstance(facts.get(name), kind):
+            raise CheckpointError(f"{run.run}: is damaged, it has no {name}; restore it")
+    if {*facts["chosen"]} != {field.name for field in fields(MachineChoice)}:
+        raise CheckpointError(f"{run.run}: is damaged in chosen; restore it")
+    return facts
+
+
 def stored_options(run: RunFolder) -> dict[str, Any]:
     """The options in a run's config.yaml, as values."""
     given, problems, _ = read_option_file(run.config, origin="run")
@@ -203,7 +214,7 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
     run = open_run(path)
     if not run.summary.exists():
         return None
-    stored, name = stored_options(run), run.facts["name"]
+    stored, name = stored_options(run), _read_run_facts(run)["name"]
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=name)
     _refuse_other_maths(settings, stored, run)
     write_report(run)
