@@ -1,8 +1,22 @@
 """`python -m phalanx` is `phalanx`."""
 
+import os
+import signal
 import sys
+from types import FrameType
 
-from phalanx.cli.main import main
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once: a signal came while the first modules were imported."""
+    os.write(2, b"phalanx: stopped while starting; nothing was changed\n")
+    os._exit(130)
+
+
+if __name__ in ("__main__", "phalanx.__main__"):  # not in a child of multiprocessing
+    for _number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_number, _leave)  # until main() takes signals itself
+
+from phalanx.cli.main import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,6 @@
 """What is left after all known mistakes: bugs of our own, whose traceback goes into a file."""
 
 import os
-import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +38,8 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
 
 def _make_bug(error: Exception, folder: Path | None) -> Bug:
     """The error as one line; its traceback is written down."""
+    import traceback  # with all it imports, only when it is needed
+
     text = "".join(traceback.format_exception(error))
     kind = type(error).__name__
     try:
@@ -62,6 +62,8 @@ def _write(text: str, folder: Path | None) -> Path:
             return path
         except OSError:
             pass  # the disk may be what the bug is about
+    import tempfile
+
     handle, name = tempfile.mkstemp(prefix=f"{_NAME}-", suffix=".txt")
     with os.fdopen(handle, "wb") as file:
         file.write(data)
