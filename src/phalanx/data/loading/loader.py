@@ -176,12 +176,14 @@ class Loader:
         """Hold all images against what earlier processes of a run have read of them."""
         for split in _SPLITS:
             if split in checksums:
-                self._open_seen(split).checksums[:] = checksums[split]
+                self._open_seen(split).restore(checksums[split])
 
     def _open_seen(self, split: Split) -> SeenImages:
         source = self.source(split)
         assert isinstance(source, IndexedSource)
-        return self._seen.setdefault(split, SeenImages(source))
+        if split not in self._seen:
+            self._seen[split] = SeenImages(source, self._problems[split])
+        return self._seen[split]
 
     def source(self, split: Split) -> Source:
         """The images behind one split."""
@@ -262,10 +264,10 @@ class Loader:
 
     def _compare_with_seen(self, split: Split, stream: _Stream) -> _Stream:
         """The batches, each after its images were compared with what was read of them before."""
-        seen, problems = self._open_seen(split), self._problems[split]
+        seen = self._open_seen(split)
         with closing(stream):
             for batch in stream:
-                seen.compare(batch.indices.tolist(), problems)
+                seen.compare(batch.indices.tolist())
                 yield batch
 
     def _backend(self, split: Split) -> BatchBackend:
