@@ -103,3 +103,27 @@ def test_a_changed_validation_image_stops_the_resume(photos, tmp_path):
 def test_accepting_changed_data_goes_with_a_resume(capsys):
     assert main(["train", "demo", "--accept-changed-data"]) == 2
     assert "goes with --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["gone", "larger", "touched"])
+def test_names_and_sizes_are_compared_before_a_resume_starts(photos, tmp_path, capsys, change):
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(photos / "folder", data)
+    assert main(words_of("folder", data, run)) == 0
+    weights = json.loads((run / "summary.json").read_text())["weights_sha256"]
+    rewind(run, step=4)
+    path = data / "train" / "cat" / "3.jpg"
+    if change == "gone":
+        path.unlink()
+    elif change == "larger":
+        path.write_bytes(path.read_bytes() + b"more")
+    else:
+        path.touch()
+    capsys.readouterr()
+    code, said = main(["train", "--resume", str(run)]), capsys.readouterr()
+    if change == "touched":
+        assert code == 0, said
+        assert json.loads((run / "summary.json").read_text())["weights_sha256"] == weights
+    else:
+        assert code == 3 and "its train data has changed" in said.err
+        assert "resumed at" not in said.out and "--accept-changed-data" in said.err
