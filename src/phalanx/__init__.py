@@ -27,6 +27,7 @@ def train(
     *,
     resume: PathLike | None = None,
     fork: PathLike | None = None,
+    accept_changed_data: bool = False,
     **options: Any,
 ) -> "Summary":
     """Train a preset or file, resume a run, or fork one; the summary of the run."""
@@ -42,7 +43,7 @@ def train(
         finished = remake_finished(_path(resume), flags)
         if finished is not None:
             return finished
-        prepared = prepare_resume(_path(resume), flags)
+        prepared = prepare_resume(_path(resume), flags, accept_changed_data=accept_changed_data)
     elif fork is not None:
         prepared = prepare_fork(_path(fork), flags, line=line)
     else:

@@ -1,6 +1,6 @@
 """Batches on the device: from the loader, or made up there once for synthetic data."""
 
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -136,6 +136,14 @@ class LoadedFeed:
         """Count what was bad in earlier processes of this run towards what it puts up with."""
         self.loader.recheck_bad(names)
 
+    def seen(self) -> dict[str, NDArray[np.uint32]]:
+        """By split, the checksums of the images that were read so far."""
+        return self.loader.seen
+
+    def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
+        """Hold all images against what earlier processes of this run have read of them."""
+        self.loader.restore_seen(checksums)
+
     def notes(self) -> list[str]:
         """What a person should know of the images so far."""
         notes = [note for found in self.loader.notes.values() for note in found.copy().values()]
@@ -200,6 +208,13 @@ class _SyntheticFeed:
 
     def recheck_bad(self, names: Collection[str]) -> None:
         """Noise is never bad."""
+
+    def seen(self) -> dict[str, NDArray[np.uint32]]:
+        """Nothing is read."""
+        return {}
+
+    def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
+        """Nothing was read."""
 
     def notes(self) -> list[str]:
         """Nothing to know."""

@@ -71,6 +71,7 @@ class PreparedRun:
     dataset: DatasetSummary
     start: StartingPoint | None
     fresh: bool = True  # made by this command; a resume finds what another one made
+    accepts_changed_data: bool = False  # images may be others than the run has read before
 
     @property
     def config(self) -> Config:
@@ -154,7 +155,9 @@ def _hash_init_weights(config: Config) -> str | None:
 # --- a run to go on with ---
 
 
-def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
+def prepare_resume(
+    path: Path, flags: Mapping[str, str], *, accept_changed_data: bool = False
+) -> PreparedRun:
     """An existing run, ready to go on from its newest checkpoint."""
     run = open_run(path)
     facts, stored = _read_run_facts(run), stored_options(run)
@@ -178,10 +181,17 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
         threads = settings.config.machine.threads or machine.threads
         machine = replace(machine, device=choose_machine(settings.config).device, threads=threads)
     dataset = inspect_dataset(settings.config)
-    _refuse_other_data(dataset, facts["data"], run)
+    if not accept_changed_data:
+        _refuse_other_data(dataset, facts["data"], run)
     plan = make_plan(settings.config, dataset.counts, machine)
     return PreparedRun(
-        run=run, settings=settings, plan=plan, dataset=dataset, start=start, fresh=False
+        run=run,
+        settings=settings,
+        plan=plan,
+        dataset=dataset,
+        start=start,
+        fresh=False,
+        accepts_changed_data=accept_changed_data,
     )
 
 
@@ -262,7 +272,8 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
             ]
             raise DataError(
                 f"{run.path}: its {split} data has changed: {'; '.join(parts)}. Bring the old data "
-                f"back, or start a new run: phalanx train --fork {run.path} --run-dir NEW"
+                "back, resume with --accept-changed-data, or start a new run: "
+                f"phalanx train --fork {run.path} --run-dir NEW"
             )
 
 

@@ -157,10 +157,21 @@ def _go_to_start(training: TrainingRun) -> None:
         training.saver.save(state)  # the parent may go; this run must stand on its own
     else:
         training.session.feed.recheck_bad(state.bad_images)
+        _restore_seen(training)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
     if training.role.writes:
         training.records.cut_back(state.step, scored=state.step in state.scores)
+
+
+def _restore_seen(training: TrainingRun) -> None:
+    """Know the images that were read before, unless the user says that they may have changed."""
+    state, run = training.session.state, training.prepared.run
+    if not training.prepared.accepts_changed_data:
+        training.session.feed.restore_seen(state.seen)
+    elif training.role.writes:
+        accepted = [*run.facts.get("accepted_changed_data", []), state.step]
+        run.update_facts(accepted_changed_data=accepted)
 
 
 def _announce(training: TrainingRun) -> None:
@@ -179,6 +190,8 @@ def _announce(training: TrainingRun) -> None:
         console.print(describe_fork(plan, start))
     elif training.session.state.step:
         console.print(f"resumed at step {training.session.state.step:,}")
+        if prepared.accepts_changed_data:
+            console.print("note: images may have changed since, as --accept-changed-data says")
     elif config.model.init_weights:
         fresh = ", with a new classifier" if config.model.reset_head else ""
         console.print(f"weights from {config.model.init_weights}{fresh}")
@@ -221,6 +234,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
     def save(state: TrainState) -> None:
         state.bad_images |= feed.bad_images()
+        state.seen = feed.seen()
         if training.role.writes:
             training.records.flush(sync=True)
         training.saver.save(state)

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
         "--resume", "Go on with this run from its newest checkpoint; never changes the maths."
     ),
     Argument("--fork", "Start a new run from a run's or checkpoint's state, with changed options."),
+    Argument(
+        "--accept-changed-data",
+        "With --resume: go on although images are not those that the run has read before.",
+        switch=True,
+    ),
     Argument("--json", "Print the summary as JSON at the end.", switch=True),
     usage="[PRESET|FILE] [--option value]... | --resume RUN | --fork RUN",
     options=ALL_OPTIONS,
@@ -53,6 +58,8 @@ def _run(args: ParsedArgs) -> None:
             "--resume goes on with a run, --fork starts a new one from its checkpoint, a preset "
             "begins afresh: give one of them"
         )
+    if args["--accept-changed-data"] and not args["--resume"]:
+        raise ConfigError("--accept-changed-data: goes with --resume RUN; leave it away")
     if args["--resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
         # every checkpoint is scored, as by `validate --all`
         args.refuse_problems()
@@ -65,7 +72,8 @@ def _run(args: ParsedArgs) -> None:
         run = Path(args["--resume"])
         if remake_finished(run, args.flags) is not None:
             return _print_result(run, as_json=args["--json"])
-        prepared = prepare_resume(run, args.flags)
+        accept = args["--accept-changed-data"]
+        prepared = prepare_resume(run, args.flags, accept_changed_data=accept)
     elif args["--fork"]:
         args.refuse_problems()
         from phalanx.assemble.fork import prepare_fork

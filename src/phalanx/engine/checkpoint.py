@@ -8,7 +8,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
+from safetensors.numpy import load as arrays_from_bytes
+from safetensors.numpy import save as arrays_to_bytes
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
@@ -29,6 +33,8 @@ from phalanx.errors import CheckpointError, DivergedError
 from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
+_SEEN = "seen.safetensors"
+
 
 @dataclass(frozen=True)
 class _Snapshot:
@@ -38,6 +44,7 @@ class _Snapshot:
     optimizer: dict[str, Tensor]
     average: dict[str, Tensor]  # empty where none is kept
     values: dict[str, Any]  # what is no tensor
+    seen: dict[str, NDArray[np.uint32]]  # checksums of images that were read, by split
 
     @property
     def step(self) -> int:
@@ -56,7 +63,13 @@ def take_snapshot(state: TrainState) -> _Snapshot:
     values = json.loads(json.dumps(state.to_json()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     average = {} if state.average is None else state.average.tensors()
-    return _Snapshot(copied(state.model.state_dict()), copied(optimizer), copied(average), values)
+    return _Snapshot(
+        weights=copied(state.model.state_dict()),
+        optimizer=copied(optimizer),
+        average=copied(average),
+        values=values,
+        seen={split: checksums.copy() for split, checksums in state.seen.items()},
+    )
 
 
 class CheckpointSaver:
@@ -133,6 +146,8 @@ def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, bytes
     }
     if snapshot.average:
         files[AVERAGE_WEIGHTS] = tensors_to_bytes(snapshot.average)
+    if snapshot.seen:
+        files[_SEEN] = arrays_to_bytes(snapshot.seen)
     return files
 
 
@@ -146,6 +161,8 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
         state.offload.to_host()
     with content_errors(checkpoint / FACTS):
         state.load_json(json.loads(files[FACTS])["state"])
+    with content_errors(checkpoint / _SEEN):
+        state.seen = arrays_from_bytes(files[_SEEN]) if _SEEN in files else {}
     if state.average is not None and AVERAGE_WEIGHTS in files:
         with content_errors(checkpoint / AVERAGE_WEIGHTS):
             averages = tensors_from_bytes(files[AVERAGE_WEIGHTS])

@@ -3,7 +3,8 @@
 checkpoints/
   step-00000125/  manifest.json (format, and each file's size and sha256), facts.json,
                   weights.safetensors, optimizer.safetensors; average.safetensors where the
-                  run keeps a live average
+                  run keeps a live average; seen.safetensors, the checksums of the images
+                  that the run has read
   best            a link to the checkpoint with the highest score
   average/        the average of several, made on request: no step, never pruned or resumed from
   .part-...       being written, and

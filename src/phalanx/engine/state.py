@@ -7,7 +7,9 @@ from hashlib import sha256
 from math import isfinite
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
@@ -104,6 +106,7 @@ class TrainState:
     sums: MetricSums = field(default_factory=MetricSums)
     throughput: Throughput = field(default_factory=Throughput)
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
+    seen: dict[str, NDArray[np.uint32]] = field(default_factory=dict)  # checksums of images read
     scaler: DynamicLossScale | None = None  # where the loss scale adapts by itself
     half: HalfWeights | None = None  # where weights have 16 bits
     offload: Offload | None = None  # where the optimizer's state lies in host memory

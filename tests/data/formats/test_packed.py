@@ -1,4 +1,7 @@
+import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,7 +98,7 @@ def test_large_images_shrink_to_the_short_side_and_small_ones_stay(tmp_path, raw
 def test_the_header_says_what_was_packed(tmp_path):
     write_both(tmp_path, short_side=256, source={"sha256": "abc"})
     assert read_header(tmp_path / "train.phx") == {
-        "format": 1,
+        "format": 2,
         "images": 10,
         "classes": list(CLASSES),
         "encoding": "jpeg",
@@ -244,9 +247,39 @@ def test_training_tells_an_image_that_changed_from_one_that_never_was_good(tmp_p
 def test_a_file_of_another_format_number_is_refused(tmp_path):
     write_both(tmp_path)
     path = tmp_path / "train.phx"
-    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 9'))
-    with pytest.raises(DataError, match="format 9, this Phalanx reads 1"):
+    path.write_bytes(path.read_bytes().replace(b'"format": 2', b'"format": 9'))
+    with pytest.raises(DataError, match="format 9, this Phalanx reads up to 2"):
         open_packed(tmp_path, "train")
+
+
+def test_format_1_is_read_and_checked_by_its_own_sums(tmp_path):
+    shutil.copytree(Path(__file__).parent / "packed_format_1", tmp_path, dirs_exist_ok=True)
+    source = open_packed(tmp_path, "train")
+    assert [source.read(number).shape for number in range(4)] == [(8, 8, 3)] * 4
+    content = bytearray((tmp_path / "train.phx").read_bytes())
+    content[int(source.index.offsets[2]) + int(source.index.sizes[2]) - 3] ^= 1
+    (tmp_path / "train.phx").write_bytes(content)
+    with pytest.raises(BadImage, match="its bytes changed after packing"):
+        open_packed(tmp_path, "train").read(2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_cut_short_while_it_is_read_is_an_error_that_names_it(tmp_path, workers):
+    write_both(tmp_path)
+    spec = InputSpec(
+        data="packed",
+        data_dir=str(tmp_path),
+        image_size=8,
+        transform=TransformSpec(augment="none"),
+        seed=0,
+        order=Order(images=10, global_batch=5, seed=0),
+    )
+    with Loader(spec, workers=workers) as loader:
+        steps = loader.steps_from(0, 100, micro_batch=5)
+        next(steps)
+        os.truncate(tmp_path / "train.phx", 200)
+        with pytest.raises(DataError, match=r"train\.phx: was cut short while it was in use"):
+            list(steps)
 
 
 def test_splits_that_disagree_on_classes_are_refused(tmp_path):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from phalanx.data.convert.sample import Sample
 from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import read_image_header
+from phalanx.data.formats.file_bytes import crc32c
 from phalanx.data.formats.packed import ALIGN, END_MAGIC, FORMAT, HEAD, MAGIC, TAIL, packed_path
 from phalanx.disk import sync_folder
 from phalanx.errors import DataError
@@ -87,7 +88,7 @@ class PackedWriter(ShardWriter):
             for sample in samples:
                 images.write(bytes(-images.tell() % ALIGN))
                 height, width = sample.shape or read_image_header(sample.data).shape
-                checksum, size = zlib.crc32(sample.data), len(sample.data)
+                checksum, size = crc32c(sample.data), len(sample.data)
                 rows.append((images.tell(), size, sample.label, width, height, checksum))
                 names.append(sample.name.encode(errors="surrogateescape"))
                 boxes.append(sample.box or _NO_BOX)

@@ -1,14 +1,13 @@
 """Where every image of a split lies, and the source that reads images from there.
 
-An index is arrays in one file, mapped into memory by all processes: a magic word, the length of a
-JSON header, the header, and the arrays it lists, each at a multiple of 64 bytes. It is built once,
-kept beside the data (or in a cache folder where that is read-only) and built anew when the files it
-describes no longer match the snapshot in its header.
+An index is arrays in one file, copied into memory that all processes share: a magic word, the
+length of a JSON header, the header, and the arrays it lists, each at a multiple of 64 bytes. It is
+built once, kept beside the data (or in a cache folder where that is read-only) and built anew when
+the files it describes no longer match the snapshot in its header.
 """
 
 import hashlib
 import json
-import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode
+from phalanx.data.formats.file_bytes import copy_to_memory, crc32c
 from phalanx.disk import disk_errors, write_atomically
 from phalanx.errors import DataError, DiskError
 
@@ -198,11 +198,10 @@ def _to_bytes(index: Index, snapshot: Snapshot) -> bytes:
 
 
 def _load_index(path: Path, snapshot: Snapshot) -> Index | None:
-    """The index in a file, mapped; None where there is none, or none that fits the snapshot."""
+    """The index in a file; None where there is none, or none that fits the snapshot."""
     try:
-        with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # an empty file cannot be mapped
+        content = copy_to_memory(path)
+    except (OSError, ValueError):  # there is none, or it is empty
         return None
     end = 16 + int.from_bytes(content[8:16], "little")
     if content[:8] != _MAGIC or end > len(content):
@@ -268,8 +267,17 @@ class IndexedSource:
         except OSError as cause:
             raise BadImage(self.name(index), cause.strerror or str(cause)) from None
         if len(data) < size:
-            raise BadImage(self.name(index), "the file ends before the image does")
+            raise DataError(
+                f"{self.root / self.index.files[file]}: was cut short while it was in use, and "
+                f"ends before {self.name(index)} does; bring the file back"
+            )
         return data
+
+    def checksum(self, index: int, image: Image) -> int:
+        """The CRC-32C of an image's bytes, of which `image` was made."""
+        return crc32c(
+            image.data if isinstance(image, EncodedImage) else np.ascontiguousarray(image)
+        )
 
     def fault(self, index: int) -> int:
         """What the index knows to be wrong with an image, BAD_CHECKSUM say; 0 for nothing."""

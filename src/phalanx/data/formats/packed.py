@@ -2,19 +2,19 @@
 
 A magic word, the length of a JSON header, the header, the images (JPEG, or raw RGB), then the
 index (arrays, and a JSON directory of them) and a tail of 40 bytes with checksums of header and
-index. Everything starts at a multiple of 64 bytes. Each image has its own checksum, too.
+index. Everything starts at a multiple of 64 bytes. Each image has its own checksum, too, CRC-32C
+since format 2, and is compared with it whenever it is read.
 
-Images are read, not mapped: mapped pages would count as memory of every worker that touched them.
-The index is mapped, and shared by all.
+Images are read, not mapped: mapped pages would count as memory of every worker that touched them,
+and a file cut short would kill them. The index is copied into memory that all processes share.
 """
 
 import hashlib
 import json
-import mmap
+import os
 import struct
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,45 +22,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, encode_png
+from phalanx.data.formats.file_bytes import copy_to_memory, crc32c
 from phalanx.data.formats.index import Index, IndexedSource, StringArray, pack_strings, read_errors
 from phalanx.errors import DataError
 
 MAGIC, END_MAGIC = b"phalanxP", b"phalanxE"
-FORMAT = 1  # raise it when the layout changes
+_CHECKSUMS: dict[int, Callable[[bytes], int]] = {1: zlib.crc32, 2: crc32c}  # of an image, by format
+FORMAT = 2  # of new files; raise it when the layout changes
 ALIGN = 64
 HEAD = struct.Struct("<8sQ")  # magic, length of the header
 TAIL = struct.Struct("<QQQII8s")  # index begin, directory begin, its length, two checksums, magic
 _SPLITS = ("train", "valid")
 _BUILD_AGAIN = "build it again with `phalanx data build --to packed`"
-CHANGED_AFTER_PACKING = "its bytes changed after packing"
+_CHANGED_AFTER_PACKING = "its bytes changed after packing"
 
 
-class _PackedImage(EncodedImage):
-    """A JPEG of a packed file, whose checksum is looked at when it cannot be decoded."""
-
-    def __init__(self, data: bytes, name: str, checksum: int):
-        self.checksum = checksum
-        with _report_changed_bytes(data, checksum):
-            super().__init__(data, name)
-
-    def decode(self, scale: float = 1.0) -> NDArray[np.uint8]:
-        """The whole image, at no less than that scale of its size; raises BadImage."""
-        with _report_changed_bytes(self.data, self.checksum):
-            return super().decode(scale)
-
-
-@contextmanager
-def _report_changed_bytes(data: bytes, checksum: int) -> Iterator[None]:
-    """A block whose BadImage says so when the image's bytes are not those that were packed."""
-    try:
-        yield
-    except BadImage as bad:
-        if zlib.crc32(data) == checksum:
-            raise
-        raise BadImage(bad.name, CHANGED_AFTER_PACKING) from None
-
-
-class PackedSource(IndexedSource):
+class _PackedSource(IndexedSource):
     """Random access to the images of a packed file."""
 
     def __init__(self, path: Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]]):
@@ -85,9 +62,9 @@ class PackedSource(IndexedSource):
 
     def image(self, index: int) -> Image:
         """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
-        data = super().encoded(index)
+        data = self._read_checked(index)
         if not self.raw:
-            return _PackedImage(data, self.name(index), int(self.arrays["checksums"][index]))
+            return EncodedImage(data, self.name(index))
         if not data:
             raise BadImage(self.name(index), "it could not be decoded when it was packed")
         height, width = int(self.arrays["heights"][index]), int(self.arrays["widths"][index])
@@ -95,11 +72,18 @@ class PackedSource(IndexedSource):
 
     def encoded(self, index: int) -> bytes:
         """The image as a file: the JPEG as it lies there, or a PNG of raw pixels."""
-        return encode_png(self.read(index)) if self.raw else super().encoded(index)
+        return encode_png(self.read(index)) if self.raw else self._read_checked(index)
 
-    def is_intact(self, index: int) -> bool:
-        """Whether the image's bytes are those that were packed."""
-        return zlib.crc32(super().encoded(index)) == int(self.arrays["checksums"][index])
+    def checksum(self, index: int, image: Image) -> int:
+        """The checksum in the index, which the image's bytes were compared with."""
+        return int(self.arrays["checksums"][index])
+
+    def _read_checked(self, index: int) -> bytes:
+        """The bytes of an image, if they are those that were packed; raises BadImage."""
+        data = super().encoded(index)
+        if _CHECKSUMS[self.header["format"]](data) != int(self.arrays["checksums"][index]):
+            raise BadImage(self.name(index), _CHANGED_AFTER_PACKING)
+        return data
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over labels and the checksums of all images."""
@@ -119,10 +103,10 @@ def packed_path(root: Path, split: str) -> Path:
     return root / f"{split}.phx"
 
 
-def open_packed(root: Path, split: str) -> PackedSource:
+def open_packed(root: Path, split: str) -> _PackedSource:
     """One split of a packed set; a file that is cut short or damaged in its index is refused."""
     path = packed_path(root, split)
-    source = PackedSource(path, *_read_content(path))
+    source = _PackedSource(path, *_read_content(path))
     other = packed_path(root, next(name for name in _SPLITS if name != split))
     if other.is_file() and tuple(read_header(other).get("classes", ())) != source.classes:
         raise DataError(f"{root}: train.phx and valid.phx have other classes; {_BUILD_AGAIN}")
@@ -146,31 +130,34 @@ def _parse_header(file: BinaryIO, path: Path) -> tuple[bytes, dict[str, Any]]:
         header: dict[str, Any] = json.loads(text)
     except ValueError:
         raise DataError(f"{path}: its header is damaged; {_BUILD_AGAIN}") from None
-    if header.get("format") != FORMAT:
+    if header.get("format") not in _CHECKSUMS:
         raise DataError(
-            f"{path}: format {header.get('format')}, this Phalanx reads {FORMAT}; use the one that "
-            f"wrote it, or {_BUILD_AGAIN}"
+            f"{path}: format {header.get('format')}, this Phalanx reads up to {FORMAT}; use the "
+            f"one that wrote it, or {_BUILD_AGAIN}"
         )
     return text, header
 
 
 def _read_content(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The header and the arrays of a packed file, mapped, after their checksums were verified."""
+    """The header and the arrays of a packed file, after their checksums were verified."""
     with read_errors(path, _BUILD_AGAIN), path.open("rb") as file:
         text, header = _parse_header(file, path)
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    size = len(content)
-    if size < HEAD.size + TAIL.size or bytes(content[-8:]) != END_MAGIC:
-        raise DataError(
-            f"{path}: ends at byte {size:,} without its index: truncated; {_BUILD_AGAIN}"
-        )
-    begin, directory, length, index_crc, header_crc, _ = TAIL.unpack(content[-TAIL.size :])
-    end = directory + length
-    if not begin <= directory <= end == size - TAIL.size:
-        raise DataError(f"{path}: its tail does not fit its size; {_BUILD_AGAIN}")
-    if zlib.crc32(text) != header_crc or zlib.crc32(content[begin:end]) != index_crc:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL.size))
+        tail = file.read(TAIL.size)
+        if size < HEAD.size + TAIL.size or not tail.endswith(END_MAGIC):
+            raise DataError(
+                f"{path}: ends at byte {size:,} without its index: truncated; {_BUILD_AGAIN}"
+            )
+        begin, directory, length, index_crc, header_crc, _ = TAIL.unpack(tail)
+        end = directory + length
+        if not begin <= directory <= end == size - TAIL.size:
+            raise DataError(f"{path}: its tail does not fit its size; {_BUILD_AGAIN}")
+        content = memoryview(copy_to_memory(path, begin))
+    index = content[: end - begin]
+    if zlib.crc32(text) != header_crc or zlib.crc32(index) != index_crc:
         raise DataError(f"{path}: the checksum of its header or index does not fit; {_BUILD_AGAIN}")
     arrays = {}
-    for name, (dtype, shape, offset) in json.loads(bytes(content[directory:end])).items():
-        arrays[name] = np.frombuffer(content, dtype, int(np.prod(shape)), offset).reshape(shape)
+    for name, (dtype, shape, at) in json.loads(bytes(index[directory - begin :])).items():
+        arrays[name] = np.frombuffer(index, dtype, int(np.prod(shape)), at - begin).reshape(shape)
     return header, arrays

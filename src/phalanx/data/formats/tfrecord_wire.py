@@ -17,14 +17,9 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from phalanx.data.formats.file_bytes import crc32c
 from phalanx.data.formats.index import DAMAGED_SHARD, TRUNCATED_SHARD
 from phalanx.data.formats.shards import UnreadableShard
-from phalanx.errors import DataError
-
-try:
-    import google_crc32c
-except ImportError:  # told when a record is read: other data does without
-    google_crc32c = None  # type: ignore[assignment]
 
 RECORD_HEADER, _RECORD_FOOTER = 12, 4  # bytes before and after the data
 _CRC_MASK = 0xA282EAD8
@@ -45,20 +40,6 @@ class Record(NamedTuple):
     begin: int
     data: bytes
     intact: bool
-
-
-def crc32c(data: bytes) -> int:
-    """The CRC-32C of some bytes.
-
-    >>> hex(crc32c(b"123456789"))
-    '0xe3069283'
-    """
-    if google_crc32c is None:
-        raise DataError(
-            "TFRecord files are checked with google-crc32c, which is missing; "
-            "pip install google-crc32c"
-        )
-    return int(google_crc32c.value(data))
 
 
 def mask_crc(crc: int) -> int:

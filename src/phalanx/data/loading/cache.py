@@ -6,12 +6,12 @@ two that read the same image at once write the same bytes.
 
 import mmap
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from phalanx.data.formats.file_bytes import open_anonymous_memory
 from phalanx.data.formats.sources import Source, Split
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
@@ -101,16 +101,6 @@ def refuse_too_large(total: int, free: int, where: str) -> None:
             f"memory at most {_MAX_OF_FREE:.0%} are used; leave the option away, or make the "
             "images smaller with `phalanx data build --to packed --short-side 256`"
         )
-
-
-def open_anonymous_memory(size: int) -> Any:
-    """A file without a name, in memory where the system can: no crash leaves it behind."""
-    if hasattr(os, "memfd_create"):
-        memory = os.fdopen(os.memfd_create("phalanx"), "w+b")
-    else:
-        memory = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    os.ftruncate(memory.fileno(), size)
-    return memory
 
 
 def free_memory() -> int:

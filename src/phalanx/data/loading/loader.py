@@ -1,6 +1,6 @@
 """Batches in the order of the training stream, made here or by worker processes."""
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import tee
@@ -22,6 +22,7 @@ from phalanx.data.loading.reader import (
     ReadProblems,
     refuse_too_many_bad,
 )
+from phalanx.data.loading.seen import SeenImages
 from phalanx.data.loading.worker_pool import WorkerPool
 from phalanx.plan.share import WHOLE, Share
 
@@ -107,6 +108,7 @@ class Loader:
             sources = {split: spec.open(split) for split in _SPLITS}
             self._caches = SharedCaches(sources, spec.data_dir or spec.data)
         self._problems = {split: ReadProblems() for split in _SPLITS}
+        self._seen: dict[Split, SeenImages] = {}
         self._readers: dict[Split, Reader] = {}
         self._backends: dict[Split, BatchBackend] = {}
         self._streams: dict[Split, _Stream] = {}
@@ -164,6 +166,24 @@ class Loader:
                 cache=self._caches.caches[split] if self._caches else None,
             )
         return self._readers[split]
+
+    @property
+    def seen(self) -> dict[str, NDArray[np.uint32]]:
+        """By split, the checksum of each image that was read; 0 for those that were not."""
+        return {split: seen.checksums for split, seen in self._seen.items()}
+
+    def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
+        """Hold all images against what earlier processes of a run have read of them."""
+        for split in _SPLITS:
+            if split in checksums:
+                self._open_seen(split).restore(checksums[split])
+
+    def _open_seen(self, split: Split) -> SeenImages:
+        source = self.source(split)
+        assert isinstance(source, IndexedSource)
+        if split not in self._seen:
+            self._seen[split] = SeenImages(source, self._problems[split])
+        return self._seen[split]
 
     def source(self, split: Split) -> Source:
         """The images behind one split."""
@@ -237,8 +257,18 @@ class Loader:
             backend = self._backend(split)
             stream = backend.batches(requests)
             stream = prefetch(stream) if backend.needs_prefetch else stream
+        if isinstance(self.source(split), IndexedSource):
+            stream = self._compare_with_seen(split, stream)
         self._streams[split] = stream
         return stream
+
+    def _compare_with_seen(self, split: Split, stream: _Stream) -> _Stream:
+        """The batches, each after its images were compared with what was read of them before."""
+        seen = self._open_seen(split)
+        with closing(stream):
+            for batch in stream:
+                seen.compare(batch.indices.tolist())
+                yield batch
 
     def _backend(self, split: Split) -> BatchBackend:
         if split not in self._backends:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from phalanx.catalog.plugins import load_plugins
 from phalanx.data.formats.arrays import GeneratedSpec
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_shape
+from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.loading.cache import Cache, is_cacheable
 from phalanx.data.transforms.augment import Box
@@ -110,10 +111,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class ReadProblems:
-    """What came up while reading one split, by image; grows as reading goes on."""
+    """What came up while reading one split, by image; grows as reading goes on.
+
+    Checksums are taken out again when their batch is handed on.
+    """
 
     bad: dict[int, str] = field(default_factory=dict)  # its name and what is wrong with it
     notes: dict[int, str] = field(default_factory=dict)  # the first few that had to be enlarged
+    checksums: dict[int, int] = field(default_factory=dict)  # of images that were read lately
 
 
 class Reader:
@@ -228,11 +233,14 @@ class Reader:
         return self.record(index, self.try_open(index))
 
     def try_open(self, index: int) -> Image | BadImage:
-        """The image, or what is wrong with it; changes nothing, so any thread may call it."""
+        """The image, or what is wrong with it; any thread may call it."""
         try:
-            return open_image(self.source, index, self._cache)
+            image = open_image(self.source, index, self._cache)
         except BadImage as bad:
             return bad
+        if isinstance(self.source, IndexedSource):
+            self.problems.checksums[index] = self.source.checksum(index, image)
+        return image
 
     def record(self, index: int, image: Image | BadImage) -> Image | None:
         """Remember an image that is bad or small; gives it back, or None for a bad one."""

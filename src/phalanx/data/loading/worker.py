@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.data.formats.file_bytes import take_copies
 from phalanx.data.loading.cache import open_caches
 from phalanx.data.loading.reader import InputSpec, Reader
 from phalanx.errors import UserError
@@ -32,6 +33,7 @@ class _LoaderWorker:
     """Answers the tasks of one parent."""
 
     def __init__(self, start: dict[str, Any]):
+        take_copies(start["copies"])
         self._spec = InputSpec.from_json(start["spec"])
         self._max_bad: int | None = start["max_bad"]
         self._caches = open_caches(start["cache"]) if start["cache"] else {}
@@ -53,9 +55,13 @@ class _LoaderWorker:
         positions = np.array(task["positions"], np.int64)
         out = view_images(self._slots[task["slot"]], len(positions), task["size"])
         batch = reader.fill(positions, out)
+        indices = batch.indices.tolist()
+        checksums = [known.checksums.get(index, 0) for index in indices]
+        known.checksums.clear()
         return {
             "labels": batch.labels.tolist(),
-            "indices": batch.indices.tolist(),
+            "indices": indices,
+            "checksums": checksums,
             "bad": list(known.bad.items())[known_bad:],
             "notes": list(known.notes.items())[known_notes:],
         }

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from phalanx import errors
+from phalanx.data.formats.file_bytes import list_copies, open_anonymous_memory
 from phalanx.data.formats.sources import Split
-from phalanx.data.loading.cache import open_anonymous_memory
 from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, ReadProblems
 from phalanx.data.loading.worker import view_images
 from phalanx.errors import DataError
@@ -143,14 +143,20 @@ class WorkerPool:
         self._memory = open_anonymous_memory(2 * self.depth * slot_bytes)
         shared = mmap.mmap(self._memory.fileno(), 2 * self.depth * slot_bytes)
         self._slots = np.frombuffer(shared, np.uint8).reshape(-1, slot_bytes)
+        self._copies = list_copies()  # held: a worker that is started again is given them, too
         self._start = {
+            "copies": {key: (c.memory.fileno(), len(c)) for key, c in self._copies.items()},
             "spec": spec.to_json(),
             "max_bad": max_bad,
             "cache": cache,
             "slots": (2 * self.depth, slot_bytes),
             "fd": self._memory.fileno(),
         }
-        self._inherited = (self._memory.fileno(), *([cache["fd"]] if cache else []))
+        self._inherited = (
+            self._memory.fileno(),
+            *([cache["fd"]] if cache else []),
+            *(copy.memory.fileno() for copy in self._copies.values()),
+        )
         self.submitted = 0
         self.pending: list[deque[_PendingTask]] = [deque() for _ in range(workers)]
         self._restarted: dict[int, str] = {}  # worker to what happened to it
@@ -197,6 +203,7 @@ class WorkerPool:
                 problems = self._problems[answered.message["split"]]
                 problems.bad.update(answer["bad"])
                 problems.notes.update(answer["notes"])
+                problems.checksums.update(zip(answer["indices"], answer["checksums"], strict=True))
         if "error" in task.answer:
             raise getattr(errors, task.answer["error"])(task.answer["text"])
         positions, size = task.request

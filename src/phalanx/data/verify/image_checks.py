@@ -28,7 +28,6 @@ from phalanx.data.formats.index import (
     WRONG_LABEL,
     IndexedSource,
 )
-from phalanx.data.formats.packed import CHANGED_AFTER_PACKING, PackedSource
 
 if TYPE_CHECKING:
     from phalanx.data.formats.sources import Source
@@ -103,8 +102,6 @@ def check_image(source: "Source", number: int) -> tuple[bytes, Pixels | None, di
     name = source.name(number)
     encoded = getattr(source, "encoded", None)
     try:
-        if isinstance(source, PackedSource) and not source.is_intact(number):
-            raise BadImage(name, CHANGED_AFTER_PACKING)  # though a decoder may get over it
         if encoded is None or getattr(source, "raw", False):
             pixels = source.read(number)
             return b"%d %d\n" % pixels.shape[:2] + pixels.tobytes(), pixels, _check_grey(pixels)

@@ -1,0 +1,129 @@
+"""A resume that meets other bytes for an image that the run has read stops, and says which."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from phalanx.cli.main import main
+from phalanx.data.formats.sources import open_source
+
+FORMS = ("folder", "packed", "tar", "tfrecord")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same JPEGs in each form: 16 of two classes to train on, 4 to score."""
+    root = tmp_path_factory.mktemp("photos")
+    random = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 2)):
+        for name in ("cat", "dog"):
+            (root / "folder" / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 256, (24, 24, 3), np.uint8)
+                Image.fromarray(pixels).save(root / "folder" / split / name / f"{number}.jpg")
+    for form in FORMS[1:]:
+        words = ["data", "build", root / "folder", "--to", form, "--out", root / form]
+        assert main([*map(str, words)]) == 0
+    return root
+
+
+def words_of(form: str, data: Path, run: Path, *, workers: int = 0) -> list[str]:
+    """Two epochs of four steps, a checkpoint after each step."""
+    options = {
+        "data": form,
+        "data-dir": data,
+        "run-dir": run,
+        "workers": workers,
+        "model": "resnet8",
+    }
+    options |= {"image-size": 12, "batch-size": 4, "epochs": 2, "ckpts-per-epoch": 4, "keep": 9}
+    options |= {"warmup-epoch": 0, "lr": 0.05, "device": "cpu"}
+    return ["train", "folder-resnet18", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def rewind(run: Path, *, step: int) -> None:
+    """Make a finished run one that was killed after the checkpoint of a step."""
+    (run / "summary.json").unlink()
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+
+
+def flip_one_bit(form: str, data: Path) -> str:
+    """Change a bit amid one training image, in place; gives its name."""
+    source = open_source(form, str(data), "train")
+    name, index = source.name(5), source.index
+    path = data / index.files[int(index.file_numbers[5])]
+    content = bytearray(path.read_bytes())
+    content[int(index.offsets[5]) + int(index.sizes[5]) * 3 // 4] ^= 4
+    path.write_bytes(content)
+    return name
+
+
+@pytest.mark.parametrize(("form", "workers"), [*((form, 0) for form in FORMS), ("packed", 2)])
+def test_a_changed_image_stops_the_resume(photos, tmp_path, capsys, form, workers):
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(photos / form, data)
+    assert main(words_of(form, data, run, workers=workers)) == 0
+    weights = json.loads((run / "summary.json").read_text())["weights_sha256"]
+    rewind(run, step=4)
+    assert main(["train", "--resume", str(run)]) == 0
+    assert json.loads((run / "summary.json").read_text())["weights_sha256"] == weights
+    rewind(run, step=4)
+    name = flip_one_bit(form, data)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == 3
+    said = capsys.readouterr().err
+    assert "--accept-changed-data" in said
+    if form == "tfrecord":  # a record has a checksum, which its index knows not to fit
+        assert "its train data has changed: sha256" in said
+    else:
+        assert name in said and "this run has read it before" in said
+    assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
+    (step,) = json.loads((run / "run.json").read_text())["accepted_changed_data"]
+    assert 4 <= step < 8, "steps before the changed image are kept"
+    assert json.loads((run / "summary.json").read_text())["weights_sha256"] != weights
+
+
+def test_a_changed_validation_image_stops_the_resume(photos, tmp_path):
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(photos / "folder", data)
+    assert main(words_of("folder", data, run)) == 0
+    rewind(run, step=4)
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        assert (checkpoint / "seen.safetensors").exists()
+    Image.new("RGB", (24, 24)).save(data / "val" / "cat" / "0.jpg")  # read after each epoch
+    assert main(["train", "--resume", str(run)]) == 3
+
+
+def test_accepting_changed_data_goes_with_a_resume(capsys):
+    assert main(["train", "demo", "--accept-changed-data"]) == 2
+    assert "goes with --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["gone", "larger", "touched"])
+def test_names_and_sizes_are_compared_before_a_resume_starts(photos, tmp_path, capsys, change):
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(photos / "folder", data)
+    assert main(words_of("folder", data, run)) == 0
+    weights = json.loads((run / "summary.json").read_text())["weights_sha256"]
+    rewind(run, step=4)
+    path = data / "train" / "cat" / "3.jpg"
+    if change == "gone":
+        path.unlink()
+    elif change == "larger":
+        path.write_bytes(path.read_bytes() + b"more")
+    else:
+        path.touch()
+    capsys.readouterr()
+    code, said = main(["train", "--resume", str(run)]), capsys.readouterr()
+    if change == "touched":
+        assert code == 0, said
+        assert json.loads((run / "summary.json").read_text())["weights_sha256"] == weights
+    else:
+        assert code == 3 and "its train data has changed" in said.err
+        assert "resumed at" not in said.out and "--accept-changed-data" in said.err
