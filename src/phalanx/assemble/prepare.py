@@ -225,7 +225,7 @@ def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunF
     if threads not in (None, began_with) and now["device"] == stored["device"]:
         changed.append(f"--threads: the run has {began_with}, a resume cannot make it {threads}")
     if changed:
-        way_out = f"to change it, start a new run: phalanx train --fork {run.path} --run-dir NEW"
+        way_out = f"to change it, start a new run: {run.fork_command}"
         raise ConfigError("\n".join([*changed, way_out]))
 
 
@@ -251,7 +251,7 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
             ]
             raise DataError(
                 f"{run.path}: its {split} data has changed: {'; '.join(parts)}. Bring the old data "
-                f"back, or start a new run: phalanx train --fork {run.path} --run-dir NEW"
+                f"back, or start a new run: {run.fork_command}"
             )
 
 
@@ -312,7 +312,7 @@ def find_checkpoint(path: Path) -> Path:
     if checkpoint is None:
         raise CheckpointError(
             f"{path}: the run has no checkpoint; it was trained with --ckpts-per-epoch 0, or "
-            f"goes on with: phalanx train --resume {path}"
+            f"goes on with: phalanx train --resume {path}{run.plugin_flag}"
         )
     return checkpoint
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from phalanx.assemble.average import Averaged
     from phalanx.report.folder import RunFolder
 
-_SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision", "threads")
+_SCORING_OPTIONS = (
+    "data-dir", "valid-batch-size", "workers", "device", "precision", "threads", "plugin"
+)  # fmt: skip
 _AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
     "weight-avg-strategy": "strategy", "weight-avg-n": "count", "weight-avg-exp-decay": "decay",
 }  # fmt: skip

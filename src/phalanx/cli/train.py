@@ -82,7 +82,7 @@ def _run(args: ParsedArgs) -> None:
     try:
         train(prepared, stream=sys.stderr if args["--json"] else None)
     except Stopped as stop:
-        again = f"phalanx train --resume {prepared.run.path}"
+        again = f"phalanx train --resume {prepared.run.path}{prepared.run.plugin_flag}"
         raise Stopped(f"{stop}; go on with: {again}") from None
     return _print_result(prepared.run.path, as_json=args["--json"])
 

@@ -16,7 +16,7 @@ from phalanx.disk import disk_errors, try_lock
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import is_run_folder, read_json_object
 from phalanx.report.records import SCORE_FIELDS, VALIDATION
-from phalanx.sweep.schema import SweepFile
+from phalanx.sweep.schema import PLUGIN, SweepFile
 from phalanx.sweep.state import Point, Trial
 
 _POLL_S = 0.1
@@ -69,7 +69,8 @@ class TrialProcess:
 def build_command(sweep: SweepFile, trial: Trial, run: Path) -> tuple[list[str], bool]:
     """The words that train a trial from wherever it stands, and whether they resume it."""
     if is_run_folder(run):
-        return ["train", "--resume", str(run)], True
+        plugin = sweep.flags_for(trial.values).get(PLUGIN)
+        return ["train", "--resume", str(run), *([f"--plugin={plugin}"] if plugin else [])], True
     if run.exists():
         shutil.rmtree(run)  # killed before it was a run
     preset = sweep.preset_for(trial.values)
