@@ -3,20 +3,49 @@
 import multiprocessing
 import os
 import signal
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from phalanx.errors import DataError
+from phalanx.parent_process import watch_parent
 
 _TASKS_AHEAD = 4  # pending for each process: enough to bridge a slow one, few in memory
+_SAFE_PATH = "PYTHONSAFEPATH"
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+
+
+class SpawnExecutor(ProcessPoolExecutor):
+    """Python's executor, whose processes end with us and import nothing from the current folder."""
+
+    def __init__(self, workers: int):
+        # a fork would copy our threads' locks in whatever state they are
+        spawn = multiprocessing.get_context("spawn")
+        with _safe_path():
+            super().__init__(workers, spawn, initializer=_init_worker)
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As Python's; this is where it starts processes."""
+        with _safe_path():
+            return super().submit(work, *args, **kwargs)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """A block that starts processes: a `python -c` would look for modules in the current folder."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_SAFE_PATH]
+        if before is not None:
+            os.environ[_SAFE_PATH] = before
 
 
 class WorkerKilled(DataError):
@@ -30,9 +59,7 @@ class ProcessPool:
         self.workers = workers
         self._executor: ProcessPoolExecutor | None = None
         if workers > 1:
-            # a fork would copy our threads' locks in whatever state they are
-            spawn = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(workers, spawn, initializer=_init_worker)
+            self._executor = SpawnExecutor(workers)
 
     def map(self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
         """What `work` gives for each task, in order; a few tasks are pending ahead of it."""
@@ -67,11 +94,6 @@ def _init_worker() -> None:
     """Set up a process: Ctrl-C is its parent's to answer, and it does not outlive that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # what Pillow warns about is reported as a finding instead
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
-        os._exit(0)
+        watch_parent(parent.sentinel, lambda: os._exit(0))
