@@ -61,6 +61,7 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
         "step": facts["state"]["step"],
+        "first_step": begin,
         "weights_sha256": facts["weights_sha256"],
     }
     run = write_run(settings, plan, dataset, line=line, parent=parent)

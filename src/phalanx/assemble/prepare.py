@@ -29,7 +29,10 @@ from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.plan import MachineChoice, Plan, choose_machine, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
+from phalanx.report.records import describe_missing_rows
 from phalanx.report.summary import Summary, read_summary
+
+_RESUME_ORIGIN = "flag at resume"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +172,7 @@ def prepare_resume(path: Path, flags: Mapping[str, str]) -> PreparedRun:
         if name not in stored:
             origins[name] = "default"
         elif value != stored[name]:
-            origins[name] = "flag at resume"
+            origins[name] = _RESUME_ORIGIN
     settings = replace(settings, origins=origins)
     if start is None:
         refuse_other_weights(run, settings.config)
@@ -288,7 +291,37 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
         run.update_facts(origins=settings.origins, chosen=asdict(_choice_in(prepared.plan)))
-    return replace(prepared, start=_find_start(run))
+    start = _find_start(run)
+    if start is not None and start.use == "resume":
+        _refuse_missing_history(replace(prepared, start=start), start)
+    return replace(prepared, start=start)
+
+
+def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None:
+    """A run goes on only with all the records that its checkpoint presumes."""
+    run, plan, state = prepared.run, prepared.plan, start.facts["state"]
+    step, parent = state["step"], run.facts["parent"]
+    began_at = 0 if parent is None else parent.get("first_step")  # earlier forks did not say
+    first = None if began_at is None else began_at + 1
+    last_log = step - state["sums"]["steps"]
+    logged = {last_log} if last_log >= (first or 1) else set()
+    # the interval may have been another one before it was changed at a resume, or by a release
+    is_same = start.facts["plan"].get("log_points") == plan.log.count()
+    if is_same and prepared.settings.origins["logs-per-epoch"] != _RESUME_ORIGIN and first:
+        logged |= {due for due in range(first, last_log) if plan.log.due(due)}
+    # a score after the last step is made again
+    scored = {int(name) for name in state["scores"]} - {plan.total_steps}
+    try:
+        missing = describe_missing_rows(
+            run.path, first=first, last=step, scored=scored, logged=logged
+        )
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    if missing:
+        raise CheckpointError(
+            f"{run.path}: {missing}, though {start.checkpoint.name} was saved after that; restore "
+            f"the records from a copy, or start a new run from the checkpoint: {run.fork_command}"
+        )
 
 
 # --- a checkpoint to score ---
