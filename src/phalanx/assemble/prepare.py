@@ -18,7 +18,7 @@ from phalanx.config.read import Settings, dump_config, fill_older_options, read_
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import read_option_file
 from phalanx.data.transforms.transform import CENTRE_SHARE
-from phalanx.disk import write_atomically
+from phalanx.disk import remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
     newest_checkpoint,
@@ -209,6 +209,7 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
     stored, name = stored_options(run), run.facts["name"]
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=name)
     _refuse_other_maths(settings, stored, run)
+    remove_dead_parts(run.path)
     write_report(run)
     return read_summary(run.path)
 
@@ -288,6 +289,7 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     """
     run, settings = prepared.run, prepared.settings
     remove_leftovers(run.checkpoints)
+    remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
         run.update_facts(origins=settings.origins, chosen=asdict(_choice_in(prepared.plan)))

@@ -13,7 +13,7 @@ from time import monotonic
 
 from phalanx.assemble.signals import StopRequest, listening
 from phalanx.catalog.plugins import format_plugin_flag, loaded_plugins
-from phalanx.disk import file_lock, write_atomically
+from phalanx.disk import file_lock, remove_dead_parts, write_atomically
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     EXIT_STOPPED,
@@ -76,6 +76,7 @@ def run_sweep(folder: Path, sweep: SweepFile, output: SweepOutput) -> SweepState
     """All trials of a sweep, from wherever it stands."""
     create_sweep_folder(folder)
     with lock_sweep(folder):
+        remove_dead_parts(folder)
         state = (
             load_sweep(folder, sweep) if is_sweep_folder(folder) else create_sweep(folder, sweep)
         )

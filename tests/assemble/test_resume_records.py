@@ -1,6 +1,9 @@
-"""A resume needs the records that its checkpoint presumes, and says which are missing."""
+"""What a resume finds: records that its checkpoint presumes, and leftovers of a kill."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,25 @@ def test_what_a_run_does_not_record_is_not_missed(digits, tmp_path, option):
     assert main(words) == 0
     (run / TRAINING).unlink()
     assert main(["train", "--resume", str(kill_after_16(run))]) == 0
+
+
+# --- leftovers ---
+
+
+def test_what_a_killed_process_had_begun_to_write_is_removed(stopped):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    ours = [stopped / f".predictions.csv.{gone.pid}.part", stopped / f".run.json.{gone.pid}.part"]
+    theirs = [
+        stopped / f".predictions.csv.{os.getppid()}.part",  # of a process that is at work
+        stopped / f"predictions.csv.{gone.pid}.part",
+        stopped / ".notes.part",
+    ]
+    for path in (*ours, *theirs):
+        path.write_text("")
+    assert main(["train", "--resume", str(stopped)]) == 0
+    assert [path.exists() for path in ours] == [False, False]
+    assert [path.exists() for path in theirs] == [True, True, True]
+    ours[0].write_text("")
+    assert main(["train", "--resume", str(stopped)]) == 0, "it is finished by now"
+    assert not ours[0].exists()
