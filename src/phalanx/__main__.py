@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 
@@ -16,7 +17,12 @@ if __name__ in ("__main__", "phalanx.__main__"):  # not in a child of multiproce
     for _number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(_number, _leave)  # until main() takes signals itself
 
+# Python puts the current folder there for `-m`; what lies in it is not ours to import
+_is_run = __name__ == "__main__"
+if _is_run and not sys.flags.safe_path and Path(sys.path[0]) != Path(__file__).parents[1]:
+    del sys.path[0]
+
 from phalanx.cli.main import main  # noqa: E402
 
-if __name__ == "__main__":
+if _is_run:
     sys.exit(main())

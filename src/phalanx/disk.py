@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ _DISK_MISTAKES = {
     errno.ENAMETOOLONG: "the name is too long; choose a shorter --run-dir",
     errno.EDQUOT: "your disk quota is used up; free some space, then go on with --resume",
 }
+_PART = re.compile(r"\..+\.(\d+)\.part")  # a file that is being written, and by which process
 _FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used up"}
 
 
@@ -72,7 +74,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write the whole file or nothing: under a temporary name, synced, then renamed."""
     # a file name that is no UTF-8 comes as escapes, and goes back as the bytes it was
     data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # as _PART reads it
     with disk_errors(path):
         try:
             write_synced(part, data)
@@ -81,6 +83,24 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             remove_quietly(part)
             raise
         sync_folder(path.parent)
+
+
+def remove_dead_parts(folder: Path) -> None:
+    """Remove what processes that are gone had begun to write into a folder."""
+    for path in folder.glob(".*.part"):
+        match = _PART.match(path.name)
+        if match and not (int(match[1]) != os.getpid() and _is_running(int(match[1]))):
+            remove_quietly(path)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -237,12 +237,12 @@ def trapped(snow) -> Path:
     """A run that diverges over one image, in one of two passes of a step."""
     done = train_in(snow, "trapped", model="trapped", **{"gradient-accumulation": 2, "steps": 6})
     assert done.returncode == DIVERGED, done.stderr
-    assert "phalanx replay trapped names the module and the image" in done.stderr
+    assert "phalanx replay trapped --plugin snow names the module and the image" in done.stderr
     return snow / "trapped"
 
 
 def test_a_replay_names_the_module_and_the_one_image(trapped):
-    done = run_phalanx("replay", "trapped", "--json", cwd=trapped.parent)
+    done = run_phalanx("replay", "trapped", "--json", "--plugin", "snow", cwd=trapped.parent)
     assert done.returncode == DIVERGED, done.stderr
     seen = json.loads(done.stdout)
     (image,) = seen["finding"]["images"]
@@ -272,7 +272,7 @@ def test_an_exception_leaves_a_black_box_that_a_mended_resume_takes_away(snow):
     assert "train[17]" in {image["name"] for image in box["images"]}
     mended = PLUGIN.replace('raise ValueError("snow blindness")', "return x")
     (snow / "snow.py").write_text(mended)
-    done = run_phalanx("train", "--resume", "broken", cwd=snow)
+    done = run_phalanx("train", "--resume", "broken", "--plugin", "snow", cwd=snow)
     (snow / "snow.py").write_text(PLUGIN)
     assert done.returncode == 0, done.stderr
     assert not (run / "blackbox.json").exists()

@@ -1,12 +1,15 @@
 """The session: one way to get a model that trains or scores, and the seams for many devices."""
 
 import json
+import random
 import resource
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import phalanx
 from phalanx.assemble import train as training
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.prepare import prepare_new, read_checkpoint
@@ -57,6 +60,21 @@ def test_freed_memory_stays_for_the_next_step(prepared):
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     assert [count_faults() for _ in range(12)][-1] < 100, "4 MiB, 1,024 pages, a layer"
+
+
+def test_functions_leave_random_states_as_they_were(digits, tmp_path):
+    run = tmp_path / "run"
+    words = small_run(digits, run, steps=2, workers=0)[1:]
+    options = dict(word.removeprefix("--").replace("-", "_").split("=", 1) for word in words)
+    options["data_dir"], options["run_dir"] = digits, run
+    torch.manual_seed(7)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    phalanx.train(**options)
+    phalanx.validate(run)
+    phalanx.load(run)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]
 
 
 def test_what_nobody_asks_for_is_not_built(finished):

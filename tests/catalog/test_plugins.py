@@ -6,17 +6,25 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import phalanx
+from phalanx.catalog import plugins
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
-from phalanx.catalog.plugins import load_plugins
+from phalanx.catalog.plugins import format_plugin_flag, load_plugins
 from phalanx.catalog.variant import OwnVariant
 from phalanx.cli.main import main
 from phalanx.data.formats.sources import OPENERS
+from phalanx.engine.checkpoint_store import list_checkpoints, read_files, write_checkpoint_as
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model
 from phalanx.models.units import to_unit_model
-from small_runs import run_phalanx
+from phalanx.report.folder import RunFolder
+from phalanx.sweep.check import read_sweep
+from phalanx.sweep.process import build_command
+from phalanx.sweep.state import SweepState, Trial
+from small_runs import run_phalanx, small_run
 
 PLUGIN = '''
 """Stripes of three colours, and two networks that tell them apart."""
@@ -61,6 +69,7 @@ def here(tmp_path, monkeypatch):
     """An empty folder to write plugins into; whatever they change is put right again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(plugins, "_LOADED", {})
     kept = [(table, dict(table)) for table in (MODELS, DATASETS, OPENERS)]
     yield tmp_path
     for table, rows in kept:
@@ -109,7 +118,8 @@ def test_a_plugins_row_trains_with_a_worker_and_its_resume_is_the_same(stripes):
     for step in (3, 4):
         shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
     (run / "summary.json").unlink()
-    done = run_phalanx("train", "--resume", "row", "--workers", "0", cwd=stripes)
+    words = ("--workers", "0", "--plugin", "stripes")
+    done = run_phalanx("train", "--resume", "row", *words, cwd=stripes)
     assert done.returncode == 0, done.stderr
     assert "resumed at step 2" in done.stdout
     assert summary_of(run)["weights_sha256"] == straight["weights_sha256"]
@@ -122,6 +132,140 @@ def test_a_run_whose_plugin_is_gone_says_so(stripes):
     done = run_phalanx("plan", "--plugin", "stripes", "--model", "mini", cwd=stripes)
     assert done.returncode == 2
     assert done.stderr.startswith("phalanx plan: --plugin stripes: No module named 'stripes'; ")
+
+
+# --- plugins that a file asks for ---
+
+ROW = "from phalanx.catalog.models import MODELS\nMODELS['theirs'] = MODELS['resnet8']\n"
+
+
+def write_theirs(folder: Path) -> None:
+    """A plugin that leaves a trace when it runs, a preset and a sweep that ask for it."""
+    (folder / "theirs.py").write_text(f"open('ran', 'w').close()\n{ROW}")
+    (folder / "presets").mkdir()
+    text = "extends: demo\nplugin: theirs\nmodel: theirs\n"
+    (folder / "presets" / "asks.yaml").write_text(text)
+    options = "options: {plugin: theirs, steps: 2}\nsearch: {lr: [0.1]}\nmethod: grid\n"
+    (folder / "sweep.yaml").write_text(options)
+    searched = "options: {steps: 2}\nsearch: {plugin: ['null', theirs]}\nmethod: grid\n"
+    (folder / "search.yaml").write_text(searched)
+
+
+@pytest.fixture(scope="module")
+def foreign_run(tmp_path_factory, digits) -> Path:
+    """A run folder whose config.yaml and checkpoints ask for the plugin `theirs`."""
+    run = tmp_path_factory.mktemp("foreign") / "run"
+    words = small_run(digits, run, steps=4, ckpts_per_epoch=6, keep=9)
+    assert main(words) == 0
+    (run / "summary.json").unlink()
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("plugin: null", "plugin: theirs"))
+    for checkpoint in list_checkpoints(run / "checkpoints"):
+        files = read_files(checkpoint)
+        facts = json.loads(files["facts.json"])
+        facts["config"]["plugin"] = "theirs"
+        files["facts.json"] = json.dumps(facts).encode()
+        write_checkpoint_as(checkpoint.parent, checkpoint.name, files)
+    return run
+
+
+COMMANDS_ON_A_RUN = {
+    "train --resume RUN": "config.yaml",
+    "train --fork RUN --run-dir new --epochs 4": "step-00000004",
+    "validate RUN": "step-00000004",
+    "validate RUN --all": "step-00000001",
+    "predict RUN image.png": "step-00000004",
+    "average RUN": "step-00000004",
+    "replay RUN --step 2": "config.yaml",
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS_ON_A_RUN)
+def test_what_a_run_names_is_imported_only_if_the_command_line_names_it(
+    here, foreign_run, capsys, line
+):
+    write_theirs(here)
+    run = here / "run"
+    shutil.copytree(foreign_run, run, symlinks=True)
+    Image.new("RGB", (12, 12)).save(here / "image.png")
+    words = [str(run) if word == "RUN" else word for word in line.split()]
+    assert main(words) == ConfigError.exit_code
+    assert not (here / "ran").exists()
+    told = capsys.readouterr().err
+    assert f"{COMMANDS_ON_A_RUN[line]}: plugin: asks for the plugin theirs, whose code" in told
+    assert told.endswith("if you trust it, add --plugin theirs\n")
+    assert main([*words, "--plugin", "theirs"]) == 0, capsys.readouterr().err
+    assert (here / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        ("plan asks", "presets/asks.yaml:2"),
+        ("plan presets/asks.yaml", "presets/asks.yaml:2"),
+        ("sweep sweep.yaml --dry-run", "sweep.yaml:1"),
+        ("sweep search.yaml --dry-run", "search.yaml:2"),
+    ],
+)
+def test_what_a_file_names_is_imported_only_if_the_command_line_names_it(here, capsys, line, where):
+    write_theirs(here)
+    before = list(sys.path)
+    assert main(line.split()) == ConfigError.exit_code
+    assert not (here / "ran").exists() and sys.path == before
+    assert f": {where}: plugin: asks for the plugin theirs, whose" in capsys.readouterr().err
+    assert main([*line.split(), "--plugin", "theirs"]) == 0
+    assert (here / "ran").exists()
+
+
+def test_functions_import_what_their_keyword_names_alone(here, foreign_run):
+    write_theirs(here)
+    with pytest.raises(ConfigError, match="add --plugin theirs"):
+        phalanx.load(foreign_run)
+    assert not (here / "ran").exists()
+    phalanx.load(foreign_run, plugin="theirs")
+    assert (here / "ran").exists()
+
+
+def test_a_plugin_that_is_installed_does_not_open_the_current_folder(here):
+    before = list(sys.path)
+    load_plugins("json")
+    assert sys.path == before
+    (here / "mine.py").write_text("")
+    load_plugins("mine")
+    assert sys.path == [*before, str(here)]
+
+
+def test_hints_of_how_to_go_on_name_the_plugin(foreign_run, here, capsys):
+    assert RunFolder(foreign_run).plugin_flag == " --plugin theirs"
+    assert main(["train", "demo", "--run-dir", str(foreign_run)]) == ConfigError.exit_code
+    assert f"by --resume {foreign_run} --plugin theirs, or choose" in capsys.readouterr().err
+    write_theirs(here)
+    words = ["train", "--resume", str(foreign_run), "--plugin", "theirs", "--lr", "9"]
+    assert main(words) == ConfigError.exit_code
+    hint = f"phalanx train --fork {foreign_run} --run-dir NEW --plugin theirs"
+    assert hint in capsys.readouterr().err
+
+
+def test_a_hint_is_no_way_to_smuggle_a_command():
+    assert format_plugin_flag("a; rm -rf b") == " --plugin 'a; rm -rf b'"
+
+
+def test_a_sweeps_trial_gets_the_plugin_of_the_sweep(here):
+    write_theirs(here)
+    (here / "of_preset.yaml").write_text("preset: asks\nsearch: {lr: [0.1]}\nmethod: grid\n")
+    load_plugins("theirs")
+    sweep = read_sweep(Path("of_preset.yaml"))
+    trial = Trial(number=0, values={"lr": "0.1"})
+    words, _ = build_command(sweep, trial, here / "run")
+    assert "--plugin=theirs" in words
+    (here / "run").mkdir()
+    (here / "run" / "run.json").write_text("{}")
+    assert build_command(sweep, trial, here / "run") == (
+        ["train", "--resume", str(here / "run"), "--plugin=theirs"],
+        True,
+    )
+    state = SweepState(folder=here, sweep=sweep, trials=(trial,))
+    assert state.command(trial) == "phalanx train asks --plugin theirs --lr 0.1"
 
 
 # --- mistakes ---

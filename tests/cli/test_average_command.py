@@ -79,6 +79,19 @@ def test_the_mean_of_the_last_checkpoints_is_written_and_scored(run, capsys):
     assert facts["weights_sha256"] == hash_weights(found)
 
 
+def test_a_checkpoint_that_was_kept_for_being_the_best_is_not_averaged(run, capsys):
+    shelf = run / "checkpoints"
+    for checkpoint in list_checkpoints(shelf):  # 14 is the best, 16 was pruned
+        if checkpoint.name not in ("step-00000014", "step-00000018"):
+            shutil.rmtree(checkpoint)
+    shutil.copytree(shelf / "step-00000018", shelf / "step-00000017")  # saved at a stop
+    assert average(capsys, run, "--weight-avg-n=-1")["averaged"]["steps"] == [17, 18]
+    assert average(capsys, run)["averaged"]["steps"] == [17, 18]
+    shutil.rmtree(shelf / "average")
+    told = refused(capsys, run, "--weight-avg-n", "3", code=CONFIG)
+    assert "checkpoints holds 2 checkpoints to average, 3 are wanted" in told
+
+
 def test_the_average_is_scored_again_by_validate(run, capsys):
     told = average(capsys, run, "--weight-avg-n", "4")
     assert main(["validate", str(run / "checkpoints" / "average"), "--json"]) == 0
@@ -155,7 +168,7 @@ def test_more_checkpoints_than_exist_are_refused_with_the_way_out(run, capsys):
     there = len(list_checkpoints(run / "checkpoints"))
     told = refused(capsys, run, "--weight-avg-n", "40", code=CONFIG)
     assert told == (
-        f"phalanx average: --weight-avg-n 40: {run}/checkpoints holds {there} checkpoints, "
+        f"phalanx average: --weight-avg-n 40: {run}/checkpoints holds {there} checkpoints to average, "
         f"40 are wanted; give --weight-avg-n {there}, or --keep 40 to the training, which keeps "
         "more of them\n"
     )

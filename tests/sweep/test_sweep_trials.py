@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,13 +14,14 @@ import pytest
 
 from html_page import Page
 from phalanx.cli.main import main
+from phalanx.engine.checkpoint_store import list_checkpoints
 from phalanx.errors import CheckpointError
 from phalanx.report.records import read_scores
 from phalanx.sweep.check import read_sweep
 from phalanx.sweep.process import TrialProcess, open_trial_log
 from phalanx.sweep.runner import lock_sweep
 from phalanx.sweep.state import Trial, create_sweep
-from small_runs import start_phalanx
+from small_runs import small_run, start_phalanx
 from small_sweeps import write_sweep
 
 STOPPED = 75
@@ -154,7 +157,7 @@ def test_stopped_and_killed_a_sweep_ends_as_if_it_had_not_been(straight, file, t
     assert f"phalanx sweep: stopped after 0 of 2 trials; {way_on}" in err
     assert [trial["state"] for trial in facts_of(folder)["trials"]] == ["running"]
 
-    # this kill leaves the training of the second trial behind, which has only just begun
+    # the training of the second trial has only just begun
     code, _ = stop_sweep(words, signal.SIGKILL, folder / "trial-001" / "run.json")
     assert code == -signal.SIGKILL
     states = [trial["state"] for trial in facts_of(folder)["trials"]]
@@ -189,6 +192,31 @@ def test_a_second_ctrl_c_leaves_at_once_and_takes_the_training_with_it(digits, t
     assert open_trial_log(folder, trial, lambda: time.monotonic() > deadline) is not None, (
         "it is gone"
     )
+
+
+HOLD_A_TRIAL = """
+import sys
+from phalanx.sweep.process import TrialProcess
+trial = TrialProcess(sys.argv[1:], 1)
+while trial.wait() is None:
+    pass
+"""
+
+
+def test_a_trial_saves_and_leaves_when_its_sweep_is_killed(digits, tmp_path):
+    run = tmp_path / "run"
+    words = small_run(digits, run, steps=100_000, ckpts_per_epoch="1/1000", logs_per_epoch=6)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_A_TRIAL, *words], stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (run / "training.csv").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    holder.kill()
+    out, _ = holder.communicate(timeout=60)  # its end comes when the trial has left, too
+    assert "SIGTERM: finishing this step and saving" in out
+    assert len(list_checkpoints(run / "checkpoints")) == 1
+    assert not (run / "summary.json").exists()
 
 
 def test_a_run_that_cannot_be_resumed_begins_again(tmp_path):

@@ -10,14 +10,14 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from phalanx.assemble.prepare import ScorableCheckpoint, read_checkpoint
+from phalanx.assemble.last_checkpoints import list_consecutive
+from phalanx.assemble.prepare import ScorableCheckpoint, find_checkpoint, read_checkpoint
 from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
 from phalanx.disk import remove_quietly
 from phalanx.engine.checkpoint_store import (
     AVERAGE_NAME,
     FACTS,
     WEIGHTS,
-    list_checkpoints,
     read_files,
     step_in_name,
     write_checkpoint_as,
@@ -42,11 +42,11 @@ class Averaged:
 
 def average_run(folder: RunFolder, how: Averaging, flags: Mapping[str, str]) -> Averaged:
     """Average the last checkpoints of a run, and keep what came of it beside them."""
-    found = list_checkpoints(folder.checkpoints)
+    newest = read_checkpoint(find_checkpoint(folder.path), flags)
+    found = list_consecutive(folder.checkpoints, newest)
     checkpoints = found[-how.count_among(len(found), where=folder.checkpoints) :]
     steps = [step_in_name(checkpoint) for checkpoint in checkpoints]
     account = {**asdict(how), "count": len(checkpoints), "steps": steps}
-    newest = read_checkpoint(checkpoints[-1], flags)
     average = read_checkpoint(_write_average(newest, checkpoints, how, account), flags)
     scores = score_checkpoint(newest), score_checkpoint(average)
     both = AverageScore(account=account, newest=scores[0].row, average=scores[1].row)

@@ -90,7 +90,7 @@ class BlackBox:
         """Where the step just made went wrong, or how to find out, and what to do."""
         run = self.prepared.run
         finding = self.probe and self.probe.find(metrics.loss, metrics.grad_norm)
-        cause = f"phalanx replay {run.path} names the module and the image"
+        cause = f"phalanx replay {run.path}{run.plugin_flag} names the module and the image"
         if finding:
             images = self.session.feed.step_images(self.session.state.step)
             self.cause = finding_to_json(finding, images)
@@ -196,6 +196,7 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
         raise ConfigError(
             f"{run.path}: no step of it failed, so there is none to repeat; name one of its "
             f"{total:,} steps, as in: phalanx replay {run.path} --step {min(10, total)}"
+            f"{run.plugin_flag}"
         )
     if not 1 <= wanted <= total:
         raise ConfigError(f"--step {wanted}: the run has {total:,} steps; give one of 1 to {total}")

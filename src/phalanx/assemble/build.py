@@ -28,11 +28,15 @@ from phalanx.units import parse_betas
 def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module:
     """The model with its first weights, in the memory layout convolutions are fastest in.
 
-    A plugin's network draws its own, from torch's generator, which is seeded for it.
+    A plugin's network draws its own, from torch's generators: they are seeded for it, and then put
+    back, because whoever calls us from Python has a use for them, too.
     """
     variant = build_variant(config)
-    torch.manual_seed(config.train.seed)
-    model = build_model(variant, num_classes=plan.num_classes)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(config.train.seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(config.train.seed)
+        model = build_model(variant, num_classes=plan.num_classes)
     if not isinstance(variant, OwnVariant):
         initialise(model, config.train.seed, zero_residual=config.resnet.zero_init_residual)
     if plan.precision == "16.16":  # the few numbers of norms stay in 32 bits

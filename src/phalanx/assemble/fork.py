@@ -61,6 +61,7 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
         "run": facts["run"],
         "checkpoint": str(checkpoint.absolute()),
         "step": facts["state"]["step"],
+        "first_step": begin,
         "weights_sha256": facts["weights_sha256"],
     }
     run = write_run(settings, plan, dataset, line=line, parent=parent)
@@ -69,9 +70,8 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
 
 def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[str, Any]) -> None:
     """A fork goes on with the weights it finds: the same model, the same number of classes."""
-    before = _resolve_shape(
-        read_stored_settings(facts["config"], flags={}, where="", name="").config
-    )
+    stored = {**facts["config"], "plugin": config.run.plugin}  # it may have moved since
+    before = _resolve_shape(read_stored_settings(stored, flags={}, where="", name="").config)
     now = _resolve_shape(config)
     for name in _SHAPING:
         if now[name] != before[name]:

@@ -18,7 +18,7 @@ from phalanx.config.read import Settings, dump_config, fill_older_options, read_
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import read_option_file
 from phalanx.data.transforms.transform import CENTRE_SHARE
-from phalanx.disk import write_atomically
+from phalanx.disk import remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
     newest_checkpoint,
@@ -29,7 +29,10 @@ from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.plan import MachineChoice, Plan, choose_machine, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
+from phalanx.report.records import describe_missing_rows
 from phalanx.report.summary import Summary, read_summary
+
+_RESUME_ORIGIN = "flag at resume"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +175,7 @@ def prepare_resume(
         if name not in stored:
             origins[name] = "default"
         elif value != stored[name]:
-            origins[name] = "flag at resume"
+            origins[name] = _RESUME_ORIGIN
     settings = replace(settings, origins=origins)
     if start is None:
         refuse_other_weights(run, settings.config)
@@ -227,6 +230,7 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
     stored, name = stored_options(run), _read_run_facts(run)["name"]
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=name)
     _refuse_other_maths(settings, stored, run)
+    remove_dead_parts(run.path)
     write_report(run)
     return read_summary(run.path)
 
@@ -246,7 +250,7 @@ def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunF
     if threads not in (None, began_with) and now["device"] == stored["device"]:
         changed.append(f"--threads: the run has {began_with}, a resume cannot make it {threads}")
     if changed:
-        way_out = f"to change it, start a new run: phalanx train --fork {run.path} --run-dir NEW"
+        way_out = f"to change it, start a new run: {run.fork_command}"
         raise ConfigError("\n".join([*changed, way_out]))
 
 
@@ -273,7 +277,7 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
             raise DataError(
                 f"{run.path}: its {split} data has changed: {'; '.join(parts)}. Bring the old data "
                 "back, resume with --accept-changed-data, or start a new run: "
-                f"phalanx train --fork {run.path} --run-dir NEW"
+                f"{run.fork_command}"
             )
 
 
@@ -307,10 +311,41 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     """
     run, settings = prepared.run, prepared.settings
     remove_leftovers(run.checkpoints)
+    remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
         run.update_facts(origins=settings.origins, chosen=asdict(_choice_in(prepared.plan)))
-    return replace(prepared, start=_find_start(run))
+    start = _find_start(run)
+    if start is not None and start.use == "resume":
+        _refuse_missing_history(replace(prepared, start=start), start)
+    return replace(prepared, start=start)
+
+
+def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None:
+    """A run goes on only with all the records that its checkpoint presumes."""
+    run, plan, state = prepared.run, prepared.plan, start.facts["state"]
+    step, parent = state["step"], run.facts["parent"]
+    began_at = 0 if parent is None else parent.get("first_step")  # earlier forks did not say
+    first = None if began_at is None else began_at + 1
+    last_log = step - state["sums"]["steps"]
+    logged = {last_log} if last_log >= (first or 1) else set()
+    # the interval may have been another one before it was changed at a resume, or by a release
+    is_same = start.facts["plan"].get("log_points") == plan.log.count()
+    if is_same and prepared.settings.origins["logs-per-epoch"] != _RESUME_ORIGIN and first:
+        logged |= {due for due in range(first, last_log) if plan.log.due(due)}
+    # a score after the last step is made again
+    scored = {int(name) for name in state["scores"]} - {plan.total_steps}
+    try:
+        missing = describe_missing_rows(
+            run.path, first=first, last=step, scored=scored, logged=logged
+        )
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    if missing:
+        raise CheckpointError(
+            f"{run.path}: {missing}, though {start.checkpoint.name} was saved after that; restore "
+            f"the records from a copy, or start a new run from the checkpoint: {run.fork_command}"
+        )
 
 
 # --- a checkpoint to score ---
@@ -334,7 +369,7 @@ def find_checkpoint(path: Path) -> Path:
     if checkpoint is None:
         raise CheckpointError(
             f"{path}: the run has no checkpoint; it was trained with --ckpts-per-epoch 0, or "
-            f"goes on with: phalanx train --resume {path}"
+            f"goes on with: phalanx train --resume {path}{run.plugin_flag}"
         )
     return checkpoint
 

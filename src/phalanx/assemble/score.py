@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.last_checkpoints import plan_checkpoint
 from phalanx.assemble.prepare import ScorableCheckpoint, refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
 from phalanx.assemble.session import Session
@@ -16,21 +17,14 @@ from phalanx.config.read import Settings, merge_layers, read_flags
 from phalanx.data.formats.decode import BadImage, decode
 from phalanx.data.transforms.transform import build_transform
 from phalanx.engine.evaluate import Score
-from phalanx.plan.plan import DatasetCounts, make_plan
 from phalanx.report.records import ScoreRow
 
 
 def open_checkpoint(checkpoint: ScorableCheckpoint) -> Session:
     """The session of a checkpoint: its model with its weights or their average."""
-    facts, config = checkpoint.start.facts, checkpoint.settings.config
-    counts = DatasetCounts(
-        train_images=facts["plan"]["train_images"],
-        valid_images=facts["plan"]["valid_images"],
-        classes=len(facts["classes"]),
-    )
-    plan = make_plan(config, counts, checkpoint.machine)
-    plan = replace(plan, image_size=facts["preprocessing"]["image_size"])
-    return Session(config, plan, start=checkpoint.start)
+    size = checkpoint.start.facts["preprocessing"]["image_size"]
+    plan = replace(plan_checkpoint(checkpoint), image_size=size)
+    return Session(checkpoint.settings.config, plan, start=checkpoint.start)
 
 
 def open_fresh(model: str, flags: Mapping[str, str]) -> Session:

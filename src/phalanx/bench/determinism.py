@@ -1,8 +1,6 @@
 """What --determinism costs: steps/s of each of its values, in turns, a process for each."""
 
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +14,7 @@ from phalanx.bench.paired import Ratio, measure_pairs
 from phalanx.bench.synthetic_steps import build_synthetic_step
 from phalanx.catalog.plugins import load_plugins
 from phalanx.config.read import Settings
+from phalanx.data.process_pool import SpawnExecutor
 from phalanx.plan.plan import Plan
 
 _BESIDE = "off"  # what the others are compared with
@@ -88,8 +87,7 @@ def _own_process(settings: Settings, plan: Plan, steps: int) -> Iterator[Callabl
     In one process cuDNN would give all what it chose for the first, and cuBLAS reads its
     settings once.
     """
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn) as process:
+    with SpawnExecutor(1) as process:
         process.submit(prepare_process, settings, plan).result()
         yield lambda: process.submit(take_steps, steps).result()
 

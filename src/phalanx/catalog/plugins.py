@@ -1,7 +1,13 @@
-"""A user's own models and datasets: a module that adds rows to the tables when it is imported."""
+"""A user's own models and datasets: a module that adds rows to the tables when it is imported.
 
+A plugin is code. It is imported only when the command line, or the keyword of a function, names it;
+a file that names one, which may be somebody else's, is refused until then.
+"""
+
+import shlex
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +20,54 @@ _TABLES: dict[str, tuple[dict[str, Any], type]] = {
     "model": (MODELS, Variant),
     "dataset": (DATASETS, Dataset),
 }
+_LOADED: dict[str, None] = {}  # the names of those that were imported, in their order
 
 
 def load_plugins(names: str) -> None:
-    """Import the modules of a list with commas; the current folder is searched too."""
-    for name in names.split(","):
-        _load_plugin(name.strip())
+    """Import the modules of a list with commas; the current folder is searched too.
+
+    Only for names that the user gave, or that a process got from its parent, which was allowed to.
+    """
+    for name in _split_names(names):
+        _load_plugin(name)
+        _LOADED[name] = None
+
+
+def refuse_unnamed_plugins(names: str, *, where: str) -> None:
+    """Raise where a file asks for plugins that the user has not named."""
+    if not _LOADED.keys() >= set(_split_names(names)):
+        raise ConfigError(
+            f"{where}: asks for the plugin {names}, whose code would run here with your rights; if "
+            f"you trust it, add{format_plugin_flag(names)}"
+        )
+
+
+def loaded_plugins() -> str | None:
+    """The plugins that the user has named, as a list with commas; None where there are none."""
+    return ",".join(_LOADED) or None
+
+
+def format_plugin_flag(names: str | None) -> str:
+    """What a command line must name plugins with, after a space; empty where there are none.
+
+    >>> format_plugin_flag("mine, theirs")
+    ' --plugin mine,theirs'
+    """
+    return f" --plugin {shlex.quote(','.join(_split_names(names)))}" if names else ""
+
+
+def _split_names(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
 
 
 def _load_plugin(name: str) -> None:
     """Import one module, and see that it took nothing from the tables."""
     before = {kind: dict(table) for kind, (table, _) in _TABLES.items()}
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
     try:
+        here = str(Path.cwd())
+        # only for a plugin that lies there, and last: nothing else is looked for in this folder
+        if here not in sys.path and find_spec(name.partition(".")[0]) is None:
+            sys.path.append(here)
         import_module(name)
     except ImportError as error:
         if error.name not in (None, name, name.partition(".")[0]):

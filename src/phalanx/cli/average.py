@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from phalanx.assemble.average import Averaged
     from phalanx.report.folder import RunFolder
 
-_SCORING_OPTIONS = ("data-dir", "valid-batch-size", "workers", "device", "precision", "threads")
+_SCORING_OPTIONS = (
+    "data-dir", "valid-batch-size", "workers", "device", "precision", "threads", "plugin"
+)  # fmt: skip
 _AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
     "weight-avg-strategy": "strategy", "weight-avg-n": "count", "weight-avg-exp-decay": "decay",
 }  # fmt: skip
@@ -80,13 +82,13 @@ def _read_averaging(args: ParsedArgs) -> Averaging:
 
 def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, str]) -> None:
     """Refuse a run with too few checkpoints, or with fewer steps than are to give statistics."""
+    from phalanx.assemble.last_checkpoints import list_consecutive
     from phalanx.assemble.prepare import find_checkpoint, read_checkpoint
-    from phalanx.engine.checkpoint_store import list_checkpoints
 
-    find_checkpoint(run.path)  # knows what to say where there is none
-    found = list_checkpoints(run.checkpoints)
+    newest = read_checkpoint(find_checkpoint(run.path), flags)
+    found = list_consecutive(run.checkpoints, newest)
     averaging.count_among(len(found), where=run.checkpoints)
-    steps = read_checkpoint(found[-1], flags).start.facts["plan"]["total_steps"]
+    steps = newest.start.facts["plan"]["total_steps"]
     if averaging.norm_steps > steps:
         raise ConfigError(
             f"--reestimate-norms {averaging.norm_steps}: the run has {steps:,} training steps; "

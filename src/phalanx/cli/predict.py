@@ -25,7 +25,7 @@ _ENDINGS = (".jpg", ".jpeg", ".png")
     Argument("--csv", "Rows: image, then class, probability, ...", switch=True),
     Argument("--json", "A JSON object a line.", switch=True),
     usage="RUN|CHECKPOINT IMAGE|DIR... [--csv|--json]",
-    options=("device", "precision", "threads", "valid-batch-size"),
+    options=("device", "precision", "threads", "valid-batch-size", "plugin"),
     examples={
         "phalanx predict runs/demo shoe.png": "what is on one image",
         "phalanx predict runs/demo photos --csv > answers.csv": "a whole folder, as a table",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from phalanx.assemble.prepare import PreparedRun
     from phalanx.assemble.replay import Replay
 
-_REPLAY_OPTIONS = ("data-dir", "workers", "device")
+_REPLAY_OPTIONS = ("data-dir", "workers", "device", "plugin")
 _RECORDED = {
     True: "bit for bit as it was recorded",
     False: "not with the bits that were recorded; --determinism strict gives the same every time",

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from phalanx.catalog.plugins import format_plugin_flag, loaded_plugins
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
 from phalanx.report.terminal import clean, raw_stream, silence
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     Argument("--resume", "Go on with the sweep in this folder; of a finished one, show the table."),
     Argument("--dry-run", "Check the file, say what would run, and stop.", switch=True),
     Argument("--json", "Print everything as JSON at the end.", switch=True),
-    usage="FILE [--sweep-dir DIR] [--dry-run] [--json] | --resume DIR",
+    usage="FILE [--sweep-dir DIR] [--plugin MODULE] [--dry-run] [--json] | --resume DIR",
+    options=("plugin",),
     examples={
         "phalanx sweep rates.yaml": "run its trials; the table, the CSV and sweep.html follow",
         "phalanx sweep rates.yaml --dry-run": "check it, and see what would run",
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 def _run(args: ParsedArgs) -> int:
     """Read the file, then run what is left of its trials."""
     args.refuse_problems()
+    args.load_plugins()
     from phalanx.sweep.check import read_sweep
 
     path, folder = _find_file(args)
@@ -65,7 +68,8 @@ def _find_file(args: ParsedArgs) -> tuple[Path, Path]:
         )
     path = Path(args["file"])
     if path.is_dir():
-        raise ConfigError(f"{path}: is a folder; go on with a sweep by --resume {path}")
+        flag = format_plugin_flag(loaded_plugins())
+        raise ConfigError(f"{path}: is a folder; go on with a sweep by --resume {path}{flag}")
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such file; it names a preset, what to search and how, as in: "

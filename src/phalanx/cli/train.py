@@ -17,6 +17,7 @@ from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
     from phalanx.config.read import Settings
+    from phalanx.report.folder import RunFolder
 
 
 @command(
@@ -89,7 +90,7 @@ def _run(args: ParsedArgs) -> None:
 
         prepared = prepare_new(settings, line=args.line)
 
-    with _resumable(prepared.run.path), bug_reports(prepared.run.path):
+    with _resumable(prepared.run), bug_reports(prepared.run.path):
         from phalanx.assemble.train import train
 
         train(prepared, stream=sys.stderr if args["--json"] else None)
@@ -97,7 +98,7 @@ def _run(args: ParsedArgs) -> None:
 
 
 @contextmanager
-def _resumable(run: Path) -> Iterator[None]:
+def _resumable(run: "RunFolder") -> Iterator[None]:
     """A block that may be stopped by a signal at any moment; the message says how to go on."""
     try:
         yield
@@ -105,7 +106,9 @@ def _resumable(run: Path) -> Iterator[None]:
         what = str(stop)
         if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
             what = f"stopped by {stop} before the first step or after the last; nothing is lost"
-        raise Stopped(f"{what}; go on with: phalanx train --resume {run}") from None
+        raise Stopped(
+            f"{what}; go on with: phalanx train --resume {run.path}{run.plugin_flag}"
+        ) from None
 
 
 def _score_untrained(settings: "Settings", *, as_json: bool) -> None:

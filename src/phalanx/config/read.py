@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.catalog.plugins import load_plugins
+from phalanx.catalog.plugins import load_plugins, refuse_unnamed_plugins
 from phalanx.config.combinations import family_has_option, find_conflicts, find_family
 from phalanx.config.fields import check_dataset_name
 from phalanx.config.presets import Preset, find_preset
@@ -27,6 +27,7 @@ _EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
     ("lr", "lr-per-image", "base-learning-rate"),
 )
 _DEFAULT_EPOCHS = 10.0
+_FLAG = "flag"  # the origin of what was given on the command line, or as a keyword
 _MODEL_DEFAULTS = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own
 
 
@@ -79,7 +80,7 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
             problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS)}")
             continue
         try:
-            layer[name] = OptionValue(parse_option_text(name, text), where, "flag")
+            layer[name] = OptionValue(parse_option_text(name, text), where, _FLAG)
         except ValueError as error:
             problems.append(f"{where}: {error}")
     return layer
@@ -142,10 +143,14 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_named_plugins(layers: list[_Layer]) -> None:
-    """Import the plugins that the topmost layer to name any asks for."""
-    named = [layer["plugin"].value for layer in layers if "plugin" in layer]
-    if named and isinstance(named[-1], str):
-        load_plugins(named[-1])
+    """Import the plugins that the topmost layer to name any asks for; only flags are obeyed."""
+    named = [layer["plugin"] for layer in layers if "plugin" in layer]
+    if not named or not isinstance(named[-1].value, str):
+        return
+    if named[-1].origin == _FLAG:
+        load_plugins(named[-1].value)
+    else:
+        refuse_unnamed_plugins(named[-1].value, where=named[-1].where)
 
 
 def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Settings:

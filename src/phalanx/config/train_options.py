@@ -259,7 +259,9 @@ class RunConfig(Section):
         resumable=True,
     )
     plugin: str | None = option(
-        None, "Modules that add models and datasets of your own, with commas.", resumable=True
+        None,
+        "Modules that add models and datasets of your own, with commas; their code runs.",
+        resumable=True,
     )
 
 

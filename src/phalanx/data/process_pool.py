@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,14 +10,44 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from multiprocessing.connection import wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from phalanx.errors import DataError
+from phalanx.parent_process import watch_parent
 
 _TASKS_AHEAD = 4  # pending for each process: enough to bridge a slow one, few in memory
+_SAFE_PATH = "PYTHONSAFEPATH"
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+
+
+class SpawnExecutor(ProcessPoolExecutor):
+    """Python's executor, whose processes end with us and import nothing from the current folder."""
+
+    def __init__(self, workers: int):
+        resource_tracker.ensure_running()  # started later, it would let Ctrl-C through
+        # a fork would copy our threads' locks in whatever state they are
+        spawn = multiprocessing.get_context("spawn")
+        with _safe_path():
+            super().__init__(workers, spawn, initializer=_init_worker)
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As Python's; this is where it starts processes."""
+        with _safe_path(), _block_interrupts():
+            return super().submit(work, *args, **kwargs)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """A block that starts processes: a `python -c` would look for modules in the current folder."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_SAFE_PATH]
+        if before is not None:
+            os.environ[_SAFE_PATH] = before
 
 
 class WorkerKilled(DataError):
@@ -32,10 +61,7 @@ class ProcessPool:
         self.workers = workers
         self._executor: ProcessPoolExecutor | None = None
         if workers > 1:
-            # a fork would copy our threads' locks in whatever state they are
-            resource_tracker.ensure_running()  # it would lift the block below
-            spawn = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(workers, spawn, initializer=_init_worker)
+            self._executor = SpawnExecutor(workers)
 
     def map(self, work: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
         """What `work` gives for each task, in order; a few tasks are pending ahead of it."""
@@ -45,8 +71,7 @@ class ProcessPool:
         pending: deque[Future[_Result]] = deque()
         try:
             for task in tasks:
-                with _block_interrupts():
-                    pending.append(self._executor.submit(work, task))
+                pending.append(self._executor.submit(work, task))
                 if len(pending) > _TASKS_AHEAD * self.workers:
                     yield pending.popleft().result()
             while pending:
@@ -84,11 +109,6 @@ def _init_worker() -> None:
     """Set up a process: Ctrl-C is its parent's to answer, and it does not outlive that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # what Pillow warns about is reported as a finding instead
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
-        os._exit(0)
+        watch_parent(parent.sentinel, lambda: os._exit(0))

@@ -1,11 +1,13 @@
 """Which weights are averaged, and how much each counts: pure numbers."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, suggest
+from phalanx.plan.events import Every
 
 _STRATEGIES = ("mean", "exponential")
 _DEFAULT_COUNT = 5  # checkpoints averaged where nobody says how many
@@ -44,12 +46,27 @@ class Averaging:
             option = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
             fewer = f"--weight-avg-n {available}, or " if available > 1 else ""
             raise ConfigError(
-                f"{option}{where} holds {available} checkpoint{'s' * (available != 1)}, {fewest} "
-                f"are wanted; give {fewer}--keep {fewest} to the training, which keeps more of them"
+                f"{option}{where} holds {available} checkpoint{'s' * (available != 1)} to average, "
+                f"{fewest} are wanted; give {fewer}--keep {fewest} to the training, which keeps "
+                "more of them"
             )
         if self.count == _ALL:
             return available
         return min(_DEFAULT_COUNT, available) if self.count is None else self.count
+
+
+def count_consecutive(steps: Sequence[int], save: Every) -> int:
+    """How many of the last of these checkpoints have no save between them that is not there.
+
+    >>> from fractions import Fraction
+    >>> every_second = Every(Fraction(3), Fraction(6), 18)
+    >>> count_consecutive([4, 14, 15, 16, 18], every_second)
+    4
+    """
+    for place in range(len(steps) - 1, 0, -1):
+        if any(save.due(step) for step in range(steps[place - 1] + 1, steps[place])):
+            return len(steps) - place
+    return len(steps)
 
 
 def build_averaging(config: Config) -> Averaging | None:

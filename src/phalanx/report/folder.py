@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from phalanx.catalog.plugins import format_plugin_flag
 from phalanx.disk import disk_errors, file_lock, remove_quietly, sync_folder, write_atomically
 from phalanx.errors import CheckpointError, ConfigError
 
@@ -116,6 +117,20 @@ class RunFolder:
             raise CheckpointError(f"{self.config}: is damaged, it holds no options; restore it")
         return {str(name): format_value(value) for name, value in values.items()}
 
+    @property
+    def plugin_flag(self) -> str:
+        """What a command that goes on with this run must add, after a space; often nothing."""
+        try:
+            names = self.options.get("plugin", "")
+        except CheckpointError:  # the hint that this belongs to has something else to say
+            names = ""
+        return format_plugin_flag(names if names not in ("null", "") else None)
+
+    @property
+    def fork_command(self) -> str:
+        """What starts a new run from this one."""
+        return f"phalanx train --fork {self.path} --run-dir NEW{self.plugin_flag}"
+
     def discard(self) -> None:
         """Remove what a run that trained nothing has written, as far as that goes."""
         for name in ("config.yaml", "run.json", "lock", "log.txt", "metrics.jsonl"):
@@ -160,7 +175,8 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):
             who = "another process"  # it took the lock this moment and has not signed yet
         return CheckpointError(
-            f"{self.path}: is being trained by {who}; stop that one first, or --fork this run"
+            f"{self.path}: is being trained by {who}; stop that one first, or start a new "
+            f"run from it: {self.fork_command}"
         )
 
 
@@ -205,8 +221,8 @@ def _refuse_used(path: Path) -> None:
     """Raise unless `path` is free: absent, or an empty folder."""
     if is_run_folder(path):
         raise ConfigError(
-            f"--run-dir {path}: holds a run already; go on with it by --resume {path}, "
-            "or choose another --run-dir"
+            f"--run-dir {path}: holds a run already; go on with it by --resume {path}"
+            f"{RunFolder(path).plugin_flag}, or choose another --run-dir"
         )
     if path.is_dir() and any(path.iterdir()):
         raise ConfigError(f"--run-dir {path}: is not empty; choose another --run-dir")

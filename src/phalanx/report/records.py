@@ -9,7 +9,8 @@ import csv
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -21,6 +22,7 @@ from phalanx.errors import CheckpointError
 
 _METRICS, _TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
 _AVERAGED = "averaged.csv"  # like validation.csv, of the averaged weights; only where there are any
+_SPANS = 3  # stretches of missing steps that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +216,51 @@ def read_metrics(folder: Path, *, scores: bool) -> Iterator[dict[str, Any]]:
             yield from (entry for line in wanted if (entry := _parse_metrics(line)) is not None)
     except FileNotFoundError:
         return
+
+
+def describe_missing_rows(
+    folder: Path, *, first: int | None, last: int, scored: Collection[int], logged: Collection[int]
+) -> str:
+    """Which rows the records lack of a run up to step `last`, file by file; empty if none.
+
+    first: its first step; None where that is not known. scored, logged: the steps after which it
+    was scored, and had a log point.
+    """
+    steps = {entry["step"] for entry in read_metrics(folder, scores=False)}
+    scores = {entry["step"] for entry in read_metrics(folder, scores=True)}
+    first = min(steps, default=last) if first is None else first
+    missing = {
+        f"{_METRICS} lacks": _format_steps(set(range(first, last + 1)) - steps),
+        f"{_METRICS} lacks the evaluation after": _format_steps(set(scored) - scores),
+        f"{_TRAINING} lacks": _format_steps(set(logged) - _read_csv_steps(folder / _TRAINING)),
+        f"{VALIDATION} lacks": _format_steps(set(scored) - _read_csv_steps(folder / VALIDATION)),
+    }
+    return ", ".join(f"{what} {which}" for what, which in missing.items() if which)
+
+
+def _read_csv_steps(path: Path) -> set[int]:
+    """The steps of the whole rows of a table."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return set()
+    keep = partial(_keep_csv, header=_HEADERS[path.name], last_step=sys.maxsize)
+    whole = (line.partition(b",")[0] for line in lines if line.endswith(b"\n") and keep(line))
+    return {int(step) for step in whole if step.isdigit()}  # the header has none
+
+
+def _format_steps(steps: set[int]) -> str:
+    """Steps in words, the first few stretches of them.
+
+    >>> _format_steps({4, 5, 6, 9}), _format_steps({7})
+    ('steps 4 to 6, 9', 'step 7')
+    """
+    starts = sorted(step for step in steps if step - 1 not in steps)
+    ends = sorted(step for step in steps if step + 1 not in steps)
+    spans = [f"{a:,} to {b:,}" if a < b else f"{a:,}" for a, b in zip(starts, ends, strict=True)]
+    more = f" and {len(spans) - _SPANS:,} more stretches" if len(spans) > _SPANS else ""
+    words = f"step{'s' * (len(steps) > 1)} {', '.join(spans[:_SPANS])}{more}"
+    return words if steps else ""
 
 
 def read_steps(folder: Path) -> dict[str, list[float]]:

@@ -7,12 +7,15 @@ from pathlib import Path
 
 from phalanx.assemble.dataset_summary import MADE_UP, summarise_made_up, summarise_published
 from phalanx.assemble.find_data import read_with_data
+from phalanx.catalog.plugins import refuse_unnamed_plugins
 from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings
+from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError, join_problems
 from phalanx.plan.plan import choose_machine, make_plan, validation_rate
 from phalanx.sweep.file import SweepFileReader
 from phalanx.sweep.schema import (
+    PLUGIN,
     PRESET,
     Choice,
     SweepFile,
@@ -29,11 +32,22 @@ def read_sweep(path: Path) -> SweepFile:
     reader = SweepFileReader(path)
     sweep, problems = reader.read(), reader.problems
     if sweep is not None:
+        _refuse_unnamed_plugins(sweep)
         problems += [text for text in _check_values(sweep, path) if text not in problems]
     if problems or sweep is None:
         lines = {text: re.search(r":(\d+): ", text) for text in problems}
         raise join_problems(sorted(problems, key=lambda text: int((lines[text] or [0, 0])[1])))
     return sweep
+
+
+def _refuse_unnamed_plugins(sweep: SweepFile) -> None:
+    """What the file gives to trials as a flag, nobody may have named on the command line."""
+    searched = sweep.search.get(PLUGIN)
+    names = [sweep.options[PLUGIN]] if PLUGIN in sweep.options else []
+    names += searched.values if isinstance(searched, Choice) else ()
+    for text in names:
+        if (plugins := parse_option_text(PLUGIN, text)) is not None:
+            refuse_unnamed_plugins(plugins, where=sweep.places[PLUGIN])
 
 
 def _check_values(sweep: SweepFile, path: Path) -> list[str]:

@@ -16,7 +16,7 @@ from phalanx.disk import disk_errors, try_lock
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import is_run_folder, read_json_object
 from phalanx.report.records import SCORE_FIELDS, VALIDATION
-from phalanx.sweep.schema import SweepFile
+from phalanx.sweep.schema import PLUGIN, SweepFile
 from phalanx.sweep.state import Point, Trial
 
 _POLL_S = 0.1
@@ -25,14 +25,14 @@ _ERROR_PREFIX = "phalanx train: "  # of the last message of a command that fails
 
 
 class TrialProcess:
-    """`phalanx train` at work on a trial."""
+    """`phalanx train` at work on a trial; when this process is gone, it saves and leaves."""
 
     def __init__(self, words: list[str], log: int):
         self._log_start = os.fstat(log).st_size
         # a group of its own: Ctrl-C is for the sweep, which passes it on once
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "phalanx", *words],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-P", "-m", "phalanx.cli.trial", *words],
+            stdin=subprocess.PIPE,  # nothing is written: it closes when we end, however we end
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -47,9 +47,12 @@ class TrialProcess:
     def wait(self) -> int | None:
         """The exit code, if it ends in a moment."""
         try:
-            return self._process.wait(timeout=_POLL_S)
+            exit_code = self._process.wait(timeout=_POLL_S)
         except subprocess.TimeoutExpired:
             return None
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return exit_code
 
     def interrupt(self) -> None:
         """Ask it to stop, as Ctrl-C does: it finishes its step, saves, and leaves."""
@@ -69,7 +72,8 @@ class TrialProcess:
 def build_command(sweep: SweepFile, trial: Trial, run: Path) -> tuple[list[str], bool]:
     """The words that train a trial from wherever it stands, and whether they resume it."""
     if is_run_folder(run):
-        return ["train", "--resume", str(run)], True
+        plugin = sweep.flags_for(trial.values).get(PLUGIN)
+        return ["train", "--resume", str(run), *([f"--plugin={plugin}"] if plugin else [])], True
     if run.exists():
         shutil.rmtree(run)  # killed before it was a run
     preset = sweep.preset_for(trial.values)

@@ -12,7 +12,8 @@ from pathlib import Path
 from time import monotonic
 
 from phalanx.assemble.signals import StopRequest, listening
-from phalanx.disk import file_lock, write_atomically
+from phalanx.catalog.plugins import format_plugin_flag, loaded_plugins
+from phalanx.disk import file_lock, remove_dead_parts, write_atomically
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     EXIT_STOPPED,
@@ -75,6 +76,7 @@ def run_sweep(folder: Path, sweep: SweepFile, output: SweepOutput) -> SweepState
     """All trials of a sweep, from wherever it stands."""
     create_sweep_folder(folder)
     with lock_sweep(folder):
+        remove_dead_parts(folder)
         state = (
             load_sweep(folder, sweep) if is_sweep_folder(folder) else create_sweep(folder, sweep)
         )
@@ -107,8 +109,13 @@ def _run_trials(state: SweepState, runner: "_TrialRunner") -> SweepState:
 def _make_stop(state: SweepState) -> Stopped:
     """What is raised where a signal asked for a stop."""
     done, total = len(state.finished_trials), state.sweep.trials
-    command = f"phalanx sweep --resume {state.folder}"
+    command = _resume_command(state)
     return Stopped(f"stopped after {done} of {total} trials; all is saved; go on with: {command}")
+
+
+def _resume_command(state: SweepState) -> str:
+    """What goes on with the sweep."""
+    return f"phalanx sweep --resume {state.folder}{format_plugin_flag(loaded_plugins())}"
 
 
 def _refuse_common_mistake(state: SweepState) -> None:
@@ -202,7 +209,7 @@ class _TrialRunner:
             monitor.update_trial(process=None)
             raise _make_stop(monitor.state)
         if result.exit_code == DiskError.exit_code:
-            command = f"phalanx sweep --resume {monitor.state.folder}"
+            command = _resume_command(monitor.state)
             raise DiskError(f"{find_error_message(result.output)}; then go on with: {command}")
         reason = _explain_failure(result)
         return replace(trial, state="failed", exit_code=result.exit_code, reason=reason)

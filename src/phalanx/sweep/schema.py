@@ -15,9 +15,12 @@ from pydantic import (
     model_validator,
 )
 
+from phalanx.catalog.plugins import loaded_plugins
+
 _Value = str | int | float
 Values = dict[str, _Value]  # of one trial, by option; what comes from a list is text
 PRESET = "preset"  # may be searched like an option
+PLUGIN = "plugin"
 _DIGITS = 5  # of a drawn number; more would mean nothing and fill the command line
 
 
@@ -179,9 +182,10 @@ class SweepFile(SweepSettings):
         return str(values[PRESET]) if PRESET in values else self.preset
 
     def flags_for(self, values: Values) -> dict[str, str]:
-        """The options of a trial as flags."""
+        """The options of a trial as flags, with the plugins that this process was given."""
+        allowed = {PLUGIN: names} if (names := loaded_plugins()) else {}
         drawn = {name: format_flag(value) for name, value in values.items() if name != PRESET}
-        return {**self.options, **drawn}
+        return {**allowed, **self.options, **drawn}
 
     def facts(self) -> dict[str, Any]:
         """What decides the course of the sweep, for JSON and for comparing."""

@@ -1,0 +1,44 @@
+"""The processes that share work: they end with their parent, and import no stranger's code."""
+
+import os
+import subprocess
+import sys
+
+from phalanx.data.process_pool import SpawnExecutor
+from small_photos import write_photos
+from small_runs import run_phalanx
+
+POOL = """
+import time
+from phalanx.data.process_pool import SpawnExecutor
+executor = SpawnExecutor(1)
+executor.submit(print, "begun", flush=True).result()
+executor.submit(time.sleep, 600).result()
+"""
+
+
+def test_a_pools_processes_end_when_their_parent_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None and parent.stdout.readline() == "begun\n"
+    parent.kill()
+    parent.communicate(timeout=60)  # its output ends when the last process that holds it has left
+
+
+def test_a_pool_leaves_the_environment_as_it_was(monkeypatch):
+    for value in ("", None):
+        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+        if value is not None:
+            monkeypatch.setenv("PYTHONSAFEPATH", value)
+        with SpawnExecutor(1) as executor:
+            assert executor.submit(os.getenv, "PYTHONSAFEPATH").result() == "1"
+        assert os.environ.get("PYTHONSAFEPATH") == value
+
+
+def test_code_in_the_current_folder_is_never_imported(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    write_photos(tmp_path / "photos")
+    for module in ("struct", "yaml", "numpy"):  # of the processes of a pool, and of our own
+        (tmp_path / f"{module}.py").write_text("open('ran', 'w').close()\n1 / 0\n")
+    done = run_phalanx("data", "verify", "photos", "--workers", "2", cwd=tmp_path)
+    assert not (tmp_path / "ran").exists()
+    assert done.returncode == 0, done.stderr
