@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, encode_png
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import Index, IndexedSource, StringArray, pack_strings, read_errors
 from phalanx.errors import DataError
 
@@ -38,10 +39,10 @@ CHANGED_AFTER_PACKING = "its bytes changed after packing"
 class _PackedImage(EncodedImage):
     """A JPEG of a packed file, whose checksum is looked at when it cannot be decoded."""
 
-    def __init__(self, data: bytes, name: str, checksum: int):
+    def __init__(self, data: bytes, name: str, checksum: int, *, max_pixels: int):
         self.checksum = checksum
         with _report_changed_bytes(data, checksum):
-            super().__init__(data, name)
+            super().__init__(data, name, max_pixels=max_pixels)
 
     def decode(self, scale: float = 1.0) -> NDArray[np.uint8]:
         """The whole image, at no less than that scale of its size; raises BadImage."""
@@ -87,7 +88,8 @@ class PackedSource(IndexedSource):
         """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
         data = super().encoded(index)
         if not self.raw:
-            return _PackedImage(data, self.name(index), int(self.arrays["checksums"][index]))
+            checksum, limits = int(self.arrays["checksums"][index]), self.limits
+            return _PackedImage(data, self.name(index), checksum, max_pixels=limits.max_pixels)
         if not data:
             raise BadImage(self.name(index), "it could not be decoded when it was packed")
         height, width = int(self.arrays["heights"][index]), int(self.arrays["widths"][index])
@@ -131,7 +133,7 @@ def open_packed(root: Path, split: str) -> PackedSource:
 
 def read_header(path: Path) -> dict[str, Any]:
     """The JSON header of a packed file."""
-    with read_errors(path, _BUILD_AGAIN), path.open("rb") as file:
+    with read_errors(path, _BUILD_AGAIN), open_data_file(path) as file:
         return _parse_header(file, path)[1]
 
 
@@ -156,7 +158,7 @@ def _parse_header(file: BinaryIO, path: Path) -> tuple[bytes, dict[str, Any]]:
 
 def _read_content(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The header and the arrays of a packed file, mapped, after their checksums were verified."""
-    with read_errors(path, _BUILD_AGAIN), path.open("rb") as file:
+    with read_errors(path, _BUILD_AGAIN), open_data_file(path) as file:
         text, header = _parse_header(file, path)
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     size = len(content)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import (
     DAMAGED_SHARD,
     NO_LABEL,
@@ -102,10 +103,11 @@ def _describe_lost(index: Index) -> str:
 def _read_metadata(path: Path) -> dict[str, Any]:
     """What metadata.json says, as some tools put it beside their shards; empty where it is not."""
     try:
-        found = json.loads(path.read_bytes())
+        with open_data_file(path) as file:
+            found = json.loads(file.read())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as cause:
+    except (OSError, ValueError, RecursionError) as cause:
         raise DataError(f"{path}: cannot be read ({cause}); mend or remove it") from None
     return found if isinstance(found, dict) else {}
 
@@ -117,7 +119,7 @@ def _scan_shard(path: Path) -> ShardScan:
     """Where the images of one shard lie."""
     groups: dict[str, _Parts] = {}
     lost: list[ScannedImage] = []
-    with path.open("rb") as file:
+    with open_data_file(path) as file:
         try:
             for member in _read_members(file, path):
                 _add_member(groups, member, path)
@@ -170,7 +172,7 @@ def _read_image(file: BinaryIO, parts: _Parts, where: str) -> ScannedImage:
 def _read_json(file: BinaryIO, member: _Member, where: str) -> dict[str, Any]:
     try:
         facts = json.loads(_read_small(file, member, where))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{where}: its json cannot be read; write the file anew") from None
     return facts if isinstance(facts, dict) else {"label": facts}
 
