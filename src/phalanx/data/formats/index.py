@@ -89,6 +89,15 @@ def pack_strings(strings: Iterable[str]) -> StringArray:
     return StringArray(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
 
+def replace_unstorable(text: str) -> str:
+    """The text without halves of letters, which JSON can hold and no file's name or index can."""
+    try:
+        text.encode(errors="surrogateescape")
+        return text
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+
+
 def join_strings(parts: Sequence[StringArray]) -> StringArray:
     """The strings of all parts, one after the other."""
     starts = np.cumsum([0, *(len(part.data) for part in parts)])

@@ -146,7 +146,9 @@ def _parse_header(file: BinaryIO, path: Path) -> tuple[bytes, dict[str, Any]]:
     text = file.read(min(length, path.stat().st_size))
     try:
         header: dict[str, Any] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
+        header = {}
+    if not isinstance(header, dict) or not header:
         raise DataError(f"{path}: its header is damaged; {_BUILD_AGAIN}") from None
     if header.get("format") != FORMAT:
         raise DataError(

@@ -17,7 +17,14 @@ import numpy as np
 
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.image_file import refuse_special
-from phalanx.data.formats.index import NO_LABEL, WRONG_LABEL, Index, IndexedSource, pack_strings
+from phalanx.data.formats.index import (
+    NO_LABEL,
+    WRONG_LABEL,
+    Index,
+    IndexedSource,
+    pack_strings,
+    replace_unstorable,
+)
 from phalanx.data.formats.shards import (
     MAX_CLASSES,
     SCANNED,
@@ -117,7 +124,7 @@ class _ParquetFile:
         try:
             metadata = json.loads((self.schema.metadata or {})[b"huggingface"])
             names = metadata["info"]["features"][self.find_label_column()]["names"]
-            return {label: str(name) for label, name in enumerate(names)}
+            return {label: replace_unstorable(str(n)) for label, n in enumerate(names)}
         except (KeyError, TypeError, ValueError, RecursionError):
             return {}
 
