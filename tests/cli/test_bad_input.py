@@ -3,10 +3,12 @@
 import io
 import json
 import os
+import socket
 import struct
 import subprocess
 import sys
 import zlib
+from contextlib import chdir
 from html import escape
 
 import numpy as np
@@ -63,8 +65,8 @@ def deep_png():
 
 
 BAD = {  # what is wrong with each
-    "bomb.jpg": (jpeg_of(60_000, 60_000), "60000x60000 pixels are more than the 178 million"),
-    "bomb.png": (png_of(60_000, 60_000), "exceeds limit"),
+    "bomb.jpg": (jpeg_of(60_000, 60_000), "60000x60000 pixels, over the 64,000,000 of"),
+    "bomb.png": (png_of(60_000, 60_000), "60000x60000 pixels, over the 64,000,000 of"),
     "cut short.jpg": (encode(photo(50))[:-300], "truncated"),
     "cut short.png": (encode(photo(51), "PNG")[:200], "truncated"),
     "empty.jpg": (b"", "the file is empty"),
@@ -78,20 +80,36 @@ ODD = {
     "turned.jpg": turned(),
     "ünï cödé 名前.jpg": encode(photo(54)),
 }
-GONE = "unreadable.jpg"  # a link to nowhere: an error of the system, for the superuser as well
+LINKS = {  # where each leads, and what is wrong with it
+    "nowhere.jpg": ("missing.jpg", "No such file or directory"),
+    "loop.jpg": ("loop.jpg", "Too many levels of symbolic links"),
+    "endless.png": ("/dev/zero", "a device, not a regular file"),
+}
+SPECIAL = {
+    "pipe.png": "a named pipe, not a regular file",
+    "socket.jpg": "a socket, not a regular file",
+    "huge.jpg": "257.0 MiB, over the 256 MiB of --max-file-mib",
+}
 
 
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory):
     """Twelve good images and one of every kind of bad and odd ones."""
     root = write_photos(tmp_path_factory.mktemp("strange"), {"train": 4, "val": 2})
+    folder = root / "train/cat"
     for name, data in {**{name: data for name, (data, _) in BAD.items()}, **ODD}.items():
-        (root / "train/cat" / name).write_bytes(data)
-    (root / "train/cat" / GONE).symlink_to("nowhere.jpg")
+        (folder / name).write_bytes(data)
+    for name, (target, _) in LINKS.items():
+        (folder / name).symlink_to(target)
+    os.mkfifo(folder / "pipe.png")
+    with socket.socket(socket.AF_UNIX) as endpoint, chdir(folder):  # its path must be short
+        endpoint.bind("socket.jpg")
+    with (folder / "huge.jpg").open("wb") as file:
+        file.truncate(257 * 2**20)  # without a block on the disk
     return root
 
 
-WHY = {**{name: why for name, (_, why) in BAD.items()}, GONE: "No such file or directory"}
+WHY = {**{name: why for name, (_, why) in (BAD | LINKS).items()}, **SPECIAL}
 
 
 def check_named(lines):
@@ -114,7 +132,7 @@ def test_a_build_leaves_out_what_cannot_be_read_and_keeps_what_is_odd(
     strange, tmp_path, to, capsys
 ):
     line = ["data", "build", str(strange), "--to", to, "--workers", "1", "--json", "--out"]
-    assert main([*line, str(tmp_path / "out")]) == 0
+    assert main([*line, str(tmp_path / "out"), "--max-bad", f"{len(WHY)}"]) == 0
     check_named(json.loads(capsys.readouterr().out)["splits"]["train"]["bad"])
     train = find_source_splits(tmp_path / "out")[0]
     assert train.images == 12 + len(ODD)
@@ -122,8 +140,9 @@ def test_a_build_leaves_out_what_cannot_be_read_and_keeps_what_is_odd(
     assert "ünï cödé 名前.jpg" in names and "turned.jpg" in names
     for number in range(train.images):
         assert train.source.read(number).ndim == 3
-    assert main([*line, str(tmp_path / "strict"), "--max-bad", "6"]) == 3
-    assert "train: more than 6 images cannot be read" in capsys.readouterr().err
+    few = len(WHY) - 1
+    assert main([*line, str(tmp_path / "strict"), "--max-bad", f"{few}"]) == 3
+    assert f"train: more than {few} images cannot be read" in capsys.readouterr().err
 
 
 def test_verify_names_all_of_them(strange, capsys):
@@ -139,14 +158,28 @@ def test_verify_names_all_of_them(strange, capsys):
 
 
 def test_training_goes_on_without_them_and_the_report_lists_them(strange, tmp_path, capsys):
-    code, summary = train(strange, tmp_path / "run", "--max-bad", "7", "--workers", "2")
+    code, summary = train(strange, tmp_path / "run", "--max-bad", f"{len(WHY)}", "--workers", "2")
     assert code == 0
     check_named(summary["bad_images"])
     page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
     assert all(name in page for name in WHY)
-    code, _ = train(strange, tmp_path / "strict", "--max-bad", "6", "--workers", "0")
+    few = len(WHY) - 1
+    code, _ = train(strange, tmp_path / "strict", "--max-bad", f"{few}", "--workers", "0")
     said = capsys.readouterr().err
-    assert code == 3 and "more than 6 training images cannot be read" in said
+    assert code == 3 and f"more than {few} training images cannot be read" in said
+
+
+def test_predict_answers_for_the_others_and_says_what_is_wrong_with_them(
+    strange, tmp_path, capsys, recwarn
+):
+    train(strange, tmp_path / "run", "--max-bad", f"{len(WHY)}", "--workers", "0")
+    for images in ([strange / "train/cat"], sorted((strange / "train/cat").iterdir())):
+        capsys.readouterr()
+        assert main(["predict", str(tmp_path / "run"), *map(str, images), "--json"]) == 3
+        said = capsys.readouterr()
+        check_named(said.err.splitlines())
+        assert len(said.out.splitlines()) == 4 + len(ODD)
+    assert not [str(warning.message) for warning in recwarn if "pixels" in str(warning.message)]
 
 
 # --- files of many images ---

@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
+from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.sources import Split, ValSplit, open_source
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
@@ -147,6 +148,11 @@ def choose_normalization(config: Config) -> str:
     return "none" if config.data.normalization_location == "none" else config.augment.normalization
 
 
+def build_read_limits(config: Config) -> ReadLimits:
+    """How large an image of this run may be."""
+    return ReadLimits(max_file_mib=config.data.max_file_mib, max_pixels=config.data.max_pixels)
+
+
 def build_input_spec(config: Config, plan: Plan) -> InputSpec:
     """How this run's batches are made."""
     options, val_split = config.augment, _parse_val_split(config)
@@ -177,4 +183,5 @@ def build_input_spec(config: Config, plan: Plan) -> InputSpec:
         generated_valid_images=plan.valid_images,
         val_split=None if val_split is None else val_split.share,
         growth=plan.growth,
+        limits=build_read_limits(config),
     )

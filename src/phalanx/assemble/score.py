@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from phalanx.assemble.dataset_summary import plan_run
+from phalanx.assemble.dataset_summary import build_read_limits, plan_run
 from phalanx.assemble.last_checkpoints import plan_checkpoint
 from phalanx.assemble.prepare import ScorableCheckpoint, refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
 from phalanx.assemble.session import Session
 from phalanx.config.read import Settings, merge_layers, read_flags
 from phalanx.data.formats.decode import BadImage, decode
+from phalanx.data.formats.image_file import read_image_file
 from phalanx.data.transforms.transform import build_transform
 from phalanx.engine.evaluate import Score
 from phalanx.report.records import ScoreRow
@@ -76,17 +77,18 @@ def predict(session: Session, images: Sequence[Path]) -> Iterator[Answer]:
     """An answer for each image file, in their order."""
     size, rows = session.preprocessing.image_size, session.plan.valid_batch
     transform = build_transform(session.preprocessing.transform)
+    limits = build_read_limits(session.config)
     for first in range(0, len(images), rows):
         paths = images[first : first + rows]
         pixels = np.zeros((len(paths), size, size, 3), np.uint8)
         problems = {}
         for row, path in enumerate(paths):
             try:
-                transform.apply_evaluation(decode(path.read_bytes(), str(path)), pixels[row])
+                data = read_image_file(path, str(path), limits)
+                image = decode(data, str(path), max_pixels=limits.max_pixels)
+                transform.apply_evaluation(image, pixels[row])
             except BadImage as bad:
                 problems[row] = bad.why
-            except OSError as error:
-                problems[row] = error.strerror or str(error)
         logits = session.compute_logits(pixels)
         best = logits.softmax(1).topk(min(5, len(session.classes)))
         for row, path in enumerate(paths):

@@ -7,6 +7,7 @@ are those of the classification task of ILSVRC 2012 (Russakovsky et al. 2015).
 
 from dataclasses import dataclass, replace
 
+MAX_FILE_MIB, MAX_PIXELS = 256, 64_000_000  # of an image, unless the user says otherwise
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",

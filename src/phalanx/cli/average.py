@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
+from phalanx.cli.command import JSON_FLAG, LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.validate import print_score
 from phalanx.config.read import read_flags
 from phalanx.errors import ConfigError, join_problems
@@ -15,8 +15,15 @@ if TYPE_CHECKING:
     from phalanx.report.folder import RunFolder
 
 _SCORING_OPTIONS = (
-    "data-dir", "valid-batch-size", "workers", "device", "precision", "threads", "plugin"
-)  # fmt: skip
+    "data-dir",
+    "valid-batch-size",
+    "workers",
+    "device",
+    "precision",
+    "threads",
+    "plugin",
+    *LIMIT_OPTIONS,
+)
 _AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
     "weight-avg-strategy": "strategy", "weight-avg-n": "count", "weight-avg-exp-decay": "decay",
 }  # fmt: skip

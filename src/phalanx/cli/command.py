@@ -16,8 +16,10 @@ from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.config.read import Settings
+    from phalanx.data.formats.image_file import ReadLimits
 
 ALL_OPTIONS = tuple(OPTIONS)
+LIMIT_OPTIONS = ("max-file-mib", "max-pixels")  # of every command that reads images
 MODEL_OPTIONS = tuple(
     option.name
     for option in OPTIONS.values()
@@ -98,6 +100,15 @@ class ParsedArgs:
         if not 0 < number <= high:
             raise ConfigError(f"{flag}: wants {wanted}, got {self[flag]!r}")
         return number
+
+    def read_limits(self) -> "ReadLimits":
+        """How large an image may be, of a command that reads no other config."""
+        from phalanx.assemble.dataset_summary import build_read_limits
+        from phalanx.config.read import merge_layers, read_flags
+
+        problems = list(self.problems)
+        layers = [read_flags(self.flags, problems)]
+        return build_read_limits(merge_layers(layers, problems, name="").config)
 
     def load_plugins(self) -> None:
         """Import what --plugin names; for commands that look into the tables themselves."""

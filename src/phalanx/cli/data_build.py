@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.command import Argument, ParsedArgs, command
+from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
@@ -45,6 +45,7 @@ _LIMITS = {
     Argument("--workers", "Processes; by default one a core."),
     Argument("--json", "Print JSON.", switch=True),
     usage="SRC --to folder|tar|tfrecord|packed --out DIR [--short-side N]",
+    options=LIMIT_OPTIONS,
     examples={
         "phalanx data build ~/imagenet --to packed --out ~/packed --short-side 256": (
             "the fastest form to train from"
@@ -73,6 +74,7 @@ def _build_data(args: ParsedArgs) -> None:
         Path(src).expanduser(),
         Path(out).expanduser(),
         options,
+        limits=args.read_limits(),
         max_bad=_read_share(args["--max-bad"]),
         workers=read_number(args, "--workers"),
         on_progress=ImageProgress("done"),

@@ -2,11 +2,12 @@
 
 import csv
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import Argument, ParsedArgs, command
+from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _ENDINGS = (".jpg", ".jpeg", ".png")
     Argument("--csv", "Rows: image, then class, probability, ...", switch=True),
     Argument("--json", "A JSON object a line.", switch=True),
     usage="RUN|CHECKPOINT IMAGE|DIR... [--csv|--json]",
-    options=("device", "precision", "threads", "valid-batch-size", "plugin"),
+    options=("device", "precision", "threads", "valid-batch-size", "plugin", *LIMIT_OPTIONS),
     examples={
         "phalanx predict runs/demo shoe.png": "what is on one image",
         "phalanx predict runs/demo photos --csv > answers.csv": "a whole folder, as a table",
@@ -62,7 +63,7 @@ def _find_images(names: list[str]) -> list[Path]:
             if not found:
                 raise DataError(f"{path}: no JPEG or PNG image in this folder")
             images += found
-        elif path.exists():
+        elif os.path.lexists(path):  # a link that leads nowhere is answered as a bad image
             images.append(path)
         else:
             raise DataError(f"{path}: no such file or folder")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.cli.command import MODEL_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.command import LIMIT_OPTIONS, MODEL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SCORING_OPTIONS = (
     "data", "data-dir", "valid-batch-size", "workers", "device", "precision", "threads", "seed",
-    "flip-averaging", "eval-crop", "normalization",
+    "flip-averaging", "eval-crop", "normalization", *LIMIT_OPTIONS,
 )  # fmt: skip
 
 

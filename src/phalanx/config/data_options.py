@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.datasets import DATASETS, MAX_FILE_MIB, MAX_PIXELS
 from phalanx.config.fields import (
     DatasetName,
     PairText,
@@ -67,6 +67,18 @@ class DataConfig(Section):
         "Undecodable training images to put up with, such as 10 or 1%.",
         resumable=True,
         auto="10 images or 1 %, whichever is more",
+    )
+    max_file_mib: int = option(
+        MAX_FILE_MIB,
+        "Largest file of an image that is read, in MiB; a larger one is a bad image.",
+        low=1,
+        high=4096,
+    )
+    max_pixels: int = option(
+        MAX_PIXELS,
+        "Most pixels an image may have, height times width; one with more is a bad image.",
+        low=1,
+        high=1_000_000_000,
     )
     eight_bit_io: bool | None = option(
         None,

@@ -1,5 +1,7 @@
 import io
 import math
+import tracemalloc
+from contextlib import nullcontext
 
 import cv2
 import numpy as np
@@ -13,6 +15,8 @@ from phalanx.data.formats.decode import (
     decode_top,
     find_height_field,
     mirror,
+    read_image_header,
+    read_image_shape,
     resize,
 )
 from phalanx.data.transforms.transform import resized_crop
@@ -215,10 +219,42 @@ def test_an_end_amid_the_rows_that_are_wanted_is_noticed():
     assert decode_top(broken, 200) is None
 
 
-def test_an_image_too_large_to_decode_has_no_top(monkeypatch):
-    monkeypatch.setattr("phalanx.data.formats.decode.MAX_PIXELS", 203 * 301 - 1)
-    with pytest.raises(BadImage, match="203x301 pixels are more than"):
-        EncodedImage(encoded(LARGE), "a.jpg").decode_top(20, 0.1)
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("has_simplejpeg", [True, False])
+def test_an_image_of_too_many_pixels_is_bad_before_it_is_decoded(
+    format, has_simplejpeg, monkeypatch
+):
+    if not has_simplejpeg:
+        monkeypatch.setattr("phalanx.data.formats.decode.simplejpeg", None)
+    data = encoded(LARGE, format)
+    for limit, is_bad in ((203 * 301 - 1, True), (203 * 301, False)):
+        for read in (EncodedImage, decode, read_image_shape):
+            with (
+                pytest.raises(
+                    BadImage, match=r"^a: 203x301 pixels, over the 61,102 of --max-pixels"
+                )
+                if is_bad
+                else nullcontext()
+            ):
+                read(data, "a", max_pixels=limit)
+
+
+def test_our_limit_stands_in_for_pillows_and_pillows_is_back_afterwards(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # it warns above, and refuses twice as many
+    for size in ((15, 10), (30, 20)):
+        data = encoded(LARGE.resize(size), "PNG")
+        assert decode(data, "a").shape[:2] == size[::-1]
+        assert read_image_header(data).shape == size[::-1]
+    assert Image.MAX_IMAGE_PIXELS == 100
+
+
+def test_sixteen_bits_a_pixel_take_no_more_memory_than_colours_do():
+    data = encoded(Image.fromarray(np.full((1000, 1000), 2**15, np.uint16)), "PNG")
+    tracemalloc.start()
+    assert (decode(data, "a") == 128).all()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 * 1000 * 1000
 
 
 @pytest.mark.parametrize("part", [(0, 0, 60, 80), (30, 20, 100, 90), (200, 3, 101, 200)])

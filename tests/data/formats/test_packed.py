@@ -190,6 +190,13 @@ def test_any_flipped_bit_is_found(tmp_path):
     assert damaged(tmp_path) == []
 
 
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"[1]", b"5", b"{"])
+def test_a_header_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "train.phx").write_bytes(b"phalanxP" + len(text).to_bytes(8, "little") + text)
+    with pytest.raises(DataError, match=r"train.phx: its header is damaged"):
+        open_packed(tmp_path, "train")
+
+
 def read_header_text(data):
     return data[16 : 16 + int.from_bytes(data[8:16], "little")]
 

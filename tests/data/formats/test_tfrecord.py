@@ -313,7 +313,7 @@ def test_a_shard_that_cannot_be_opened_is_named(tmp_path):
         open_tfrecord(tmp_path, "train")
     shard.unlink()
     shard.mkdir()
-    with pytest.raises(DataError, match=r"train-00001-of-00003: cannot be read \(Is a directory"):
+    with pytest.raises(DataError, match=r"train-00001-of-00003: cannot be read \(a folder, not"):
         open_tfrecord(tmp_path, "train")
 
 

@@ -94,6 +94,21 @@ def test_long_names_of_every_tar_are_read(tmp_path, form):
     assert source.classes == ("class0000", "class0001", "class0002", "class0003")
 
 
+def test_half_a_letter_in_json_is_shown_by_its_number(tmp_path):
+    members = [
+        *[("a.jpg", JPEG), ("a.json", rb'{"label": 0, "filename": "a\ud800.jpg"}')],
+        *[("b.jpg", JPEG), ("b.json", rb'{"label": "\ud800"}')],
+    ]
+    write_members(tmp_path / "train-000000.tar", members)
+    (tmp_path / "metadata.json").write_text(r'{"classes": ["one", "\udfff"]}')
+    source = open_tar(tmp_path, "train")
+    assert source.classes == ("one", r"\udfff")
+    assert source.name(0) == r"train-000000.tar:a\ud800.jpg"
+    assert source.name(1) == r"train-000000.tar:b.jpg (class '\ud800')"
+    (tmp_path / "metadata.json").write_text('{"classes": 5}')
+    assert open_tar(tmp_path, "train").classes == ("class0000",)
+
+
 def test_labels_and_boxes_may_come_as_json(tmp_path):
     boxes = [[0.5, 0.25, 0.75, 0.5], [0.25, 0.5, 0.5, 1.0]]
     members = [
@@ -147,6 +162,11 @@ def test_a_name_that_pax_hides_is_refused_too(tmp_path):
     [
         ([("a.cls", b"0"), ("a.pth", b"")], "sample 'a': has no image, only cls, pth"),
         ([("a.jpg", JPEG), ("a.json", b"{")], "sample 'a': its json cannot be read"),
+        ([("a.jpg", JPEG), ("a.json", b"[" * 100_000)], "sample 'a': its json cannot be read"),
+        (
+            [("a.jpg", JPEG), ("a.json", b'{"label":0,"bbox":[1%s,0,1,1]}' % (b"0" * 400))],
+            "its bbox",
+        ),
         ([("a.jpg", JPEG), ("a.json", b'{"label":0,"bbox":[1,2]}')], "its bbox is"),
         ([("a.jpg", JPEG), ("a.json", b'{"label":0,"bbox":{"x":1}}')], "its bbox is"),
         ([("a.jpg", JPEG), ("a.cls", b"0"), ("a.jpg", JPEG)], "'a.jpg' comes twice"),
@@ -298,6 +318,9 @@ def test_metadata_tells_when_the_last_shard_is_missing(tmp_path):
     with pytest.raises(DataError, match="promises 9 images where the shards of valid hold 5"):
         open_tar(tmp_path, "valid")
     (tmp_path / "metadata.json").write_text("{")
+    with pytest.raises(DataError, match=r"metadata.json: cannot be read"):
+        open_tar(tmp_path, "train")
+    (tmp_path / "metadata.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"metadata.json: cannot be read"):
         open_tar(tmp_path, "train")
 

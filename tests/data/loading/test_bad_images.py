@@ -1,7 +1,11 @@
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import TransformSpec
@@ -35,6 +39,28 @@ def spec_for(root):
         seed=0,
         order=order,
     )
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_limits_travel_to_workers_and_hold_for_the_cache(tmp_path, workers, cache):
+    for split in BAD:
+        for number in range(12):
+            path = tmp_path / split / ("cat", "dog")[number // 6] / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            edge = 17 if number == 3 else 16
+            Image.new("RGB", (edge, edge), (20 * number,) * 3).save(path)
+    (tmp_path / "train/dog/06.png").unlink()
+    with (tmp_path / "train/dog/06.png").open("wb") as file:
+        file.truncate(2**40)  # a tebibyte of nothing
+    spec = replace(spec_for(tmp_path), limits=ReadLimits(max_file_mib=1, max_pixels=256))
+    assert InputSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    with Loader(spec, workers=workers, max_bad=3, cache=cache) as loader:
+        list(loader.steps_from(0, 3, micro_batch=12))
+        assert loader.bad["train"] == {
+            3: "train/cat/03.png: 17x17 pixels, over the 256 of --max-pixels",
+            6: "train/dog/06.png: 1.0 TiB, over the 1 MiB of --max-file-mib",
+        }
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

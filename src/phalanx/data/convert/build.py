@@ -30,6 +30,7 @@ from phalanx.data.convert.source_splits import (
 )
 from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import BadImage
+from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.process_pool import ProcessPool
 from phalanx.disk import file_lock, out_errors, write_atomically
@@ -113,6 +114,7 @@ def build(
     out: Path,
     options: BuildOptions,
     *,
+    limits: ReadLimits = DEFAULT_LIMITS,
     max_bad: str | None = None,
     workers: int | None = None,
     on_progress: Progress = lambda *_: None,
@@ -120,13 +122,13 @@ def build(
     """Write the data in `src` to `out` in another format; what was done comes back by split."""
     with out_errors(out, _AGAIN):
         _refuse_foreign(out)
-    splits = find_source_splits(src)
+    splits = find_source_splits(src, limits)
     pool = ProcessPool(choose_workers(splits, workers))
     with out_errors(out, _AGAIN), lock_output(out), pool:
         for folder in (out, out / PHALANX_FOLDER):
             for leftover in folder.glob(".*.*.part"):  # of a write that was killed
                 leftover.unlink()
-        record = _open_record(out, splits, options)
+        record = _open_record(out, splits, {**asdict(options), **_find_own_limits(limits)})
         running = _Build(splits, out, options, pool, record, max_bad, on_progress)
         return {split.name: running.build_split(split) for split in splits}
 
@@ -146,12 +148,18 @@ def _refuse_foreign(out: Path) -> None:
         raise DataError(f"{out}: is not empty ({names}) and nothing was built there; {_ANOTHER}")
 
 
-def _open_record(out: Path, splits: list[SourceSplit], options: BuildOptions) -> dict[str, Any]:
+def _find_own_limits(limits: ReadLimits) -> dict[str, int]:
+    """The limits that are not the usual ones; records of before there were any lack them, too."""
+    usual = asdict(DEFAULT_LIMITS)
+    return {name: value for name, value in asdict(limits).items() if value != usual[name]}
+
+
+def _open_record(out: Path, splits: list[SourceSplit], options: dict[str, Any]) -> dict[str, Any]:
     """The record of a build that broke off or is done, or a new one; another build is refused."""
     path = out / PHALANX_FOLDER / _RECORD
     wanted = {
         "format": _RECORD_FORMAT,
-        "options": asdict(options),
+        "options": options,
         "source": {split.name: {"data": split.data, **split.fingerprint} for split in splits},
     }
     try:
@@ -170,8 +178,8 @@ def _open_record(out: Path, splits: list[SourceSplit], options: BuildOptions) ->
 def _describe_difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Why a build cannot go on with what another one began."""
     old, new = found.get("options", {}), wanted["options"]
-    for name in new:
-        if old.get(name) != new[name]:
+    for name in {**new, **old}:
+        if old.get(name) != new.get(name):
             flag = f"--{name.replace('_', '-')}"
             before, now = (_describe_option(flag, each.get(name)) for each in (old, new))
             return f"was built {before}, now {now}"
@@ -300,11 +308,15 @@ def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Samp
     converted: list[tuple[int, Sample | str, bool]] = []
     for place, number in enumerate(task.numbers):
         try:
+            sample: Sample | str
             if task.samples is None:
-                sample = read_sample(open_once(task.data, task.folder, task.split), number)
+                sample = read_sample(open_once(task.split), number)
             else:
                 sample = task.samples[place]
-            after = convert_sample(sample, options)
+            if isinstance(sample, str):
+                converted.append((number, sample, False))
+                continue
+            after = convert_sample(sample, options, max_pixels=task.split.limits.max_pixels)
             converted.append((number, after, after is not sample))
         except BadImage as bad:
             converted.append((number, str(bad), False))

@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 
 import cv2
 
+from phalanx.catalog.datasets import MAX_PIXELS
 from phalanx.data.formats.decode import decode, encode_png, read_image_header, resize
 from phalanx.data.formats.index import Box
 
@@ -41,12 +42,14 @@ class EncodeOptions:
     raw: bool = False  # pixels
 
 
-def convert_sample(sample: Sample, options: EncodeOptions) -> Sample:
+def convert_sample(
+    sample: Sample, options: EncodeOptions, *, max_pixels: int = MAX_PIXELS
+) -> Sample:
     """The image as it is asked for: the very same sample where nothing has to change.
 
     Every image is decoded, if only to see that it can be: raises BadImage.
     """
-    pixels = decode(sample.data, sample.name)
+    pixels = decode(sample.data, sample.name, max_pixels=max_pixels)
     height, width = pixels.shape[:2]
     scale = (options.short_side or min(height, width)) / min(height, width)
     if scale < 1:

@@ -18,9 +18,10 @@ from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import encode_png
 from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
 from phalanx.data.formats.folder import SPLIT_NAMES
+from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.formats.index import IndexedSource
-from phalanx.data.formats.sources import DATA_FORMATS, Source
+from phalanx.data.formats.sources import DATA_FORMATS, Source, set_limits
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
 
@@ -37,6 +38,7 @@ class SourceSplit:
     name: str  # train or valid
     data: str
     folder: Path
+    limits: ReadLimits  # an image above them is bad
     images: int
     classes: tuple[str, ...]
     fingerprint: dict[str, Any]
@@ -45,7 +47,12 @@ class SourceSplit:
     @property
     def source(self) -> Source:
         """The images, of a dataset that can be read in any order."""
-        return open_once(self.data, self.folder, self.name)
+        return open_once(self.key)
+
+    @property
+    def key(self) -> "SplitKey":
+        """What the source is opened by, in any process."""
+        return SplitKey(self.data, self.folder, self.name, self.limits)
 
     def count_classes(self, bad: Collection[int] = ()) -> NDArray[np.int64]:
         """The images of each class, without bad ones and those of no known class."""
@@ -54,17 +61,24 @@ class SourceSplit:
         return np.bincount(known, minlength=len(self.classes))
 
 
-class ImageTask(NamedTuple):
-    """A few images of a split for one process, by number or already read."""
+class SplitKey(NamedTuple):
+    """All that it takes to open a split."""
 
     data: str
     folder: Path
     split: str
+    limits: ReadLimits
+
+
+class ImageTask(NamedTuple):
+    """A few images of a split for one process, by number or already read."""
+
+    split: SplitKey
     numbers: Sequence[int]
-    samples: Sequence[Sample] | None
+    samples: Sequence[Sample | str] | None  # what is wrong, in place of a bad one
 
 
-def find_source_splits(root: Path) -> list[SourceSplit]:
+def find_source_splits(root: Path, limits: ReadLimits = DEFAULT_LIMITS) -> list[SourceSplit]:
     """The splits of the one dataset in a folder; raises DataError for none or several."""
     open_once.cache_clear()  # the files may have changed since they were last opened here
     found = detect_datasets(root)
@@ -79,22 +93,24 @@ def find_source_splits(root: Path) -> list[SourceSplit]:
         raise DataError("\n".join([first, *lines]))
     data, folder = found[0].data, found[0].folder
     names = [name for name in SPLITS if DATA_FORMATS[data].has_split(folder, name)]
-    return [_describe_split(data, folder, name) for name in names]
+    return [_describe_split(SplitKey(data, folder, name, limits)) for name in names]
 
 
-def _describe_split(data: str, folder: Path, name: str) -> SourceSplit:
+def _describe_split(key: SplitKey) -> SourceSplit:
     """What is known of a split once its index is open, or its headers are read."""
+    data, folder, name, limits = key
     labels = None
     if data in SEQUENTIAL_FORMATS:
         classes = SEQUENTIAL_FORMATS[data].classes(folder)
         fingerprint = SEQUENTIAL_FORMATS[data].fingerprint(folder, name, classes)
     else:
-        source = open_once(data, folder, name)
+        source = open_once(key)
         classes, fingerprint, labels = source.classes, source.fingerprint(), source.labels
     return SourceSplit(
         name=name,
         data=data,
         folder=folder,
+        limits=limits,
         images=fingerprint["images"],
         classes=classes,
         fingerprint=fingerprint,
@@ -103,12 +119,12 @@ def _describe_split(data: str, folder: Path, name: str) -> SourceSplit:
 
 
 @lru_cache(maxsize=4)
-def open_once(data: str, folder: Path, split: str) -> Source:
+def open_once(key: SplitKey) -> Source:
     """The source of a split, opened once by each process."""
-    opener = DATA_FORMATS[data].open
+    opener = DATA_FORMATS[key.data].open
     if opener is None:
-        raise ValueError(f"{data} is handed out, not opened")
-    return opener(folder, split)
+        raise ValueError(f"{key.data} is handed out, not opened")
+    return set_limits(opener(key.folder, key.split), key.limits)
 
 
 def choose_workers(splits: Sequence[SourceSplit], workers: int | None) -> int:
@@ -127,21 +143,29 @@ def make_tasks(split: SourceSplit, numbers: _Numbers) -> Iterator[ImageTask]:
             some = some[
                 : len(samples)
             ]  # fewer where the source lost images since they were counted
-        yield ImageTask(split.data, split.folder, split.name, some, samples)
+        yield ImageTask(split.key, some, samples)
 
 
-def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample]:
-    """The images of these ascending numbers, as the source is read on from the first of them."""
+def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample | str]:
+    """The images of these ascending numbers, as the source is read on from the first of them.
+
+    In place of a bad one comes what is wrong with it.
+    """
     labels = {name: label for label, name in enumerate(split.classes)}
     wanted = map(int, numbers)
     first = upcoming = next(wanted)
-    images = SEQUENTIAL_FORMATS[split.data].iterate(split.folder, split.name, start=first)
+    sequential = SEQUENTIAL_FORMATS[split.data]
+    images = sequential.iterate(split.folder, split.name, start=first, limits=split.limits)
     for number, image in enumerate(images, first):
         if number != upcoming:
             continue
         if image.synset not in labels:
             raise DataError(f"{split.folder}: {image.name} is of {image.synset}, no known class")
-        yield Sample(name=image.name, data=image.data, label=labels[image.synset], box=image.box)
+        if isinstance(image.data, str):
+            yield image.data
+        else:
+            label = labels[image.synset]
+            yield Sample(name=image.name, data=image.data, label=label, box=image.box)
         upcoming = next(wanted, -1)
 
 

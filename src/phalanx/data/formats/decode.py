@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import Lock
 from typing import NamedTuple
 
 import cv2
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import UnidentifiedImageError
 
+from phalanx.catalog.datasets import MAX_PIXELS
+
 try:
     import simplejpeg
 except ImportError:  # Pillow stands in, with the same pixels at half the speed
@@ -22,7 +25,6 @@ except ImportError:  # Pillow stands in, with the same pixels at half the speed
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 
-MAX_PIXELS = 178_000_000  # an image of more is taken for an attack, as Pillow does
 _DECODE_MARGIN = 1.5
 JPEG_START = b"\xff\xd8"
 _JPEG_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # of rows that come one after the other, top to bottom
@@ -44,6 +46,7 @@ _PILLOW_ERRORS = (
     zlib.error,
     Pillow.DecompressionBombError,
 )
+_PILLOW_LOCK = Lock()
 
 cv2.setNumThreads(0)  # one image, one thread: workers share the cores, and results do not vary
 
@@ -63,22 +66,24 @@ def decode(
     *,
     min_shape: tuple[int, int] | None = None,
     shape: tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Pixels:
     """The image as RGB; its EXIF orientation is ignored. Raises BadImage, with `name` in it.
 
     min_shape: height and width that are enough. A JPEG is then decoded at a half, a quarter or an
     eighth of its size where that is no smaller: most of the work is saved. shape: its own height
-    and width, where they are known.
+    and width, where they are known and were found to be no bomb's.
     """
     if simplejpeg is not None and data.startswith(JPEG_START):
-        refuse_bomb(*(shape or read_image_shape(data, name)), name)
+        if shape is None:
+            read_image_shape(data, name, max_pixels=max_pixels)
         height, width = min_shape or (0, 0)
         with suppress(ValueError):  # CMYK, stray bytes, damage: Pillow reads it or says why not
             return simplejpeg.decode_jpeg(
                 data, min_height=height, min_width=width, min_factor=2 if min_shape else 1
             )
     with _open_pillow(data, name) as image:
-        refuse_bomb(image.height, image.width, name)
+        _refuse_bomb((image.height, image.width), name, max_pixels)
         return _to_rgb(image)
 
 
@@ -95,8 +100,7 @@ def decode_top(data: bytes, rows: int, min_shape: tuple[int, int] | None = None)
     with suppress(ValueError):
         height, width, *_ = simplejpeg.decode_jpeg_header(data, *(min_shape or (0, 0)), factor)
         enough = rows + _EXTRA_ROWS * math.ceil(full_height / height)
-        is_huge = full_height * full_width > MAX_PIXELS
-        if enough >= full_height or full_width < _MIN_WIDTH or is_huge:
+        if enough >= full_height or full_width < _MIN_WIDTH:
             return None
         shortened = bytearray(data)
         shortened[field : field + 2] = enough.to_bytes(2)  # no decoder reads on below its height
@@ -132,21 +136,24 @@ def find_height_field(data: bytes) -> int | None:
     return None
 
 
-def read_image_shape(data: bytes, name: str) -> tuple[int, int]:
-    """Height and width, from the first bytes alone; raises BadImage."""
+def read_image_shape(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Height and width, from the first bytes alone; raises BadImage, for a bomb as well."""
+    shape = None
     if simplejpeg is not None and data.startswith(JPEG_START):
         with suppress(ValueError):
-            height, width, *_ = simplejpeg.decode_jpeg_header(data)
-            return height, width
-    with _open_pillow(data, name) as image:
-        return image.height, image.width
+            shape = simplejpeg.decode_jpeg_header(data)[:2]
+    if shape is None:
+        with _open_pillow(data, name) as image:
+            shape = image.height, image.width
+    _refuse_bomb(shape, name, max_pixels)
+    return shape
 
 
-def refuse_bomb(height: int, width: int, name: str) -> None:
-    """Raise BadImage for an image that would fill the memory."""
-    if height * width > MAX_PIXELS:
-        most = f"{MAX_PIXELS // 1_000_000} million"
-        raise BadImage(name, f"{width}x{height} pixels are more than the {most} that are decoded")
+def _refuse_bomb(shape: tuple[int, int], name: str, max_pixels: int) -> None:
+    """Raise BadImage for a few bytes that would fill the memory once they are decoded."""
+    height, width = shape
+    if height * width > max_pixels:
+        raise BadImage(name, f"{width}x{height} pixels, over the {max_pixels:,} of --max-pixels")
 
 
 class _ImageHeader(NamedTuple):
@@ -160,7 +167,7 @@ class _ImageHeader(NamedTuple):
 def read_image_header(data: bytes) -> _ImageHeader:
     """The format and shape of an image file, which is not decoded; all empty when it is none."""
     try:
-        with Pillow.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as image:
+        with _open_lazily(data) as image:
             return _ImageHeader(image.format or "", image.mode, (image.height, image.width))
     except _PILLOW_ERRORS:
         return _ImageHeader("", "", (0, 0))
@@ -172,11 +179,7 @@ def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
     if not data:
         raise BadImage(name, "the file is empty")
     try:
-        with (
-            warnings.catch_warnings(),
-            Pillow.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as image,
-        ):
-            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)
+        with _open_lazily(data) as image:
             yield image
     except UnidentifiedImageError:
         raise BadImage(name, "neither a JPEG nor a PNG image") from None
@@ -184,9 +187,23 @@ def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
         raise BadImage(name, str(cause) or type(cause).__name__) from None
 
 
+def _open_lazily(data: bytes) -> Pillow.Image:
+    """The image as Pillow opens it, from its header; without Pillow's limit, since ours holds.
+
+    That limit and warnings are the whole process's: both are back when this one is open.
+    """
+    with _PILLOW_LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kept, Pillow.MAX_IMAGE_PIXELS = Pillow.MAX_IMAGE_PIXELS, None
+        try:
+            return Pillow.open(io.BytesIO(data), formats=_PILLOW_FORMATS)
+        finally:
+            Pillow.MAX_IMAGE_PIXELS = kept
+
+
 def _to_rgb(image: Pillow.Image) -> Pixels:
     if image.mode.startswith("I"):  # 16 bits a pixel: the upper eight are the picture
-        grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        grey = np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8)
         return grey_to_rgb(grey)
     if image.mode == "P":  # straight to RGB, Pillow warns about transparent palettes
         image = image.convert("RGBA")
@@ -196,17 +213,22 @@ def _to_rgb(image: Pillow.Image) -> Pixels:
 class EncodedImage:
     """An image file in memory: its size is known at once, it is decoded when asked to be."""
 
-    def __init__(self, data: bytes, name: str):
-        self.data, self.name = data, name
-        self.height, self.width = read_image_shape(data, name)
+    def __init__(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS):
+        self.data, self.name, self.max_pixels = data, name, max_pixels
+        self.height, self.width = read_image_shape(data, name, max_pixels=max_pixels)
 
     def decode(self, scale: float = 1.0) -> Pixels:
         """The whole image, at no less than that scale of its size, and some to spare.
 
         The spare half keeps the result within five 255ths of a resize of the whole image.
         """
-        shape = self.height, self.width
-        return decode(self.data, self.name, min_shape=self._min_shape(scale), shape=shape)
+        return decode(
+            self.data,
+            self.name,
+            min_shape=self._min_shape(scale),
+            shape=(self.height, self.width),
+            max_pixels=self.max_pixels,
+        )
 
     def decode_top(self, rows: int, scale: float) -> Pixels:
         """As `decode`, but what lies below so many rows of the full size may hold anything."""

@@ -17,6 +17,7 @@ try:
 except ImportError:  # told when a checksum is taken: sets in memory do without
     google_crc32c = None  # type: ignore[assignment]
 
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.errors import DataError
 
 _GIVEN: dict[str, tuple[int, int]] = {}  # by key: descriptor and size of what the parent copied
@@ -49,7 +50,7 @@ def copy_to_memory(path: Path, begin: int = 0) -> _SharedCopy:
 
     Raises OSError, and ValueError where there is nothing.
     """
-    with path.open("rb") as file:
+    with open_data_file(path) as file:
         stat = os.fstat(file.fileno())
         key = f"{path.absolute()}\0{begin}\0{stat.st_size}\0{stat.st_mtime_ns}"
         found = _copies.get(key)

@@ -272,5 +272,13 @@ def _list_folders(folder: Path) -> list[str]:
 
 def _list_images(folder: Path) -> list[str]:
     with read_errors(folder, _MEND_RIGHTS), os.scandir(folder) as entries:
-        files = [e for e in entries if e.name.lower().endswith(IMAGE_SUFFIXES) and not e.is_dir()]
-        return sorted(e.name for e in files if not e.name.startswith("."))
+        named = [e for e in entries if e.name.lower().endswith(IMAGE_SUFFIXES)]
+        return sorted(e.name for e in named if e.name[0] != "." and not _is_folder(e))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether a class folder holds a folder there; a link that leads nowhere is a bad image."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

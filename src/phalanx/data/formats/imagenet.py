@@ -19,8 +19,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from phalanx.data.formats.decode import read_image_header
+from phalanx.data.formats.decode import BadImage, read_image_header
 from phalanx.data.formats.folder import FolderSource, find_splits, locate_split, open_split
+from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits, read_image_file
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
 from phalanx.data.formats.index import Box, Index, enclosing_box, read_errors
 from phalanx.errors import DataError
@@ -44,13 +45,14 @@ class _SynsetImage(NamedTuple):
     """An image as it is distributed, known by its synset."""
 
     name: str
-    data: bytes
+    data: bytes | str  # what is wrong, of a bad one
     synset: str
     box: Box | None
 
 
 _Boxes = dict[str, Box]  # by the name of an image's file without a suffix
-_Entry = tuple[str, str, Callable[[], tuple[bytes, Box | None]]]  # name, synset, what reads it
+_Read = Callable[[ReadLimits], tuple[bytes, Box | None]]  # raises BadImage
+_Entry = tuple[str, str, _Read]  # name, synset, what reads it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +66,16 @@ class _SequentialFormat:
         """How many images a split has; none is read."""
         return sum(1 for _ in self.entries(root, split))
 
-    def iterate(self, root: Path, split: str, start: int = 0) -> Iterator[_SynsetImage]:
+    def iterate(
+        self, root: Path, split: str, *, start: int = 0, limits: ReadLimits = DEFAULT_LIMITS
+    ) -> Iterator[_SynsetImage]:
         """The images from the one numbered `start` on."""
         for name, synset, read in islice(self.entries(root, split), start, None):
-            data, box = read()
-            yield _SynsetImage(name, data, synset, box)
+            try:
+                data, box = read(limits)
+                yield _SynsetImage(name, data, synset, box)
+            except BadImage as bad:
+                yield _SynsetImage(name, str(bad), synset, None)
 
     def fingerprint(self, root: Path, split: str, classes: tuple[str, ...]) -> dict[str, Any]:
         """Counts, and a hash over the classes and the sizes of files."""
@@ -224,9 +231,14 @@ def _list_files(archive: tarfile.TarFile, path: Path) -> list[tarfile.TarInfo]:
 
 
 def _read_member(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, boxes: _Boxes
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    path: Path,
+    boxes: _Boxes,
+    limits: ReadLimits,
 ) -> tuple[bytes, Box | None]:
     """The bytes of an image, and its box."""
+    limits.refuse_too_large(member.size, member.name)
     file = archive.extractfile(member)
     data = file.read() if file else b""
     if len(data) != member.size:
@@ -284,10 +296,11 @@ def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
     return solutions
 
 
-def _read_kaggle_image(file: Path, solution: _Solution | None) -> tuple[bytes, Box | None]:
+def _read_kaggle_image(
+    file: Path, solution: _Solution | None, limits: ReadLimits
+) -> tuple[bytes, Box | None]:
     """The bytes of an image, and its box as shares of its size; none where that is not known."""
-    with read_errors(file, "mend it"):
-        data = file.read_bytes()
+    data = read_image_file(file, str(file), limits)
     height, width = read_image_header(data).shape if solution else (0, 0)
     if not (solution and width and height):
         return data, None

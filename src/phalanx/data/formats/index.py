@@ -22,6 +22,11 @@ from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, decode
 from phalanx.data.formats.file_bytes import copy_to_memory, crc32c
+from phalanx.data.formats.image_file import (
+    DEFAULT_LIMITS,
+    open_regular,
+    read_image_file,
+)
 from phalanx.disk import disk_errors, write_atomically
 from phalanx.errors import DataError, DiskError
 
@@ -81,6 +86,15 @@ def pack_strings(strings: Iterable[str]) -> StringArray:
     encoded = [string.encode(errors="surrogateescape") for string in strings]
     ends = np.cumsum([len(string) for string in encoded], dtype=np.int64)
     return StringArray(np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+
+def replace_unstorable(text: str) -> str:
+    """The text without halves of letters, which JSON can hold and no file's name or index can."""
+    try:
+        text.encode(errors="surrogateescape")
+        return text
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
 
 
 def join_strings(parts: Sequence[StringArray]) -> StringArray:
@@ -235,7 +249,10 @@ class IndexedSource:
     """Random access to images by an index: whole files, or pieces of larger ones.
 
     first_label: the number that the files give the first class, to speak of labels as they do.
+    limits: how large an image may be; whoever opens the source may set others.
     """
+
+    limits = DEFAULT_LIMITS
 
     def __init__(self, root: Path, index: Index, *, first_label: int = 0):
         self.root, self.index, self.first_label = root, index, first_label
@@ -248,20 +265,27 @@ class IndexedSource:
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """The image as RGB; raises BadImage when it cannot be read or decoded."""
-        return decode(self.encoded(index), self.name(index))
+        max_pixels = self.limits.max_pixels
+        return decode(self.encoded(index), self.name(index), max_pixels=max_pixels)
 
     def image(self, index: int) -> Image:
         """The image, to be decoded as far as it is needed; raises BadImage."""
-        return EncodedImage(self.encoded(index), self.name(index))
+        return self.to_image(index, self.encoded(index))
+
+    def to_image(self, index: int, data: bytes) -> Image:
+        """The image of bytes that `encoded` gave, to be decoded as far as it is needed."""
+        return EncodedImage(data, self.name(index), max_pixels=self.limits.max_pixels)
 
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file, or of its piece of one."""
         file, size = int(self.index.file_numbers[index]), int(self.index.sizes[index])
+        if self.index.names is None:
+            path = self.root / self.index.files[file]
+            return read_image_file(path, self.name(index), self.limits)
+        if size < 0:
+            raise self.known_bad(index)
+        self.limits.refuse_too_large(size, self.name(index))
         try:
-            if self.index.names is None:
-                return (self.root / self.index.files[file]).read_bytes()
-            if size < 0:
-                raise self.known_bad(index)
             with self._lock:  # another thread may close what this one is about to read
                 data = os.pread(self._descriptor(file), size, int(self.index.offsets[index]))
         except OSError as cause:
@@ -307,7 +331,7 @@ class IndexedSource:
         if file not in self._open_files:
             if len(self._open_files) == _MAX_OPEN_FILES:
                 os.close(self._open_files.popitem(last=False)[1])
-            self._open_files[file] = os.open(self.root / self.index.files[file], os.O_RDONLY)
+            self._open_files[file] = open_regular(self.root / self.index.files[file])
         self._open_files.move_to_end(file)
         return self._open_files[file]
 

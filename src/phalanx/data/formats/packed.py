@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, encode_png
 from phalanx.data.formats.file_bytes import copy_to_memory, crc32c
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import Index, IndexedSource, StringArray, pack_strings, read_errors
 from phalanx.errors import DataError
 
@@ -64,7 +65,8 @@ class _PackedSource(IndexedSource):
         """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
         data = self._read_checked(index)
         if not self.raw:
-            return EncodedImage(data, self.name(index))
+            max_pixels = self.limits.max_pixels
+            return EncodedImage(data, self.name(index), max_pixels=max_pixels)
         if not data:
             raise BadImage(self.name(index), "it could not be decoded when it was packed")
         height, width = int(self.arrays["heights"][index]), int(self.arrays["widths"][index])
@@ -115,7 +117,7 @@ def open_packed(root: Path, split: str) -> _PackedSource:
 
 def read_header(path: Path) -> dict[str, Any]:
     """The JSON header of a packed file."""
-    with read_errors(path, _BUILD_AGAIN), path.open("rb") as file:
+    with read_errors(path, _BUILD_AGAIN), open_data_file(path) as file:
         return _parse_header(file, path)[1]
 
 
@@ -128,7 +130,9 @@ def _parse_header(file: BinaryIO, path: Path) -> tuple[bytes, dict[str, Any]]:
     text = file.read(min(length, path.stat().st_size))
     try:
         header: dict[str, Any] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
+        header = {}
+    if not isinstance(header, dict) or not header:
         raise DataError(f"{path}: its header is damaged; {_BUILD_AGAIN}") from None
     if header.get("format") not in _CHECKSUMS:
         raise DataError(
@@ -140,7 +144,7 @@ def _parse_header(file: BinaryIO, path: Path) -> tuple[bytes, dict[str, Any]]:
 
 def _read_content(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The header and the arrays of a packed file, after their checksums were verified."""
-    with read_errors(path, _BUILD_AGAIN), path.open("rb") as file:
+    with read_errors(path, _BUILD_AGAIN), open_data_file(path) as file:
         text, header = _parse_header(file, path)
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL.size))

@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.index import NO_LABEL, WRONG_LABEL, Index, IndexedSource, pack_strings
+from phalanx.data.formats.image_file import refuse_special
+from phalanx.data.formats.index import (
+    NO_LABEL,
+    WRONG_LABEL,
+    Index,
+    IndexedSource,
+    pack_strings,
+    replace_unstorable,
+)
 from phalanx.data.formats.shards import (
     MAX_CLASSES,
     SCANNED,
@@ -68,6 +76,7 @@ class _ParquetFile:
 
     def __init__(self, path: Path):
         self.path = path
+        refuse_special(path)
         self.file = _import_pyarrow().parquet.ParquetFile(path)
         self.schema = self.file.schema_arrow
         metadata = self.file.metadata
@@ -115,9 +124,9 @@ class _ParquetFile:
         try:
             metadata = json.loads((self.schema.metadata or {})[b"huggingface"])
             names = metadata["info"]["features"][self.find_label_column()]["names"]
-        except (KeyError, TypeError, ValueError):
+            return {label: replace_unstorable(str(n)) for label, n in enumerate(names)}
+        except (KeyError, TypeError, ValueError, RecursionError):
             return {}
-        return {label: str(name) for label, name in enumerate(names)}
 
 
 class _ParquetSource(IndexedSource):
@@ -139,9 +148,11 @@ class _ParquetSource(IndexedSource):
             group, row_in_group = self._files[number].locate_row(row)
             value = self._read_group(number, group)[row_in_group].as_py()
         except _ARROW_ERRORS as cause:
-            raise BadImage(self.name(index), str(cause)) from None
+            why = getattr(cause, "strerror", None) or str(cause)
+            raise BadImage(self.name(index), why) from None
         if value is None:
             raise BadImage(self.name(index), "the row holds no image, at most the path of one")
+        self.limits.refuse_too_large(len(value), self.name(index))
         return bytes(value)
 
     def _read_group(self, number: int, group: int) -> Any:
@@ -184,6 +195,7 @@ def open_parquet(root: Path, split: str) -> _ParquetSource:
 
 def _scan_file(path: Path) -> ShardScan:
     """The rows of one file; in its index an offset is a row, and a good image's size is 0."""
+    refuse_special(path)
     try:
         file = _ParquetFile(path)
         column = file.file.read([file.find_label_column()], use_threads=False).column(0)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import (
     WRONG_LABEL,
     Box,
@@ -111,7 +112,8 @@ def read_class_names(path: Path) -> tuple[str, ...] | None:
     with read_errors(path, "mend its rights"):
         if not path.exists():
             return None
-        text = path.read_bytes().decode(errors="surrogateescape")
+        with open_data_file(path) as file:
+            text = file.read().decode(errors="surrogateescape")
     return tuple(line.rstrip("\r") for line in text.split("\n") if line.strip())
 
 

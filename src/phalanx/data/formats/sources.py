@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats import cifar, folder, idx, imagenet, packed, parquet, tfrecord, webdataset
 from phalanx.data.formats.arrays import GeneratedSpec, open_embedded, open_generated
+from phalanx.data.formats.image_file import ReadLimits
+from phalanx.data.formats.index import IndexedSource
 from phalanx.errors import ConfigError, DataError, suggest
 
 Split = Literal["train", "valid"]
@@ -161,8 +163,9 @@ def open_source(
     *,
     generated: GeneratedSpec | None = None,
     val_split: ValSplit | None = None,
+    limits: ReadLimits | None = None,
 ) -> Source:
-    """The images of one split of a dataset."""
+    """The images of one split of a dataset, of which those above the limits are bad."""
     if data not in OPENERS:
         raise ConfigError(f"--data: {data!r} has no images to read; {suggest(data, OPENERS)}")
     if not data_dir and DATASETS[data].needs_folder:
@@ -171,9 +174,18 @@ def open_source(
             "environment"
         )
     if val_split is not None:
-        root = _existing_folder(data_dir)
-        return folder.open_with_val_split(root, split, share=val_split.share, seed=val_split.seed)
-    return OPENERS[data](data_dir, split, generated)
+        root, (share, seed) = _existing_folder(data_dir), val_split
+        source: Source = folder.open_with_val_split(root, split, share=share, seed=seed)
+    else:
+        source = OPENERS[data](data_dir, split, generated)
+    return set_limits(source, limits)
+
+
+def set_limits(source: Source, limits: ReadLimits | None) -> Source:
+    """The source with those limits; one whose images are in memory has no use for them."""
+    if limits is not None and isinstance(source, IndexedSource):
+        source.limits = limits
+    return source
 
 
 def _existing_folder(data_dir: str | None) -> Path:

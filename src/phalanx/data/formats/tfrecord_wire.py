@@ -10,6 +10,7 @@ much of the protobuf wire format is here as this one message needs. An Example h
 whose number says of what: 1 bytes, 2 floats, 3 integers; the list's values are its field 1.
 """
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from phalanx.data.formats.file_bytes import crc32c
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import DAMAGED_SHARD, TRUNCATED_SHARD
 from phalanx.data.formats.shards import UnreadableShard
 
@@ -49,8 +51,8 @@ def mask_crc(crc: int) -> int:
 
 def read_records(path: Path) -> Iterator[Record]:
     """All records of a file; raises UnreadableShard where nothing tells where the next begins."""
-    size, begin = path.stat().st_size, 0
-    with path.open("rb") as file:
+    with open_data_file(path) as file:
+        size, begin = os.fstat(file.fileno()).st_size, 0
         while begin < size:
             header = file.read(RECORD_HEADER)
             length, crc = int.from_bytes(header[:8], "little"), int.from_bytes(header[8:], "little")

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import (
     DAMAGED_SHARD,
     NO_LABEL,
@@ -25,6 +26,7 @@ from phalanx.data.formats.index import (
     Index,
     IndexedSource,
     enclosing_box,
+    replace_unstorable,
 )
 from phalanx.data.formats.shards import (
     SHARD_PREFIX,
@@ -44,6 +46,7 @@ CLASSES_FILE, METADATA = "classes.txt", "metadata.json"
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
 _FACTS_LIMIT = 2**20  # bytes of a cls or json member
 _MAX_DIGITS = 18  # of a label: so many fit into the index
+_BOX_SHOWN = 80  # letters of a bbox that is none
 _CLASS_SHOWN = 40  # letters of a class that is no number
 
 _BLOCK = 512
@@ -87,7 +90,7 @@ def open_tar(root: Path, split: str) -> IndexedSource:
             f"{root / METADATA}: promises {promised:,} images where the shards of {split} hold "
             f"{len(index):,}{_describe_lost(index)}; fetch the shards that are missing"
         )
-    listed = read_class_names(root / CLASSES_FILE) or tuple(map(str, metadata.get("classes") or ()))
+    listed = read_class_names(root / CLASSES_FILE) or _read_listed(metadata.get("classes"))
     source = IndexedSource(root, _FORMAT.assign_classes(index, root, split, listed or None))
     refuse_unusable(source)
     return source
@@ -102,12 +105,18 @@ def _describe_lost(index: Index) -> str:
 def _read_metadata(path: Path) -> dict[str, Any]:
     """What metadata.json says, as some tools put it beside their shards; empty where it is not."""
     try:
-        found = json.loads(path.read_bytes())
+        with open_data_file(path) as file:
+            found = json.loads(file.read())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as cause:
+    except (OSError, ValueError, RecursionError) as cause:
         raise DataError(f"{path}: cannot be read ({cause}); mend or remove it") from None
     return found if isinstance(found, dict) else {}
+
+
+def _read_listed(found: Any) -> tuple[str, ...]:
+    """The class names of metadata.json; none where it has no list of them."""
+    return tuple(replace_unstorable(str(n)) for n in found) if isinstance(found, list) else ()
 
 
 # --- the images of a shard ---
@@ -117,7 +126,7 @@ def _scan_shard(path: Path) -> ShardScan:
     """Where the images of one shard lie."""
     groups: dict[str, _Parts] = {}
     lost: list[ScannedImage] = []
-    with path.open("rb") as file:
+    with open_data_file(path) as file:
         try:
             for member in _read_members(file, path):
                 _add_member(groups, member, path)
@@ -158,10 +167,11 @@ def _read_image(file: BinaryIO, parts: _Parts, where: str) -> ScannedImage:
     written = facts.get("label", facts.get("cls"))
     if "cls" in parts:
         written = _read_small(file, parts["cls"], where).decode(errors="replace").strip()
-    name, digits = str(facts.get("filename") or image.name), str(written).removeprefix("-")
+    name = replace_unstorable(str(facts.get("filename") or image.name))
+    digits = str(written).removeprefix("-")
     box = _read_box(facts.get("bbox"), where)
     if not digits.isdecimal() or len(digits) > _MAX_DIGITS:
-        name = f"{name} (class {written!r:.{_CLASS_SHOWN}})"
+        name = f"{name} (class {replace_unstorable(repr(written)):.{_CLASS_SHOWN}})"
         return ScannedImage(name=name, offset=image.offset, size=NO_LABEL, label=-1, box=box)
     label = int(str(written))
     return ScannedImage(name=name, offset=image.offset, size=image.size, label=label, box=box)
@@ -170,7 +180,7 @@ def _read_image(file: BinaryIO, parts: _Parts, where: str) -> ScannedImage:
 def _read_json(file: BinaryIO, member: _Member, where: str) -> dict[str, Any]:
     try:
         facts = json.loads(_read_small(file, member, where))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{where}: its json cannot be read; write the file anew") from None
     return facts if isinstance(facts, dict) else {"label": facts}
 
@@ -188,8 +198,10 @@ def _read_box(found: Any, where: str) -> Box | None:
     try:
         boxes = found if isinstance(found[0], list) else [found]
         return enclosing_box([float(left), float(t), float(r), float(b)] for left, t, r, b in boxes)
-    except (TypeError, ValueError, KeyError):
-        raise DataError(f"{where}: its bbox is {found!r}, wants left, top, right, bottom") from None
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise DataError(
+            f"{where}: its bbox is {found!r:.{_BOX_SHOWN}}, wants left, top, right, bottom"
+        ) from None
 
 
 # --- the members of a tar file ---

@@ -90,7 +90,8 @@ def _find_sizes(source: Source) -> np.ndarray:
     if not is_cacheable(source):
         return np.zeros(len(source), _OFFSET)
     sizes: np.ndarray = np.asarray(source.index.sizes, _OFFSET)  # type: ignore[attr-defined]
-    return np.maximum(sizes, 0)  # damaged images have none
+    too_large = source.limits.is_too_large(sizes)  # type: ignore[attr-defined]
+    return np.where(too_large, 0, np.maximum(sizes, 0))  # damaged images have none
 
 
 def refuse_too_large(total: int, free: int, where: str) -> None:

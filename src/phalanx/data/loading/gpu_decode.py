@@ -28,7 +28,6 @@ from torch import Tensor
 
 from phalanx.data.formats.decode import (
     JPEG_START,
-    MAX_PIXELS,
     BadImage,
     EncodedImage,
     Image,
@@ -242,8 +241,8 @@ def _split_by_memory(rows: list[_OpenedImage]) -> list[slice]:
 
 
 def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
-    """Whether nvJPEG is to decode it: a whole JPEG of a usual kind, and not too large."""
-    if not isinstance(image, EncodedImage) or image.height * image.width > MAX_PIXELS:
+    """Whether nvJPEG is to decode it: a whole JPEG of a usual kind."""
+    if not isinstance(image, EncodedImage):
         return False
     if not (image.data.startswith(JPEG_START) and image.data.endswith(_JPEG_END)):
         return False  # cut short perhaps, which the device would not tell

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from phalanx.catalog.plugins import load_plugins
 from phalanx.data.formats.arrays import GeneratedSpec
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_shape
+from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.loading.cache import Cache, is_cacheable
@@ -42,6 +43,7 @@ class InputSpec:
     generated_valid_images: int = 0
     val_split: float | None = None  # share of a folder's images that become its validation split
     growth: tuple[tuple[int, int], ...] = ()  # until which step training images have which size
+    limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
 
     def size_at(self, step: int) -> int:
         """Height and width of that step's training images."""
@@ -55,7 +57,12 @@ class InputSpec:
         generated = GeneratedSpec(images=images, image_size=self.image_size, seed=self.seed)
         val_split = None if self.val_split is None else ValSplit(self.val_split, self.seed)
         source = open_source(
-            self.data, self.data_dir, split, generated=generated, val_split=val_split
+            self.data,
+            self.data_dir,
+            split,
+            generated=generated,
+            val_split=val_split,
+            limits=self.limits,
         )
         if split == "train" and self.order is not None and self.order.images != len(source):
             raise DataError(
@@ -77,6 +84,7 @@ class InputSpec:
             "order": None if order is None else Order(**order),
             "transform": TransformSpec(**{**transform, **pairs}),
             "growth": tuple(map(tuple, growth)),
+            "limits": ReadLimits(**plain["limits"]),
         }
         return cls(**{**plain, **nested})
 
@@ -292,7 +300,7 @@ def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:
     if data is None:
         data = bytes(source.encoded(index))  # type: ignore[attr-defined]
         cache.put(index, data)
-    return EncodedImage(data, source.name(index))
+    return source.to_image(index, data)  # type: ignore[attr-defined]
 
 
 def refuse_too_many_bad(bad: dict[int, str], max_bad: int | None) -> None:

@@ -2,15 +2,15 @@
 
 import hashlib
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.catalog.datasets import MAX_PIXELS
 from phalanx.data.convert.sample import find_promised_format
-from phalanx.data.convert.source_splits import ImageTask, find_portable_name, open_once
+from phalanx.data.convert.source_splits import ImageTask, SplitKey, find_portable_name, open_once
 from phalanx.data.formats.decode import (
     JPEG_START,
     BadImage,
@@ -18,7 +18,6 @@ from phalanx.data.formats.decode import (
     decode,
     read_image_header,
     read_image_shape,
-    refuse_bomb,
     resize,
 )
 from phalanx.data.formats.index import (
@@ -62,7 +61,7 @@ _THUMBNAIL_EDGE = 4
 _GREY_STRIDE = 16  # pixels are tested first at this distance, to see quickly that there is colour
 
 
-ImageKey = tuple[str, Path, str, int]  # dataset, folder, split and number of an image
+ImageKey = tuple[SplitKey, int]  # the split of an image, and its number there
 
 
 CHECK = np.dtype(  # what is found in one image
@@ -80,13 +79,13 @@ Reasons = dict[tuple[int, str], str]  # why an image is of a kind, by its row an
 
 def check_task(task: ImageTask) -> tuple[Checks, Reasons]:
     """What is found in each image of a task."""
-    source = open_once(task.data, task.folder, task.split)
+    source = open_once(task.split)
     checks, reasons = np.zeros(len(task.numbers), CHECK), Reasons()
     for row, number in enumerate(task.numbers):
         data, pixels, found = check_image(source, number)
         digest = hashlib.sha256(data)
         name = find_portable_name(source, number).rpartition("/")[2]
-        line = f"{task.split}\n{name}\n{digest.hexdigest()}\n{source.labels[number]}\n"
+        line = f"{task.split.split}\n{name}\n{digest.hexdigest()}\n{source.labels[number]}\n"
         identity = hashlib.sha256(line.encode(errors="surrogateescape"))
         checks["flags"][row] = sum(KIND_BITS[kind] for kind in found)
         checks["content"][row] = np.frombuffer(digest.digest(), np.uint8)
@@ -113,7 +112,8 @@ def check_image(source: "Source", number: int) -> tuple[bytes, Pixels | None, di
         return data, None, {"zero-size": "the file is empty"}
     is_file = isinstance(source, IndexedSource) and source.index.names is None
     found = _check_header(data, find_promised_format(name) if is_file else "")
-    image, damage = _decode_strictly(data, name)
+    max_pixels = source.limits.max_pixels if isinstance(source, IndexedSource) else MAX_PIXELS
+    image, damage = _decode_strictly(data, name, max_pixels)
     return data, image, found | damage | ({} if image is None else _check_grey(image))
 
 
@@ -127,12 +127,14 @@ def _check_header(data: bytes, promised_format: str) -> dict[str, str]:
     return found
 
 
-def _decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, str]]:
+def _decode_strictly(
+    data: bytes, name: str, max_pixels: int
+) -> tuple[Pixels | None, dict[str, str]]:
     """The pixels, and what is damaged; such damage, too, that a decoder gets over."""
     damage: dict[str, str] = {}
     if simplejpeg is not None and data.startswith(JPEG_START):
         try:
-            refuse_bomb(*read_image_shape(data, name), name)
+            read_image_shape(data, name, max_pixels=max_pixels)
             return simplejpeg.decode_jpeg(data), damage
         except BadImage as bad:
             return None, {"undecodable": bad.why}
@@ -140,7 +142,7 @@ def _decode_strictly(data: bytes, name: str) -> tuple[Pixels | None, dict[str, s
             if str(warning).startswith(_JPEG_WARNINGS):
                 damage["truncated"] = str(warning)
     try:
-        return decode(data, name), damage
+        return decode(data, name, max_pixels=max_pixels), damage
     except BadImage as bad:
         is_truncated = "truncated" in bad.why.lower() or "truncated" in damage
         return None, {"truncated" if is_truncated else "undecodable": bad.why}
@@ -177,6 +179,6 @@ def compare_pairs(pairs: list[tuple[ImageKey, ImageKey]]) -> list[bool]:
 
 @lru_cache(maxsize=256)
 def _read_small(key: ImageKey) -> NDArray[np.float32]:
-    data, folder, split, number = key
-    pixels = open_once(data, folder, split).read(number)
+    split, number = key
+    pixels = open_once(split).read(number)
     return resize(pixels, _COMPARED_EDGE, _COMPARED_EDGE).astype(np.float32)

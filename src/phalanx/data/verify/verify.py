@@ -16,6 +16,7 @@ from phalanx.data.convert.source_splits import (
     find_source_splits,
     make_tasks,
 )
+from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.process_pool import ProcessPool
 from phalanx.data.verify.image_checks import (
@@ -102,10 +103,14 @@ def describe_problems(wrong: int) -> str:
 
 
 def verify(
-    root: Path, *, workers: int | None = None, on_progress: Progress = lambda *_: None
+    root: Path,
+    *,
+    limits: ReadLimits = DEFAULT_LIMITS,
+    workers: int | None = None,
+    on_progress: Progress = lambda *_: None,
 ) -> VerifyResult:
     """Check every image of both splits of the dataset in a folder."""
-    splits = find_source_splits(root)
+    splits = find_source_splits(root, limits)
     data, classes = splits[0].data, splits[0].classes
     if data in SEQUENTIAL_FORMATS:
         raise DataError(
@@ -231,7 +236,7 @@ def _group_same_pictures(
 
     def make_key(row: int) -> ImageKey:
         split, number = all_images.find(row)
-        return split.data, split.folder, split.name, number
+        return split.key, number
 
     keys = [(make_key(int(left)), make_key(int(right))) for left, right in pairs]
     tasks = (keys[start : start + TASK_IMAGES] for start in range(0, len(keys), TASK_IMAGES))

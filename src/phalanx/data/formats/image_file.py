@@ -1,0 +1,94 @@
+"""Files of data: regular ones alone are opened, and of images no more is read than is allowed."""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from phalanx.catalog.datasets import MAX_FILE_MIB, MAX_PIXELS
+from phalanx.data.formats.decode import BadImage
+from phalanx.units import format_bytes
+
+_OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_SPECIAL_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadLimits:
+    """How large an image may be, as a file and in pixels; a larger one is bad."""
+
+    max_file_mib: int = MAX_FILE_MIB
+    max_pixels: int = MAX_PIXELS
+
+    def is_too_large(self, size: int) -> bool:
+        """Whether so many bytes are more than is read of one image."""
+        return size > self.max_file_mib * 2**20
+
+    def refuse_too_large(self, size: int, name: str) -> None:
+        """Raise BadImage for an image whose bytes would fill the memory."""
+        if self.is_too_large(size):
+            most = f"{self.max_file_mib:,} MiB"
+            raise BadImage(name, f"{format_bytes(size)}, over the {most} of --max-file-mib")
+
+
+DEFAULT_LIMITS = ReadLimits()
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a file by; raises OSError for what is no regular file, never waits.
+
+    It is looked at before, since merely opening a device can set it going, and once more when it
+    is open, since something else may have taken its place.
+    """
+    refuse_special(path)
+    descriptor = os.open(path, _OPEN_FLAGS)
+    try:
+        _refuse_mode(os.fstat(descriptor).st_mode, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_data_file(path: Path) -> BinaryIO:
+    """A regular file, opened to be read; raises OSError for anything else."""
+    return os.fdopen(open_regular(path), "rb")
+
+
+def refuse_special(path: Path) -> None:
+    """Raise OSError for a pipe, a device or whatever else is no regular file."""
+    _refuse_mode(os.stat(path).st_mode, path)
+
+
+def _refuse_mode(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _SPECIAL_FILES.get(stat.S_IFMT(mode), "something else")
+        raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
+
+
+def read_image_file(path: Path, name: str, limits: ReadLimits) -> bytes:
+    """The bytes of an image's file; raises BadImage where it is none, or too large."""
+    try:
+        descriptor = open_regular(path)
+        try:
+            size = os.fstat(descriptor).st_size
+            limits.refuse_too_large(size, name)
+            data = os.read(descriptor, size + 1)
+            # a network may give less than was asked for; one byte too many tells that it grew
+            while 0 < len(data) <= size and (more := os.read(descriptor, size + 1 - len(data))):
+                data += more
+        finally:
+            os.close(descriptor)
+    except OSError as cause:
+        raise BadImage(name, cause.strerror or str(cause)) from None
+    if len(data) > size:
+        raise BadImage(name, f"has changed: it grew over {size:,} bytes while it was read")
+    return data
