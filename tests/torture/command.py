@@ -84,8 +84,9 @@ def _become_command(
             os.dup2(file, stream)
         if stop.before_write or stop.when:
             _break_before_write(cwd, stop)
+        sys.argv[1:] = words  # as a process of its own has them: signals are its business, too
         os.write(says_ready, b".")
-        code = main(words)
+        code = main()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:  # noqa: BLE001 - as the interpreter would show it

@@ -98,7 +98,7 @@ def _light_commands(chance: Random) -> list[list[str]]:
 
 def fuzz_config(material: Material, folder: Path, chance: Random) -> tuple[str, Outcome]:
     """A config file of any content: options with any values, or a preset with damage."""
-    kind = chance.choice(["options", "damage", "bytes", "nested"])
+    kind = chance.choice(["options", "damage", "bytes", "nested", "merges"])
     presets = sorted(builtin_preset_folder().glob("*.yaml"))
     if kind == "options":
         names = chance.sample(sorted(set(OPTIONS) - _NOT_TYPED), k=chance.randint(1, 6))
@@ -109,6 +109,8 @@ def fuzz_config(material: Material, folder: Path, chance: Random) -> tuple[str, 
     elif kind == "nested":
         opening = chance.choice(["[", "{", "- ", "a: [", "? ", "{a: ", "!!x ", "&a [", "<<: {"])
         content = (opening * chance.choice([3, 100, 2000, 20000])).encode()
+    elif kind == "merges":
+        content = _merge_often(chance.randint(2, 9), chance.randint(2, 12))
     else:
         content = bytearray(chance.choice(presets).read_bytes())
         for _ in range(chance.randint(1, 5)):
@@ -127,6 +129,15 @@ def fuzz_config(material: Material, folder: Path, chance: Random) -> tuple[str, 
     if name == "configs.yml":
         words = chance.choice([["plan", "demo"], ["presets", "ls"]])
     return f"config file ({kind})", check_end(run([*words], folder))
+
+
+def _merge_often(levels: int, times: int) -> bytes:
+    """Mappings that merge the one before several times: few lines, which may mean many keys."""
+    lines = ["a0: &a0 {lr: 1}"]
+    for level in range(1, levels):
+        merged = ", ".join([f"*a{level - 1}"] * times)
+        lines.append(f"a{level}: &a{level} {{<<: [{merged}]}}")
+    return "\n".join([*lines, f"<<: [*a{levels - 1}]", ""]).encode()
 
 
 def _choose_yaml(option: Option, chance: Random) -> object:
@@ -150,9 +161,9 @@ def _choose_yaml(option: Option, chance: Random) -> object:
 
 _HOSTILE = [
     b"\x1b[2J\x1b]0;owned\x07", b"\n" + MARK.encode(), b"\xff\xfe\x80", b"\r" + MARK.encode(),
-    b"-rf", b"--run-dir=x", b"'\"`$(true)", b"a,b;c\tc", b"%s%n{0}", b"<script>alert(1)</script>",
-    "\u202egpj.exe".encode(), "e\u0301\u0327".encode(), b"\xc2\x9b31m", b"CON", b"[bold red]x[/]",
-    b" ", b"~", b"*?", b"\\", b"=cmd|' /C calc'!A0", b"x" * 180, "ö".encode() * 90,
+    b"-rf", b"--run-dir=x", b"'\"`$(true)", b"a,b;c\tc", b"%s%n{0}", b"<script>alert(1)",
+    "\u202egpj.exe".encode(), "e\u0301\u0327".encode(), b"\xc2\x9b31m", b"CON", b"[bold red]x",
+    b" ", b"~", b"*?", b"\\", b"=cmd|'calc'!A0", b"x" * 180, "ö".encode() * 90,
 ]  # fmt: skip
 
 
