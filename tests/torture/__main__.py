@@ -20,7 +20,7 @@ from phalanx.units import format_seconds
 from torture import breaks, damage, inputs
 from torture.command import adopt_orphans
 from torture.law import Outcome, Violation
-from torture.material import Material, train_words
+from torture.material import Material, Trial, train_words
 
 AREAS = {  # name: (how often, trial)
     "kills": (3, breaks.break_training),
@@ -66,12 +66,12 @@ def _run_trial(
     area = area or drawn
     folder = root / f"trial-{number}"
     folder.mkdir()
+    trial = Trial(material, folder, chance)
     try:
-        how, outcome = AREAS[area][1](material, folder, chance)
-        return Result(number, area, outcome, how)
+        outcome = AREAS[area][1](trial)
+        return Result(number, area, outcome, " ".join(trial.told))
     except Violation as violation:
-        how, _, details = str(violation).partition("\n")
-        return Result(number, area, None, how, details)
+        return Result(number, area, None, " ".join(trial.told), str(violation))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -110,8 +110,9 @@ def _print_table(results: list[Result]) -> None:
 
 
 def _print_violation(result: Result, *, seed: int, area: str | None) -> None:
-    print(f"\nVIOLATION in trial {result.number} ({result.area}): {result.how}")
-    for line in result.violation.splitlines():
+    what, *details = result.violation.splitlines()
+    print(f"\nVIOLATION in trial {result.number} ({result.area}): {what}")
+    for line in [result.how.rstrip(" ,:"), *details]:
         print(f"{_INDENT}{line[:300]}")
     only = f" --area '{area}'" if area else ""
     print(f'{_INDENT}repeat: make torture TORTURE="--seed {seed} --only {result.number}{only}"')
@@ -133,7 +134,7 @@ def main() -> int:
             if result.outcome is None:
                 _print_violation(result, seed=args.seed, area=args.area)
             elif args.verbose or args.only:
-                print(f"trial {number}, {result.area}: {result.how}: {result.outcome}")
+                print(f"trial {number}, {result.area}: {result.outcome}: {result.how}")
             sys.stdout.flush()
             number += 1
             if args.only:

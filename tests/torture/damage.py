@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from torture.command import run
 from torture.law import (
     Outcome,
     Violation,
@@ -17,7 +16,7 @@ from torture.law import (
     find_difference,
     read_summary,
 )
-from torture.material import ANSWERS, FORMS, HAVE_SUMS, Material, train_words
+from torture.material import ANSWERS, FORMS, HAVE_SUMS, Trial, train_words
 
 INDEX_FOLDER = ".phalanx"
 
@@ -96,81 +95,85 @@ def _choose(chance: Random, paths: list[Path]) -> Path:
     return chance.choice(notes if notes and chance.random() < 0.25 else images)
 
 
-def damage_checkpoint(material: Material, folder: Path, chance: Random) -> tuple[str, Outcome]:
+def damage_checkpoint(trial: Trial) -> Outcome:
     """A file of the newest checkpoint changes; then a resume, or a command that reads it."""
+    chance = trial.chance
     form = chance.choice(["packed", "idx"])
-    material.lay_out(folder, form, half=True)
-    newest = max((folder / "run" / "checkpoints").glob("step-*"))
-    path = chance.choice(_files_below(newest))
-    how = f"{damage(path, chance)} {path.relative_to(folder)}"
-    return how, _judge_run(material, folder, form, chance.choice(["resume", *ANSWERS]))
+    trial.lay_out(form, half=True)
+    newest = max((trial.folder / "run" / "checkpoints").glob("step-*"))
+    _damage_one(trial, chance.choice(_files_below(newest)))
+    return _judge_run(trial, form, chance.choice(["resume", *ANSWERS]))
 
 
-def damage_records(material: Material, folder: Path, chance: Random) -> tuple[str, Outcome]:
+def damage_records(trial: Trial) -> Outcome:
     """A file of the run folder changes; then a resume, or a command that reads it."""
+    chance, run_folder = trial.chance, trial.folder / "run"
     form = chance.choice(["packed", "idx"])
+    whole = trial.material.whole(form) / "run"
     finished = chance.random() < 0.3
-    material.lay_out(folder, form, half=not finished)
+    trial.lay_out(form, half=not finished)
     if finished:
-        shutil.copytree(material.whole(form) / "run", folder / "run", symlinks=True)
-    path = chance.choice([path for path in sorted((folder / "run").iterdir()) if path.is_file()])
-    how = f"{damage(path, chance)} {path.relative_to(folder)}"
+        trial.tell("of a finished run:")
+        shutil.copytree(whole, run_folder, symlinks=True)
+        shutil.copytree(whole, trial.folder / "other", symlinks=True)
+    _damage_one(trial, chance.choice([p for p in sorted(run_folder.iterdir()) if p.is_file()]))
     if finished:  # there is nothing left to compute: what is asked for is an orderly end
-        words = chance.choice([["report", "run"], ["train", "--resume", "run"]])
-        shutil.copytree(material.whole(form) / "run", folder / "other", symlinks=True)
-        words = chance.choice([words, ["compare", "run", "other"]])
-        return f"{how} of a finished run", check_end(run(words, folder))
-    return how, _judge_run(material, folder, form, chance.choice(["resume", "resume", *ANSWERS]))
+        commands = (["report", "run"], ["train", "--resume", "run"], ["compare", "run", "other"])
+        return check_end(trial.run(chance.choice(commands)))
+    return _judge_run(trial, form, chance.choice(["resume", "resume", *ANSWERS]))
 
 
-def _judge_run(material: Material, folder: Path, form: str, command: str) -> Outcome:
+def _damage_one(trial: Trial, path: Path, *, special: bool = False) -> None:
+    how = damage(path, trial.chance, special=special)
+    trial.tell(f"{how} {path.relative_to(trial.folder)}")
+
+
+def _judge_run(trial: Trial, form: str, command: str) -> Outcome:
     if command == "resume":
-        ended = run(["train", "--resume", "run"], folder)
-        return check_same_run(ended, material.whole(form) / "run", folder / "run")
-    ended = run(ANSWERS[command], folder)
-    return check_same_answer(ended, material.answer(form, command), folder)
+        ended = trial.run(["train", "--resume", "run"])
+        return check_same_run(ended, trial.material.whole(form) / "run", trial.folder / "run")
+    ended = trial.run(ANSWERS[command])
+    return check_same_answer(ended, trial.material.answer(form, command), trial.folder)
 
 
-def damage_data(material: Material, folder: Path, chance: Random) -> tuple[str, Outcome]:
+def damage_data(trial: Trial) -> Outcome:
     """A file of the data changes before a training, or between a kill and its resume."""
-    form, resumes = chance.choice(material.forms), chance.random() < 0.6
-    material.lay_out(folder, form, half=resumes)
-    files = _files_below(folder / "data")
-    path = _choose(chance, files)
-    how = f"{damage(path, chance, special=True)} {path.relative_to(folder)} ({form})"
-    whole = material.whole(form) / "run"
+    chance, here = trial.chance, trial.folder / "run"
+    form, resumes = chance.choice(trial.material.forms), chance.random() < 0.6
+    trial.lay_out(form, half=resumes)
+    trial.tell(f"{form}{', killed halfway' if resumes else ''}:")
+    path = _choose(chance, _files_below(trial.folder / "data"))
+    _damage_one(trial, path, special=True)
+    whole = trial.material.whole(form) / "run"
     workers = chance.choice(["0", "0", "0", "1"])
     if resumes:
-        ended = run(["train", "--resume", "run", "--workers", workers], folder)
-        outcome = check_same_run(ended, whole, folder / "run")
+        ended = trial.run(["train", "--resume", "run", "--workers", workers])
+        outcome = check_same_run(ended, whole, here)
         if outcome is Outcome.REFUSED and ended.code not in (3, 4):
             raise Violation(f"code {ended.code} for damaged data\n{describe(ended)}")
-        return f"{how}, then resume", outcome
-    ended = run(train_words(form, f"--workers={workers}"), folder)
+        return outcome
+    ended = trial.run(train_words(form, f"--workers={workers}"))
     if check_end(ended) is Outcome.REFUSED:
-        return how, Outcome.REFUSED
-    difference = find_difference(whole, folder / "run")
+        return Outcome.REFUSED
+    difference = find_difference(whole, here)
     if not difference:
-        return how, Outcome.IDENTICAL
-    is_index = INDEX_FOLDER in path.parts
-    known = is_index or (form in HAVE_SUMS and path.suffix != ".txt")
-    if known and "weights" in difference and not read_summary(folder / "run")["bad_images"]:
-        raise Violation(f"{how}: trained on it, and {difference}\n{describe(ended)}")
-    return how, Outcome.CLEAN  # data of this form tells nobody what it was
+        return Outcome.IDENTICAL
+    is_checked = INDEX_FOLDER in path.parts or (form in HAVE_SUMS and path.suffix != ".txt")
+    if is_checked and "weights" in difference and not read_summary(here)["bad_images"]:
+        raise Violation(f"trained on it, and {difference}\n{describe(ended)}")
+    return Outcome.CLEAN  # data of this form tells nobody what it was
 
 
-def read_damaged_data(material: Material, folder: Path, chance: Random) -> tuple[str, Outcome]:
+def read_damaged_data(trial: Trial) -> Outcome:
     """A file of the data changes before a command that only looks at it."""
-    form = chance.choice(material.forms)
-    material.lay_out(folder, form, half=False)
-    path = _choose(chance, _files_below(folder / "data"))
-    how = f"{damage(path, chance, special=True)} {path.relative_to(folder)} ({form})"
-    words = chance.choice(
-        [
-            ["data", "verify", "data", "--workers", "1"],
-            ["data", "list", "data"],
-            ["data", "build", "data", "--to", "packed", "--out", "out", "--workers", "1"],
-            ["plan", "--data", FORMS[form][0], "--data-dir", "data"],
-        ]
+    form = trial.chance.choice(trial.material.forms)
+    trial.lay_out(form, half=False)
+    trial.tell(f"{form}:")
+    _damage_one(trial, _choose(trial.chance, _files_below(trial.folder / "data")), special=True)
+    commands = (
+        ["data", "verify", "data", "--workers", "1"],
+        ["data", "list", "data"],
+        ["data", "build", "data", "--to", "packed", "--out", "out", "--workers", "1"],
+        ["plan", "--data", FORMS[form][0], "--data-dir", "data"],
     )
-    return how, check_end(run(words, folder))
+    return check_end(trial.run(trial.chance.choice(commands)))

@@ -2,7 +2,6 @@
 
 import os
 import string
-from pathlib import Path
 from random import Random
 
 import yaml
@@ -11,9 +10,8 @@ from phalanx.cli.main import COMMANDS
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.schema import OPTIONS, Option
 from small_photos import encode, photo
-from torture.command import Ended, run
 from torture.law import MARK, Outcome, Violation, check_end, describe, read_summary
-from torture.material import COUNTS, Material, train_words
+from torture.material import COUNTS, Trial, train_words
 
 _NOT_TYPED = {
     "plugin",
@@ -53,8 +51,9 @@ def _choose_value(option: Option, chance: Random) -> str:
     return fitting[option.type]()
 
 
-def fuzz_options(material: Material, folder: Path, chance: Random) -> tuple[str, Outcome]:
+def fuzz_options(trial: Trial) -> Outcome:
     """A command with a few options, known and unknown, and any values."""
+    chance = trial.chance
     trains = chance.random() < 0.3
     names = sorted(set(OPTIONS) - _NOT_TYPED - (_SIZES if trains else set()))
     flags = []
@@ -66,16 +65,14 @@ def fuzz_options(material: Material, folder: Path, chance: Random) -> tuple[str,
             value = _choose_value(OPTIONS[name], chance)
             flags += chance.choice([[f"--{name}={value}"], [f"--{name}", value]])
     if trains:
-        form = "idx"
-        material.lay_out(folder, form, half=False)
-        words = [word for word in train_words(form) if not word.startswith("--steps")]
+        trial.lay_out("idx", half=False)
+        words = [word for word in train_words("idx") if not word.startswith("--steps")]
         given = {flag.partition("=")[0] for flag in flags}
         words = [word for word in words if word.partition("=")[0] not in given]
         words += ["--steps=1", *flags]
     else:
         words = [*chance.choice(_light_commands(chance)), *flags]
-    words = [word.replace("\0", "0") for word in words]
-    return "options", check_end(run(words, folder))
+    return check_end(trial.run(words))
 
 
 def _light_commands(chance: Random) -> list[list[str]]:
@@ -96,8 +93,9 @@ def _light_commands(chance: Random) -> list[list[str]]:
     ]
 
 
-def fuzz_config(material: Material, folder: Path, chance: Random) -> tuple[str, Outcome]:
+def fuzz_config(trial: Trial) -> Outcome:
     """A config file of any content: options with any values, or a preset with damage."""
+    chance, folder = trial.chance, trial.folder
     kind = chance.choice(["options", "damage", "bytes", "nested", "merges"])
     presets = sorted(builtin_preset_folder().glob("*.yaml"))
     if kind == "options":
@@ -128,7 +126,8 @@ def fuzz_config(material: Material, folder: Path, chance: Random) -> tuple[str, 
     words = chance.choice([["plan", named], ["presets", "ls"], ["presets", "cat", named]])
     if name == "configs.yml":
         words = chance.choice([["plan", "demo"], ["presets", "ls"]])
-    return f"config file ({kind})", check_end(run([*words], folder))
+    trial.tell(f"{name} with {kind}: {bytes(content[:200])!r}")
+    return check_end(trial.run(words))
 
 
 def _merge_often(levels: int, times: int) -> bytes:
@@ -172,11 +171,10 @@ def _hostile(prefix: str, chance: Random) -> bytes:
     return prefix.encode() + chance.choice(_HOSTILE)
 
 
-def name_badly(material: Material, folder: Path, chance: Random) -> tuple[str, Outcome]:
+def name_badly(trial: Trial) -> Outcome:
     """Classes and files with hostile names, sorted as the plain ones are: the same weights."""
-    root = os.fsencode(folder / "data")
-    seed = 0
-    names = {}
+    chance, seed, names = trial.chance, 0, {}
+    root = os.fsencode(trial.folder / "data")
     for split, count in COUNTS.items():
         for number in range(3):
             name = names.setdefault(number, _hostile(f"{number}", chance))
@@ -186,22 +184,17 @@ def name_badly(material: Material, folder: Path, chance: Random) -> tuple[str, O
                 with open(os.path.join(root, split.encode(), name, file), "wb") as out:
                     out.write(encode(photo(seed, size=(24, 20))))
                 seed += 1
-    how = f"classes {list(names.values())!r}"
-    example = os.fsdecode(os.path.join(root, b"train", names[0]))
-    ended = run(train_words("jpeg folder"), folder)
-    outcome = check_end(ended)
-    if outcome is Outcome.REFUSED:
-        return how, outcome
-    _check_weights(material, folder, ended)
-    for words in chance.sample(_name_commands(example), k=2):
-        check_end(run(words, folder))
-    return how, Outcome.IDENTICAL
-
-
-def _check_weights(material: Material, folder: Path, ended: Ended) -> None:
-    plain = read_summary(material.whole("jpeg folder") / "run")
-    if read_summary(folder / "run")["weights_sha256"] != plain["weights_sha256"]:
+    trial.tell(f"classes {list(names.values())!r}")
+    ended = trial.run(train_words("jpeg folder"))
+    if check_end(ended) is Outcome.REFUSED:
+        return Outcome.REFUSED
+    plain = read_summary(trial.material.whole("jpeg folder") / "run")
+    if read_summary(trial.folder / "run")["weights_sha256"] != plain["weights_sha256"]:
         raise Violation(f"names alone give other weights\n{describe(ended)}")
+    example = os.fsdecode(os.path.join(root, b"train", names[0]))
+    for words in chance.sample(_name_commands(example), k=2):
+        check_end(trial.run(words))
+    return Outcome.IDENTICAL
 
 
 def _name_commands(folder: str) -> list[list[str]]:

@@ -3,15 +3,17 @@
 import io
 import json
 import shutil
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import numpy as np
 from PIL import Image
 
 from small_photos import CLASSES, encode, photo, write_photos
 from small_runs import make_digits
-from torture.command import KILLED, Break, run
+from torture.command import KILLED, NEVER, Break, Ended, run
 from torture.law import answer, check_end
 
 COUNTS = {"train": 8, "val": 3}  # of each of the three classes
@@ -136,6 +138,28 @@ class Material:
         check_end(ended)
         assert ended.code == 0, ended
         return answer(ended, folder)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one trial has: material, a folder of its own, chance, and what it did so far."""
+
+    material: Material
+    folder: Path
+    chance: Random
+    told: list[str] = field(default_factory=list)
+
+    def tell(self, what: str) -> None:
+        """Note what is done, for whoever reads of a violation."""
+        self.told.append(what)
+
+    def lay_out(self, form: str, *, half: bool) -> None:
+        """Data, and the run that was killed halfway, in the trial's folder."""
+        self.material.lay_out(self.folder, form, half=half)
+
+    def run(self, words: list[str], stop: Break = NEVER) -> Ended:
+        """Run a command in the trial's folder."""
+        return run(words, self.folder, stop=stop)
 
 
 def write_pngs(folder: Path, photos: Path) -> None:
