@@ -41,6 +41,8 @@ def check_end(ended: Ended, *, killed: bool = False) -> Outcome:
 def _find_problem(ended: Ended, *, killed: bool) -> str:
     """What no command may do, empty where it did none of it."""
     said = ended.out + "\n" + ended.err
+    # a cell of a table may hold a newline, in quotes
+    lines = "\n" + ("" if "--csv" in ended.words else ended.out) + "\n" + ended.err
     raw = _CONTROL.search(said)
     allowed = CODES | ({KILLED} if killed else set())
     problems = {
@@ -50,7 +52,7 @@ def _find_problem(ended: Ended, *, killed: bool) -> str:
         f"code {ended.code} is not in the table": ended.code not in allowed,
         f"code {ended.code} without a word": ended.code in CODES - {0} and not said.strip(),
         f"a raw {raw and raw[0]!r} on the terminal": raw is not None,
-        "a name with a newline makes a line of its own": f"\n{MARK}" in said,
+        "a name with a newline makes a line of its own": f"\n{MARK}" in lines,
     }
     return next((problem for problem, is_so in problems.items() if is_so), "")
 
