@@ -3,8 +3,10 @@
 Never another exception, and never another image without a word.
 """
 
+import json
 import os
 import shutil
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.index import IndexedSource
+from phalanx.data.formats.index import IndexedSource, snapshot_files
 from phalanx.data.formats.packed import open_packed
 from phalanx.data.formats.tfrecord import open_tfrecord
 from phalanx.data.formats.tfrecord_wire import read_example, read_floats, read_integers, read_spans
@@ -138,3 +140,61 @@ def test_any_bytes_are_an_example_or_refused(data):
             read_floats(data, values)
     except ValueError:  # which the reader turns into a DataError
         pass
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """A TFRecord set whose index was kept."""
+    folder = tmp_path_factory.mktemp("shards")
+    write_split("tfrecord", make_samples(COUNT, boxes=True), folder, shards=1)
+    open_tfrecord(folder, "train")
+    return folder
+
+
+def check_index(shards, written, content: bytes) -> None:
+    """Whatever lies in place of the index, the images are those that were written."""
+    (shards / ".phalanx" / "tfrecord-train.index").write_bytes(content)
+    source, (_, healthy, images) = open_tfrecord(shards, "train"), written["tfrecord"]
+    assert source.labels.tolist() == healthy.labels.tolist()
+    assert source.fingerprint() == healthy.fingerprint() and source.classes == healthy.classes
+    for number in range(COUNT):
+        assert np.array_equal(source.read(number), images[number])
+        assert source.box(number) == healthy.box(number)
+
+
+@in_one_folder
+@given(place=SHARES, mask=st.integers(1, 255), cut=st.booleans())
+def test_a_damaged_index_is_built_anew(shards, written, place, mask, cut):
+    path = shards / ".phalanx" / "tfrecord-train.index"
+    data = path.read_bytes()
+    changed = data[: int(place * len(data))] if cut else flip(data, [place], mask)
+    check_index(shards, written, changed)
+    assert path.read_bytes() == data
+
+
+HEADER = {"format": 2, "classes": [], "stamp": [], "sha256": "", "arrays": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[]", b"{}", b'"', b"[" * 100_000, b"\xff",
+        json.dumps(HEADER).encode(),
+        json.dumps({**HEADER, "arrays": {"labels": ["|O", [1]]}}).encode(),
+        json.dumps({**HEADER, "arrays": {"labels": ["<i8", [-5]]}}).encode(),
+        json.dumps({**HEADER, "arrays": {"labels": ["<i8", [2**70]]}}).encode(),
+        json.dumps({**HEADER, "arrays": 5}).encode(),
+    ],
+)  # fmt: skip
+def test_an_index_that_says_nonsense_is_built_anew(shards, written, text):
+    stamp = json.dumps(snapshot_files(shards, [shards / FILES["tfrecord"]])).encode()
+    text = text.replace(b'"stamp": []', b'"stamp": ' + stamp)
+    content = b"phalanxI" + len(text).to_bytes(8, "little") + text
+    check_index(shards, written, content + zlib.crc32(content).to_bytes(4, "little"))
+
+
+def test_a_pipe_in_place_of_an_index_is_not_waited_for(shards, written):
+    path = shards / ".phalanx" / "tfrecord-train.index"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert len(open_tfrecord(shards, "train")) == COUNT
