@@ -133,6 +133,8 @@ def _judge_run(trial: Trial, form: str, command: str) -> Outcome:
         ended = trial.run(["train", "--resume", "run"])
         return check_same_run(ended, trial.material.whole(form) / "run", trial.folder / "run")
     ended = trial.run(ANSWERS[command])
+    if ended.code == 0 and '"as_recorded": false' in ended.out:
+        return check_end(ended)  # replay says that the record tells something else
     return check_same_answer(ended, trial.material.answer(form, command), trial.folder)
 
 
