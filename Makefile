@@ -1,14 +1,15 @@
-# make demo   install, train the demo, score it, say where the report is
-# make test   install, then format check, lint, types and tests
-# make proof  the slow proofs: random kills, memory over ten epochs of the demo, steps of every preset
-# make bench  the ratio of training speed to a bare PyTorch loop
-# make docs   write the generated pages
+# make demo     install, train the demo, score it, say where the report is
+# make test     install, then format check, lint, types and tests
+# make proof    the slow proofs: random kills, memory over ten epochs of the demo, steps of every preset
+# make torture  ten minutes of kills, damaged files, nonsense, hostile names and full disks
+# make bench    the ratio of training speed to a bare PyTorch loop
+# make docs     write the generated pages
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test check proof bench docs format clean
+.PHONY: demo test check proof torture bench docs format clean
 
 demo: .venv/installed
 	$(BIN)/phalanx train demo --run-dir $(DEMO_RUN)
@@ -25,6 +26,10 @@ check: .venv/installed-dev
 
 proof: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# TORTURE="--seed 7 --only 12" repeats a trial
+torture: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m torture $(TORTURE)
 
 bench: .venv/installed
 	$(BIN)/phalanx bench overhead

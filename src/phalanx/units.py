@@ -8,6 +8,8 @@ from math import ceil
 from phalanx.errors import ConfigError
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(ep|st|%)?\s*$")
+_MAX_DIGITS = 40  # beyond it a number is a slip, and exact arithmetic on it would never end
+_HUGE_EXPONENT = re.compile(r"e[-+]?[\d_]{3,}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class RunLength:
         return ceil(self.exact_steps(duration))
 
 
+def _parse_exact(text: str) -> Fraction:
+    """An exact number; ValueError for what is none, or has more digits than anybody means."""
+    if len(text.strip()) > _MAX_DIGITS or _HUGE_EXPONENT.search(text):
+        raise ValueError("too many digits")
+    return Fraction(text.strip())
+
+
 def parse_duration(text: str | int | float) -> Duration:
     """Read "5ep", "500st" or "10%"; a bare number counts epochs.
 
@@ -52,9 +61,9 @@ def parse_duration(text: str | int | float) -> Duration:
     ('2.5ep', '5ep', '10%')
     """
     match = _DURATION.match(str(text))
-    if not match:
+    if not match or len(match[1]) > _MAX_DIGITS:
         raise ConfigError(f"wants a length such as 5ep, 500st or 10%, got {str(text)!r}")
-    amount, unit = Fraction(match[1]), match[2] or "ep"
+    amount, unit = _parse_exact(match[1]), match[2] or "ep"
     if unit == "st" and amount.denominator != 1:
         raise ConfigError(f"steps are whole, got {str(text)!r}; try {round(amount)}st")
     if unit == "%" and amount > 100:
@@ -78,7 +87,7 @@ def parse_numbers(text: str) -> tuple[Fraction, ...]:
     (Fraction(1, 2), Fraction(3, 4))
     """
     try:
-        return tuple(Fraction(part.strip()) for part in text.strip("[]").split(","))
+        return tuple(_parse_exact(part) for part in text.strip("[]").split(","))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"wants numbers with commas, such as 0.5,0.75, got {text!r}") from None
 
@@ -89,10 +98,10 @@ def parse_betas(text: str) -> tuple[float, float]:
     >>> parse_betas("0.9,0.999")
     (0.9, 0.999)
     """
-    numbers = parse_numbers(text)
+    numbers = tuple(map(float, parse_numbers(text)))  # 0.99...9 may round to 1
     if len(numbers) != 2 or not all(0 <= number < 1 for number in numbers):
         raise ConfigError(f"wants two shares from 0 to below 1, such as 0.9,0.999, got {text!r}")
-    return float(numbers[0]), float(numbers[1])
+    return numbers[0], numbers[1]
 
 
 def parse_pair(text: str) -> tuple[float, float]:
@@ -102,7 +111,7 @@ def parse_pair(text: str) -> tuple[float, float]:
     (0.75, 1.3333333333333333)
     """
     try:
-        low, high = (float(Fraction(part.strip())) for part in text.split(","))
+        low, high = (float(_parse_exact(part)) for part in text.split(","))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"wants two numbers with a comma, such as 0.08,1, got {text!r}") from None
     if not 0 < low <= high:
@@ -119,7 +128,7 @@ def parse_resolutions(text: str) -> tuple[tuple[int, Duration], ...]:
     found = []
     for part in text.split(","):
         size, colon, end = part.partition(":")
-        if not colon or not size.strip().isdigit() or not 8 <= int(size) <= 2048:
+        if not colon or not re.fullmatch(r"\d{1,4}", size.strip()) or not 8 <= int(size) <= 2048:
             raise ConfigError(
                 f"wants sizes of 8 to 2048 and until when, such as 128:30%,176:60%, got {text!r}"
             )
@@ -134,7 +143,7 @@ def parse_rate(text: str | int | float) -> Fraction:
     (Fraction(1, 3), Fraction(2, 1), Fraction(1, 2))
     """
     try:
-        rate = Fraction(str(text))
+        rate = _parse_exact(str(text))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"wants times per epoch such as 2, 1/2 or 0, got {str(text)!r}") from None
     if rate < 0:
@@ -149,7 +158,7 @@ def parse_share(text: str | int, whole: int) -> int:
     (10, 80)
     """
     match = re.match(r"^\s*(\d+(?:\.\d*)?)\s*(%?)\s*$", str(text))
-    if not match or (not match[2] and "." in match[1]):
+    if not match or len(match[1]) > _MAX_DIGITS or (not match[2] and "." in match[1]):
         raise ConfigError(f"wants a count or a share such as 10 or 1%, got {str(text)!r}")
     return int(Fraction(match[1]) * whole / 100) if match[2] else int(match[1])
 

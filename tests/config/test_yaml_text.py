@@ -1,5 +1,6 @@
 """From text to values: YAML as people write it, flags as they type them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,30 @@ def test_other_lists_are_refused(text, told):
     with pytest.raises(ConfigError) as caught:
         read_yaml(text)
     assert str(caught.value) == f"mine.yaml:1: {text.split(':')[0]}: {told}"
+
+
+def test_few_lines_that_merge_into_billions_of_keys_are_refused_at_once():
+    lines = ["a0: &a0 {lr: 1}"]
+    for level in range(1, 10):
+        merged = ", ".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} {{<<: [{merged}]}}")
+    with pytest.raises(ConfigError, match=r"mine.yaml: its merges \(<<\) give over 10,000 keys"):
+        read_yaml("\n".join([*lines, "<<: [*a9]"]))
+
+
+def test_a_mapping_that_merges_itself_is_read():
+    with pytest.raises(ConfigError, match="a: no such option"):
+        read_yaml("a: &a {<<: *a, lr: 1}")
+
+
+def test_a_file_too_large_for_options_is_refused_unread():
+    Path("mine.yaml").write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(ConfigError, match=r"mine.yaml: 1.0 MiB, over the 1.0 MiB that a file of"):
+        read_settings("mine.yaml")
+
+
+def test_a_pipe_among_presets_is_not_waited_for():
+    Path("presets").mkdir()
+    os.mkfifo("presets/mine.yaml")
+    with pytest.raises(ConfigError, match=r"presets/mine.yaml: is not a regular file"):
+        read_settings("mine")

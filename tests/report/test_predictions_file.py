@@ -22,6 +22,7 @@ def test_predictions_read_back_bit_for_bit(tmp_path):
     rows = [
         *make_predictions(images=50),
         prediction(50, 0, (1, 0), 1 / 3, name='odd, "name"\nwith lines\u00e9.png'),
+        prediction(52, 0, (1, 0), 0.5, name="a\rreturn.png"),
         prediction(51, 0, (1, 0), 0.5, name=b"latin-\xe9.png".decode(errors="surrogateescape")),
     ]
     write_predictions(tmp_path, rows)

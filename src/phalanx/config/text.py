@@ -1,6 +1,7 @@
 """From text to values: what a flag says, and what stands in a YAML file, with its line."""
 
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ import yaml
 
 from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, suggest_option
 from phalanx.errors import ConfigError
+from phalanx.units import format_bytes
 
 _TRUE_WORDS = ("true", "t", "1", "yes", "y", "on")
 FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
+
+_MAX_BYTES = 2**20  # of a YAML file; those of runs have three thousand
+_MAX_MERGED_KEYS = 10_000  # of a mapping, with all that << brings into it
 
 LIST_OPTIONS = (  # whose text is a list with commas
     "adam-betas", "crop-ratio", "crop-scale", "lr-decay", "lr-drop-after", "lr-epoch-decay",
@@ -66,6 +71,7 @@ class YamlEntry:
 
 def read_text(path: Path) -> str:
     """The text of a YAML file."""
+    _refuse_other_than_options(path)
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -117,12 +123,47 @@ def read_mapping(loader: YamlLoader, node: yaml.Node | None, path: Path) -> list
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise ConfigError(f"{path}: {twice} is given twice")
+    if _count_merged_keys(node, {}) > _MAX_MERGED_KEYS:
+        raise ConfigError(f"{path}: its merges (<<) give over {_MAX_MERGED_KEYS:,} keys")
     loader.flatten_mapping(node)
     # a merged mapping comes first and may be overridden by a later key of the same name
     last = {
         key.value: YamlEntry(key.value, key.start_mark.line + 1, value) for key, value in node.value
     }
     return list(last.values())
+
+
+def _refuse_other_than_options(path: Path) -> None:
+    """Raise ConfigError for what is too large to be a file of options, or no file at all."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    size = status.st_size
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device read for ever
+        raise ConfigError(f"{path}: is not a regular file; options stand in a YAML file")
+    if size > _MAX_BYTES:
+        raise ConfigError(
+            f"{path}: {format_bytes(size)}, over the {format_bytes(_MAX_BYTES)} that a file of "
+            "options may have"
+        )
+
+
+def _count_merged_keys(node: yaml.Node, known: dict[int, int]) -> int:
+    """The keys of a mapping after all merges, without making them; few lines can mean billions.
+
+    known: the counts so far, by node; those being counted are 0, as they may merge themselves.
+    """
+    if id(node) in known or not isinstance(node, yaml.CollectionNode):
+        return known.get(id(node), 0)
+    known[id(node)] = 0
+    if isinstance(node, yaml.MappingNode):
+        merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
+        own = len(node.value) - len(merged)
+    else:
+        merged, own = node.value, 0
+    known[id(node)] = own + sum(_count_merged_keys(part, known) for part in merged)
+    return known[id(node)]
 
 
 def _no_option(node: yaml.Node, path: Path) -> ConfigError:

@@ -45,11 +45,22 @@ class WorstMistakes:
 
 def write_predictions(folder: Path, rows: Iterable[Prediction]) -> None:
     """Write predictions.csv, whole or not at all."""
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
+    lines = _CsvLines()
+    table = csv.writer(lines)
     table.writerow(_HEADER)
     table.writerows(_prediction_cells(row) for row in rows)
-    write_atomically(folder / _NAME, text.getvalue())
+    write_atomically(folder / _NAME, "".join(lines))
+
+
+class _CsvLines(list[str]):
+    """Rows that end in a newline alone, written by a writer that knows of both ends of lines.
+
+    A cell is quoted only where it holds a character that ends lines; a name may hold a return.
+    """
+
+    def write(self, line: str) -> None:
+        """Add a row, which comes whole."""
+        self.append(line.removesuffix("\r\n") + "\n")
 
 
 def _prediction_cells(row: Prediction) -> list[object]:

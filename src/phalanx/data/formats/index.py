@@ -1,14 +1,16 @@
 """Where every image of a split lies, and the source that reads images from there.
 
 An index is arrays in one file, copied into memory that all processes share: a magic word, the
-length of a JSON header, the header, and the arrays it lists, each at a multiple of 64 bytes. It is
-built once, kept beside the data (or in a cache folder where that is read-only) and built anew when
-the files it describes no longer match the snapshot in its header.
+length of a JSON header, the header, the arrays it lists, each at a multiple of 64 bytes, and a
+checksum of it all. It is built once, kept beside the data (or in a cache folder where that is
+read-only) and built anew when it is damaged, or when the files it describes no longer match the
+snapshot in its header.
 """
 
 import hashlib
 import json
 import os
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +33,8 @@ from phalanx.disk import disk_errors, write_atomically
 from phalanx.errors import DataError, DiskError
 
 _MAGIC = b"phalanxI"
-_FORMAT = 1  # raise it when the layout changes: files of another one are built anew
+_FORMAT = 2  # raise it when the layout changes: files of another one are built anew
+_CRC_BYTES = 4
 _ALIGN = 64
 PHALANX_FOLDER = ".phalanx"
 _MAX_OPEN_FILES = 128  # shards kept open by one process
@@ -208,7 +211,7 @@ def _to_bytes(index: Index, snapshot: Snapshot) -> bytes:
     for array in arrays.values():
         out += bytes(-len(out) % _ALIGN)
         out += np.ascontiguousarray(array).data
-    return bytes(out)
+    return bytes(out) + zlib.crc32(out).to_bytes(_CRC_BYTES, "little")
 
 
 def _load_index(path: Path, snapshot: Snapshot) -> Index | None:
@@ -217,10 +220,20 @@ def _load_index(path: Path, snapshot: Snapshot) -> Index | None:
         content = copy_to_memory(path)
     except (OSError, ValueError):  # there is none, or it is empty
         return None
+    try:
+        return _parse_index(memoryview(content), snapshot)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
+        return None  # its checksum fits, and it says nonsense: not of ours
+
+
+def _parse_index(content: memoryview, snapshot: Snapshot) -> Index | None:
+    """The index of these bytes; None where they are damaged, or do not fit the snapshot."""
+    if zlib.crc32(content[:-_CRC_BYTES]) != int.from_bytes(content[-_CRC_BYTES:], "little"):
+        return None
     end = 16 + int.from_bytes(content[8:16], "little")
     if content[:8] != _MAGIC or end > len(content):
         return None
-    header = json.loads(content[16:end])
+    header = json.loads(bytes(content[16:end]))
     if header["format"] != _FORMAT or header["stamp"] != snapshot:
         return None
     arrays = {}
@@ -228,8 +241,6 @@ def _load_index(path: Path, snapshot: Snapshot) -> Index | None:
         begin = end + -end % _ALIGN
         count = int(np.prod(shape))
         end = begin + count * np.dtype(dtype).itemsize
-        if end > len(content):
-            return None  # cut short
         arrays[name] = np.frombuffer(content, dtype, count, begin).reshape(shape)
     has_names = "names.ends" in arrays
     return Index(
