@@ -275,8 +275,9 @@ ON_DEVICE = tuple(f"data/loading/{name}.py" for name in ("device", "resident", "
 
 def is_torch_free(path: Path) -> bool:
     rooms = ("errors", "units", "disk", "catalog", "config", "plan", "port", "report", "data")
-    before_torch = ("prepare", "fork", "dataset_summary", "find_data", "blackbox", "environment")
-    single = ("engine/checkpoint_store.py", *(f"assemble/{name}.py" for name in before_torch))
+    before_torch = "prepare scorable fork dataset_summary find_data blackbox environment signals"
+    single = (f"assemble/{name}.py" for name in before_torch.split())
+    single = ("engine/checkpoint_store.py", *single)
     if path.as_posix() in ON_DEVICE:
         return False
     return room_of(path) in (*rooms, "sweep", "cli", "__init__") or path.as_posix() in single

@@ -55,7 +55,7 @@ def train(
 
 def validate(checkpoint: PathLike, **options: Any) -> "ScoreRow":
     """The score of a run's newest checkpoint, or of a checkpoint."""
-    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.scorable import read_checkpoint
     from phalanx.assemble.score import score_checkpoint
 
     row, _ = score_checkpoint(read_checkpoint(_path(checkpoint), _flags(options)))
@@ -72,7 +72,7 @@ def plan(preset: str | None = None, **options: Any) -> "Plan":
 
 def load(checkpoint: PathLike, **options: Any) -> Any:
     """The trained torch module of a run or checkpoint, in evaluation mode."""
-    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.scorable import read_checkpoint
     from phalanx.assemble.score import open_checkpoint
 
     return open_checkpoint(read_checkpoint(_path(checkpoint), _flags(options))).model.eval()
@@ -80,7 +80,7 @@ def load(checkpoint: PathLike, **options: Any) -> Any:
 
 def predict(checkpoint: PathLike, images: list[PathLike], **options: Any) -> "list[Answer]":
     """What a run or checkpoint says of each image file."""
-    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.scorable import read_checkpoint
     from phalanx.assemble.score import open_checkpoint
     from phalanx.assemble.score import predict as answers
 

@@ -12,7 +12,8 @@ from torch import nn
 import phalanx
 from phalanx.assemble import train as training
 from phalanx.assemble.dataset_summary import plan_run
-from phalanx.assemble.prepare import prepare_new, read_checkpoint
+from phalanx.assemble.prepare import prepare_new
+from phalanx.assemble.scorable import read_checkpoint
 from phalanx.assemble.score import open_checkpoint, score_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.cli.main import main

@@ -10,8 +10,12 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from phalanx.assemble.last_checkpoints import list_consecutive
-from phalanx.assemble.prepare import ScorableCheckpoint, find_checkpoint, read_checkpoint
+from phalanx.assemble.scorable import (
+    ScorableCheckpoint,
+    find_checkpoint,
+    list_consecutive,
+    read_checkpoint,
+)
 from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
 from phalanx.disk import remove_quietly
 from phalanx.engine.checkpoint_store import (

@@ -9,10 +9,10 @@ from phalanx.assemble.dataset_summary import DatasetSummary, plan_run
 from phalanx.assemble.prepare import (
     PreparedRun,
     StartingPoint,
-    find_checkpoint,
     refuse_replicas,
     write_run,
 )
+from phalanx.assemble.scorable import find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.read import read_stored_settings
 from phalanx.config.schema import Config

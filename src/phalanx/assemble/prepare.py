@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
-    choose_normalization,
     inspect_dataset,
     plan_run,
 )
@@ -17,7 +16,6 @@ from phalanx.assemble.environment import describe_environment
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import read_option_file
-from phalanx.data.transforms.transform import CENTRE_SHARE
 from phalanx.disk import remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
@@ -346,64 +344,3 @@ def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None
             f"{run.path}: {missing}, though {start.checkpoint.name} was saved after that; restore "
             f"the records from a copy, or start a new run from the checkpoint: {run.fork_command}"
         )
-
-
-# --- a checkpoint to score ---
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScorableCheckpoint:
-    """A checkpoint's own account of itself, and the options it is to be scored with."""
-
-    start: StartingPoint
-    settings: Settings
-    machine: MachineChoice
-
-
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint a path stands for: itself, or the newest one of a run."""
-    if (path / "manifest.json").exists():
-        return path.resolve()
-    run = open_run(path)
-    checkpoint = newest_checkpoint(run.checkpoints)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"{path}: the run has no checkpoint; it was trained with --ckpts-per-epoch 0, or "
-            f"goes on with: phalanx train --resume {path}{run.plugin_flag}"
-        )
-    return checkpoint
-
-
-def read_checkpoint(path: Path, flags: Mapping[str, str]) -> ScorableCheckpoint:
-    """The checkpoint a path stands for, or the average in one, checked without torch."""
-    averaged = path.name == AVERAGE_WEIGHTS and path.is_file()
-    checkpoint = find_checkpoint(path.parent if averaged else path)
-    facts = read_facts(checkpoint)
-    settings = read_stored_settings(
-        facts["config"], flags=flags, where=str(checkpoint), name=facts["run"]
-    )
-    _refuse_other_preprocessing(settings, facts, checkpoint)
-    start = StartingPoint(
-        checkpoint=checkpoint, facts=facts, use="score average" if averaged else "score"
-    )
-    return ScorableCheckpoint(
-        start=start, settings=settings, machine=choose_machine(settings.config)
-    )
-
-
-def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where: Path) -> None:
-    """A model sees images as it was trained to; scored otherwise it is not the same model."""
-    config, trained = settings.config, facts["preprocessing"]
-    size = trained["image_size"]
-    asked_and_trained = {
-        "image-size": (config.data.image_size or size, size),
-        "eval-crop": (config.augment.eval_crop, trained.get("eval_crop", CENTRE_SHARE)),
-        "normalization": (choose_normalization(config), trained.get("normalization", "mean-std")),
-    }
-    for name, (asked, before) in asked_and_trained.items():
-        if asked != before:
-            raise CheckpointError(
-                f"--{name} {asked}: {where} was trained with {before}, and images are prepared "
-                "for it as they were then; leave the option away, or train with it: "
-                "phalanx train --fork"
-            )

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from phalanx.assemble.dataset_summary import build_read_limits, plan_run
-from phalanx.assemble.last_checkpoints import plan_checkpoint
-from phalanx.assemble.prepare import ScorableCheckpoint, refuse_missing_weights
+from phalanx.assemble.prepare import refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
+from phalanx.assemble.scorable import ScorableCheckpoint, plan_checkpoint
 from phalanx.assemble.session import Session
 from phalanx.config.read import Settings, merge_layers, read_flags
 from phalanx.data.formats.decode import BadImage, decode

@@ -89,8 +89,7 @@ def _read_averaging(args: ParsedArgs) -> Averaging:
 
 def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, str]) -> None:
     """Refuse a run with too few checkpoints, or with fewer steps than are to give statistics."""
-    from phalanx.assemble.last_checkpoints import list_consecutive
-    from phalanx.assemble.prepare import find_checkpoint, read_checkpoint
+    from phalanx.assemble.scorable import find_checkpoint, list_consecutive, read_checkpoint
 
     newest = read_checkpoint(find_checkpoint(run.path), flags)
     found = list_consecutive(run.checkpoints, newest)

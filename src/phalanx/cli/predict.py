@@ -37,7 +37,7 @@ def _run(args: ParsedArgs) -> int:
     args.refuse_problems()
     images = _find_images(args["images"])
 
-    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.scorable import read_checkpoint
 
     checkpoint = read_checkpoint(Path(args["run"]), args.flags)
 

@@ -74,7 +74,7 @@ def _refuse_model_options(args: ParsedArgs) -> None:
 
 def score_all(target: str, flags: Mapping[str, str], *, every: bool, as_json: bool) -> None:
     """Score the checkpoints that a path stands for; mistakes are reported before any of them."""
-    from phalanx.assemble.prepare import read_checkpoint
+    from phalanx.assemble.scorable import read_checkpoint
 
     checkpoints = [read_checkpoint(path, flags) for path in _find_checkpoints(target, every=every)]
 
@@ -87,7 +87,7 @@ def score_all(target: str, flags: Mapping[str, str], *, every: bool, as_json: bo
 
 def _find_checkpoints(target: str, *, every: bool) -> list[Path]:
     """The checkpoints that a path stands for; with `every`, also the averages beside them."""
-    from phalanx.assemble.prepare import find_checkpoint
+    from phalanx.assemble.scorable import find_checkpoint
     from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, list_checkpoints, list_weights
 
     path = Path(target)
