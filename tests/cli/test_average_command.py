@@ -168,9 +168,9 @@ def test_more_checkpoints_than_exist_are_refused_with_the_way_out(run, capsys):
     there = len(list_checkpoints(run / "checkpoints"))
     told = refused(capsys, run, "--weight-avg-n", "40", code=CONFIG)
     assert told == (
-        f"phalanx average: --weight-avg-n 40: {run}/checkpoints holds {there} checkpoints to average, "
-        f"40 are wanted; give --weight-avg-n {there}, or --keep 40 to the training, which keeps "
-        "more of them\n"
+        f"phalanx average: --weight-avg-n 40: {run}/checkpoints holds {there} checkpoints to "
+        f"average, 40 are wanted; give --weight-avg-n {there}, or --keep 40 to the training, which "
+        "keeps more of them\n"
     )
 
 

@@ -24,8 +24,8 @@ def test_the_last_few_checkpoints_are_taken(count, there, taken):
         (
             5,
             3,
-            "--weight-avg-n 5: runs/x/checkpoints holds 3 checkpoints to average, 5 are wanted; give "
-            "--weight-avg-n 3, or --keep 5 to the training, which keeps more of them",
+            "--weight-avg-n 5: runs/x/checkpoints holds 3 checkpoints to average, 5 are wanted; "
+            "give --weight-avg-n 3, or --keep 5 to the training, which keeps more of them",
         ),
         (
             None,
