@@ -35,6 +35,18 @@ def scored(capsys, *words: str) -> dict[str, float]:
     return {row["target"]: row["loss"] for row in rows}
 
 
+def test_the_batch_that_is_scored_in_changes_no_answer_and_no_early_digit(run, capsys):
+    rows = []
+    for size in (1, 7, 40):
+        capsys.readouterr()
+        assert main(["validate", str(run), "--json", f"--valid-batch-size={size}"]) == 0
+        rows.append(json.loads(capsys.readouterr().out))
+    loss = rows[0].pop("loss")
+    for row in rows[1:]:
+        assert row.pop("loss") == pytest.approx(loss, rel=1e-8)
+        assert row == rows[0]
+
+
 def losses(run: Path, table: str) -> dict[int, float]:
     """What a table of the run says of each step."""
     with (run / table).open(newline="") as file:

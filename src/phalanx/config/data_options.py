@@ -39,7 +39,8 @@ class DataConfig(Section):
     )
     valid_batch_size: int | None = option(
         None,
-        "Images in one forward pass when scoring; no score depends on it.",
+        "Images in one forward pass when scoring; answers and counts do not depend on it, nor the "
+        "first 8 digits of the loss.",
         low=1,
         high=65536,
         resumable=True,
