@@ -1,3 +1,5 @@
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,15 @@ def test_damaged_files_are_named(tmp_path):
 def test_confusion_counts_true_classes_down_and_guesses_across():
     counts = confusion_matrix([0, 0, 2, 2, 2], [0, 1, 2, 0, 0], classes=3)
     assert counts.tolist() == [[1, 1, 0], [0, 0, 0], [2, 0, 1]]
+
+
+def test_thumbnails_with_any_byte_flipped_are_read_or_refused(tmp_path):
+    write_worst(tmp_path, [9, 4], pixels=make_pictures(2), step=125)
+    data = (tmp_path / "worst.npz").read_bytes()
+    for place in [*range(0, len(data), 101), *range(len(data) - 200, len(data))]:
+        for mask in (1, 0xFF):
+            damaged = bytearray(data)
+            damaged[place] ^= mask
+            (tmp_path / "worst.npz").write_bytes(damaged)
+            with suppress(CheckpointError):
+                read_worst(tmp_path)

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,10 @@ from phalanx.errors import CheckpointError
 
 _NAME, _WORST = "predictions.csv", "worst.npz"
 _TOP = 5
+_BROKEN_ARCHIVE = (  # what numpy and zipfile raise for one that is damaged
+    *(OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, OverflowError, MemoryError, TypeError),
+)
 _HEADER = ("index", "id", "label", *(f"top{k}" for k in range(1, _TOP + 1)), "confidence")
 
 
@@ -113,13 +119,14 @@ def read_worst(folder: Path) -> WorstMistakes | None:
     """The thumbnails of the newest evaluation; None where there are none."""
     path = folder / _WORST
     try:
-        with np.load(path, allow_pickle=False) as saved:
+        # opened here: numpy leaves a damaged one open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             return WorstMistakes(
                 step=int(saved["step"]), indices=saved["indices"], pixels=saved["pixels"]
             )
     except FileNotFoundError:
         return None
-    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as cause:
+    except _BROKEN_ARCHIVE as cause:
         raise CheckpointError(
             f"{path}: is damaged ({type(cause).__name__}); validate the run again"
         ) from cause
