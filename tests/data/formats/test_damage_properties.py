@@ -28,8 +28,6 @@ FILES = {"packed": "train.phx", "raw": "train.phx", "tfrecord": "train-00000-of-
 in_one_folder = settings(
     max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-not_yet = pytest.mark.xfail(strict=True, reason="packed format 2 checks every record it reads")
-CHECKED = [pytest.param(form, marks=not_yet if form != "tfrecord" else ()) for form in OPEN]
 SHARES = st.floats(0, 1, exclude_max=True)  # a place as a share of the file's length
 
 
@@ -96,7 +94,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("form", CHECKED)
+@pytest.mark.parametrize("form", OPEN)
 @in_one_folder
 @given(places=st.lists(SHARES, min_size=1, max_size=3, unique=True), mask=st.integers(1, 255))
 def test_flipped_bytes_give_no_other_image(written, folder, form, places, mask):
@@ -111,7 +109,7 @@ def test_a_file_that_is_cut_short_gives_no_other_image(written, folder, form, pl
     check_damaged(form, written, folder, data[: int(place * len(data))])
 
 
-@pytest.mark.parametrize("form", CHECKED)
+@pytest.mark.parametrize("form", OPEN)
 @in_one_folder
 @given(place=SHARES, stray=st.binary(min_size=1, max_size=80), insert=st.booleans())
 def test_foreign_bytes_give_no_other_image(written, folder, form, place, stray, insert):
@@ -121,7 +119,7 @@ def test_foreign_bytes_give_no_other_image(written, folder, form, place, stray, 
     check_damaged(form, written, folder, data[:begin] + stray + rest)
 
 
-@pytest.mark.parametrize("form", CHECKED)
+@pytest.mark.parametrize("form", OPEN)
 @in_one_folder
 @given(content=st.binary(max_size=200))
 @example(b"phalanxP" + b"\xff" * 8 + b"{}")
