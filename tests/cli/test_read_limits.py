@@ -1,6 +1,7 @@
 """--max-file-mib and --max-pixels by the real commands, and what a run remembers of them."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -89,7 +90,7 @@ def test_a_build_without_a_limit_goes_on_only_without_one(photos, tmp_path, caps
     assert "was built without --max-pixels, now with --max-pixels 19999" in said
 
 
-def test_a_run_of_before_the_limits_existed_gets_the_usual_ones(photos, tmp_path, capsys):
+def test_a_run_of_before_the_limits_existed_goes_on(photos, tmp_path, capsys):
     path = tmp_path / "run"
     line = ["train", "--data-dir", str(photos), "--run-dir", str(path), *SMALL_RUN]
     assert main([*line, "--workers", "0"]) == 0
@@ -98,6 +99,7 @@ def test_a_run_of_before_the_limits_existed_gets_the_usual_ones(photos, tmp_path
     kept = [text for text in config.read_text().splitlines(True) if "max-" not in text[:4]]
     config.write_text("".join(kept))
     assert "max-pixels" not in config.read_text()
+    shutil.rmtree(path / "checkpoints")  # which know the options, too
     (path / "summary.json").unlink()
     assert main(["train", "--resume", str(path)]) == 0
     assert json.loads((path / "summary.json").read_text())["weights_sha256"] == sha256

@@ -27,7 +27,7 @@ from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.plan import MachineChoice, Plan, choose_machine, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
-from phalanx.report.records import describe_missing_rows
+from phalanx.report.records import describe_missing_rows, find_changed_record
 from phalanx.report.summary import Summary, read_summary
 
 _RESUME_ORIGIN = "flag at resume"
@@ -322,6 +322,8 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
 def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None:
     """A run goes on only with all the records that its checkpoint presumes."""
     run, plan, state = prepared.run, prepared.plan, start.facts["state"]
+    if not {"step", "sums", "scores"} <= state.keys():
+        return  # not of Phalanx: told when the state is built from it
     step, parent = state["step"], run.facts["parent"]
     began_at = 0 if parent is None else parent.get("first_step")  # earlier forks did not say
     first = None if began_at is None else began_at + 1
@@ -337,8 +339,11 @@ def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None
         missing = describe_missing_rows(
             run.path, first=first, last=step, scored=scored, logged=logged
         )
+        changed = "" if missing else find_changed_record(run.path, state.get("records", {}))
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    if changed:
+        missing = f"{changed} is not what it was"
     if missing:
         raise CheckpointError(
             f"{run.path}: {missing}, though {start.checkpoint.name} was saved after that; restore "

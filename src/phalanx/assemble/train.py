@@ -237,6 +237,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         state.seen = feed.seen()
         if training.role.writes:
             training.records.flush(sync=True)
+            state.records = training.records.checksums()
         training.saver.save(state)
 
     def describe_images(step: int) -> str:

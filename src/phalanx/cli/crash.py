@@ -41,14 +41,14 @@ def _make_bug(error: Exception, folder: Path | None) -> Bug:
     import traceback  # with all it imports, only when it is needed
 
     text = "".join(traceback.format_exception(error))
-    kind = type(error).__name__
+    kind = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
     try:
         where = f"is in {_write(text, folder)}"
     except OSError as refused:
         where = f"could not be written ({refused.strerror}):\n{text}"
     return Bug(
-        f"this is a bug in Phalanx ({kind}), not a mistake of yours. Please report it, with the "
-        f"command line and the traceback, which {where}"
+        f"this is a bug in Phalanx or in a plugin, not a mistake of yours: {kind}. Please report "
+        f"it, with the command line and the traceback, which {where}"
     )
 
 

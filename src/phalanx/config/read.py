@@ -139,6 +139,7 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
         data = DATASETS.get(stored.get("data", "embedded"))
         if stored.get("image-size") is None and data is not None:
             filled["image-size"] = data.image_size
+    filled.setdefault("max-pixels", 178_000_000)  # as Pillow has it
     return filled
 
 

@@ -25,10 +25,10 @@ class SpawnExecutor(ProcessPoolExecutor):
     """Python's executor, whose processes end with us and import nothing from the current folder."""
 
     def __init__(self, workers: int):
-        resource_tracker.ensure_running()  # started later, it would let Ctrl-C through
         # a fork would copy our threads' locks in whatever state they are
         spawn = multiprocessing.get_context("spawn")
         with _safe_path():
+            resource_tracker.ensure_running()  # started later, it would let Ctrl-C through
             super().__init__(workers, spawn, initializer=_init_worker)
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

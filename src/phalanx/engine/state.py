@@ -106,6 +106,7 @@ class TrainState:
     sums: MetricSums = field(default_factory=MetricSums)
     throughput: Throughput = field(default_factory=Throughput)
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
+    records: dict[str, tuple[int, int]] = field(default_factory=dict)  # size, CRC-32 of each file
     seen: dict[str, NDArray[np.uint32]] = field(default_factory=dict)  # checksums of images read
     scaler: DynamicLossScale | None = None  # where the loss scale adapts by itself
     half: HalfWeights | None = None  # where weights have 16 bits
@@ -144,6 +145,7 @@ class TrainState:
             "bad_images": self.bad_images,
             "scaler": None if self.scaler is None else self.scaler.to_json(),
             "counts": None if counts is None else counts.tolist(),
+            "records": self.records,
         }
 
     def load_json(self, values: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -100,6 +101,13 @@ class Records:
         for name in names:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
+    def checksums(self) -> dict[str, tuple[int, int]]:
+        """The size and CRC-32 of each file that there is, for a checkpoint to hold."""
+        paths = [self.folder / name for name in (_METRICS, *_HEADERS)]
+        with disk_errors(self.folder):
+            contents = {path.name: path.read_bytes() for path in paths if path.exists()}
+        return {name: (len(content), zlib.crc32(content)) for name, content in contents.items()}
+
     def cut_back(self, step: int, *, scored: bool) -> None:
         """Drop everything after `step`, torn lines, and the score at `step` unless `scored`."""
         self.flush()
@@ -115,6 +123,14 @@ class Records:
 
     def _add(self, name: str, text: str) -> None:
         self._waiting[name] = self._waiting.get(name, "") + text
+
+
+def find_changed_record(folder: Path, checksums: dict[str, tuple[int, int]]) -> str:
+    """The first file that no longer begins with what `checksums` was taken of; empty for none."""
+    for path, (size, checksum) in ((folder / name, given) for name, given in checksums.items()):
+        if path.exists() and zlib.crc32(path.read_bytes()[:size]) != checksum:
+            return path.name
+    return ""
 
 
 def _score_line(row: ScoreRow) -> str:
