@@ -20,6 +20,7 @@ from phalanx.errors import ConfigError, Stopped, UserError
 from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, read_json_object, to_json
 from phalanx.report.records import Records, read_metrics
+from phalanx.report.terminal import clean_name
 
 if TYPE_CHECKING:
     from phalanx.assemble.feed import StepImage
@@ -40,7 +41,7 @@ def describe_step_images(images: "Sequence[StepImage]") -> str:
         for image in images[:_SHOWN]
     ]
     more = f" and {len(images) - _SHOWN:,} more" if len(images) > _SHOWN else ""
-    return ", ".join(words) + more
+    return clean_name(", ".join(words) + more)
 
 
 def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") -> dict[str, Any]:

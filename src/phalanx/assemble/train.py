@@ -40,6 +40,7 @@ from phalanx.report.console import Console
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
+from phalanx.report.terminal import clean_name
 
 _IMAGES_SHOWN = 6
 
@@ -243,7 +244,8 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
     def describe_images(step: int) -> str:
         names = [image.name for image in feed.step_images(step)]
         more = len(names) - _IMAGES_SHOWN
-        return ", ".join(names[:_IMAGES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+        shown = clean_name(", ".join(names[:_IMAGES_SHOWN]))
+        return shown + (f" and {more:,} more" if more > 0 else "")
 
     return LoopDependencies(
         batches_from=feed.batches_from,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.errors import DataError
+from phalanx.report.terminal import clean_name
 
 if TYPE_CHECKING:
     from phalanx.assemble.score import Answer
@@ -47,7 +48,7 @@ def _run(args: ParsedArgs) -> int:
     for answer in predict(open_checkpoint(checkpoint), images):
         if answer.problem:
             bad += 1
-            print(f"{answer.image}: {answer.problem}", file=sys.stderr)
+            print(f"{clean_name(answer.image)}: {answer.problem}", file=sys.stderr)
         else:
             _print_answer(answer, args)
     return DataError.exit_code if bad else 0
@@ -80,4 +81,4 @@ def _print_answer(answer: "Answer", args: ParsedArgs) -> None:
         print(json.dumps({"image": answer.image, "guesses": guesses}))
     else:
         text = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
-        print(f"{answer.image}: {text}")
+        print(clean_name(f"{answer.image}: {text}"))

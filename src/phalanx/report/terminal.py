@@ -37,6 +37,15 @@ def clean(text: str) -> str:
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def clean_name(name: str) -> str:
+    """A name as part of a line: it begins no line of its own.
+
+    >>> clean_name("a" + chr(10) + "b")
+    'a\\\\u000ab'
+    """
+    return clean(name).replace("\n", "\\u000a").replace("\r", "\\u000d")
+
+
 class _OutputStream:
     """Standard output or standard error, cleaned; in all else it is the stream it is made of.
 
