@@ -50,6 +50,10 @@ SPELLING = [
     ("train --batch-sise 3", "phalanx train: --batch-sise: no such option; did you mean '--batch"),
     ("train --batch-sise=3", "phalanx train: --batch-sise: no such option; did you mean '--batch"),
     ("train --epochz 3", "phalanx train: --epochz: no such option; did you mean '--epochs'?"),
+    (
+        "plan demo --max-bad=--",
+        "phalanx plan: --max-bad: -- is no value; give another, or leave the",
+    ),
     ("train --resum runs/a", "phalanx train: --resum: no such option; did you mean '--resume'?"),
     ("plan --jsn", "phalanx plan: --jsn: no such option; did you mean '--json'?"),
     ("doctor --jsn", "phalanx doctor: --jsn: no such option; did you mean '--json'?"),

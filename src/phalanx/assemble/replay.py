@@ -8,7 +8,9 @@ from phalanx.assemble.blackbox import finding_to_json, loss_scale_at
 from phalanx.assemble.feed import StepImage
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.session import Session
+from phalanx.engine.checkpoint_store import list_checkpoints, step_in_name
 from phalanx.engine.probe import NonFiniteFinding, Probe
+from phalanx.errors import CheckpointError
 from phalanx.report.records import json_number, read_metrics
 
 _COMPARED = ("loss", "grad_norm", "top1")  # what a step gives, in its order
@@ -89,8 +91,16 @@ def _compare_with_record(prepared: PreparedRun, step: int, metrics: list[float])
 
     What a run without metrics left out, or wrote as 0 in earlier releases, is no difference.
     """
-    rows = read_metrics(prepared.run.path, scores=False)
-    row = next((row for row in rows if row["step"] == step), None)
+    run = prepared.run
+    rows = {row["step"]: row for row in read_metrics(run.path, scores=False)}
+    saved = [step_in_name(path) for path in list_checkpoints(run.checkpoints)]
+    presumed = min(step, saved[-1]) if saved else 0
+    if presumed and presumed not in rows and run.facts["parent"] is None:
+        raise CheckpointError(
+            f"{run.path}: metrics.jsonl lacks step {presumed:,}, though a checkpoint was saved "
+            "after that; restore the records from a copy"
+        )
+    row = rows.get(step)
     if row is None:
         return None
     seen = dict(zip(_COMPARED, map(json_number, metrics), strict=True))

@@ -203,8 +203,10 @@ def _split_off_unknown(
     problems: list[str] = []
     skip = False
     for word in argv:
-        name, equals, _ = word.partition("=")
-        if name.startswith("--") and name not in flags:
+        name, equals, value = word.partition("=")
+        if value == "--":  # which argparse leaves out
+            problems.append(f"{name}: {value} is no value; give another, or leave the option away")
+        elif name.startswith("--") and name not in flags:
             way_out = suggest_option(name, sorted(flags - aliases))
             problems.append(f"{name}: no such option; {way_out}")
             skip = not equals

@@ -62,12 +62,12 @@ def _find_images(names: list[str]) -> list[Path]:
         if path.is_dir():
             found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS)
             if not found:
-                raise DataError(f"{path}: no JPEG or PNG image in this folder")
+                raise DataError(f"{clean_name(name)}: no JPEG or PNG image in this folder")
             images += found
         elif os.path.lexists(path):  # a link that leads nowhere is answered as a bad image
             images.append(path)
         else:
-            raise DataError(f"{path}: no such file or folder")
+            raise DataError(f"{clean_name(name)}: no such file or folder")
     return images
 
 
