@@ -59,9 +59,8 @@ class Session:
         self.device = prepare_torch(plan)
         self.memory = MemoryMeter(self.device)  # from before the first weight
         self.preprocessing = build_preprocessing(config, plan)
-        if (
-            start is not None and start.weights_only
-        ):  # classes and images are as it was trained with
+        if start is not None and start.weights_only:
+            # classes and images are as it was trained with
             self.classes = tuple(start.facts["classes"])
             with content_errors(start.checkpoint / FACTS):
                 self.preprocessing = Preprocessing(**start.facts["preprocessing"])

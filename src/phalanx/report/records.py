@@ -71,6 +71,7 @@ class Records:
     def __init__(self, folder: Path):
         self.folder = folder
         self._waiting: dict[str, str] = {}
+        self._checksums: dict[str, tuple[int, int]] = {}  # as they were when last asked for
 
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Add one line of metrics per step."""
@@ -102,15 +103,23 @@ class Records:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
     def checksums(self) -> dict[str, tuple[int, int]]:
-        """The size and CRC-32 of each file that there is, for a checkpoint to hold."""
-        paths = [self.folder / name for name in (_METRICS, *_HEADERS)]
-        with disk_errors(self.folder):
-            contents = {path.name: path.read_bytes() for path in paths if path.exists()}
-        return {name: (len(content), zlib.crc32(content)) for name, content in contents.items()}
+        """The size and CRC-32 of each file that there is, for a checkpoint to hold.
+
+        Only what came since the last time is read: the step waits for it.
+        """
+        for name in (_METRICS, *_HEADERS):
+            path, (size, checksum) = self.folder / name, self._checksums.get(name, (0, 0))
+            if path.exists():
+                with disk_errors(path), path.open("rb") as file:
+                    file.seek(size)
+                    added = file.read()
+                self._checksums[name] = size + len(added), zlib.crc32(added, checksum)
+        return dict(self._checksums)
 
     def cut_back(self, step: int, *, scored: bool) -> None:
         """Drop everything after `step`, torn lines, and the score at `step` unless `scored`."""
         self.flush()
+        self._checksums.clear()
         last_score = step if scored else step - 1
 
         def keep_metrics(line: bytes) -> bool:
