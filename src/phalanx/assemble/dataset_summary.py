@@ -1,7 +1,7 @@
 """What the data of a config holds, the plan that follows, and how its batches are made."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.formats.image_file import ReadLimits
+from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Split, ValSplit, open_source
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
@@ -29,6 +30,7 @@ class DatasetSummary:
     counts: DatasetCounts
     classes: tuple[str, ...]
     fingerprints: dict[str, Any]  # by split
+    snapshots: dict[str, str] = field(default_factory=dict)  # of files and their times, by split
     manifest: str | None = None  # id of the content, where `data verify` has looked at it
     source: str = "counted"  # or "published", where nobody looked at the files, or "made up"
 
@@ -52,6 +54,11 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         ),
         classes=classes,
         fingerprints=fingerprints,
+        snapshots={
+            split: source.index.snapshot_sha256
+            for split, source in sources.items()
+            if isinstance(source, IndexedSource)
+        },
         manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
     )
 

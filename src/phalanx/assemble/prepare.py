@@ -130,6 +130,7 @@ def write_run(
         "environment": describe_environment(),
         "classes": list(dataset.classes),
         "data": dataset.fingerprints,
+        "data_snapshots": dataset.snapshots,
         "parent": parent,
         "init_weights_sha256": _hash_init_weights(settings.config),
     }

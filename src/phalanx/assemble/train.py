@@ -157,7 +157,6 @@ def _go_to_start(training: TrainingRun) -> None:
     if prepared.start is not None and prepared.start.use == "fork":
         training.saver.save(state)  # the parent may go; this run must stand on its own
     else:
-        training.session.feed.recheck_bad(state.bad_images)
         _restore_seen(training)
     if state.step == prepared.plan.total_steps:
         state.scores.pop(state.step, None)  # killed before the summary: the last score is redone
@@ -167,9 +166,10 @@ def _go_to_start(training: TrainingRun) -> None:
 
 def _restore_seen(training: TrainingRun) -> None:
     """Know the images that were read before, unless the user says that they may have changed."""
-    state, run = training.session.state, training.prepared.run
+    state, run, feed = training.session.state, training.prepared.run, training.session.feed
     if not training.prepared.accepts_changed_data:
-        training.session.feed.restore_seen(state.seen)
+        feed.recheck_bad(state.bad_images)
+        feed.restore_seen(state.seen)
     elif training.role.writes:
         accepted = [*run.facts.get("accepted_changed_data", []), state.step]
         run.update_facts(accepted_changed_data=accepted)
@@ -178,7 +178,7 @@ def _restore_seen(training: TrainingRun) -> None:
 def _announce(training: TrainingRun) -> None:
     """Say what is about to happen."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
-    config, start = prepared.config, prepared.start
+    config, start, snapshots = prepared.config, prepared.start, prepared.dataset.snapshots
     console.print(
         f"{config.model.model} on {config.data.data}: {plan.train_images:,} images, "
         f"{plan.total_steps:,} steps of {plan.global_batch:,}, {plan.epochs:g} epochs, "
@@ -193,6 +193,11 @@ def _announce(training: TrainingRun) -> None:
         console.print(f"resumed at step {training.session.state.step:,}")
         if prepared.accepts_changed_data:
             console.print("note: images may have changed since, as --accept-changed-data says")
+        elif prepared.run.facts.get("data_snapshots", snapshots) != snapshots:
+            console.print(
+                "note: files of the data were written to, touched or copied since the run began; "
+                "their names and sizes are the same, and their bytes are compared as they are read"
+            )
     elif config.model.init_weights:
         fresh = ", with a new classifier" if config.model.reset_head else ""
         console.print(f"weights from {config.model.init_weights}{fresh}")

@@ -46,6 +46,19 @@ class FolderSource(IndexedSource):
             raise BadImage(self.name(index), why)
         return data
 
+    def find_resized(self) -> int | None:
+        """The first image whose file is gone or has another size than in the index.
+
+        A small set was looked at when it was opened; of a large one only a sample was.
+        """
+        if len(self) <= _SMALL_SET:
+            return None
+        sizes = self.index.sizes
+        return next((i for i in range(len(self)) if _read_size(self._path(i)) != sizes[i]), None)
+
+    def _path(self, index: int) -> Path:
+        return self.root / self.index.files[int(self.index.file_numbers[index])]
+
 
 class _SplitFolder(NamedTuple):
     """The folder whose class folders hold a split, and the classes that labels count."""

@@ -121,6 +121,7 @@ class Index:
     boxes: NDArray[np.float32] | None = None  # [N, 4], see Box; nan: none
     sha256: str = ""  # kept by an index on disk, where a million names are not hashed again
     save_error: str = ""  # why it could not be written to disk; empty: it was
+    snapshot_sha256: str = ""  # of names, sizes and times of the files it was made from
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -151,6 +152,11 @@ def snapshot_files(root: Path, paths: Iterable[Path]) -> Snapshot:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in facts]
 
 
+def hash_snapshot(snapshot: Snapshot) -> str:
+    """A hash that tells whether a snapshot taken later is the same."""
+    return hashlib.sha256(json.dumps(snapshot).encode(errors="surrogateescape")).hexdigest()
+
+
 def load_or_build_index(
     root: Path, key: str, *, snapshot: Snapshot, build: Callable[[], Index]
 ) -> Index:
@@ -163,7 +169,7 @@ def load_or_build_index(
         found = _load_index(path, snapshot)
         if found is not None:
             return found
-    index = build()
+    index = replace(build(), snapshot_sha256=hash_snapshot(snapshot))
     content, why = _to_bytes(index, snapshot), ""
     for path in paths:
         try:
@@ -253,6 +259,7 @@ def _parse_index(content: memoryview, snapshot: Snapshot) -> Index | None:
         labels=arrays["labels"],
         boxes=arrays.get("boxes"),
         sha256=header["sha256"],
+        snapshot_sha256=hash_snapshot(snapshot),
     )
 
 

@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 from phalanx.data.formats.decode import BadImage, EncodedImage, Image, encode_png
 from phalanx.data.formats.file_bytes import copy_to_memory, crc32c
 from phalanx.data.formats.image_file import open_data_file
-from phalanx.data.formats.index import Index, IndexedSource, StringArray, pack_strings, read_errors
+from phalanx.data.formats.index import (
+    Index,
+    IndexedSource,
+    StringArray,
+    hash_snapshot,
+    pack_strings,
+    read_errors,
+    snapshot_files,
+)
 from phalanx.errors import DataError
 
 MAGIC, END_MAGIC = b"phalanxP", b"phalanxE"
@@ -51,6 +59,7 @@ class _PackedSource(IndexedSource):
             sizes=arrays["sizes"],
             labels=arrays["labels"],
             boxes=arrays.get("boxes"),
+            snapshot_sha256=hash_snapshot(snapshot_files(path.parent, [path])),
         )
         super().__init__(path.parent, index)
         self.header, self.arrays = header, arrays

@@ -24,6 +24,7 @@ from phalanx.data.loading.reader import (
 )
 from phalanx.data.loading.seen import SeenImages
 from phalanx.data.loading.worker_pool import WorkerPool
+from phalanx.errors import DataError
 from phalanx.plan.share import WHOLE, Share
 
 _Item = TypeVar("_Item")
@@ -205,16 +206,15 @@ class Loader:
         return {split: problems.notes for split, problems in self._problems.items()}
 
     def recheck_bad(self, names: Collection[str]) -> None:
-        """Read training images that were bad before; those that still are count as bad again."""
-        if not names:  # to find them, all have to be named
-            return
-        reader = self.reader("train")
-        for index in range(len(reader.source)):
-            if reader.source.name(index) in names:
-                try:
-                    reader.source.read(index)
-                except BadImage as bad:
-                    reader.record_bad(index, bad)
+        """Read images that were bad before, which count as bad again.
+
+        Raises DataError for one that can be read now: the run has gone on without it.
+        """
+        readers = (self.reader(split) for split in _SPLITS if names)  # to find them, all are named
+        for reader in readers:
+            for index in range(len(reader.source)):
+                if reader.source.name(index) in names:
+                    _recheck(reader, index)
 
     def describe_unsaved_indexes(self) -> list[str]:
         """A line on the index of the images, where it could not be kept on disk."""
@@ -315,6 +315,19 @@ class Loader:
                 cache=self._caches.handle if self._caches else None,
             )
         return self._pool
+
+
+def _recheck(reader: Reader, index: int) -> None:
+    try:
+        reader.source.read(index)
+    except BadImage as bad:
+        reader.record_bad(index, bad)
+    else:
+        raise DataError(
+            f"{reader.source.name(index)} in {reader.spec.data_dir}: can be read now, but this run "
+            "could not read it before, and left it out: put the file back as it was, or resume "
+            "with --accept-changed-data"
+        )
 
 
 def _pad(batch: Batch, size: int) -> Batch:

@@ -1,10 +1,12 @@
 """What a run has read: a checksum of each image, so that it never trains on two of one name."""
 
 from collections.abc import Iterable
+from threading import Thread
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.data.formats.folder import FolderSource
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.loading.reader import ReadProblems
 from phalanx.errors import CheckpointError, DataError
@@ -23,6 +25,7 @@ class SeenImages:
         self.checksums: NDArray[np.uint32] = np.zeros(len(source), np.uint32)
         self._read_earlier = self.checksums.astype(bool)
         self._bad_compared = 0
+        self._resized: int | None = None  # an image whose file has another size, once one is found
 
     def restore(self, checksums: NDArray[np.uint32]) -> None:
         """Take over what earlier processes have read; what is bad by now was bad for them, too."""
@@ -34,9 +37,21 @@ class SeenImages:
         self.checksums[:] = checksums
         self._read_earlier = checksums != 0
         self._bad_compared = len(self._problems.bad)
+        # a million files take a while to look at: training begins meanwhile
+        Thread(target=self._compare_sizes, daemon=True).start()
+
+    def _compare_sizes(self) -> None:
+        if isinstance(self._source, FolderSource):
+            self._resized = self._source.find_resized()
 
     def compare(self, indices: Iterable[int]) -> None:
         """Take in what was read of these images; raises DataError for one that has changed."""
+        if self._resized is not None:
+            raise DataError(
+                f"{self._source.name(self._resized)} in {self._source.root}: is gone or has "
+                "another size than when this run began: bring the old file back and resume the "
+                "run, or resume it with --accept-changed-data"
+            )
         bad, latest = self._problems.bad, self._problems.checksums
         for index in indices:
             checksum = latest.pop(index, 0)
