@@ -49,6 +49,18 @@ def test_an_empty_folder_is_free(tmp_path):
     assert new_run(tmp_path / "demo").run.is_file()
 
 
+def test_what_a_kill_left_before_the_run_was_there_is_taken_over(tmp_path):
+    run = new_run(tmp_path / "demo")
+    run.run.unlink()
+    (run.path / ".run.json.999999999.part").write_text("{")
+    assert new_run(run.path).run.is_file()
+    run.run.unlink()
+    run.config.write_text("mine: 1\n")
+    with pytest.raises(ConfigError, match="is not empty"):
+        new_run(run.path)
+    assert run.config.read_text() == "mine: 1\n"
+
+
 def test_a_used_folder_is_refused_with_the_way_out(tmp_path):
     new_run(tmp_path / "demo")
     with pytest.raises(ConfigError, match=r"holds a run already.*--resume .*demo.*another"):

@@ -22,7 +22,14 @@ from typing import Any
 import yaml
 
 from phalanx.catalog.plugins import format_plugin_flag
-from phalanx.disk import disk_errors, file_lock, remove_quietly, sync_folder, write_atomically
+from phalanx.disk import (
+    disk_errors,
+    file_lock,
+    remove_dead_parts,
+    remove_quietly,
+    sync_folder,
+    write_atomically,
+)
 from phalanx.errors import CheckpointError, ConfigError
 
 _FORMAT = 1  # raise it when run.json changes, and teach `RunFolder.facts` to read the older one
@@ -202,7 +209,7 @@ def is_run_folder(path: Path) -> bool:
 def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFolder:
     """A new run folder with its options and facts written."""
     with disk_errors(path):  # of a name that is too long, too
-        _refuse_used(path)
+        _refuse_used(path, config_text)
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
@@ -217,17 +224,24 @@ def create_run(path: Path, *, config_text: str, facts: dict[str, Any]) -> RunFol
     return run
 
 
-def _refuse_used(path: Path) -> None:
-    """Raise unless `path` is free: absent, or an empty folder."""
+def _refuse_used(path: Path, config_text: str) -> None:
+    """Raise unless `path` is free: absent, an empty folder, or this very run killed at once."""
     if is_run_folder(path):
         raise ConfigError(
             f"--run-dir {path}: holds a run already; go on with it by --resume {path}"
             f"{RunFolder(path).plugin_flag}, or choose another --run-dir"
         )
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir():
+        remove_dead_parts(path)
+    if path.is_dir() and any(path.iterdir()) and not _holds_only_config(path, config_text):
         raise ConfigError(f"--run-dir {path}: is not empty; choose another --run-dir")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--run-dir {path}: is a file; choose another --run-dir")
+
+
+def _holds_only_config(path: Path, config_text: str) -> bool:
+    config = RunFolder(path).config
+    return list(path.iterdir()) == [config] and config.read_bytes() == config_text.encode()
 
 
 def open_run(path: Path) -> RunFolder:
