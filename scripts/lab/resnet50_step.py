@@ -536,7 +536,7 @@ class Network:
         self.fc, self.fc_grad = (t[place].view(classes, into) for t in (w.q, w.g))
         place, _ = w.take(classes, std=0.0)
         self.bias, self.bias_grad = w.p[place], w.g[place]
-        self.scale = 1024.0 if dtype == torch.float16 else 1.0
+        self.scale, self.smoothing = 1024.0 if dtype == torch.float16 else 1.0, 0.0
 
     def arrange(self, x: Tensor) -> Tensor:
         """An image of three channels as the stem wants it; the first time, measures which form."""
@@ -565,7 +565,7 @@ class Network:
         mean = y.mean((2, 3)).requires_grad_()
         fc, bias = self.fc.detach().requires_grad_(), self.bias.detach().requires_grad_()
         logits = F.linear(mean, fc, bias.to(self.dtype))
-        loss = F.cross_entropy(logits.float(), labels)
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.smoothing)
         d, *head = torch.autograd.grad(loss * self.scale, [mean, fc, bias])
         self.weights.pending += list(zip((self.fc_grad, self.bias_grad), head, strict=True))
         dp = self.blocks_back(d, y)
