@@ -38,6 +38,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from step_kernels import (
+    AHEAD_TILES,
     EPS,
     GEMM_TILES,
     INTERPRETED,
@@ -62,6 +63,7 @@ from step_kernels import (
     fold_back,
     fold_back_input,
     gemm,
+    gemm_ahead,
     gemm_rows,
     gram_matrix,
     head_back,
@@ -98,6 +100,7 @@ class Variant:
     bits: bool = False  # where a block's ReLU let through is kept in bits, not read from its output
     small: bool = False  # the stem's shortcuts and the choices that need no new product
     rows: bool = False  # products may walk over the rows
+    ahead: bool = False  # products of many channels may fetch by the copy engine
     side: bool = False  # the convolutions' weight gradients run beside the rest
 
 
@@ -107,6 +110,7 @@ VARIANTS = (
     Variant("small", gram=True, bits=True, small=True),
     Variant("small+rows", gram=True, bits=True, small=True, rows=True),
     Variant("small+rows+side", gram=True, bits=True, small=True, rows=True, side=True),
+    Variant("ahead", gram=True, bits=True, small=True, rows=True, ahead=True),
 )
 
 
@@ -346,6 +350,7 @@ class Block:
         if not self.variant.small:
             return separate()
         key = f"first convolution {tuple(x.shape)} {conv.weight.shape[0]} {x.dtype} {launcher.rows}"
+        key += " ahead" if launcher.ahead else ""
         return launcher.choose(key, {"joined": joined, "separate": separate})
 
     def norm_back(self, norm: Norm, x: Tensor, v: Tensor, kind: int, dy: Tensor) -> Tensor:
@@ -555,7 +560,7 @@ class Network:
 
     def gradients(self, x: Tensor, labels: Tensor) -> Tensor:
         """The loss of an arranged image; scaled gradients are then in weights.g."""
-        launcher.rows = self.variant.rows
+        launcher.rows, launcher.ahead = self.variant.rows, self.variant.ahead
         stem = self.stems[self.form]
         c0 = stem.convolve(x)
         v0 = statistics(c0, self.stem_norm)
@@ -717,6 +722,7 @@ def check_products(device: str, dtype: torch.dtype, limit: float) -> list[dict[s
     few = INTERPRETED or dtype == torch.bfloat16  # every tile once, in float16, is enough
     tried = [(gemm, tile) for tile in GEMM_TILES[: 1 if few else None]]
     tried += [(gemm_rows, tile) for tile in ROWS_TILES[: 3 if few else None]]
+    tried += [(gemm_ahead, tile) for tile in AHEAD_TILES[: 2 if few else None]]
     for name, options, wanted in product_uses(device, dtype):
         worst = {"result": 0.0, "sums": 0.0, "bits": 0.0}
         for kernel, tile in tried:
@@ -743,6 +749,7 @@ def product_errors(
     """Errors of the result, its sums and its bits."""
     out_bits = options.get("bits") if options.get("act") == RELU else None
     launcher.forced, launcher.rows = {kernel.__name__: tile}, kernel is gemm_rows
+    launcher.ahead = kernel is gemm_ahead
     launcher.multiprocessors = 2  # so that a program walks over several blocks of rows
     try:
         out, s = product(**options)
@@ -750,6 +757,7 @@ def product_errors(
             torch.cuda.synchronize()  # so that a fault is this tile's
     finally:
         launcher.forced, launcher.rows, launcher.multiprocessors = {}, False, 132
+        launcher.ahead = False
     found = {"result": error(flat(out), wanted), "sums": 0.0, "bits": 0.0}
     sums = options.get("sums")
     if sums:
@@ -866,7 +874,7 @@ def draw_block(
 ) -> tuple[float, dict[str, tuple[float, float]]]:
     """For one draw of weights and data: the sums' error, and ours and torch's errors by name."""
     torch.manual_seed(4 + seed)
-    launcher.rows = variant.rows
+    launcher.rows, launcher.ahead = variant.rows, variant.ahead
     into, width, stride, short = layout
     w, names = Weights(dtype, device, 2 + seed), ("1", "2", "3")
     sizes = ((into, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))

@@ -31,6 +31,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EPS, MOMENTUM = 1e-5, 0.1
@@ -65,7 +66,15 @@ ROWS_TILES = make_tiles(
     *((64, 64, 3, 4, 4), (64, 128, 2, 4, 3), (128, 64, 2, 4, 3), (128, 64, 2, 8, 3)),
     *((128, 128, 1, 8, 3), (128, 128, 1, 16, 3), (64, 256, 1, 8, 3)),
 )
+# OCCUPANCY 0: a program for every tile. The last column is how many blocks of K are under way.
+AHEAD_TILES = make_tiles(
+    "BM BN BK EARLY OCCUPANCY",
+    *((128, 64, 64, 1, 0, 4, 3), (128, 64, 64, 1, 2, 4, 4), (128, 128, 64, 1, 0, 8, 3)),
+    *((128, 128, 64, 1, 1, 8, 4), (128, 128, 64, 0, 1, 8, 4), (128, 256, 64, 0, 0, 8, 3)),
+    *((128, 256, 64, 0, 1, 8, 3),),
+)
 REGISTERS = 65536  # of a multiprocessor
+WIDEST_AHEAD = 28  # pixels; wider layers have few channels, and gemm_rows is near the floor
 SHARED_MEMORY = 227 * 1024  # bytes for one program of an H100 or H200
 FINISH_TILES = make_tiles("BG BC", (64, 16, 4, 3), (256, 16, 8, 3), (128, 8, 4, 3), (512, 8, 8, 3))
 SUM_TILES = make_tiles("BR BC", (32, 64, 4, 3), (128, 32, 8, 3), (256, 16, 8, 3), (64, 64, 8, 3))
@@ -394,6 +403,11 @@ def name_rows(info: Any) -> str:
     return name_gemm(info).replace("gemm_", "rows_")
 
 
+def name_ahead(info: Any) -> str:
+    """As name_gemm."""
+    return name_gemm(info).replace("gemm_", "ahead_")
+
+
 def name_outer(info: Any) -> str:
     """Tells Gram matrices and weight gradients apart in a profile."""
     return "outer_gram" if info.constants.get("GRAM") else "outer_weight_gradient"
@@ -423,6 +437,22 @@ def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
     """What pack_bits packed, as 0 and 1."""
     packed = tl.reshape(packed.to(tl.int32), (BM, BN // 64, 1, 8))
     return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BN))
+
+
+@triton.jit
+def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr):
+    """pack_bits as one 64-bit word of 64 columns, where a thread holds eight columns in a row."""
+    kept = tl.reshape(kept.to(tl.int64), (BM, BN // 64, 8, 8))
+    places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
+    return tl.sum(tl.sum(kept << places[None, None, :, :], 3), 2)
+
+
+@triton.jit
+def unpack_words(words, BM: tl.constexpr, BN: tl.constexpr):
+    """What pack_words packed, as 0 and 1."""
+    places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
+    kept = (words[:, :, None, None] >> places[None, None, :, :]) & 1
+    return tl.reshape(kept.to(tl.int32), (BM, BN))
 
 
 @triton.jit(repr=name_gemm, do_not_specialize=["H", "W"])
@@ -591,6 +621,81 @@ def gemm_rows(
         tl.store(s + first * N + n, tl.sum(tl.sum(total, 1), 0))
     if SUMS > 1:
         tl.store(s + (P + first) * N + n, tl.sum(tl.sum(second, 1), 0))
+
+
+@triton.jit(repr=name_ahead, do_not_specialize=["H", "W"])
+def gemm_ahead(
+    a, b, a2, b2, beta, out, v, add, gate, gv, bits, s, M, N, K, K2, P, H, W,
+    TRANS: tl.constexpr, PRE: tl.constexpr, AFFINE: tl.constexpr, ADD: tl.constexpr,
+    ACT: tl.constexpr, BITS: tl.constexpr, SUMS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    FLAT: tl.constexpr,
+):  # fmt: skip
+    """`gemm` by P programs that walk over the tiles; a, b, a2 and b2 are descriptors.
+
+    For products of many channels, whose weights fit nowhere: the copy engine fetches both factors
+    and, FLAT, those of the next tile during the epilogue of this one.
+    """
+    blocks = tl.cdiv(N, BN)
+    late = tl.program_id(0) - P  # the epilogue counts anew: what it shares would take registers
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * blocks, P, flatten=FLAT):
+        top, side = (tile // blocks) * BM, (tile % blocks) * BN
+        if EARLY:
+            m0, n0 = top + tl.arange(0, BM), side + tl.arange(0, BN)
+            ok0 = (m0 < M)[:, None]
+            if ADD > 0:
+                added = load_added(add, m0, n0, M, N, H, W, ADD)
+            if (ACT == 2) | (ACT == 4):
+                gates = tl.load(gate + m0[:, None] * N + n0[None, :], mask=ok0, other=0.0)
+        acc = tl.zeros((BM, BN), tl.float32)
+        if PRE:
+            for k0 in range(0, K2, BK):
+                acc = tl.dot(a2.load([top, k0]), b2.load([k0, side]), acc)
+            acc = acc * tl.load(beta)
+        for k0 in range(0, K, BK):
+            right = tl.trans(b.load([side, k0])) if TRANS else b.load([k0, side])
+            acc = tl.dot(a.load([top, k0]), right, acc)
+        late += P
+        row, column = late // blocks, late % blocks
+        m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+        ok, o = (m < M)[:, None], m[:, None] * N + n[None, :]
+        if (ACT == 3) | BITS:
+            words = column * (BN // 64) + tl.arange(0, BN // 64)
+            word = bits.to(tl.pointer_type(tl.int64)) + m[:, None] * (N // 64) + words[None, :]
+        if ACT == 3:
+            packed = tl.load(word, mask=ok, other=0)
+        if not EARLY:
+            if ADD > 0:
+                added = load_added(add, m, n, M, N, H, W, ADD)
+            if (ACT == 2) | (ACT == 4):
+                gates = tl.load(gate + o, mask=ok, other=0.0)
+        if AFFINE == 1:
+            acc += tl.load(v + n)[None, :]
+        if AFFINE == 2:
+            acc = acc * tl.load(v + 2 * N + n)[None, :] + tl.load(v + 3 * N + n)[None, :]
+        if ADD > 0:
+            acc += added.to(tl.float32)
+        if ACT == 1:
+            acc = tl.maximum(acc, 0.0)
+        if ACT == 2:
+            acc = tl.where(gates > 0, acc, 0.0)
+        if ACT == 3:
+            acc = tl.where(unpack_words(packed, BM, BN) > 0, acc, 0.0)
+        if ACT == 4:
+            normal = gates.to(tl.float32) * tl.load(gv + 2 * N + n)[None, :]
+            acc = tl.where(normal + tl.load(gv + 3 * N + n)[None, :] > 0, acc, 0.0)
+        result = acc.to(out.dtype.element_ty)
+        tl.store(out + o, result, mask=ok)
+        if BITS:
+            tl.store(word, pack_words(result > 0, BM, BN), mask=ok)
+        if SUMS > 0:
+            acc = tl.where(ok, acc, 0.0)
+            tl.store(s + row * N + n, tl.sum(acc, 0))
+            second = s + tl.cdiv(M, BM) * N + row * N + n
+            if SUMS == 2:
+                tl.store(second, tl.sum(acc * gates.to(tl.float32), 0))
+            if SUMS == 3:
+                tl.store(second, tl.sum(acc * acc, 0))
 
 
 @triton.jit(repr=name_outer, do_not_specialize=["H", "W"])
@@ -835,6 +940,7 @@ class Launcher:
         self.forced: dict[str, Tile] = {}  # by kernel; for checks of every tile
         self.last_flags: dict[str, int] = {}
         self.rows = False  # whether products may use gemm_rows
+        self.ahead = False  # whether products may use gemm_ahead
         self.multiprocessors = 132
 
     def run(self, kernel: Any, grid: Any, args: tuple, tiles: list[Tile], **flags: int) -> Tile:
@@ -945,7 +1051,8 @@ def specialisation(value: Any) -> Any:
 
 def count_bytes(args: Iterable[Any]) -> int:
     """Bytes of the tensors a kernel is given, each counted once."""
-    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in args if isinstance(t, Tensor)}
+    plain = [t.base if isinstance(t, TensorDescriptor) else t for t in args]
+    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in plain if isinstance(t, Tensor)}
     return sum(tensors.values())
 
 
@@ -1161,7 +1268,11 @@ def product(
     if launcher.rows:
         extra = (add is not None) + (gate is not None)
         launches = rows_launches(tensors, (m, width, k, k2, h, w), extra, flags) + launches
-    key = f"{'gemm or rows' if launcher.rows else 'gemm'} {(m, width, k, k2, h, w)} {flags}"
+    ways = "gemm or rows" if launcher.rows else "gemm"
+    if launcher.ahead:
+        ahead = ahead_launches(tensors, (m, width, k, k2, h, w), flags)
+        launches, ways = ahead + launches, f"{ways} or ahead" if ahead else ways
+    key = f"{ways} {(m, width, k, k2, h, w)} {flags}"
     used = launcher.run_fastest(key, launches)
     rows = used.args[14] if used.kernel is gemm_rows else triton.cdiv(m, used.tile["BM"])
     return out, shorten(s[: count * rows * width].view(count, rows, width)) if count else s
@@ -1192,6 +1303,34 @@ def rows_launches(
             options["maxnreg"] = registers
         args = (*tensors, m, width, walkers, h, w)
         launches.append(Launch(gemm_rows, (blocks * walkers,), args, own, t, {**own, **options}))
+    return launches
+
+
+def describe(matrix: Tensor, *block: int) -> TensorDescriptor:
+    """A matrix for the copy engine, fetched in blocks."""
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
+
+
+def ahead_launches(tensors: tuple, sizes: tuple[int, ...], flags: dict[str, int]) -> list[Launch]:
+    """Ways to launch gemm_ahead, for products of many channels."""
+    (a, b, a2, b2, *rest), (m, width, k, k2, h, w) = tensors, sizes
+    if k < 128 or m < 128 or h > WIDEST_AHEAD:
+        return []
+    launches = []
+    for t in narrow_tiles(AHEAD_TILES, BN=width):
+        bm, bn, bk = t["BM"], t["BN"], t["BK"]
+        weights = describe(b, bn, bk) if flags["TRANS"] else describe(b, bk, bn)
+        factors: tuple = (describe(flat(a), bm, bk), weights, None, None)
+        if a2 is not None:
+            factors = (*factors[:2], describe(flat(a2), bm, bk), describe(b2, bk, bn))
+        tiles, walking = triton.cdiv(m, bm) * triton.cdiv(width, bn), t["OCCUPANCY"] > 0
+        programs = tiles
+        if walking:
+            programs = min(t["OCCUPANCY"] * launcher.multiprocessors, tiles)
+        args = (*factors, *rest, m, width, k, k2, programs, h, w)
+        own = {key: value for key, value in t.items() if key != "OCCUPANCY"}
+        options = {**flags, **own, "FLAT": walking and not flags["PRE"]}
+        launches.append(Launch(gemm_ahead, (programs,), args, flags, t, options))
     return launches
 
 
