@@ -452,11 +452,16 @@ def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr):
-    """pack_bits as one 64-bit word of 64 columns, where a thread holds eight columns in a row."""
+def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
+    """pack_bits as one 64-bit word of 64 columns.
+
+    ROWS: first over the eight bits of a byte, which a thread of a product holds; else first over
+    the eight bytes, for a thread that holds eight columns in a row, as one that loads does.
+    """
     kept = tl.reshape(kept.to(tl.int64), (BM, BN // 64, 8, 8))
     places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
-    return tl.sum(tl.sum(kept << places[None, None, :, :], 3), 2)
+    kept = kept << places[None, None, :, :]
+    return tl.sum(tl.sum(kept, 2), 2) if ROWS else tl.sum(tl.sum(kept, 3), 2)
 
 
 @triton.jit
@@ -699,7 +704,7 @@ def gemm_ahead(
         result = acc.to(out.dtype.element_ty)
         tl.store(out + o, result, mask=ok)
         if BITS:
-            tl.store(word, pack_words(result > 0, BM, BN), mask=ok)
+            tl.store(word, pack_words(result > 0, BM, BN, EARLY and not FLAT), mask=ok)
         if SUMS > 0:
             acc = tl.where(ok, acc, 0.0)
             tl.store(s + row * N + n, tl.sum(acc, 0))
