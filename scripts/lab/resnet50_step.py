@@ -18,6 +18,9 @@ multiply Gram matrices, and the first convolution of a block may take its statis
 where it is measured to be faster. `rows` lets products walk over the rows with their weights kept.
 `side` runs the weight gradients of the first two convolutions of a block on a second stream, where
 they fill what the many small kernels of the main one leave idle.
+`ahead` (on top of small+rows) lets products of many channels, at 28 px and less, fetch their
+factors by the copy engine. `finish` lets the last program of a sum finish it, makes the forward
+pass's fold one kernel, and takes 16-bit products for that of the backward pass.
 Every choice is measured by graphs, so that the time to launch does not count.
 """
 
