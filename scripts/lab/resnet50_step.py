@@ -18,6 +18,9 @@ multiply Gram matrices, and the first convolution of a block may take its statis
 where it is measured to be faster. `rows` lets products walk over the rows with their weights kept.
 `side` runs the weight gradients of the first two convolutions of a block on a second stream, where
 they fill what the many small kernels of the main one leave idle.
+`ahead` (on top of small+rows) lets products of many channels, at 28 px and less, fetch their
+factors by the copy engine. `finish` lets the last program of a sum finish it, makes the forward
+pass's fold one kernel, and takes 16-bit products for that of the backward pass.
 Every choice is measured by graphs, so that the time to launch does not count.
 """
 
@@ -38,6 +41,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from step_kernels import (
+    AHEAD_TILES,
     EPS,
     GEMM_TILES,
     INTERPRETED,
@@ -62,6 +66,7 @@ from step_kernels import (
     fold_back,
     fold_back_input,
     gemm,
+    gemm_ahead,
     gemm_rows,
     gram_matrix,
     head_back,
@@ -84,9 +89,10 @@ LAST_NORM = 0.2  # weights of a block's last norm at the start: larger ones make
 ROUNDS, REPLAYS = 7, 12
 DRAWS = 5  # of a block's check: which ReLUs rounding flips is a matter of luck
 THREADS = 16
-CHECK_SECONDS = 90  # leaves time to measure when the checks are slow
+CHECK_SECONDS = 140  # leaves time to measure when the checks are slow
 SHORTEST_PART = 40  # seconds; less is not enough for a result
 HALVES = (torch.float16, torch.bfloat16)
+DEAD_DEVICE = 3  # a part's exit status: a tile ended the device's work, is banned now; try again
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,13 @@ class Variant:
     bits: bool = False  # where a block's ReLU let through is kept in bits, not read from its output
     small: bool = False  # the stem's shortcuts and the choices that need no new product
     rows: bool = False  # products may walk over the rows
+    ahead: bool = False  # products of many channels may fetch by the copy engine
+    finish: bool = False  # sums are finished by their last program, folds are one kernel
     side: bool = False  # the convolutions' weight gradients run beside the rest
+
+    def allow(self) -> None:
+        """Tell the launcher what it may use."""
+        launcher.rows, launcher.ahead, launcher.finish = self.rows, self.ahead, self.finish
 
 
 VARIANTS = (
@@ -107,6 +119,9 @@ VARIANTS = (
     Variant("small", gram=True, bits=True, small=True),
     Variant("small+rows", gram=True, bits=True, small=True, rows=True),
     Variant("small+rows+side", gram=True, bits=True, small=True, rows=True, side=True),
+    Variant("ahead", gram=True, bits=True, small=True, rows=True, ahead=True),
+    Variant("finish", gram=True, bits=True, small=True, rows=True, finish=True),
+    Variant("ahead+finish", gram=True, bits=True, small=True, rows=True, ahead=True, finish=True),
 )
 
 
@@ -346,6 +361,7 @@ class Block:
         if not self.variant.small:
             return separate()
         key = f"first convolution {tuple(x.shape)} {conv.weight.shape[0]} {x.dtype} {launcher.rows}"
+        key += " ahead" * launcher.ahead + " finished" * launcher.finish
         return launcher.choose(key, {"joined": joined, "separate": separate})
 
     def norm_back(self, norm: Norm, x: Tensor, v: Tensor, kind: int, dy: Tensor) -> Tensor:
@@ -555,7 +571,7 @@ class Network:
 
     def gradients(self, x: Tensor, labels: Tensor) -> Tensor:
         """The loss of an arranged image; scaled gradients are then in weights.g."""
-        launcher.rows = self.variant.rows
+        self.variant.allow()
         stem = self.stems[self.form]
         c0 = stem.convolve(x)
         v0 = statistics(c0, self.stem_norm)
@@ -717,14 +733,18 @@ def check_products(device: str, dtype: torch.dtype, limit: float) -> list[dict[s
     few = INTERPRETED or dtype == torch.bfloat16  # every tile once, in float16, is enough
     tried = [(gemm, tile) for tile in GEMM_TILES[: 1 if few else None]]
     tried += [(gemm_rows, tile) for tile in ROWS_TILES[: 3 if few else None]]
+    tried += [(gemm_ahead, tile) for tile in AHEAD_TILES[: 2 if few else None]]
     for name, options, wanted in product_uses(device, dtype):
         worst = {"result": 0.0, "sums": 0.0, "bits": 0.0}
         for kernel, tile in tried:
             try:
                 found = product_errors(options, wanted, kernel, tile)
-            except Exception as problem:  # noqa: BLE001  a tile that fails must not end the checks
+            except Exception as problem:
                 print(f"product {name} {tile}: {str(problem)[:160]}", flush=True)
                 found = {"result": float("inf")}
+                if not device_answers(device):
+                    launcher.banned.add(ban_key(kernel, launcher.last_flags, tile))
+                    raise SystemExit(DEAD_DEVICE) from problem
             if launcher.mode == "record first":
                 continue
             if not max(found.values()) < limit:
@@ -737,12 +757,21 @@ def check_products(device: str, dtype: torch.dtype, limit: float) -> list[dict[s
     return rows
 
 
+def device_answers(device: str) -> bool:
+    """Whether the device still works after a fault: most faults end all work of a process."""
+    try:
+        return float(torch.ones(1, device=device)) == 1
+    except Exception:  # noqa: BLE001  whatever it says
+        return False
+
+
 def product_errors(
     options: dict[str, Any], wanted: Tensor, kernel: Any, tile: dict[str, int]
 ) -> dict[str, float]:
     """Errors of the result, its sums and its bits."""
     out_bits = options.get("bits") if options.get("act") == RELU else None
     launcher.forced, launcher.rows = {kernel.__name__: tile}, kernel is gemm_rows
+    launcher.ahead = kernel is gemm_ahead
     launcher.multiprocessors = 2  # so that a program walks over several blocks of rows
     try:
         out, s = product(**options)
@@ -750,6 +779,7 @@ def product_errors(
             torch.cuda.synchronize()  # so that a fault is this tile's
     finally:
         launcher.forced, launcher.rows, launcher.multiprocessors = {}, False, 132
+        launcher.ahead = False
     found = {"result": error(flat(out), wanted), "sums": 0.0, "bits": 0.0}
     sums = options.get("sums")
     if sums:
@@ -766,12 +796,15 @@ def check_gram(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
     """Gram matrices, and the statistics they give, against float64 over the product itself."""
     rows = []
     uses = ((64, 1, 0.0, True), (128, 2, 0.0, False), (256, 1, 4.0, True))
-    for (k, stride, mean, normed), way in product_of(uses, ("joined", "separate")):
+    ways = (("joined", False), ("separate", False), ("joined", True), ("separate", True))
+    for (k, stride, mean, normed), (way, finished) in product_of(uses, ways):
+        launcher.finish = finished
         x, v = random_image(4, k, 12, device, dtype), torch.rand(4, k, device=device) + 0.5
         v[3] += mean
         weights = Weights(dtype, device, 1)
         conv, norm = weights.conv("c", k, 4 * k), weights.norm("n", 4 * k)
-        launcher.options[f"gram matrix {tuple(x.shape)} {stride} {x.dtype}"] = way
+        key = f"gram matrix {tuple(x.shape)} {stride} {x.dtype}" + " finished" * finished
+        launcher.options[key] = way
         kept, gram, sums = gram_matrix(x, v if normed else None, stride, True)
         launcher.options.clear()
         found, t = fold(gram, sums, conv.matrix, norm, kept.numel() // k)
@@ -794,7 +827,7 @@ def check_gram(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
         }
         rows.append(
             {
-                "way": way,
+                "way": way + ", finished" * finished,
                 "channels": k,
                 "stride": stride,
                 "offset": mean,
@@ -802,6 +835,33 @@ def check_gram(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
                 **rounded(errors),
             }
         )
+    launcher.finish = False
+    return rows
+
+
+def check_vectors(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """A norm's vectors from one kernel against those from two, and the same with an odd size."""
+    rows = []
+    for channels, size in ((64, 12), (256, 7), (512, 5)):
+        x, dy = (random_image(4, channels, size, device, dtype) for _ in range(2))
+        found: list[tuple[Tensor, ...]] = []
+        for finished in (False, True):
+            launcher.finish = finished
+            norm = Weights(dtype, device, 1).norm("n", channels)
+            v = statistics(x, norm)
+            v = statistics(x, norm)  # again: the counters must be as before
+            vectors = [reduce_norm(x, v, kind, dy)[1] for kind in (0, 2)]
+            conv = Weights(dtype, device, 2).conv("c", channels, 4 * channels)
+            u = (torch.rand(5, 4 * channels, device=device) - 0.5) * 1e-4
+            if found:
+                u = found[0][-1]
+            q, const = fold_back_input(conv.matrix, u)
+            q = q.float() * const[-1]
+            found.append((v, norm.running, *vectors, q, const[:-1], u))
+        names = ("v", "running", "u0", "u2", "q", "const")
+        errors = {name: error(b, a) for name, a, b in zip(names, *found, strict=False)}
+        rows.append({"channels": channels, "size": size, "dtype": str(dtype), **rounded(errors)})
+    launcher.finish = False
     return rows
 
 
@@ -866,7 +926,7 @@ def draw_block(
 ) -> tuple[float, dict[str, tuple[float, float]]]:
     """For one draw of weights and data: the sums' error, and ours and torch's errors by name."""
     torch.manual_seed(4 + seed)
-    launcher.rows = variant.rows
+    variant.allow()
     into, width, stride, short = layout
     w, names = Weights(dtype, device, 2 + seed), ("1", "2", "3")
     sizes = ((into, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))
@@ -934,13 +994,18 @@ def compare(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, An
 
 
 def check_network(
-    dtype: torch.dtype, device: str, batch: int, size: int, depths: tuple[int, ...]
+    chosen: list[Variant],
+    dtype: torch.dtype,
+    device: str,
+    batch: int,
+    size: int,
+    depths: tuple[int, ...],
 ) -> list[Any]:
     """Gradients of a whole network against float64, plain torch's beside."""
     torch.manual_seed(3)
     x, labels = random_image(batch, 3, size, device, dtype), torch.arange(batch, device=device)
     if launcher.mode != "first":  # only what is to be compiled matters
-        for variant in VARIANTS:
+        for variant in chosen:
             net = Network(variant, dtype, device=device, depths=depths)
             net.gradients(net.arrange(x), labels)
         return []
@@ -948,7 +1013,7 @@ def check_network(
     exact = plain_gradients(net, x, labels, torch.float64, torch.float64)
     plain = plain_gradients(net, x, labels, dtype, torch.float32)
     rows = [{"network": "plain torch", "dtype": str(dtype), **compare(plain, exact)}]
-    for variant in VARIANTS:
+    for variant in chosen:
         net = Network(variant, dtype, device=device, depths=depths)
         net.gradients(net.arrange(x), labels)
         found = {name: grad / net.scale for name, _, grad in net.parameters()}
@@ -1067,9 +1132,14 @@ def prepare_all(
     return ready
 
 
+def choose_variants(words: argparse.Namespace) -> list[Variant]:
+    """Those that were asked for, in the order of VARIANTS."""
+    return [v for v in VARIANTS if not words.variants or v.name in words.variants.split(",")]
+
+
 def measure(dtype: torch.dtype, words: argparse.Namespace, report: "Report") -> None:
     """Images/s of the variants in turns, then the kernels of the fastest and of the baseline."""
-    chosen = [v for v in VARIANTS if not words.variants or v.name in words.variants.split(",")]
+    chosen = choose_variants(words)
     name = str(dtype).removeprefix("torch.")
     report.add("device", {"copy_tb_per_s": report.attempt("copy", copy_rate)})
     report.attempt(f"compile {name}", compile_variants, chosen, dtype, words, report)
@@ -1106,7 +1176,16 @@ def kernels(variant: str, dtype: str, replay: Callable[[], None], report: "Repor
         torch.cuda.synchronize()
     events = [e for e in profiler.key_averages() if e.device_time_total > 0]
     kinds: dict[str, float] = {}
-    ours: tuple[str, ...] = ("gemm_", "rows_", "outer_", "norm_", "pool_", "finish_", "fold_")
+    ours: tuple[str, ...] = (
+        "gemm_",
+        "rows_",
+        "ahead_",
+        "outer_",
+        "norm_",
+        "pool_",
+        "finish_",
+        "fold_",
+    )
     ours += ("sum_rows", "head_", "update")
     vendors = ("dgrad", "wgrad", "fprop", "nvjet", "gemm", "splitK")
     for event in events:
@@ -1163,35 +1242,39 @@ LAYOUTS = ((256, 64, 1, False), (64, 64, 1, True), (256, 128, 2, True), (1024, 5
 
 def check(words: argparse.Namespace, report: Report) -> None:
     """All comparisons with torch; tiles that err are banned from the measurements."""
-    on_gpu = words.device == "cuda"
+    on_gpu, chosen = words.device == "cuda", choose_variants(words)
     for dtype in HALVES if on_gpu else (torch.float32,):
         if on_gpu:  # once without running a kernel, to compile all of them in parallel
-            report.attempt(f"compile checks {dtype}", compile_checks, words.device, dtype)
+            report.attempt(f"compile checks {dtype}", compile_checks, chosen, words.device, dtype)
         launcher.mode = "first"
-        for section, rows in checks(words.device, dtype, report):
+        for section, rows in checks(chosen, words.device, dtype, report):
             for row in rows or ():
                 report.add(section, row)
 
 
-def checks(device: str, dtype: torch.dtype, report: Report) -> Iterator[tuple[str, Any]]:
+def checks(
+    chosen: list[Variant], device: str, dtype: torch.dtype, report: Report
+) -> Iterator[tuple[str, Any]]:
     """Sections with their rows, or None for one that failed."""
     limit = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}.get(dtype, 1e-5)
     yield "product", report.attempt("products", check_products, device, dtype, limit)
     yield "gram", report.attempt("gram", check_gram, device, dtype)
+    yield "vectors", report.attempt("vectors", check_vectors, device, dtype)
     yield "stem", report.attempt("stem", check_stems, device, dtype)
-    for variant in VARIANTS:
+    for variant in chosen:
         for layout in LAYOUTS[: 4 if device == "cuda" else 3]:
             row = report.attempt(f"block {layout}", check_block, variant, device, dtype, layout)
             yield "block", row and [row]
     size: Any = (32, 128, (3, 4, 6, 3)) if device == "cuda" else (2, 32, (2, 1))
-    yield "network", report.attempt("network", check_network, dtype, device, *size)
+    args = (chosen, dtype, device, *size)
+    yield "network", report.attempt("network", check_network, *args)
 
 
-def compile_checks(device: str, dtype: torch.dtype) -> None:
+def compile_checks(chosen: list[Variant], device: str, dtype: torch.dtype) -> None:
     """Compile what the checks run."""
     launcher.mode = "record first"
     silent = Report(None, "silent")
-    for _ in checks(device, dtype, silent):
+    for _ in checks(chosen, device, dtype, silent):
         pass
     torch.cuda.synchronize()
     compile_now(f"checks {dtype}")
@@ -1208,12 +1291,17 @@ def run_part(words: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = words.part != "check"
     torch.backends.cudnn.allow_tf32 = False  # float32 is the reference
-    if words.part == "check":
-        check(words, report)
-    else:
-        measure(getattr(torch, words.part), words, report)
+    status: Any = 0
+    try:
+        if words.part == "check":
+            check(words, report)
+        else:
+            measure(getattr(torch, words.part), words, report)
+    except SystemExit as ended:
+        status = ended.code
     known = {"tiles": launcher.tiles, "options": launcher.options, "banned": [*launcher.banned]}
     state.write_text(json.dumps(known), encoding="utf-8")
+    sys.exit(status)
 
 
 def main() -> None:
@@ -1235,21 +1323,29 @@ def main() -> None:
         return
     begin = time.perf_counter()
     for part in words.parts.split(","):
-        left = words.seconds - (time.perf_counter() - begin)
-        left = min(left, CHECK_SECONDS) if part == "check" else left
-        print(f"=== {part}, {left:.0f} s left", flush=True)
-        if left < SHORTEST_PART:
-            continue
-        try:
-            done = subprocess.run(
-                [sys.executable, *sys.argv, "--part", part, "--left", f"{left:.0f}"],
-                timeout=left,
-                check=False,
-            )
-            print(f"=== {part} ended with {done.returncode}", flush=True)
-        except subprocess.TimeoutExpired:
-            print(f"=== {part} ran out of time", flush=True)
+        status: int | None = DEAD_DEVICE
+        while status == DEAD_DEVICE:
+            left = words.seconds - (time.perf_counter() - begin)
+            left = min(left, CHECK_SECONDS) if part == "check" else left
+            print(f"=== {part}, {left:.0f} s left", flush=True)
+            if left < SHORTEST_PART:
+                break
+            status = start_part(part, left, words)
+            print(f"=== {part} ended with {status}", flush=True)
+        if part == "check" and status != 0:  # what was not checked may hang
+            names = [v.name for v in choose_variants(words) if not v.ahead]
+            words.variants = ",".join(names)
     summarise(words.out)
+
+
+def start_part(part: str, left: float, words: argparse.Namespace) -> int | None:
+    """Run one part in a process; its exit status, or None if it ran out of time."""
+    own = ["--part", part, "--left", f"{left:.0f}", "--variants", words.variants]
+    try:
+        command = [sys.executable, *sys.argv, *own]
+        return subprocess.run(command, timeout=left, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def summarise(out: Path) -> None:

@@ -31,6 +31,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EPS, MOMENTUM = 1e-5, 0.1
@@ -65,7 +66,15 @@ ROWS_TILES = make_tiles(
     *((64, 64, 3, 4, 4), (64, 128, 2, 4, 3), (128, 64, 2, 4, 3), (128, 64, 2, 8, 3)),
     *((128, 128, 1, 8, 3), (128, 128, 1, 16, 3), (64, 256, 1, 8, 3)),
 )
+# OCCUPANCY 0: a program for every tile. The last column is how many blocks of K are under way.
+AHEAD_TILES = make_tiles(
+    "BM BN BK EARLY OCCUPANCY",
+    *((128, 64, 64, 1, 0, 4, 3), (128, 64, 64, 1, 2, 4, 4), (128, 128, 64, 1, 0, 8, 3)),
+    *((128, 128, 64, 1, 1, 8, 4), (128, 128, 64, 0, 1, 8, 4), (128, 256, 64, 0, 0, 8, 3)),
+    *((128, 256, 64, 0, 1, 8, 3), (128, 64, 64, 0, 0, 4, 3)),
+)
 REGISTERS = 65536  # of a multiprocessor
+WIDEST_AHEAD = 28  # pixels; wider layers have few channels, and gemm_rows is near the floor
 SHARED_MEMORY = 227 * 1024  # bytes for one program of an H100 or H200
 FINISH_TILES = make_tiles("BG BC", (64, 16, 4, 3), (256, 16, 8, 3), (128, 8, 4, 3), (512, 8, 8, 3))
 SUM_TILES = make_tiles("BR BC", (32, 64, 4, 3), (128, 32, 8, 3), (256, 16, 8, 3), (64, 64, 8, 3))
@@ -73,6 +82,12 @@ COVARIANCE_TILES = make_tiles("BN BK", (32, 64, 4, 3), (32, 32, 4, 3), (16, 64, 
 VECTOR_TILES = make_tiles("BN BK", (16, 64, 4, 3), (4, 64, 4, 3), (8, 64, 4, 3), (16, 64, 8, 3))
 GRADIENT_TILES = [{"BG": 32, **t} for t in VECTOR_TILES] + [{"BG": 128, **t} for t in VECTOR_TILES]
 INPUT_TILES = make_tiles("BN BK", (128, 32, 4, 3), (64, 32, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3))
+FINISHED_TILES = make_tiles(
+    "BM BC BG",
+    *((32, 64, 64, 4, 3), (64, 64, 64, 4, 3), (16, 64, 64, 4, 3), (128, 64, 64, 8, 3)),
+    *((16, 128, 32, 4, 3), (32, 128, 32, 8, 3)),
+)
+HALF_INPUT_TILES = make_tiles("BN BK", (128, 32, 4, 3), (256, 32, 4, 2), (128, 64, 4, 3))
 OUTER_TILES = make_tiles(
     "BM BX BY",
     *((64, 64, 64, 4, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3), (64, 128, 128, 8, 3)),
@@ -184,6 +199,12 @@ def finish_reduce(s, v, u, M, C, G, BG: tl.constexpr, BC: tl.constexpr):
     """Backward vectors from partial sums."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     dbeta, product = add_partials(s, c, C, G, BG, BC)
+    store_backward(u, v, c, dbeta, product, M, C)
+
+
+@triton.jit
+def store_backward(u, v, c, dbeta, product, M, C):
+    """The backward vectors from the sums of the gradient and of gradient * x."""
     mean, rstd, scale = tl.load(v + c), tl.load(v + C + c), tl.load(v + 2 * C + c)
     dgamma = (product - mean * dbeta) * rstd
     t = scale * rstd * dgamma / M
@@ -394,6 +415,11 @@ def name_rows(info: Any) -> str:
     return name_gemm(info).replace("gemm_", "rows_")
 
 
+def name_ahead(info: Any) -> str:
+    """As name_gemm."""
+    return name_gemm(info).replace("gemm_", "ahead_")
+
+
 def name_outer(info: Any) -> str:
     """Tells Gram matrices and weight gradients apart in a profile."""
     return "outer_gram" if info.constants.get("GRAM") else "outer_weight_gradient"
@@ -423,6 +449,27 @@ def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
     """What pack_bits packed, as 0 and 1."""
     packed = tl.reshape(packed.to(tl.int32), (BM, BN // 64, 1, 8))
     return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BN))
+
+
+@triton.jit
+def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
+    """pack_bits as one 64-bit word of 64 columns.
+
+    ROWS: first over the eight bits of a byte, which a thread of a product holds; else first over
+    the eight bytes, for a thread that holds eight columns in a row, as one that loads does.
+    """
+    kept = tl.reshape(kept.to(tl.int64), (BM, BN // 64, 8, 8))
+    places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
+    kept = kept << places[None, None, :, :]
+    return tl.sum(tl.sum(kept, 2), 2) if ROWS else tl.sum(tl.sum(kept, 3), 2)
+
+
+@triton.jit
+def unpack_words(words, BM: tl.constexpr, BN: tl.constexpr):
+    """What pack_words packed, as 0 and 1."""
+    places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
+    kept = (words[:, :, None, None] >> places[None, None, :, :]) & 1
+    return tl.reshape(kept.to(tl.int32), (BM, BN))
 
 
 @triton.jit(repr=name_gemm, do_not_specialize=["H", "W"])
@@ -593,6 +640,81 @@ def gemm_rows(
         tl.store(s + (P + first) * N + n, tl.sum(tl.sum(second, 1), 0))
 
 
+@triton.jit(repr=name_ahead, do_not_specialize=["H", "W"])
+def gemm_ahead(
+    a, b, a2, b2, beta, out, v, add, gate, gv, bits, s, M, N, K, K2, P, H, W,
+    TRANS: tl.constexpr, PRE: tl.constexpr, AFFINE: tl.constexpr, ADD: tl.constexpr,
+    ACT: tl.constexpr, BITS: tl.constexpr, SUMS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    FLAT: tl.constexpr,
+):  # fmt: skip
+    """`gemm` by P programs that walk over the tiles; a, b, a2 and b2 are descriptors.
+
+    For products of many channels, whose weights fit nowhere: the copy engine fetches both factors
+    and, FLAT, those of the next tile during the epilogue of this one.
+    """
+    blocks = tl.cdiv(N, BN)
+    late = tl.program_id(0) - P  # the epilogue counts anew: what it shares would take registers
+    for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * blocks, P, flatten=FLAT):
+        top, side = (tile // blocks) * BM, (tile % blocks) * BN
+        if EARLY:
+            m0, n0 = top + tl.arange(0, BM), side + tl.arange(0, BN)
+            ok0 = (m0 < M)[:, None]
+            if ADD > 0:
+                added = load_added(add, m0, n0, M, N, H, W, ADD)
+            if (ACT == 2) | (ACT == 4):
+                gates = tl.load(gate + m0[:, None] * N + n0[None, :], mask=ok0, other=0.0)
+        acc = tl.zeros((BM, BN), tl.float32)
+        if PRE:
+            for k0 in range(0, K2, BK):
+                acc = tl.dot(a2.load([top, k0]), b2.load([k0, side]), acc)
+            acc = acc * tl.load(beta)
+        for k0 in range(0, K, BK):
+            right = tl.trans(b.load([side, k0])) if TRANS else b.load([k0, side])
+            acc = tl.dot(a.load([top, k0]), right, acc)
+        late += P
+        row, column = late // blocks, late % blocks
+        m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+        ok, o = (m < M)[:, None], m[:, None] * N + n[None, :]
+        if (ACT == 3) | BITS:
+            words = column * (BN // 64) + tl.arange(0, BN // 64)
+            word = bits.to(tl.pointer_type(tl.int64)) + m[:, None] * (N // 64) + words[None, :]
+        if ACT == 3:
+            packed = tl.load(word, mask=ok, other=0)
+        if not EARLY:
+            if ADD > 0:
+                added = load_added(add, m, n, M, N, H, W, ADD)
+            if (ACT == 2) | (ACT == 4):
+                gates = tl.load(gate + o, mask=ok, other=0.0)
+        if AFFINE == 1:
+            acc += tl.load(v + n)[None, :]
+        if AFFINE == 2:
+            acc = acc * tl.load(v + 2 * N + n)[None, :] + tl.load(v + 3 * N + n)[None, :]
+        if ADD > 0:
+            acc += added.to(tl.float32)
+        if ACT == 1:
+            acc = tl.maximum(acc, 0.0)
+        if ACT == 2:
+            acc = tl.where(gates > 0, acc, 0.0)
+        if ACT == 3:
+            acc = tl.where(unpack_words(packed, BM, BN) > 0, acc, 0.0)
+        if ACT == 4:
+            normal = gates.to(tl.float32) * tl.load(gv + 2 * N + n)[None, :]
+            acc = tl.where(normal + tl.load(gv + 3 * N + n)[None, :] > 0, acc, 0.0)
+        result = acc.to(out.dtype.element_ty)
+        tl.store(out + o, result, mask=ok)
+        if BITS:
+            tl.store(word, pack_words(result > 0, BM, BN, EARLY and not FLAT), mask=ok)
+        if SUMS > 0:
+            acc = tl.where(ok, acc, 0.0)
+            tl.store(s + row * N + n, tl.sum(acc, 0))
+            second = s + tl.cdiv(M, BM) * N + row * N + n
+            if SUMS == 2:
+                tl.store(second, tl.sum(acc * gates.to(tl.float32), 0))
+            if SUMS == 3:
+                tl.store(second, tl.sum(acc * acc, 0))
+
+
 @triton.jit(repr=name_outer, do_not_specialize=["H", "W"])
 def outer(
     x, y, kept, v, p, M, NX, NY, SPLITS, H, W,
@@ -750,6 +872,160 @@ def fold_input(w, u, q, const, N, K, BN: tl.constexpr, BK: tl.constexpr):
         tl.store(const + K, top)
 
 
+# --- the same, finished by the last program to come ---
+
+
+@triton.jit
+def is_last(counter, G):
+    """Whether G - 1 programs came before this one; then their stores can be read, past L1.
+
+    The counter is left at zero, so that kernels that follow one another can share it.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == G - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def add_fresh(s, c, C, G, BG: tl.constexpr, BC: tl.constexpr):
+    """The sum of G rows that other programs of this kernel wrote."""
+    total = tl.zeros((BG, BC), tl.float32)
+    for g0 in range(0, G, BG):
+        g = g0 + tl.arange(0, BG)
+        place = s + g[:, None] * C + c[None, :]
+        total += tl.load(place, mask=(g < G)[:, None], other=0.0, cache_modifier=".cg")
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def norm_statistics_finished(
+    x, s, weight, bias, running, v, counters, M, C, G, eps, momentum,
+    BM: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """norm_statistics and finish_statistics."""
+    c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
+    total, square = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for r in range(g * BM, M, G * BM):
+        m = r + tl.arange(0, BM)
+        value = tl.load(x + m[:, None] * C + c[None, :], mask=(m < M)[:, None], other=0.0)
+        value = value.to(tl.float32)
+        total += value
+        square += value * value
+    tl.store(s + g * C + c, tl.sum(total, 0))
+    tl.store(s + (G + g) * C + c, tl.sum(square, 0))
+    if is_last(counters + tl.program_id(0), G):
+        mean = add_fresh(s, c, C, G, BG, BC) / M
+        var = tl.maximum(add_fresh(s + G * C, c, C, G, BG, BC) / M - mean * mean, 0.0)
+        store_forward(v, running, weight, bias, c, mean, var, M, C, eps, momentum)
+
+
+@triton.jit
+def norm_reduce_finished(
+    dy, x, v, s, u, counters, M, C, G,
+    KIND: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """norm_reduce of KIND 0 or 2, and finish_reduce."""
+    c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
+    scale, shift = tl.load(v + 2 * C + c)[None, :], tl.load(v + 3 * C + c)[None, :]
+    total, product = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for r in range(g * BM, M, G * BM):
+        m = r + tl.arange(0, BM)
+        o, ok = m[:, None] * C + c[None, :], (m < M)[:, None]
+        d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+        value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+        if KIND == 0:
+            d = tl.where(value * scale + shift > 0, d, 0.0)
+        total += d
+        product += d * value
+    tl.store(s + g * C + c, tl.sum(total, 0))
+    tl.store(s + (G + g) * C + c, tl.sum(product, 0))
+    if is_last(counters + tl.program_id(0), G):
+        dbeta = add_fresh(s, c, C, G, BG, BC)
+        store_backward(u, v, c, dbeta, add_fresh(s + G * C, c, C, G, BG, BC), M, C)
+
+
+@triton.jit
+def norm_keep_finished(
+    x, kept, v, s, sums, counters, M, C, G, H, W,
+    NORM: tl.constexpr, STRIDE: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """norm_keep and the sum of its partial sums."""
+    c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
+    if NORM:
+        scale, shift = tl.load(v + 2 * C + c)[None, :], tl.load(v + 3 * C + c)[None, :]
+    total = tl.zeros((BM, BC), tl.float32)
+    for r in range(g * BM, M, G * BM):
+        m = r + tl.arange(0, BM)
+        ok, source = (m < M)[:, None], m
+        if STRIDE == 2:
+            ho, wo = (H + 1) // 2, (W + 1) // 2
+            source = ((m // (ho * wo)) * H + 2 * ((m // wo) % ho)) * W + 2 * (m % wo)
+        value = tl.load(x + source[:, None] * C + c[None, :], mask=ok, other=0.0)
+        if NORM:
+            value = tl.maximum(value.to(tl.float32) * scale + shift, 0.0)
+            value = tl.where(ok, value, 0.0).to(x.dtype.element_ty)
+        tl.store(kept + m[:, None] * C + c[None, :], value, mask=ok)
+        total += value.to(tl.float32)
+    tl.store(s + g * C + c, tl.sum(total, 0))
+    if is_last(counters + tl.program_id(0), G):
+        tl.store(sums + c, add_fresh(s, c, C, G, BG, BC))
+
+
+@triton.jit
+def fold_forward(
+    gram, sums, w, t, weight, bias, running, v, s, counters, M, N, K, eps, momentum,
+    BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """fold_covariance and fold_statistics: the last program of a row of tiles has its vectors."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    j, tiles = tl.program_id(1) * BK + tl.arange(0, BK), tl.cdiv(K, BK)
+    mean_j, acc = tl.load(sums + j) / M, tl.zeros((BN, BK), tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        mean_k = tl.load(sums + k) / M
+        cov = tl.load(gram + k[:, None] * K + j[None, :]) / M - mean_k[:, None] * mean_j[None, :]
+        high = (cov.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+        left = tl.load(w + n[:, None] * K + k[None, :]).to(tl.float32)
+        acc = tl.dot(left, high, acc, input_precision="tf32")
+        acc = tl.dot(left, cov - high, acc, input_precision="tf32")
+    tl.store(t + n[:, None] * K + j[None, :], acc)
+    own = tl.load(w + n[:, None] * K + j[None, :]).to(tl.float32)
+    tl.store(s + tl.program_id(1) * N + n, tl.sum(own * mean_j[None, :], 1))
+    tl.store(s + (tiles + tl.program_id(1)) * N + n, tl.sum(own * acc, 1))
+    if is_last(counters + tl.program_id(0), tiles):
+        mean, var = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
+        for i in range(0, tiles):
+            mean += tl.load(s + i * N + n, cache_modifier=".cg")
+            var += tl.load(s + (tiles + i) * N + n, cache_modifier=".cg")
+        var = tl.maximum(var, 0.0)
+        store_forward(v, running, weight, bias, n, mean, var, M, N, eps, momentum)
+
+
+@triton.jit
+def fold_input_half(w, u, q, const, K, N: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """fold_input by 16-bit products, and the largest |b| by one load; N is a power of two."""
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    j = tl.program_id(1) * BK + tl.arange(0, BK)
+    largest = tl.max(tl.abs(tl.load(u + 3 * N + tl.arange(0, N))), 0)
+    top = tl.maximum(largest, 1e-30)
+    acc, total = tl.zeros((BK, BK), tl.float32), tl.zeros((BK,), tl.float32)
+    for n0 in range(0, N, BN):
+        n = n0 + tl.arange(0, BN)
+        left = tl.load(w + n[:, None] * K + k[None, :]).to(tl.float32)
+        right = tl.load(w + n[:, None] * K + j[None, :])
+        total += tl.sum(left * tl.load(u + 4 * N + n)[:, None], 0)
+        left = (left * (tl.load(u + 3 * N + n) / top)[:, None]).to(right.dtype)
+        acc = tl.dot(tl.trans(left), right, acc)
+    tl.store(q + k[:, None] * K + j[None, :], acc.to(q.dtype.element_ty))
+    first = tl.program_id(1) == 0
+    tl.store(const + k, total, mask=(k < K) & first)
+    if first & (tl.program_id(0) == 0):
+        tl.store(const + K, top)
+
+
 # --- launching ---
 
 
@@ -835,7 +1111,16 @@ class Launcher:
         self.forced: dict[str, Tile] = {}  # by kernel; for checks of every tile
         self.last_flags: dict[str, int] = {}
         self.rows = False  # whether products may use gemm_rows
+        self.ahead = False  # whether products may use gemm_ahead
+        self.finish = False  # whether the last program of a sum finishes it
+        self.counters: dict[Any, Tensor] = {}
         self.multiprocessors = 132
+
+    def counter(self, like: Tensor) -> Tensor:
+        """Zeros that is_last counts with; kernels of one stream share them."""
+        if like.device not in self.counters:
+            self.counters[like.device] = torch.zeros(256, dtype=torch.int32, device=like.device)
+        return self.counters[like.device]
 
     def run(self, kernel: Any, grid: Any, args: tuple, tiles: list[Tile], **flags: int) -> Tile:
         """Launch over grid(tile); returns the tile that was used."""
@@ -945,7 +1230,8 @@ def specialisation(value: Any) -> Any:
 
 def count_bytes(args: Iterable[Any]) -> int:
     """Bytes of the tensors a kernel is given, each counted once."""
-    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in args if isinstance(t, Tensor)}
+    plain = [t.base if isinstance(t, TensorDescriptor) else t for t in args]
+    tensors = {t.data_ptr(): t.numel() * t.element_size() for t in plain if isinstance(t, Tensor)}
     return sum(tensors.values())
 
 
@@ -983,8 +1269,9 @@ def narrow_tiles(tiles: list[Tile], **limits: int) -> list[Tile]:
 
 
 def count_groups(m: int, c: int) -> int:
-    """Programs that share the rows of a reduction."""
-    return max(1, min(132 * 8 * 64 // c, triton.cdiv(m, 128)))
+    """Programs that share the rows of a reduction: fewer where one of them finishes it."""
+    each = 4 if launcher.finish else 8
+    return max(1, min(132 * each * 64 // c, triton.cdiv(m, 128)))
 
 
 def by_columns(c: int, groups: int) -> Callable[[Tile], tuple[int, int]]:
@@ -1002,6 +1289,12 @@ def statistics(x: Tensor, norm: Any) -> Tensor:
     c, m = x.shape[1], x.numel() // x.shape[1]
     groups = count_groups(m, c)
     s = floats(2, groups, c, like=x)
+    if launcher.finish:
+        v, tiles = floats(4, c, like=x), narrow_tiles(FINISHED_TILES, BC=c)
+        args = (x, s, norm.weight, norm.bias, norm.running, v, launcher.counter(x))
+        args = (*args, m, c, groups, EPS, MOMENTUM)
+        launcher.run(norm_statistics_finished, by_columns(c, groups), args, tiles)
+        return v
     tiles = narrow_tiles(NORM_TILES, BC=c)
     launcher.run(norm_statistics, by_columns(c, groups), (x, s, m, c, groups), tiles)
     return finish(s, norm, m)
@@ -1031,6 +1324,12 @@ def reduce_norm(
     """The masked gradient (dy itself unless KIND is 1) and the backward vectors."""
     c, m = x.shape[1], x.numel() // x.shape[1]
     groups = count_groups(m, c)
+    if launcher.finish and kind != 1:
+        s, u = floats(2, groups, c, like=x), floats(5, c, like=x)
+        args: tuple = (dy, x, v, s, u, launcher.counter(x), m, c, groups)
+        tiles = narrow_tiles(FINISHED_TILES, BC=c)
+        launcher.run(norm_reduce_finished, by_columns(c, groups), args, tiles, KIND=kind)
+        return dy, u
     s, out = floats(2, groups, c, like=x), torch.empty_like(x) if kind == 1 else None
     tiles = narrow_tiles(NORM_TILES, BC=c)
     args = (dy, dz, x, y, out, v, s, m, c, groups)
@@ -1161,7 +1460,11 @@ def product(
     if launcher.rows:
         extra = (add is not None) + (gate is not None)
         launches = rows_launches(tensors, (m, width, k, k2, h, w), extra, flags) + launches
-    key = f"{'gemm or rows' if launcher.rows else 'gemm'} {(m, width, k, k2, h, w)} {flags}"
+    ways = "gemm or rows" if launcher.rows else "gemm"
+    if launcher.ahead:
+        ahead = ahead_launches(tensors, (m, width, k, k2, h, w), flags)
+        launches, ways = ahead + launches, f"{ways} or ahead" if ahead else ways
+    key = f"{ways} {(m, width, k, k2, h, w)} {flags}"
     used = launcher.run_fastest(key, launches)
     rows = used.args[14] if used.kernel is gemm_rows else triton.cdiv(m, used.tile["BM"])
     return out, shorten(s[: count * rows * width].view(count, rows, width)) if count else s
@@ -1192,6 +1495,34 @@ def rows_launches(
             options["maxnreg"] = registers
         args = (*tensors, m, width, walkers, h, w)
         launches.append(Launch(gemm_rows, (blocks * walkers,), args, own, t, {**own, **options}))
+    return launches
+
+
+def describe(matrix: Tensor, *block: int) -> TensorDescriptor:
+    """A matrix for the copy engine, fetched in blocks."""
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
+
+
+def ahead_launches(tensors: tuple, sizes: tuple[int, ...], flags: dict[str, int]) -> list[Launch]:
+    """Ways to launch gemm_ahead, for products of many channels."""
+    (a, b, a2, b2, *rest), (m, width, k, k2, h, w) = tensors, sizes
+    if k < 128 or m < 128 or h > WIDEST_AHEAD:
+        return []
+    launches = []
+    for t in narrow_tiles(AHEAD_TILES, BN=width):
+        bm, bn, bk = t["BM"], t["BN"], t["BK"]
+        weights = describe(b, bn, bk) if flags["TRANS"] else describe(b, bk, bn)
+        factors: tuple = (describe(flat(a), bm, bk), weights, None, None)
+        if a2 is not None:
+            factors = (*factors[:2], describe(flat(a2), bm, bk), describe(b2, bk, bn))
+        tiles, walking = triton.cdiv(m, bm) * triton.cdiv(width, bn), t["OCCUPANCY"] > 0
+        programs = tiles
+        if walking:
+            programs = min(t["OCCUPANCY"] * launcher.multiprocessors, tiles)
+        args = (*factors, *rest, m, width, k, k2, programs, h, w)
+        own = {key: value for key, value in t.items() if key != "OCCUPANCY"}
+        options = {**flags, **own, "FLAT": walking and not flags["PRE"]}
+        launches.append(Launch(gemm_ahead, (programs,), args, flags, t, options))
     return launches
 
 
@@ -1242,6 +1573,11 @@ def gram_matrix(
         groups = count_groups(m, c)
         s = floats(1, groups, c, like=x)
         flags = {"NORM": v is not None, "STRIDE": stride}
+        if launcher.finish:
+            sums, tiles = floats(c, like=x), narrow_tiles(FINISHED_TILES, BC=c)
+            args: tuple = (x, kept, v, s, sums, launcher.counter(x), m, c, groups, h, w)
+            launcher.run(norm_keep_finished, by_columns(c, groups), args, tiles, **flags)
+            return kept, multiply_transposed(flat(kept), flat(kept)), sums
         tiles = narrow_tiles(NORM_TILES, BC=c)
         args = (x, kept, v, s, m, c, groups, h, w)
         launcher.run(norm_keep, by_columns(c, groups), args, tiles, **flags)
@@ -1250,6 +1586,7 @@ def gram_matrix(
     if not library or (v is None and stride == 1):
         return joined()
     key = f"gram matrix {tuple(x.shape)} {stride} {x.dtype}"
+    key += " finished" if launcher.finish else ""
     return launcher.choose(key, {"separate": separate, "joined": joined})
 
 
@@ -1264,8 +1601,14 @@ def fold(gram: Tensor, sums: Tensor, weight: Tensor, norm: Any, m: int) -> tuple
     """Forward vectors of the norm behind a 1x1 convolution, and weight @ Cov."""
     n, k = weight.shape
     v, t = floats(4, n, like=gram), floats(n, k, like=gram)
-    args: tuple = (gram, sums, weight, t, m, k)
     grid: Any = lambda t: (n // t["BN"], k // t["BK"])  # noqa: E731
+    if launcher.finish:
+        s = floats(2 * (k // 32) * n, like=gram)  # more than any tile needs
+        args: tuple = (gram, sums, weight, t, norm.weight, norm.bias, norm.running, v, s)
+        args = (*args, launcher.counter(gram), m, n, k, EPS, MOMENTUM)
+        launcher.run(fold_forward, grid, args, COVARIANCE_TILES)
+        return v, t
+    args = (gram, sums, weight, t, m, k)
     launcher.run(fold_covariance, grid, args, COVARIANCE_TILES)
     args = (sums, weight, t, norm.weight, norm.bias, norm.running, v, m, n, k, EPS, MOMENTUM)
     launcher.run(fold_statistics, lambda t: (n // t["BN"],), args, VECTOR_TILES)
@@ -1301,5 +1644,9 @@ def fold_back_input(weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     n, k = weight.shape
     q, const = weight.new_empty((k, k)), floats(k + 1, like=u)
     grid: Any = lambda t: (k // t["BK"], k // t["BK"])  # noqa: E731
+    if launcher.finish:
+        tiles, args = narrow_tiles(HALF_INPUT_TILES, BN=n), (weight, u, q, const, k)
+        launcher.run(fold_input_half, grid, args, tiles, N=n)
+        return q, const
     launcher.run(fold_input, grid, (weight, u, q, const, n, k), INPUT_TILES)
     return q, const
