@@ -18,7 +18,8 @@ from time import perf_counter
 import numpy as np
 
 from phalanx.data.formats.folder import locate_split, open_folder, snapshot_split
-from phalanx.data.formats.index import Index, Snapshot, load_or_build_index, pack_strings
+from phalanx.data.formats.index import Index, Snapshot, load_or_build_index
+from phalanx.data.string_array import pack_strings
 from phalanx.plan.order import Order
 
 CLASSES = 1000
