@@ -93,7 +93,7 @@ def _describe_dataset(data: str, folder: Path, reading: "Reading") -> dict[str, 
             sources.append(source)
         except DataError as error:
             problems.append(str(error))
-    facts["why"] = describe_found(data, folder, layout)
+    facts["why"] = describe_found(data, folder, layout) or DATA_FORMATS[data].files
     return {**facts, "ignored": count_ignored(sources), "problems": problems}
 
 

@@ -97,9 +97,9 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
     rate = sum(result.images.values()) / elapsed if elapsed > 0 else 0.0
     images = " + ".join(f"{format_count(n)} {split}" for split, n in result.images.items())
     print(f"{result.folder}: {result.data}, {images}, {len(result.classes):,} classes")
-    print(f"  {result.layout}")
-    if result.ignored:
-        print(f"  {describe_ignored(result.ignored)}")
+    for line in (result.layout, describe_ignored(result.ignored)):
+        if line:
+            print(f"  {line}")
     print(f"looked at in {format_seconds(elapsed)} ({format_count(rate)} images/s)\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("what")

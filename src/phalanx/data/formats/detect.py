@@ -98,10 +98,8 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tup
 
 
 def describe_found(data: str, folder: Path, layout: LayoutOptions = _USUAL) -> str:
-    """How a dataset is understood, in a line."""
-    if data in FOLDER_FORMS:
-        return describe_layout(folder, layout)
-    return DATA_FORMATS[data].files if data in DATA_FORMATS else ""
+    """How a folder of image files is understood, in a line; empty for any other form."""
+    return describe_layout(folder, layout) if data in FOLDER_FORMS else ""
 
 
 def count_ignored(sources: Iterable[Source]) -> dict[str, int]:

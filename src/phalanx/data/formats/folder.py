@@ -105,7 +105,7 @@ def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
         if layout.class_from is not None:
             how = "classes by the beginning of file names"
             text = text.replace("with class folders", f"with {how}")
-            return how + ", all of them training data" if found.flat else text
+            return f"{how}, without splits" if found.flat else text
         if find_annotations(found.valid):
             return f"Tiny-ImageNet: {text.replace('class folders', 'folders of synsets')}"
         return text
@@ -200,7 +200,7 @@ def _list_annotated(root: Path, folder: Path, table: Path, classes: tuple[str, .
     unknown = sorted({*labels.values()} - {*classes})
     if unknown:
         raise DataError(f"{table}: the training data has no class {unknown[0]!r}; get both again")
-    return list_by_table(root, folder, labels, classes=classes, table=table.name)
+    return list_by_table(root, folder, labels, classes=classes, table=table)
 
 
 def _plan_by_prefix(
@@ -239,7 +239,7 @@ def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _
             raise DataError(f"{path}: has no {what} rows; {way_out}")
         labels, classes = table.splits[split], table.classes
         others = {*table.unused}.union(*(table.splits[n] for n in table.splits if n != split))
-        found = list_by_table(root, root, labels, classes=classes, table=path.name, others=others)
+        found = list_by_table(root, root, labels, classes=classes, table=path, others=others)
         if split == "valid" and "train" in table.splits:
             found.ignored.clear()  # counted with the training images
         elif table.unused:

@@ -32,10 +32,10 @@ def find_image_suffixes(rule: int = NEWEST_RULE) -> tuple[str, ...]:
     return (*_SUFFIXES, *(_HEIF_SUFFIXES if has_heif else ()))
 
 
-def _describe_reason(name: str) -> str:
+def describe_reason(name: str) -> str:
     """Why a file that is no image is ignored, in a word or two.
 
-    >>> _describe_reason("notes.TXT"), _describe_reason("README")
+    >>> describe_reason("notes.TXT"), describe_reason("README")
     ('.txt', 'without a suffix')
     """
     suffix = PurePosixPath(name).suffix.lower()
@@ -82,7 +82,7 @@ def list_images(folder: Path, *, rule: int = NEWEST_RULE) -> _FoundFiles:
         if name.lower().endswith(suffixes):
             found.images.append(name)
         else:
-            found.ignored[_describe_reason(name)] += 1
+            found.ignored[describe_reason(name)] += 1
     found.images.sort()
     found.folders.sort()
     return found

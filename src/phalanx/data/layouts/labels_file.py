@@ -86,7 +86,7 @@ def describe_table(table: LabelTable, name: str) -> str:
     """The layout in a line."""
     text = f"labels from {name}"
     if not table.has_splits:
-        return f"{text}, all of them training data"
+        return f"{text}, without splits"
     if table.left_over:
         left = ", ".join(table.left_over)
         text += f"; rows of {left} left over (--valid-split chooses another split to validate on)"

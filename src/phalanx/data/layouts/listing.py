@@ -11,6 +11,7 @@ from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
 from phalanx.data.layouts.image_files import (
     Ignored,
     describe_ignored,
+    describe_reason,
     find_image_suffixes,
     list_folders,
     list_images,
@@ -101,6 +102,11 @@ def _find_prefix(path: str) -> str | None:
     return found[1] if found else None
 
 
+def has_prefixes(folder: Path) -> bool:
+    """Whether the names of the images in a folder, or in those below it, begin with a class."""
+    return any(map(_find_prefix, list_images(folder).images))
+
+
 def list_by_prefix(
     root: Path, folder: Path, classes: tuple[str, ...] | None, *, rule: int = NEWEST_RULE
 ) -> Listing:
@@ -137,7 +143,7 @@ def list_by_table(
     labels: Mapping[str, str],
     *,
     classes: Sequence[str],
-    table: str,
+    table: Path,
     others: Collection[str] = (),
 ) -> Listing:
     """Images that a table names, by their path from the root, with their classes.
@@ -147,16 +153,18 @@ def list_by_table(
     found = Listing(classes=tuple(classes))
     files, prefix = list_images(folder), relative_prefix(root, folder)
     found.ignored += files.ignored
+    if table.absolute().is_relative_to(folder.absolute()):  # it was read, after all
+        found.ignored[describe_reason(table.name)] -= 1
     there = {f"{prefix}{file}" for file in files.images}
-    found.ignored[f"not in {table}"] += len(there - labels.keys() - {*others})
+    found.ignored[f"not in {table.name}"] += len(there - labels.keys() - {*others})
     suffixes = find_image_suffixes()
     for path in sorted(labels):
         if path in there:
             found.images.setdefault(labels[path], []).append(path)
         elif not path.lower().endswith(suffixes) and (root / path).is_file():
-            found.ignored[f"in {table}, {PurePosixPath(path).suffix or 'no suffix'}"] += 1
+            found.ignored[f"in {table.name}, {PurePosixPath(path).suffix or 'no suffix'}"] += 1
         else:
-            found.findings.append(f"{root / path}: {table} names it, and it is not there")
+            found.findings.append(f"{root / path}: {table.name} names it, and it is not there")
     found.ignored = +found.ignored
     found.images = {name: found.images[name] for name in classes if name in found.images}
     return found

@@ -10,11 +10,12 @@ from phalanx.data.layouts.image_files import (
     list_folders,
     list_loose_images,
 )
+from phalanx.data.layouts.listing import has_prefixes
 from phalanx.errors import ConfigError, suggest
 
 TRAIN_NAMES = ("train", "training")
 VALID_NAMES = ("val", "valid", "validation", "dev", "eval", "test")  # the first there is
-_OFTEN_UNLABELLED = ("dev", "eval", "test")  # a split only where they have class folders
+_OFTEN_UNLABELLED = ("dev", "eval", "test")  # a split only where classes are told
 _FIRST_NAMES = {"train": ("train",), "valid": ("val", "validation", "valid")}  # of rule 1
 _FOLDERS_TRIED = 3  # to see whether folders hold images
 
@@ -108,7 +109,8 @@ def _choose_valid(
     for name in VALID_NAMES:
         if name in by_name:
             folder = root / by_name[name]
-            if loose or name not in _OFTEN_UNLABELLED or list_folders(folder):
+            has_labels = has_prefixes(folder) if loose else list_folders(folder)
+            if has_labels or name not in _OFTEN_UNLABELLED:
                 return by_name[name]
     return None
 
@@ -146,11 +148,13 @@ def _are_deep_classes(root: Path, names: Sequence[str]) -> bool:
 def describe_split_folders(root: Path, found: SplitFolders) -> str:
     """The layout of a folder, in a line."""
     if found.flat:
-        return "class folders, all of them training data"
+        return "class folders without splits"
     folders = [folder for folder in (found.train, found.valid) if folder]
     names = " and ".join(f"{folder.relative_to(root).as_posix()}/" for folder in folders)
     text = f"{names} with class folders"
     if found.left_over:
         left = ", ".join(f"{name}/" for name in found.left_over)
-        text += f"; {left} left over (--valid-split chooses another one to validate on)"
+        choices = [name for name in found.left_over if len(list_folders(root / name)) > 1]
+        how = f" (--valid-split {choices[0]} validates on it)" if choices else ""
+        text += f"; {left} left over{how}"
     return text
