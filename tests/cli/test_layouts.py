@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import numpy as np
+import pyarrow.parquet
 import pytest
 
 from phalanx.cli.main import main
@@ -137,13 +139,30 @@ def test_a_flat_folder_is_training_data_for_every_command(tmp_path, capsys):
         assert (plan["train_images"], plan["valid_images"]) == (6, 2)
 
 
+def write_parquet(root, files, labels):
+    """The files as rows of one table; images have no names there."""
+    root.mkdir(parents=True)
+    columns = {"image": [{"bytes": file.read_bytes()} for file in files], "label": labels}
+    pyarrow.parquet.write_table(pyarrow.table(columns), root / "train-00000-of-00001.parquet")
+    return root
+
+
+def write_form(form, root, out):
+    """A flat folder in another form."""
+    if form == "parquet":
+        files = sorted(root.glob("*/*.jpg"))
+        return write_parquet(out, files, [int(file.parent.name == "dog") for file in files])
+    if form == "folder":
+        return root
+    build(root, out, BuildOptions(to=form), workers=1)
+    return out
+
+
 def test_every_form_is_split_alike(tmp_path):
     root = write_classes(tmp_path / "data", 12)
-    names = set()
-    for form in ("folder", "packed", "tar", "tfrecord"):
-        if form != "folder":
-            build(root, tmp_path / form, BuildOptions(to=form), workers=1)
-        place = root if form == "folder" else tmp_path / form
+    names = {}
+    for form in ("folder", "packed", "tar", "tfrecord", "parquet"):
+        place = write_form(form, root, tmp_path / form)
         sides = {
             split: open_format(form, place, split, val_split=ValSplit("5"))
             for split in ("train", "valid")
@@ -159,8 +178,10 @@ def test_every_form_is_split_alike(tmp_path):
         assert not found["train"] & found["valid"]
         assert sides["valid"].read(0).shape == (36, 40, 3)
         assert sides["train"].fingerprint() != sides["valid"].fingerprint()
-        names.add(found["valid"])
-    assert len(names) == 1
+        assert np.bincount(sides["valid"].labels).tolist() == [3, 2]
+        names[form] = found["valid"]
+    del names["parquet"]  # whose images are numbered
+    assert len({*names.values()}) == 1
 
 
 def test_a_build_takes_labels_prefixes_and_a_split(tmp_path, capsys):
@@ -183,9 +204,15 @@ def test_a_build_takes_labels_prefixes_and_a_split(tmp_path, capsys):
 
 def test_imagenet_may_lie_there_in_any_form(tmp_path, capsys):
     root = write_splits(tmp_path / "data", {"train": 4, "val": 2}, names=SYNSETS)
-    for form in ("tfrecord", "tar", "packed"):
+    for form in ("tfrecord", "tar", "packed", "parquet"):
         place = tmp_path / "parents" / form / "below"
-        build(root, place, BuildOptions(to=form), workers=1)
+        if form == "parquet":
+            files = sorted(root.glob("*/*/*.jpg"))
+            write_parquet(place, files, [number % 2 for number in range(len(files))])
+            table = place / "train-00000-of-00001.parquet"
+            shutil.copy(table, place / "test-00000-of-00001.parquet")
+        else:
+            build(root, place, BuildOptions(to=form), workers=1)
         for folder in (place, place.parent):
             words = ["plan", "--data", "imagenet", "--data-dir", folder, *IMAGENET]
             found = run_json(capsys, *words)

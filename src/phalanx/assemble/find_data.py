@@ -26,7 +26,7 @@ def read_with_data(
     such as CIFAR-10, keeps to it.
     """
     place = flags.get("data-dir") or flags.get("imagenet-data-path")
-    if not place and "labels" in flags:  # paths are counted from the file's own folder
+    if not place and _read_layout(flags).labels:  # paths are counted from the file's own folder
         place = str(Path(flags["labels"]).expanduser().parent)
     if preset is not None:  # a bare `phalanx train` is the demo, whatever the environment holds
         place = place or os.environ.get("DATA_DIR")
@@ -51,7 +51,9 @@ def _read_layout(flags: Mapping[str, str]) -> "LayoutOptions":
     """What flags say of a folder's layout, as far as it decides what lies there."""
     from phalanx.data.layouts.listing import LayoutOptions
 
-    return LayoutOptions(class_from=flags.get("class-from"), labels=flags.get("labels"))
+    given = {name: flags.get(name, "none") for name in ("class-from", "labels")}
+    told = {name: text for name, text in given.items() if text.lower() not in ("none", "null")}
+    return LayoutOptions(class_from=told.get("class-from"), labels=told.get("labels"))
 
 
 def _place_data(settings: Settings, place: str) -> Settings:

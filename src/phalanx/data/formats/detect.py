@@ -20,6 +20,7 @@ _MAX_DEPTH = 3
 _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 _IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
 _USUAL = LayoutOptions()
+_MEND_RIGHTS = "mend its rights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ def detect_datasets(root: Path, layout: LayoutOptions = _USUAL) -> list[Detected
 
 def _descend(folder: Path) -> Path:
     """The folder with the images, where each on the way there holds nothing but the next."""
-    with read_errors(folder, "mend its rights"):
+    with read_errors(folder, _MEND_RIGHTS):
         for _ in range(_MAX_DEPTH):
             inner = list_folders(folder)
             is_way = len(inner) == 1 and find_split_folders(folder, loose=True).flat
@@ -85,8 +86,9 @@ def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tup
     if data not in DATA_FORMATS or data not in DATASETS or not root.is_dir():
         return data, root
     plain = layout.labels is None and layout.class_from is None
-    if plain and DATA_FORMATS[data].is_in(root):
-        return data, root
+    with read_errors(root, _MEND_RIGHTS):
+        if plain and DATA_FORMATS[data].is_in(root):
+            return data, root
     forms = {"imagenet": _IMAGENET_FORMS, "folder": FOLDER_FORMS}.get(data, (data,))
     found = [one for one in detect_datasets(root, layout) if one.data in forms]
     if len(found) > 1:
@@ -146,7 +148,8 @@ def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
     for depth in range(_MAX_DEPTH + 1):
         below: list[Path] = []
         for folder in level:
-            formats = [name for name, kind in DATA_FORMATS.items() if kind.is_in(folder)]
+            with read_errors(folder, _MEND_RIGHTS):
+                formats = [name for name, kind in DATA_FORMATS.items() if kind.is_in(folder)]
             if "folder" in formats and "imagenet" in formats:
                 formats.remove("folder")  # the same files, of which more is known
             yield folder, formats

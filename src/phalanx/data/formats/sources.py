@@ -71,7 +71,11 @@ def _any_layout(
     ask: Callable[[Path, str], _Answer],
 ) -> Callable[[Path, str, LayoutOptions], _Answer]:
     """A function of a format that has but one layout."""
-    return lambda root, split, _layout=_USUAL: ask(root, split)
+
+    def ask_any(root: Path, split: str, _layout: LayoutOptions = _USUAL) -> _Answer:
+        return ask(root, split)
+
+    return ask_any
 
 
 DATA_FORMATS: dict[str, _DataFormat] = {

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
@@ -36,11 +36,12 @@ class LayoutOptions:
     @property
     def key(self) -> str:
         """What tells an index that was made with these options from others; empty for none."""
-        if self == LayoutOptions():
+        given = replace(self, scoring=False)  # an index of the same images serves both
+        if given == LayoutOptions():
             return ""
-        if self == LayoutOptions(rule=self.rule):
+        if given == LayoutOptions(rule=self.rule):
             return f"-rule{self.rule}"
-        text = repr(self).encode(errors="backslashreplace")
+        text = repr(given).encode(errors="backslashreplace")
         return f"-{hashlib.sha256(text).hexdigest()[:8]}"
 
 
