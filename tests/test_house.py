@@ -44,12 +44,15 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("cli",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}
-DATA_ORDER = ("process_pool", "formats", "fetch", "transforms", "loading", "convert", "verify")
+DATA_ORDER = (
+    *("process_pool", "string_array", "layouts", "formats", "fetch", "transforms", "loading"),
+    *("convert", "verify"),
+)
 ALLOWED = {("assemble", "report")}
 PHOTOGRAPHS = ("folder", "tfrecord", "tar", "parquet", "packed")
 OPTION_NAMES = [
     "adam-betas", "auto-augment", "auto-loss-scaling", "base-learning-rate", "batch-size",
-    "batchnorm-momentum", "ckpts-per-epoch", "clip-grad-norm", "clip-grad-value",
+    "batchnorm-momentum", "ckpts-per-epoch", "class-from", "clip-grad-norm", "clip-grad-value",
     "color-jitter", "crop-ratio", "crop-scale", "cutmix-disable-prob", "cutmix-lambda",
     "cutmix-lambda-high", "cutmix-lambda-low", "data", "data-dir", "dataloader-rebatch-size",
     "dataset-cache", "determinism", "device", "device-iterations", "disable-metrics",
@@ -59,7 +62,8 @@ OPTION_NAMES = [
     "first-ckpt-epoch", "flip-averaging", "fp-exceptions", "full-precision-norm", "gpu-decode",
     "gradient-accumulation", "half-partials", "half-type", "image-size", "init-weights",
     "initial-loss-scaling", "iterations", "keep", "keep-on-device", "l2-regularization",
-    "label-smoothing", "logs-per-epoch", "loss", "loss-scaling", "loss-velocity-scaling-ratio",
+    "label-smoothing", "labels", "listing-rule",
+    "logs-per-epoch", "loss", "loss-scaling", "loss-velocity-scaling-ratio",
     "lr", "lr-batch", "lr-decay", "lr-decay-length", "lr-decay-period", "lr-drop-after",
     "lr-end-ratio", "lr-epoch-decay", "lr-per-image", "lr-power", "lr-schedule",
     "lr-scheduler-freq", "lr-staircase", "max-bad", "max-file-mib", "max-pixels", "mixup-alpha",
@@ -69,7 +73,8 @@ OPTION_NAMES = [
     "repeated-augmentation", "replicas", "reset-head", "rmsprop-decay", "rmsprop-start",
     "run-dir", "seed", "shortcut-type", "smoothing-over", "stage1-projection", "steps",
     "stride-in", "threads", "training", "trust-coefficient", "trust-decay", "use-bbox-info",
-    "val-split", "valid-batch-size", "validation", "validation-frequency", "validation-mode",
+    "val-split", "valid-batch-size", "valid-split",
+    "validation", "validation-frequency", "validation-mode",
     "warmup-epoch", "warmup-mode", "weight-avg-exp-decay", "weight-avg-n", "weight-avg-strategy",
     "weight-decay", "workers", "zero-init-residual",
 ]  # fmt: skip

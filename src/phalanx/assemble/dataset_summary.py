@@ -9,18 +9,19 @@ from typing import Any
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
+from phalanx.data.formats.detect import count_ignored, describe_found, locate_dataset
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Split, ValSplit, open_source
+from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
 from phalanx.data.verify.manifest import find_manifest
 from phalanx.plan.order import Order
 from phalanx.plan.plan import DatasetCounts, Plan, choose_machine, count_global_batch, make_plan
-from phalanx.units import parse_pair, parse_share
+from phalanx.units import parse_pair
 
 MADE_UP = ("generated", "synthetic")
-_SHARE_STEPS = 10_000  # a share is understood to a hundredth of a percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class DatasetSummary:
     snapshots: dict[str, str] = field(default_factory=dict)  # of files and their times, by split
     manifest: str | None = None  # id of the content, where `data verify` has looked at it
     source: str = "counted"  # or "published", where nobody looked at the files, or "made up"
+    layout: str = ""  # how a folder was understood
+    ignored: dict[str, int] = field(default_factory=dict)  # files that are not read, by reason
 
 
 def inspect_dataset(config: Config) -> DatasetSummary:
@@ -40,9 +43,12 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     if config.data.data in MADE_UP:
         return summarise_made_up(config)
     splits: tuple[Split, ...] = ("train", "valid")
-    folder, val_split = config.data.data_dir, _parse_val_split(config)
+    (data, folder), layout = _locate_data(config), build_layout_options(config)
+    wanted = config.data.val_split
+    val_split = None if wanted is None else ValSplit(wanted, config.train.seed)
     sources = {
-        split: open_source(config.data.data, folder, split, val_split=val_split) for split in splits
+        split: open_source(data, folder, split, val_split=val_split, layout=layout)
+        for split in splits
     }
     classes = sources["train"].classes
     fingerprints: dict[str, Any] = {split: sources[split].fingerprint() for split in splits}
@@ -60,15 +66,29 @@ def inspect_dataset(config: Config) -> DatasetSummary:
             if isinstance(source, IndexedSource)
         },
         manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
+        layout=describe_found(data, Path(folder).expanduser(), layout) if folder else "",
+        ignored=count_ignored(sources.values()),
     )
 
 
-def _parse_val_split(config: Config) -> ValSplit | None:
-    """How the data is split, if the config says so."""
-    if config.data.val_split is None:
-        return None
-    share = parse_share(config.data.val_split, _SHARE_STEPS) / _SHARE_STEPS
-    return ValSplit(share, config.train.seed)
+def _locate_data(config: Config) -> tuple[str, str | None]:
+    """The form of the data and the folder that it lies in, at or below --data-dir."""
+    data, folder = config.data.data, config.data.data_dir
+    if folder is None:
+        return data, None
+    data, place = locate_dataset(data, Path(folder).expanduser(), build_layout_options(config))
+    return data, str(place)
+
+
+def build_layout_options(config: Config) -> LayoutOptions:
+    """How a folder of images is to be understood."""
+    data = config.data
+    return LayoutOptions(
+        rule=data.listing_rule,
+        valid_split=data.valid_split,
+        class_from=data.class_from,
+        labels=data.labels,
+    )
 
 
 def summarise_made_up(config: Config) -> DatasetSummary:
@@ -162,11 +182,11 @@ def build_read_limits(config: Config) -> ReadLimits:
 
 def build_input_spec(config: Config, plan: Plan) -> InputSpec:
     """How this run's batches are made."""
-    options, val_split = config.augment, _parse_val_split(config)
+    options, (data, data_dir) = config.augment, _locate_data(config)
     return InputSpec(
-        data=config.data.data,
+        data=data,
         plugin=config.run.plugin,
-        data_dir=config.data.data_dir,
+        data_dir=data_dir,
         image_size=plan.image_size,
         transform=TransformSpec(
             augment=DATASETS[config.data.data].augment,
@@ -188,7 +208,8 @@ def build_input_spec(config: Config, plan: Plan) -> InputSpec:
         ),
         generated_images=plan.train_images,
         generated_valid_images=plan.valid_images,
-        val_split=None if val_split is None else val_split.share,
+        layout=build_layout_options(config),
+        val_split=config.data.val_split,
         growth=plan.growth,
         limits=build_read_limits(config),
     )

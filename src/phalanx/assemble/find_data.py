@@ -12,6 +12,7 @@ from phalanx.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from phalanx.data.formats.detect import DetectedDataset
+    from phalanx.data.layouts.listing import LayoutOptions
 
 _IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
 
@@ -25,21 +26,57 @@ def read_with_data(
     such as CIFAR-10, keeps to it.
     """
     place = flags.get("data-dir") or flags.get("imagenet-data-path")
+    if not place and _read_layout(flags).labels:  # paths are counted from the file's own folder
+        place = str(Path(flags["labels"]).expanduser().parent)
     if preset is not None:  # a bare `phalanx train` is the demo, whatever the environment holds
         place = place or os.environ.get("DATA_DIR")
-    if "data" in flags or not place or not Path(place).expanduser().is_dir():
+    if not place or not Path(place).expanduser().is_dir():
         return read_settings(preset, flags, problems=problems)
     # half a second of imports, for those who need it
     from phalanx.data.formats.detect import detect_datasets
 
-    found = detect_datasets(Path(place).expanduser())
+    if "data" in flags:
+        return _place_data(read_settings(preset, flags, problems=problems), place)
+    found = detect_datasets(Path(place).expanduser(), _read_layout(flags))
     if preset is not None:
         settings = read_settings(preset, flags, problems=problems)
         named = settings.config.data.data
         if not DATASETS[named].any_size or named in {finding.data for finding in found}:
-            return settings
+            return _place_data(settings, place)
         found = [f for f in found if f.data not in DATASETS or DATASETS[f.data].any_size]
     return read_settings(preset, {**flags, **_choose_data(found, place)}, problems=problems)
+
+
+def _read_layout(flags: Mapping[str, str]) -> "LayoutOptions":
+    """What flags say of a folder's layout, as far as it decides what lies there."""
+    from phalanx.data.layouts.listing import LayoutOptions
+
+    given = {name: flags.get(name, "none") for name in ("class-from", "labels")}
+    told = {name: text for name, text in given.items() if text.lower() not in ("none", "null")}
+    return LayoutOptions(class_from=told.get("class-from"), labels=told.get("labels"))
+
+
+def _place_data(settings: Settings, place: str) -> Settings:
+    """The settings with the form and the folder that is meant, at or below the one that is named.
+
+    The folder may hold the dataset's in one below it, and ImageNet's may hold any form of it.
+    """
+    from phalanx.assemble.dataset_summary import build_layout_options
+    from phalanx.data.formats.detect import locate_dataset
+
+    options = settings.config.data
+    if not DATASETS[options.data].needs_folder:
+        return settings
+    root, layout = Path(place).expanduser(), build_layout_options(settings.config)
+    form, folder = locate_dataset(options.data, root, layout)
+    found = {"data": form} if form != options.data else {}
+    if folder != root or options.data_dir is None:
+        found["data_dir"] = str(folder)
+    if not found:
+        return settings
+    origins = {**settings.origins, **{n.replace("_", "-"): f"found in {place}" for n in found}}
+    config = settings.config.model_copy(update={"data": options.model_copy(update=found)})
+    return replace(settings, config=config, origins=origins)
 
 
 def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ are those of the classification task of ILSVRC 2012 (Russakovsky et al. 2015).
 from dataclasses import dataclass, replace
 
 MAX_FILE_MIB, MAX_PIXELS = 256, 64_000_000  # of an image, unless the user says otherwise
+NEWEST_LISTING_RULE = 2  # raise it when other images or splits are found in the same folder
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
@@ -99,7 +100,7 @@ _GENERATED = Dataset(
     classes=tuple(f"class{i:04d}" for i in range(1000)),
 )
 _PHOTOGRAPHS = Dataset(
-    help="train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/), JPEG or PNG",
+    help="images in class folders, with train/ and val/ above them or without",
     preset="folder-resnet18",
     mean=IMAGENET_MEAN,
     std=IMAGENET_STD,

@@ -16,10 +16,11 @@ from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.config.read import Settings
-    from phalanx.data.formats.image_file import ReadLimits
+    from phalanx.data.convert.source_splits import Reading
 
 ALL_OPTIONS = tuple(OPTIONS)
 LIMIT_OPTIONS = ("max-file-mib", "max-pixels")  # of every command that reads images
+LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... that finds them
 MODEL_OPTIONS = tuple(
     option.name
     for option in OPTIONS.values()
@@ -101,14 +102,22 @@ class ParsedArgs:
             raise ConfigError(f"{flag}: wants {wanted}, got {self[flag]!r}")
         return number
 
-    def read_limits(self) -> "ReadLimits":
-        """How large an image may be, of a command that reads no other config."""
-        from phalanx.assemble.dataset_summary import build_read_limits
+    def read_reading(self) -> "Reading":
+        """How data is to be understood, for a command that reads no other config."""
+        from phalanx.assemble.dataset_summary import build_layout_options, build_read_limits
         from phalanx.config.read import merge_layers, read_flags
+        from phalanx.data.convert.source_splits import Reading
+        from phalanx.data.formats.sources import ValSplit
 
         problems = list(self.problems)
         layers = [read_flags(self.flags, problems)]
-        return build_read_limits(merge_layers(layers, problems, name="").config)
+        config = merge_layers(layers, problems, name="").config
+        wanted = config.data.val_split
+        return Reading(
+            limits=build_read_limits(config),
+            layout=build_layout_options(config),
+            val_split=None if wanted is None else ValSplit(wanted),
+        )
 
     def load_plugins(self) -> None:
         """Import what --plugin names; for commands that look into the tables themselves."""

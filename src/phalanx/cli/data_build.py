@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.command import LAYOUT_OPTIONS, LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
@@ -45,10 +45,13 @@ _LIMITS = {
     Argument("--workers", "Processes; by default one a core."),
     Argument("--json", "Print JSON.", switch=True),
     usage="SRC --to folder|tar|tfrecord|packed --out DIR [--short-side N]",
-    options=LIMIT_OPTIONS,
+    options=("val-split", *LAYOUT_OPTIONS, *LIMIT_OPTIONS),
     examples={
         "phalanx data build ~/imagenet --to packed --out ~/packed --short-side 256": (
             "the fastest form to train from"
+        ),
+        "phalanx data build ~/photos --to packed --out ~/packed --val-split 10%": (
+            "with a tenth of the images set apart for validation"
         ),
         "phalanx data build ~/photos --to tar --out ~/shards": "the same bytes, in tar files",
         "phalanx data build ~/archives --to tfrecord --out ~/records": (
@@ -74,7 +77,7 @@ def _build_data(args: ParsedArgs) -> None:
         Path(src).expanduser(),
         Path(out).expanduser(),
         options,
-        limits=args.read_limits(),
+        reading=args.read_reading(),
         max_bad=_read_share(args["--max-bad"]),
         workers=read_number(args, "--workers"),
         on_progress=ImageProgress("done"),

@@ -12,6 +12,7 @@ from phalanx.plan.averaging import count_kept_checkpoints
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
+    from phalanx.assemble.dataset_summary import DatasetSummary
     from phalanx.models.cost import Memory
     from phalanx.plan.plan import Plan
 
@@ -57,12 +58,14 @@ def _run(args: ParsedArgs) -> None:
             "options": settings.config.flat(),
             "origins": settings.origins,
             "counts": dataset.source,
+            "layout": dataset.layout,
+            "ignored": dataset.ignored,
             "memory": None if memory is None or isinstance(memory, str) else asdict(memory),
             "at": points,
         }
         print(json.dumps(everything, indent=2))
         return
-    for name, text in _list_rows(settings, plan, memory, counts=dataset.source):
+    for name, text in _list_rows(settings, plan, memory, dataset):
         print(f"{name:<14}{text}")
     for point in points:
         scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
@@ -95,17 +98,22 @@ def _read_steps(text: str | None) -> list[int]:
 
 
 def _list_rows(
-    settings: Settings, plan: "Plan", memory: "Memory | str | None", *, counts: str
+    settings: Settings, plan: "Plan", memory: "Memory | str | None", dataset: "DatasetSummary"
 ) -> list[tuple[str, str]]:
     """The plan in words and a curve, by name."""
+    from phalanx.data.layouts.image_files import describe_ignored
+
     config = settings.config
+    ignored = describe_ignored(dataset.ignored).removeprefix("ignored ")
     devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
     threads = _count(plan.threads, "thread")
     return [
         ("config", settings.name),
         ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
-        *[("counts", "published ones; no file was looked at")] * (counts == "published"),
+        *[("counts", "published ones; no file was looked at")] * (dataset.source == "published"),
+        *[("layout", dataset.layout)] * bool(dataset.layout),
+        *[("ignored", ignored)] * bool(ignored),
         ("image size", f"{plan.image_size} x {plan.image_size}{_describe_growth(plan)}"),
         ("device", f"{devices}{plan.device}, {plan.precision}, {threads}"),
         ("workers", f"{plan.workers}"),

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
+from phalanx.data.layouts.image_files import find_image_suffixes
 from phalanx.errors import DataError
 from phalanx.report.terminal import clean_name
 
 if TYPE_CHECKING:
     from phalanx.assemble.score import Answer
-
-_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 @command(
@@ -60,9 +59,10 @@ def _find_images(names: list[str]) -> list[Path]:
     for name in names:
         path = Path(name)
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS)
+            suffixes = find_image_suffixes()
+            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes)
             if not found:
-                raise DataError(f"{clean_name(name)}: no JPEG or PNG image in this folder")
+                raise DataError(f"{clean_name(name)}: no image in this folder")
             images += found
         elif os.path.lexists(path):  # a link that leads nowhere is answered as a bad image
             images.append(path)

@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.cli.command import LIMIT_OPTIONS, MODEL_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.command import (
+    LAYOUT_OPTIONS,
+    LIMIT_OPTIONS,
+    MODEL_OPTIONS,
+    Argument,
+    ParsedArgs,
+    command,
+)
 from phalanx.errors import CheckpointError, ConfigError, suggest
 
 if TYPE_CHECKING:
     from phalanx.report.records import ScoreRow
 
 _SCORING_OPTIONS = (
-    "data", "data-dir", "valid-batch-size", "workers", "device", "precision", "threads", "seed",
+    "data", "data-dir", "val-split", *LAYOUT_OPTIONS,
+    "valid-batch-size", "workers", "device", "precision", "threads", "seed",
     "flip-averaging", "eval-crop", "normalization", *LIMIT_OPTIONS,
 )  # fmt: skip
 

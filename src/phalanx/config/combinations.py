@@ -56,6 +56,10 @@ def _check_data(config: Config) -> Iterator[str]:
         yield (
             f"--data-dir: {data.data} reads no folder; say what lies there with --data ({folders})"
         )
+    if data.labels is not None and data.class_from is not None:
+        yield (
+            "--labels: tells the class of each image, and so does --class-from; give one of the two"
+        )
     if data.eight_bit_io and data.normalization_location == "host":
         yield (
             "--eight-bit-io: images normalised on the host are floats and cannot travel as bytes; "

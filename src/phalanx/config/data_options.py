@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from phalanx.catalog.datasets import DATASETS, MAX_FILE_MIB, MAX_PIXELS
+from phalanx.catalog.datasets import DATASETS, MAX_FILE_MIB, MAX_PIXELS, NEWEST_LISTING_RULE
 from phalanx.config.fields import (
     DatasetName,
     PairText,
@@ -10,6 +10,7 @@ from phalanx.config.fields import (
     ResolutionText,
     Section,
     ShareText,
+    ValSplitText,
     option,
 )
 
@@ -60,8 +61,32 @@ class DataConfig(Section):
         resumable=True,
         auto="one per core, none for sets held in memory",
     )
-    val_split: ShareText | None = option(
-        None, "Share of a folder's images to validate on, where it has no split of its own."
+    val_split: ValSplitText | None = option(
+        None,
+        "Images to set apart for validation, where the data has no such split: a share such as 10% "
+        "or 0.1, or a number such as 40; a like share of each class.",
+    )
+    valid_split: str | None = option(
+        None,
+        "Folder beside train/ to validate on, or split in the file of labels.",
+        auto="the first there is of val, valid, validation, dev, eval, test",
+    )
+    class_from: Literal["prefix"] | None = option(
+        None,
+        "prefix: file names begin with the class, up to the first dot, underscore or hyphen.",
+        auto="the folder that an image lies in",
+    )
+    labels: PathText | None = option(
+        None,
+        "File with the label of each image: CSV or JSON lines, path, label and perhaps split.",
+        resumable=True,
+    )
+    listing_rule: int = option(
+        NEWEST_LISTING_RULE,
+        "Version of the rule that says which files are images and what --val-split takes; 1: .jpg, "
+        ".jpeg and .png directly in class folders.",
+        low=1,
+        high=NEWEST_LISTING_RULE,
     )
     max_bad: ShareText | None = option(
         None,

@@ -19,6 +19,7 @@ from phalanx.units import (
     parse_rate,
     parse_resolutions,
     parse_share,
+    parse_val_split,
 )
 
 _DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
@@ -83,6 +84,7 @@ RateText = Annotated[str, _parsed_by(parse_rate)]
 ResolutionText = Annotated[str, _parsed_by(parse_resolutions)]
 PathText = Annotated[str, AfterValidator(_check_path)]
 PairText = Annotated[str, _parsed_by(parse_pair)]
+ValSplitText = Annotated[str, _parsed_by(parse_val_split)]
 ShareText = Annotated[str, _parsed_by(lambda text: parse_share(text, 100))]
 
 

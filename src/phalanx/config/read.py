@@ -140,6 +140,7 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
         if stored.get("image-size") is None and data is not None:
             filled["image-size"] = data.image_size
     filled.setdefault("max-pixels", 178_000_000)  # as Pillow has it
+    filled.setdefault("listing-rule", 1)
     return filled
 
 
@@ -205,10 +206,11 @@ def _fill_dependent_options(merged: _Layer) -> None:
     folder = os.environ.get("DATA_DIR")
     if dataset and dataset.needs_folder and _value(merged, "data-dir") is None and folder:
         merged["data-dir"] = OptionValue(folder, "DATA_DIR", "environment DATA_DIR")
-    weights = _value(merged, "init-weights")
-    if isinstance(weights, str):  # found again from any folder
-        whole = str(Path(weights).expanduser().absolute())
-        merged["init-weights"] = replace(merged["init-weights"], value=whole)
+    for name in ("init-weights", "labels"):  # found again from any folder
+        path = _value(merged, name)
+        if isinstance(path, str) and path:
+            whole = str(Path(path).expanduser().absolute())
+            merged[name] = replace(merged[name], value=whole)
 
 
 def _validate(merged: _Layer, problems: list[str]) -> Config | None:

@@ -9,13 +9,13 @@ from phalanx.data.convert import build as building
 from phalanx.data.convert.build import BuildOptions, build
 from phalanx.data.convert.folder_writer import name_class_folders
 from phalanx.data.convert.source_splits import (
-    find_portable_name,
     find_source_splits,
     read_sample,
 )
 from phalanx.data.convert.writer import BLOCK_IMAGES
 from phalanx.data.formats.decode import decode
 from phalanx.data.formats.imagenet import BOXES_FILE
+from phalanx.data.formats.sources import find_portable_name
 from phalanx.errors import ConfigError, DataError, DiskError
 from small_photos import CLASSES, encode, photo, tree_bytes, write_photos
 from small_runs import make_digits

@@ -19,8 +19,10 @@ from phalanx.data.convert.packed_writer import PackedWriter
 from phalanx.data.convert.sample import EncodeOptions, Sample, convert_sample
 from phalanx.data.convert.shard_writers import TarWriter, TFRecordWriter
 from phalanx.data.convert.source_splits import (
+    AS_IT_LIES,
     ImageTask,
     Progress,
+    Reading,
     SourceSplit,
     choose_workers,
     find_source_splits,
@@ -30,7 +32,7 @@ from phalanx.data.convert.source_splits import (
 )
 from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
+from phalanx.data.formats.image_file import DEFAULT_LIMITS
 from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.process_pool import ProcessPool
 from phalanx.disk import file_lock, out_errors, write_atomically
@@ -114,7 +116,7 @@ def build(
     out: Path,
     options: BuildOptions,
     *,
-    limits: ReadLimits = DEFAULT_LIMITS,
+    reading: Reading = AS_IT_LIES,
     max_bad: str | None = None,
     workers: int | None = None,
     on_progress: Progress = lambda *_: None,
@@ -122,13 +124,13 @@ def build(
     """Write the data in `src` to `out` in another format; what was done comes back by split."""
     with out_errors(out, _AGAIN):
         _refuse_foreign(out)
-    splits = find_source_splits(src, limits)
+    splits = find_source_splits(src, reading)
     pool = ProcessPool(choose_workers(splits, workers))
     with out_errors(out, _AGAIN), lock_output(out), pool:
         for folder in (out, out / PHALANX_FOLDER):
             for leftover in folder.glob(".*.*.part"):  # of a write that was killed
                 leftover.unlink()
-        record = _open_record(out, splits, {**asdict(options), **_find_own_limits(limits)})
+        record = _open_record(out, splits, {**asdict(options), **_find_own_reading(reading)})
         running = _Build(splits, out, options, pool, record, max_bad, on_progress)
         return {split.name: running.build_split(split) for split in splits}
 
@@ -148,10 +150,19 @@ def _refuse_foreign(out: Path) -> None:
         raise DataError(f"{out}: is not empty ({names}) and nothing was built there; {_ANOTHER}")
 
 
-def _find_own_limits(limits: ReadLimits) -> dict[str, int]:
-    """The limits that are not the usual ones; records of before there were any lack them, too."""
-    usual = asdict(DEFAULT_LIMITS)
-    return {name: value for name, value in asdict(limits).items() if value != usual[name]}
+def _find_own_reading(reading: Reading) -> dict[str, Any]:
+    """What is not read the usual way; records of before there were other ways lack it, too."""
+    usual, limits = asdict(DEFAULT_LIMITS), asdict(reading.limits)
+    layout, val_split = reading.layout, reading.val_split
+    options = {
+        "val_split": val_split and val_split.wanted,
+        "valid_split": layout.valid_split,
+        "class_from": layout.class_from,
+        "labels": layout.labels and Path(layout.labels).name,
+    }
+    return {name: value for name, value in limits.items() if value != usual[name]} | {
+        name: value for name, value in options.items() if value is not None
+    }
 
 
 def _open_record(out: Path, splits: list[SourceSplit], options: dict[str, Any]) -> dict[str, Any]:
@@ -316,7 +327,7 @@ def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Samp
             if isinstance(sample, str):
                 converted.append((number, sample, False))
                 continue
-            after = convert_sample(sample, options, max_pixels=task.split.limits.max_pixels)
+            after = convert_sample(sample, options, max_pixels=task.split.reading.limits.max_pixels)
             converted.append((number, after, after is not sample))
         except BadImage as bad:
             converted.append((number, str(bad), False))

@@ -17,14 +17,7 @@ import numpy as np
 
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.image_file import refuse_special
-from phalanx.data.formats.index import (
-    NO_LABEL,
-    WRONG_LABEL,
-    Index,
-    IndexedSource,
-    pack_strings,
-    replace_unstorable,
-)
+from phalanx.data.formats.index import NO_LABEL, WRONG_LABEL, Index, IndexedSource
 from phalanx.data.formats.shards import (
     MAX_CLASSES,
     SCANNED,
@@ -34,6 +27,7 @@ from phalanx.data.formats.shards import (
     ShardScan,
     refuse_unusable,
 )
+from phalanx.data.string_array import pack_strings, replace_unstorable
 from phalanx.errors import DataError
 
 _SPLITS = {"train": SHARD_SPLITS["train"], "valid": (*SHARD_SPLITS["valid"], "test")}

@@ -15,14 +15,12 @@ from phalanx.data.formats.index import (
     Box,
     Index,
     IndexedSource,
-    StringArray,
-    join_strings,
     load_or_build_index,
-    pack_strings,
     read_errors,
     snapshot_files,
 )
 from phalanx.data.process_pool import ProcessPool, WorkerKilled
+from phalanx.data.string_array import StringArray, join_strings, pack_strings
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
 

@@ -26,7 +26,6 @@ from phalanx.data.formats.index import (
     Index,
     IndexedSource,
     enclosing_box,
-    replace_unstorable,
 )
 from phalanx.data.formats.shards import (
     SHARD_PREFIX,
@@ -39,6 +38,7 @@ from phalanx.data.formats.shards import (
     read_class_names,
     refuse_unusable,
 )
+from phalanx.data.string_array import replace_unstorable
 from phalanx.errors import DataError
 
 SHARD_FILES = ShardFiles(r"(?:-of-(?P<total>\d+))?\.tar")

@@ -1,7 +1,7 @@
 """What a batch is made from, what it is, and the reader that fills one."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_sha
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
+from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.loading.cache import Cache, is_cacheable
 from phalanx.data.transforms.augment import Box
 from phalanx.data.transforms.transform import Transform, TransformSpec, build_transform
@@ -41,7 +42,8 @@ class InputSpec:
     order: Order | None = None  # None where nothing is trained
     generated_images: int = 0
     generated_valid_images: int = 0
-    val_split: float | None = None  # share of a folder's images that become its validation split
+    layout: LayoutOptions = LayoutOptions()  # noqa: RUF009 - frozen
+    val_split: str | None = None  # what becomes the validation split of data without one
     growth: tuple[tuple[int, int], ...] = ()  # until which step training images have which size
     limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
 
@@ -56,12 +58,15 @@ class InputSpec:
         images = self.generated_images if split == "train" else self.generated_valid_images
         generated = GeneratedSpec(images=images, image_size=self.image_size, seed=self.seed)
         val_split = None if self.val_split is None else ValSplit(self.val_split, self.seed)
+        # a folder without splits is scored as a whole, where nothing is trained
+        layout = replace(self.layout, scoring=self.order is None)
         source = open_source(
             self.data,
             self.data_dir,
             split,
             generated=generated,
             val_split=val_split,
+            layout=layout,
             limits=self.limits,
         )
         if split == "train" and self.order is not None and self.order.images != len(source):
@@ -85,6 +90,7 @@ class InputSpec:
             "transform": TransformSpec(**{**transform, **pairs}),
             "growth": tuple(map(tuple, growth)),
             "limits": ReadLimits(**plain["limits"]),
+            "layout": LayoutOptions(**plain["layout"]),
         }
         return cls(**{**plain, **nested})
 

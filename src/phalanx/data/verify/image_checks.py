@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from phalanx.catalog.datasets import MAX_PIXELS
 from phalanx.data.convert.sample import find_promised_format
-from phalanx.data.convert.source_splits import ImageTask, SplitKey, find_portable_name, open_once
+from phalanx.data.convert.source_splits import ImageTask, SplitKey, open_once
 from phalanx.data.formats.decode import (
     JPEG_START,
     BadImage,
@@ -27,6 +27,7 @@ from phalanx.data.formats.index import (
     WRONG_LABEL,
     IndexedSource,
 )
+from phalanx.data.formats.sources import find_portable_name
 
 if TYPE_CHECKING:
     from phalanx.data.formats.sources import Source

@@ -1,7 +1,7 @@
 """Every image of a dataset checked: what is wrong, what lies there twice, and its manifest."""
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.source_splits import (
+    AS_IT_LIES,
     TASK_IMAGES,
     Progress,
+    Reading,
     SourceSplit,
     choose_workers,
     find_source_splits,
     make_tasks,
 )
-from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
+from phalanx.data.formats.detect import count_ignored, describe_found
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.process_pool import ProcessPool
 from phalanx.data.verify.image_checks import (
@@ -41,7 +43,7 @@ SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
 MISSING = "class missing in a split"
 _JSON_KEYS = (
     *("folder", "data", "images", "manifest", "wrong", "totals"),
-    *("single", "groups", "missing", "classes"),
+    *("single", "groups", "missing", "classes", "layout", "ignored"),
 )
 
 
@@ -73,6 +75,8 @@ class VerifyResult:
     missing: list[str]  # a line for each class that a split does without
     manifest: str
     fingerprints: dict[str, Any]  # by split, of what was checked
+    layout: str = ""  # how the folder was understood
+    ignored: dict[str, int] = field(default_factory=dict)  # files that were not read, by reason
 
     @property
     def totals(self) -> dict[str, int]:
@@ -105,12 +109,12 @@ def describe_problems(wrong: int) -> str:
 def verify(
     root: Path,
     *,
-    limits: ReadLimits = DEFAULT_LIMITS,
+    reading: Reading = AS_IT_LIES,
     workers: int | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> VerifyResult:
     """Check every image of both splits of the dataset in a folder."""
-    splits = find_source_splits(root, limits)
+    splits = find_source_splits(root, reading)
     data, classes = splits[0].data, splits[0].classes
     if data in SEQUENTIAL_FORMATS:
         raise DataError(
@@ -138,6 +142,8 @@ def verify(
         ],
         manifest=compute_manifest(classes, checks["identity"]),
         fingerprints={split.name: split.source.fingerprint() for split in splits},
+        layout=describe_found(data, splits[0].folder, reading.layout),
+        ignored=count_ignored(split.source for split in splits),
     )
 
 
