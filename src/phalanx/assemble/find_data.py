@@ -13,6 +13,7 @@ from phalanx.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from phalanx.data.formats.detect import DetectedDataset
 
+_PLACES = ("data-dir", "imagenet-data-path")  # the flags that name the folder
 _IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
 
 
@@ -24,11 +25,32 @@ def read_with_data(
     A preset that names one kind of photographs takes any other; one for a set of small images,
     such as CIFAR-10, keeps to it.
     """
-    place = flags.get("data-dir") or flags.get("imagenet-data-path")
-    if preset is not None:  # a bare `phalanx train` is the demo, whatever the environment holds
-        place = place or os.environ.get("DATA_DIR")
-    if "data" in flags or not place or not Path(place).expanduser().is_dir():
+    place = next((flags[name] for name in _PLACES if flags.get(name)), "")
+    folder = place or os.environ.get("DATA_DIR")
+    if "data" in flags or not folder:
         return read_settings(preset, flags, problems=problems)
+    given = _infer_data(preset, flags, folder, problems=problems)
+    settings = read_settings(preset, {**flags, **given}, problems=problems)
+    if place:
+        return settings
+    if given:
+        origins = settings.origins | dict.fromkeys(given, "environment DATA_DIR")
+        return replace(settings, origins=origins)
+    if preset is None:
+        note = (
+            f"DATA_DIR is {folder}, where no dataset was recognised: the embedded one is used; "
+            "name another with --data and --data-dir"
+        )
+        return replace(settings, notes=(note, *settings.notes))
+    return settings
+
+
+def _infer_data(
+    preset: str | None, flags: Mapping[str, str], place: str, *, problems: tuple[str, ...]
+) -> dict[str, str]:
+    """The flags that name what lies in a folder; none where the preset or nobody knows."""
+    if not Path(place).expanduser().is_dir():
+        return {}
     # half a second of imports, for those who need it
     from phalanx.data.formats.detect import detect_datasets
 
@@ -36,10 +58,12 @@ def read_with_data(
     if preset is not None:
         settings = read_settings(preset, flags, problems=problems)
         named = settings.config.data.data
-        if not DATASETS[named].any_size or named in {finding.data for finding in found}:
-            return settings
+        is_asked = not flags.keys().isdisjoint(_PLACES)  # else it lies in the environment
+        keeps_own = not DATASETS[named].any_size or not (is_asked or DATASETS[named].needs_folder)
+        if keeps_own or named in {finding.data for finding in found}:
+            return {}
         found = [f for f in found if f.data not in DATASETS or DATASETS[f.data].any_size]
-    return read_settings(preset, {**flags, **_choose_data(found, place)}, problems=problems)
+    return _choose_data(found, place)
 
 
 def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
