@@ -66,6 +66,7 @@ OPTION_NAMES = [
     "logs-per-epoch", "loss", "loss-scaling", "loss-velocity-scaling-ratio",
     "lr", "lr-batch", "lr-decay", "lr-decay-length", "lr-decay-period", "lr-drop-after",
     "lr-end-ratio", "lr-epoch-decay", "lr-per-image", "lr-power", "lr-schedule",
+    "lr-schedule-start",
     "lr-scheduler-freq", "lr-staircase", "max-bad", "max-file-mib", "max-pixels", "mixup-alpha",
     "model", "momentum", "no-fetch", "norm-eps", "norm-num-groups", "norm-type", "normalization",
     "normalization-location", "offload-optimizer", "optimizer", "optimizer-eps", "padding",

@@ -173,7 +173,9 @@ def test_a_file_that_contradicts_itself_is_refused(presets):
         ("cifar_resnet56", "resnet56"),
         ("resnext50", "resnext50_32x4d"),
         ("resnext14", "resnext14_32x4d"),
-        ("resnext101", "resnext101_32x8d"),
+        ("resnext101", "resnext101_32x4d"),  # as the presets of seeds 002 and 004 mean it
+        ("ResNet50", "resnet50"),
+        ("EfficientNet-B0", "efficientnet_b0"),
     ],
 )
 def test_old_spellings_are_understood(old, today):

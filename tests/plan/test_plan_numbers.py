@@ -139,7 +139,7 @@ def test_a_device_that_is_named_is_kept(device):
     assert resolve_device(device) == device
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0,", "cpu:0", "", "CUDA"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0,", "cpu:0", ""])
 def test_a_device_that_is_none_is_refused(device):
     with pytest.raises(ConfigError, match=r"--device: wants auto, cpu, cuda, cuda:0,2 or mps"):
         read_settings("demo", {"device": device})

@@ -1,10 +1,10 @@
 """What the data of a config holds, the plan that follows, and how its batches are made."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.read import Settings
@@ -17,9 +17,19 @@ from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
 from phalanx.data.verify.manifest import find_manifest
+from phalanx.errors import ConfigError
 from phalanx.plan.order import Order
-from phalanx.plan.plan import DatasetCounts, Plan, choose_machine, count_global_batch, make_plan
-from phalanx.units import parse_pair
+from phalanx.plan.plan import (
+    DatasetCounts,
+    Plan,
+    choose_machine,
+    count_global_batch,
+    count_run_length,
+    make_plan,
+)
+from phalanx.plan.preset_fit import fit_schedule
+from phalanx.plan.schedule import count_start
+from phalanx.units import RunLength, parse_pair
 
 MADE_UP = ("generated", "synthetic")
 
@@ -122,17 +132,70 @@ def summarise_published(config: Config) -> DatasetSummary | None:
     )
 
 
+class _PlannedRun(NamedTuple):
+    """A run that does not exist yet: its options as they fit the data, its numbers, its data."""
+
+    settings: Settings
+    plan: Plan
+    dataset: DatasetSummary
+
+
 def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DatasetSummary]:
     """Every derived number of a run that does not exist yet.
 
     without_data: a folder that is not named is made up for by what the catalog knows.
     """
+    _, plan, dataset = plan_new_run(settings, without_data=without_data)
+    return plan, dataset
+
+
+def plan_new_run(settings: Settings, *, without_data: bool = False) -> _PlannedRun:
+    """The same with the settings that a new run stores: what a preset brought fits the run."""
     config = settings.config
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
     known = summarise_published(config) if without_data and missing else None
     dataset = known or inspect_dataset(config)
-    plan = make_plan(config, dataset.counts, choose_machine(config), places=settings.places)
-    return plan, dataset
+    fitted = fit_settings(settings, dataset.counts)
+    return _PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
+
+
+def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
+    """The plan of settings that fit the data, with all that is to be said of them."""
+    config = settings.config
+    plan = make_plan(
+        config, counts, choose_machine(config), places=settings.places, typed=settings.typed
+    )
+    missing = [f"train refuses this: {settings.missing}"] * bool(settings.missing)
+    return replace(plan, warnings=(*missing, *settings.notes, *plan.warnings))
+
+
+def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
+    """The settings with a preset's warm-up and milestones shortened where they do not fit."""
+    config = settings.config
+    try:
+        run = count_run_length(config, counts)
+        start = count_start(config.schedule, run)
+    except ConfigError:
+        return settings  # refused together with all else
+    owners = {"preset": "the preset's", "run": "the run's"}
+    inherited = {
+        name: owners[owner]
+        for name, origin in settings.origins.items()
+        if (owner := origin.partition(" ")[0]) in owners
+    }
+    left = RunLength(run.total_steps - start, run.steps_per_epoch)
+    changes, notes = fit_schedule(config.schedule, inherited, left, settings.made_for)
+    if not changes:
+        return settings
+    attributes = {name.replace("-", "_"): text for name, text in changes.items()}
+    schedule = config.schedule.model_copy(update=attributes)
+    shortened = {name: f"{settings.origins[name]}, shortened" for name in changes}
+    return replace(
+        settings,
+        config=config.model_copy(update={"schedule": schedule}),
+        origins=settings.origins | shortened,
+        notes=(*settings.notes, *notes),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

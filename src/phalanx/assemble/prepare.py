@@ -10,7 +10,7 @@ from typing import Any, Literal
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
     inspect_dataset,
-    plan_run,
+    plan_new_run,
 )
 from phalanx.assemble.environment import describe_environment
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
@@ -86,7 +86,9 @@ class PreparedRun:
 def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
     """A fresh run: its folder is on disk when this returns."""
     refuse_missing_weights(settings.config)
-    plan, dataset = plan_run(settings)
+    if settings.missing:
+        raise ConfigError(settings.missing)
+    settings, plan, dataset = plan_new_run(settings)
     refuse_replicas(plan)
     run = write_run(settings, plan, dataset, line=line, parent=None)
     return PreparedRun(run=run, settings=settings, plan=plan, dataset=dataset, start=None)
@@ -210,7 +212,7 @@ def _read_run_facts(run: RunFolder) -> dict[str, Any]:
 
 def stored_options(run: RunFolder) -> dict[str, Any]:
     """The options in a run's config.yaml, as values."""
-    given, problems, _ = read_option_file(run.config, origin="run")
+    given, problems, *_ = read_option_file(run.config, origin="run")
     if problems:
         raise CheckpointError("; ".join(problems))
     if not given:

@@ -33,6 +33,12 @@ def load_plugins(names: str) -> None:
         _LOADED[name] = None
 
 
+def has_module(name: str) -> bool:
+    """Whether a module of that name is installed or lies in the current folder."""
+    name = name.rstrip(",")
+    return Path(f"{name}.py").is_file() or find_spec(name) is not None
+
+
 def refuse_unnamed_plugins(names: str, *, where: str) -> None:
     """Raise where a file asks for plugins that the user has not named."""
     if not _LOADED.keys() >= set(_split_names(names)):

@@ -3,13 +3,15 @@
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from phalanx.catalog.plugins import load_plugins
+from phalanx.catalog.plugins import has_module, load_plugins
+from phalanx.config.presets import is_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS, suggest_option
 from phalanx.config.text import LIST_OPTIONS
 from phalanx.errors import ConfigError
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from phalanx.data.convert.source_splits import Reading
 
 ALL_OPTIONS = tuple(OPTIONS)
+_LISTS = (*LIST_OPTIONS, "device")  # cuda:0,2
+_NUMBER = re.compile(
+    r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE
+)  # or a length of training, or a size and until when images have it
 LIMIT_OPTIONS = ("max-file-mib", "max-pixels")  # of every command that reads images
 LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... that finds them
 MODEL_OPTIONS = tuple(
@@ -40,6 +46,7 @@ class Argument:
     required: bool = False
     switch: bool = False  # a flag without a value
     default: Any = None
+    items: bool = False  # a list of numbers, with commas or spaces
 
     @property
     def shown(self) -> str:
@@ -188,14 +195,14 @@ class _Parser(argparse.ArgumentParser):
 def parse_args(command: Command, argv: Sequence[str]) -> ParsedArgs:
     """Parse a command's words; unknown flags become problems, so that all are reported together."""
     spellings = {old: name for old, name in SPELLINGS.items() if name in command.options}
-    words, list_problems = _join_lists(spellings, argv)
-    known, unknown_problems = _split_off_unknown(command, spellings, words)
+    words = _join_lists(command, spellings, argv)
+    known, problems = _split_off_unknown(command, spellings, words)
     values = vars(_build_parser(command, spellings).parse_args(known))
     flags = {
         name: values.pop(f"option {name}") for name in command.options if f"option {name}" in values
     }
     line = " ".join(["phalanx", command.name, *argv])
-    return ParsedArgs(values, flags, (*unknown_problems, *list_problems), line)
+    return ParsedArgs(values, flags, tuple(problems), line)
 
 
 def _split_off_unknown(
@@ -229,29 +236,34 @@ def _split_off_unknown(
     return known, problems
 
 
-def _join_lists(spellings: Mapping[str, str], argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words with lists of numbers in one piece, and a line for each that came in several.
+def _join_lists(command: Command, spellings: Mapping[str, str], argv: Sequence[str]) -> list[str]:
+    """The words with each list in one piece: `--lr-epoch-decay 2 4` is 2,4.
 
-    `--lr-epoch-decay 2 4` is how other programs write 2,4; here 4 would pass for a preset's name.
+    A list takes the words that follow it while they could be items of it.
     """
-    lists = {f"--{spelling}" for spelling, name in spellings.items() if name in LIST_OPTIONS}
+    lists = {f"--{spelling}": name for spelling, name in spellings.items() if name in _LISTS}
+    lists |= {a.name: a.name for a in command.arguments if a.items}
     words: list[str] = []
-    problems: dict[int, str] = {}  # by the place of the list
     for word in argv:
-        in_list = len(words) > 1 and words[-2] in lists
-        if in_list and _is_number(words[-1].rsplit(",")[0]) and _is_number(word):
-            words[-1] = f"{words[-1].rstrip(',')},{word.rstrip(',')}"
-            problems[len(words)] = (
-                f"{words[-2]}: a list has commas and no spaces; write {words[-1]}"
-            )
+        flag, equals, first = words[-1].partition("=") if words else ("", "", "")
+        if len(words) > 1 and words[-2] in lists:  # `--flag first word`
+            flag, equals, first = words[-2], "", words[-1]
+        if flag in lists and first and _is_item(word, lists[flag]):
+            joined = ",".join(text.strip(",") for text in (first, word))
+            words[-1] = f"{flag}={joined}" if equals else joined
         else:
             words.append(word)
-    return words, list(problems.values())
+    return words
 
 
-def _is_number(word: str) -> bool:
-    """Whether the word is a number or a length of training, perhaps with a bracket or a comma."""
-    return re.fullmatch(r"\[?\.?\d[\d./]*(ep|st|%)?\]?,?", word) is not None
+def _is_item(word: str, name: str) -> bool:
+    """Whether the word, perhaps with a bracket or a comma, could go on with a list."""
+    if name == "plugin":
+        return word.rstrip(",").isidentifier() and not is_preset(word) and has_module(word)
+    if name == "recompute-checkpoints":  # a preset or a file is what the command is about
+        is_file = os.path.exists(word) or word.endswith((".yaml", ".yml"))
+        return not (word.startswith("-") or is_file or is_preset(word))
+    return _NUMBER.fullmatch(word) is not None
 
 
 def _is_negative(word: str) -> bool:

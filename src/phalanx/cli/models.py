@@ -201,7 +201,9 @@ def _count_model(args: ParsedArgs) -> _ModelCounts:
     classes = variant.classes
     if args["--classes"] is not None:
         classes = args.read_int("--classes", 1, _MOST_CLASSES, noun="a number")
-    split_names = args["--pipeline-splits"] or []
+    split_names = [
+        name for text in args["--pipeline-splits"] or [] for name in text.split(",") if name
+    ]
     own = isinstance(variant, OwnVariant)
     splits = [] if own else [find_split(variant, split, model=name) for split in split_names]
     _check_order(splits, variant.units)

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import asdict
+from fractions import Fraction
+from math import floor
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
@@ -25,7 +27,7 @@ _CURVE_WIDTH = 60
     "Show every derived number before anything runs; nothing is written.",
     *PRESET_ARGS,
     Argument("--origin", "Also say where each option's value came from.", switch=True),
-    Argument("--at", "Steps with commas: learning rate and loss scale there."),
+    Argument("--at", "Steps, such as 0,100,900: learning rate and loss scale there.", items=True),
     Argument(
         "--no-memory",
         "Predict no memory, which takes some seconds; all else takes none.",
@@ -45,9 +47,9 @@ def _run(args: ParsedArgs) -> None:
     """Print the plan of a config."""
     settings = args.read_settings()
 
-    from phalanx.assemble.dataset_summary import plan_run
+    from phalanx.assemble.dataset_summary import plan_new_run
 
-    plan, dataset = plan_run(settings, without_data=True)
+    settings, plan, dataset = plan_new_run(settings, without_data=True)
     points = [plan.at(step) for step in _read_steps(args["--at"])]
     memory = None if args["--no-memory"] else _predict_memory(settings.config, plan)
     if args["--json"]:
@@ -93,7 +95,7 @@ def _read_steps(text: str | None) -> list[int]:
     """The steps of --at."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--at: wants steps with commas, such as 0,100,5000, got {text!r}")
+        raise ConfigError(f"--at: wants steps, such as 0,100,5000, got {text!r}")
     return [int(word) for word in words]
 
 
@@ -125,12 +127,12 @@ def _list_rows(
         (
             "length",
             f"{_count(plan.total_steps, 'step')} = {_count(plan.epochs, 'epoch')} of "
-            f"{_count(float(plan.steps_per_epoch), 'step')}",
+            f"{_count(float(plan.steps_per_epoch), 'step')}{_describe_left_over(config, plan)}",
         ),
         ("images", f"{plan.total_steps * plan.global_batch:,} trained in all"),
         (
             "learning rate",
-            f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
+            f"{plan.schedule.shape} from {plan.schedule.peak:g}{_describe_highest(plan)}, "
             f"warm-up {_count(plan.schedule.warmup, 'step')}",
         ),
         ("", f"|{_draw_curve(plan)}|"),
@@ -160,6 +162,25 @@ def _describe_growth(plan: "Plan") -> str:
     """The smaller sizes of the first steps."""
     sizes = ", ".join(f"{size} until step {end:,}" for end, size in plan.growth)
     return f"; in training {sizes}" * bool(sizes)
+
+
+def _describe_left_over(config: Config, plan: "Plan") -> str:
+    """Why the run is not as many epochs as were asked for: images at its end that fill no step."""
+    asked = config.train.epochs
+    if config.train.steps is not None or asked is None:
+        return ""
+    steps = Fraction(str(asked)) * plan.steps_per_epoch - plan.total_steps
+    images = floor(steps * plan.global_batch)
+    if not images:
+        return ""
+    fill = "image fills" if images == 1 else "images fill"
+    return f"; not {asked:g}, because the last {images:,} {fill} no step of {plan.global_batch:,}"
+
+
+def _describe_highest(plan: "Plan") -> str:
+    """The highest rate of any step, where no step has the peak."""
+    highest = f"{plan.schedule.find_highest():.4g}"
+    return f", highest {highest}" * (highest != f"{plan.schedule.peak:.4g}")
 
 
 def _draw_curve(plan: "Plan") -> str:

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     ),
     Argument("--fork", "Start a new run from a run's or checkpoint's state, with changed options."),
     Argument(
+        "--fork-schedule",
+        "With --fork: continue the learning rate's schedule, or restart it, warm-up and all.  "
+        "[continue]",
+        metavar="continue|restart",
+    ),
+    Argument(
         "--accept-changed-data",
         "With --resume: go on although images are not those that the run has read before.",
         switch=True,
@@ -61,6 +67,8 @@ def _run(args: ParsedArgs) -> None:
         )
     if args["--accept-changed-data"] and not args["--resume"]:
         raise ConfigError("--accept-changed-data: goes with --resume RUN; leave it away")
+    if args["--fork-schedule"] and not args["--fork"]:
+        raise ConfigError("--fork-schedule: goes with --fork RUN; leave it away")
     if args["--resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
         # every checkpoint is scored, as by `validate --all`
         args.refuse_problems()
@@ -79,7 +87,9 @@ def _run(args: ParsedArgs) -> None:
         args.refuse_problems()
         from phalanx.assemble.fork import prepare_fork
 
-        prepared = prepare_fork(Path(args["--fork"]), args.flags, line=args.line)
+        prepared = prepare_fork(
+            Path(args["--fork"]), args.flags, line=args.line, restarts=_restarts_schedule(args)
+        )
     else:
         from phalanx.assemble.find_data import fetch_missing
 
@@ -95,6 +105,14 @@ def _run(args: ParsedArgs) -> None:
 
         train(prepared, stream=sys.stderr if args["--json"] else None)
     return _print_result(prepared.run.path, as_json=args["--json"])
+
+
+def _restarts_schedule(args: ParsedArgs) -> bool:
+    """Whether a fork begins its schedule anew."""
+    given = (args["--fork-schedule"] or "continue").lower()
+    if given not in ("continue", "restart"):
+        raise ConfigError(f"--fork-schedule: wants continue or restart, got {given!r}")
+    return given == "restart"
 
 
 @contextmanager
@@ -124,6 +142,7 @@ def _score_untrained(settings: "Settings", *, as_json: bool) -> None:
 
 def _print_result(folder: Path, *, as_json: bool) -> None:
     """The last lines of a run: what it reached and where to look."""
+    from phalanx.engine.checkpoint_store import newest_checkpoint
     from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores
     from phalanx.report.summary import read_summary
@@ -144,4 +163,8 @@ def _print_result(folder: Path, *, as_json: bool) -> None:
         print(f"best checkpoint: step {summary.best.step:,}, top-1 {summary.best.top1:.2%}")
     if summary.bad_images:
         print(f"{len(summary.bad_images)} images could not be read; the report names them")
+    if newest_checkpoint(open_run(folder).checkpoints) is None:
+        print(
+            "no weights were kept, because of --ckpts-per-epoch 0; --ckpts-per-epoch 1 keeps them"
+        )
     print(f"report: {open_run(folder).report}")

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import OwnVariant
+from phalanx.config.fields import find_model_name
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import OptionValue
 from phalanx.errors import name_place
@@ -22,8 +23,10 @@ def family_has_option(family: str, name: str) -> bool:
 
 def find_family(model: Any) -> str:
     """The family of a model, in any spelling; empty where there is no such model."""
-    found = MODELS.get(OLD_NAMES.get(model, model))
-    return found.family if found else ""
+    try:
+        return MODELS[find_model_name(str(model))].family
+    except ValueError:
+        return ""
 
 
 def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[str]:

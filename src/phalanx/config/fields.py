@@ -1,7 +1,7 @@
 """How an option is declared, and the kinds of text some of them take."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar
 
@@ -38,8 +38,20 @@ def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def match_case(word: str, known: Iterable[str]) -> str:
+    """The known name that is the word but for its case; the word itself where there is none.
+
+    >>> match_case("RMSProp", ["sgd", "rmsprop"]), match_case("b", ["A"])
+    ('rmsprop', 'b')
+    """
+    names = list(known)
+    same = (name for name in names if name.lower() == word.lower())
+    return word if word in names else next(same, word)
+
+
 def check_dataset_name(name: str) -> str:
     """The name, if there is such a dataset."""
+    name = match_case(name, DATASETS)
     if name not in DATASETS:
         way_out = suggest(name, DATASETS, most=len(DATASETS))
         raise ValueError(f"no dataset is called {name!r}; {way_out}")
@@ -47,7 +59,8 @@ def check_dataset_name(name: str) -> str:
 
 
 def find_model_name(name: str) -> str:
-    """The model's name of today; older spellings are accepted."""
+    """The model's name of today; older spellings and any case are accepted."""
+    name = match_case(name, (*MODELS, *OLD_NAMES))
     name = OLD_NAMES.get(name, name)
     if name not in MODELS:
         near = get_close_matches(name, [*MODELS, *OLD_NAMES], n=3, cutoff=0.6)
@@ -59,6 +72,7 @@ def find_model_name(name: str) -> str:
 
 def _check_device(text: str) -> str:
     """The text, if it names devices."""
+    text = text.lower()
     if not _DEVICES.match(text):
         raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
     return text

@@ -139,6 +139,10 @@ class ScheduleConfig(Section):
         aliases=("poly-lr-end-ratio",),
     )
     lr_staircase: bool = option(False, "Keep the rate of an epoch's first step for all of it.")
+    lr_schedule_start: DurationText = option(
+        "0ep",
+        "Where in the run the schedule begins, warm-up included; --fork-schedule restart sets it.",
+    )
     lr_scheduler_freq: RateText = option(
         "0", "Times an epoch the rate is refreshed; 0: every step."
     )
