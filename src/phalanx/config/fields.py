@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.catalog.other_values import describe_other_value
 from phalanx.errors import ConfigError, suggest
 from phalanx.units import (
     parse_betas,
@@ -40,7 +41,8 @@ def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
 def check_dataset_name(name: str) -> str:
     """The name, if there is such a dataset."""
     if name not in DATASETS:
-        way_out = suggest(name, DATASETS, most=len(DATASETS))
+        other = describe_other_value("data", name)
+        way_out = other or suggest(name, DATASETS, most=len(DATASETS))
         raise ValueError(f"no dataset is called {name!r}; {way_out}")
     return name
 
@@ -59,7 +61,9 @@ def find_model_name(name: str) -> str:
 def _check_device(text: str) -> str:
     """The text, if it names devices."""
     if not _DEVICES.match(text):
-        raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
+        other = describe_other_value("device", text)
+        way_out = f"; {other}" if other else ""
+        raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}{way_out}")
     return text
 
 

@@ -14,11 +14,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.other_values import describe_other_value
 from phalanx.catalog.plugins import load_plugins, refuse_unnamed_plugins
 from phalanx.config.combinations import family_has_option, find_conflicts, find_family
 from phalanx.config.fields import check_dataset_name
+from phalanx.config.hints import suggest_option
 from phalanx.config.presets import Preset, find_preset
-from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option, suggest_option
+from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option
 from phalanx.config.text import OptionValue, parse_option_text, read_option_file
 from phalanx.errors import ConfigError, join_problems, suggest
 
@@ -77,7 +79,7 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
         where = f"--{spelling}"
         name = SPELLINGS.get(spelling)
         if name is None:
-            problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS)}")
+            problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS, flags)}")
             continue
         try:
             layer[name] = OptionValue(parse_option_text(name, text), where, _FLAG)
@@ -234,7 +236,8 @@ def _describe_error(option: Option, detail: ErrorDetails) -> str:
         case "less_than_equal":
             return f"must be at most {context['le']}, got {value}"
         case "literal_error":
-            return f"no choice is called {value!r}; {suggest(str(value), option.choices)}"
+            other = describe_other_value(option.name, str(value))
+            return f"no choice is called {value!r}; {other or suggest(str(value), option.choices)}"
         case "value_error":
             return str(context["error"])
     return f"wants {TYPE_NAMES[option.type]}, got {value!r}"

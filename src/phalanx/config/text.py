@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, suggest_option
+from phalanx.config.hints import suggest_option
+from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
@@ -200,7 +201,9 @@ def read_option_file(
     values: dict[str, OptionValue] = {}
     problems: list[str] = []
     extends = None
-    for entry in read_entries(path, entry_name):
+    entries = read_entries(path, entry_name)
+    keys = [entry.key for entry in entries]
+    for entry in entries:
         where = f"{path}:{entry.line}: {entry.key}"
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if entry.key == "extends":
@@ -208,7 +211,7 @@ def read_option_file(
                 raise ConfigError(f"{where}: wants the name of one preset")
             extends = entry.node.value
         elif name is None:
-            problems.append(f"{where}: no such option; {suggest_option(entry.key, OPTIONS)}")
+            problems.append(f"{where}: no such option; {suggest_option(entry.key, OPTIONS, keys)}")
         elif name in values:
             problems.append(f"{where}: {name} is given twice")
         else:
