@@ -24,7 +24,7 @@ from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option
 from phalanx.config.text import OptionValue, parse_option_text, read_option_file
 from phalanx.errors import ConfigError, join_problems, suggest
 
-_EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
+EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
     ("epochs", "steps"),
     ("lr", "lr-per-image", "base-learning-rate"),
 )
@@ -179,7 +179,7 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
 
 def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
     """Forget options of lower layers that exclude one of this layer."""
-    for rivals in _EXCLUSIVE:
+    for rivals in EXCLUSIVE:
         given = [option for option in rivals if _value(layer, option)]
         if len(given) > 1:
             one = f"only one of {', '.join(f'--{option}' for option in rivals)}"
