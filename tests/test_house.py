@@ -28,7 +28,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 SURFACE = ("__init__", "__main__")
 ORDER = (  # lowest first; rooms of one line do not import each other
-    ("errors",),
+    ("errors", "escapes"),
     ("units",),
     ("disk", "parent_process"),
     ("catalog",),
