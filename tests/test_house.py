@@ -28,7 +28,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 SURFACE = ("__init__", "__main__")
 ORDER = (  # lowest first; rooms of one line do not import each other
-    ("errors",),
+    ("errors", "escapes"),
     ("units",),
     ("disk", "parent_process"),
     ("catalog",),
@@ -467,6 +467,8 @@ def test_the_options_page_is_fresh():
     assert page.count("| `--") == len(OPTIONS)
     writer = runpy.run_path(str(HOME / "scripts" / "write_docs.py"))
     assert page == writer["options_page"](), "stale: run `make docs`"
+    page = (HOME / "docs" / "other-trainers.md").read_text(encoding="utf-8")
+    assert page == writer["other_trainers_page"](), "stale: run `make docs`"
 
 
 def test_an_option_is_added_on_purpose():

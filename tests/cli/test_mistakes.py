@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import phalanx
 from phalanx.cli.main import main
+from phalanx.errors import ConfigError
 
 CONFIG, DATA, CHECKPOINT = 2, 3, 4
 
@@ -123,17 +125,18 @@ ELSEWHERE = [
     ("--enable-half-partials", "it is --half-partials here"),
     ("--enable-recomputation", "it is --enable-recompute here"),
     ("--recomputation", "it is --enable-recompute here"),
-    ("--log-freq 3", "it is --logs-per-epoch here, times an epoch instead of steps apart"),
+    ("--log-freq 3", "it is --logs-per-epoch here, a rate: times an epoch, not steps between two"),
     (
         "--restore-path x",
-        "--resume RUN goes on with a run, --init-weights FILE begins with weights",
+        "use `phalanx train --resume RUN` to continue a run, or --init-weights FILE to start from "
+        "weights",
     ),
     (
         "--BN-decay 0.9",
         "it is --batchnorm-momentum here, the share of the new batch: 1 less the decay",
     ),
     ("--shuffle", "there is nothing to set: the order is shuffled anew in every epoch"),
-    ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, 1/N for every N epochs"),
+    ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, a rate: 1/N for every N epochs"),
     ("--rmsprop-epsilon 1", "it is --optimizer-eps here"),
     ("--abs-end-learning-rate 1", "it is --lr-end-ratio here, as a share of the peak"),
 ]
@@ -152,6 +155,65 @@ def test_what_other_programs_call_an_option_is_answered_with_ours(fail, words, h
 def test_a_command_without_options_of_a_run_hints_at_none(fail):
     said = fail("doctor", "--optimiser", code=CONFIG)
     assert "--optimizer" not in said
+
+
+BESIDE = "is given as well; leave this one out"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("-b 3", "-b: no such option; it is --batch-size here"),
+        ("-j 3", "-j: no such option; it is --workers here"),
+        ("-lr 3", "-lr: no such option; did you mean '--lr'?"),
+        ("--batch_size 3", "--batch_size: no such option; did you mean '--batch-size'?"),
+        ("--maxEpochs 3", "--maxEpochs: no such option; it is --epochs here"),
+        ("--no-validation", "--no-validation: no such option; write --validation false"),
+        ("--opt sgd --optimizer lamb", f"--opt: no such option; --optimizer {BESIDE}"),
+        ("--batch-sise 3 --batch-size 4", f"--batch-sise: no such option; --batch-size {BESIDE}"),
+        ("--batch_size 3 --batch-size 4", f"--batch_size: no such option; --batch-size {BESIDE}"),
+        ("--zzz", "--zzz: no such option; none of the 1"),
+    ],
+)
+def test_an_option_in_another_spelling_is_answered_and_never_with_one_that_is_given(
+    fail, words, said
+):
+    assert fail("plan", "demo", *words.split(), code=CONFIG).startswith(f"phalanx plan: {said}")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("--precision 16-mixed", "it is 16.32 here, with --half-type float16 --auto-loss-scaling"),
+        ("--precision bf16", "it is 16.32 here, with --half-type bfloat16, which is the default"),
+        (
+            "--optimizer adam",
+            "it is adamw here, with --weight-decay 0 to be Adam; its L2 decay is "
+            "--l2-regularization",
+        ),
+        ("--lr-schedule onecycle", "it is cosine here, with --warmup-epoch 25%"),
+        ("--optimizer lion", "there is no such optimizer; the nearest is adamw"),
+    ],
+)
+def test_what_other_programs_call_a_value_is_answered_with_ours(fail, words, answer):
+    flag, value = words.split()
+    said = fail("plan", "demo", flag, value, code=CONFIG)
+    assert said == f"phalanx plan: {flag}: no choice is called {value!r}; {answer}"
+
+
+def test_so_are_datasets_and_devices(fail):
+    said = fail("train", "--data", "ImageFolder", code=CONFIG)
+    assert said == "phalanx train: --data: no dataset is called 'ImageFolder'; it is folder here"
+    said = fail("plan", "demo", "--device", "gpu", code=CONFIG)
+    assert said.endswith("or mps, got 'gpu'; it is cuda here, or cuda:0 for the first one")
+
+
+def test_a_keyword_of_another_program_is_answered_with_ours():
+    with pytest.raises(ConfigError) as caught:
+        phalanx.train("demo", max_epochs=3, opt="sgd", precision="16-mixed")
+    assert "--max-epochs: no such option; it is --epochs here\n" in str(caught.value)
+    assert "--opt: no such option; it is --optimizer here\n" in str(caught.value)
+    assert "'16-mixed'; it is 16.32 here, with --half-type float16" in str(caught.value)
 
 
 @pytest.mark.parametrize(

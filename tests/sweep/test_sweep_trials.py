@@ -16,9 +16,9 @@ from html_page import Page
 from phalanx.cli.main import main
 from phalanx.engine.checkpoint_store import list_checkpoints
 from phalanx.errors import CheckpointError
-from phalanx.report.records import read_scores
+from phalanx.report.records import SCORE_FIELDS, read_scores
 from phalanx.sweep.check import read_sweep
-from phalanx.sweep.process import TrialProcess, open_trial_log
+from phalanx.sweep.process import TrialProcess, open_trial_log, read_points
 from phalanx.sweep.runner import lock_sweep
 from phalanx.sweep.state import Trial, create_sweep
 from small_runs import small_run, start_phalanx
@@ -242,6 +242,18 @@ def test_a_mistake_in_what_all_trials_have_ends_the_sweep_early(tmp_path, capsys
     assert err.startswith("phalanx sweep: the first 3 trials failed, the last one with: ")
     assert str(absent) in err
     assert facts_of(tmp_path / "sweep")["trials"] == [], "once it is mended, all are tried"
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe,1\n", b"one" + b",1" * 20 + b"\n", b"1" * 200_000 + b",1" * 20 + b"\n"]
+)
+def test_scores_that_are_damaged_are_refused_by_name(tmp_path, line):
+    head = ",".join(SCORE_FIELDS).encode() + b"\n"
+    (tmp_path / "validation.csv").write_bytes(head + b"1," * (len(SCORE_FIELDS) - 1) + b"1\n")
+    assert len(read_points(tmp_path, "loss")) == 1
+    (tmp_path / "validation.csv").write_bytes(head + line)
+    with pytest.raises(CheckpointError, match=r"/validation\.csv: is damaged \("):
+        read_points(tmp_path, "loss")
 
 
 def test_two_processes_cannot_run_one_sweep(tmp_path):

@@ -13,8 +13,9 @@ from phalanx.assemble.dataset_summary import (
     plan_new_run,
 )
 from phalanx.assemble.environment import describe_environment
+from phalanx.config.changes import find_changes, format_flag
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
-from phalanx.config.schema import OPTIONS, Config
+from phalanx.config.schema import Config
 from phalanx.config.text import read_option_file
 from phalanx.disk import remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
@@ -239,20 +240,22 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
 def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFolder) -> None:
     """A resume may change how a run is run, never what it computes."""
     now = settings.config.flat()
-    changed = [
-        f"--{name}: the run has {stored[name]}, a resume cannot make it {now[name]}"
-        for name in OPTIONS
-        if name in stored and now[name] != stored[name] and not OPTIONS[name].resumable
-        if name != "threads"
-    ]
+    changed = find_changes(settings, stored)
+    changed.pop("threads", None)
     # a run that was begun without the option has its threads all the same; another device,
     # which gives other bits anyway, may have others
     threads, began_with = settings.config.machine.threads, run.facts["chosen"]["threads"]
     if threads not in (None, began_with) and now["device"] == stored["device"]:
-        changed.append(f"--threads: the run has {began_with}, a resume cannot make it {threads}")
+        changed["threads"] = format_flag("threads", began_with)
     if changed:
-        way_out = f"to change it, start a new run: {run.fork_command}"
-        raise ConfigError("\n".join([*changed, way_out]))
+        flags = {name: format_flag(name, now[name]) for name in changed}
+        lines = [
+            f"{flags[name]}: the run was started {f'with {then}' if then else 'without it'}, and a "
+            "resume cannot change that"
+            for name, then in changed.items()
+        ]
+        way_out = f"start a new run from this one: {run.fork_command} {' '.join(flags.values())}"
+        raise ConfigError("\n".join([*lines, way_out]))
 
 
 def refuse_other_weights(run: RunFolder, config: Config) -> None:

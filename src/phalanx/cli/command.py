@@ -11,8 +11,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.catalog.plugins import has_module, load_plugins
+from phalanx.config.hints import suggest_option
 from phalanx.config.presets import is_preset
-from phalanx.config.schema import OPTIONS, SPELLINGS, suggest_option
+from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import LIST_OPTIONS
 from phalanx.errors import ConfigError
 
@@ -215,6 +216,7 @@ def _split_off_unknown(
     flags = {a.name for a in command.arguments if a.name.startswith("--")}
     flags |= {f"--{spelling}" for spelling in spellings}
     aliases = {f"--{spelling}" for spelling in SPELLINGS if spelling not in OPTIONS}
+    given = [word.partition("=")[0] for word in argv if word.startswith("--")]
     known: list[str] = []
     problems: list[str] = []
     skip = False
@@ -222,11 +224,11 @@ def _split_off_unknown(
         name, equals, value = word.partition("=")
         if value == "--":  # which argparse leaves out
             problems.append(f"{name}: {value} is no value; give another, or leave the option away")
-        elif name.startswith("--") and name not in flags:
-            way_out = suggest_option(name, sorted(flags - aliases))
+        elif re.match("--|-[a-zA-Z]", name) and name not in flags:
+            way_out = suggest_option(name, sorted(flags - aliases), given)
             problems.append(f"{name}: no such option; {way_out}")
             skip = not equals
-        elif skip and not word.startswith("--"):
+        elif skip and not re.match("--|-[a-zA-Z]", word):
             skip = False
         elif _is_negative(word) and known and known[-1] in flags:
             known[-1] += f"={word}"  # argparse would take -1e-3 for a flag

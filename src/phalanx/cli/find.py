@@ -89,15 +89,14 @@ def _read_out(text: str | None) -> Path | None:
 
 def _describe_sweep(sweep: "LrSweep", *, total: int) -> list[tuple[str, str]]:
     """What the sweep found, in words."""
-    end = f"{len(sweep.rates)} of {total} steps, the loss did not explode; try a larger --to"
+    end = f"nowhere up to {sweep.rates[-1]:.2g}, in {len(sweep.rates)} steps; try a larger --to"
     if sweep.tenth is not None:
-        end = f"{sweep.rates[-1]:.2g}, after {len(sweep.rates)} of {total} steps"
-    rows = [("explodes at", end)]
+        end = f"at {sweep.rates[-1]:.2g}, after {len(sweep.rates)} of {total} steps"
+    rows = [("loss explodes", end)]
     if sweep.steepest is None:
-        advice = (
-            "the loss did not clearly fall: more --steps, or another --from and --to, may tell more"
-        )
-        return [*rows, ("suggested", f"nothing; {advice}")]
+        reason = f"the loss did not fall clearly (its noise from step to step is {sweep.noise:.2g})"
+        advice = "no minimum can be found; try a larger --batch-size, more --steps or another range"
+        return [*rows, ("suggested", f"nothing: {reason}, so {advice}")]
     rows.append(("falls fastest", f"at {sweep.steepest:.2g}"))
     if sweep.tenth is not None:
         rows.append(("a tenth", f"of where it explodes is {sweep.tenth:.2g}"))

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.catalog.other_values import describe_other_value
 from phalanx.errors import ConfigError, suggest
 from phalanx.units import (
     parse_betas,
@@ -53,7 +54,8 @@ def check_dataset_name(name: str) -> str:
     """The name, if there is such a dataset."""
     name = match_case(name, DATASETS)
     if name not in DATASETS:
-        way_out = suggest(name, DATASETS, most=len(DATASETS))
+        other = describe_other_value("data", name)
+        way_out = other or suggest(name, DATASETS, most=len(DATASETS))
         raise ValueError(f"no dataset is called {name!r}; {way_out}")
     return name
 
@@ -74,7 +76,9 @@ def _check_device(text: str) -> str:
     """The text, if it names devices."""
     text = text.lower()
     if not _DEVICES.match(text):
-        raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
+        other = describe_other_value("device", text)
+        way_out = f"; {other}" if other else ""
+        raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}{way_out}")
     return text
 
 

@@ -15,16 +15,18 @@ from pydantic_core import ErrorDetails
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, SMALL_NETWORKS
+from phalanx.catalog.other_values import describe_other_value
 from phalanx.catalog.plugins import load_plugins, refuse_unnamed_plugins
 from phalanx.config.combinations import family_has_option, find_conflicts, find_family
 from phalanx.config.fields import check_dataset_name, find_model_name
+from phalanx.config.hints import suggest_option
 from phalanx.config.presets import Preset, find_preset
-from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option, suggest_option
+from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option
 from phalanx.config.text import OptionValue, parse_option_text, read_option_file
 from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.units import Duration, parse_duration
 
-_EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
+EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
     ("epochs", "steps"),
     ("lr", "lr-per-image", "base-learning-rate"),
 )
@@ -108,7 +110,7 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
         where = f"--{spelling}"
         name = SPELLINGS.get(spelling)
         if name is None:
-            problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS)}")
+            problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS, flags)}")
             continue
         try:
             layer[name] = OptionValue(parse_option_text(name, text), where, _FLAG)
@@ -234,7 +236,7 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
 
 def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
     """Forget options of lower layers that exclude one of this layer."""
-    for rivals in _EXCLUSIVE:
+    for rivals in EXCLUSIVE:
         given = [option for option in rivals if _value(layer, option)]
         if len(given) > 1:
             one = f"only one of {', '.join(f'--{option}' for option in rivals)}"
@@ -305,7 +307,8 @@ def _describe_error(option: Option, detail: ErrorDetails) -> str:
         case "less_than_equal":
             return f"must be at most {context['le']}, got {value}"
         case "literal_error":
-            return f"no choice is called {value!r}; {suggest(str(value), option.choices)}"
+            other = describe_other_value(option.name, str(value))
+            return f"no choice is called {value!r}; {other or suggest(str(value), option.choices)}"
         case "value_error":
             return str(context["error"])
     return f"wants {TYPE_NAMES[option.type]}, got {value!r}"

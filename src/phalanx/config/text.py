@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from phalanx.config.fields import match_case
-from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Option, suggest_option
+from phalanx.config.hints import suggest_option
+from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Option
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
@@ -225,7 +226,9 @@ def read_option_file(path: Path, *, origin: str, entry_name: str | None = None) 
     values: dict[str, OptionValue] = {}
     problems: list[str] = []
     names: dict[str, str] = {}  # under the keys that are no options
-    for entry in read_entries(path, entry_name):
+    entries = read_entries(path, entry_name)
+    keys = [entry.key for entry in entries]
+    for entry in entries:
         where = f"{path}:{entry.line}: {entry.key}"
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if entry.key in _NAMES_OF:
@@ -233,7 +236,7 @@ def read_option_file(path: Path, *, origin: str, entry_name: str | None = None) 
                 raise ConfigError(f"{where}: wants the name of one {_NAMES_OF[entry.key]}")
             names[entry.key] = entry.node.value
         elif name is None:
-            problems.append(f"{where}: no such option; {suggest_option(entry.key, OPTIONS)}")
+            problems.append(f"{where}: no such option; {suggest_option(entry.key, OPTIONS, keys)}")
         elif name in values:
             problems.append(f"{where}: {name} is given twice")
         else:

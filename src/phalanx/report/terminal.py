@@ -6,44 +6,28 @@ error are an _OutputStream each, so that no print can forget to clean what it sh
 
 import io
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from phalanx.errors import DiskError
+from phalanx.escapes import clean, clean_name
 
-# C0 but for newline, tab and a line's \r\n; DEL and C1; marks and overrides of the direction of
-# text; separators of lines; bytes of a name that are no UTF-8
-_STEERING = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-    "\ud800-\udfff]|\r(?!\n)"
-)
+__all__ = [
+    "ReaderLeft",
+    "clean",
+    "clean_name",
+    "clean_redirected",
+    "cleaned_output",
+    "drawing_stream",
+    "raw_stream",
+    "silence",
+]
 
 
 class ReaderLeft(Exception):
     """Whoever read standard output has enough of it."""
-
-
-def clean(text: str) -> str:
-    """The text with an escape for each character that steers a terminal.
-
-    The escape is JSON's, so that JSON remains what it is.
-
-    >>> clean("a" + chr(27) + "[2J")
-    'a\\\\u001b[2J'
-    """
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def clean_name(name: str) -> str:
-    """A name as part of a line: it begins no line of its own.
-
-    >>> clean_name("a" + chr(10) + "b")
-    'a\\\\u000ab'
-    """
-    return clean(name).replace("\n", "\\u000a").replace("\r", "\\u000d")
 
 
 class _OutputStream:
