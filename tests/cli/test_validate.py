@@ -83,13 +83,20 @@ def test_the_average_in_a_checkpoint_is_scored_by_name(run, capsys):
     assert scored(capsys, "validate", str(file)) == {str(file): losses(run, "averaged.csv")[18]}
 
 
-def test_all_without_checkpoints_tells_the_way_out(run, capsys):
+def test_without_checkpoints_the_way_out_is_told(run, capsys):
     shutil.rmtree(run / "checkpoints")
     told = []
     for words in ([], ["--all"]):
         assert main(["validate", str(run), *words]) == CHECKPOINT
         told.append(capsys.readouterr().err)
-    assert told[0] == told[1] and f"goes on with: phalanx train --resume {run}" in told[0]
+    assert told[0] == told[1] and f"{run / 'checkpoints'} is empty or gone; restore it" in told[0]
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("ckpts-per-epoch: '1'", "ckpts-per-epoch: '0'"))
+    assert main(["validate", str(run)]) == CHECKPOINT
+    assert "it was trained with --ckpts-per-epoch 0, which keeps no" in capsys.readouterr().err
+    (run / "summary.json").unlink()
+    assert main(["validate", str(run)]) == CHECKPOINT
+    assert f"go on with it: phalanx train --resume {run}\n" in capsys.readouterr().err
 
 
 # --- which checkpoint ---

@@ -58,12 +58,15 @@ def _is_live_average(path: Path) -> bool:
 def _list_kept(run: RunFolder) -> dict[int, Path]:
     """The checkpoints of a run by their steps; a run without any is refused."""
     kept = kept_checkpoints(run.checkpoints)
-    if not kept:
-        raise CheckpointError(
-            f"{run.path}: the run has no checkpoint; it was trained with --ckpts-per-epoch 0, or "
-            f"goes on with: phalanx train --resume {run.path}{run.plugin_flag}"
-        )
-    return kept
+    if kept:
+        return kept
+    if not run.summary.exists():
+        way_out = f"go on with it: phalanx train --resume {run.path}{run.plugin_flag}"
+    elif run.options.get("ckpts-per-epoch") == "0":
+        way_out = "it was trained with --ckpts-per-epoch 0, which keeps no weights; train it again"
+    else:
+        way_out = f"it is finished, and {run.checkpoints} is empty or gone; restore it from a copy"
+    raise CheckpointError(f"{run.path}: the run has no checkpoint; {way_out}")
 
 
 def choose_checkpoint(path: Path, wanted: str | None = None) -> tuple[Path, str]:

@@ -99,7 +99,7 @@ def _list_path(path: Path) -> list[NamedImage]:
         files = sorted(p for p in endings if not p.is_dir())
         if not files:
             known = ", ".join(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
-            raise DataError(f"{name}: there is no image in this folder; {known} files are read")
+            raise DataError(f"{name}: no image in this folder; {known} files are read")
         return [NamedImage(str(file), file) for file in files]
     if not os.path.lexists(path):  # a link that leads nowhere is answered as a bad image
         raise DataError(f"{name}: no such file or folder")
