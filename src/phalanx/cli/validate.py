@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from phalanx.plan.plan import Plan
 
 _SCORING_OPTIONS = (
-    "data", "data-dir", "batch-size", "valid-batch-size", "workers", "device", "precision",
+    "data", "data-dir", "valid-batch-size", "workers", "device", "precision",
     "half-partials", "eight-bit-io", "threads", "seed", "flip-averaging", "eval-crop",
     "normalization", *LIMIT_OPTIONS,
 )  # fmt: skip
@@ -44,6 +44,7 @@ CHECKPOINT_FLAG = Argument(
     Argument(
         "--all", "Score every checkpoint in there, and the averages of their weights.", switch=True
     ),
+    Argument("--batch-size", "What other programs call --valid-batch-size."),
     Argument(
         "--repeat",
         "Score so many times, for the images/s: the median, without the first pass.  [1]",
@@ -73,6 +74,8 @@ def _run(args: ParsedArgs) -> None:
     args.load_plugins()
     passes = args.read_int("--repeat", 1, 10_000)
     target = _read_target_name(args)
+    if args["--batch-size"] is not None:
+        args.flags["batch-size"] = args["--batch-size"]
 
     from phalanx.assemble.scorable import read_untrained
 
