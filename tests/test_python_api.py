@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 import phalanx
-from phalanx.data.formats.folder import IMAGE_SUFFIXES
 from phalanx.errors import CheckpointError, ConfigError, DataError
 
 PAGE = Path(phalanx.__file__).parents[2] / "docs" / "python.md"
@@ -134,8 +133,7 @@ def test_a_file_that_is_no_image_and_a_folder_without_any(run, model, photos):
             give(photos / "c.png")
     (photos / "empty").mkdir()
     (photos / "empty" / "notes.txt").write_text("words")
-    known = ", ".join(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
-    with pytest.raises(DataError, match=f"empty: no image in this folder; {known} files are read"):
+    with pytest.raises(DataError, match=r"empty: no image in this folder; .*png.* files are read"):
         phalanx.predict(run, photos / "empty")
 
 

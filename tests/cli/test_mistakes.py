@@ -267,7 +267,7 @@ def test_images_to_predict_that_are_not_there(fail):
     assert "x.png: no such file or folder" in fail("predict", "runs/a", "x.png", code=DATA)
     Path("empty").mkdir()
     said = fail("predict", "runs/a", "empty", code=DATA)
-    assert "empty: no image in this folder; jpg, jpeg, png" in said
+    assert "empty: no image in this folder; " in said
 
 
 # --- runs ---
