@@ -61,6 +61,16 @@ def test_the_summary_counts_right(trained):
     assert checkpoint["data"]["train"]["images"] == 96
 
 
+def test_predictions_name_their_classes(trained):
+    with (trained / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    classes = json.loads((trained / "run.json").read_text())["classes"]
+    assert len(rows) == 40
+    for row in rows:
+        assert row["class"] == classes[int(row["label"])]
+        assert row["predicted"] == classes[int(row["top1"])]
+
+
 def test_predictions_agree_with_the_score(trained):
     with (trained / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -236,10 +246,13 @@ def test_predict_names_five_classes_and_what_it_cannot_read(trained, tmp_path, c
     capsys.readouterr()
     assert main(["predict", str(trained), str(tmp_path), "--csv"]) == DataError.exit_code
     captured = capsys.readouterr()
-    (row,) = csv.reader(captured.out.splitlines())
-    assert row[0].endswith("a.png") and len(row) == 11
-    assert sum(float(cell) for cell in row[2::2]) <= 1.0001
-    assert "b.jpg" in captured.err
+    header, row, bad = csv.reader(captured.out.splitlines())
+    assert header[:3] == ["image", "class1", "probability1"] and len(header) == len(row) == 12
+    assert header[-3:] == ["class5", "probability5", "problem"]
+    assert row[0].endswith("a.png") and not row[-1]
+    assert sum(float(cell) for cell in row[2:11:2]) <= 1.0001
+    assert bad[0].endswith("b.jpg") and bad[1:-1] == [""] * 10
+    assert f"b.jpg: {bad[-1]}\n" in captured.err
 
 
 def test_validate_on_another_folder_of_the_same_classes(tmp_path, capsys):
@@ -257,9 +270,9 @@ def test_validate_on_another_folder_of_the_same_classes(tmp_path, capsys):
 
 def test_load_gives_the_trained_module(trained):
     model = phalanx.load(trained)
-    assert not model.training
+    assert not model.module.training
     with torch.inference_mode():
-        assert model(torch.zeros(1, 3, 12, 12)).shape == (1, 10)
+        assert model.module(torch.zeros(1, 3, 12, 12)).shape == (1, 10)
 
 
 def test_generated_and_synthetic_data_train(tmp_path):

@@ -127,7 +127,8 @@ def test_two_lines_say_both_scores(run, capsys):
     there = [int(path.name.removeprefix("step-")) for path in list_checkpoints(run / "checkpoints")]
     steps = ", ".join(map(str, there))
     assert first == f"mean of {len(there)} checkpoints: steps {steps}"
-    assert newest.startswith(f"{(run / 'checkpoints' / 'step-00000018').resolve()}: top-1 ")
+    last = (run / "checkpoints" / "step-00000018").resolve()
+    assert newest.startswith(f"{last} (the newest): top-1 ")
     assert mean.startswith(f"{run / 'checkpoints' / 'average'}: top-1 ")
 
 

@@ -177,8 +177,12 @@ def test_predict_answers_for_the_others_and_says_what_is_wrong_with_them(
         capsys.readouterr()
         assert main(["predict", str(tmp_path / "run"), *map(str, images), "--json"]) == 3
         said = capsys.readouterr()
-        check_named(said.err.splitlines())
-        assert len(said.out.splitlines()) == 4 + len(ODD)
+        _, *told = said.err.splitlines()
+        check_named(told)
+        rows = [json.loads(line) for line in said.out.splitlines()]
+        assert len([row for row in rows if row["guesses"]]) == 4 + len(ODD)
+        bad = {f"{row['image']}: {row['problem']}" for row in rows if not row["guesses"]}
+        assert bad == set(told)
     assert not [str(warning.message) for warning in recwarn if "pixels" in str(warning.message)]
 
 

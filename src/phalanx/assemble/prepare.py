@@ -20,6 +20,7 @@ from phalanx.config.text import read_option_file
 from phalanx.disk import remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
+    adopt_copied_best,
     newest_checkpoint,
     read_facts,
     remove_leftovers,
@@ -315,6 +316,7 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     """
     run, settings = prepared.run, prepared.settings
     remove_leftovers(run.checkpoints)
+    adopt_copied_best(run.checkpoints)
     remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))

@@ -266,7 +266,12 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         describe_images=describe_images,
         diagnose=black_box.diagnose,
         observer=RunRecorder(
-            training.records, training.console, plan, feed=feed, role=training.role
+            training.records,
+            training.console,
+            plan=plan,
+            feed=feed,
+            classes=session.classes,
+            role=training.role,
         ),
         consensus=training.consensus,
     )

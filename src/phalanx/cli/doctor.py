@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
@@ -21,9 +22,15 @@ _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
     "yaml": ("PyYAML", "presets", False),
     "rich": ("rich", "progress and help", False),
     "matplotlib": ("matplotlib", "reports", False),
+    "jinja2": ("jinja2", "reports", False),
     "simplejpeg": ("simplejpeg", "fast JPEG decoding; Pillow stands in", True),
     "cv2": ("opencv-python-headless", "resizing", False),
     "PIL": ("Pillow", "PNG and odd JPEGs", False),
+    "google_crc32c": ("google-crc32c", "checksums of data", False),
+}
+_EXTRAS = {  # name: (import name, package, what for); for those who ask for it
+    "parquet": ("pyarrow", "pyarrow", "data in Parquet files"),
+    "sweep": ("optuna", "optuna", "phalanx sweep"),
 }
 _ENOUGH_DISK = 2 * 2**30
 
@@ -48,7 +55,10 @@ class _Check:
 def _run(args: ParsedArgs) -> int:
     """Check the machine; the code is 1 when something Phalanx needs is missing."""
     args.refuse_problems()
-    checks = [_check_python(), *_check_packages(), *_check_devices(), *_check_space()]
+    checks = [
+        *(_check_python(), *_check_packages(), *_check_extras()),
+        *(*_check_devices(), *_check_space()),
+    ]
     missing = sum(check.state == "missing" for check in checks)
     if args["--json"]:
         print(json.dumps([asdict(check) for check in checks], indent=2))
@@ -80,6 +90,17 @@ def _check_packages() -> Iterator[_Check]:
             yield _Check(package, f"{error} ({purpose})", state, f"pip install {package}")
         else:
             yield _Check(package, f"{_find_version(package)} ({purpose})", "ok")
+
+
+def _check_extras() -> Iterator[_Check]:
+    """What is installed only by those who want it, and what each is for."""
+    for name, (module, package, purpose) in _EXTRAS.items():
+        what = f"extra {name}"
+        if find_spec(module) is None:
+            remedy = f"pip install 'phalanx[{name}]'"
+            yield _Check(what, f"{package} is not installed ({purpose})", "note", remedy)
+        else:
+            yield _Check(what, f"{package} {_find_version(package)} ({purpose})", "ok")
 
 
 def _find_version(package: str) -> str:

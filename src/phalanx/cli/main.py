@@ -20,7 +20,7 @@ from phalanx.report.terminal import ReaderLeft, cleaned_output
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),
-    "validate": ("validate", "score a run, a checkpoint, a folder of them or a fresh model"),
+    "validate": ("validate", "score a run, a checkpoint, a folder of them, a preset or a model"),
     "average": ("average", "average the last checkpoints of a run, and score the result"),
     "replay": ("replay", "repeat a step and name the module and image that went wrong"),
     "predict": ("predict", "name what is on images of your own"),

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from phalanx.assemble.signals import Interrupted
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.crash import bug_reports
-from phalanx.cli.validate import print_score, score_all
+from phalanx.cli.validate import score_all, score_untrained
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
-    from phalanx.config.read import Settings
     from phalanx.report.folder import RunFolder
 
 
@@ -72,8 +71,8 @@ def _run(args: ParsedArgs) -> None:
     if args["--resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
         # every checkpoint is scored, as by `validate --all`
         args.refuse_problems()
-        flags = {name: text for name, text in args.flags.items() if name != "training"}
-        return score_all(args["--resume"], flags, every=True, as_json=args["--json"])
+        del args.flags["training"]
+        return score_all(args["--resume"], args, every=True)
     if args["--resume"]:
         args.refuse_problems()
         from phalanx.assemble.prepare import prepare_resume, remake_finished
@@ -95,7 +94,7 @@ def _run(args: ParsedArgs) -> None:
 
         settings = fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
         if not settings.config.train.training:
-            return _score_untrained(settings, as_json=args["--json"])
+            return score_untrained(settings.config.model.model, settings, args)
         from phalanx.assemble.prepare import prepare_new
 
         prepared = prepare_new(settings, line=args.line)
@@ -127,17 +126,6 @@ def _resumable(run: "RunFolder") -> Iterator[None]:
         raise Stopped(
             f"{what}; go on with: phalanx train --resume {run.path}{run.plugin_flag}"
         ) from None
-
-
-def _score_untrained(settings: "Settings", *, as_json: bool) -> None:
-    """--training false: the score of the model as it would begin."""
-    from phalanx.assemble.dataset_summary import plan_run
-
-    plan_run(settings)  # what cannot be is refused before torch is imported
-    from phalanx.assemble.score import open_untrained, score
-
-    scored = score(open_untrained(settings))
-    print_score(settings.config.model.model, *scored, as_json=as_json)
 
 
 def _print_result(folder: Path, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from phalanx.errors import DiskError
@@ -38,6 +39,7 @@ class _OutputStream:
 
     def __init__(self, stream: TextIO, *, required: bool, cleans: bool = True) -> None:
         self.stream, self.required, self._cleans = stream, required, cleans
+        self.late_failure: DiskError | None = None  # told when the command is done
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -67,6 +69,21 @@ class _OutputStream:
             f"standard output: cannot be written ({cause.strerror or cause}); what was printed is "
             "not complete: mend that and start again"
         ) from cause
+
+
+def fail_later(stream: TextIO, cause: OSError, *, log: Path | None) -> None:
+    """Send the rest to nowhere, and end the command with an error once it is done.
+
+    For what goes on whatever becomes of its output, and has a log of it; a reader who left is no
+    error.
+    """
+    silence(raw_stream(stream))
+    if isinstance(stream, _OutputStream) and not isinstance(cause, BrokenPipeError):
+        where = f", and {log} has what is missing here" if log else ""
+        stream.late_failure = DiskError(
+            f"standard output: could not be written ({cause.strerror or cause}); the run went on "
+            f"to its end{where}"
+        )
 
 
 def silence(stream: TextIO) -> None:
@@ -103,11 +120,14 @@ def cleaned_output() -> Iterator[None]:
             if isinstance(stream, io.TextIOWrapper):
                 stack.callback(stream.reconfigure, errors=stream.errors)
                 stream.reconfigure(errors="replace")
-        sys.stdout = cast(TextIO, _OutputStream(before[0], required=True))
+        output = _OutputStream(before[0], required=True)
+        sys.stdout = cast(TextIO, output)
         sys.stderr = cast(TextIO, _OutputStream(before[1], required=False))
         try:
             yield
             sys.stdout.flush()
+            if output.late_failure:
+                raise output.late_failure
         finally:
             with suppress(ReaderLeft, DiskError):  # said before, or less than what is raised now
                 sys.stdout.flush()

@@ -295,3 +295,14 @@ def encode_png(image: Pixels) -> bytes:
     """RGB pixels without loss."""
     _, data = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     return data.tobytes()
+
+
+def pillow_to_pixels(image: Pillow.Image, name: str, *, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """The pixels of an image that Pillow has opened, of any mode; raises BadImage."""
+    _refuse_bomb((image.height, image.width), name, max_pixels)
+    if not image.height * image.width:
+        raise BadImage(name, "has no pixels")
+    try:
+        return _to_rgb(image)
+    except _PILLOW_ERRORS as cause:  # its file is read only now
+        raise BadImage(name, str(cause) or type(cause).__name__) from None
