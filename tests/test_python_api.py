@@ -133,7 +133,7 @@ def test_a_file_that_is_no_image_and_a_folder_without_any(run, model, photos):
             give(photos / "c.png")
     (photos / "empty").mkdir()
     (photos / "empty" / "notes.txt").write_text("words")
-    with pytest.raises(DataError, match=r"empty: no image in this folder; it is empty"):
+    with pytest.raises(DataError, match=r"empty: no image in this folder; ignored 1 file: 1 .txt"):
         phalanx.predict(run, photos / "empty")
 
 
