@@ -291,6 +291,8 @@ def test_options_of_folders_are_refused_for_other_forms(tmp_path, capsys):
     assert "has validation images already; leave the option out" in capsys.readouterr().err
     assert main(["plan", "demo", "--val-split", "1", "--no-memory"]) == 2
     assert "--val-split: embedded has validation images" in capsys.readouterr().err
+    assert main(["plan", "demo", "--labels", "x.csv", "--no-memory"]) == 2
+    assert "--labels: embedded reads no folder of images" in capsys.readouterr().err
 
 
 def test_images_without_classes_are_told_how_to_get_them(tmp_path, capsys):
@@ -300,4 +302,4 @@ def test_images_without_classes_are_told_how_to_get_them(tmp_path, capsys):
         assert "--labels FILE, or --class-from prefix" in capsys.readouterr().err
     words = ["plan", "folder-resnet18", "--data-dir", str(tmp_path / "data"), *QUICK]
     assert main(words) == 3
-    assert "give --class-from prefix" in capsys.readouterr().err
+    assert "--labels FILE, or --class-from prefix" in capsys.readouterr().err

@@ -282,9 +282,9 @@ def _read_classes(folder: Path) -> tuple[str, ...]:
     if len(names) < 2:
         found = f"only one class folder, {names[0]}/" if names else "no class folders"
         raise DataError(
-            f"{folder}: has {found}; a classifier needs two, as folders of images. Where file "
-            "names begin with the class, as cat.1.jpg does, give --class-from prefix; where a "
-            "table tells it, --labels FILE"
+            f"{folder}: has {found}; a classifier needs two. Put images into folders called as "
+            "their classes (train/CLASS/ and val/CLASS/, or CLASS/ alone), or say what they show: "
+            "--labels FILE, or --class-from prefix for names such as cat.1.jpg"
         )
     return names
 

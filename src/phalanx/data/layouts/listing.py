@@ -1,7 +1,6 @@
 """The images of a split with their classes: by folders, by the names of files, or by a table."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,9 +16,10 @@ from phalanx.data.layouts.image_files import (
     list_images,
     list_loose_images,
 )
+from phalanx.data.layouts.prefixes import find_prefix
+from phalanx.data.layouts.split_folders import TRAIN_NAMES
 from phalanx.errors import suggest
 
-_PREFIX = re.compile(r"([^._-]+)[._-]")  # up to the first dot, underscore or hyphen
 _NO_CLASS_FOLDER = "in no class folder"
 
 
@@ -81,31 +81,12 @@ def list_by_folder(
             found.images[name] = [f"{prefix}{name}/{file}" for file in files.images]
     if not found.images and not found.findings:
         found.findings.append(f"{folder}: has no class folders")
-    places = {folder, root} if folder.name in _own_names(root, folder) else {folder}
+    # images beside the folders of splits are counted once, with those of training
+    places = {folder, root} if folder.name.lower() in TRAIN_NAMES else {folder}
     loose = sum(len(list_loose_images(place, rule=rule)) for place in places)
     if loose and rule > 1:
         found.ignored[_NO_CLASS_FOLDER] += loose
     return found
-
-
-def _own_names(root: Path, folder: Path) -> tuple[str, ...]:
-    """Images beside the folders of splits are counted once, with those of training."""
-    return (folder.name,) if folder != root and folder.name.lower().startswith("train") else ()
-
-
-def _find_prefix(path: str) -> str | None:
-    """The class that a file's name begins with.
-
-    >>> _find_prefix("train/cat.1.jpg"), _find_prefix("n01440764_tench.JPEG"), _find_prefix("7.jpg")
-    ('cat', 'n01440764', None)
-    """
-    found = _PREFIX.match(PurePosixPath(path).stem)
-    return found[1] if found else None
-
-
-def has_prefixes(folder: Path) -> bool:
-    """Whether the names of the images in a folder, or in those below it, begin with a class."""
-    return any(map(_find_prefix, list_images(folder).images))
 
 
 def list_by_prefix(
@@ -116,7 +97,7 @@ def list_by_prefix(
     images: dict[str, list[str]] = {}
     ignored = files.ignored
     for file in files.images:
-        name = _find_prefix(file)
+        name = find_prefix(file)
         if name is None:
             ignored["without a prefix that tells the class"] += 1
         else:

@@ -10,7 +10,7 @@ from phalanx.data.layouts.image_files import (
     list_folders,
     list_loose_images,
 )
-from phalanx.data.layouts.listing import has_prefixes
+from phalanx.data.layouts.prefixes import has_prefixes
 from phalanx.errors import ConfigError, suggest
 
 TRAIN_NAMES = ("train", "training")
