@@ -9,18 +9,18 @@ from pathlib import Path, PurePosixPath
 from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
 from phalanx.data.layouts.image_files import (
     Ignored,
+    count_loose_images,
     describe_ignored,
     describe_reason,
     find_image_suffixes,
     list_folders,
     list_images,
-    list_loose_images,
 )
 from phalanx.data.layouts.prefixes import find_prefix
 from phalanx.data.layouts.split_folders import TRAIN_NAMES
 from phalanx.errors import suggest
 
-_NO_CLASS_FOLDER = "in no class folder"
+_NO_CLASS_FOLDER = "outside class folders"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ def list_by_folder(
         found.findings.append(f"{folder}: has no class folders")
     # images beside the folders of splits are counted once, with those of training
     places = {folder, root} if folder.name.lower() in TRAIN_NAMES else {folder}
-    loose = sum(len(list_loose_images(place, rule=rule)) for place in places)
-    if loose and rule > 1:
+    loose = sum(map(count_loose_images, places)) if rule > 1 else 0
+    if loose:
         found.ignored[_NO_CLASS_FOLDER] += loose
     return found
 
@@ -99,13 +99,13 @@ def list_by_prefix(
     for file in files.images:
         name = find_prefix(file)
         if name is None:
-            ignored["without a prefix that tells the class"] += 1
+            ignored["without a class prefix"] += 1
         else:
             images.setdefault(name, []).append(f"{prefix}{file}")
     known = tuple(sorted(images)) if classes is None else classes
     found = Listing(classes=known, images={n: images[n] for n in sorted(images)}, ignored=ignored)
     if len(known) < 2:
-        one = f"of one class alone, {known[0]!r}" if known else "without any class"
+        one = f"of only one class, {known[0]!r}" if known else "without any class"
         found.findings.append(
             f"{folder}: --class-from prefix finds images {one}; it takes what stands before the "
             "first dot, underscore or hyphen of a file's name, as in cat.1.jpg"
@@ -146,7 +146,9 @@ def list_by_table(
         elif not path.lower().endswith(suffixes) and (root / path).is_file():
             found.ignored[f"in {table.name}, {PurePosixPath(path).suffix or 'no suffix'}"] += 1
         else:
-            found.findings.append(f"{root / path}: {table.name} names it, and it is not there")
+            found.findings.append(
+                f"{root / path}: listed in {table.name}, but there is no such file"
+            )
     found.ignored = +found.ignored
     found.images = {name: found.images[name] for name in classes if name in found.images}
     return found
