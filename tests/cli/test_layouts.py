@@ -50,12 +50,12 @@ LAYOUTS = {  # what writes it, its options, images to train and to validate on, 
     "training-dev": (
         lambda root: write_splits(root, {"training": 5, "eval": 1, "dev": 2}),
         "",
-        *(10, 4, "training/ and dev/ with class folders; eval/ left over (--valid-split eval"),
+        *(10, 4, "training/ and dev/ with class folders; eval/ not used (--valid-split eval"),
     ),
     "chosen": (
         lambda root: write_splits(root, {"train": 5, "val": 2, "test": 3}),
         "--valid-split Test",
-        *(10, 6, "train/ and test/ with class folders; val/ left over"),
+        *(10, 6, "train/ and test/ with class folders; val/ not used"),
     ),
     "flat": (
         lambda root: write_classes(root, 8),
@@ -70,12 +70,12 @@ LAYOUTS = {  # what writes it, its options, images to train and to validate on, 
     "tiny": (
         write_tiny_imagenet,
         "",
-        *(16, 4, "Tiny-ImageNet: train/ and val/ with folders of synsets; test/ left over"),
+        *(16, 4, "Tiny-ImageNet: train/ and val/ with folders of synsets; test/ not used"),
     ),
     "prefix": (
         write_prefixes,
         "--class-from prefix --val-split 4",
-        *(16, 4, "train/ with classes by the beginning of file names; test/ left over"),
+        *(16, 4, "train/ with classes from the prefixes of file names; test/ not used"),
     ),
     "csv": (write_labels, "--labels ROOT/labels.csv", 8, 2, "labels from labels.csv"),
     "jsonl": (
@@ -110,13 +110,13 @@ def test_a_layout_is_listed_planned_and_trained_on(tmp_path, capsys, name):
 
 def test_what_is_ignored_is_counted_by_reason_everywhere(tmp_path, capsys):
     root = write_all_suffixes(tmp_path / "data")
-    ignored = {".txt": 1, "in no class folder": 1, ".heic (pip install 'phalanx[heic]')": 1}
+    ignored = {".txt": 1, "outside class folders": 1, ".heic (pip install 'phalanx[heic]')": 1}
     (found,) = run_json(capsys, "data", "list", root)
     assert found["ignored"] == ignored
     words = ["plan", "folder-resnet18", "--data-dir", root, "--no-memory", *QUICK]
     assert run_json(capsys, *words)["ignored"] == ignored
     main(["data", "verify", str(root), "--workers", "1"])
-    line = "ignored 3 files: 1 .heic (pip install 'phalanx[heic]'), 1 .txt, 1 in no class folder"
+    line = "ignored 3 files: 1 .heic (pip install 'phalanx[heic]'), 1 .txt, 1 outside class folders"
     assert f"  {line}\n" in capsys.readouterr().out
     run = tmp_path / "run"
     assert main(["train", *map(str, [*words[1:4], "--run-dir", run, *STEP])]) == 0
@@ -126,14 +126,16 @@ def test_what_is_ignored_is_counted_by_reason_everywhere(tmp_path, capsys):
 def test_a_flat_folder_is_training_data_for_every_command(tmp_path, capsys):
     root = write_classes(tmp_path / "data", 4)
     assert main(["data", "verify", str(root), "--workers", "1"]) == 0
-    assert "folder, 8 train, 2 classes" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "folder, 8 train, 2 classes\n  class folders without splits\n" in said
+    assert "  no validation split; --val-split 10% holds one out\n" in said
     for to in ("packed", "tar", "tfrecord", "folder"):
         words = ["data", "build", str(root), "--to", to, "--out", str(tmp_path / to)]
         assert main([*words, "--workers", "1"]) == 0
         capsys.readouterr()
         assert main(["plan", "folder-resnet18", "--data-dir", str(tmp_path / to), *QUICK]) == 3
         assert "no validation data" in (said := capsys.readouterr().err)
-        assert "set one apart with --val-split 10%" in said
+        assert "hold some out with --val-split 10%" in said
         words = ["plan", "folder-resnet18", "--data-dir", tmp_path / to, "--val-split", "25%"]
         plan = run_json(capsys, *words, "--no-memory", *QUICK)["plan"]
         assert (plan["train_images"], plan["valid_images"]) == (6, 2)
@@ -260,11 +262,11 @@ def test_older_runs_keep_their_listing_and_their_split(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ("", 3, "no validation data (found cat/, dog/); set one apart with --val-split 10%"),
+        ("", 3, "no validation data (found cat/, dog/); hold some out with --val-split 10%"),
         ("--val-split 0", 2, "--val-split: wants a share such as 10% or 0.1, or a number"),
         ("--val-split 100%", 2, "--val-split: wants a share such as 10% or 0.1, or a number"),
         ("--val-split 1.5", 2, "--val-split: wants a share such as 10% or 0.1, or a number"),
-        ("--val-split 7", 2, "asks for 7 of 8 images, and at most 6 can be set apart"),
+        ("--val-split 7", 2, "asks for 7 of 8 images, but at most 6 can be held out"),
         ("--val-split 1%", 2, "is less than one of 8 images; give a larger share"),
         ("--class-from prefix --labels x.csv", 2, "--labels: tells the class of each image, and"),
         ("--class-from suffix", 2, "--class-from: no choice is called 'suffix'"),
@@ -291,13 +293,18 @@ def test_options_of_folders_are_refused_for_other_forms(tmp_path, capsys):
     assert "has validation images already; leave the option out" in capsys.readouterr().err
     assert main(["plan", "demo", "--val-split", "1", "--no-memory"]) == 2
     assert "--val-split: embedded has validation images" in capsys.readouterr().err
+    assert main(["plan", "demo", "--labels", "x.csv", "--no-memory"]) == 2
+    assert "--labels: embedded reads no folder of images" in capsys.readouterr().err
 
 
 def test_images_without_classes_are_told_how_to_get_them(tmp_path, capsys):
+    root = write_labels(tmp_path / "table")
+    assert main(["data", "list", str(root)]) == 3
+    assert f"--labels {root}/labels.csv, or --class-from" in capsys.readouterr().err
     write_prefixes(tmp_path / "data")
     for words in (["data", "list"], ["data", "verify"]):
         assert main([*words, str(tmp_path / "data")]) == 3
         assert "--labels FILE, or --class-from prefix" in capsys.readouterr().err
     words = ["plan", "folder-resnet18", "--data-dir", str(tmp_path / "data"), *QUICK]
     assert main(words) == 3
-    assert "give --class-from prefix" in capsys.readouterr().err
+    assert "--labels FILE, or --class-from prefix" in capsys.readouterr().err

@@ -307,8 +307,8 @@ def test_a_class_folder_without_an_image_is_named(fail):
     Path("pets/train/fish").mkdir()
     said = fail("train", "--data", "folder", "--data-dir", "pets", code=DATA)
     for name in ("bird", "fish"):
-        assert f"pets/train/{name}: no .jpg, .jpeg, .png file in this class folder" in said
-    assert said.endswith("add images to these folders, rename them or remove them")
+        assert f"pets/train/{name}: no image in this class folder" in said
+    assert said.endswith("add what is missing, rename these or remove them")
 
 
 def test_one_class_is_not_enough(fail):
@@ -322,7 +322,7 @@ def test_a_class_that_training_never_saw_is_named(fail):
     for name in ("train/cat", "train/dog", "val/cat", "val/dogs"):
         add_images(f"pets/{name}")
     said = fail("train", "--data", "folder", "--data-dir", "pets", code=DATA)
-    assert "pets/val/dogs: train/ has no such class; did you mean 'dog'?" in said
+    assert "pets/val/dogs: the training data has no such class; did you mean 'dog'?" in said
 
 
 def test_images_to_predict_that_are_not_there(fail):

@@ -1,6 +1,7 @@
 """What the data of a config holds, the plan that follows, and how its batches are made."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -76,9 +77,21 @@ def inspect_dataset(config: Config) -> DatasetSummary:
             if isinstance(source, IndexedSource)
         },
         manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
-        layout=describe_found(data, Path(folder).expanduser(), layout) if folder else "",
+        layout="; ".join(_describe_data(config, len(sources["valid"]))),
         ignored=count_ignored(sources.values()),
     )
+
+
+def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
+    """How a folder is understood, and what --val-split made of it."""
+    data, folder = _locate_data(config)
+    if folder is not None and (
+        text := describe_found(data, Path(folder).expanduser(), build_layout_options(config))
+    ):
+        yield text
+    if config.data.val_split is not None:
+        images = f"{valid_images:,} image{'s' * (valid_images != 1)}"
+        yield f"{images} held out by --val-split {config.data.val_split}"
 
 
 def _locate_data(config: Config) -> tuple[str, str | None]:

@@ -118,7 +118,7 @@ class ParsedArgs:
         from phalanx.data.formats.sources import ValSplit
 
         problems = list(self.problems)
-        layers = [read_flags(self.flags, problems)]
+        layers = [read_flags({**self.flags, "data": "folder"}, problems)]
         config = merge_layers(layers, problems, name="").config
         wanted = config.data.val_split
         return Reading(

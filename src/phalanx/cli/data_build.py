@@ -51,7 +51,7 @@ _LIMITS = {
             "the fastest form to train from"
         ),
         "phalanx data build ~/photos --to packed --out ~/packed --val-split 10%": (
-            "with a tenth of the images set apart for validation"
+            "with a tenth of the images held out for validation"
         ),
         "phalanx data build ~/photos --to tar --out ~/shards": "the same bytes, in tar files",
         "phalanx data build ~/archives --to tfrecord --out ~/records": (

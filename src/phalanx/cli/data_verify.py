@@ -97,7 +97,8 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
     rate = sum(result.images.values()) / elapsed if elapsed > 0 else 0.0
     images = " + ".join(f"{format_count(n)} {split}" for split, n in result.images.items())
     print(f"{result.folder}: {result.data}, {images}, {len(result.classes):,} classes")
-    for line in (result.layout, describe_ignored(result.ignored)):
+    hint = "no validation split; --val-split 10% holds one out" * ("valid" not in result.images)
+    for line in (result.layout, describe_ignored(result.ignored), hint):
         if line:
             print(f"  {line}")
     print(f"looked at in {format_seconds(elapsed)} ({format_count(rate)} images/s)\n")

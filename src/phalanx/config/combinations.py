@@ -59,6 +59,13 @@ def _check_data(config: Config) -> Iterator[str]:
         yield (
             f"--data-dir: {data.data} reads no folder; say what lies there with --data ({folders})"
         )
+    for name, value in (
+        ("labels", data.labels),
+        ("class-from", data.class_from),
+        ("valid-split", data.valid_split),
+    ):
+        if value is not None and not dataset.needs_folder:
+            yield f"--{name}: {data.data} reads no folder of images; leave the option away"
     if data.labels is not None and data.class_from is not None:
         yield (
             "--labels: tells the class of each image, and so does --class-from; give one of the two"

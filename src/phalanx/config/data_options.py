@@ -63,7 +63,7 @@ class DataConfig(Section):
     )
     val_split: ValSplitText | None = option(
         None,
-        "Images to set apart for validation, where the data has no such split: a share such as 10% "
+        "Images to hold out for validation, where the data has no such split: a share such as 10% "
         "or 0.1, or a number such as 40; a like share of each class.",
     )
     valid_split: str | None = option(

@@ -57,13 +57,13 @@ def test_splits_are_found_chosen_and_left_over():
         ("id,width\n1,2\n", "line 1: no columns called path and label among id, width"),
         ("path,label\na.jpg\n", "line 2: wants path,label or path,label,split, got 'a.jpg'"),
         ("path,label\na.jpg,\nb.jpg,y", "line 2: a.jpg has no label"),
-        ("path,label\n,x\nb.jpg,y", "line 2: names no image; paths are counted from --data-dir"),
-        ("path,label\na.jpg,x\n./a.jpg,y", r"line 3: ./a.jpg stands in line 2 already"),
+        ("path,label\n,x\nb.jpg,y", "line 2: names no image; paths are relative to --data-dir"),
+        ("path,label\na.jpg,x\n./a.jpg,y", r"line 3: ./a.jpg is already in line 2"),
         ("path,label\n/etc/a.jpg,x\nb.jpg,y", "line 2: /etc/a.jpg is outside of /data"),
         ("path,label\n../a.jpg,x\nb.jpg,y", r"line 2: ../a.jpg is outside of /data"),
         ("path,label,split\na.jpg,x,odd\nb.jpg,y,train", "unknown split 'odd'; write train or val"),
         ("path,label,split\na.jpg,x,\nb.jpg,y,train", "line 2: no split, though other rows"),
-        ("path,label\na.jpg,x\nb.jpg,x", "has one class alone, 'x'; a classifier needs two"),
+        ("path,label\na.jpg,x\nb.jpg,x", "has only one class, 'x'; a classifier needs two"),
         ('path,label\n"a.jpg,x', "line 2: wants path,label"),
     ],
 )
@@ -83,7 +83,7 @@ def test_all_problems_are_said_at_once_up_to_ten():
     with pytest.raises(DataError) as caught:
         parse(f"path,label\n{rows}")
     assert str(caught.value).count("is outside of") == 10
-    assert "and 2 more\nmend these lines of labels.csv" in str(caught.value)
+    assert "and 2 more\nfix these lines of labels.csv" in str(caught.value)
 
 
 def open_table(root, split="train", name="labels.csv", **options):
@@ -93,7 +93,9 @@ def open_table(root, split="train", name="labels.csv", **options):
 def test_a_table_in_no_utf8_and_one_that_names_a_missing_image_are_refused(tmp_path):
     write_labels(tmp_path)
     (tmp_path / "images/3.jpg").unlink()
-    with pytest.raises(DataError, match=r"images/3.jpg: labels.csv names it, and it is not there"):
+    with pytest.raises(
+        DataError, match=r"images/3.jpg: listed in labels.csv, but there is no such file"
+    ):
         open_table(tmp_path)
     (tmp_path / "labels.csv").write_bytes(b"path,label\n\xff.jpg,x\n")
     with pytest.raises(DataError, match=r"labels.csv: not a text file in UTF-8"):

@@ -35,7 +35,7 @@ def test_the_total_is_exact(wanted, total):
 def test_no_class_gives_its_last_image_and_each_gives_one_where_there_are_enough(counts, total):
     most = sum(counts) - len(counts)
     if total > most:
-        with pytest.raises(ConfigError, match=f"at most {most:,} can be set apart"):
+        with pytest.raises(ConfigError, match=f"at most {most:,} can be held out"):
             choose(counts, str(total))
         return
     _, taken = choose(counts, str(total))

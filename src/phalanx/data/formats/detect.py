@@ -10,7 +10,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.folder import describe_layout
 from phalanx.data.formats.index import IndexedSource, read_errors
 from phalanx.data.formats.sources import DATA_FORMATS, FOLDER_FORMS, Source, refuse_no_folder
-from phalanx.data.layouts.image_files import list_folders, list_loose_images
+from phalanx.data.layouts.image_files import has_loose_images, list_folders
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
 from phalanx.errors import ConfigError, DataError
@@ -20,6 +20,7 @@ _MAX_DEPTH = 3
 _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 _IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
 _USUAL = LayoutOptions()
+_TABLES = (".csv", ".tsv", ".jsonl")  # that may hold labels
 _MEND_RIGHTS = "mend its rights"
 
 
@@ -59,7 +60,7 @@ def _descend(folder: Path) -> Path:
         for _ in range(_MAX_DEPTH):
             inner = list_folders(folder)
             is_way = len(inner) == 1 and find_split_folders(folder, loose=True).flat
-            if not is_way or list_loose_images(folder):
+            if not is_way or has_loose_images(folder):
                 break
             folder = folder / inner[0]
     return folder
@@ -116,11 +117,13 @@ def count_ignored(sources: Iterable[Source]) -> dict[str, int]:
 def describe_nothing(root: Path) -> str:
     """What to say of a folder in which nothing was found."""
     for folder in (root, *_list_readable_folders(root)):
-        if list_loose_images(folder):
+        if has_loose_images(folder):
+            tables = [path for path in sorted(root.iterdir()) if path.suffix in _TABLES]
+            table = tables[0] if tables else "FILE"
             return (
-                f"{folder}: images lie here without class folders; move them into folders called "
-                "as their classes, or say what they show: --labels FILE, or --class-from prefix "
-                "for names such as cat.1.jpg"
+                f"{folder}: found images but no class folders; move them into folders named "
+                f"after their classes, or say what they show: --labels {table}, or --class-from "
+                "prefix for names such as cat.1.jpg"
             )
     return (
         f"{root}: nothing that can be read lies here or up to {_MAX_DEPTH} folders below; "

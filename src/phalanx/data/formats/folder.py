@@ -43,7 +43,7 @@ _FINDINGS_SHOWN = 10
 _SMALL_TABLE = 2**21  # bytes of a table of labels, up to which all its images are looked at
 _MEND_RIGHTS = "mend its rights"
 _DEFAULT = LayoutOptions()
-NO_VALID_SPLIT = "set one apart with --val-split 10%"
+NO_VALID_SPLIT = "hold some out with --val-split 10%"
 
 _Select = Callable[[list[str]], list[str]]  # of a class's files those of a split, by rule 1
 
@@ -116,7 +116,7 @@ def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
         found = _find_folders(root, layout)
         text = describe_split_folders(root, found)
         if layout.class_from is not None:
-            how = "classes by the beginning of file names"
+            how = "classes from the prefixes of file names"
             text = text.replace("with class folders", f"with {how}")
             return f"{how}, without splits" if found.flat else text
         if find_annotations(found.valid):
@@ -295,9 +295,9 @@ def _read_classes(folder: Path) -> tuple[str, ...]:
     if len(names) < 2:
         found = f"only one class folder, {names[0]}/" if names else "no class folders"
         raise DataError(
-            f"{folder}: has {found}; a classifier needs two, as folders of images. Where file "
-            "names begin with the class, as cat.1.jpg does, give --class-from prefix; where a "
-            "table tells it, --labels FILE"
+            f"{folder}: has {found}; a classifier needs two. Put images into folders named after "
+            "their classes (train/CLASS/ and val/CLASS/, or CLASS/ alone), or say what they show: "
+            "--labels FILE, or --class-from prefix for names such as cat.1.jpg"
         )
     return names
 

@@ -223,8 +223,8 @@ def open_format(
         raise ValueError(f"{data} is handed out, not opened")
     _refuse_layout(data, layout)
     if val_split is None:
-        if split == "valid" and data not in FOLDER_FORMS:  # which say more
-            _refuse_no_validation(data, root, layout)
+        if data not in FOLDER_FORMS:  # which say more
+            _refuse_missing_split(data, root, split)
         return form.open(root, split, layout)
     if layout.rule == 1 and data in FOLDER_FORMS:
         share = parse_share(val_split.wanted, _SHARE_STEPS) / _SHARE_STEPS
@@ -252,12 +252,17 @@ def open_format(
     return part
 
 
-def _refuse_no_validation(data: str, root: Path, layout: LayoutOptions) -> None:
-    """Raise DataError for data to train on that has no validation split."""
-    has = DATA_FORMATS[data].has_split
-    if has(root, "train", layout) and not has(root, "valid", layout):
+def _refuse_missing_split(data: str, root: Path, split: str) -> None:
+    """Raise DataError for a split that is missing beside the other one."""
+    there = {name: DATA_FORMATS[data].has_split(root, name, _USUAL) for name in ("train", "valid")}
+    if split == "valid" and there["train"] and not there["valid"]:
         raise DataError(
             f"{root}: no validation data beside the training data; {folder.NO_VALID_SPLIT}"
+        )
+    if split == "train" and there["valid"] and not there["train"]:
+        raise DataError(
+            f"{root}: no training data, only validation data; build it again from the images, or "
+            "give the folder that holds both"
         )
 
 

@@ -17,7 +17,7 @@ _HEIF_SUFFIXES = (".heic", ".heif")  # read with pillow-heif, which is an extra
 _OTHER_SYSTEMS = ("__MACOSX",)  # folders that archivers add
 _REASONS_SHOWN = 8
 
-Ignored = Counter[str]  # files by the reason why they are not read: ".txt", "in no class folder"
+Ignored = Counter[str]  # files by the reason why they are not read: ".txt", "outside class folders"
 
 
 def find_image_suffixes(rule: int = NEWEST_RULE) -> tuple[str, ...]:
@@ -88,12 +88,23 @@ def list_images(folder: Path, *, rule: int = NEWEST_RULE) -> _FoundFiles:
     return found
 
 
-def list_loose_images(folder: Path, *, rule: int = NEWEST_RULE) -> list[str]:
-    """The images that lie in a folder itself, in no folder below it."""
+def count_loose_images(folder: Path) -> int:
+    """How many images lie in a folder itself, in no folder below it."""
+    return sum(1 for _ in _iterate_loose_images(folder, NEWEST_RULE))
+
+
+def has_loose_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
+    """Whether an image lies in a folder itself; stops at the first."""
+    return any(True for _ in _iterate_loose_images(folder, rule))
+
+
+def _iterate_loose_images(folder: Path, rule: int) -> Iterator[str]:
+    suffixes = find_image_suffixes(rule)
     with os.scandir(folder) as entries:
-        suffixes = find_image_suffixes(rule)
-        named = (e for e in entries if e.name.lower().endswith(suffixes))
-        return sorted(e.name for e in named if not _is_hidden(e.name) and not _is_folder(e))
+        for entry in entries:
+            is_image = entry.name.lower().endswith(suffixes) and not _is_hidden(entry.name)
+            if is_image and not _is_folder(entry):
+                yield entry.name
 
 
 def holds_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:

@@ -59,7 +59,7 @@ def parse_labels(text: str, table: Path, *, root: Path, valid_split: str | None)
         if not row.label:
             problems.append(f"{where}: {row.path} has no label")
         if path and path in seen:
-            problems.append(f"{where}: {row.path} stands in line {seen[path]} already")
+            problems.append(f"{where}: {row.path} is already in line {seen[path]}")
         elif path:
             seen[path] = row.line
             split = splits.get(row.split.lower())
@@ -71,7 +71,7 @@ def parse_labels(text: str, table: Path, *, root: Path, valid_split: str | None)
     trained = found.get("train") or found.get("valid") or {}
     classes = _sort_classes(set(trained.values()))
     if len(classes) < 2:
-        raise DataError(f"{table}: has one class alone, {classes[0]!r}; a classifier needs two")
+        raise DataError(f"{table}: has only one class, {classes[0]!r}; a classifier needs two")
     has_splits = any(row.split for row in rows)
     return LabelTable(
         splits=found,
@@ -89,7 +89,7 @@ def describe_table(table: LabelTable, name: str) -> str:
         return f"{text}, without splits"
     if table.left_over:
         left = ", ".join(table.left_over)
-        text += f"; rows of {left} left over (--valid-split chooses another split to validate on)"
+        text += f"; rows of {left} not used (--valid-split chooses the split to validate on)"
     return text
 
 
@@ -128,7 +128,7 @@ def _find_path(text: str, root: Path, where: str, problems: list[str]) -> str | 
                 return path.relative_to(base.as_posix()).as_posix()
     if not text or path.is_absolute() or ".." in path.parts:
         what = f"{text} is outside of {root}" if text else "names no image"
-        problems.append(f"{where}: {what}; paths are counted from --data-dir")
+        problems.append(f"{where}: {what}; paths are relative to --data-dir")
         return None
     return path.as_posix()
 
@@ -144,7 +144,7 @@ def _refuse(problems: list[str], table: Path) -> None:
     if problems:
         more = len(problems) - _PROBLEMS_SHOWN
         shown = [*problems[:_PROBLEMS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-        raise DataError("\n".join([*shown, f"mend these lines of {table.name}"]))
+        raise DataError("\n".join([*shown, f"fix these lines of {table.name}"]))
 
 
 # --- rows ---

@@ -1,7 +1,6 @@
 """The images of a split with their classes: by folders, by the names of files, or by a table."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,17 +9,18 @@ from pathlib import Path, PurePosixPath
 from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
 from phalanx.data.layouts.image_files import (
     Ignored,
+    count_loose_images,
     describe_ignored,
     describe_reason,
     find_image_suffixes,
     list_folders,
     list_images,
-    list_loose_images,
 )
+from phalanx.data.layouts.prefixes import find_prefix
+from phalanx.data.layouts.split_folders import TRAIN_NAMES
 from phalanx.errors import suggest
 
-_PREFIX = re.compile(r"([^._-]+)[._-]")  # up to the first dot, underscore or hyphen
-_NO_CLASS_FOLDER = "in no class folder"
+_NO_CLASS_FOLDER = "outside class folders"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,31 +81,12 @@ def list_by_folder(
             found.images[name] = [f"{prefix}{name}/{file}" for file in files.images]
     if not found.images and not found.findings:
         found.findings.append(f"{folder}: has no class folders")
-    places = {folder, root} if folder.name in _own_names(root, folder) else {folder}
-    loose = sum(len(list_loose_images(place, rule=rule)) for place in places)
-    if loose and rule > 1:
+    # images beside the folders of splits are counted once, with those of training
+    places = {folder, root} if folder.name.lower() in TRAIN_NAMES else {folder}
+    loose = sum(map(count_loose_images, places)) if rule > 1 else 0
+    if loose:
         found.ignored[_NO_CLASS_FOLDER] += loose
     return found
-
-
-def _own_names(root: Path, folder: Path) -> tuple[str, ...]:
-    """Images beside the folders of splits are counted once, with those of training."""
-    return (folder.name,) if folder != root and folder.name.lower().startswith("train") else ()
-
-
-def _find_prefix(path: str) -> str | None:
-    """The class that a file's name begins with.
-
-    >>> _find_prefix("train/cat.1.jpg"), _find_prefix("n01440764_tench.JPEG"), _find_prefix("7.jpg")
-    ('cat', 'n01440764', None)
-    """
-    found = _PREFIX.match(PurePosixPath(path).stem)
-    return found[1] if found else None
-
-
-def has_prefixes(folder: Path) -> bool:
-    """Whether the names of the images in a folder, or in those below it, begin with a class."""
-    return any(map(_find_prefix, list_images(folder).images))
 
 
 def list_by_prefix(
@@ -116,15 +97,15 @@ def list_by_prefix(
     images: dict[str, list[str]] = {}
     ignored = files.ignored
     for file in files.images:
-        name = _find_prefix(file)
+        name = find_prefix(file)
         if name is None:
-            ignored["without a prefix that tells the class"] += 1
+            ignored["without a class prefix"] += 1
         else:
             images.setdefault(name, []).append(f"{prefix}{file}")
     known = tuple(sorted(images)) if classes is None else classes
     found = Listing(classes=known, images={n: images[n] for n in sorted(images)}, ignored=ignored)
     if len(known) < 2:
-        one = f"of one class alone, {known[0]!r}" if known else "without any class"
+        one = f"of only one class, {known[0]!r}" if known else "without any class"
         found.findings.append(
             f"{folder}: --class-from prefix finds images {one}; it takes what stands before the "
             "first dot, underscore or hyphen of a file's name, as in cat.1.jpg"
@@ -165,7 +146,9 @@ def list_by_table(
         elif not path.lower().endswith(suffixes) and (root / path).is_file():
             found.ignored[f"in {table.name}, {PurePosixPath(path).suffix or 'no suffix'}"] += 1
         else:
-            found.findings.append(f"{root / path}: {table.name} names it, and it is not there")
+            found.findings.append(
+                f"{root / path}: listed in {table.name}, but there is no such file"
+            )
     found.ignored = +found.ignored
     found.images = {name: found.images[name] for name in classes if name in found.images}
     return found

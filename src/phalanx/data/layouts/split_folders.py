@@ -6,11 +6,11 @@ from pathlib import Path
 
 from phalanx.catalog.datasets import NEWEST_LISTING_RULE as NEWEST_RULE
 from phalanx.data.layouts.image_files import (
+    has_loose_images,
     holds_images,
     list_folders,
-    list_loose_images,
 )
-from phalanx.data.layouts.listing import has_prefixes
+from phalanx.data.layouts.prefixes import has_prefixes
 from phalanx.errors import ConfigError, suggest
 
 TRAIN_NAMES = ("train", "training")
@@ -83,7 +83,7 @@ def _is_split(root: Path, name: str | None, folders: Sequence[str], *, loose: bo
     """Whether a folder of that name is a split, not a class: pictures of trains, say."""
     if name is None:
         return False
-    if loose or list_folders(root / name) or not list_loose_images(root / name):
+    if loose or list_folders(root / name) or not has_loose_images(root / name):
         return True
     known = {*TRAIN_NAMES, *VALID_NAMES}
     return all(other.lower() in known for other in folders)
@@ -92,7 +92,7 @@ def _is_split(root: Path, name: str | None, folders: Sequence[str], *, loose: bo
 def _shows_images(folder: Path) -> bool:
     """Whether images lie in a folder or in the first few below it; a deep search may take long."""
     inner = [folder / name for name in list_folders(folder)[:_FOLDERS_TRIED]]
-    return any(list_loose_images(each) for each in (folder, *inner))
+    return any(has_loose_images(each) for each in (folder, *inner))
 
 
 def _choose_valid(
@@ -124,8 +124,8 @@ def has_class_folders(root: Path, *, rule: int = NEWEST_RULE) -> bool:
     if len(names) < 2:
         return False
     tried = names[:_FOLDERS_TRIED]
-    if rule == 1 or all(list_loose_images(root / name, rule=rule) for name in tried):
-        return all(list_loose_images(root / name, rule=rule) for name in tried)
+    if rule == 1 or all(has_loose_images(root / name, rule=rule) for name in tried):
+        return all(has_loose_images(root / name, rule=rule) for name in tried)
     return _are_deep_classes(root, names)
 
 
@@ -139,7 +139,7 @@ def _are_deep_classes(root: Path, names: Sequence[str]) -> bool:
         return False
     if any(not find_split_folders(root / name).flat for name in names):
         return False
-    if any(list_loose_images(root / name) for name in names):
+    if any(has_loose_images(root / name) for name in names):
         return True
     inner = [list_folders(root / name) for name in names]
     return all(len(folders) == 1 for folders in inner) or all(f == inner[0] for f in inner)
@@ -155,6 +155,6 @@ def describe_split_folders(root: Path, found: SplitFolders) -> str:
     if found.left_over:
         left = ", ".join(f"{name}/" for name in found.left_over)
         choices = [name for name in found.left_over if len(list_folders(root / name)) > 1]
-        how = f" (--valid-split {choices[0]} validates on it)" if choices else ""
-        text += f"; {left} left over{how}"
+        how = f" (--valid-split {choices[0]} would validate on it)" if choices else ""
+        text += f"; {left} not used{how}"
     return text

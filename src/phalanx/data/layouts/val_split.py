@@ -47,8 +47,8 @@ def _count_images(wanted: str, counts: _Integers) -> int:
     most = int(np.maximum(counts - 1, 0).sum())
     if total > most:
         raise ConfigError(
-            f"--val-split {wanted}: asks for {total:,} of {images:,} images, and at most "
-            f"{most:,} can be set apart: each class keeps one to train on"
+            f"--val-split {wanted}: asks for {total:,} of {images:,} images, but at most "
+            f"{most:,} can be held out: each class keeps one to train on"
         )
     if total < 1:
         raise ConfigError(
