@@ -10,7 +10,7 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.formats.image_file import ReadLimits
-from phalanx.data.formats.sources import Split, ValSplit, open_source
+from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
 from phalanx.data.verify.manifest import find_manifest
@@ -40,6 +40,7 @@ class DatasetSummary:
     classes: tuple[str, ...]
     fingerprints: dict[str, Any]  # by split
     manifest: str | None = None  # id of the content, where `data verify` has looked at it
+    has_boxes: bool = True  # of some images' objects; where nobody looked, they are believed in
     source: str = "counted"  # or "published", where nobody looked at the files, or "made up"
 
 
@@ -62,8 +63,17 @@ def inspect_dataset(config: Config) -> DatasetSummary:
         ),
         classes=classes,
         fingerprints=fingerprints,
+        has_boxes=_has_boxes(sources["train"]),
         manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
     )
+
+
+def _has_boxes(source: Source) -> bool:
+    """Whether any image has a box around its object."""
+    index = getattr(
+        source, "index", None
+    )  # a plugin's source may have none, and boxes all the same
+    return hasattr(source, "box") if index is None else index.boxes is not None
 
 
 def _parse_val_split(config: Config) -> ValSplit | None:
@@ -129,6 +139,10 @@ def plan_new_run(settings: Settings, *, without_data: bool = False) -> _PlannedR
     known = summarise_published(config) if without_data and missing else None
     dataset = known or inspect_dataset(config)
     fitted = fit_settings(settings, dataset.counts)
+    is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else told by the plan
+    if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:
+        note = "--use-bbox-info has no effect: no image of this data has a box"
+        fitted = replace(fitted, notes=(*fitted.notes, note))
     return _PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
 
 
