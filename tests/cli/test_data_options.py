@@ -76,9 +76,10 @@ def test_a_preset_for_photographs_takes_any_form_of_them(tmp_path, photos):
     assert kept.config.data.data == "cifar10", "a preset for small images keeps to its set"
 
 
-def test_a_bare_command_is_the_demo_whatever_the_environment_holds(photos, monkeypatch):
+def test_a_bare_command_trains_on_what_the_environment_names(photos, monkeypatch):
     monkeypatch.setenv("DATA_DIR", str(photos))
-    assert read_with_data(None, {}).config.data.data == "embedded"
+    assert read_with_data(None, {}).config.data.data == "folder"
+    assert read_with_data("demo", {}).config.data.data == "embedded"
     assert read_with_data("folder-resnet18", {}).config.data.data_dir == str(photos)
 
 

@@ -216,22 +216,6 @@ def test_a_keyword_of_another_program_is_answered_with_ours():
     assert "'16-mixed'; it is 16.32 here, with --half-type float16" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("line", "written"),
-    [
-        ("train demo --lr-epoch-decay 2 4", "2,4"),
-        ("train --lr-epoch-decay 2 4 6", "2,4,6"),
-        ("train --lr-epoch-decay 50%, 75% --epochs 3", "50%,75%"),
-        ("train --lr-epoch-decay [2, 4] demo", "[2,4]"),
-        ("train --learning-rate-schedule 0.5 .75", "0.5,.75"),
-    ],
-)
-def test_a_list_with_spaces_is_answered_with_commas(fail, line, written):
-    said = fail(*line.split(), code=CONFIG)
-    assert said.startswith("phalanx train: --l") and "problems" not in said
-    assert said.endswith(f": a list has commas and no spaces; write {written}")
-
-
 def test_a_preset_may_follow_a_list(capsys):
     words = ["--lr-schedule", "step", "--lr-epoch-decay", "2,4", "demo", "--no-memory"]
     assert main(["plan", *words]) == 0

@@ -204,10 +204,15 @@ def test_pipeline_splits_take_commas_or_spaces(splits, capsys):
     assert capsys.readouterr().out.count("── stage ") == 3
 
 
-def test_the_environments_folder_is_looked_into(tmp_path, monkeypatch, capsys):
+def test_a_folder_is_looked_into_for_boxes_and_so_is_the_environments(
+    tmp_path, monkeypatch, capsys
+):
     write_photos(tmp_path / "photos")
     (tmp_path / "empty").mkdir()
     words = ["--steps", "1", "--no-memory", "--origin"]
+    boxes = ["--data-dir", "photos", "--use-bbox-info"]
+    assert main(["plan", *words, *boxes]) == 0
+    assert "note          --use-bbox-info has no effect: no image of" in capsys.readouterr().out
     monkeypatch.setenv("DATA_DIR", "photos")
     assert main(["plan", *words]) == 0
     out = capsys.readouterr().out

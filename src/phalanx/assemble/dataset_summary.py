@@ -13,7 +13,7 @@ from phalanx.config.schema import Config
 from phalanx.data.formats.detect import count_ignored, describe_found, locate_dataset
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
-from phalanx.data.formats.sources import Split, ValSplit, open_source
+from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
@@ -44,6 +44,7 @@ class DatasetSummary:
     fingerprints: dict[str, Any]  # by split
     snapshots: dict[str, str] = field(default_factory=dict)  # of files and their times, by split
     manifest: str | None = None  # id of the content, where `data verify` has looked at it
+    has_boxes: bool = True  # of some images' objects; where nobody looked, they are believed in
     source: str = "counted"  # or "published", where nobody looked at the files, or "made up"
     layout: str = ""  # how a folder was understood
     ignored: dict[str, int] = field(default_factory=dict)  # files that are not read, by reason
@@ -76,6 +77,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
             for split, source in sources.items()
             if isinstance(source, IndexedSource)
         },
+        has_boxes=_has_boxes(sources["train"]),
         manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
         layout="; ".join(_describe_data(config, len(sources["valid"]))),
         ignored=count_ignored(sources.values()),
@@ -112,6 +114,14 @@ def build_layout_options(config: Config) -> LayoutOptions:
         class_from=data.class_from,
         labels=data.labels,
     )
+
+
+def _has_boxes(source: Source) -> bool:
+    """Whether any image has a box around its object."""
+    index = getattr(
+        source, "index", None
+    )  # a plugin's source may have none, and boxes all the same
+    return hasattr(source, "box") if index is None else index.boxes is not None
 
 
 def summarise_made_up(config: Config) -> DatasetSummary:
@@ -169,6 +179,10 @@ def plan_new_run(settings: Settings, *, without_data: bool = False) -> _PlannedR
     known = summarise_published(config) if without_data and missing else None
     dataset = known or inspect_dataset(config)
     fitted = fit_settings(settings, dataset.counts)
+    is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else told by the plan
+    if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:
+        note = "--use-bbox-info has no effect: no image of this data has a box"
+        fitted = replace(fitted, notes=(*fitted.notes, note))
     return _PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
 
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         "--fork-schedule",
         "With --fork: continue the learning rate's schedule, or restart it, warm-up and all.  "
         "[continue]",
-        metavar="continue|restart",
     ),
     Argument(
         "--accept-changed-data",
