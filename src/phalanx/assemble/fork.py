@@ -37,7 +37,7 @@ _SHAPING = (  # options that decide which weights a model has, and group norm's 
 def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> PreparedRun:
     """A new run that starts from another one's checkpoint, with changed options."""
     for name in (name for name in _BEGINNING if name in flags):
-        raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it away")
+        raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it out")
     checkpoint = find_checkpoint(path)
     facts = read_facts(checkpoint)
     base = {name: value for name, value in facts["config"].items() if name not in _NOT_INHERITED}

@@ -33,7 +33,7 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
     places = {name: given.where for name, given in merged.items()}
     problems = [
         f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, {model} is "
-        "none; leave it away"
+        "none; leave it out"
         for name, given in merged.items()
         if not family_has_option(family, name) and given.value != OPTIONS[name].default
     ]
@@ -107,14 +107,14 @@ def _check_gpu_decode(config: Config) -> Iterator[str]:
         return
     for name in ("color-jitter", "auto-augment", "random-erasing"):
         if getattr(config.augment, name.replace("-", "_")) not in (0, "none"):
-            yield f"--gpu-decode: --{name} is done on the host; leave one of the two away"
+            yield f"--gpu-decode: --{name} is done on the host; leave one of the two out"
     data, device = config.data, config.machine.device
     if data.normalization_location == "host":
-        yield "--gpu-decode: normalises on the device; leave --normalization-location host away"
+        yield "--gpu-decode: normalises on the device; leave --normalization-location host out"
     if device.startswith(("cpu", "mps")):
-        yield f"--gpu-decode: wants a CUDA device, not --device {device}; leave it away"
+        yield f"--gpu-decode: wants a CUDA device, not --device {device}; leave it out"
     if DATASETS[data.data].augment != "resized-crop":
-        yield f"--gpu-decode: {data.data} holds no JPEG photographs; leave it away"
+        yield f"--gpu-decode: {data.data} holds no JPEG photographs; leave it out"
 
 
 def _check_training(config: Config) -> Iterator[str]:

@@ -67,7 +67,7 @@ def unused_option_warnings(
     if config.augment.cutmix_disable_prob > 0 and not config.augment.has_cutmix:
         yield (
             "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
-            "leave it away"
+            "leave it out"
         )
     reason = _describe_image_maker(config, device) or "without workers" * (workers == 0)
     for name in ("workers", "dataloader-rebatch-size") if reason else ():
