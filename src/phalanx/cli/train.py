@@ -29,13 +29,11 @@ if TYPE_CHECKING:
         metavar="PRESET|FILE",
     ),
     Argument("--config", "The same, as a flag."),
-    Argument(
-        "--resume", "Go on with this run from its newest checkpoint; never changes the maths."
-    ),
+    Argument("--resume", "Continue this run from its newest checkpoint; never changes the maths."),
     Argument("--fork", "Start a new run from a run's or checkpoint's state, with changed options."),
     Argument(
         "--accept-changed-data",
-        "With --resume: go on although images are not those that the run has read before.",
+        "With --resume: continue although images have changed since the run read them.",
         switch=True,
     ),
     Argument("--json", "Print the summary as JSON at the end.", switch=True),
