@@ -161,7 +161,7 @@ def test_the_input_is_timed(photos, capsys):
     assert "all together" in capsys.readouterr().out
     assert main(["data", "bench", str(photos), "--seconds", "soon"]) == 2
     assert main(["data", "bench", str(photos), *words, "--steps", "4"]) == 2
-    assert "over before anything is measured" in capsys.readouterr().err
+    assert "end before anything can be measured" in capsys.readouterr().err
 
 
 @pytest.fixture

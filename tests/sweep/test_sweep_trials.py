@@ -275,7 +275,9 @@ def test_a_training_that_a_kill_left_behind_is_stopped_before_it_goes_on(tmp_pat
     os.close(again)
     elsewhere = Trial(number=1, values={}, process=("elsewhere", 1))
     held_log = open_trial_log(tmp_path, elsewhere, lambda: False)
-    with pytest.raises(CheckpointError, match="process 1 on elsewhere still trains this trial"):
+    with pytest.raises(
+        CheckpointError, match="process 1 on elsewhere is still training this trial"
+    ):
         open_trial_log(tmp_path, elsewhere, lambda: False)
     assert held_log is not None
     os.close(held_log)

@@ -26,7 +26,7 @@ def detect_datasets(root: Path) -> list[DetectedDataset]:
     """Every dataset in a folder and up to three levels below it, the nearest first."""
     refuse_no_folder(root, "give a folder that data lies in")
     if not os.access(root, os.R_OK | os.X_OK):
-        raise DataError(f"{root}: cannot be read (Permission denied); mend its rights")
+        raise DataError(f"{root}: cannot be read (Permission denied); check its permissions")
     found: list[DetectedDataset] = []
     for folder, formats in _search(root):
         found += [

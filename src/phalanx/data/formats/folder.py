@@ -29,7 +29,7 @@ _SMALL_SET = 20_000  # up to so many images each one's size and time are looked 
 _FILES_SAMPLED = 1_000  # above that so many,
 _FOLDERS_SAMPLED = 50  # spread over so many class folders
 _FOLDERS_TRIED = 3  # to see whether a folder holds class folders
-_MEND_RIGHTS = "mend its rights"
+_MEND_RIGHTS = "check its permissions"
 
 _Select = Callable[[list[str]], list[str]]  # of a class's files, as CLASS/FILE, those of a split
 
