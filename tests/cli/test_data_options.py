@@ -196,7 +196,7 @@ def test_a_published_set_that_is_not_there_is_fetched_first(published, tmp_path,
     assert "no such folder" in capsys.readouterr().err and not place.exists()
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert "4 files downloaded to" in said and "every checksum is right" in said
+    assert "4 files downloaded to" in said and "all checksums match" in said
     assert json.loads((run / "summary.json").read_text())["scored"] == 20
     assert main([*words[:-1], str(tmp_path / "again")]) == 0
     assert "downloaded" not in capsys.readouterr().err, "it is there now"

@@ -64,7 +64,7 @@ def _check_data(config: Config) -> Iterator[str]:
     if data.keep_on_device and not dataset.in_memory:
         yield (
             f"--keep-on-device: {data.data} is not a set of small images in one array; leave the "
-            "option away"
+            "option out"
         )
 
 
@@ -73,13 +73,11 @@ def _check_cutmix(config: Config) -> Iterator[str]:
     low, high = config.augment.cutmix_lambda_low, config.augment.cutmix_lambda_high
     if low > 0 and high == 0:
         yield (
-            "--cutmix-lambda-low: says the least share alone; give the most, too: "
+            "--cutmix-lambda-low: is the smallest share; also give the largest: "
             "--cutmix-lambda-high 1"
         )
     elif low > high:
-        yield (
-            f"--cutmix-lambda-low: {low:g} is above --cutmix-lambda-high {high:g}; exchange them"
-        )
+        yield (f"--cutmix-lambda-low: {low:g} is above --cutmix-lambda-high {high:g}; swap them")
     if high > 0 and config.augment.cutmix_lambda < 1:
         yield (
             "--cutmix-lambda: --cutmix-lambda-high draws the boxes another way; give one of the two"
@@ -128,11 +126,11 @@ def _check_training(config: Config) -> Iterator[str]:
         )
     if optim.optimizer == "rmsprop_tf" and optim.rmsprop_start == 0 and optim.optimizer_eps == 0:
         yield (
-            "--rmsprop-start: 0 with --optimizer-eps 0 divides by nothing at the first step; give "
+            "--rmsprop-start: 0 with --optimizer-eps 0 divides by zero at the first step; give "
             "--optimizer-eps 1e-3"
         )
     if not train.training and (not train.validation or train.validation_mode == "none"):
         yield (
             "--training: without training and without validation nothing is left to do; leave one "
-            "of them away"
+            "of them out"
         )
