@@ -167,9 +167,7 @@ def test_a_divergence_of_another_process_is_ours(digits, tmp_path, monkeypatch):
     settings = settings_of(digits, tmp_path / "run", logs_per_epoch=6)
     monkeypatch.setattr(OtherRank, "says_yes_at", 3)  # begin? stop after step 1? did it diverge?
     monkeypatch.setattr(training, "Consensus", OtherRank)
-    with pytest.raises(
-        DivergedError, match="step 1: another process met a loss that is not finite"
-    ):
+    with pytest.raises(DivergedError, match="step 1: the loss of another process was not finite"):
         training.train(prepare_new(settings, line="test"))
 
 

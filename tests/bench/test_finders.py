@@ -114,10 +114,10 @@ def test_a_sweep_is_drawn_in_letters_and_where_asked(learnable, tmp_path, capsys
     [
         ("--from=0", "--from: wants a learning rate above 0, got '0'"),
         ("--to=inf", "--to: wants a learning rate above 0, got 'inf'"),
-        ("--from=20", "--from 20: must be below --to 10; the rate grows"),
+        ("--from=20", "--from 20: must be below --to 10: the rate increases"),
         ("--steps=9", "--steps: wants a whole number of at least 10, got '9'"),
         ("--out=lr.pdf", "--out lr.pdf: wants a file that ends in .png or .html"),
-        ("--out=no/lr.png", "--out no/lr.png: there is no folder no; make it first"),
+        ("--out=no/lr.png", "--out no/lr.png: there is no folder no; create it first"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(tiny, capsys, word, said):
@@ -219,7 +219,7 @@ def test_sizes_are_tried_with_real_steps_and_keep_the_global_batch(tiny, tmp_pat
     assert suggested["batch-size"] in (8, 16)
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "largest        20 (--most; more may fit)" in said
+    assert "largest        20 (the limit of --most; more may fit)" in said
     assert " which keeps the global batch of 16 a replica" in said
     assert "batch norm sees one micro-batch" in said
     assert not list(tmp_path.iterdir())
@@ -331,7 +331,7 @@ def test_the_cost_of_determinism_is_told_to_people(capsys):
     said = capsys.readouterr().out
     assert said.startswith("strict       9.00 steps/s, off 10.00: ratio 0.9000, 95 % interval 0.8")
     assert "(n=3 pairs of blocks of 2 steps)" in said
-    assert "on a CPU the three run the same kernels" in said
+    assert "on a CPU all three run the same kernels" in said
 
 
 def told_by_torch() -> tuple[bool, bool, bool]:

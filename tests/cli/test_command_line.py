@@ -256,7 +256,7 @@ def test_a_copied_preset_is_the_one_that_is_used(say, capsys):
     assert answer["plan"]["epochs"] == 4.0
     assert answer["origins"]["epochs"] == "preset presets/demo.yaml"
     assert main(["presets", "cp", "demo"]) == 2
-    assert "presets/demo.yaml: exists already; name another" in capsys.readouterr().err
+    assert "presets/demo.yaml: already exists; name another" in capsys.readouterr().err
 
 
 def test_a_preset_is_copied_to_a_file_or_into_a_folder(say):

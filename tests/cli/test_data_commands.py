@@ -101,7 +101,7 @@ def test_a_set_is_fetched_and_the_way_to_train_on_it_is_told(say, tmp_path, monk
     publish_here(monkeypatch, tmp_path)
     code, out, err = say("fetch", "cifar10", "--data-dir", "mine")
     assert code == 0 and (tmp_path / "mine/some.tar.gz").is_file()
-    assert out.startswith("cifar10: 1 file downloaded, every checksum is right\n")
+    assert out.startswith("cifar10: 1 file downloaded, all checksums match\n")
     assert out.endswith("phalanx train --data cifar10 --data-dir mine\n")
     assert err == "some.tar.gz: 19 B of 19 B\n"
     code, out, err = say("fetch", "cifar10", "--data-dir", "mine")

@@ -162,7 +162,7 @@ def test_the_input_is_timed(photos, capsys):
     assert "all together" in capsys.readouterr().out
     assert main(["data", "bench", str(photos), "--seconds", "soon"]) == 2
     assert main(["data", "bench", str(photos), *words, "--steps", "4"]) == 2
-    assert "over before anything is measured" in capsys.readouterr().err
+    assert "end before anything can be measured" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_a_published_set_that_is_not_there_is_fetched_first(published, tmp_path,
     assert "no such folder" in capsys.readouterr().err and not place.exists()
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert "4 files downloaded to" in said and "every checksum is right" in said
+    assert "4 files downloaded to" in said and "all checksums match" in said
     assert json.loads((run / "summary.json").read_text())["scored"] == 20
     assert main([*words[:-1], str(tmp_path / "again")]) == 0
     assert "downloaded" not in capsys.readouterr().err, "it is there now"

@@ -54,7 +54,7 @@ SPELLING = [
     ("train --epochz 3", "phalanx train: --epochz: no such option; did you mean '--epochs'?"),
     (
         "plan demo --max-bad=--",
-        "phalanx plan: --max-bad: -- is no value; give another, or leave the",
+        "phalanx plan: --max-bad: -- is not a value; give another, or leave the",
     ),
     ("train --resum runs/a", "phalanx train: --resum: no such option; did you mean '--resume'?"),
     ("plan --jsn", "phalanx plan: --jsn: no such option; did you mean '--json'?"),
@@ -85,9 +85,9 @@ VALUES = [
     ("train --zero-init-residual=maybe", "--zero-init-residual: wants true or false, got 'maybe'"),
     ("train --warmup-epoch soon", "--warmup-epoch: wants a length such as 5ep, 500st or 10%, got"),
     ("train --warmup-epoch 9ep", "--warmup-epoch: 9ep is 1125 steps, longer than the run of 1000"),
-    ("train --epochs 0.001", "--epochs: 0.001 epochs of 125 steps are not one step; train longer"),
+    ("train --epochs 0.001", "--epochs: 0.001 epochs of 125 steps are less than one step; train "),
     ("train --epochs 2 --steps 3", "--epochs: give epochs or steps, not both"),
-    ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images fill no global"),
+    ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images do not fill "),
     ("train --device nonsense", "--device: wants auto, cpu, cuda, cuda:0,2 or mps, got 'nonsense'"),
     ("train --data-dir x", "--data-dir: embedded reads no folder; say what lies there with --data"),
     ("train --replicas 2", "--replicas 2: train runs one replica so far; for the same global batch"
@@ -323,7 +323,7 @@ def test_a_run_folder_that_exists_is_left_alone(fail):
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/run.json").write_text("{}")
     said = fail("train", "--run-dir", "runs/a", code=CONFIG)
-    assert said.startswith("phalanx train: --run-dir runs/a: holds a run already; ")
+    assert said.startswith("phalanx train: --run-dir runs/a: already holds a run; ")
     assert "--resume runs/a" in said
     Path("notes").mkdir()
     Path("notes/diary.txt").write_text("dear diary")
@@ -356,7 +356,7 @@ def test_a_damaged_run_is_refused(fail):
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/run.json").write_text("{")
     said = fail("train", "--resume", "runs/a", code=CHECKPOINT)
-    assert "runs/a/run.json: is damaged, it is not JSON" in said
+    assert "runs/a/run.json: is damaged: it is not JSON" in said
 
 
 def test_a_file_where_a_folder_should_be_is_a_disk_error(fail):

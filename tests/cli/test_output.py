@@ -182,7 +182,7 @@ def test_a_file_the_system_refuses_is_code_6(tmp_path, capsys):
     assert main(["validate", "a" * 300]) == 6
     assert capsys.readouterr().err == (
         f"phalanx validate: {'a' * 60}... (300 characters): File name too long; "
-        "mend that, or name another file\n"
+        "fix that, or name another file\n"
     )
 
 

@@ -73,7 +73,7 @@ def test_an_image_and_its_mirror_image_are_scored_together():
 def test_nothing_to_score_is_said():
     with pytest.raises(DataError, match="no image to score"):
         evaluate(Fixed(), [], options=RULE)
-    with pytest.raises(DataError, match="none of the validation split decodes"):
+    with pytest.raises(DataError, match="no image of the validation split can be decoded"):
         evaluate(Fixed(), [batch([[1.0, 0.0]], [0], [-1])], options=RULE)
 
 

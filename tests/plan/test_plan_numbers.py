@@ -68,7 +68,7 @@ def test_steps_that_are_asked_for_are_taken():
 
 
 def test_less_than_one_step_is_refused_with_the_way_out():
-    with pytest.raises(ConfigError, match=r"--epochs: 0\.001 .*not one step; .*--batch-size"):
+    with pytest.raises(ConfigError, match=r"--epochs: 0\.001 .*less than one step; .*--batch-size"):
         plan_for(8000, epochs=0.001)
     with pytest.raises(ConfigError, match=r"--epoch-tail drop: 63 images .*64; make it 63"):
         plan_for(63, epoch_tail="drop")

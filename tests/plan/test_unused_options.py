@@ -188,7 +188,7 @@ def input_notes(preset, chosen=CPU, **options):
 def test_a_share_without_boxes_says_nothing_where_there_are_boxes():
     assert input_notes("demo", cutmix_disable_prob=0.3) == [
         "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
-        "leave it away"
+        "leave it out"
     ]
     assert input_notes("demo", cutmix_disable_prob=0.3, cutmix_lambda_high=1) == []
     assert input_notes("demo", cutmix_disable_prob=0.3, cutmix_lambda=0.85) == []

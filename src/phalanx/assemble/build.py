@@ -66,7 +66,7 @@ def load_init_weights(model: nn.Module, config: Config) -> None:
     if layout != variant.norm.layout:
         raise CheckpointError(
             f"{path}: its group norms are {layout}, this model's {variant.norm.layout}; "
-            "give or leave away --enable-fast-groupnorm as the weights were trained"
+            "give or leave out --enable-fast-groupnorm as the weights were trained"
         )
     spared = variant.head if config.model.reset_head else ""
     try:

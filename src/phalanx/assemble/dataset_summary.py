@@ -118,9 +118,7 @@ def build_layout_options(config: Config) -> LayoutOptions:
 
 def _has_boxes(source: Source) -> bool:
     """Whether any image has a box around its object."""
-    index = getattr(
-        source, "index", None
-    )  # a plugin's source may have none, and boxes all the same
+    index = getattr(source, "index", None)  # of a plugin: maybe none, and yet boxes
     return hasattr(source, "box") if index is None else index.boxes is not None
 
 

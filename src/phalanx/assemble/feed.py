@@ -272,7 +272,7 @@ def _choose_backend(
     if config.data.gpu_decode:
         problem = find_gpu_decode_problem(device)
         if problem:
-            raise ConfigError(f"--gpu-decode: {problem}; leave the option away")
+            raise ConfigError(f"--gpu-decode: {problem}; leave the option out")
         return lambda reader: GpuDecoder(reader, device)
     asked = config.data.keep_on_device
     if asked is False or (asked is None and not stays_unasked(device, config)):
@@ -281,7 +281,7 @@ def _choose_backend(
     sources = [spec.open(split) for split in splits]
     why_not = find_resident_problem(spec, sources[-1])
     if asked and why_not:
-        raise ConfigError(f"--keep-on-device: {why_not}; leave the option away")
+        raise ConfigError(f"--keep-on-device: {why_not}; leave the option out")
     if why_not or not (asked or fits_on_device(sources, device)):
         return None
     return lambda reader: ResidentBackend(reader, device)

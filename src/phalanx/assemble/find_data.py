@@ -130,7 +130,7 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
     found = fetch_dataset(options.data, place)
     how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
-    say(f"{options.data}: {how} {found.folder}, every checksum is right")
+    say(f"{options.data}: {how} {found.folder}, all checksums match")
     data = options.model_copy(update={"data_dir": str(found.folder)})
     origins = {**settings.origins, "data-dir": "fetched"}
     return replace(

@@ -43,7 +43,7 @@ def prepare_fork(
     restarts: the learning rate's schedule begins anew where the fork begins, warm-up and all.
     """
     for name in (name for name in _BEGINNING if name in flags):
-        raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it away")
+        raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it out")
     checkpoint = find_checkpoint(path)
     facts = read_facts(checkpoint)
     base = {name: value for name, value in facts["config"].items() if name not in _NOT_INHERITED}

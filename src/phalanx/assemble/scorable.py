@@ -225,7 +225,7 @@ def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where
         if asked != before:
             raise CheckpointError(
                 f"--{name} {asked}: {where} was trained with {before}, and images are prepared "
-                "for it as they were then; leave the option away, or train with it: "
+                "for it as they were then; leave the option out, or train with it: "
                 "phalanx train --fork"
             )
 

@@ -43,7 +43,7 @@ def refuse_unnamed_plugins(names: str, *, where: str) -> None:
     """Raise where a file asks for plugins that the user has not named."""
     if not _LOADED.keys() >= set(_split_names(names)):
         raise ConfigError(
-            f"{where}: asks for the plugin {names}, whose code would run here with your rights; if "
+            f"{where}: asks for the plugin {names}, whose code would run with your permissions; if "
             f"you trust it, add{format_plugin_flag(names)}"
         )
 

@@ -36,8 +36,8 @@ _AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
     Argument("run", "A run folder.", required=True),
     Argument(
         "--reestimate-norms",
-        "Take the statistics of batch norms anew, from the images of so many training "
-        "steps, instead of averaging them.  [0]",
+        "Recompute batch norm statistics from the images of this many training steps, "
+        "instead of averaging them.  [0]",
         default="0",
     ),
     JSON_FLAG,
@@ -119,7 +119,7 @@ def _print_scores(averaged: "Averaged") -> None:
     decay = f", decay {account['decay']:g}" if account["strategy"] == "exponential" else ""
     steps = ", ".join(f"{step:,}" for step in account["steps"])
     fresh = account["norm_steps"]
-    norms = f"; batch norms anew from {fresh:,} training steps" if fresh else ""
+    norms = f"; batch norm statistics from {fresh:,} training steps" if fresh else ""
     print(f"{account['strategy']}{decay} of {account['count']} checkpoints: steps {steps}{norms}")
     newest, average = averaged.scores
     print_score(f"{averaged.paths[0]} (the newest)", newest._replace(bad_images={}), as_json=False)

@@ -80,7 +80,7 @@ class ParsedArgs:
         names = [self[key] for key in ("preset", "--config") if self[key]]
         if len(names) > 1:
             raise ConfigError(
-                f"--config {names[1]}: the preset {names[0]} is named already; give one"
+                f"--config {names[1]}: the preset {names[0]} is already named; give only one"
             )
         return names[0] if names else None
 
@@ -190,7 +190,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving the process."""
-        raise ConfigError(f"{message.removeprefix('argument ')}; {self.prog} --help tells more")
+        raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def parse_args(command: Command, argv: Sequence[str]) -> ParsedArgs:
@@ -223,7 +223,9 @@ def _split_off_unknown(
     for word in argv:
         name, equals, value = word.partition("=")
         if value == "--":  # which argparse leaves out
-            problems.append(f"{name}: {value} is no value; give another, or leave the option away")
+            problems.append(
+                f"{name}: {value} is not a value; give another, or leave the option out"
+            )
         elif re.match("--|-[a-zA-Z]", name) and name not in flags:
             way_out = suggest_option(name, sorted(flags - aliases), given)
             problems.append(f"{name}: no such option; {way_out}")

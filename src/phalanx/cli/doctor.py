@@ -23,7 +23,7 @@ _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
     "rich": ("rich", "progress and help", False),
     "matplotlib": ("matplotlib", "reports", False),
     "jinja2": ("jinja2", "reports", False),
-    "simplejpeg": ("simplejpeg", "fast JPEG decoding; Pillow stands in", True),
+    "simplejpeg": ("simplejpeg", "fast JPEG decoding; Pillow is the fallback", True),
     "cv2": ("opencv-python-headless", "resizing", False),
     "PIL": ("Pillow", "PNG and odd JPEGs", False),
     "google_crc32c": ("google-crc32c", "checksums of data", False),
@@ -47,7 +47,7 @@ class _Check:
 
 @command(
     "doctor",
-    "Say what this machine has and what is missing, with the line that installs it.",
+    "Check what this machine has and what is missing, with the command that installs it.",
     Argument("--json", "Print a JSON list.", switch=True),
     usage="[--json]",
     examples={"phalanx doctor": "before the first run on a new machine"},
@@ -129,8 +129,8 @@ def _check_devices() -> Iterator[_Check]:
         yield _Check("mps", "Apple GPU", "ok")
     elif not torch.cuda.device_count():
         seen = any(Path("/dev").glob("nvidia[0-9]*"))
-        remedy = "a GPU is there: install a torch build with CUDA" if seen else ""
-        yield _Check("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
+        remedy = "there is a GPU: install a torch build with CUDA" if seen else ""
+        yield _Check("gpu", "none that torch can use, so training runs on the CPU", "note", remedy)
 
 
 def _check_threads(threads: int, cores: int) -> _Check:
@@ -160,6 +160,8 @@ def _check_space() -> Iterator[_Check]:
     for what, folder in (("disk here", os.getcwd()), ("temporary", tempfile.gettempdir())):
         room = shutil.disk_usage(folder).free
         scarce = room < _ENOUGH_DISK
-        remedy = "checkpoints may not fit; make room or use another --run-dir" if scarce else ""
+        remedy = (
+            "checkpoints may not fit; free some space or use another --run-dir" if scarce else ""
+        )
         state = "note" if scarce else "ok"
         yield _Check(what, f"{format_bytes(room)} free in {folder}", state, remedy)

@@ -30,7 +30,7 @@ _CURVE_WIDTH = 60
     Argument("--at", "Steps, such as 0,100,900: learning rate and loss scale there.", items=True),
     Argument(
         "--no-memory",
-        "Predict no memory, which takes some seconds; all else takes none.",
+        "Skip the memory prediction, which takes a few seconds.",
         switch=True,
     ),
     JSON_FLAG,
@@ -39,7 +39,7 @@ _CURVE_WIDTH = 60
     examples={
         "phalanx plan": "what `phalanx train` would do",
         "phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8": "on 8 devices",
-        "phalanx plan demo --epochs 3 --origin": "and who set which option",
+        "phalanx plan demo --epochs 3 --origin": "and where each value comes from",
         "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
     },
 )
@@ -113,7 +113,7 @@ def _list_rows(
         ("config", settings.name),
         ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
-        *[("counts", "published ones; no file was looked at")] * (dataset.source == "published"),
+        *[("counts", "published counts; no files were read")] * (dataset.source == "published"),
         *[("layout", dataset.layout)] * bool(dataset.layout),
         *[("ignored", ignored)] * bool(ignored),
         ("image size", f"{plan.image_size} x {plan.image_size}{_describe_growth(plan)}"),
@@ -140,7 +140,7 @@ def _list_rows(
         ("log points", f"{plan.log.count():,}"),
         ("evaluations", _describe_evaluations(plan)),
         ("checkpoints", _describe_checkpoints(config, plan)),
-        ("bad images", f"up to {plan.max_bad:,} are put up with"),
+        ("bad images", f"up to {plan.max_bad:,} are tolerated"),
         *([("memory", _describe_memory(plan, memory, config))] if memory else []),
         *(("note", warning) for warning in plan.warnings),
     ]
@@ -232,7 +232,7 @@ def _describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> st
     }
     text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     if memory.working < 0:
-        text += f", less {format_bytes(-memory.working)} that are not there together"
+        text += f", less {format_bytes(-memory.working)} that are not needed at the same time"
     offloaded = config.machine.offload_optimizer and plan.device.startswith("cuda")
     host = "; optimizer state in host memory" * offloaded
     return f"peak {format_bytes(memory.peak)}: {text}{host}"

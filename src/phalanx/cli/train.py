@@ -28,9 +28,7 @@ if TYPE_CHECKING:
         metavar="PRESET|FILE",
     ),
     Argument("--config", "The same, as a flag."),
-    Argument(
-        "--resume", "Go on with this run from its newest checkpoint; never changes the maths."
-    ),
+    Argument("--resume", "Continue this run from its newest checkpoint; never changes the maths."),
     Argument("--fork", "Start a new run from a run's or checkpoint's state, with changed options."),
     Argument(
         "--fork-schedule",
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     ),
     Argument(
         "--accept-changed-data",
-        "With --resume: go on although images are not those that the run has read before.",
+        "With --resume: continue although images have changed since the run read them.",
         switch=True,
     ),
     Argument("--json", "Print the summary as JSON at the end.", switch=True),
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
         "phalanx train": "the demo: a small ResNet on built-in data, about a minute",
         "phalanx train demo --epochs 2 --run-dir runs/short": "the same, shorter",
         "phalanx train --data cifar10 --data-dir ~/cifar10": "that dataset's own preset",
-        "phalanx train --resume runs/short": "go on after a kill, a signal or a power cut",
+        "phalanx train --resume runs/short": "continue after a kill, a signal or a power cut",
         "phalanx train --fork runs/short --run-dir runs/long --epochs 4": (
             "a longer run from the same weights"
         ),
@@ -64,9 +62,9 @@ def _run(args: ParsedArgs) -> None:
             "begins afresh: give one of them"
         )
     if args["--accept-changed-data"] and not args["--resume"]:
-        raise ConfigError("--accept-changed-data: goes with --resume RUN; leave it away")
+        raise ConfigError("--accept-changed-data: goes with --resume RUN; leave it out")
     if args["--fork-schedule"] and not args["--fork"]:
-        raise ConfigError("--fork-schedule: goes with --fork RUN; leave it away")
+        raise ConfigError("--fork-schedule: goes with --fork RUN; leave it out")
     if args["--resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
         # every checkpoint is scored, as by `validate --all`
         args.refuse_problems()
@@ -123,7 +121,7 @@ def _resumable(run: "RunFolder") -> Iterator[None]:
         if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
             what = f"stopped by {stop} before the first step or after the last; nothing is lost"
         raise Stopped(
-            f"{what}; go on with: phalanx train --resume {run.path}{run.plugin_flag}"
+            f"{what}; continue with: phalanx train --resume {run.path}{run.plugin_flag}"
         ) from None
 
 

@@ -85,7 +85,7 @@ def _check_device(text: str) -> str:
 def _check_path(text: str) -> str:
     """The text, if it can be a path."""
     if not text:
-        raise ValueError("is empty; name a file or folder, or leave the option away")
+        raise ValueError("is empty; name a file or folder, or leave the option out")
     if "\0" in text:
         raise ValueError("has a zero byte in it, which no name of a file can have")
     return text

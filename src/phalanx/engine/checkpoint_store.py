@@ -77,14 +77,14 @@ def read_files(checkpoint: Path, *needed: str) -> dict[str, bytes]:
     files = {}
     for name in needed:
         if name not in manifest["files"]:
-            raise CheckpointError(f"{checkpoint}: not a whole checkpoint ({name} is not listed)")
+            raise CheckpointError(f"{checkpoint}: incomplete checkpoint ({name} is not listed)")
     for name, expected in manifest["files"].items():
         path = checkpoint / name
         try:
             content = path.read_bytes()
         except OSError as error:
             raise CheckpointError(
-                f"{path}: {error.strerror}; the checkpoint is not whole"
+                f"{path}: {error.strerror}; the checkpoint is incomplete"
             ) from None
         if len(content) != expected["bytes"]:
             raise CheckpointError(
@@ -116,7 +116,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{path}: damaged, or not of Phalanx") from None
+        raise CheckpointError(f"{path}: damaged, or not written by Phalanx") from None
     if written_by > FORMAT:
         raise CheckpointError(
             f"{checkpoint}: format {written_by} is newer than this Phalanx reads ({FORMAT}); "
@@ -138,7 +138,9 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
         for key in dotted.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, kind):
-            raise CheckpointError(f"{path}: is damaged, or not of Phalanx: it has no {dotted}")
+            raise CheckpointError(
+                f"{path}: is damaged, or not written by Phalanx: it has no {dotted}"
+            )
     if not all(isinstance(name, str) for name in facts["classes"]):
         raise CheckpointError(f"{path}: is damaged, its classes are not all names")
     for name, value in facts["config"].items():

@@ -47,7 +47,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path}: is not a whole safetensors file: {error}; fetch it again"
+            f"{path}: is not a whole safetensors file: {error}; download it again"
         ) from error
 
 
@@ -66,7 +66,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
-        what = found[1] if found else "objects that are no tensors"
+        what = found[1] if found else "objects that are not tensors"
         raise CheckpointError(
             f"{path}: wants to run code ({what}), which Phalanx never does; where it comes from, "
             "save the state dict alone, best as .safetensors"
@@ -77,7 +77,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
                 f"{path}: is a TorchScript program, which Phalanx does not run; where it comes "
                 "from, save the state dict alone, best as .safetensors"
             ) from error
-        raise CheckpointError(f"{path}: is cut short or damaged; fetch it again") from error
+        raise CheckpointError(f"{path}: is truncated or damaged; download it again") from error
     tensors = _find_state_dict(content)
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
@@ -90,7 +90,7 @@ def _check_magic_bytes(path: Path) -> None:
         first = file.read(16)
     if not first.startswith(_MAGIC_BYTES):
         found = f"it begins with {first!r}" if first else "it is empty"
-        raise CheckpointError(f"{path}: is not a file of torch weights, {found}; fetch it again")
+        raise CheckpointError(f"{path}: is not a file of torch weights, {found}; download it again")
 
 
 def _find_state_dict(content: Any) -> dict[str, Tensor]:

@@ -300,8 +300,8 @@ def _count_steps_per_epoch(config: Config, images: int, global_batch: int) -> Fr
         return Fraction(images, global_batch)
     if images < global_batch:
         raise ConfigError(
-            f"--epoch-tail drop: {images} images fill no global batch of {global_batch}; "
-            f"make it {images} or less, or carry the tail"
+            f"--epoch-tail drop: {images} images do not fill a global batch of {global_batch}; "
+            f"make it {images} or less, or use --epoch-tail carry"
         )
     return Fraction(images // global_batch)
 
@@ -315,7 +315,7 @@ def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
     if total < 1:
         raise ConfigError(
             f"--epochs: {config.train.epochs:g} epochs of {float(steps_per_epoch):g} steps "
-            f"are not one step; train longer or lower --batch-size"
+            f"are less than one step; train longer or lower --batch-size"
         )
     return total
 

@@ -277,8 +277,8 @@ def _drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
             "such as 30,60,90 or 50%,75%, or choose constant"
         ]
     outside = [
-        f"--lr-drop-after: {float(share):g} is no share of the run; give numbers between 0 and 1, "
-        f"such as 0.5,0.75, or epochs with --lr-epoch-decay"
+        f"--lr-drop-after: {float(share):g} is not a share of the run; give numbers between 0 and "
+        f"1, such as 0.5,0.75, or epochs with --lr-epoch-decay"
         for share in options.drop_after
         if not 0 < share < 1
     ]
@@ -289,7 +289,7 @@ def _drop_order_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     """What is wrong with the order of the drops."""
     flag, drops = _drop_flag(options), _list_asked_drops(options, run)
     if drops[0][0] == 0:
-        return [f"{flag}: {drops[0][1]} is the very start; lower --lr instead"]
+        return [f"{flag}: {drops[0][1]} is the start of the run; lower --lr instead"]
     for (earlier, first), (later, second) in pairwise(drops):
         if later <= earlier:
             ordered = ",".join(dict(sorted(drops)).values())
@@ -340,7 +340,7 @@ def _length_problems(options: ScheduleOptions) -> list[str]:
     """What is wrong with the lengths of a fall and of a period."""
     lengths = {"--lr-decay-length": options.length, "--lr-decay-period": options.period}
     return [
-        f"{flag}: {length} is no time to fall in; make it longer or leave it away"
+        f"{flag}: {length} is too short to fall in; make it longer or leave it out"
         for flag, length in lengths.items()
         if length is not None and not length.amount
     ]
@@ -358,7 +358,7 @@ def _staircase_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     if _starts_at_zero(options) and run.total_steps <= run.steps_per_epoch:
         problems.append(
             "--lr-staircase: the only epoch would keep the rate of its first step, which the "
-            "warm-up makes 0; leave one of them away, or train longer"
+            "warm-up makes 0; leave one of them out, or train longer"
         )
     return problems
 

@@ -118,7 +118,7 @@ def _list_special_cases(
     if config.augment.cutmix_disable_prob > 0 and not config.augment.has_cutmix:
         yield (
             "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
-            "leave it away"
+            "leave it out"
         )
 
 

@@ -168,7 +168,7 @@ def damage_errors(path: Path) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, csv.Error) as cause:
         raise CheckpointError(
             f"{path}: is damaged ({type(cause).__name__}: {cause}); "
-            "move it away, or restore it from a copy"
+            "remove it, or restore it from a copy"
         ) from cause
 
 

@@ -67,7 +67,7 @@ class _OutputStream:
             raise ReaderLeft from cause
         raise DiskError(
             f"standard output: cannot be written ({cause.strerror or cause}); what was printed is "
-            "not complete: mend that and start again"
+            "incomplete: fix that and run it again"
         ) from cause
 
 

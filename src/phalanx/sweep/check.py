@@ -127,7 +127,7 @@ def _check_scores(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[
     names = ("validation", "validation-mode", "validation-frequency")
     where = next((sweep.places[name] for name in names if name in sweep.places), str(path))
     if not after and validation_rate(settings.config) == 0:
-        yield f"{where}: a sweep compares validation scores, and there are none; leave it away"
+        yield f"{where}: a sweep compares validation scores, and there are none; leave it out"
     if after and sweep.prune != "none":
         yield (
             f"{where}: prune: {sweep.prune} needs scores while a trial trains; use "

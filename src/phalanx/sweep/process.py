@@ -108,7 +108,7 @@ def _interrupt_leftover(trial: Trial, log: Path) -> bool:
     host, pid = trial.process
     if host != socket.gethostname():
         raise CheckpointError(
-            f"{log}: process {pid} on {host} still trains this trial; stop it there, or wait"
+            f"{log}: process {pid} on {host} is still training this trial; stop it there, or wait"
         )
     with suppress(ProcessLookupError):  # then its own children are about to go
         os.kill(pid, signal.SIGINT)

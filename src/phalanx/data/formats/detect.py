@@ -21,7 +21,7 @@ _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
 _IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
 _USUAL = LayoutOptions()
 _TABLES = (".csv", ".tsv", ".jsonl")  # that may hold labels
-_MEND_RIGHTS = "mend its rights"
+_MEND_RIGHTS = "check its permissions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def detect_datasets(root: Path, layout: LayoutOptions = _USUAL) -> list[Detected
     """
     refuse_no_folder(root, "give a folder that data lies in")
     if not os.access(root, os.R_OK | os.X_OK):
-        raise DataError(f"{root}: cannot be read (Permission denied); mend its rights")
+        raise DataError(f"{root}: cannot be read (Permission denied); check its permissions")
     if layout.labels is not None or layout.class_from is not None:
         folder = root if layout.labels else _descend(root)
         return [DetectedDataset(data="folder", folder=folder, files=DATA_FORMATS["folder"].files)]

@@ -41,7 +41,7 @@ from phalanx.errors import ConfigError, DataError
 
 _FINDINGS_SHOWN = 10
 _SMALL_TABLE = 2**21  # bytes of a table of labels, up to which all its images are looked at
-_MEND_RIGHTS = "mend its rights"
+_CHECK_PERMISSIONS = "check its permissions"
 _DEFAULT = LayoutOptions()
 NO_VALID_SPLIT = "hold some out with --val-split 10%"
 
@@ -109,7 +109,7 @@ def open_folder(
 
 def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
     """How a folder is understood, in a line."""
-    with read_errors(root, _MEND_RIGHTS):
+    with read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:
             table = _read_label_table(root, layout)
             return labels_file.describe_table(table, Path(layout.labels).name)
@@ -126,7 +126,7 @@ def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
 
 def has_split(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> bool:
     """Whether a folder has a split."""
-    with read_errors(root, _MEND_RIGHTS):
+    with read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:
             return split in _read_label_table(root, layout).splits
         return _find_folders(root, layout).find(split) is not None
@@ -138,7 +138,7 @@ def has_split(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> bool:
 def _make_plan(root: Path, split: str, layout: LayoutOptions, form: str) -> _SplitPlan:
     """How the images of a split are found; raises DataError where the folder lacks the split."""
     key = f"{form}-{split}{layout.key}"
-    with read_errors(root, _MEND_RIGHTS):
+    with read_errors(root, _CHECK_PERMISSIONS):
         if layout.labels is not None:
             return _plan_by_table(root, split, layout, key)
         folders = _find_folders(root, layout)
@@ -283,7 +283,7 @@ def _read_label_table(root: Path, layout: LayoutOptions) -> labels_file.LabelTab
 
 
 def _read_text(path: Path) -> str:
-    with read_errors(path, _MEND_RIGHTS), open_data_file(path) as file:
+    with read_errors(path, _CHECK_PERMISSIONS), open_data_file(path) as file:
         try:
             return file.read().decode()
         except UnicodeDecodeError:
@@ -309,7 +309,7 @@ def open_with_first_val_split(root: Path, split: str, *, share: float, seed: int
     """One side of a folder as rule 1 splits it: each image by chance, of its name and the seed."""
     if not 0 < share < 1:
         raise ConfigError(f"--val-split: wants a share between 0% and 100%, got {share:.0%}")
-    with read_errors(root, _MEND_RIGHTS):
+    with read_errors(root, _CHECK_PERMISSIONS):
         folders = find_split_folders(root, rule=1)
         if folders.valid is not None:
             raise ConfigError(
@@ -348,7 +348,7 @@ def _open_index(plan: _SplitPlan, build: Callable[[], Index]) -> Index:
             rows += snapshot_folder(plan.folder, known, rule=plan.rule, by_class_folder=by_class)
         return [*rows, *snapshot_files(plan.root, plan.tables)]
 
-    with read_errors(plan.folder, _MEND_RIGHTS):
+    with read_errors(plan.folder, _CHECK_PERMISSIONS):
         return load_or_build_index(plan.root, plan.key, snapshot=take_snapshot, build=build)
 
 
