@@ -70,7 +70,7 @@ BAD = {  # what is wrong with each
     "cut short.jpg": (encode(photo(50))[:-300], "truncated"),
     "cut short.png": (encode(photo(51), "PNG")[:200], "truncated"),
     "empty.jpg": (b"", "the file is empty"),
-    "no image ü.jpg": (b"no image", "neither a JPEG nor a PNG image"),
+    "no image ü.jpg": (b"no image", "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"),
 }
 ODD = {
     "animated.jpg": animation(),
@@ -199,7 +199,7 @@ def flip_all(path, begin, size):
 @pytest.mark.parametrize(
     ("to", "why"),
     [
-        ("tar", "neither a JPEG nor a PNG image"),
+        ("tar", "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"),
         ("tfrecord", "the checksum of its data does not fit"),
         ("packed", "its bytes changed after packing"),
     ],

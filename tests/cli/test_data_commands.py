@@ -63,7 +63,7 @@ def test_what_is_wrong_with_a_set_is_listed_with_it(say, pets):
     (pets / "val/cat/0.png").unlink()
     code, out, _ = say("list", str(pets))
     assert code == 0 and ": 6 + none images, 2 classes\n" in out
-    assert f"  {pets}/val/cat: no .jpg, .jpeg, .png file in this class folder\n" in out
+    assert f"  {pets}/val/cat: no image in this class folder\n" in out
 
 
 def test_a_handout_says_that_it_is_to_be_built(say, tmp_path):

@@ -85,7 +85,12 @@ def predict(session: Session, images: Sequence[Path]) -> Iterator[Answer]:
         for row, path in enumerate(paths):
             try:
                 data = read_image_file(path, str(path), limits)
-                image = decode(data, str(path), max_pixels=limits.max_pixels)
+                image = decode(
+                    data,
+                    str(path),
+                    max_pixels=limits.max_pixels,
+                    upright=session.preprocessing.exif_orientation,
+                )
                 transform.apply_evaluation(image, pixels[row])
             except BadImage as bad:
                 problems[row] = bad.why

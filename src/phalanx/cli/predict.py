@@ -14,8 +14,6 @@ from phalanx.report.terminal import clean_name
 if TYPE_CHECKING:
     from phalanx.assemble.score import Answer
 
-_ENDINGS = (".jpg", ".jpeg", ".png")
-
 
 @command(
     "predict",
@@ -56,13 +54,15 @@ def _run(args: ParsedArgs) -> int:
 
 def _find_images(names: list[str]) -> list[Path]:
     """The image files among files and folders."""
+    from phalanx.data.formats.folder import IMAGE_SUFFIXES
+
     images: list[Path] = []
     for name in names:
         path = Path(name)
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS)
+            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
             if not found:
-                raise DataError(f"{clean_name(name)}: no JPEG or PNG image in this folder")
+                raise DataError(f"{clean_name(name)}: no image in this folder")
             images += found
         elif os.path.lexists(path):  # a link that leads nowhere is answered as a bad image
             images.append(path)

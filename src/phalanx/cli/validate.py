@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SCORING_OPTIONS = (
     "data", "data-dir", "valid-batch-size", "workers", "device", "precision", "threads", "seed",
-    "flip-averaging", "eval-crop", "normalization", *LIMIT_OPTIONS,
+    "flip-averaging", "eval-crop", "normalization", "exif-orientation", *LIMIT_OPTIONS,
 )  # fmt: skip
 
 

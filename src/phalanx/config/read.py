@@ -140,6 +140,7 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
         if stored.get("image-size") is None and data is not None:
             filled["image-size"] = data.image_size
     filled.setdefault("max-pixels", 178_000_000)  # as Pillow has it
+    filled.setdefault("exif-orientation", False)
     return filled
 
 

@@ -91,7 +91,7 @@ def test_all_findings_of_a_folder_are_told_together(folder):
         open_source("folder", str(folder), "valid")
     text = str(caught.value)
     assert "did you mean 'cat'" in text and "zebra" in text
-    assert "val/empty: no .jpg, .jpeg, .png file" in text and "remove them" in text
+    assert "val/empty: no image" in text and "remove them" in text
 
 
 def remove(folder, name):
@@ -122,7 +122,7 @@ def test_a_folder_without_what_it_needs_is_refused(folder, gone, split, message)
 def test_a_class_without_images_is_refused(folder):
     remove(folder, "train/cat")
     (folder / "train/cat").mkdir()
-    with pytest.raises(DataError, match=r"train/cat: no \.jpg"):
+    with pytest.raises(DataError, match=r"train/cat: no image"):
         open_source("folder", str(folder), "train")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.data.convert.shard_writers import make_example
 from phalanx.data.formats import shards
-from phalanx.data.formats.decode import BadImage, decode, read_image_header
+from phalanx.data.formats.decode import BadImage, decode
 from phalanx.data.formats.index import TRUNCATED_SHARD
 from phalanx.data.formats.tfrecord import (
     SHARD_FILES,
@@ -26,6 +26,7 @@ from phalanx.data.formats.tfrecord_wire import (
     write_example,
     write_record,
 )
+from phalanx.data.pillow_image import read_image_header
 from phalanx.errors import DataError
 from small_samples import BOX, CLASSES, encode, make_samples, write_split
 

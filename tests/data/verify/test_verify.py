@@ -59,7 +59,11 @@ def colour_as_cmyk(_data):
 
 PLANTED = [
     ("zero-size", lambda data: b"", "the file is empty"),
-    ("undecodable", lambda data: b"no image at all", "neither a JPEG nor a PNG image"),
+    (
+        "undecodable",
+        lambda data: b"no image at all",
+        "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image",
+    ),
     ("truncated", lambda data: data[:-100], "image file is truncated"),
     ("truncated", cut_in_the_middle, "Corrupt JPEG data"),
     ("wrong extension", lambda data: encode(photo(801), "PNG"), "is a PNG inside"),
@@ -231,7 +235,10 @@ def test_the_page_shows_what_was_found_and_needs_nothing_else(photos):
     assert page.count("<figure>") == 3 == len(asked) and page.count("data:image/jpeg") == 2
     assert "&lt;b&gt;.jpg" in page and "<b>.jpg" not in page
     assert "http" not in page and "<script" not in page
-    assert 'alt="cannot be shown"' in page and "neither a JPEG nor a PNG image" in page
+    assert (
+        'alt="cannot be shown"' in page
+        and "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image" in page
+    )
 
 
 def test_a_16_bit_png_is_only_what_it_is(photos):

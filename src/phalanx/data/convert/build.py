@@ -45,7 +45,7 @@ OUTPUT_FORMATS: dict[str, type[ShardWriter]] = {
     "packed": PackedWriter,
 }
 _RECORD = "build.json"
-_RECORD_FORMAT = 1  # raise it when what is written for the same options changes
+_RECORD_FORMAT = 2  # raise it when what is written for the same options changes
 _QUALITY, _SHRUNK_QUALITY = 95, 90
 _BAD_SHOWN = 5
 _ANOTHER = "choose another --out, or remove this folder to begin anew"

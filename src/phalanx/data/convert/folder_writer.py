@@ -13,10 +13,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.sample import Sample, choose_suffix
 from phalanx.data.convert.source_splits import SourceSplit, find_portable_name
 from phalanx.data.convert.writer import ShardWriter
-from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.folder import IMAGE_SUFFIXES
 from phalanx.data.formats.imagenet import BOXES_FILE
 from phalanx.data.formats.index import PHALANX_FOLDER
@@ -95,8 +94,7 @@ def _choose_file_name(sample: Sample, number: int, *, numbered: bool) -> str:
     """What an image's file is called: as before, or by its number where that cannot be."""
     name = PurePosixPath(sample.name).name
     if not _is_usable(name) or not name.lower().endswith(IMAGE_SUFFIXES):
-        suffix = "png" if read_image_header(sample.data).format == "PNG" else "jpg"
-        return f"{number:08}.{suffix}"
+        return f"{number:08}.{choose_suffix(sample.data)}"
     return f"{number:08}_{name}" if numbered else name
 
 

@@ -7,16 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.sample import Sample, choose_suffix
 from phalanx.data.convert.writer import ShardWriter, write_class_names
-from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.shards import SHARD_PREFIX
 from phalanx.data.formats.tfrecord import BOX_SIDES, LABELS_FILE, SHARDS
 from phalanx.data.formats.tfrecord_wire import FeatureValues, write_example, write_record
 from phalanx.data.formats.webdataset import CLASSES_FILE, METADATA
+from phalanx.data.pillow_image import read_image_header
 from phalanx.disk import write_atomically
-
-_SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
 
 
 class TarWriter(ShardWriter):
@@ -50,11 +48,7 @@ class TarWriter(ShardWriter):
                 facts = {"filename": sample.name, "label": sample.label}
                 if sample.box is not None:
                     facts["bbox"] = [float(side) for side in sample.box]
-                _add_member(
-                    tar,
-                    f"{key:08}.{_SUFFIXES.get(read_image_header(sample.data).format, 'jpg')}",
-                    sample.data,
-                )
+                _add_member(tar, f"{key:08}.{choose_suffix(sample.data)}", sample.data)
                 _add_member(tar, f"{key:08}.cls", str(sample.label).encode())
                 _add_member(tar, f"{key:08}.json", json.dumps(facts).encode())
 

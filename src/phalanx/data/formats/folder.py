@@ -21,7 +21,10 @@ from phalanx.data.formats.index import (
 )
 from phalanx.errors import ConfigError, DataError, suggest
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif"),
+    *(".tif", ".tiff", ".avif", ".heic", ".heif"),
+)
 SPLIT_NAMES = {"train": ("train",), "valid": ("val", "validation", "valid")}
 _SPLIT_FOLDERS = {"train": "train/", "valid": "val/ or validation/"}  # in messages
 _FINDINGS_SHOWN = 10
@@ -229,8 +232,7 @@ def _index_split(root: Path, split_folder: _SplitFolder, select: _Select | None)
             hint = suggest(name, labels_by_class)
             findings.append(f"{folder / name}: train/ has no such class; {hint}")
         elif not files:
-            suffixes = ", ".join(IMAGE_SUFFIXES)
-            findings.append(f"{folder / name}: no {suffixes} file in this class folder")
+            findings.append(f"{folder / name}: no image in this class folder")
         else:
             files = select(files) if select else files
             paths.append(pack_strings(prefix + file for file in files))

@@ -19,11 +19,12 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from phalanx.data.formats.decode import BadImage, read_image_header
+from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.folder import FolderSource, find_splits, locate_split, open_split
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits, read_image_file
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
 from phalanx.data.formats.index import Box, Index, enclosing_box, read_errors
+from phalanx.data.pillow_image import read_image_header
 from phalanx.errors import DataError
 
 BOXES_FILE = "imagenet_2012_bounding_boxes.csv"

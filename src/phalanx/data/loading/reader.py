@@ -1,6 +1,6 @@
 """What a batch is made from, what it is, and the reader that fills one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.loading.cache import Cache, is_cacheable
+from phalanx.data.orientation import turn_box
 from phalanx.data.transforms.augment import Box
 from phalanx.data.transforms.transform import Transform, TransformSpec, build_transform
 from phalanx.errors import DataError
@@ -44,6 +45,7 @@ class InputSpec:
     val_split: float | None = None  # share of a folder's images that become its validation split
     growth: tuple[tuple[int, int], ...] = ()  # until which step training images have which size
     limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
+    upright: bool = True  # images are turned as their EXIF says
 
     def size_at(self, step: int) -> int:
         """Height and width of that step's training images."""
@@ -64,6 +66,8 @@ class InputSpec:
             val_split=val_split,
             limits=self.limits,
         )
+        if isinstance(source, IndexedSource):
+            source.upright = self.upright
         if split == "train" and self.order is not None and self.order.images != len(source):
             raise DataError(
                 f"{self.data_dir or self.data}: {len(source):,} training images, but this run is "
@@ -148,7 +152,9 @@ class Reader:
         self.transform = build_transform(spec.transform)
         self.problems = problems or ReadProblems()
         self._cache = cache if is_cacheable(self.source) else None
-        self._find_box = getattr(self.source, "box", None) if spec.transform.boxes else None
+        self._find_box: Callable[[int], Box | None] | None = (
+            getattr(self.source, "box", None) if spec.transform.boxes else None
+        )
         # of the last two blocks, because a step may straddle them
         self._draw_block = lru_cache(2)(partial(_draw_block, spec, self.transform))
 
@@ -165,7 +171,7 @@ class Reader:
             for row, image in enumerate(images):
                 indices[row] = self._fill_row(int(indices[row]), image, draws[row], out[row])
         else:  # pixels in memory: the whole batch in one call
-            boxes = self.find_boxes(indices.tolist())
+            boxes = map(self.find_box, indices.tolist(), images)
             samples = list(zip(images, draws, boxes, strict=True))
             self.transform.apply_training(samples, out)  # type: ignore[arg-type]
         return indices
@@ -177,9 +183,9 @@ class Reader:
         while True:
             if image is None:
                 index, image = self.find_next_readable(index)
-            (box,) = self.find_boxes([index])
             try:
-                self.transform.apply_training([(image, draws, box)], out[None])
+                sample = image, draws, self.find_box(index, image)
+                self.transform.apply_training([sample], out[None])
                 return index
             except BadImage as bad:
                 self.record_bad(index, bad)
@@ -218,10 +224,12 @@ class Reader:
         """The class of each image; 0 where there is none."""
         return np.where(indices < 0, 0, self.source.labels[indices])
 
-    def find_boxes(self, indices: list[int]) -> list[Box | None]:
-        """The box of each image's object, where crops look for it and it is known."""
-        find_box = self._find_box
-        return [None] * len(indices) if find_box is None else list(map(find_box, indices))
+    def find_box(self, index: int, image: Image | None) -> Box | None:
+        """The box of an image's object as it is shown, where crops look for it and it is known."""
+        box = None if self._find_box is None else self._find_box(index)
+        if box is not None and isinstance(image, EncodedImage):
+            return turn_box(box, image.orientation)
+        return box
 
     def find_next_readable(self, index: int) -> tuple[int, Image]:
         """The image after this one that opens, and its index; raises DataError when none does."""
