@@ -29,7 +29,7 @@ _NO_IMAGE = "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"
 _HEIC_BRANDS = frozenset(
     (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 )
-_NO_HEIC = "HEIC is read with pillow-heif, which is missing; pip install 'phalanx[heic]'"
+_NO_HEIC = "HEIC needs pillow-heif, which is not installed; pip install 'phalanx[heic]'"
 PILLOW_ERRORS = (
     OSError,
     SyntaxError,
