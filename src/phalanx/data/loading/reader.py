@@ -24,7 +24,7 @@ from phalanx.plan.order import Order
 _Integers = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
-_NOTES_KEPT = 10
+NOTES_KEPT = 1000  # of small images, by each process
 _BAD_SHOWN = 5
 _BLOCK = 1024  # positions of the stream whose random numbers are drawn together
 
@@ -129,7 +129,7 @@ class ReadProblems:
     """
 
     bad: dict[int, str] = field(default_factory=dict)  # its name and what is wrong with it
-    notes: dict[int, str] = field(default_factory=dict)  # the first few that had to be enlarged
+    notes: dict[int, str] = field(default_factory=dict)  # the first that had to be enlarged
     checksums: dict[int, int] = field(default_factory=dict)  # of images that were read lately
 
 
@@ -265,7 +265,7 @@ class Reader:
             return None
         size, notes = self.spec.image_size, self.problems.notes
         height, width = image_shape(image)
-        if (height < size or width < size) and len(notes) < _NOTES_KEPT:
+        if (height < size or width < size) and len(notes) < NOTES_KEPT:
             name = self.source.name(index)
             notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
         return image
