@@ -7,6 +7,7 @@ that to open a file. Whatever is cut off, out of range or nonsense counts as upr
 import struct
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +21,7 @@ _MAX_PARTS = 10_000  # segments or chunks of a file that are looked at: more is 
 _JPEG_PICTURE = (0xD9, 0xDA)  # its end, or its first scan: no notes come behind
 _JPEG_APP1 = 0xE1
 _PNG_START = b"\x89PNG\r\n\x1a\n"
+_FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # OpenCV's
 
 
 class _Turn(NamedTuple):
@@ -109,13 +111,10 @@ def turn_pixels(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8
     if orientation == UPRIGHT:
         return pixels
     turn = TURNS[orientation]
-    if turn.transpose:
-        pixels = pixels.swapaxes(0, 1)
-    if turn.flip_rows:
-        pixels = pixels[::-1]
-    if turn.flip_columns:
-        pixels = pixels[:, ::-1]
-    return np.ascontiguousarray(pixels)
+    turned = cv2.transpose(pixels) if turn.transpose else pixels
+    if turn.flip_rows or turn.flip_columns:
+        turned = cv2.flip(turned, _FLIP_CODES[turn.flip_rows, turn.flip_columns])
+    return turned.astype(np.uint8, copy=False)
 
 
 def turn_shape(shape: tuple[int, int], orientation: int) -> tuple[int, int]:
