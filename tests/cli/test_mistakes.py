@@ -245,7 +245,7 @@ def test_a_class_folder_without_an_image_is_named(fail):
     Path("pets/train/fish").mkdir()
     said = fail("train", "--data", "folder", "--data-dir", "pets", code=DATA)
     for name in ("bird", "fish"):
-        assert f"pets/train/{name}: no .jpg, .jpeg, .png file in this class folder" in said
+        assert f"pets/train/{name}: no image in this class folder" in said
     assert said.endswith("add images to these folders, rename them or remove them")
 
 
@@ -267,7 +267,7 @@ def test_images_to_predict_that_are_not_there(fail):
     assert "x.png: no such file or folder" in fail("predict", "runs/a", "x.png", code=DATA)
     Path("empty").mkdir()
     said = fail("predict", "runs/a", "empty", code=DATA)
-    assert "empty: no JPEG or PNG image in this folder" in said
+    assert "empty: no image in this folder" in said
 
 
 # --- runs ---

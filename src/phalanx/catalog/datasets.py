@@ -99,7 +99,7 @@ _GENERATED = Dataset(
     classes=tuple(f"class{i:04d}" for i in range(1000)),
 )
 _PHOTOGRAPHS = Dataset(
-    help="train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/), JPEG or PNG",
+    help="train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/), or other image files",
     preset="folder-resnet18",
     mean=IMAGENET_MEAN,
     std=IMAGENET_STD,

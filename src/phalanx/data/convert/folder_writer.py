@@ -128,5 +128,5 @@ def refuse_missing_classes(split: SourceSplit, bad: Collection[int]) -> None:
         name = split.classes[int(counts.argmin())]
         raise DataError(
             f"{split.folder}: no training image is of class {name!r}, which folders cannot tell; "
-            "choose --to tar, tfrecord or packed"
+            "choose --to tar, tfrecord, parquet or packed"
         )

@@ -1,4 +1,4 @@
-"""Folders of JPEG and PNG files, one folder a class."""
+"""Folders of image files, one folder a class."""
 
 import hashlib
 import os

@@ -55,7 +55,7 @@ class _DataFormat:
 
 DATA_FORMATS: dict[str, _DataFormat] = {
     "folder": _DataFormat(
-        files="train/CLASS/ and val/CLASS/ with .jpg or .png files",
+        files="train/CLASS/ and val/CLASS/ with image files",
         how_to_get="your own images; phalanx data build --to folder",
         is_in=folder.has_class_folders,
         has_split=folder.has_split_folder,
