@@ -412,6 +412,7 @@ def test_a_place_that_cannot_be_written_to_is_told_with_the_option_it_came_by(
         ("folder", ".train.part"),
         ("tar", "train-000000.tar.part"),
         ("tfrecord", "train-00000-of-00001.part"),
+        ("parquet", "train-00000-of-00001.parquet.part"),
         ("packed", "train.phx.part"),
     ],
 )
