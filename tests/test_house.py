@@ -45,8 +45,8 @@ ORDER = (  # lowest first; rooms of one line do not import each other
 )
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}
 DATA_ORDER = (
-    *("process_pool", "string_array", "layouts", "formats", "fetch", "transforms", "loading"),
-    *("convert", "verify"),
+    *("process_pool", "string_array", "orientation", "pillow_image", "layouts", "formats"),
+    *("fetch", "transforms", "loading", "convert", "verify"),
 )
 ALLOWED = {("assemble", "report")}
 PHOTOGRAPHS = ("folder", "tfrecord", "tar", "parquet", "packed")
@@ -59,7 +59,8 @@ OPTION_NAMES = [
     "disable-stable-batchnorm", "drop-path", "dropout-rate", "efficientnet-expand-ratio",
     "efficientnet-group-dim", "eight-bit-io", "ema-decay", "enable-fast-groupnorm",
     "enable-recompute", "enable-stochastic-rounding", "epoch-tail", "epochs", "eval-crop",
-    "first-ckpt-epoch", "flip-averaging", "fp-exceptions", "full-precision-norm", "gpu-decode",
+    "exif-orientation", "first-ckpt-epoch", "flip-averaging", "fp-exceptions",
+    "full-precision-norm", "gpu-decode",
     "gradient-accumulation", "half-partials", "half-type", "image-size", "init-weights",
     "initial-loss-scaling", "iterations", "keep", "keep-on-device", "l2-regularization",
     "label-smoothing", "labels", "listing-rule",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +239,18 @@ def test_images_smaller_than_the_crop_are_enlarged_and_named(tmp_path, capsys):
     Image.new("RGB", (9, 7), (200, 10, 10)).save(data / "train" / "class0" / "0.jpg")
     assert main(folder_run(data, tmp_path / "run")) == 0
     assert "train/class0/0.jpg: 9x7 is enlarged" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_many_small_images_are_one_line_with_a_count(tmp_path, capsys):
+    data = make_folder(tmp_path / "data", classes=2, per_class=8)
+    for path in data.rglob("*.jpg"):
+        Image.new("RGB", (9, 7), (200, 10, 10)).save(path)
+    assert main(folder_run(data, tmp_path / "run")) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "enlarged" in line]
+    first = r"warning: (train|val)/class\d/\d\.jpg: 9x7 is enlarged for 32x32, and so are \d+ more "
+    assert len(lines) == 2, lines
+    assert re.fullmatch(rf"{first}training images so far", lines[0])
+    assert re.fullmatch(rf"{first}validation images", lines[1])
 
 
 def test_predict_names_five_classes_and_what_it_cannot_read(trained, tmp_path, capsys):

@@ -70,7 +70,7 @@ BAD = {  # what is wrong with each
     "cut short.jpg": (encode(photo(50))[:-300], "truncated"),
     "cut short.png": (encode(photo(51), "PNG")[:200], "truncated"),
     "empty.jpg": (b"", "the file is empty"),
-    "no image ü.jpg": (b"no image", "neither a JPEG nor a PNG image"),
+    "no image ü.jpg": (b"no image", "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"),
 }
 ODD = {
     "animated.jpg": animation(),
@@ -203,7 +203,7 @@ def flip_all(path, begin, size):
 @pytest.mark.parametrize(
     ("to", "why"),
     [
-        ("tar", "neither a JPEG nor a PNG image"),
+        ("tar", "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"),
         ("tfrecord", "the checksum of its data does not fit"),
         ("packed", "its bytes changed after packing"),
     ],
@@ -415,7 +415,8 @@ def test_a_place_that_cannot_be_written_to_is_told_with_the_option_it_came_by(
     [
         ("folder", ".train.part"),
         ("tar", "train-000000.tar.part"),
-        ("tfrecord", "train-00000-of-00012.part"),
+        ("tfrecord", "train-00000-of-00001.part"),
+        ("parquet", "train-00000-of-00001.parquet.part"),
         ("packed", "train.phx.part"),
     ],
 )

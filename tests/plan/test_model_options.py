@@ -283,7 +283,12 @@ OLDER = {"data": "embedded", "model": "resnet8", "image-size": None, "zero-init-
 
 
 def test_a_run_of_before_is_understood_as_it_was_meant():
-    meant = {"shortcut-type": "B", "image-size": 28, "max-pixels": 178_000_000}
+    meant = {
+        "shortcut-type": "B",
+        "image-size": 28,
+        "max-pixels": 178_000_000,
+        "exif-orientation": False,
+    }
     assert fill_older_options(OLDER) == OLDER | meant
     assert fill_older_options({**OLDER, "image-size": 12})["image-size"] == 12
     assert fill_older_options({**OLDER, "data": "folder"})["image-size"] == 224

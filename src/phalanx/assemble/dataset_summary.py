@@ -233,11 +233,15 @@ class Preprocessing:
     std: tuple[float, ...]
     eval_crop: float = CENTRE_SHARE
     normalization: str = "mean-std"
+    exif_orientation: bool = False  # as checkpoints of before have it, which do not say
 
     @property
     def fingerprint(self) -> str:
         """Changes when the same image would look otherwise to the model."""
-        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        values = asdict(self)
+        if not self.exif_orientation:  # as it was before there was a choice
+            del values["exif_orientation"]
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
     def transform(self) -> TransformSpec:
@@ -255,6 +259,7 @@ def build_preprocessing(config: Config, plan: Plan) -> Preprocessing:
         std=dataset.std,
         eval_crop=config.augment.eval_crop,
         normalization=choose_normalization(config),
+        exif_orientation=config.data.exif_orientation,
     )
 
 
@@ -300,4 +305,5 @@ def build_input_spec(config: Config, plan: Plan) -> InputSpec:
         val_split=config.data.val_split,
         growth=plan.growth,
         limits=build_read_limits(config),
+        upright=config.data.exif_orientation,
     )

@@ -75,9 +75,10 @@ class RunRecorder:
 
     def _warn_of_images(self) -> None:
         """Name each image that could not be read, or is odd, once."""
-        for text in [*self._feed.bad_images().values(), *self._feed.notes()]:
-            if text not in self._warned:
-                self._warned.add(text)
+        texts = {text: text for text in self._feed.bad_images().values()} | self._feed.notes()
+        for key, text in texts.items():
+            if key not in self._warned:
+                self._warned.add(key)
                 self._console.warn(text)
 
     def on_score(self, state: TrainState, score: Score) -> None:

@@ -220,14 +220,20 @@ def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where
         "image-size": (config.data.image_size or size, size),
         "eval-crop": (config.augment.eval_crop, trained.get("eval_crop", CENTRE_SHARE)),
         "normalization": (choose_normalization(config), trained.get("normalization", "mean-std")),
+        "exif-orientation": (config.data.exif_orientation, trained.get("exif_orientation", False)),
     }
     for name, (asked, before) in asked_and_trained.items():
         if asked != before:
             raise CheckpointError(
-                f"--{name} {asked}: {where} was trained with {before}, and images are prepared "
-                "for it as they were then; leave the option out, or train with it: "
+                f"--{name} {_spell(asked)}: {where} was trained with {_spell(before)}, and images "
+                "are prepared for it as they were then; leave the option out, or train with it: "
                 "phalanx train --fork"
             )
+
+
+def _spell(value: object) -> str:
+    """A value as a flag spells it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:

@@ -121,7 +121,8 @@ def _read_pixels(
     problems = {}
     for row, image in enumerate(images):
         try:
-            transform.apply_evaluation(image.read(limits), pixels[row])
+            found = image.read(limits, upright=session.preprocessing.exif_orientation)
+            transform.apply_evaluation(found, pixels[row])
         except BadImage as bad:
             problems[row] = bad.why
     return pixels, problems

@@ -31,6 +31,7 @@ _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
 _EXTRAS = {  # name: (import name, package, what for); for those who ask for it
     "parquet": ("pyarrow", "pyarrow", "data in Parquet files"),
     "sweep": ("optuna", "optuna", "phalanx sweep"),
+    "heic": ("pillow_heif", "pillow-heif", "HEIC photographs"),
 }
 _ENOUGH_DISK = 2 * 2**30
 

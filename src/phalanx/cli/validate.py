@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SCORING_OPTIONS = (
     "data", "data-dir", "val-split", *LAYOUT_OPTIONS, "valid-batch-size", "workers", "device",
     "precision", "half-partials", "eight-bit-io", "threads", "seed", "flip-averaging",
-    "eval-crop", "normalization", *LIMIT_OPTIONS,
+    "eval-crop", "normalization", "exif-orientation", *LIMIT_OPTIONS,
 )  # fmt: skip
 _FRESH_MODEL_OPTIONS = ("model", "image-size", *MODEL_OPTIONS)  # a checkpoint brings its own
 CHECKPOINT_FLAG = Argument(

@@ -109,6 +109,9 @@ class DataConfig(Section):
         low=1,
         high=1_000_000_000,
     )
+    exif_orientation: bool = option(
+        True, "Turn photographs upright as their EXIF says; false takes them as they are stored."
+    )
     eight_bit_io: bool | None = option(
         None,
         "Send images to the device as bytes, a quarter of the size of floats.",

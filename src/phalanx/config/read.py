@@ -197,6 +197,7 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
             filled["image-size"] = data.image_size
     filled.setdefault("max-pixels", 178_000_000)  # as Pillow has it
     filled.setdefault("listing-rule", 1)
+    filled.setdefault("exif-orientation", False)
     return filled
 
 

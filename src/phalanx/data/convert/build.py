@@ -5,6 +5,7 @@ the source. The same command goes on where it stopped; another one is refused.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,7 @@ import numpy as np
 
 from phalanx.data.convert.folder_writer import FolderWriter, has_name_clash, refuse_missing_classes
 from phalanx.data.convert.packed_writer import PackedWriter
+from phalanx.data.convert.parquet_writer import ParquetWriter
 from phalanx.data.convert.sample import EncodeOptions, Sample, convert_sample
 from phalanx.data.convert.shard_writers import TarWriter, TFRecordWriter
 from phalanx.data.convert.source_splits import (
@@ -33,6 +35,7 @@ from phalanx.data.convert.source_splits import (
 from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.image_file import DEFAULT_LIMITS
+from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.process_pool import ProcessPool
 from phalanx.disk import file_lock, out_errors, write_atomically
@@ -44,12 +47,14 @@ OUTPUT_FORMATS: dict[str, type[ShardWriter]] = {
     "folder": FolderWriter,
     "tar": TarWriter,
     "tfrecord": TFRecordWriter,
+    "parquet": ParquetWriter,
     "packed": PackedWriter,
 }
 _RECORD = "build.json"
-_RECORD_FORMAT = 1  # raise it when what is written for the same options changes
+_RECORD_FORMAT = 2  # raise it when what is written for the same options changes
 _QUALITY, _SHRUNK_QUALITY = 95, 90
 _BAD_SHOWN = 5
+_IMAGES_MEASURED = 64  # of a split, to see how large its shards would become
 _ANOTHER = "choose another --out, or remove this folder to begin anew"
 _AGAIN = "then run the same command again: it goes on where it stopped"
 
@@ -64,6 +69,7 @@ class BuildOptions:
     short_side: int | None = None
     quality: int | None = None
     shards: int | None = None
+    shard_mib: int | None = None
     raw: bool = False
 
     def __post_init__(self) -> None:
@@ -72,8 +78,12 @@ class BuildOptions:
         writer = OUTPUT_FORMATS[self.to]
         if self.raw and self.to != "packed":
             raise ConfigError(f"--raw: only --to packed holds raw pixels, not {self.to}")
-        if self.shards is not None and not writer.takes_shards:
-            raise ConfigError(f"--shards: {self.to} has none; leave the option out")
+        asked = {"--shards": self.shards, "--shard-mib": self.shard_mib}
+        given = [flag for flag, value in asked.items() if value is not None]
+        if given and not writer.takes_shards:
+            raise ConfigError(f"{given[0]}: {self.to} has none; leave the option out")
+        if len(given) == 2:
+            raise ConfigError("give --shards or --shard-mib, not both")
         encodes = self.short_side is not None or (writer.only_jpeg and not self.raw)
         if self.quality is not None and not encodes:
             raise ConfigError(
@@ -284,11 +294,39 @@ class _Build:
             classes=split.classes,
             source={"data": split.data, **split.fingerprint},
             lengths=lengths,
-            shards=self.options.shards,
+            shards=self._choose_shards(split),
             short_side=self.options.short_side,
             raw=self.options.raw,
             number_files=is_folder and has_name_clash(split),
         )
+
+    def _choose_shards(self, split: SourceSplit) -> int | None:
+        """How many shards a split gets: asked for, or by its size; None where there are none."""
+        options, writer = self.options, OUTPUT_FORMATS[self.options.to]
+        if not writer.takes_shards:
+            return None
+        if options.shards is not None:
+            return writer.split_shards(options.shards, split.name)
+        known: dict[str, int] = self.record.setdefault("shards", {})
+        if split.name not in known:  # kept, since a build that goes on must find the same
+            size = split.images * (self._estimate_bytes(split) + writer.image_overhead)
+            if options.shard_mib is None:
+                known[split.name] = writer.count_shards(size, split.name)
+            else:
+                known[split.name] = max(1, math.ceil(size / (options.shard_mib * 2**20)))
+            write_build_record(self.out, self.record)
+        return known[split.name]
+
+    def _estimate_bytes(self, split: SourceSplit) -> float:
+        """How large an image of a split is once it is converted, as a few of them tell."""
+        step = -(-split.images // _IMAGES_MEASURED)
+        if split.data in SEQUENTIAL_FORMATS:  # the last ones come after all others were read
+            step = 1
+        numbers = range(0, split.images, step)[:_IMAGES_MEASURED]
+        tasks = ((task, self.options.encoding) for task in make_tasks(split, numbers))
+        converted = [image for some in self.pool.map(_convert_task, tasks) for image in some]
+        sizes = [len(image.data) for _, image, _ in converted if isinstance(image, Sample)]
+        return sum(sizes) / max(1, len(sizes))
 
     def _convert_from(
         self, split: SourceSplit, result: _SplitResult, first: int

@@ -13,10 +13,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.sample import Sample, choose_suffix
 from phalanx.data.convert.source_splits import SourceSplit
 from phalanx.data.convert.writer import ShardWriter
-from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.imagenet import BOXES_FILE
 from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.formats.sources import find_portable_name
@@ -96,8 +95,7 @@ def _choose_file_name(sample: Sample, number: int, *, numbered: bool) -> str:
     """What an image's file is called: as before, or by its number where that cannot be."""
     name = PurePosixPath(sample.name).name
     if not _is_usable(name) or not name.lower().endswith(find_image_suffixes()):
-        suffix = "png" if read_image_header(sample.data).format == "PNG" else "jpg"
-        return f"{number:08}.{suffix}"
+        return f"{number:08}.{choose_suffix(sample.data)}"
     return f"{number:08}_{name}" if numbered else name
 
 
@@ -131,5 +129,5 @@ def refuse_missing_classes(split: SourceSplit, bad: Collection[int]) -> None:
         name = split.classes[int(counts.argmin())]
         raise DataError(
             f"{split.folder}: no training image is of class {name!r}, which folders cannot tell; "
-            "choose --to tar, tfrecord or packed"
+            "choose --to tar, tfrecord, parquet or packed"
         )

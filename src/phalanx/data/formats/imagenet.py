@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from phalanx.data.formats.decode import BadImage, read_image_header
+from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.folder import FolderSource, open_folder
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits, read_image_file
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
@@ -28,6 +28,7 @@ from phalanx.data.layouts.image_files import list_folders
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.layouts.split_folders import find_split_folders
 from phalanx.data.layouts.tiny_imagenet import find_annotations
+from phalanx.data.pillow_image import read_image_header
 from phalanx.errors import DataError
 
 BOXES_FILE = "imagenet_2012_bounding_boxes.csv"

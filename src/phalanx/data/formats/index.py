@@ -255,10 +255,12 @@ class IndexedSource:
     """Random access to images by an index: whole files, or pieces of larger ones.
 
     first_label: the number that the files give the first class, to speak of labels as they do.
-    limits: how large an image may be; whoever opens the source may set others.
+    limits: how large an image may be; upright: whether images are turned as their EXIF says.
+    Whoever opens the source may set others.
     """
 
     limits = DEFAULT_LIMITS
+    upright = True
 
     def __init__(self, root: Path, index: Index, *, first_label: int = 0):
         self.root, self.index, self.first_label = root, index, first_label
@@ -271,8 +273,8 @@ class IndexedSource:
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """The image as RGB; raises BadImage when it cannot be read or decoded."""
-        max_pixels = self.limits.max_pixels
-        return decode(self.encoded(index), self.name(index), max_pixels=max_pixels)
+        data, max_pixels = self.encoded(index), self.limits.max_pixels
+        return decode(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
 
     def image(self, index: int) -> Image:
         """The image, to be decoded as far as it is needed; raises BadImage."""
@@ -280,7 +282,8 @@ class IndexedSource:
 
     def to_image(self, index: int, data: bytes) -> Image:
         """The image of bytes that `encoded` gave, to be decoded as far as it is needed."""
-        return EncodedImage(data, self.name(index), max_pixels=self.limits.max_pixels)
+        max_pixels = self.limits.max_pixels
+        return EncodedImage(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
 
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file, or of its piece of one."""

@@ -73,8 +73,7 @@ class _PackedSource(IndexedSource):
         """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
         data = self._read_checked(index)
         if not self.raw:
-            max_pixels = self.limits.max_pixels
-            return EncodedImage(data, self.name(index), max_pixels=max_pixels)
+            return self.to_image(index, data)
         if not data:
             raise BadImage(self.name(index), "it could not be decoded when it was packed")
         height, width = int(self.arrays["heights"][index]), int(self.arrays["widths"][index])

@@ -43,7 +43,10 @@ from phalanx.errors import DataError
 
 SHARD_FILES = ShardFiles(r"(?:-of-(?P<total>\d+))?\.tar")
 CLASSES_FILE, METADATA = "classes.txt", "metadata.json"
-_IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+_IMAGE_SUFFIXES = (  # the first there is of a sample; later formats come behind
+    *("jpg", "jpeg", "png", "webp", "bmp", "gif"),
+    *("jfif", "tif", "tiff", "avif", "heic", "heif"),
+)
 _FACTS_LIMIT = 2**20  # bytes of a cls or json member
 _MAX_DIGITS = 18  # of a label: so many fit into the index
 _BOX_SHOWN = 80  # letters of a bbox that is none

@@ -33,13 +33,15 @@ class NamedImage:
     name: str
     image: Path | Pillow.Image | NDArray[np.uint8]
 
-    def read(self, limits: ReadLimits) -> Image:
+    def read(self, limits: ReadLimits, *, upright: bool) -> Image:
         """Its pixels; raises BadImage for a file that is none, or is too large."""
         if isinstance(self.image, Path):
             data = read_image_file(self.image, self.name, limits)
-            return decode(data, self.name, max_pixels=limits.max_pixels)
+            return decode(data, self.name, max_pixels=limits.max_pixels, upright=upright)
         if isinstance(self.image, Pillow.Image):
-            return pillow_to_pixels(self.image, self.name, max_pixels=limits.max_pixels)
+            return pillow_to_pixels(
+                self.image, self.name, max_pixels=limits.max_pixels, upright=upright
+            )
         return self.image
 
 

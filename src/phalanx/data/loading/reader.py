@@ -1,6 +1,6 @@
 """What a batch is made from, what it is, and the reader that fills one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.loading.cache import Cache, is_cacheable
+from phalanx.data.orientation import turn_box
 from phalanx.data.transforms.augment import Box
 from phalanx.data.transforms.transform import Transform, TransformSpec, build_transform
 from phalanx.errors import DataError
@@ -24,7 +25,7 @@ from phalanx.plan.order import Order
 _Integers = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
-_NOTES_KEPT = 10
+NOTES_KEPT = 1000  # of small images, by each process
 _BAD_SHOWN = 5
 _BLOCK = 1024  # positions of the stream whose random numbers are drawn together
 
@@ -46,6 +47,7 @@ class InputSpec:
     val_split: str | None = None  # what becomes the validation split of data without one
     growth: tuple[tuple[int, int], ...] = ()  # until which step training images have which size
     limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
+    upright: bool = True  # images are turned as their EXIF says
 
     def size_at(self, step: int) -> int:
         """Height and width of that step's training images."""
@@ -69,6 +71,8 @@ class InputSpec:
             layout=layout,
             limits=self.limits,
         )
+        if isinstance(source, IndexedSource):
+            source.upright = self.upright
         if split == "train" and self.order is not None and self.order.images != len(source):
             raise DataError(
                 f"{self.data_dir or self.data}: {len(source):,} training images, but this run is "
@@ -131,7 +135,7 @@ class ReadProblems:
     """
 
     bad: dict[int, str] = field(default_factory=dict)  # its name and what is wrong with it
-    notes: dict[int, str] = field(default_factory=dict)  # the first few that had to be enlarged
+    notes: dict[int, str] = field(default_factory=dict)  # the first that had to be enlarged
     checksums: dict[int, int] = field(default_factory=dict)  # of images that were read lately
 
 
@@ -154,7 +158,9 @@ class Reader:
         self.transform = build_transform(spec.transform)
         self.problems = problems or ReadProblems()
         self._cache = cache if is_cacheable(self.source) else None
-        self._find_box = getattr(self.source, "box", None) if spec.transform.boxes else None
+        self._find_box: Callable[[int], Box | None] | None = (
+            getattr(self.source, "box", None) if spec.transform.boxes else None
+        )
         # of the last two blocks, because a step may straddle them
         self._draw_block = lru_cache(2)(partial(_draw_block, spec, self.transform))
 
@@ -171,7 +177,7 @@ class Reader:
             for row, image in enumerate(images):
                 indices[row] = self._fill_row(int(indices[row]), image, draws[row], out[row])
         else:  # pixels in memory: the whole batch in one call
-            boxes = self.find_boxes(indices.tolist())
+            boxes = map(self.find_box, indices.tolist(), images)
             samples = list(zip(images, draws, boxes, strict=True))
             self.transform.apply_training(samples, out)  # type: ignore[arg-type]
         return indices
@@ -183,9 +189,9 @@ class Reader:
         while True:
             if image is None:
                 index, image = self.find_next_readable(index)
-            (box,) = self.find_boxes([index])
             try:
-                self.transform.apply_training([(image, draws, box)], out[None])
+                sample = image, draws, self.find_box(index, image)
+                self.transform.apply_training([sample], out[None])
                 return index
             except BadImage as bad:
                 self.record_bad(index, bad)
@@ -224,10 +230,12 @@ class Reader:
         """The class of each image; 0 where there is none."""
         return np.where(indices < 0, 0, self.source.labels[indices])
 
-    def find_boxes(self, indices: list[int]) -> list[Box | None]:
-        """The box of each image's object, where crops look for it and it is known."""
-        find_box = self._find_box
-        return [None] * len(indices) if find_box is None else list(map(find_box, indices))
+    def find_box(self, index: int, image: Image | None) -> Box | None:
+        """The box of an image's object as it is shown, where crops look for it and it is known."""
+        box = None if self._find_box is None else self._find_box(index)
+        if box is not None and isinstance(image, EncodedImage):
+            return turn_box(box, image.orientation)
+        return box
 
     def find_next_readable(self, index: int) -> tuple[int, Image]:
         """The image after this one that opens, and its index; raises DataError when none does."""
@@ -263,7 +271,7 @@ class Reader:
             return None
         size, notes = self.spec.image_size, self.problems.notes
         height, width = image_shape(image)
-        if (height < size or width < size) and len(notes) < _NOTES_KEPT:
+        if (height < size or width < size) and len(notes) < NOTES_KEPT:
             name = self.source.name(index)
             notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
         return image

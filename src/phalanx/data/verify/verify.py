@@ -26,6 +26,7 @@ from phalanx.data.verify.image_checks import (
     KIND_BITS,
     KINDS,
     OUT_OF_RANGE,
+    TURNED,
     Checks,
     ImageKey,
     Reasons,
@@ -36,7 +37,7 @@ from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equa
 from phalanx.errors import DataError
 
 _ADJECTIVES = {"train": "training", "valid": "validation"}
-NOTES = ("greyscale",)  # worth knowing, not wrong
+NOTES = ("greyscale", TURNED)  # worth knowing, not wrong
 _UNUSABLE = sum(KIND_BITS[kind] for kind in ("zero-size", "undecodable", "truncated", OUT_OF_RANGE))
 EXACT, NEAR = "exact duplicates", "near duplicates"
 SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
@@ -195,7 +196,7 @@ def compute_manifest(classes: tuple[str, ...], identities: NDArray[np.uint8]) ->
 
 
 def _find_single(
-    all_images: _AllImages, flags: NDArray[np.uint8], reasons: Reasons
+    all_images: _AllImages, flags: NDArray[np.uint16], reasons: Reasons
 ) -> dict[str, list[ImageLocation]]:
     """By kind, the images it is true of."""
     found = {
