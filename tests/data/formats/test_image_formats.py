@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from phalanx.cli.predict import _find_images
 from phalanx.data.convert.build import BuildOptions, build
 from phalanx.data.convert.source_splits import find_source_splits
 from phalanx.data.formats.decode import BadImage, EncodedImage, decode
@@ -67,9 +68,10 @@ def test_the_pixels_are_those_of_pillow(suffix):
     assert f".{suffix}" in IMAGE_SUFFIXES and read_image_header(data).format == KINDS[suffix][0]
 
 
-def test_training_verify_and_build_read_all_formats(mixed, tmp_path):
+def test_training_verify_build_and_predict_read_all_formats(mixed, tmp_path):
     source = open_folder(mixed, "train")
     assert len(source) == 2 * len(KINDS)
+    assert len(_find_images([str(mixed / "train")])) == 2 * len(KINDS)
     result = verify(mixed, workers=1)
     assert result.images == {"train": 20, "valid": 20} and result.wrong == 0, result.totals
     for to in ("folder", "tar", "parquet"):  # byte for byte
