@@ -160,7 +160,7 @@ def _fetch_data(args: ParsedArgs) -> None:
     fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, on_progress=progress)
     how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
     how = how.replace("1 files", "1 file")
-    print(f"{data}: {how}, every checksum is right")
+    print(f"{data}: {how}, all checksums match")
     print(f"phalanx train --data {data} --data-dir {fetched.folder}")
 
 
