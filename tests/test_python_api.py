@@ -74,10 +74,15 @@ def test_predict_takes_one_path_a_folder_or_a_list(run, photos):
         bad.label  # noqa: B018
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
 def test_a_pillow_image_of_any_mode(model, mode):
     (answer,) = model(Image.new(mode, (30, 20)))
     assert answer.image == "image 1" and len(answer.guesses) == 5
+
+
+def test_a_pillow_image_whose_white_nobody_knows_is_refused(model):
+    with pytest.raises(DataError, match="image 1: 32 bits a pixel"):
+        model(Image.new("F", (30, 20)))
 
 
 def test_a_pillow_image_and_an_array_answer_as_their_file(model, photos):

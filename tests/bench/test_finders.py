@@ -220,7 +220,7 @@ def test_sizes_are_tried_with_real_steps_and_keep_the_global_batch(tiny, tmp_pat
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "largest        20 (the limit of --most; more may fit)" in said
-    assert " which keeps the global batch of 16 a replica" in said
+    assert " which keeps the global batch of 16 per replica" in said
     assert "batch norm sees one micro-batch" in said
     assert not list(tmp_path.iterdir())
 

@@ -24,13 +24,13 @@ from small_layouts import (
 QUICK = ["--model", "resnet8", "--image-size", "32", "--batch-size", "4", "--workers", "0"]
 STEP = [*QUICK, "--steps", "1", "--warmup-epoch", "0", "--ckpts-per-epoch", "0", "--device", "cpu"]
 IMAGENET = ["--steps", "60", "--batch-size", "4", "--no-memory"]
-ALL_SUFFIXES = ("jpg", "PNG", "webp", "bmp", "gif", "JPEG", "jfif", "jpeg")
+ALL_SUFFIXES = ("jpg", "PNG", "webp", "bmp", "gif", "tiff", "avif", "jfif")
 
 
 def write_all_suffixes(root):
     write_splits(root, {"train": 8, "val": 2}, suffixes=ALL_SUFFIXES)
     (root / "train/cat/notes.txt").write_text("x")
-    (root / "train/dog/fur.HEIC").write_text("x")
+    (root / "train/dog/fur.xcf").write_text("x")
     write_image(root / "train/loose.jpg")
     return root
 
@@ -110,13 +110,13 @@ def test_a_layout_is_listed_planned_and_trained_on(tmp_path, capsys, name):
 
 def test_what_is_ignored_is_counted_by_reason_everywhere(tmp_path, capsys):
     root = write_all_suffixes(tmp_path / "data")
-    ignored = {".txt": 1, "outside class folders": 1, ".heic (pip install 'phalanx[heic]')": 1}
+    ignored = {".txt": 1, "outside class folders": 1, ".xcf": 1}
     (found,) = run_json(capsys, "data", "list", root)
     assert found["ignored"] == ignored
     words = ["plan", "folder-resnet18", "--data-dir", root, "--no-memory", *QUICK]
     assert run_json(capsys, *words)["ignored"] == ignored
     main(["data", "verify", str(root), "--workers", "1"])
-    line = "ignored 3 files: 1 .heic (pip install 'phalanx[heic]'), 1 .txt, 1 outside class folders"
+    line = "ignored 3 files: 1 .txt, 1 .xcf, 1 outside class folders"
     assert f"  {line}\n" in capsys.readouterr().out
     run = tmp_path / "run"
     assert main(["train", *map(str, [*words[1:4], "--run-dir", run, *STEP])]) == 0
@@ -256,7 +256,7 @@ def test_older_runs_keep_their_listing_and_their_split(tmp_path, capsys):
     after = json.loads((run / "summary.json").read_text())
     assert after["weights_sha256"] == before["weights_sha256"]
     assert main(["train", "--resume", str(run), "--listing-rule", "2"]) == 2
-    assert "--listing-rule: the run has 1" in capsys.readouterr().err
+    assert "the run was started with --listing-rule 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_the_fork_says_which_it_is(trained, tmp_path, capsys):
     assert main([*fork, "--fork-schedule", "again"]) == 2
     assert "--fork-schedule: wants continue or restart, got 'again'" in capsys.readouterr().err
     assert main(["train", "demo", "--fork-schedule", "restart"]) == 2
-    assert "--fork-schedule: goes with --fork RUN; leave it away" in capsys.readouterr().err
+    assert "--fork-schedule: goes with --fork RUN; leave it out" in capsys.readouterr().err
 
 
 def test_a_schedule_begins_within_the_run():

@@ -92,7 +92,10 @@ def test_facts_with_something_else_in_them(name, value, stopped, checkpoint, cap
 
 def test_facts_that_lack_something_deeper(stopped, checkpoint, capsys):
     facts = json.loads((checkpoint / "facts.json").read_bytes())
-    for changes in ({"preprocessing": {"image_size": 12, "x": 1}}, {"state": {"step": 2}}):
+    for changes in (
+        {"preprocessing": {"image_size": 12, "exif_orientation": True, "x": 1}},
+        {"state": {"step": 2}},
+    ):
         write_file(checkpoint, "facts.json", json.dumps(facts | changes).encode())
         command = ["train", "--resume"] if "state" in changes else ["validate"]
         assert main([*command, str(stopped)]) == 4

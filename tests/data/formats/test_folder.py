@@ -187,7 +187,7 @@ def test_a_new_training_class_shifts_the_labels_of_validation(folder):
 
 
 def test_a_large_folder_is_known_by_a_sample_of_its_files(folder, monkeypatch):
-    monkeypatch.setattr(snapshot, "_SMALL_SET", 3)
+    monkeypatch.setattr(snapshot, "SMALL_SET", 3)
     monkeypatch.setattr(snapshot, "_FILES_SAMPLED", 2)
 
     def snapshot_split(known=None):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.cli.predict import _find_images
 from phalanx.data.convert.build import BuildOptions, build
 from phalanx.data.convert.source_splits import find_source_splits
 from phalanx.data.formats.decode import BadImage, EncodedImage, decode
-from phalanx.data.formats.folder import IMAGE_SUFFIXES, open_folder
+from phalanx.data.formats.folder import open_folder
 from phalanx.data.formats.image_file import ReadLimits
+from phalanx.data.layouts.image_files import find_image_suffixes
+from phalanx.data.loading.image_inputs import collect_images
 from phalanx.data.pillow_image import read_image_header
 from phalanx.data.verify.verify import verify
 from small_photos import photo
@@ -65,13 +66,15 @@ def test_the_pixels_are_those_of_pillow(suffix):
         )
     if suffix in EXACT:
         assert np.array_equal(pixels, np.asarray(photo(1)))
-    assert f".{suffix}" in IMAGE_SUFFIXES and read_image_header(data).format == KINDS[suffix][0]
+    assert (
+        f".{suffix}" in find_image_suffixes() and read_image_header(data).format == KINDS[suffix][0]
+    )
 
 
 def test_training_verify_build_and_predict_read_all_formats(mixed, tmp_path):
     source = open_folder(mixed, "train")
     assert len(source) == 2 * len(KINDS)
-    assert len(_find_images([str(mixed / "train")])) == 2 * len(KINDS)
+    assert len(collect_images(mixed / "train")) == 2 * len(KINDS)
     result = verify(mixed, workers=1)
     assert result.images == {"train": 20, "valid": 20} and result.wrong == 0, result.totals
     for to in ("folder", "tar", "parquet"):  # byte for byte

@@ -27,10 +27,15 @@ def test_the_first_rule_knows_three_suffixes_and_one_folder(tmp_path):
 
 def test_heic_counts_where_it_can_be_read(tmp_path, monkeypatch):
     write_files(tmp_path, "a.heic")
-    (reason,) = list_images(tmp_path).ignored
-    assert reason == ".heic (pip install 'phalanx[heic]')"
-    monkeypatch.setattr("phalanx.data.layouts.image_files.find_spec", lambda _name: object())
-    assert list_images(tmp_path).images == ["a.heic"]
+    for module, images, ignored in (
+        (object(), ["a.heic"], {}),
+        (None, [], {".heic (pip install 'phalanx[heic]')": 1}),
+    ):
+        monkeypatch.setattr(
+            "phalanx.data.layouts.image_files.find_spec", lambda _name, found=module: found
+        )
+        found = list_images(tmp_path)
+        assert (found.images, found.ignored) == (images, ignored)
 
 
 def test_links_in_a_circle_are_not_followed(tmp_path):

@@ -34,7 +34,7 @@ def test_a_large_folder_is_not_listed_when_its_index_is_kept(tmp_path, monkeypat
     names = [f"c{number:02}" for number in range(60)]
     write_classes(tmp_path / "train", 1, names=names, below="deep")
     open_folder(tmp_path, "train")
-    monkeypatch.setattr("phalanx.data.layouts.snapshot._SMALL_SET", 2)
+    monkeypatch.setattr("phalanx.data.layouts.snapshot.SMALL_SET", 2)
     monkeypatch.setattr("phalanx.data.layouts.snapshot._FOLDERS_SAMPLED", 2)
     listed = []
     real = image_files.list_images

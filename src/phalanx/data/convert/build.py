@@ -278,7 +278,7 @@ class _Build:
         first = "\n".join(bad[number] for number in sorted(bad)[:_BAD_SHOWN])
         raise DataError(
             f"{split.name}: {what} be read, the first are:\n{first}\n"
-            "mend or remove them, or allow more with --max-bad"
+            "fix or remove them, or allow more with --max-bad"
         )
 
     def _build_writer(self, split: SourceSplit) -> ShardWriter:

@@ -322,7 +322,8 @@ def refuse_too_many_bad(bad: dict[int, str], max_bad: int | None) -> None:
     if max_bad is not None and len(bad) > max_bad:
         raise DataError(
             _describe_bad(bad, f"more than {max_bad} training images cannot be read")
-            + "\nmend or remove them, or allow more with --max-bad"
+            + "\nfix or remove them (a resume then needs --accept-changed-data), or allow more "
+            "with --max-bad"
         )
 
 
