@@ -145,9 +145,9 @@ def compare_torchvision(name: str, device: str) -> tuple[str, Variant, Differenc
         path = Path(folder) / "weights.pth"
         numbered = {n: torch.full((1,), float(i)) for i, n in enumerate(theirs.state_dict())}
         torch.save(numbered, path)
-        order = {int(t.item()): n for n, t in read_weights(path).items()}
+        order = {int(t.item()): n for n, t in read_weights(path, ours.state_dict()).items()}
         torch.save(theirs.state_dict(), path)
-        load_tensors(ours, read_weights(path), where=name)
+        load_tensors(ours, read_weights(path, ours.state_dict()), where=name)
     names = {n: order[i] for i, n in enumerate(theirs.state_dict())}
     size = variant.image_size
     return (

@@ -17,8 +17,10 @@ from time import perf_counter
 
 import numpy as np
 
-from phalanx.data.formats.folder import locate_split, open_folder, snapshot_split
-from phalanx.data.formats.index import Index, Snapshot, load_or_build_index, pack_strings
+from phalanx.data.formats.folder import open_folder
+from phalanx.data.formats.index import Index, Snapshot, load_or_build_index
+from phalanx.data.layouts.snapshot import snapshot_folder
+from phalanx.data.string_array import pack_strings
 from phalanx.plan.order import Order
 
 CLASSES = 1000
@@ -164,7 +166,7 @@ def measure(root: Path, args: argparse.Namespace) -> None:
     }
     if args.files:
         begin = perf_counter()
-        snapshot_split(root, locate_split(root, "train"))
+        snapshot_folder(root / "train", (), rule=2)
         rows["looking at the files, alone"] = f"{perf_counter() - begin:.3f} s"
     for what, figure in rows.items():
         print(f"{what:<48}{figure}")

@@ -130,7 +130,7 @@ def main() -> None:
     words = parser.parse_args()
     if words.first is not None:
         return fill_alone(words.first, words.seconds)
-    print("in parentheses: of as many times one\n")
+    print("in parentheses: as a share of one worker times their number\n")
     print("| workers | bare | loader | device | loader / bare | device / bare |")
     print("|---:|---:|---:|---:|---:|---:|", flush=True)
     one = None

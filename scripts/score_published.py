@@ -113,7 +113,7 @@ def read_crops(images: list[Path], size: int) -> Bytes:
 def phalanx_logits(variant: Variant, converted: Path) -> Logits:
     """Phalanx's model with the converted weights, in 32 bits on the CPU."""
     model = build_model(variant, num_classes=CLASSES)
-    model.load_state_dict(read_weights(converted))
+    model.load_state_dict(read_weights(converted, model.state_dict()))
     model.eval()
     normaliser = Normaliser(IMAGENET_MEAN, IMAGENET_STD, device=torch.device("cpu"))
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from phalanx.data.convert.source_splits import SPLITS, SourceSplit, find_source_splits, read_sample
 from phalanx.data.formats.detect import detect_datasets
-from phalanx.data.formats.folder import find_split
+from phalanx.data.layouts.split_folders import find_split_folders
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import Batch, InputSpec
 from phalanx.data.transforms.transform import TransformSpec
@@ -106,7 +106,8 @@ def write_parquet(source: Path, out: Path) -> None:
 
 def disk_bytes(row: Row) -> int:
     """What the images take on the disk; of the source, the two splits that are converted."""
-    splits = [find_split(row.folder, split) for split in SPLITS] if row.form == "source" else []
+    found = find_split_folders(row.folder)
+    splits = [found.find(split) for split in SPLITS] if row.form == "source" else []
     places = [place for place in splits if place is not None] or [row.folder]
     files = [path for place in places for path in place.rglob("*") if path.is_file()]
     return sum(512 * path.stat().st_blocks for path in files if path.parent.name != ".phalanx")

@@ -1,4 +1,4 @@
-"""Write what is generated: docs/options.md, docs/models.md and the sizes of the models."""
+"""Write what is generated: three pages of docs/ and the sizes of the models."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from phalanx.catalog.models import (
     find_old_names,
     load_sizes,
 )
+from phalanx.catalog.other_trainers import TRAINERS
 from phalanx.config.schema import OPTIONS, TYPE_NAMES, Option
 from phalanx.models.cost import count_size
 from phalanx.units import format_si
@@ -41,6 +42,14 @@ was used before is still accepted wherever a model is named.
 
 3-4-6-3 are the blocks of each stage, 32x4 means 32 groups of 4 channels, and small is a network for
 small images, which it does not halve at the start.
+
+This page is written from the tables: `make docs`.
+"""
+OTHER_TRAINERS_HEAD = """# Coming from another trainer
+
+What other programs call our options. The same table answers an option that does not exist: as a
+flag (`--opt`), a YAML key (`opt:`) and a keyword in Python (`opt=`), with hyphens or underscores.
+Many names are the same and are not listed: `--epochs`, `--lr`, `--momentum`, `--seed`, ...
 
 This page is written from the tables: `make docs`.
 """
@@ -98,6 +107,17 @@ def model_row(name: str) -> str:
     return f"| {' | '.join(cells)} |\n".replace("|  |", "| |")
 
 
+def other_trainers_page() -> str:
+    """docs/other-trainers.md: what other programs call our options, by program."""
+    parts = [OTHER_TRAINERS_HEAD]
+    for trainer, names in TRAINERS.items():
+        rows = "".join(f"| `{name}` | {answer} |\n" for name, answer in names.items())
+        parts.append(
+            f"\n## {trainer[0].upper()}{trainer[1:]}\n\n| theirs | here |\n|---|---|\n{rows}"
+        )
+    return "".join(parts)
+
+
 def sizes_text() -> str:
     """catalog/sizes.json, a line a model."""
     rows = (
@@ -118,3 +138,4 @@ if __name__ == "__main__":
     load_sizes.cache_clear()
     write(DOCS / "options.md", options_page())
     write(DOCS / "models.md", models_page())
+    write(DOCS / "other-trainers.md", other_trainers_page())

@@ -28,7 +28,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 SURFACE = ("__init__", "__main__")
 ORDER = (  # lowest first; rooms of one line do not import each other
-    ("errors",),
+    ("errors", "escapes"),
     ("units",),
     ("disk", "parent_process"),
     ("catalog",),
@@ -44,24 +44,30 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("cli",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}
-DATA_ORDER = ("process_pool", "formats", "fetch", "transforms", "loading", "convert", "verify")
+DATA_ORDER = (
+    *("process_pool", "string_array", "orientation", "pillow_image", "layouts", "formats"),
+    *("fetch", "transforms", "loading", "convert", "verify"),
+)
 ALLOWED = {("assemble", "report")}
 PHOTOGRAPHS = ("folder", "tfrecord", "tar", "parquet", "packed")
 OPTION_NAMES = [
     "adam-betas", "auto-augment", "auto-loss-scaling", "base-learning-rate", "batch-size",
-    "batchnorm-momentum", "ckpts-per-epoch", "clip-grad-norm", "clip-grad-value",
+    "batchnorm-momentum", "ckpts-per-epoch", "class-from", "clip-grad-norm", "clip-grad-value",
     "color-jitter", "crop-ratio", "crop-scale", "cutmix-disable-prob", "cutmix-lambda",
     "cutmix-lambda-high", "cutmix-lambda-low", "data", "data-dir", "dataloader-rebatch-size",
     "dataset-cache", "determinism", "device", "device-iterations", "disable-metrics",
     "disable-stable-batchnorm", "drop-path", "dropout-rate", "efficientnet-expand-ratio",
     "efficientnet-group-dim", "eight-bit-io", "ema-decay", "enable-fast-groupnorm",
     "enable-recompute", "enable-stochastic-rounding", "epoch-tail", "epochs", "eval-crop",
-    "first-ckpt-epoch", "flip-averaging", "fp-exceptions", "full-precision-norm", "gpu-decode",
+    "exif-orientation", "first-ckpt-epoch", "flip-averaging", "fp-exceptions",
+    "full-precision-norm", "gpu-decode",
     "gradient-accumulation", "half-partials", "half-type", "image-size", "init-weights",
     "initial-loss-scaling", "iterations", "keep", "keep-on-device", "l2-regularization",
-    "label-smoothing", "logs-per-epoch", "loss", "loss-scaling", "loss-velocity-scaling-ratio",
+    "label-smoothing", "labels", "listing-rule",
+    "logs-per-epoch", "loss", "loss-scaling", "loss-velocity-scaling-ratio",
     "lr", "lr-batch", "lr-decay", "lr-decay-length", "lr-decay-period", "lr-drop-after",
     "lr-end-ratio", "lr-epoch-decay", "lr-per-image", "lr-power", "lr-schedule",
+    "lr-schedule-start",
     "lr-scheduler-freq", "lr-staircase", "max-bad", "max-file-mib", "max-pixels", "mixup-alpha",
     "model", "momentum", "no-fetch", "norm-eps", "norm-num-groups", "norm-type", "normalization",
     "normalization-location", "offload-optimizer", "optimizer", "optimizer-eps", "padding",
@@ -69,7 +75,8 @@ OPTION_NAMES = [
     "repeated-augmentation", "replicas", "reset-head", "rmsprop-decay", "rmsprop-start",
     "run-dir", "seed", "shortcut-type", "smoothing-over", "stage1-projection", "steps",
     "stride-in", "threads", "training", "trust-coefficient", "trust-decay", "use-bbox-info",
-    "val-split", "valid-batch-size", "validation", "validation-frequency", "validation-mode",
+    "val-split", "valid-batch-size", "valid-split",
+    "validation", "validation-frequency", "validation-mode",
     "warmup-epoch", "warmup-mode", "weight-avg-exp-decay", "weight-avg-n", "weight-avg-strategy",
     "weight-decay", "workers", "zero-init-residual",
 ]  # fmt: skip
@@ -461,6 +468,8 @@ def test_the_options_page_is_fresh():
     assert page.count("| `--") == len(OPTIONS)
     writer = runpy.run_path(str(HOME / "scripts" / "write_docs.py"))
     assert page == writer["options_page"](), "stale: run `make docs`"
+    page = (HOME / "docs" / "other-trainers.md").read_text(encoding="utf-8")
+    assert page == writer["other_trainers_page"](), "stale: run `make docs`"
 
 
 def test_an_option_is_added_on_purpose():

@@ -11,7 +11,8 @@ import phalanx.plan
 import phalanx.report  # noqa: F401
 
 if TYPE_CHECKING:
-    from phalanx.assemble.score import Answer
+    from phalanx.assemble.score import Answer, LoadedModel
+    from phalanx.data.loading.image_inputs import ImageInputs
     from phalanx.plan.plan import Plan
     from phalanx.report.records import ScoreRow
     from phalanx.report.summary import Summary
@@ -48,18 +49,27 @@ def train(
         prepared = prepare_fork(_path(fork), flags, line=line)
     else:
         prepared = prepare_new(fetch_missing(read_with_data(preset, flags), print), line=line)
+    from phalanx.assemble.torch_setup import settings_restored
     from phalanx.assemble.train import train as run
 
-    return run(prepared)
+    with settings_restored():
+        return run(prepared)
 
 
-def validate(checkpoint: PathLike, **options: Any) -> "ScoreRow":
-    """The score of a run's newest checkpoint, or of a checkpoint."""
-    from phalanx.assemble.scorable import read_checkpoint
-    from phalanx.assemble.score import score_checkpoint
+def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) -> "ScoreRow":
+    """The score of a run or checkpoint, or of a preset or model with its first weights.
 
-    row, _ = score_checkpoint(read_checkpoint(_path(checkpoint), _flags(options)))
-    return row
+    checkpoint: "last", "best" or a step of the run; the best one if it is known, else the last.
+    """
+    from phalanx.assemble.scorable import ScorableCheckpoint, read_target
+    from phalanx.assemble.score import open_untrained, score, score_checkpoint
+    from phalanx.assemble.torch_setup import settings_restored
+
+    found = read_target(str(_path(run)), _flags(options), wanted=_choice(checkpoint))
+    with settings_restored():
+        if isinstance(found, ScorableCheckpoint):
+            return score_checkpoint(found).row
+        return score(open_untrained(found)).row
 
 
 def plan(preset: str | None = None, **options: Any) -> "Plan":
@@ -70,22 +80,36 @@ def plan(preset: str | None = None, **options: Any) -> "Plan":
     return plan_run(read_with_data(preset, _flags(options)))[0]
 
 
-def load(checkpoint: PathLike, **options: Any) -> Any:
-    """The trained torch module of a run or checkpoint, in evaluation mode."""
+def load(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) -> "LoadedModel":
+    """The trained model of a run or checkpoint, ready to be called on images.
+
+    checkpoint: "last", "best" or a step of the run; the best one if it is known, else the last.
+    """
     from phalanx.assemble.scorable import read_checkpoint
-    from phalanx.assemble.score import open_checkpoint
+    from phalanx.assemble.score import LoadedModel
+    from phalanx.assemble.torch_setup import settings_restored
 
-    return open_checkpoint(read_checkpoint(_path(checkpoint), _flags(options))).model.eval()
+    found = read_checkpoint(_path(run), _flags(options), wanted=_choice(checkpoint))
+    with settings_restored():
+        return LoadedModel(found)
 
 
-def predict(checkpoint: PathLike, images: list[PathLike], **options: Any) -> "list[Answer]":
-    """What a run or checkpoint says of each image file."""
-    from phalanx.assemble.scorable import read_checkpoint
-    from phalanx.assemble.score import open_checkpoint
-    from phalanx.assemble.score import predict as answers
+def predict(
+    run: PathLike,
+    images: "ImageInputs",
+    *,
+    checkpoint: str | int | None = None,
+    **options: Any,
+) -> "list[Answer]":
+    """What a run or checkpoint says of images: an answer for each, in their order.
 
-    session = open_checkpoint(read_checkpoint(_path(checkpoint), _flags(options)))
-    return list(answers(session, [_path(image) for image in images]))
+    images: a file, a folder, a Pillow image, an array, or a list of these. checkpoint: as for
+    `load`, which is quicker for more than one call.
+    """
+    from phalanx.data.loading.image_inputs import collect_images
+
+    given = collect_images(images)  # what is no image is told before the weights are read
+    return load(run, checkpoint=checkpoint, **options)(given)
 
 
 def report(run: PathLike) -> Path:
@@ -112,6 +136,11 @@ def _flags(options: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, bytes | bytearray):
             raise ConfigError(f"{name}: wants text, not bytes; decode it first")
     return {name.replace("_", "-"): str(value) for name, value in options.items()}
+
+
+def _choice(checkpoint: str | int | None) -> str | None:
+    """Which checkpoint is asked for, as --checkpoint spells it."""
+    return None if checkpoint is None else str(checkpoint)
 
 
 def _path(value: PathLike) -> Path:

@@ -19,7 +19,7 @@ _DISK_MISTAKES = {
     errno.EROFS: "the file system is read-only; choose another --run-dir",
     errno.ENOTDIR: "a part of this path is a file, not a folder; choose another --run-dir",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter --run-dir",
-    errno.EDQUOT: "your disk quota is used up; free some space, then go on with --resume",
+    errno.EDQUOT: "your disk quota is used up; free some space, then continue with --resume",
 }
 _PART = re.compile(r"\..+\.(\d+)\.part")  # a file that is being written, and by which process
 _FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used up"}
@@ -37,9 +37,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 def explain_disk_error(error: OSError, path: Path) -> str:
     """What went wrong with a write, and what to do about it."""
     if error.errno == errno.ENOSPC:
-        return (
-            f"no space left{describe_free_space(path)}; free some space, then go on with --resume"
-        )
+        room = describe_free_space(path)
+        return f"no space left{room}; free some space, then continue with --resume"
     known = _DISK_MISTAKES.get(error.errno or 0)
     return known or f"cannot be written ({error.strerror or error}); check the disk"
 
@@ -59,7 +58,7 @@ def out_errors(out: Path, advice: str) -> Iterator[None]:
             raise DiskError(f"{path}: {_FULL[code]}{room}; free some space, {advice}") from cause
         problem = _DISK_MISTAKES.get(code, f"cannot be written ({cause.strerror or cause})")
         reason = problem.partition(";")[0]
-        raise DiskError(f"{path}: {reason}; mend that or choose another --out") from cause
+        raise DiskError(f"{path}: {reason}; fix that or choose another --out") from cause
 
 
 def describe_free_space(path: Path) -> str:

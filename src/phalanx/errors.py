@@ -96,7 +96,9 @@ def suggest(word: str, known: Iterable[str], *, most: int = 12) -> str:
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"there are {', '.join(known)}" if len(known) <= most else f"{len(known)} exist"
+    if len(known) > most:
+        return f"none of the {len(known)} known names is close to it"
+    return f"there {'is only' if len(known) == 1 else 'are'} {', '.join(known)}"
 
 
 def join_problems(problems: Sequence[str]) -> ConfigError:

@@ -163,6 +163,25 @@ def parse_share(text: str | int, whole: int) -> int:
     return int(Fraction(match[1]) * whole / 100) if match[2] else int(match[1])
 
 
+def parse_val_split(text: str | int | float) -> Fraction | int:
+    """A share between nothing and all, or images in all.
+
+    >>> parse_val_split("10%"), parse_val_split("0.1"), parse_val_split("40")
+    (Fraction(1, 10), Fraction(1, 10), 40)
+    """
+    match = re.match(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*$", str(text))
+    if match and len(match[1]) <= _MAX_DIGITS:
+        number = Fraction(match[1])
+        if not match[2] and "." not in match[1] and number > 0:
+            return int(number)
+        share = number / 100 if match[2] else number
+        if 0 < share < 1 and (match[2] or "." in match[1]):
+            return share
+    raise ConfigError(
+        f"wants a share such as 10% or 0.1, or a number of images such as 40, got {str(text)!r}"
+    )
+
+
 def format_count(number: float) -> str:
     """A count with thousands set apart.
 

@@ -159,8 +159,10 @@ def test_a_large_folder_is_compared_while_training_starts(photos, tmp_path, caps
     shutil.copytree(photos / "folder", data)
     assert main(words_of("folder", data, run)) == 0
     rewind(run, step=4)
-    for name in ("_SMALL_SET", "_FILES_SAMPLED"):  # as if these few images were many
-        monkeypatch.setattr(f"phalanx.data.formats.folder.{name}", 1)
+    # as if these few images were many
+    for name in ("formats.folder.SMALL_SET", "layouts.snapshot.SMALL_SET"):
+        monkeypatch.setattr(f"phalanx.data.{name}", 1)
+    monkeypatch.setattr("phalanx.data.layouts.snapshot._FILES_SAMPLED", 1)
     assert main(["train", "--resume", str(run)]) == 0
     rewind(run, step=4)
     path = data / "train" / "dog" / "5.jpg"

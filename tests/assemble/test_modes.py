@@ -128,9 +128,9 @@ def test_16_bit_weights_are_16_bits_and_the_panel_tells_what_is_lost(digits, tmp
         ),
         ({"lr": 0.1, "lr_per_image": 0.1}, "give only one of --lr, --lr-per-image, "),
         ({"validation_mode": "after", "ckpts_per_epoch": 0}, "no checkpoint to score"),
-        ({"initial_loss_scaling": 128, "loss_scaling": 16}, "only grows; exchange them"),
+        ({"initial_loss_scaling": 128, "loss_scaling": 16}, "only grows; swap them"),
         ({"logs_per_epoch": "1/2"}, "--logs-per-epoch 1/2: cannot log 2 epochs at a time"),
-        ({"optimizer": "rmsprop_tf", "optimizer_eps": 0, "rmsprop_start": 0}, "divides by nothing"),
+        ({"optimizer": "rmsprop_tf", "optimizer_eps": 0, "rmsprop_start": 0}, "divides by zero"),
     ],
 )
 def test_impossible_pairs_are_refused_with_the_way_out(digits, tmp_path, capsys, options, told):

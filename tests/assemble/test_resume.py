@@ -118,7 +118,12 @@ def test_a_finished_run_remakes_its_report(straight, capsys):
 def test_a_finished_run_takes_no_other_options(straight, capsys):
     assert main(["train", "--resume", str(straight), "--epochs", "9"]) == 2
     told = capsys.readouterr().err
-    assert "--epochs: the run has 3.0, a resume cannot make it 9.0" in told and "--fork" in told
+    assert (
+        "--epochs 9: the run was started with --epochs 3, and a resume cannot change that" in told
+    )
+    assert (
+        f"new run from this one: phalanx train --fork {straight} --run-dir NEW --epochs 9" in told
+    )
     assert main(["train", "--resume", str(straight), "--keep", "5"]) == 0
 
 
@@ -136,12 +141,30 @@ def test_a_resume_may_change_how_but_not_what(digits, tmp_path, capsys):
     (run / "summary.json").unlink()
     assert main(["train", "--resume", str(run), "--lr", "0.2", "--seed", "4"]) == 2
     message = capsys.readouterr().err
-    assert "--lr: the run has 0.05, a resume cannot make it 0.2" in message
-    assert "--seed: the run has 0" in message
-    assert "--fork" in message
+    assert (
+        "--lr 0.2: the run was started with --lr 0.05, and a resume cannot change that" in message
+    )
+    assert "--seed 4: the run was started with --seed 0" in message
+    assert "--fork" in message and "--lr 0.2 --seed 4" in message
     assert main(["train", "--resume", str(run), "--keep", "7", "--lr", "0.05"]) == 0
     assert "keep: 7" in (run / "config.yaml").read_text()
     assert json.loads((run / "run.json").read_text())["origins"]["keep"] == "flag at resume"
+
+
+def test_a_resume_names_what_the_run_has_in_place_of_an_option(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    main(small_run(digits, run, steps=2))
+    for words, then in [
+        ("--epochs 2", "with --steps 2"),
+        ("--lr-per-image 0.001", "with --lr 0.05"),
+        ("--drop-path 0.5", "without it"),
+        ("--zero-init-residual true", "with --zero-init-residual false"),
+    ]:
+        capsys.readouterr()
+        assert main(["train", "--resume", str(run), *words.split()]) == 2
+        said = f"phalanx train: {words}: the run was started {then}, and a resume cannot change"
+        err = capsys.readouterr().err
+        assert err.startswith(said) and "None" not in err and err.count("\n") == 2
 
 
 def test_threads_are_the_runs_own_at_a_resume(digits, tmp_path, capsys):
@@ -152,7 +175,7 @@ def test_threads_are_the_runs_own_at_a_resume(digits, tmp_path, capsys):
     capsys.readouterr()
     other = str(threads + 1)
     assert main(["train", "--resume", str(run), "--threads", other]) == 2
-    said = f"--threads: the run has {threads}, a resume cannot make it {other}"
+    said = f"--threads {other}: the run was started with --threads {threads}, and a resume cannot"
     assert said in capsys.readouterr().err
     assert main(["train", "--resume", str(run), "--threads", str(threads)]) == 0
     assert main(["train", "--resume", str(run), "--threads", other]) == 2, "nor of a finished run"
@@ -261,7 +284,7 @@ def test_an_edited_config_cannot_change_the_maths(digits, tmp_path, capsys):
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("lr: 0.05", "lr: 0.5"))
     assert main(["train", "--resume", str(run)]) == ConfigError.exit_code
-    assert "--lr: the run has 0.05" in capsys.readouterr().err
+    assert "--lr 0.5: the run was started with --lr 0.05" in capsys.readouterr().err
     (run / "config.yaml").write_text("lr: [1\n")
     assert main(["train", "--resume", str(run)]) == ConfigError.exit_code
     assert "config.yaml" in capsys.readouterr().err

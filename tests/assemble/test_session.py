@@ -63,16 +63,37 @@ def test_freed_memory_stays_for_the_next_step(prepared):
     assert [count_faults() for _ in range(12)][-1] < 100, "4 MiB, 1,024 pages, a layer"
 
 
-def test_functions_leave_random_states_as_they_were(digits, tmp_path):
+def torch_settings():
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        *(torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()),
+        *(torch.is_deterministic_algorithms_warn_only_enabled(), cudnn.deterministic),
+        *(cudnn.benchmark, matmul.allow_fp16_reduced_precision_reduction),
+        matmul.allow_bf16_reduced_precision_reduction,
+    )
+
+
+def test_functions_leave_random_states_and_torch_as_they_were(digits, tmp_path):
     run = tmp_path / "run"
-    words = small_run(digits, run, steps=2, workers=0)[1:]
+    words = small_run(digits, run, steps=2, workers=0, threads=1, determinism="strict")[1:]
     options = dict(word.removeprefix("--").replace("-", "_").split("=", 1) for word in words)
     options["data_dir"], options["run_dir"] = digits, run
     torch.manual_seed(7)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    phalanx.train(**options)
-    phalanx.validate(run)
-    phalanx.load(run)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    torch.use_deterministic_algorithms(False)
+    before = torch_settings()
+    try:
+        phalanx.train(**options)
+        assert torch_settings() == before
+        phalanx.validate(run)
+        assert torch_settings() == before
+        model = phalanx.load(run)
+        model(np.zeros((12, 12), np.uint8))
+        assert torch_settings() == before
+    finally:
+        torch.set_num_threads(threads)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
@@ -146,9 +167,7 @@ def test_a_divergence_of_another_process_is_ours(digits, tmp_path, monkeypatch):
     settings = settings_of(digits, tmp_path / "run", logs_per_epoch=6)
     monkeypatch.setattr(OtherRank, "says_yes_at", 3)  # begin? stop after step 1? did it diverge?
     monkeypatch.setattr(training, "Consensus", OtherRank)
-    with pytest.raises(
-        DivergedError, match="step 1: another process met a loss that is not finite"
-    ):
+    with pytest.raises(DivergedError, match="step 1: the loss of another process was not finite"):
         training.train(prepare_new(settings, line="test"))
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,16 @@ def test_the_summary_counts_right(trained):
     assert checkpoint["classes"] == list("0123456789")
     assert checkpoint["config"]["batch-size"] == 16
     assert checkpoint["data"]["train"]["images"] == 96
+
+
+def test_predictions_name_their_classes(trained):
+    with (trained / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    classes = json.loads((trained / "run.json").read_text())["classes"]
+    assert len(rows) == 40
+    for row in rows:
+        assert row["class"] == classes[int(row["label"])]
+        assert row["predicted"] == classes[int(row["top1"])]
 
 
 def test_predictions_agree_with_the_score(trained):
@@ -230,16 +241,31 @@ def test_images_smaller_than_the_crop_are_enlarged_and_named(tmp_path, capsys):
     assert "train/class0/0.jpg: 9x7 is enlarged" in (tmp_path / "run" / "log.txt").read_text()
 
 
+def test_many_small_images_are_one_line_with_a_count(tmp_path, capsys):
+    data = make_folder(tmp_path / "data", classes=2, per_class=8)
+    for path in data.rglob("*.jpg"):
+        Image.new("RGB", (9, 7), (200, 10, 10)).save(path)
+    assert main(folder_run(data, tmp_path / "run")) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "enlarged" in line]
+    first = r"warning: (train|val)/class\d/\d\.jpg: 9x7 is enlarged for 32x32, and so are \d+ more "
+    assert len(lines) == 2, lines
+    assert re.fullmatch(rf"{first}training images so far", lines[0])
+    assert re.fullmatch(rf"{first}validation images", lines[1])
+
+
 def test_predict_names_five_classes_and_what_it_cannot_read(trained, tmp_path, capsys):
     Image.new("L", (12, 12), 40).save(tmp_path / "a.png")
     (tmp_path / "b.jpg").write_bytes(b"junk")
     capsys.readouterr()
     assert main(["predict", str(trained), str(tmp_path), "--csv"]) == DataError.exit_code
     captured = capsys.readouterr()
-    (row,) = csv.reader(captured.out.splitlines())
-    assert row[0].endswith("a.png") and len(row) == 11
-    assert sum(float(cell) for cell in row[2::2]) <= 1.0001
-    assert "b.jpg" in captured.err
+    header, row, bad = csv.reader(captured.out.splitlines())
+    assert header[:3] == ["image", "class1", "probability1"] and len(header) == len(row) == 12
+    assert header[-3:] == ["class5", "probability5", "problem"]
+    assert row[0].endswith("a.png") and not row[-1]
+    assert sum(float(cell) for cell in row[2:11:2]) <= 1.0001
+    assert bad[0].endswith("b.jpg") and bad[1:-1] == [""] * 10
+    assert f"b.jpg: {bad[-1]}\n" in captured.err
 
 
 def test_validate_on_another_folder_of_the_same_classes(tmp_path, capsys):
@@ -257,9 +283,9 @@ def test_validate_on_another_folder_of_the_same_classes(tmp_path, capsys):
 
 def test_load_gives_the_trained_module(trained):
     model = phalanx.load(trained)
-    assert not model.training
+    assert not model.module.training
     with torch.inference_mode():
-        assert model(torch.zeros(1, 3, 12, 12)).shape == (1, 10)
+        assert model.module(torch.zeros(1, 3, 12, 12)).shape == (1, 10)
 
 
 def test_generated_and_synthetic_data_train(tmp_path):

@@ -238,7 +238,7 @@ def test_a_plugin_that_is_installed_does_not_open_the_current_folder(here):
 def test_hints_of_how_to_go_on_name_the_plugin(foreign_run, here, capsys):
     assert RunFolder(foreign_run).plugin_flag == " --plugin theirs"
     assert main(["train", "demo", "--run-dir", str(foreign_run)]) == ConfigError.exit_code
-    assert f"by --resume {foreign_run} --plugin theirs, or choose" in capsys.readouterr().err
+    assert f"with --resume {foreign_run} --plugin theirs, or choose" in capsys.readouterr().err
     write_theirs(here)
     words = ["train", "--resume", str(foreign_run), "--plugin", "theirs", "--lr", "9"]
     assert main(words) == ConfigError.exit_code

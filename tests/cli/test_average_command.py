@@ -89,7 +89,7 @@ def test_a_checkpoint_that_was_kept_for_being_the_best_is_not_averaged(run, caps
     assert average(capsys, run)["averaged"]["steps"] == [17, 18]
     shutil.rmtree(shelf / "average")
     told = refused(capsys, run, "--weight-avg-n", "3", code=CONFIG)
-    assert "checkpoints holds 2 checkpoints to average, 3 are wanted" in told
+    assert "checkpoints holds 2 checkpoints to average, 3 are needed" in told
 
 
 def test_the_average_is_scored_again_by_validate(run, capsys):
@@ -127,7 +127,8 @@ def test_two_lines_say_both_scores(run, capsys):
     there = [int(path.name.removeprefix("step-")) for path in list_checkpoints(run / "checkpoints")]
     steps = ", ".join(map(str, there))
     assert first == f"mean of {len(there)} checkpoints: steps {steps}"
-    assert newest.startswith(f"{(run / 'checkpoints' / 'step-00000018').resolve()}: top-1 ")
+    last = (run / "checkpoints" / "step-00000018").resolve()
+    assert newest.startswith(f"{last} (the newest): top-1 ")
     assert mean.startswith(f"{run / 'checkpoints' / 'average'}: top-1 ")
 
 
@@ -169,8 +170,8 @@ def test_more_checkpoints_than_exist_are_refused_with_the_way_out(run, capsys):
     told = refused(capsys, run, "--weight-avg-n", "40", code=CONFIG)
     assert told == (
         f"phalanx average: --weight-avg-n 40: {run}/checkpoints holds {there} checkpoints to "
-        f"average, 40 are wanted; give --weight-avg-n {there}, or --keep 40 to the training, "
-        "which keeps more of them\n"
+        f"average, 40 are needed; give --weight-avg-n {there}, or train with --keep 40 "
+        "to keep more\n"
     )
 
 
@@ -256,4 +257,4 @@ def test_a_training_that_would_average_too_many_is_refused(digits, tmp_path, cap
     asked = {"weight_avg_strategy": "mean", "weight_avg_n": 10}
     assert main(small_run(digits, tmp_path / "run", **asked)) == CONFIG
     told = capsys.readouterr().err
-    assert "10 checkpoints are wanted and the run makes 9; give --weight-avg-n 9, or" in told
+    assert "10 checkpoints are needed and the run makes 9; give --weight-avg-n 9, or" in told

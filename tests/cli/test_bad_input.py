@@ -70,7 +70,7 @@ BAD = {  # what is wrong with each
     "cut short.jpg": (encode(photo(50))[:-300], "truncated"),
     "cut short.png": (encode(photo(51), "PNG")[:200], "truncated"),
     "empty.jpg": (b"", "the file is empty"),
-    "no image ü.jpg": (b"no image", "neither a JPEG nor a PNG image"),
+    "no image ü.jpg": (b"no image", "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"),
 }
 ODD = {
     "animated.jpg": animation(),
@@ -177,8 +177,12 @@ def test_predict_answers_for_the_others_and_says_what_is_wrong_with_them(
         capsys.readouterr()
         assert main(["predict", str(tmp_path / "run"), *map(str, images), "--json"]) == 3
         said = capsys.readouterr()
-        check_named(said.err.splitlines())
-        assert len(said.out.splitlines()) == 4 + len(ODD)
+        _, *told = said.err.splitlines()
+        check_named(told)
+        rows = [json.loads(line) for line in said.out.splitlines()]
+        assert len([row for row in rows if row["guesses"]]) == 4 + len(ODD)
+        bad = {f"{row['image']}: {row['problem']}" for row in rows if not row["guesses"]}
+        assert bad == set(told)
     assert not [str(warning.message) for warning in recwarn if "pixels" in str(warning.message)]
 
 
@@ -199,7 +203,7 @@ def flip_all(path, begin, size):
 @pytest.mark.parametrize(
     ("to", "why"),
     [
-        ("tar", "neither a JPEG nor a PNG image"),
+        ("tar", "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"),
         ("tfrecord", "the checksum of its data does not fit"),
         ("packed", "its bytes changed after packing"),
     ],
@@ -411,7 +415,8 @@ def test_a_place_that_cannot_be_written_to_is_told_with_the_option_it_came_by(
     [
         ("folder", ".train.part"),
         ("tar", "train-000000.tar.part"),
-        ("tfrecord", "train-00000-of-00012.part"),
+        ("tfrecord", "train-00000-of-00001.part"),
+        ("parquet", "train-00000-of-00001.parquet.part"),
         ("packed", "train.phx.part"),
     ],
 )

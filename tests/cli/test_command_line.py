@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import phalanx
 from phalanx.cli.main import COMMANDS, main
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.schema import OPTIONS
+
+HOME = Path(phalanx.__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -252,7 +256,7 @@ def test_a_copied_preset_is_the_one_that_is_used(say, capsys):
     assert answer["plan"]["epochs"] == 4.0
     assert answer["origins"]["epochs"] == "preset presets/demo.yaml"
     assert main(["presets", "cp", "demo"]) == 2
-    assert "presets/demo.yaml: exists already; name another" in capsys.readouterr().err
+    assert "presets/demo.yaml: already exists; name another" in capsys.readouterr().err
 
 
 def test_a_preset_is_copied_to_a_file_or_into_a_folder(say):
@@ -293,6 +297,21 @@ def test_the_doctor_looks_at_everything(say):
     )
     assert all(row["state"] in ("ok", "note") for row in findings.values())
     assert "ready to train" in say("doctor")
+
+
+def test_the_doctor_lists_every_dependency_and_every_extra(say, monkeypatch):
+    project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}
+    extras = set(project["optional-dependencies"]) - {"dev"}
+    findings = {row["what"]: row for row in json.loads(say("doctor", "--json"))}
+    assert needed <= set(findings)
+    assert {name for name in findings if name.startswith("extra ")} == {
+        f"extra {name}" for name in extras
+    }
+    monkeypatch.setattr("phalanx.cli.doctor.find_spec", lambda name: None)
+    told = say("doctor")
+    assert "note  extra sweep             optuna is not installed (phalanx sweep)\n" in told
+    assert "-> pip install 'phalanx[sweep]'\n" in told and "ready to train" in told
 
 
 def test_the_doctor_warns_of_more_threads_than_cores(say, monkeypatch):

@@ -34,7 +34,9 @@ def test_bad_images_are_a_note_until_they_are_too_many(photos, tmp_path, capsys)
     assert main([*line, str(tmp_path / "out"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["splits"]["train"]["images"] == 11
-    assert facts["splits"]["train"]["bad"] == ["cat/cat 001.jpg: neither a JPEG nor a PNG image"]
+    assert facts["splits"]["train"]["bad"] == [
+        "cat/cat 001.jpg: not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"
+    ]
     assert main([*line, str(tmp_path / "two")]) == 0
     assert "1 images could not be read and were left out:\n  cat/cat" in capsys.readouterr().out
     assert main([*line, str(tmp_path / "three"), "--max-bad", "0"]) == 3
@@ -158,6 +160,6 @@ def test_a_name_that_is_no_text_can_be_printed(photos):
     with open(os.fsencode(photos) + b"/train/cat/\xff.jpg", "wb") as file:
         file.write(b"no image")
     done = run_phalanx("data", "verify", photos, "--workers", 1)
-    assert done.returncode == 3 and "train/cat/\\udcff.jpg: neither a JPEG" in done.stdout
+    assert done.returncode == 3 and "train/cat/\\udcff.jpg: not a JPEG, PNG" in done.stdout
     done = run_phalanx("data", "build", photos, "--to", "tar", "--out", photos.parent / "o")
-    assert done.returncode == 0 and "cat/\\udcff.jpg: neither a JPEG" in done.stdout
+    assert done.returncode == 0 and "cat/\\udcff.jpg: not a JPEG, PNG" in done.stdout

@@ -76,9 +76,10 @@ def test_a_preset_for_photographs_takes_any_form_of_them(tmp_path, photos):
     assert kept.config.data.data == "cifar10", "a preset for small images keeps to its set"
 
 
-def test_a_bare_command_is_the_demo_whatever_the_environment_holds(photos, monkeypatch):
+def test_a_bare_command_trains_on_what_the_environment_names(photos, monkeypatch):
     monkeypatch.setenv("DATA_DIR", str(photos))
-    assert read_with_data(None, {}).config.data.data == "embedded"
+    assert read_with_data(None, {}).config.data.data == "folder"
+    assert read_with_data("demo", {}).config.data.data == "embedded"
     assert read_with_data("folder-resnet18", {}).config.data.data_dir == str(photos)
 
 
@@ -161,7 +162,7 @@ def test_the_input_is_timed(photos, capsys):
     assert "all together" in capsys.readouterr().out
     assert main(["data", "bench", str(photos), "--seconds", "soon"]) == 2
     assert main(["data", "bench", str(photos), *words, "--steps", "4"]) == 2
-    assert "over before anything is measured" in capsys.readouterr().err
+    assert "end before anything can be measured" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_a_published_set_that_is_not_there_is_fetched_first(published, tmp_path,
     assert "no such folder" in capsys.readouterr().err and not place.exists()
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert "4 files downloaded to" in said and "every checksum is right" in said
+    assert "4 files downloaded to" in said and "all checksums match" in said
     assert json.loads((run / "summary.json").read_text())["scored"] == 20
     assert main([*words[:-1], str(tmp_path / "again")]) == 0
     assert "downloaded" not in capsys.readouterr().err, "it is there now"

@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from phalanx.catalog.models import MODELS
 from phalanx.cli.main import main
+from phalanx.models.build import build_model
 from small_runs import small_run
 
 CONFIG, CHECKPOINT = 2, 4
@@ -64,8 +66,8 @@ def test_other_classes_need_a_new_head(contiguous, pair, tmp_path, capsys):
     options |= {"init_weights": weights_of(contiguous), "model": "resnet8"}
     assert main(small_run(pair, tmp_path / "a", **options)) == CHECKPOINT
     err = capsys.readouterr().err
-    assert "fc.weight is (10, 64), the model wants (2, 64)" in err
-    assert "it knows 10 classes, the data has 2: --reset-head begins with a new classifier" in err
+    assert "fc.weight is (10, 64) in the file, (2, 64) in the model" in err
+    assert "it knows 10 classes, the data has 2: --reset-head starts with a new classifier" in err
     assert main(small_run(pair, tmp_path / "b", reset_head=True, **options)) == 0
     assert "weights.safetensors, with a new classifier\n" in capsys.readouterr().out
 
@@ -76,7 +78,37 @@ def test_weights_of_another_model_are_told_without_talk_of_classes(
     options = {**GROUPED, "init_weights": weights_of(contiguous), "model": "resnet14_small"}
     assert main(small_run(digits, tmp_path / "a", **options)) == CHECKPOINT
     err = capsys.readouterr().err
-    assert "layer1.1.bn1.bias is missing" in err and "classes" not in err
+    assert "not in the file: layer1.1.conv1.weight (16, 16, 3, 3), " in err
+    assert "classes" not in err and "as many parameters as resnet8: try --model resnet8" in err
+
+
+@pytest.mark.parametrize("reset_head", [False, True])
+def test_weights_of_a_known_model_are_recognised_by_their_size(
+    digits, tmp_path, capsys, reset_head
+):
+    weights = build_model(MODELS["resnet20"], num_classes=10).state_dict()
+    torch.save({f"model.{name}": value for name, value in weights.items()}, tmp_path / "a.pth")
+    options = {"steps": 1, "init_weights": tmp_path / "a.pth", "reset_head": reset_head}
+    assert main(small_run(digits, tmp_path / "a", **options)) == CHECKPOINT
+    err = capsys.readouterr().err
+    assert "not in the model: layer1.1.conv1.weight (16, 16, 3, 3), " in err
+    assert "it has as many parameters as resnet20: try --model resnet20\n" in err
+    assert "--reset-head" not in err
+    options["model"] = "resnet20"
+    assert main(small_run(digits, tmp_path / "b", **options)) == 0
+
+
+def test_weights_without_a_head_need_a_new_one(contiguous, digits, tmp_path, capsys):
+    weights = load_file(weights_of(contiguous))
+    headless = {f"backbone.{n}": t for n, t in weights.items() if not n.startswith("fc.")}
+    torch.save(headless | {"classifier.weight": torch.ones(10, 64)}, tmp_path / "a.pth")
+    options = {**GROUPED, "init_weights": tmp_path / "a.pth"}
+    assert main(small_run(digits, tmp_path / "a", **options)) == CHECKPOINT
+    assert (
+        "it has no fc that fits: --reset-head starts with a new classifier\n"
+        in capsys.readouterr().err
+    )
+    assert main(small_run(digits, tmp_path / "b", reset_head=True, **options)) == 0
 
 
 def test_norms_of_the_other_layout_are_refused_both_ways(

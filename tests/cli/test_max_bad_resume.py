@@ -61,8 +61,11 @@ def test_a_run_without_a_checkpoint_begins_again_as_strictly(run, capsys):
     assert "more than 1 training images cannot be read" in capsys.readouterr().err
 
 
-def test_images_that_were_mended_count_no_longer(run, stopped, tmp_path):
+def test_images_that_were_mended_count_no_longer(run, stopped, tmp_path, capsys):
     photos = shutil.copytree(stopped.parent / "photos", tmp_path / "photos")
     bad = [file for file in photos.rglob("*.jpg") if file.read_bytes().startswith(JUNK)]
     bad[0].write_bytes(SOUND + bad[0].read_bytes()[len(SOUND) :])
-    assert len(bad) == 2 and main(["train", "--resume", str(run), "--data-dir", str(photos)]) == 0
+    words = ["train", "--resume", str(run), "--data-dir", str(photos)]
+    assert len(bad) == 2 and main(words) == DataError.exit_code
+    assert "can be read now" in capsys.readouterr().err
+    assert main([*words, "--accept-changed-data"]) == 0

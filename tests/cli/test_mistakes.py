@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import phalanx
 from phalanx.cli.main import main
+from phalanx.errors import ConfigError
 
 CONFIG, DATA, CHECKPOINT = 2, 3, 4
 
@@ -52,7 +54,7 @@ SPELLING = [
     ("train --epochz 3", "phalanx train: --epochz: no such option; did you mean '--epochs'?"),
     (
         "plan demo --max-bad=--",
-        "phalanx plan: --max-bad: -- is no value; give another, or leave the",
+        "phalanx plan: --max-bad: -- is not a value; give another, or leave the",
     ),
     ("train --resum runs/a", "phalanx train: --resum: no such option; did you mean '--resume'?"),
     ("plan --jsn", "phalanx plan: --jsn: no such option; did you mean '--json'?"),
@@ -83,9 +85,9 @@ VALUES = [
     ("train --zero-init-residual=maybe", "--zero-init-residual: wants true or false, got 'maybe'"),
     ("train --warmup-epoch soon", "--warmup-epoch: wants a length such as 5ep, 500st or 10%, got"),
     ("train --warmup-epoch 9ep", "--warmup-epoch: 9ep is 1125 steps, longer than the run of 1000"),
-    ("train --epochs 0.001", "--epochs: 0.001 epochs of 125 steps are not one step; train longer"),
+    ("train --epochs 0.001", "--epochs: 0.001 epochs of 125 steps are less than one step; train "),
     ("train --epochs 2 --steps 3", "--epochs: give epochs or steps, not both"),
-    ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images fill no global"),
+    ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images do not fill "),
     ("train --device nonsense", "--device: wants auto, cpu, cuda, cuda:0,2 or mps, got 'nonsense'"),
     ("train --data-dir x", "--data-dir: embedded reads no folder; say what lies there with --data"),
     ("train --replicas 2", "--replicas 2: train runs one replica so far; for the same global batch"
@@ -123,17 +125,18 @@ ELSEWHERE = [
     ("--enable-half-partials", "it is --half-partials here"),
     ("--enable-recomputation", "it is --enable-recompute here"),
     ("--recomputation", "it is --enable-recompute here"),
-    ("--log-freq 3", "it is --logs-per-epoch here, times an epoch instead of steps apart"),
+    ("--log-freq 3", "it is --logs-per-epoch here, a rate: times an epoch, not steps between two"),
     (
         "--restore-path x",
-        "--resume RUN goes on with a run, --init-weights FILE begins with weights",
+        "use `phalanx train --resume RUN` to continue a run, or --init-weights FILE to start from "
+        "weights",
     ),
     (
         "--BN-decay 0.9",
         "it is --batchnorm-momentum here, the share of the new batch: 1 less the decay",
     ),
     ("--shuffle", "there is nothing to set: the order is shuffled anew in every epoch"),
-    ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, 1/N for every N epochs"),
+    ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, a rate: 1/N for every N epochs"),
     ("--rmsprop-epsilon 1", "it is --optimizer-eps here"),
     ("--abs-end-learning-rate 1", "it is --lr-end-ratio here, as a share of the peak"),
 ]
@@ -154,20 +157,63 @@ def test_a_command_without_options_of_a_run_hints_at_none(fail):
     assert "--optimizer" not in said
 
 
+BESIDE = "is given as well; leave this one out"
+
+
 @pytest.mark.parametrize(
-    ("line", "written"),
+    ("words", "said"),
     [
-        ("train demo --lr-epoch-decay 2 4", "2,4"),
-        ("train --lr-epoch-decay 2 4 6", "2,4,6"),
-        ("train --lr-epoch-decay 50%, 75% --epochs 3", "50%,75%"),
-        ("train --lr-epoch-decay [2, 4] demo", "[2,4]"),
-        ("train --learning-rate-schedule 0.5 .75", "0.5,.75"),
+        ("-b 3", "-b: no such option; it is --batch-size here"),
+        ("-j 3", "-j: no such option; it is --workers here"),
+        ("-lr 3", "-lr: no such option; did you mean '--lr'?"),
+        ("--batch_size 3", "--batch_size: no such option; did you mean '--batch-size'?"),
+        ("--maxEpochs 3", "--maxEpochs: no such option; it is --epochs here"),
+        ("--no-validation", "--no-validation: no such option; write --validation false"),
+        ("--opt sgd --optimizer lamb", f"--opt: no such option; --optimizer {BESIDE}"),
+        ("--batch-sise 3 --batch-size 4", f"--batch-sise: no such option; --batch-size {BESIDE}"),
+        ("--batch_size 3 --batch-size 4", f"--batch_size: no such option; --batch-size {BESIDE}"),
+        ("--zzz", "--zzz: no such option; none of the 1"),
     ],
 )
-def test_a_list_with_spaces_is_answered_with_commas(fail, line, written):
-    said = fail(*line.split(), code=CONFIG)
-    assert said.startswith("phalanx train: --l") and "problems" not in said
-    assert said.endswith(f": a list has commas and no spaces; write {written}")
+def test_an_option_in_another_spelling_is_answered_and_never_with_one_that_is_given(
+    fail, words, said
+):
+    assert fail("plan", "demo", *words.split(), code=CONFIG).startswith(f"phalanx plan: {said}")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("--precision 16-mixed", "it is 16.32 here, with --half-type float16 --auto-loss-scaling"),
+        ("--precision bf16", "it is 16.32 here, with --half-type bfloat16, which is the default"),
+        (
+            "--optimizer adam",
+            "it is adamw here, with --weight-decay 0 to be Adam; its L2 decay is "
+            "--l2-regularization",
+        ),
+        ("--lr-schedule onecycle", "it is cosine here, with --warmup-epoch 25%"),
+        ("--optimizer lion", "there is no such optimizer; the nearest is adamw"),
+    ],
+)
+def test_what_other_programs_call_a_value_is_answered_with_ours(fail, words, answer):
+    flag, value = words.split()
+    said = fail("plan", "demo", flag, value, code=CONFIG)
+    assert said == f"phalanx plan: {flag}: no choice is called {value!r}; {answer}"
+
+
+def test_so_are_datasets_and_devices(fail):
+    said = fail("train", "--data", "ImageFolder", code=CONFIG)
+    assert said == "phalanx train: --data: no dataset is called 'ImageFolder'; it is folder here"
+    said = fail("plan", "demo", "--device", "gpu", code=CONFIG)
+    assert said.endswith("or mps, got 'gpu'; it is cuda here, or cuda:0 for the first one")
+
+
+def test_a_keyword_of_another_program_is_answered_with_ours():
+    with pytest.raises(ConfigError) as caught:
+        phalanx.train("demo", max_epochs=3, opt="sgd", precision="16-mixed")
+    assert "--max-epochs: no such option; it is --epochs here\n" in str(caught.value)
+    assert "--opt: no such option; it is --optimizer here\n" in str(caught.value)
+    assert "'16-mixed'; it is 16.32 here, with --half-type float16" in str(caught.value)
 
 
 def test_a_preset_may_follow_a_list(capsys):
@@ -245,8 +291,8 @@ def test_a_class_folder_without_an_image_is_named(fail):
     Path("pets/train/fish").mkdir()
     said = fail("train", "--data", "folder", "--data-dir", "pets", code=DATA)
     for name in ("bird", "fish"):
-        assert f"pets/train/{name}: no .jpg, .jpeg, .png file in this class folder" in said
-    assert said.endswith("add images to these folders, rename them or remove them")
+        assert f"pets/train/{name}: no image in this class folder" in said
+    assert said.endswith("add what is missing, rename these or remove them")
 
 
 def test_one_class_is_not_enough(fail):
@@ -260,14 +306,14 @@ def test_a_class_that_training_never_saw_is_named(fail):
     for name in ("train/cat", "train/dog", "val/cat", "val/dogs"):
         add_images(f"pets/{name}")
     said = fail("train", "--data", "folder", "--data-dir", "pets", code=DATA)
-    assert "pets/val/dogs: train/ has no such class; did you mean 'dog'?" in said
+    assert "pets/val/dogs: the training data has no such class; did you mean 'dog'?" in said
 
 
 def test_images_to_predict_that_are_not_there(fail):
     assert "x.png: no such file or folder" in fail("predict", "runs/a", "x.png", code=DATA)
     Path("empty").mkdir()
     said = fail("predict", "runs/a", "empty", code=DATA)
-    assert "empty: no JPEG or PNG image in this folder" in said
+    assert "empty: no image in this folder; " in said
 
 
 # --- runs ---
@@ -277,7 +323,7 @@ def test_a_run_folder_that_exists_is_left_alone(fail):
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/run.json").write_text("{}")
     said = fail("train", "--run-dir", "runs/a", code=CONFIG)
-    assert said.startswith("phalanx train: --run-dir runs/a: holds a run already; ")
+    assert said.startswith("phalanx train: --run-dir runs/a: already holds a run; ")
     assert "--resume runs/a" in said
     Path("notes").mkdir()
     Path("notes/diary.txt").write_text("dear diary")
@@ -310,7 +356,7 @@ def test_a_damaged_run_is_refused(fail):
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/run.json").write_text("{")
     said = fail("train", "--resume", "runs/a", code=CHECKPOINT)
-    assert "runs/a/run.json: is damaged, it is not JSON" in said
+    assert "runs/a/run.json: is damaged: it is not JSON" in said
 
 
 def test_a_file_where_a_folder_should_be_is_a_disk_error(fail):

@@ -57,7 +57,7 @@ def test_records_that_are_no_text(capsys, tmp_path, digits):
     deep = "[" * 100_000
     (run / "run.json").write_text(deep)
     assert main(["report", str(run)]) == 4
-    assert "run.json: is damaged, it is not JSON" in capsys.readouterr().err
+    assert "run.json: is damaged: it is not JSON" in capsys.readouterr().err
 
 
 def test_paths_and_numbers_that_are_none(tmp_path, monkeypatch):

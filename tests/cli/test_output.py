@@ -12,6 +12,7 @@ from PIL import Image
 
 from phalanx.cli.main import main
 from phalanx.report.terminal import clean
+from small_runs import small_run
 
 HOSTILE = "c\x1b[2J\x07\x7f\u009b\u202eb"
 STEERING = ("\x1b", "\x07", "\x7f", "\u009b", "\u202e")
@@ -130,6 +131,18 @@ def test_a_full_standard_output_is_code_6(command, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_a_run_whose_output_does_not_fit_is_trained_and_is_code_6(digits, tmp_path):
+    words = " ".join(small_run(digits, tmp_path / "run", steps=1, workers=0))
+    done = run_in_shell(f"PHALANX {words} >/dev/full", tmp_path)
+    assert done.returncode == 6
+    assert done.stderr == (
+        "phalanx train: standard output: could not be written (No space left on device); the run "
+        f"went on to its end, and {tmp_path / 'run' / 'log.txt'} has what is missing here\n"
+    )
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
+    assert "valid top-1" in (tmp_path / "run" / "log.txt").read_text()
+
+
 def test_a_full_or_closed_standard_error_changes_no_code(tmp_path):
     for where in ("/dev/full", "&-"):
         assert run_in_shell(f"PHALANX nothing 2>{where}", tmp_path).returncode == 2
@@ -169,7 +182,7 @@ def test_a_file_the_system_refuses_is_code_6(tmp_path, capsys):
     assert main(["validate", "a" * 300]) == 6
     assert capsys.readouterr().err == (
         f"phalanx validate: {'a' * 60}... (300 characters): File name too long; "
-        "mend that, or name another file\n"
+        "fix that, or name another file\n"
     )
 
 

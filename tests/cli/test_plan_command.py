@@ -107,8 +107,8 @@ def test_one_is_not_counted_as_many(told):
 
 def test_the_demo_may_be_as_short_as_one_likes(told, as_json):
     assert as_json()["plan"]["warmup_steps"] == 10, "the same steps as ever"
-    for steps in ("1", "5", "9"):
-        assert told("--steps", steps)["learning rate"].endswith("warm-up 1 step")
+    for steps, warmup in {"1": "0 steps", "5": "1 step", "9": "1 step"}.items():
+        assert told("--steps", steps)["learning rate"].endswith(f"warm-up {warmup}")
 
 
 SIZE = re.compile(r"(?:^|, |; |: )(less |peak |[a-z ]*?)([\d.]+) (B|[KMG]iB)")

@@ -62,7 +62,7 @@ def test_the_counts_of_imagenet_are_the_published_ones(capsys):
 
 def test_a_plan_of_published_counts_says_that_no_file_was_looked_at(capsys, few):
     assert main(["plan", "imagenet-resnet50", *QUICK]) == 0
-    line = "counts        published ones; no file was looked at\n"
+    line = "counts        published counts; no files were read\n"
     assert line in capsys.readouterr().out
     small = ("--batch-size", "2", "--gradient-accumulation", "1")
     assert main(["plan", "imagenet-resnet50", *QUICK, "--data-dir", str(few), *small]) == 0

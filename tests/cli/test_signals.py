@@ -42,14 +42,14 @@ def test_a_signal_while_a_command_starts(name, number, monkeypatch, capsys):
     assert main([*name.split(), "x"]) == (STOPPED if name in RESUMABLE else LEFT)
     printed = capsys.readouterr().err
     assert printed.startswith(f"phalanx {name}: stopped by {signal.Signals(number).name}; ")
-    end = "start the same command again to go on\n"
+    end = "run the same command again to continue\n"
     assert printed.endswith(end if name in RESUMABLE else "nothing was changed\n")
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_a_signal_before_a_run_has_its_folder_leaves_nothing(digits, tmp_path, monkeypatch):
     words = small_run(digits, tmp_path / "run", steps=1)
-    for place in ("phalanx.assemble.prepare:plan_run", "phalanx.report.folder:to_json"):
+    for place in ("phalanx.assemble.prepare:plan_new_run", "phalanx.report.folder:to_json"):
         with monkeypatch.context() as patch:
             signal_instead_of(patch, place)
             assert main(words) == STOPPED
@@ -68,7 +68,7 @@ def test_a_signal_outside_of_the_loop_leaves_a_run_to_resume(
     with monkeypatch.context() as patch:
         signal_instead_of(patch, f"phalanx.assemble.train:{place}")
         assert main(small_run(digits, run, steps=2)) == STOPPED
-    assert f"go on with: phalanx train --resume {run}\n" in capsys.readouterr().err
+    assert f"continue with: phalanx train --resume {run}\n" in capsys.readouterr().err
     assert main(["train", "--resume", str(run)]) == 0
     assert (run / "report.html").exists()
 
@@ -84,14 +84,14 @@ def test_a_process_that_is_signalled_before_its_first_step(number, digits, tmp_p
     _, err = process.communicate(timeout=60)
     assert process.returncode == STOPPED and "Traceback" not in err
     # either the run is there, or the same command can make it
-    assert f"--resume {run}" in err if run.exists() else "start the same command again" in err
+    assert f"--resume {run}" in err if run.exists() else "run the same command again" in err
 
 
 def test_an_average_that_was_stopped_is_made_by_the_same_command(finished, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         signal_instead_of(patch, "phalanx.assemble.average:score_checkpoint")
         assert main(["average", str(finished)]) == STOPPED
-    assert "the run's checkpoints are whole" in capsys.readouterr().err
+    assert "the run's checkpoints are intact" in capsys.readouterr().err
     assert main(["average", str(finished)]) == 0
 
 
@@ -118,7 +118,7 @@ def test_a_build_that_was_stopped_goes_on(form, digits, tmp_path, monkeypatch, c
     with monkeypatch.context() as patch:
         patch.setattr("phalanx.cli.data_build.ImageProgress.__call__", stop_late)
         assert main([*words("stopped"), "--workers=1"]) == STOPPED
-    assert "what is built stays: start the same command again" in capsys.readouterr().err
+    assert "what has been built is kept: run the same command again" in capsys.readouterr().err
     assert not list((tmp_path / "stopped").rglob("*.part"))
     assert (
         main([*words("stopped"), "--workers=1"]) == main([*words("straight"), "--workers=1"]) == 0

@@ -40,12 +40,12 @@ def test_a_dry_run_tells_everything_and_writes_nothing(file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ([], CONFIG, "name the YAML file of the sweep, or a folder to go on with: --resume DIR"),
+        ([], CONFIG, "name the YAML file of the sweep, or a folder to continue: --resume DIR"),
         (["no.yaml"], CONFIG, "no.yaml: no such file"),
-        (["."], CONFIG, ".: is a folder; go on with a sweep by --resume ."),
-        (["--resume", "x"], CHECKPOINT, "x: there is no such folder; begin one with: phalanx swee"),
-        (["--resume", "."], CHECKPOINT, ".: holds no sweep; begin one with: phalanx sweep FILE"),
-        (["rates.yaml", "--resume", "."], CONFIG, "--resume DIR goes on with the sweep in DIR"),
+        (["."], CONFIG, ".: is a folder; to continue a sweep, give --resume ."),
+        (["--resume", "x"], CHECKPOINT, "x: there is no such folder; start one with: phalanx swee"),
+        (["--resume", "."], CHECKPOINT, ".: holds no sweep; start one with: phalanx sweep FILE"),
+        (["rates.yaml", "--resume", "."], CONFIG, "--resume DIR continues the sweep in DIR"),
         (["rates.yaml", "--trails", "3"], CONFIG, "--trails: no such option"),
         (["rates.yaml", "--sweep-dir", "rates.yaml"], CONFIG, "--sweep-dir rates.yaml: is a file"),
     ],

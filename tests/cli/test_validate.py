@@ -1,16 +1,21 @@
-"""`phalanx validate --all`: what it scores beside checkpoints, and what it says without any."""
+"""`phalanx validate` and `predict`: which checkpoint they use, and what else can be scored."""
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import phalanx
+from phalanx.assemble.scorable import choose_checkpoint, plan_checkpoint, read_checkpoint
 from phalanx.cli.main import main
+from phalanx.engine.checkpoint_store import list_checkpoints, read_files, write_checkpoint_as
 from small_runs import small_run
 
-CHECKPOINT = 4
+CONFIG, CHECKPOINT = 2, 4
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,7 @@ def test_the_batch_that_is_scored_in_changes_no_answer_and_no_early_digit(run, c
         capsys.readouterr()
         assert main(["validate", str(run), "--json", f"--valid-batch-size={size}"]) == 0
         rows.append(json.loads(capsys.readouterr().out))
+        assert rows[-1].pop("images_per_second") > 0
     loss = rows[0].pop("loss")
     for row in rows[1:]:
         assert row.pop("loss") == pytest.approx(loss, rel=1e-8)
@@ -77,10 +83,202 @@ def test_the_average_in_a_checkpoint_is_scored_by_name(run, capsys):
     assert scored(capsys, "validate", str(file)) == {str(file): losses(run, "averaged.csv")[18]}
 
 
-def test_all_without_checkpoints_tells_the_way_out(run, capsys):
+def test_without_checkpoints_the_way_out_is_told(run, capsys):
     shutil.rmtree(run / "checkpoints")
     told = []
     for words in ([], ["--all"]):
         assert main(["validate", str(run), *words]) == CHECKPOINT
         told.append(capsys.readouterr().err)
-    assert told[0] == told[1] and f"goes on with: phalanx train --resume {run}" in told[0]
+    assert told[0] == told[1] and f"{run / 'checkpoints'} is empty or gone; restore it" in told[0]
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("ckpts-per-epoch: '1'", "ckpts-per-epoch: '0'"))
+    assert main(["validate", str(run)]) == CHECKPOINT
+    assert "it was trained with --ckpts-per-epoch 0, which keeps no" in capsys.readouterr().err
+    (run / "summary.json").unlink()
+    assert main(["validate", str(run)]) == CHECKPOINT
+    assert f"go on with it: phalanx train --resume {run}\n" in capsys.readouterr().err
+
+
+# --- which checkpoint ---
+
+
+@pytest.fixture
+def peaked(run) -> Path:
+    """The run as if its second checkpoint had scored best."""
+    (run / "checkpoints" / "best").unlink()
+    (run / "checkpoints" / "best").symlink_to("step-00000012")
+    return run
+
+
+@pytest.fixture
+def image(tmp_path) -> Path:
+    Image.new("L", (12, 12), 90).save(tmp_path / "a.png")
+    return tmp_path / "a.png"
+
+
+CHOICES = {
+    "": (12, "step 12, the best checkpoint; --checkpoint last takes the newest, step 18"),
+    "best": (12, "step 12, the best checkpoint"),
+    "LAST": (18, "step 18, the newest checkpoint"),
+    "6": (6, "step 6"),
+}
+
+
+@pytest.mark.parametrize("wanted", CHOICES)
+def test_the_best_checkpoint_is_used_unless_another_is_asked_for(peaked, image, capsys, wanted):
+    step, told = CHOICES[wanted]
+    words = ["--checkpoint", wanted] if wanted else []
+    assert main(["validate", str(peaked), *words]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"{peaked}: {told}\n"
+    assert re.match(rf".*/step-{step:08}: top-1 .*, loss [\d.]+, [\d,.]+ images/s\n$", said.out)
+    assert main(["predict", str(peaked), str(image), *words]) == 0
+    answer = capsys.readouterr()
+    assert answer.err == f"{peaked}: {told}\n"
+    by_path = ["predict", str(peaked / "checkpoints" / f"step-{step:08}"), str(image)]
+    assert main(by_path) == 0
+    named = capsys.readouterr()
+    assert (named.out, named.err) == (answer.out, "")
+
+
+def test_where_the_best_is_the_newest_or_none_was_scored(run, capsys):
+    assert main(["validate", str(run)]) == 0
+    assert f"{run}: step 18, the best checkpoint and the newest\n" in capsys.readouterr().err
+    (run / "checkpoints" / "best").unlink()  # as a copy that leaves links out
+    assert choose_checkpoint(run)[0].name == "step-00000018"
+    for checkpoint in list_checkpoints(run / "checkpoints"):
+        files = read_files(checkpoint)
+        facts = json.loads(files["facts.json"])
+        facts["state"]["scores"] = {}
+        write_checkpoint_as(
+            checkpoint.parent, checkpoint.name, {**files, "facts.json": json.dumps(facts).encode()}
+        )
+    assert choose_checkpoint(run)[1] == "step 18, the newest checkpoint; none was scored"
+    assert main(["validate", str(run), "--checkpoint", "best"]) == CHECKPOINT
+    assert (
+        f"{run}: no best checkpoint is known, because none that is kept was scored; "
+        "--checkpoint last takes the newest, step 18\n" in capsys.readouterr().err
+    )
+
+
+def test_the_scores_tell_the_best_where_a_copy_left_the_link_out(run):
+    (run / "checkpoints" / "best").unlink()
+    newest = run / "checkpoints" / "step-00000018"
+    files = read_files(newest)
+    facts = json.loads(files["facts.json"])
+    facts["state"]["scores"] = {"6": 0.5, "12": 0.9, "15": 1.0, "18": 0.8}
+    files["facts.json"] = json.dumps(facts).encode()
+    write_checkpoint_as(newest.parent, newest.name, files)
+    assert choose_checkpoint(run)[0].name == "step-00000012"
+
+
+WRONG_CHOICES = {
+    "7": (CHECKPOINT, "RUN: no checkpoint of step 7 is kept, only of steps 6, 12 and 18"),
+    "newest": (CONFIG, "--checkpoint: wants last, best or a step such as 1000, got 'newest'"),
+    "last --all": (CONFIG, "--checkpoint last: --all scores every checkpoint; give one of the two"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG_CHOICES)
+def test_a_checkpoint_that_cannot_be_chosen(run, capsys, words):
+    code, told = WRONG_CHOICES[words]
+    assert main(["validate", str(run), "--checkpoint", *words.split()]) == code
+    assert told.replace("RUN", str(run)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["best", "step-00000006", "step-00000018/average.safetensors"])
+def test_a_checkpoint_leaves_no_choice(run, image, capsys, name):
+    path = str(run / "checkpoints" / name)
+    for words in (["validate", path], ["predict", path, str(image)]):
+        assert main([*words, "--checkpoint", "last"]) == CONFIG
+        told = f"--checkpoint last: {path} is a checkpoint itself; leave the option out, or name"
+        assert told in capsys.readouterr().err
+
+
+def test_a_copy_without_links_keeps_its_best_checkpoint(peaked, tmp_path, capsys):
+    copy = shutil.copytree(peaked, tmp_path / "copy")
+    store = copy / "checkpoints"
+    assert (store / "best").is_dir() and not (store / "best").is_symlink()
+    assert choose_checkpoint(copy)[0] == store / "step-00000012"
+    shutil.rmtree(store / "step-00000012")  # the folder may be all that is left of it
+    assert main(["validate", str(copy)]) == 0
+    assert f"{copy}: step 12, the best checkpoint; " in capsys.readouterr().err
+    shutil.rmtree(store / "step-00000018")
+    (copy / "summary.json").unlink()
+    assert main(["train", "--resume", str(copy)]) == 0, capsys.readouterr().err
+    assert "resumed at step 12" in capsys.readouterr().out
+    assert (store / "best").is_symlink() and (store / "step-00000012").is_dir()
+    hashes = [
+        json.loads((r / "summary.json").read_text())["weights_sha256"] for r in (copy, peaked)
+    ]
+    assert hashes[0] == hashes[1]
+
+
+def test_a_damaged_copy_of_the_best_is_named(peaked, tmp_path, capsys):
+    copy = shutil.copytree(peaked, tmp_path / "copy")
+    (copy / "summary.json").unlink()
+    best = copy / "checkpoints" / "best"
+    (best / "weights.safetensors").write_bytes(b"cut")
+    assert main(["train", "--resume", str(copy)]) == CHECKPOINT
+    assert f"Remove {best}: it is only a copy of the best" in capsys.readouterr().err
+
+
+# --- presets and models ---
+
+
+def test_the_batch_size_of_other_programs_is_that_of_scoring(run, capsys):
+    assert main(["validate", str(run), "--batch-size=7", "--valid-batch-size=8"]) == CONFIG
+    told = "--batch-size 7: means the same as --valid-batch-size when scoring, which is 8"
+    assert told in capsys.readouterr().err
+    read = read_checkpoint(run, {"batch-size": "7"})
+    assert plan_checkpoint(read).valid_batch == 7 and read.settings.config.data.batch_size == 16
+
+
+def test_a_preset_is_scored_with_weights_from_elsewhere(digits, run, tmp_path, capsys):
+    preset = tmp_path / "mine.yaml"
+    preset.write_text(f"data: mnist\ndata-dir: {digits}\nmodel: resnet8\nimage-size: 12\n")
+    weights = run / "checkpoints" / "step-00000018" / "weights.safetensors"
+    assert main(["validate", str(run), "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    words = ["--init-weights", str(weights), "--json"]
+    for target in ([str(preset)], ["--config", str(preset)]):
+        assert main(["validate", *target, *words]) == 0
+        said = capsys.readouterr()
+        assert f"mine.yaml: resnet8 on mnist, with the weights of {weights}\n" in said.err
+        assert json.loads(said.out)["loss"] == expected["loss"]
+    assert phalanx.validate(preset, init_weights=weights).loss == expected["loss"]
+
+
+def test_the_options_of_the_seeds_are_taken(capsys):
+    words = "validate resnet8 --data generated --image-size 16 --batch-size 2 --device cpu"
+    seeds = "--precision 32.32 --half-partials --eight-bit-io --repeat 3 --workers 0"
+    assert main([*words.split(), *seeds.split()]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("resnet8: top-1 ") and "of 20 images" in said.out
+    assert said.err == (
+        "resnet8 on generated, with random weights, so the score is chance\n"
+        "note: --half-partials has no effect with --precision 32.32, only with 16.32 and 16.16\n"
+    )
+
+
+WRONG_TARGETS = {
+    "demo --checkpoint last": (CONFIG, "--checkpoint last: demo is no run, so it has no checkpoi"),
+    "demo --all": (CONFIG, "--all: demo is no run, so it has no checkpoints; leave it out"),
+    "demos": (CHECKPOINT, "demos: no such run, checkpoint, preset or model; did you mean 'demo'?"),
+    "resnet8 --model resnet9": (CONFIG, "--model resnet9: the model is resnet8 already; name one"),
+    "resnet8 --config demo": (CONFIG, "--config demo: resnet8 is named already; give one"),
+    "gone.yaml": (CONFIG, "gone.yaml: no such file; `phalanx presets ls` lists the presets"),
+    "demo --init-weights gone.pth": (CHECKPOINT, "gone.pth: no such file; --init-weights wants"),
+    "w.safetensors": (CHECKPOINT, "phalanx validate MODEL --init-weights w.safetensors"),
+    "resnet8 --repeat 0": (CONFIG, "--repeat: wants a whole number from 1 to 10,000, got '0'"),
+    "": (CONFIG, "name what to score: a run, a checkpoint, a preset or a model; phalanx validate"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG_TARGETS)
+def test_what_cannot_be_scored_is_refused(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("w.safetensors").write_bytes(b"")
+    code, told = WRONG_TARGETS[words]
+    assert main(["validate", *words.split()]) == code
+    assert told in capsys.readouterr().err

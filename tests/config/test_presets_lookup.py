@@ -89,7 +89,10 @@ def test_a_misspelt_preset_names_the_near_one():
         read_settings("kitten")
     with pytest.raises(ConfigError, match=r"dmeo: .*did you mean 'demo'"):
         read_settings("dmeo")
-    with pytest.raises(ConfigError, match=r"zzz: .* exist; `phalanx presets ls` lists them"):
+    with pytest.raises(
+        ConfigError,
+        match=r"zzz: .*; none of the \d+ known names is close to it; `phalanx presets ls` lists",
+    ):
         read_settings("zzz")
 
 

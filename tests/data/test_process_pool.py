@@ -42,3 +42,31 @@ def test_code_in_the_current_folder_is_never_imported(tmp_path, monkeypatch):
     done = run_phalanx("data", "verify", "photos", "--workers", "2", cwd=tmp_path)
     assert not (tmp_path / "ran").exists()
     assert done.returncode == 0, done.stderr
+
+
+def _warn_of(name: str) -> None:
+    print(f"{name}: odd", file=sys.stderr, flush=True)
+
+
+def test_a_name_that_a_process_prints_cannot_steer_the_terminal(capfd):
+    with SpawnExecutor(1) as executor:
+        executor.submit(_warn_of, "a\x1b[2J\rb").result()
+    assert capfd.readouterr().err == "a\\u001b[2J\\u000db: odd\n"
+
+
+WORKER = """
+import sys
+from phalanx.data.loading import worker
+worker._LoaderWorker = lambda start: print("a" + chr(27) + "[2J", file=sys.stderr) or sys.exit(3)
+worker.main()
+"""
+
+
+def test_nor_can_one_that_a_worker_of_the_loader_prints():
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen([sys.executable, "-c", WORKER], stdin=pipe, stderr=pipe)
+    assert worker.stdin is not None and worker.stderr is not None
+    with worker:
+        worker.stdin.write(b"{}\n")
+        worker.stdin.flush()  # it leaves at once when its stdin ends
+        assert worker.stderr.read() == b"a\\u001b[2J\n"

@@ -85,7 +85,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, number):
         state.model.fc.weight[3, 2] = number
     state.step = 7
     saver.save(state)
-    with pytest.raises(DivergedError, match=r"step 7: fc.weight is not finite any more and was"):
+    with pytest.raises(DivergedError, match=r"step 7: fc.weight is no longer finite and was"):
         saver.wait()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000000"]
 
@@ -144,7 +144,7 @@ def test_a_newer_format_and_a_stranger_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="newer than this Phalanx reads"):
         read_files(checkpoint)
     (checkpoint / "manifest.json").write_text("not json")
-    with pytest.raises(CheckpointError, match="damaged, or not of Phalanx"):
+    with pytest.raises(CheckpointError, match="damaged, or not written by Phalanx"):
         read_files(checkpoint)
     with pytest.raises(CheckpointError, match="not a Phalanx checkpoint"):
         read_files(tmp_path)

@@ -73,7 +73,7 @@ def test_an_image_and_its_mirror_image_are_scored_together():
 def test_nothing_to_score_is_said():
     with pytest.raises(DataError, match="no image to score"):
         evaluate(Fixed(), [], options=RULE)
-    with pytest.raises(DataError, match="none of the validation split decodes"):
+    with pytest.raises(DataError, match="no image of the validation split can be decoded"):
         evaluate(Fixed(), [batch([[1.0, 0.0]], [0], [-1])], options=RULE)
 
 
@@ -92,17 +92,19 @@ def trained(digits, tmp_path_factory):
 def scores(capsys, *words):
     capsys.readouterr()
     assert main(["validate", *map(str, words), "--json"]) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(row.pop("images_per_second") > 0 for row in rows)
+    return rows
 
 
 def test_a_score_does_not_depend_on_batch_size_or_workers(trained, capsys):
     summary = json.loads((trained / "summary.json").read_text())
     for size in (1, 7, 16, 39, 40, 41, 1000):
-        (row,) = scores(capsys, trained, "--valid-batch-size", size)
+        (row,) = scores(capsys, trained, "--checkpoint=last", "--valid-batch-size", size)
         assert row["scored"] == 40
         assert row["top1"] == summary["top1"], f"batch size {size}"
         assert row["loss"] == pytest.approx(scores_loss(trained), rel=1e-5)
-    (row,) = scores(capsys, trained, "--workers", 2)
+    (row,) = scores(capsys, trained, "--checkpoint=last", "--workers", 2)
     assert (row["scored"], row["top1"]) == (40, summary["top1"])
 
 
@@ -117,6 +119,7 @@ def test_all_checkpoints_and_one_of_them(trained, capsys):
     assert every == scores(capsys, trained / "checkpoints", "--all")
     (best,) = scores(capsys, trained / "checkpoints" / "best")
     assert best["top1"] == max(row["top1"] for row in every)
+    assert scores(capsys, trained) == [best], "the best one speaks for its run"
     assert main(["validate", str(trained / "checkpoints")]) == 4
     assert "--all" in capsys.readouterr().err
 
@@ -125,5 +128,5 @@ def test_a_fresh_model_says_so(digits, capsys):
     words = ["resnet8", "--data", "mnist", "--data-dir", str(digits)]
     assert main(["validate", *words, "--json"]) == 0
     captured = capsys.readouterr()
-    assert "fresh model" in captured.err
+    assert captured.err == "resnet8 on mnist, with random weights, so the score is chance\n"
     assert json.loads(captured.out)["scored"] == 40

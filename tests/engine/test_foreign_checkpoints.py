@@ -60,7 +60,7 @@ def test_a_manifest_whose_entries_are_no_entries(entry, stopped, checkpoint, cap
     manifest = json.loads((checkpoint / "manifest.json").read_bytes())
     manifest["files"]["facts.json"] |= entry
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    assert_refused(stopped, capsys, "manifest.json: damaged, or not of Phalanx")
+    assert_refused(stopped, capsys, "manifest.json: damaged, or not written by Phalanx")
 
 
 def test_a_manifest_does_not_name_files_elsewhere(stopped, checkpoint, capsys):
@@ -69,7 +69,7 @@ def test_a_manifest_does_not_name_files_elsewhere(stopped, checkpoint, capsys):
     entry = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
     manifest["files"]["../../run.json"] = entry
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    assert_refused(stopped, capsys, "manifest.json: damaged, or not of Phalanx")
+    assert_refused(stopped, capsys, "manifest.json: damaged, or not written by Phalanx")
 
 
 @pytest.mark.parametrize("content", ["[]", "7", "{}", "no JSON", "[" * 100_000, '"\\ud800"'])
@@ -92,11 +92,14 @@ def test_facts_with_something_else_in_them(name, value, stopped, checkpoint, cap
 
 def test_facts_that_lack_something_deeper(stopped, checkpoint, capsys):
     facts = json.loads((checkpoint / "facts.json").read_bytes())
-    for changes in ({"preprocessing": {"image_size": 12, "x": 1}}, {"state": {"step": 2}}):
+    for changes in (
+        {"preprocessing": {"image_size": 12, "exif_orientation": True, "x": 1}},
+        {"state": {"step": 2}},
+    ):
         write_file(checkpoint, "facts.json", json.dumps(facts | changes).encode())
         command = ["train", "--resume"] if "state" in changes else ["validate"]
         assert main([*command, str(stopped)]) == 4
-        assert "facts.json: is damaged, or not of Phalanx (" in capsys.readouterr().err
+        assert "facts.json: is damaged, or was not written by Phalanx (" in capsys.readouterr().err
 
 
 def test_a_run_json_that_lacks_something(stopped, capsys):
@@ -112,10 +115,16 @@ def test_a_run_json_that_lacks_something(stopped, capsys):
 def test_tensors_that_are_none(name, stopped, checkpoint, capsys):
     write_file(checkpoint, name, b"no tensors")
     assert main(["train", "--resume", str(stopped)]) == 4
-    assert f"{name}: is damaged, or not of Phalanx (SafetensorError" in capsys.readouterr().err
+    assert (
+        f"{name}: is damaged, or was not written by Phalanx (SafetensorError"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_optimizer_of_another_model(stopped, checkpoint, capsys):
     write_file(checkpoint, FILES[2], (checkpoint / FILES[1]).read_bytes())
     assert main(["train", "--resume", str(stopped)]) == 4
-    assert "optimizer.safetensors: is damaged, or not of Phalanx (" in capsys.readouterr().err
+    assert (
+        "optimizer.safetensors: is damaged, or was not written by Phalanx ("
+        in capsys.readouterr().err
+    )

@@ -24,14 +24,14 @@ def test_the_last_few_checkpoints_are_taken(count, there, taken):
         (
             5,
             3,
-            "--weight-avg-n 5: runs/x/checkpoints holds 3 checkpoints to average, 5 are wanted; "
-            "give --weight-avg-n 3, or --keep 5 to the training, which keeps more of them",
+            "--weight-avg-n 5: runs/x/checkpoints holds 3 checkpoints to average, 5 are needed; "
+            "give --weight-avg-n 3, or train with --keep 5 to keep more",
         ),
         (
             None,
             1,
-            "runs/x/checkpoints holds 1 checkpoint to average, 2 are wanted; give --keep 2 to the "
-            "training, which keeps more of them",
+            "runs/x/checkpoints holds 1 checkpoint to average, 2 are needed; train with --keep 2 "
+            "to keep more",
         ),
     ],
 )
@@ -42,7 +42,7 @@ def test_more_checkpoints_than_there_are_is_refused_with_the_way_out(count, ther
 
 
 def test_all_of_one_checkpoint_is_no_average():
-    with pytest.raises(ConfigError, match="holds 1 checkpoint to average, 2 are wanted"):
+    with pytest.raises(ConfigError, match="holds 1 checkpoint to average, 2 are needed"):
         Averaging(count=-1).count_among(1, where=SHELF)
 
 

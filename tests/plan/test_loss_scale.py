@@ -90,7 +90,7 @@ def test_one_scale_stays():
             128,
             16,
             "--initial-loss-scaling: 128 is more than --loss-scaling 16, and it only grows; "
-            "exchange them, or leave the initial one away",
+            "swap them, or leave the initial one out",
         ),
     ],
 )

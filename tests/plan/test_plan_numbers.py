@@ -68,7 +68,7 @@ def test_steps_that_are_asked_for_are_taken():
 
 
 def test_less_than_one_step_is_refused_with_the_way_out():
-    with pytest.raises(ConfigError, match=r"--epochs: 0\.001 .*not one step; .*--batch-size"):
+    with pytest.raises(ConfigError, match=r"--epochs: 0\.001 .*less than one step; .*--batch-size"):
         plan_for(8000, epochs=0.001)
     with pytest.raises(ConfigError, match=r"--epoch-tail drop: 63 images .*64; make it 63"):
         plan_for(63, epoch_tail="drop")
@@ -139,7 +139,7 @@ def test_a_device_that_is_named_is_kept(device):
     assert resolve_device(device) == device
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0,", "cpu:0", "", "CUDA"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0,", "cpu:0", ""])
 def test_a_device_that_is_none_is_refused(device):
     with pytest.raises(ConfigError, match=r"--device: wants auto, cpu, cuda, cuda:0,2 or mps"):
         read_settings("demo", {"device": device})

@@ -57,7 +57,7 @@ def test_one_problem_stands_alone_and_the_length_comes_first():
     (line,) = refused("demo", {"warmup-epoch": "20"})
     assert line.startswith("--warmup-epoch: 20ep is 2500 steps, longer than the run of 1000; ")
     (line,) = refused("demo", {**WRONG, "epochs": "0.001"})
-    assert line.startswith("--epochs: 0.001 epochs of 125 steps are not one step")
+    assert line.startswith("--epochs: 0.001 epochs of 125 steps are less than one step")
 
 
 def test_problems_name_the_line_of_the_file(tmp_path, monkeypatch):

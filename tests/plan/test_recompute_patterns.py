@@ -90,7 +90,7 @@ REFUSED = {
     "zzz": r"no module of resnet8 matches 'zzz'; it has conv1, bn1, act1 and \d+ more; "
     r"for example \.\*conv\.\*$",
     "layer4/.*": r"no module of resnet8 matches 'layer4/\.\*'; it has ",
-    "conv(": r"'conv\(' is no regular expression: missing \)",
+    "conv(": r"'conv\(' is not a regular expression: missing \)",
 }
 
 
@@ -144,8 +144,8 @@ def test_classes_and_counts_of_regular_expressions_reach_the_modules():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[", "'[' is no regular expression"),
-        ("conv,[a", "'[a' is no regular expression"),
+        ("[", "'[' is not a regular expression"),
+        ("conv,[a", "'[a' is not a regular expression"),
         ("[]", "'[]' names no module; give patterns with commas, such as .*conv.*, or leave it"),
         ("", "'' names no module"),
     ],

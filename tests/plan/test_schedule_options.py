@@ -87,7 +87,7 @@ def test_a_warmup_that_leaves_nothing_to_a_schedule_that_waits():
         ("3,9,6", "6ep follows 9ep but is not later; write 3ep,6ep,9ep"),
         ("5,50%", "50% follows 5ep but is not later; write 5ep"),
         ("60%,5", "5ep follows 60% but is not later; write 5ep,60%"),
-        ("0,5", "0ep is the very start; lower --lr instead"),
+        ("0,5", "0ep is the start of the run; lower --lr instead"),
     ],
 )
 def test_milestones_out_of_order(milestones, said):
@@ -104,7 +104,7 @@ def test_shares_out_of_order():
 @pytest.mark.parametrize("share", ["30", "1", "0"])
 def test_shares_that_are_none(share):
     assert refused(shape="step", drop_after=share) == (
-        f"--lr-drop-after: {share} is no share of the run; give numbers between 0 and 1, "
+        f"--lr-drop-after: {share} is not a share of the run; give numbers between 0 and 1, "
         f"such as 0.5,0.75, or epochs with --lr-epoch-decay"
     )
 
@@ -141,7 +141,7 @@ def test_a_factor_of_nothing(shape):
 
 
 def test_no_time_to_fall_in():
-    said = "0ep is no time to fall in; make it longer or leave it away"
+    said = "0ep is too short to fall in; make it longer or leave it out"
     assert refused(length="0ep") == f"--lr-decay-length: {said}"
     assert refused(shape="exponential", period="0ep") == f"--lr-decay-period: {said}"
 
@@ -155,7 +155,7 @@ def test_two_ways_to_hold_the_rate():
 def test_a_staircase_whose_only_tread_is_nothing():
     assert refused(RunLength(10, Fraction(10)), warmup="5st", staircase=True) == (
         "--lr-staircase: the only epoch would keep the rate of its first step, which the "
-        "warm-up makes 0; leave one of them away, or train longer"
+        "warm-up makes 0; leave one of them out, or train longer"
     )
 
 

@@ -35,6 +35,28 @@ UNUSED = [
     ("full-precision-norm", "true", {"precision": "32.32"}, {"precision": "16.32"}),
     ("half-partials", "true", {"precision": "32.32"}, {"precision": "16.16"}),
     ("recompute-checkpoints", "conv", {}, {"enable-recompute": "true"}),
+    ("lr-decay", "0.5", {"lr-schedule": "cosine"}, {"lr-schedule": "exponential"}),
+    ("lr-power", "3", {}, {"lr-schedule": "polynomial"}),
+    ("lr-end-ratio", "0.1", {"lr-schedule": "constant"}, {"lr-schedule": "cosine"}),
+    ("lr-scheduler-freq", "2", {"lr-schedule": "constant"}, {}),
+    ("warmup-mode", "mask", {"warmup-epoch": "0st"}, {}),
+    ("optimizer-eps", "1e-3", {}, {"optimizer": "lars"}),
+    ("norm-num-groups", "8", {}, {"norm-type": "group"}),
+    ("enable-fast-groupnorm", "true", {}, {"norm-type": "group", "norm-num-groups": "8"}),
+    ("batchnorm-momentum", "0.2", {"norm-type": "none"}, {}),
+    ("disable-stable-batchnorm", "true", {"norm-type": "none"}, {}),
+    ("norm-eps", "1e-3", {"norm-type": "none"}, {}),
+    ("zero-init-residual", "true", {"norm-type": "none"}, {}),
+    ("normalization", "mean", {"normalization-location": "none"}, {}),
+    ("validation-mode", "after", {"validation": "false"}, {}),
+    ("validation-frequency", "2", {"validation-mode": "none"}, {}),
+    ("valid-batch-size", "100", {"validation-mode": "none"}, {}),
+    ("keep", "3", {"ckpts-per-epoch": "0/1"}, {}),
+    ("first-ckpt-epoch", "2", {"ckpts-per-epoch": "0"}, {}),
+    ("weight-avg-n", "3", {}, {"weight-avg-strategy": "mean"}),
+    ("weight-avg-exp-decay", "0.5", {}, {"weight-avg-strategy": "exponential"}),
+    ("iterations", "50", {}, {"data": "generated"}),
+    ("no-fetch", "true", {}, {"data": "cifar10"}),
 ]
 
 
@@ -86,6 +108,75 @@ def test_no_preset_of_ours_has_an_option_that_changes_nothing(name):
     assert not [note for note in told if "no effect" in note]
 
 
+# --- what the user typed ---
+
+
+def typed_notes(preset: str = "demo", chosen: MachineChoice = CPU, **flags: str) -> list[str]:
+    """What is told of options that were typed."""
+    settings = read_settings(preset, {name.replace("_", "-"): t for name, t in flags.items()})
+    return list(make_plan(settings.config, FACTS, chosen, typed=settings.typed).warnings)
+
+
+def test_the_five_options_of_a_run_that_does_without_them():
+    flags = {"use_bbox_info": "true", "iterations": "100", "lr_decay": "0.5"}
+    flags |= {"norm_num_groups": "8", "weight_avg_exp_decay": "0.5"}
+    assert sorted(typed_notes(**flags)) == [
+        "--iterations has no effect with --data embedded, only with generated and synthetic",
+        "--lr-decay has no effect with --lr-schedule cosine, only with step and exponential",
+        "--norm-num-groups has no effect with --norm-type batch, only with group",
+        "--use-bbox-info has no effect with --data embedded, which has no photographs",
+        "--weight-avg-exp-decay has no effect with --weight-avg-strategy none, only with "
+        "exponential",
+    ]
+
+
+def test_what_was_typed_is_told_even_with_its_own_value_unless_it_is_off():
+    assert len(typed_notes(norm_num_groups="32")) == 1
+    assert typed_notes(use_bbox_info="false", keep_on_device="null") == []
+
+
+SIXTEEN = MachineChoice(device="cpu", precision="16.16", threads=1)
+WITHOUT_USE = [
+    ("crop-scale", "0.5,1", {}, "with --data embedded, which has no photographs"),
+    ("crop-ratio", "1,1", {}, "with --data embedded, which has no photographs"),
+    ("eval-crop", "0.9", {}, "with --data embedded, which has no photographs"),
+    ("max-bad", "3", {}, "with --data embedded, which has no files of images"),
+    ("max-pixels", "300", {}, "with --data embedded, which has no files of images"),
+    ("max-file-mib", "3", {}, "with --data embedded, which has no files of images"),
+    ("dataset-cache", "true", {}, "with --data embedded, which has no files of images"),
+    ("lr-staircase", "true", {"lr-schedule": "constant", "warmup-epoch": "0"}, "with --lr-schedule "
+     "constant and no warm-up: the rate never changes"),
+    ("zero-init-residual", "true", {"init-weights": "w"}, "with --init-weights, which say how every"
+     " block starts"),
+    ("color-jitter", "0.4", {"data": "synthetic"}, "with --data synthetic: the device makes the "
+     "images itself"),
+    ("stage1-projection", "true", {"model": "resnet29"}, "with --model resnet29: its first block "
+     "projects in any case"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "others", "why"), WITHOUT_USE)
+def test_what_the_data_or_the_network_has_no_use_for_is_told(name, value, others, why):
+    assert typed_notes(**{name: value}, **others) == [f"--{name} has no effect {why}"]
+
+
+def test_what_photographs_and_files_have_is_not_told():
+    flags = {name: value for name, value, others, _ in WITHOUT_USE if not others}
+    assert typed_notes("folder-resnet18", **flags) == []
+    assert typed_notes(stage1_projection="true", zero_init_residual="1") == []
+
+
+def test_half_partials_are_for_a_gpu():
+    (note,) = typed_notes(chosen=SIXTEEN, half_partials="true")
+    assert note == "--half-partials has no effect on cpu, only on a GPU"
+    gpu = MachineChoice(device="cuda", precision="16.16", threads=1)
+    assert typed_notes(chosen=gpu, half_partials="true") == []
+
+
+def test_a_preset_is_not_told_what_the_data_has_no_use_for():
+    assert typed_notes("pl-efficientnet-b0-800", SIXTEEN, data="generated", epochs="9") == []
+
+
 # --- of the input ---
 
 
@@ -97,7 +188,7 @@ def input_notes(preset, chosen=CPU, **options):
 def test_a_share_without_boxes_says_nothing_where_there_are_boxes():
     assert input_notes("demo", cutmix_disable_prob=0.3) == [
         "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
-        "leave it away"
+        "leave it out"
     ]
     assert input_notes("demo", cutmix_disable_prob=0.3, cutmix_lambda_high=1) == []
     assert input_notes("demo", cutmix_disable_prob=0.3, cutmix_lambda=0.85) == []

@@ -160,7 +160,7 @@ def make_run(path: Path, *, seed=0, lr="0.1", classes=CLASSES, accuracy=0.86, **
     )
     write_history(path, STEPS_PER_EPOCH * EPOCHS, seed=seed)
     rows = make_predictions(classes=len(classes), seed=seed, accuracy=accuracy)
-    write_predictions(path, rows)
+    write_predictions(path, rows, classes=classes)
     worst = [rows[at].index for at in find_worst_mistakes(rows)]
     write_worst(path, worst, pixels=make_pictures(len(worst)), step=625)
     write_summary(path, make_summary())

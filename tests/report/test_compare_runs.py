@@ -7,6 +7,7 @@ from phalanx.report.folder import create_run
 from phalanx.report.predictions import write_predictions
 from phalanx.report.records import Records
 from synthetic_run import (
+    CLASSES,
     CONFIG,
     make_facts,
     make_predictions,
@@ -115,8 +116,8 @@ def test_a_loss_that_is_no_number_equals_itself(tmp_path):
 def test_only_images_that_both_scored_are_paired(tmp_path):
     a, b = short_run(tmp_path / "a", 125), short_run(tmp_path / "b", 125)
     rows = make_predictions(images=100)
-    write_predictions(a.path, rows)
-    write_predictions(b.path, list(reversed(rows[:60])))
+    write_predictions(a.path, rows, classes=CLASSES)
+    write_predictions(b.path, list(reversed(rows[:60])), classes=CLASSES)
     comparison = compare_runs(a, b)
     assert comparison.paired["n"] == 60
     told = "60 images were scored by both (40 only in A, 0 only in B)"
@@ -126,8 +127,9 @@ def test_only_images_that_both_scored_are_paired(tmp_path):
 def test_an_image_under_another_label_is_another_image(tmp_path):
     a, b = short_run(tmp_path / "a", 125), short_run(tmp_path / "b", 125)
     rows = make_predictions(images=10)
-    write_predictions(a.path, rows)
-    write_predictions(b.path, [replace(rows[0], label=rows[0].label + 1), *rows[1:]])
+    write_predictions(a.path, rows, classes=CLASSES)
+    wrong = replace(rows[0], label=rows[0].label + 1)
+    write_predictions(b.path, [wrong, *rows[1:]], classes=CLASSES)
     assert compare_runs(a, b).paired["n"] == 9
 
 

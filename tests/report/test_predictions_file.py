@@ -27,15 +27,23 @@ def test_predictions_read_back_bit_for_bit(tmp_path):
         prediction(52, 0, (1, 0), 0.5, name="a\rreturn.png"),
         prediction(51, 0, (1, 0), 0.5, name=b"latin-\xe9.png".decode(errors="surrogateescape")),
     ]
-    write_predictions(tmp_path, rows)
+    write_predictions(tmp_path, rows, classes="abcdefghi")
     assert read_predictions(tmp_path) == rows
 
 
 def test_few_classes_leave_cells_empty(tmp_path):
-    write_predictions(tmp_path, [prediction(7, 1, (1, 0, 2), 0.5)])
-    header, row = (tmp_path / "predictions.csv").read_text().splitlines()
-    assert header == "index,id,label,top1,top2,top3,top4,top5,confidence"
-    assert row == "7,x.png,1,1,0,2,,,0.5"
+    rows = [prediction(7, 1, (1, 0, 2), 0.5), prediction(8, 0, (2, 0, 1), 0.5)]
+    write_predictions(tmp_path, rows, classes=["cat", "dog", "tit, great"])
+    header, right, wrong = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert header == "index,id,label,top1,top2,top3,top4,top5,confidence,class,predicted"
+    assert right == "7,x.png,1,1,0,2,,,0.5,dog,dog"
+    assert wrong == '8,x.png,0,2,0,1,,,0.5,cat,"tit, great"'
+
+
+def test_predictions_of_earlier_releases_have_no_names(tmp_path):
+    header = "index,id,label,top1,top2,top3,top4,top5,confidence"
+    (tmp_path / "predictions.csv").write_text(f"{header}\n7,x.png,1,1,0,2,,,0.5\n")
+    assert read_predictions(tmp_path) == [prediction(7, 1, (1, 0, 2), 0.5)]
 
 
 def test_without_an_evaluation_there_is_nothing_to_read(tmp_path):

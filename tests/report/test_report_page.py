@@ -91,7 +91,7 @@ def test_a_run_that_has_not_begun_says_so(tmp_path):
     assert "unfinished" in page.text
     assert "Nothing trained yet." in page.text
     assert page.text.count("No evaluation yet.") == 1
-    assert "No pictures of mistakes were kept yet." in page.text
+    assert "No pictures of mistakes have been kept yet." in page.text
 
 
 def test_without_scores_and_metrics_there_is_no_curve_of_top1(tmp_path):
@@ -240,7 +240,7 @@ def test_drawings_leave_their_colours_to_the_page():
 @pytest.mark.parametrize(
     ("wait", "words"),
     [
-        (None, "Nothing is known"),
+        (None, "It is not known yet"),
         (0.01, "kept up"),
         (0.1, "nearly kept up"),
         (0.5, "held training"),

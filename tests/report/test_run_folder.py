@@ -63,7 +63,7 @@ def test_what_a_kill_left_before_the_run_was_there_is_taken_over(tmp_path):
 
 def test_a_used_folder_is_refused_with_the_way_out(tmp_path):
     new_run(tmp_path / "demo")
-    with pytest.raises(ConfigError, match=r"holds a run already.*--resume .*demo.*another"):
+    with pytest.raises(ConfigError, match=r"already holds a run.*--resume .*demo.*another"):
         new_run(tmp_path / "demo")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
@@ -90,7 +90,7 @@ def test_opening_what_is_no_run_says_what_one_holds_and_what_was_meant(tmp_path)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"format": 1', "is damaged, it is not JSON"),
+        ('{"format": 1', "is damaged: it is not JSON"),
         ("[]", "holds no JSON object"),
         ("{}", "no format number"),
         ('{"format": 99}', "format 99 is newer"),
@@ -106,7 +106,7 @@ def test_damaged_facts_are_named(tmp_path, text, told):
 def test_damaged_options_are_named(tmp_path):
     run = new_run(tmp_path / "demo")
     run.config.write_text("model: [")
-    with pytest.raises(CheckpointError, match=r"config\.yaml: is damaged, it is not YAML"):
+    with pytest.raises(CheckpointError, match=r"config\.yaml: is damaged: it is not YAML"):
         _ = run.options
 
 

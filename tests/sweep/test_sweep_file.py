@@ -104,10 +104,10 @@ def test_no_more_trials_than_points(tmp_path):
             GOOD.replace("trials: 2", "trials: 0"),
             "3: trials: wants a whole number from 1 on, got '0'",
         ),
-        ("search: {lr: [0.1]}\n", " add trials:, how many runs there shall be"),
+        ("search: {lr: [0.1]}\n", " add trials:, the number of runs"),
         (GOOD + "preset: dmo\n", "4: preset: dmo: no preset is called that; did you mean 'demo'?"),
         (GOOD + "preset: [demo]\n", "4: preset: wants one preset or file"),
-        (GOOD + "options: {lr: 0.3}\n", "2: lr: stands at "),
+        (GOOD + "options: {lr: 0.3}\n", "2: lr: is already given at "),
         (GOOD + "options: {learning: 3}\n", "4: learning: no such option"),
         (GOOD + "options: {run-dir: here}\n", "4: run-dir: every trial has a folder of its own"),
         (GOOD + "options: {epochs: four}\n", "4: epochs: wants a number, got 'four'"),
@@ -141,11 +141,11 @@ def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path, text, problem):
     [
         ("lr: 0.1", "lr: wants a list, or low and high; a single value belongs under options:"),
         ("lr: []", "lr: the list is empty; give at least one value"),
-        ("lr: [0.1, 1e-1]", "lr: 0.1 stands in the list twice; leave one away"),
+        ("lr: [0.1, 1e-1]", "lr: 0.1 is in the list twice; remove one"),
         ("lr: [0.1, fast]", "lr: wants a number, got 'fast'"),
         ("lr: [0.1, -2]", "lr: must be at least 0.0, got -2.0"),
         ("lr: {low: 0.6, high: 0.02}", "lr: low 0.6 must be below high 0.02"),
-        ("lr: {low: 0, high: 1, log: true}", "lr: log: wants low above 0, got 0; leave log away"),
+        ("lr: {low: 0, high: 1, log: true}", "lr: log: wants low above 0, got 0; leave log out"),
         ("lr: {low: 1, high: 2, log: yea}", "lr: log: wants true or false, got 'yea'"),
         ("lr: {low: 1}", "lr: high: wants a number, it is missing"),
         ("lr: {low: 1, high: .inf}", "lr: high: wants a number, got '.inf'"),
@@ -169,7 +169,7 @@ def test_a_mistake_in_what_is_searched_is_told_with_its_line(tmp_path, dimension
 
 def test_a_grid_wants_points(tmp_path):
     text = "method: grid\nsearch:\n  lr: {low: 0.1, high: 0.2}\n"
-    assert refused(tmp_path, text) == ["3: lr: a grid wants points; add step:, or give a list"]
+    assert refused(tmp_path, text) == ["3: lr: a grid needs points; add step:, or give a list"]
 
 
 def test_values_that_do_not_go_together_are_found_before_anything_runs(tmp_path):
@@ -180,7 +180,7 @@ def test_values_that_do_not_go_together_are_found_before_anything_runs(tmp_path)
 
 def test_a_preset_is_fixed_or_searched(tmp_path):
     text = "preset: demo\nsearch: {preset: [demo, mnist-resnet8]}\nmethod: grid\n"
-    assert refused(tmp_path, text) == ["1: preset: is searched too; leave it away here, or there"]
+    assert refused(tmp_path, text) == ["1: preset: is searched too; leave it out here, or there"]
 
 
 def test_all_problems_are_told_together_in_the_order_of_the_file(tmp_path):

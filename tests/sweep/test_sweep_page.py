@@ -45,8 +45,8 @@ def test_a_sweep_that_has_only_begun_has_a_page(tmp_path):
     sweep = read_text(tmp_path)
     trials = (Trial(number=0, values={"lr": 0.1, "momentum": 0.9, "weight-decay": "1e-4"}),)
     page = Page(render_page(SweepState(folder=tmp_path, sweep=sweep, trials=trials)))
-    assert "rates unfinished" in page.text and "No trial has come to its end yet." in page.text
-    assert "Nothing was scored yet." in page.text and page.tags.count("svg") == 0
+    assert "rates unfinished" in page.text and "No trial has finished yet." in page.text
+    assert "Nothing has been scored yet." in page.text and page.tags.count("svg") == 0
     assert "trials 0 of 12 1 running" in page.text
 
 

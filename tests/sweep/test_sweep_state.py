@@ -105,10 +105,9 @@ def test_a_changed_file_is_refused_with_what_differs(tmp_path, old, new, told):
     with pytest.raises(ConfigError) as caught:
         load_sweep(folder, read_text(tmp_path, text))
     message = str(caught.value)
-    assert message.startswith(f"{folder}: was begun with another file: ") and told in message
+    assert message.startswith(f"{folder}: was started with a different file: ") and told in message
     assert message.endswith(
-        f". Bring the old file back (it is {folder / 'sweep.yaml'}), or begin anew with another "
-        "--sweep-dir"
+        f". Restore the old file ({folder / 'sweep.yaml'}), or start over with another --sweep-dir"
     )
 
 
@@ -133,7 +132,7 @@ def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format": 2}, "format 2 is not known to this program"),
+        ({"format": 2}, "format 2 is not one this version reads"),
         ({"trials": [{}]}, "is damaged"),
         ({"trials": 3}, "is damaged"),
     ],

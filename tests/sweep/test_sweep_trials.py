@@ -16,9 +16,9 @@ from html_page import Page
 from phalanx.cli.main import main
 from phalanx.engine.checkpoint_store import list_checkpoints
 from phalanx.errors import CheckpointError
-from phalanx.report.records import read_scores
+from phalanx.report.records import SCORE_FIELDS, read_scores
 from phalanx.sweep.check import read_sweep
-from phalanx.sweep.process import TrialProcess, open_trial_log
+from phalanx.sweep.process import TrialProcess, open_trial_log, read_points
 from phalanx.sweep.runner import lock_sweep
 from phalanx.sweep.state import Trial, create_sweep
 from small_runs import small_run, start_phalanx
@@ -105,7 +105,7 @@ def test_a_trial_that_fails_says_why_and_the_sweep_goes_on(straight):
     assert failed["exit_code"] == 5 and failed["score"] is None
     # the step sees it in its loss, or the save before it in the weights
     assert failed["reason"].startswith("diverged: step ")
-    assert "loss nan" in failed["reason"] or "is not finite any more" in failed["reason"]
+    assert "loss nan" in failed["reason"] or "is no longer finite" in failed["reason"]
 
 
 def test_the_papers_of_a_sweep_are_complete(straight, file):
@@ -153,7 +153,7 @@ def test_stopped_and_killed_a_sweep_ends_as_if_it_had_not_been(straight, file, t
     first = folder / "trial-000" / "checkpoints" / "step-00000002"
     code, err = stop_sweep(words, signal.SIGINT, first)
     assert code == STOPPED, err
-    way_on = f"all is saved; go on with: phalanx sweep --resume {folder}"
+    way_on = f"everything is saved; continue with: phalanx sweep --resume {folder}"
     assert f"phalanx sweep: stopped after 0 of 2 trials; {way_on}" in err
     assert [trial["state"] for trial in facts_of(folder)["trials"]] == ["running"]
 
@@ -244,8 +244,20 @@ def test_a_mistake_in_what_all_trials_have_ends_the_sweep_early(tmp_path, capsys
     assert facts_of(tmp_path / "sweep")["trials"] == [], "once it is mended, all are tried"
 
 
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe,1\n", b"one" + b",1" * 20 + b"\n", b"1" * 200_000 + b",1" * 20 + b"\n"]
+)
+def test_scores_that_are_damaged_are_refused_by_name(tmp_path, line):
+    head = ",".join(SCORE_FIELDS).encode() + b"\n"
+    (tmp_path / "validation.csv").write_bytes(head + b"1," * (len(SCORE_FIELDS) - 1) + b"1\n")
+    assert len(read_points(tmp_path, "loss")) == 1
+    (tmp_path / "validation.csv").write_bytes(head + line)
+    with pytest.raises(CheckpointError, match=r"/validation\.csv: is damaged \("):
+        read_points(tmp_path, "loss")
+
+
 def test_two_processes_cannot_run_one_sweep(tmp_path):
-    told = "another process runs this sweep; stop that one first"
+    told = "another process is running this sweep; stop it first"
     with lock_sweep(tmp_path), pytest.raises(CheckpointError, match=told), lock_sweep(tmp_path):
         pass
 
@@ -263,7 +275,9 @@ def test_a_training_that_a_kill_left_behind_is_stopped_before_it_goes_on(tmp_pat
     os.close(again)
     elsewhere = Trial(number=1, values={}, process=("elsewhere", 1))
     held_log = open_trial_log(tmp_path, elsewhere, lambda: False)
-    with pytest.raises(CheckpointError, match="process 1 on elsewhere still trains this trial"):
+    with pytest.raises(
+        CheckpointError, match="process 1 on elsewhere is still training this trial"
+    ):
         open_trial_log(tmp_path, elsewhere, lambda: False)
     assert held_log is not None
     os.close(held_log)

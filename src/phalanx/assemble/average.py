@@ -98,7 +98,7 @@ def _reestimate_statistics(
     if not names:
         raise ConfigError(
             f"--reestimate-norms {steps}: {session.config.model.model} as it was trained has no "
-            "batch norm, so there are no statistics; leave the option away"
+            "batch norm, so there are no statistics; leave the option out"
         )
     found = model.state_dict()
     return {name: found[name].cpu().contiguous().to(weights[name].dtype) for name in names}

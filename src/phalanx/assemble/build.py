@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from phalanx.catalog.models import load_sizes
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
@@ -16,13 +17,20 @@ from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import enable_recomputation
-from phalanx.models.weights import load_tensors, read_norm_layout, read_weights
+from phalanx.models.weights import (
+    find_mismatches,
+    load_tensors,
+    read_norm_layout,
+    read_weights,
+)
 from phalanx.optim.build import OptimSettings, build_optimizer
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.offload import Offload
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.units import parse_betas
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of norms; no parameters
 
 
 def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module:
@@ -53,29 +61,42 @@ def load_init_weights(model: nn.Module, config: Config) -> None:
     if config.model.init_weights is None:
         return
     path, variant = Path(config.model.init_weights), build_variant(config)
-    tensors = read_weights(path)
+    tensors = read_weights(path, model.state_dict())
     layout = read_norm_layout(path)
     if layout != variant.norm.layout:
         raise CheckpointError(
             f"{path}: its group norms are {layout}, this model's {variant.norm.layout}; "
-            "give or leave away --enable-fast-groupnorm as the weights were trained"
+            "give or leave out --enable-fast-groupnorm as the weights were trained"
         )
     spared = variant.head if config.model.reset_head else ""
     try:
         load_tensors(model, tensors, where=str(path), skip=spared)
     except CheckpointError as error:
-        way_out = _explain_misfit(tensors, model.state_dict(), f"{variant.head}.weight")
-        raise CheckpointError(f"{error}; {way_out}") from error
+        way_out = _explain_misfit(tensors, model.state_dict(), variant.head, config)
+        raise CheckpointError(f"{error}\n  {way_out}") from error
 
 
-def _explain_misfit(found: dict[str, Tensor], wanted: dict[str, Tensor], head: str) -> str:
+def _explain_misfit(
+    found: dict[str, Tensor], wanted: dict[str, Tensor], head: str, config: Config
+) -> str:
     """The way out when weights do not fit: the head alone may be wrong, or the network is."""
-    has, wants = (t[head].shape[:1] if head in t else () for t in (found, wanted))
-    if has and wants and has != wants:
-        return (
-            f"it knows {has[0]} classes, the data has {wants[0]}: "
-            "--reset-head begins with a new classifier"
-        )
+
+    def without_head(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: t for name, t in tensors.items() if not name.startswith(f"{head}.")}
+
+    last = f"{head}.weight"
+    if not config.model.reset_head and not find_mismatches(
+        without_head(wanted), without_head(found)
+    ):
+        has, wants = (t[last].shape[:1] if last in t else () for t in (found, wanted))
+        misfit = f"it has no {head} that fits"
+        if has and wants and has != wants:
+            misfit = f"it knows {has[0]} classes, the data has {wants[0]}"
+        return f"{misfit}: --reset-head starts with a new classifier"
+    trained = [t.numel() for n, t in found.items() if not n.endswith(_STATISTICS)]
+    alike = [name for name, size in load_sizes().items() if size.parameters == sum(trained)]
+    if alike and config.model.model not in alike:
+        return f"it has as many parameters as {' and '.join(alike)}: try --model {alike[0]}"
     return (
         "is this another network? --model and its options, such as --norm-type and "
         "--shortcut-type, must be those of the weights"

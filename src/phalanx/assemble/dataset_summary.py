@@ -1,26 +1,38 @@
 """What the data of a config holds, the plan that follows, and how its batches are made."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
+from phalanx.data.formats.detect import count_ignored, describe_found, locate_dataset
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
-from phalanx.data.formats.sources import Split, ValSplit, open_source
+from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
+from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
 from phalanx.data.verify.manifest import find_manifest
+from phalanx.errors import ConfigError
 from phalanx.plan.order import Order
-from phalanx.plan.plan import DatasetCounts, Plan, choose_machine, count_global_batch, make_plan
-from phalanx.units import parse_pair, parse_share
+from phalanx.plan.plan import (
+    DatasetCounts,
+    Plan,
+    choose_machine,
+    count_global_batch,
+    count_run_length,
+    make_plan,
+)
+from phalanx.plan.preset_fit import fit_schedule
+from phalanx.plan.schedule import count_start
+from phalanx.units import RunLength, parse_pair
 
 MADE_UP = ("generated", "synthetic")
-_SHARE_STEPS = 10_000  # a share is understood to a hundredth of a percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +44,10 @@ class DatasetSummary:
     fingerprints: dict[str, Any]  # by split
     snapshots: dict[str, str] = field(default_factory=dict)  # of files and their times, by split
     manifest: str | None = None  # id of the content, where `data verify` has looked at it
+    has_boxes: bool = True  # of some images' objects; where nobody looked, they are believed in
     source: str = "counted"  # or "published", where nobody looked at the files, or "made up"
+    layout: str = ""  # how a folder was understood
+    ignored: dict[str, int] = field(default_factory=dict)  # files that are not read, by reason
 
 
 def inspect_dataset(config: Config) -> DatasetSummary:
@@ -40,9 +55,12 @@ def inspect_dataset(config: Config) -> DatasetSummary:
     if config.data.data in MADE_UP:
         return summarise_made_up(config)
     splits: tuple[Split, ...] = ("train", "valid")
-    folder, val_split = config.data.data_dir, _parse_val_split(config)
+    (data, folder), layout = _locate_data(config), build_layout_options(config)
+    wanted = config.data.val_split
+    val_split = None if wanted is None else ValSplit(wanted, config.train.seed)
     sources = {
-        split: open_source(config.data.data, folder, split, val_split=val_split) for split in splits
+        split: open_source(data, folder, split, val_split=val_split, layout=layout)
+        for split in splits
     }
     classes = sources["train"].classes
     fingerprints: dict[str, Any] = {split: sources[split].fingerprint() for split in splits}
@@ -59,16 +77,49 @@ def inspect_dataset(config: Config) -> DatasetSummary:
             for split, source in sources.items()
             if isinstance(source, IndexedSource)
         },
+        has_boxes=_has_boxes(sources["train"]),
         manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
+        layout="; ".join(_describe_data(config, len(sources["valid"]))),
+        ignored=count_ignored(sources.values()),
     )
 
 
-def _parse_val_split(config: Config) -> ValSplit | None:
-    """How the data is split, if the config says so."""
-    if config.data.val_split is None:
-        return None
-    share = parse_share(config.data.val_split, _SHARE_STEPS) / _SHARE_STEPS
-    return ValSplit(share, config.train.seed)
+def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
+    """How a folder is understood, and what --val-split made of it."""
+    data, folder = _locate_data(config)
+    if folder is not None and (
+        text := describe_found(data, Path(folder).expanduser(), build_layout_options(config))
+    ):
+        yield text
+    if config.data.val_split is not None:
+        images = f"{valid_images:,} image{'s' * (valid_images != 1)}"
+        yield f"{images} held out by --val-split {config.data.val_split}"
+
+
+def _locate_data(config: Config) -> tuple[str, str | None]:
+    """The form of the data and the folder that it lies in, at or below --data-dir."""
+    data, folder = config.data.data, config.data.data_dir
+    if folder is None:
+        return data, None
+    data, place = locate_dataset(data, Path(folder).expanduser(), build_layout_options(config))
+    return data, str(place)
+
+
+def build_layout_options(config: Config) -> LayoutOptions:
+    """How a folder of images is to be understood."""
+    data = config.data
+    return LayoutOptions(
+        rule=data.listing_rule,
+        valid_split=data.valid_split,
+        class_from=data.class_from,
+        labels=data.labels,
+    )
+
+
+def _has_boxes(source: Source) -> bool:
+    """Whether any image has a box around its object."""
+    index = getattr(source, "index", None)  # of a plugin: maybe none, and yet boxes
+    return hasattr(source, "box") if index is None else index.boxes is not None
 
 
 def summarise_made_up(config: Config) -> DatasetSummary:
@@ -102,17 +153,74 @@ def summarise_published(config: Config) -> DatasetSummary | None:
     )
 
 
+class _PlannedRun(NamedTuple):
+    """A run that does not exist yet: its options as they fit the data, its numbers, its data."""
+
+    settings: Settings
+    plan: Plan
+    dataset: DatasetSummary
+
+
 def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, DatasetSummary]:
     """Every derived number of a run that does not exist yet.
 
     without_data: a folder that is not named is made up for by what the catalog knows.
     """
+    _, plan, dataset = plan_new_run(settings, without_data=without_data)
+    return plan, dataset
+
+
+def plan_new_run(settings: Settings, *, without_data: bool = False) -> _PlannedRun:
+    """The same with the settings that a new run stores: what a preset brought fits the run."""
     config = settings.config
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
     known = summarise_published(config) if without_data and missing else None
     dataset = known or inspect_dataset(config)
-    plan = make_plan(config, dataset.counts, choose_machine(config), places=settings.places)
-    return plan, dataset
+    fitted = fit_settings(settings, dataset.counts)
+    is_cropped = DATASETS[config.data.data].augment == "resized-crop"  # else told by the plan
+    if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:
+        note = "--use-bbox-info has no effect: no image of this data has a box"
+        fitted = replace(fitted, notes=(*fitted.notes, note))
+    return _PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
+
+
+def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
+    """The plan of settings that fit the data, with all that is to be said of them."""
+    config = settings.config
+    plan = make_plan(
+        config, counts, choose_machine(config), places=settings.places, typed=settings.typed
+    )
+    missing = [f"train refuses this: {settings.missing}"] * bool(settings.missing)
+    return replace(plan, warnings=(*missing, *settings.notes, *plan.warnings))
+
+
+def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
+    """The settings with a preset's warm-up and milestones shortened where they do not fit."""
+    config = settings.config
+    try:
+        run = count_run_length(config, counts)
+        start = count_start(config.schedule, run)
+    except ConfigError:
+        return settings  # refused together with all else
+    owners = {"preset": "the preset's", "run": "the run's"}
+    inherited = {
+        name: owners[owner]
+        for name, origin in settings.origins.items()
+        if (owner := origin.partition(" ")[0]) in owners
+    }
+    left = RunLength(run.total_steps - start, run.steps_per_epoch)
+    changes, notes = fit_schedule(config.schedule, inherited, left, settings.made_for)
+    if not changes:
+        return settings
+    attributes = {name.replace("-", "_"): text for name, text in changes.items()}
+    schedule = config.schedule.model_copy(update=attributes)
+    shortened = {name: f"{settings.origins[name]}, shortened" for name in changes}
+    return replace(
+        settings,
+        config=config.model_copy(update={"schedule": schedule}),
+        origins=settings.origins | shortened,
+        notes=(*settings.notes, *notes),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +233,15 @@ class Preprocessing:
     std: tuple[float, ...]
     eval_crop: float = CENTRE_SHARE
     normalization: str = "mean-std"
+    exif_orientation: bool = False  # as checkpoints of before have it, which do not say
 
     @property
     def fingerprint(self) -> str:
         """Changes when the same image would look otherwise to the model."""
-        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        values = asdict(self)
+        if not self.exif_orientation:  # as it was before there was a choice
+            del values["exif_orientation"]
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
     def transform(self) -> TransformSpec:
@@ -147,6 +259,7 @@ def build_preprocessing(config: Config, plan: Plan) -> Preprocessing:
         std=dataset.std,
         eval_crop=config.augment.eval_crop,
         normalization=choose_normalization(config),
+        exif_orientation=config.data.exif_orientation,
     )
 
 
@@ -162,11 +275,11 @@ def build_read_limits(config: Config) -> ReadLimits:
 
 def build_input_spec(config: Config, plan: Plan) -> InputSpec:
     """How this run's batches are made."""
-    options, val_split = config.augment, _parse_val_split(config)
+    options, (data, data_dir) = config.augment, _locate_data(config)
     return InputSpec(
-        data=config.data.data,
+        data=data,
         plugin=config.run.plugin,
-        data_dir=config.data.data_dir,
+        data_dir=data_dir,
         image_size=plan.image_size,
         transform=TransformSpec(
             augment=DATASETS[config.data.data].augment,
@@ -188,7 +301,9 @@ def build_input_spec(config: Config, plan: Plan) -> InputSpec:
         ),
         generated_images=plan.train_images,
         generated_valid_images=plan.valid_images,
-        val_split=None if val_split is None else val_split.share,
+        layout=build_layout_options(config),
+        val_split=config.data.val_split,
         growth=plan.growth,
         limits=build_read_limits(config),
+        upright=config.data.exif_orientation,
     )

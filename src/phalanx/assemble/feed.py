@@ -16,7 +16,7 @@ from phalanx.data.formats.sources import Split
 from phalanx.data.loading.device import Normaliser, allocate_pinned, copy_ahead, wait_for_copy
 from phalanx.data.loading.gpu_decode import GpuDecoder, find_gpu_decode_problem
 from phalanx.data.loading.loader import BatchBackend, Loader, prefetch
-from phalanx.data.loading.reader import Batch, InputSpec, Reader
+from phalanx.data.loading.reader import NOTES_KEPT, Batch, InputSpec, Reader
 from phalanx.data.loading.resident import ResidentBackend, find_resident_problem, fits_on_device
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
@@ -144,10 +144,19 @@ class LoadedFeed:
         """Hold all images against what earlier processes of this run have read of them."""
         self.loader.restore_seen(checksums)
 
-    def notes(self) -> list[str]:
-        """What a person should know of the images so far."""
-        notes = [note for found in self.loader.notes.values() for note in found.copy().values()]
-        return notes + self.loader.describe_unsaved_indexes()
+    def notes(self) -> dict[str, str]:
+        """What a person should know so far, under keys: of one key the first note is enough."""
+        notes = {text: text for text in self.loader.describe_unsaved_indexes()}
+        for split, found in self.loader.notes.items():
+            small: list[str] = []
+            for index, text in found.copy().items():
+                if index < 0:  # of a worker process
+                    notes[text] = text
+                else:
+                    small.append(text)
+            if small:
+                notes[f"small {split}"] = _describe_small(small, split)
+        return notes
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
         """Validation images as the model sees them, before normalisation."""
@@ -159,6 +168,18 @@ class LoadedFeed:
                 if not isinstance(image, BadImage):
                     reader.transform.apply_evaluation(image, pictures[row])
         return pictures
+
+
+def _describe_small(notes: list[str], split: Split) -> str:
+    """One line for all images of a split that had to be enlarged: the first by name."""
+    more = len(notes) - 1
+    if not more:
+        return notes[0]
+    least = "at least " if len(notes) >= NOTES_KEPT else ""
+    noun = {"train": "training image", "valid": "validation image"}[split]
+    verb, plural = ("is", "") if more == 1 else ("are", "s")
+    so_far = " so far" if split == "train" else ""
+    return f"{notes[0]}, and so {verb} {least}{more:,} more {noun}{plural}{so_far}"
 
 
 class _SyntheticFeed:
@@ -216,9 +237,9 @@ class _SyntheticFeed:
     def restore_seen(self, checksums: Mapping[str, NDArray[np.uint32]]) -> None:
         """Nothing was read."""
 
-    def notes(self) -> list[str]:
+    def notes(self) -> dict[str, str]:
         """Nothing to know."""
-        return []
+        return {}
 
     def thumbnails(self, indices: list[int]) -> NDArray[np.uint8]:
         """Noise has nothing to show."""
@@ -272,7 +293,7 @@ def _choose_backend(
     if config.data.gpu_decode:
         problem = find_gpu_decode_problem(device)
         if problem:
-            raise ConfigError(f"--gpu-decode: {problem}; leave the option away")
+            raise ConfigError(f"--gpu-decode: {problem}; leave the option out")
         return lambda reader: GpuDecoder(reader, device)
     asked = config.data.keep_on_device
     if asked is False or (asked is None and not stays_unasked(device, config)):
@@ -281,7 +302,7 @@ def _choose_backend(
     sources = [spec.open(split) for split in splits]
     why_not = find_resident_problem(spec, sources[-1])
     if asked and why_not:
-        raise ConfigError(f"--keep-on-device: {why_not}; leave the option away")
+        raise ConfigError(f"--keep-on-device: {why_not}; leave the option out")
     if why_not or not (asked or fits_on_device(sources, device)):
         return None
     return lambda reader: ResidentBackend(reader, device)

@@ -12,7 +12,9 @@ from phalanx.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from phalanx.data.formats.detect import DetectedDataset
+    from phalanx.data.layouts.listing import LayoutOptions
 
+_PLACES = ("data-dir", "imagenet-data-path")  # the flags that name the folder
 _IDX = ("mnist", "fashion-mnist")  # files of the same names: whoever names the set is believed
 
 
@@ -24,22 +26,79 @@ def read_with_data(
     A preset that names one kind of photographs takes any other; one for a set of small images,
     such as CIFAR-10, keeps to it.
     """
-    place = flags.get("data-dir") or flags.get("imagenet-data-path")
-    if preset is not None:  # a bare `phalanx train` is the demo, whatever the environment holds
-        place = place or os.environ.get("DATA_DIR")
-    if "data" in flags or not place or not Path(place).expanduser().is_dir():
+    place = next((flags[name] for name in _PLACES if flags.get(name)), "")
+    if not place and _read_layout(flags).labels:  # paths are counted from the file's own folder
+        place = str(Path(flags["labels"]).expanduser().parent)
+    folder = place or os.environ.get("DATA_DIR")
+    if not folder:
         return read_settings(preset, flags, problems=problems)
+    given = {} if "data" in flags else _infer_data(preset, flags, folder, problems=problems)
+    settings = read_settings(preset, {**flags, **given}, problems=problems)
+    if given:
+        origins = dict.fromkeys(given, "environment DATA_DIR") if not place else {}
+        return replace(settings, origins=settings.origins | origins)
+    if preset is not None or "data" in flags:
+        return _place_data(settings, folder)
+    if not place:
+        note = (
+            f"DATA_DIR is {folder}, where no dataset was recognised: the embedded one is used; "
+            "name another with --data and --data-dir"
+        )
+        return replace(settings, notes=(note, *settings.notes))
+    return settings
+
+
+def _infer_data(
+    preset: str | None, flags: Mapping[str, str], place: str, *, problems: tuple[str, ...]
+) -> dict[str, str]:
+    """The flags that name what lies in a folder; none where the preset or nobody knows."""
+    if not Path(place).expanduser().is_dir():
+        return {}
     # half a second of imports, for those who need it
     from phalanx.data.formats.detect import detect_datasets
 
-    found = detect_datasets(Path(place).expanduser())
+    found = detect_datasets(Path(place).expanduser(), _read_layout(flags))
     if preset is not None:
         settings = read_settings(preset, flags, problems=problems)
         named = settings.config.data.data
-        if not DATASETS[named].any_size or named in {finding.data for finding in found}:
-            return settings
+        is_asked = not flags.keys().isdisjoint({*_PLACES, "labels"})  # else by the environment
+        keeps_own = not DATASETS[named].any_size or not (is_asked or DATASETS[named].needs_folder)
+        if keeps_own or named in {finding.data for finding in found}:
+            return {}
         found = [f for f in found if f.data not in DATASETS or DATASETS[f.data].any_size]
-    return read_settings(preset, {**flags, **_choose_data(found, place)}, problems=problems)
+    return _choose_data(found, place)
+
+
+def _read_layout(flags: Mapping[str, str]) -> "LayoutOptions":
+    """What flags say of a folder's layout, as far as it decides what lies there."""
+    from phalanx.data.layouts.listing import LayoutOptions
+
+    given = {name: flags.get(name, "none") for name in ("class-from", "labels")}
+    told = {name: text for name, text in given.items() if text.lower() not in ("none", "null")}
+    return LayoutOptions(class_from=told.get("class-from"), labels=told.get("labels"))
+
+
+def _place_data(settings: Settings, place: str) -> Settings:
+    """The settings with the form and the folder that is meant, at or below the one that is named.
+
+    The folder may hold the dataset's in one below it, and ImageNet's may hold any form of it.
+    """
+    from phalanx.assemble.dataset_summary import build_layout_options
+    from phalanx.data.formats.detect import locate_dataset
+
+    options = settings.config.data
+    if not DATASETS[options.data].needs_folder or not Path(place).expanduser().is_dir():
+        return settings
+    root, layout = Path(place).expanduser(), build_layout_options(settings.config)
+    form, folder = locate_dataset(options.data, root, layout)
+    found = {"data": form} if form != options.data else {}
+    if folder != root or options.data_dir is None:
+        found["data_dir"] = str(folder)
+    if not found:
+        return settings
+    origins = {**settings.origins, **{n.replace("_", "-"): f"found in {place}" for n in found}}
+    config = settings.config.model_copy(update={"data": options.model_copy(update=found)})
+    return replace(settings, config=config, origins=origins)
 
 
 def _choose_data(found: "list[DetectedDataset]", place: str) -> dict[str, str]:
@@ -71,7 +130,7 @@ def fetch_missing(settings: Settings, say: Callable[[str], None]) -> Settings:
     say(f"{options.data} is not in {place or 'data/' + options.data}: looking for it elsewhere")
     found = fetch_dataset(options.data, place)
     how = f"{len(found.downloaded)} files downloaded to" if found.downloaded else "found in"
-    say(f"{options.data}: {how} {found.folder}, every checksum is right")
+    say(f"{options.data}: {how} {found.folder}, all checksums match")
     data = options.model_copy(update={"data_dir": str(found.folder)})
     origins = {**settings.origins, "data-dir": "fetched"}
     return replace(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.assemble.dataset_summary import DatasetSummary, plan_run
+from phalanx.assemble.dataset_summary import DatasetSummary, plan_new_run
 from phalanx.assemble.prepare import (
     PreparedRun,
     StartingPoint,
@@ -14,12 +14,13 @@ from phalanx.assemble.prepare import (
 )
 from phalanx.assemble.scorable import find_checkpoint
 from phalanx.catalog.resnets import ResNetVariant
-from phalanx.config.read import read_stored_settings
+from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import Config
 from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
-from phalanx.plan.plan import Plan
+from phalanx.plan.plan import Plan, count_global_batch
+from phalanx.units import parse_duration
 
 _BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
 _NOT_INHERITED = ("run-dir", *_BEGINNING)
@@ -34,10 +35,15 @@ _SHAPING = (  # options that decide which weights a model has, and group norm's 
 )
 
 
-def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> PreparedRun:
-    """A new run that starts from another one's checkpoint, with changed options."""
+def prepare_fork(
+    path: Path, flags: Mapping[str, str], *, line: str, restarts: bool = False
+) -> PreparedRun:
+    """A new run that starts from another one's checkpoint, with changed options.
+
+    restarts: the learning rate's schedule begins anew where the fork begins, warm-up and all.
+    """
     for name in (name for name in _BEGINNING if name in flags):
-        raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it away")
+        raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it out")
     checkpoint = find_checkpoint(path)
     facts = read_facts(checkpoint)
     base = {name: value for name, value in facts["config"].items() if name not in _NOT_INHERITED}
@@ -46,8 +52,9 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
         name: f"run {facts['run']}" if origin == "run" else origin
         for name, origin in settings.origins.items()
     }
-    settings = replace(settings, origins=origins)
-    plan, dataset = plan_run(settings)
+    settings = replace(settings, origins=origins, made_for=find_length(facts["config"]))
+    settings = _place_schedule(settings, facts, restarts=restarts)
+    settings, plan, dataset = plan_new_run(settings)
     refuse_replicas(plan)
     start = StartingPoint(checkpoint=checkpoint, facts=facts, use="fork")
     _refuse_other_model(settings.config, dataset, facts)
@@ -66,6 +73,29 @@ def prepare_fork(path: Path, flags: Mapping[str, str], *, line: str) -> Prepared
     }
     run = write_run(settings, plan, dataset, line=line, parent=parent)
     return PreparedRun(run=run, settings=settings, plan=plan, dataset=dataset, start=start)
+
+
+def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: bool) -> Settings:
+    """The settings with a schedule that begins where the fork does, or where it began before.
+
+    Steps may take other numbers of images now: a place in the run is the images before it.
+    """
+    schedule = settings.config.schedule
+    if "lr-schedule-start" in settings.typed:
+        return settings
+    start = parse_duration(schedule.lr_schedule_start)
+    if restarts:
+        start = parse_duration(f"{facts['state']['step']}st")
+    if start.unit != "st":
+        return settings
+    steps = int(start.amount) * facts["global_batch"] // count_global_batch(settings.config)
+    schedule = schedule.model_copy(update={"lr_schedule_start": f"{steps}st"})
+    origin = "flag" if restarts else settings.origins["lr-schedule-start"]
+    return replace(
+        settings,
+        config=settings.config.model_copy(update={"schedule": schedule}),
+        origins={**settings.origins, "lr-schedule-start": origin},
+    )
 
 
 def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[str, Any]) -> None:
@@ -99,8 +129,12 @@ def describe_fork(plan: Plan, start: StartingPoint) -> str:
     """What the schedule becomes, in a line."""
     begin = start.first_step(plan)
     then = start.facts["plan"]
+    if plan.schedule.start == begin:
+        how = "the schedule starts anew (--fork-schedule continue goes on with it)"
+    else:
+        how = "the schedule goes on (--fork-schedule restart starts it anew)"
     return (
-        f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: "
+        f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: {how}, "
         f"{plan.total_steps:,} steps instead of {then['total_steps']:,}, "
         f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
         f"learning rate {plan.lr(begin):.4g} now and {plan.lr(plan.total_steps - 1):.4g} at the end"

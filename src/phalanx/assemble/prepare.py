@@ -10,15 +10,17 @@ from typing import Any, Literal
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
     inspect_dataset,
-    plan_run,
+    plan_new_run,
 )
 from phalanx.assemble.environment import describe_environment
+from phalanx.config.changes import find_changes, format_flag
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
-from phalanx.config.schema import OPTIONS, Config
+from phalanx.config.schema import Config
 from phalanx.config.text import read_option_file
 from phalanx.disk import remove_dead_parts, write_atomically
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
+    adopt_copied_best,
     newest_checkpoint,
     read_facts,
     remove_leftovers,
@@ -86,7 +88,9 @@ class PreparedRun:
 def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
     """A fresh run: its folder is on disk when this returns."""
     refuse_missing_weights(settings.config)
-    plan, dataset = plan_run(settings)
+    if settings.missing:
+        raise ConfigError(settings.missing)
+    settings, plan, dataset = plan_new_run(settings)
     refuse_replicas(plan)
     run = write_run(settings, plan, dataset, line=line, parent=None)
     return PreparedRun(run=run, settings=settings, plan=plan, dataset=dataset, start=None)
@@ -210,7 +214,7 @@ def _read_run_facts(run: RunFolder) -> dict[str, Any]:
 
 def stored_options(run: RunFolder) -> dict[str, Any]:
     """The options in a run's config.yaml, as values."""
-    given, problems, _ = read_option_file(run.config, origin="run")
+    given, problems, *_ = read_option_file(run.config, origin="run")
     if problems:
         raise CheckpointError("; ".join(problems))
     if not given:
@@ -237,20 +241,22 @@ def remake_finished(path: Path, flags: Mapping[str, str]) -> Summary | None:
 def _refuse_other_maths(settings: Settings, stored: Mapping[str, Any], run: RunFolder) -> None:
     """A resume may change how a run is run, never what it computes."""
     now = settings.config.flat()
-    changed = [
-        f"--{name}: the run has {stored[name]}, a resume cannot make it {now[name]}"
-        for name in OPTIONS
-        if name in stored and now[name] != stored[name] and not OPTIONS[name].resumable
-        if name != "threads"
-    ]
+    changed = find_changes(settings, stored)
+    changed.pop("threads", None)
     # a run that was begun without the option has its threads all the same; another device,
     # which gives other bits anyway, may have others
     threads, began_with = settings.config.machine.threads, run.facts["chosen"]["threads"]
     if threads not in (None, began_with) and now["device"] == stored["device"]:
-        changed.append(f"--threads: the run has {began_with}, a resume cannot make it {threads}")
+        changed["threads"] = format_flag("threads", began_with)
     if changed:
-        way_out = f"to change it, start a new run: {run.fork_command}"
-        raise ConfigError("\n".join([*changed, way_out]))
+        flags = {name: format_flag(name, now[name]) for name in changed}
+        lines = [
+            f"{flags[name]}: the run was started {f'with {then}' if then else 'without it'}, and a "
+            "resume cannot change that"
+            for name, then in changed.items()
+        ]
+        way_out = f"start a new run from this one: {run.fork_command} {' '.join(flags.values())}"
+        raise ConfigError("\n".join([*lines, way_out]))
 
 
 def refuse_other_weights(run: RunFolder, config: Config) -> None:
@@ -310,6 +316,7 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     """
     run, settings = prepared.run, prepared.settings
     remove_leftovers(run.checkpoints)
+    adopt_copied_best(run.checkpoints)
     remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))

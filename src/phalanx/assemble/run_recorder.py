@@ -1,5 +1,7 @@
 """What the loop tells goes into the run folder and to the person watching."""
 
+from collections.abc import Sequence
+
 from phalanx.assemble.feed import Feed
 from phalanx.engine.evaluate import Score
 from phalanx.engine.state import StepMetrics, Throughput, TrainState
@@ -20,10 +22,17 @@ class RunRecorder:
     """Writes the records of one run and shows them, as far as this process's role goes."""
 
     def __init__(
-        self, records: Records, console: Console, plan: Plan, *, feed: Feed, role: Role
+        self,
+        records: Records,
+        console: Console,
+        *,
+        plan: Plan,
+        feed: Feed,
+        classes: Sequence[str],
+        role: Role,
     ) -> None:
         self._records, self._console, self._plan = records, console, plan
-        self._feed, self._writes = feed, role.writes
+        self._feed, self._classes, self._writes = feed, classes, role.writes
         self._warned: set[str] = set()
 
     def on_step(self, step: int) -> None:
@@ -66,9 +75,10 @@ class RunRecorder:
 
     def _warn_of_images(self) -> None:
         """Name each image that could not be read, or is odd, once."""
-        for text in [*self._feed.bad_images().values(), *self._feed.notes()]:
-            if text not in self._warned:
-                self._warned.add(text)
+        texts = {text: text for text in self._feed.bad_images().values()} | self._feed.notes()
+        for key, text in texts.items():
+            if key not in self._warned:
+                self._warned.add(key)
                 self._console.warn(text)
 
     def on_score(self, state: TrainState, score: Score) -> None:
@@ -81,7 +91,7 @@ class RunRecorder:
             return
         self._records.score(row)
         predictions = _list_predictions(score, self._feed.names(score.indices))
-        write_predictions(self._records.folder, predictions)
+        write_predictions(self._records.folder, predictions, classes=self._classes)
         worst = [predictions[place].index for place in find_worst_mistakes(predictions)]
         if worst:
             pixels = self._feed.thumbnails(worst)

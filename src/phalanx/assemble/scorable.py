@@ -1,25 +1,32 @@
 """Checkpoints that a model is scored from: found, read and planned, without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from phalanx.assemble.dataset_summary import choose_normalization
+from phalanx.assemble.find_data import read_with_data
 from phalanx.assemble.prepare import StartingPoint
-from phalanx.config.read import Settings, read_stored_settings
+from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.config.presets import iterate_presets
+from phalanx.config.read import Settings, merge_layers, read_flags, read_stored_settings
 from phalanx.data.transforms.transform import CENTRE_SHARE
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
+    find_best_step,
+    kept_checkpoints,
     list_checkpoints,
-    newest_checkpoint,
     read_facts,
     step_in_name,
 )
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.plan.averaging import count_consecutive
 from phalanx.plan.plan import DatasetCounts, MachineChoice, Plan, choose_machine, make_plan
-from phalanx.report.folder import open_run
+from phalanx.report.folder import RunFolder, open_run
+
+_LAST, _BEST = "last", "best"
+_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,37 +36,180 @@ class ScorableCheckpoint:
     start: StartingPoint
     settings: Settings
     machine: MachineChoice
+    choice: str = ""  # which one of its run it is, for a person; empty where it was named itself
 
 
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint a path stands for: itself, or the newest one of a run."""
-    if (path / "manifest.json").exists():
+    if _is_checkpoint(path):
         return path.resolve()
+    kept = _list_kept(open_run(path))
+    return kept[max(kept)]
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / "manifest.json").exists()
+
+
+def _is_live_average(path: Path) -> bool:
+    return path.name == AVERAGE_WEIGHTS and path.is_file()
+
+
+def _list_kept(run: RunFolder) -> dict[int, Path]:
+    """The checkpoints of a run by their steps; a run without any is refused."""
+    kept = kept_checkpoints(run.checkpoints)
+    if kept:
+        return kept
+    if not run.summary.exists():
+        way_out = f"go on with it: phalanx train --resume {run.path}{run.plugin_flag}"
+    elif run.options.get("ckpts-per-epoch") == "0":
+        way_out = "it was trained with --ckpts-per-epoch 0, which keeps no weights; train it again"
+    else:
+        way_out = f"it is finished, and {run.checkpoints} is empty or gone; restore it from a copy"
+    raise CheckpointError(f"{run.path}: the run has no checkpoint; {way_out}")
+
+
+def choose_checkpoint(path: Path, wanted: str | None = None) -> tuple[Path, str]:
+    """The checkpoint of a run to score, and which one that is, in words.
+
+    wanted: last, best or a step; without it, the best one where it is known. A path that is a
+    checkpoint itself leaves no choice, and gives no words.
+    """
+    which = None if wanted is None else _read_choice(wanted)
+    if _is_checkpoint(path) or _is_live_average(path):
+        if which is not None:
+            raise ConfigError(
+                f"--checkpoint {wanted}: {path} is a checkpoint itself; leave the option out, or "
+                "name its run"
+            )
+        return path, ""
     run = open_run(path)
-    checkpoint = newest_checkpoint(run.checkpoints)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"{path}: the run has no checkpoint; it was trained with --ckpts-per-epoch 0, or "
-            f"goes on with: phalanx train --resume {path}{run.plugin_flag}"
-        )
-    return checkpoint
+    kept = _list_kept(run)
+    newest = max(kept)
+    if which == _LAST:
+        return kept[newest], f"step {newest:,}, the newest checkpoint"
+    if isinstance(which, int):
+        if which not in kept:
+            raise CheckpointError(
+                f"{path}: no checkpoint of step {which:,} is kept, only of {_join_steps(kept)}"
+            )
+        return kept[which], f"step {which:,}"
+    best = find_best_step(run.checkpoints)
+    if best not in kept:
+        if which == _BEST:
+            raise CheckpointError(
+                f"{path}: no best checkpoint is known, because none that is kept was scored; "
+                f"--checkpoint last takes the newest, step {newest:,}"
+            )
+        return kept[newest], f"step {newest:,}, the newest checkpoint; none was scored"
+    if best == newest:
+        return kept[best], f"step {best:,}, the best checkpoint and the newest"
+    way_out = f"; --checkpoint last takes the newest, step {newest:,}" * (which is None)
+    return kept[best], f"step {best:,}, the best checkpoint{way_out}"
 
 
-def read_checkpoint(path: Path, flags: Mapping[str, str]) -> ScorableCheckpoint:
-    """The checkpoint a path stands for, or the average in one, checked without torch."""
-    averaged = path.name == AVERAGE_WEIGHTS and path.is_file()
-    checkpoint = find_checkpoint(path.parent if averaged else path)
+def _read_choice(wanted: str) -> str | int:
+    """What --checkpoint asks for: last, best or a step."""
+    plain = wanted.lower().replace(",", "")  # steps are printed with commas
+    if plain not in (_LAST, _BEST) and not plain.isdecimal():
+        raise ConfigError(f"--checkpoint: wants last, best or a step such as 1000, got {wanted!r}")
+    return int(plain) if plain.isdecimal() else plain
+
+
+def _join_steps(steps: Iterable[int]) -> str:
+    """Steps in words."""
+    *others, last = (f"{step:,}" for step in steps)
+    return f"steps {', '.join(others)} and {last}" if others else f"step {last}"
+
+
+def read_checkpoint(
+    path: Path, flags: Mapping[str, str], *, wanted: str | None = None
+) -> ScorableCheckpoint:
+    """The checkpoint a path stands for, or the average in one, checked without torch.
+
+    wanted: which checkpoint of a run, as for `choose_checkpoint`.
+    """
+    chosen, choice = choose_checkpoint(path, wanted)
+    averaged = _is_live_average(chosen)
+    checkpoint = (chosen.parent if averaged else chosen).resolve()
     facts = read_facts(checkpoint)
     settings = read_stored_settings(
-        facts["config"], flags=flags, where=str(checkpoint), name=facts["run"]
+        facts["config"], flags=_read_scoring_flags(flags), where=str(checkpoint), name=facts["run"]
     )
     _refuse_other_preprocessing(settings, facts, checkpoint)
     start = StartingPoint(
         checkpoint=checkpoint, facts=facts, use="score average" if averaged else "score"
     )
     return ScorableCheckpoint(
-        start=start, settings=settings, machine=choose_machine(settings.config)
+        start=start, settings=settings, machine=choose_machine(settings.config), choice=choice
     )
+
+
+def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
+    """Flags as a checkpoint takes them: the images of a pass are --valid-batch-size.
+
+    --batch-size is what other programs call it; in a run's own options it is that of training.
+    """
+    given = dict(flags)
+    size = given.pop("batch-size", None)
+    if size is not None and given.setdefault("valid-batch-size", size) != size:
+        raise ConfigError(
+            f"--batch-size {size}: means the same as --valid-batch-size when scoring, which is "
+            f"{given['valid-batch-size']}; give one of them"
+        )
+    return given
+
+
+def read_target(
+    target: str, flags: Mapping[str, str], *, wanted: str | None = None
+) -> ScorableCheckpoint | Settings:
+    """The checkpoint that a path stands for, or the settings of a preset or model by name.
+
+    wanted: which checkpoint of a run, as for `choose_checkpoint`.
+    """
+    settings = None if Path(target).is_dir() else read_untrained(target, flags)
+    if settings is None:
+        refuse_no_path(target)
+        return read_checkpoint(Path(target), flags, wanted=wanted)
+    if wanted is not None:
+        raise ConfigError(
+            f"--checkpoint {wanted}: {target} is no run, so it has no checkpoints; leave it "
+            "out, or name a run"
+        )
+    return settings
+
+
+def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
+    """The settings of a preset, a YAML file or a model by name; None where it is none of them.
+
+    Of a model's name, no preset has a say in the options.
+    """
+    given = _read_scoring_flags(flags)
+    if "batch-size" in flags:  # data that is made up is as long as so many batches
+        given["batch-size"] = flags["batch-size"]
+    if target in MODELS or target in OLD_NAMES:
+        if given.setdefault("model", target) != target:
+            raise ConfigError(f"--model {given['model']}: the model is {target} already; name one")
+        problems: list[str] = []
+        return merge_layers([read_flags(given, problems)], problems, name=target)
+    if target.endswith((".yaml", ".yml")) or target in {one.name for one in iterate_presets()}:
+        return read_with_data(target, given)
+    return None
+
+
+def refuse_no_path(target: str) -> None:
+    """Raise CheckpointError for a word that is no path either, and for a file of weights."""
+    path = Path(target)
+    if not path.exists() and "/" not in target:
+        known = dict.fromkeys([*MODELS, *(one.name for one in iterate_presets())])
+        raise CheckpointError(
+            f"{target}: no such run, checkpoint, preset or model; {suggest(target, known)}"
+        )
+    if path.is_file() and path.name != AVERAGE_WEIGHTS and path.suffix in _WEIGHT_SUFFIXES:
+        raise CheckpointError(
+            f"{target}: is a file of weights, which does not say what model they are for; name "
+            f"that: phalanx validate MODEL --init-weights {target}"
+        )
 
 
 def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where: Path) -> None:
@@ -70,14 +220,20 @@ def _refuse_other_preprocessing(settings: Settings, facts: dict[str, Any], where
         "image-size": (config.data.image_size or size, size),
         "eval-crop": (config.augment.eval_crop, trained.get("eval_crop", CENTRE_SHARE)),
         "normalization": (choose_normalization(config), trained.get("normalization", "mean-std")),
+        "exif-orientation": (config.data.exif_orientation, trained.get("exif_orientation", False)),
     }
     for name, (asked, before) in asked_and_trained.items():
         if asked != before:
             raise CheckpointError(
-                f"--{name} {asked}: {where} was trained with {before}, and images are prepared "
-                "for it as they were then; leave the option away, or train with it: "
+                f"--{name} {_spell(asked)}: {where} was trained with {_spell(before)}, and images "
+                "are prepared for it as they were then; leave the option out, or train with it: "
                 "phalanx train --fork"
             )
+
+
+def _spell(value: object) -> str:
+    """A value as a flag spells it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:

@@ -1,23 +1,30 @@
 """Score and predict: a checkpoint, or a fresh model, on any data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from phalanx.assemble.dataset_summary import build_read_limits, plan_run
+from phalanx.assemble.feed import build_normaliser
 from phalanx.assemble.prepare import refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
 from phalanx.assemble.scorable import ScorableCheckpoint, plan_checkpoint
 from phalanx.assemble.session import Session
-from phalanx.config.read import Settings, merge_layers, read_flags
-from phalanx.data.formats.decode import BadImage, decode
-from phalanx.data.formats.image_file import read_image_file
+from phalanx.assemble.torch_setup import apply_settings, settings_restored
+from phalanx.config.read import Settings
+from phalanx.data.formats.decode import BadImage
+from phalanx.data.loading.image_inputs import ImageInputs, NamedImage, collect_images
 from phalanx.data.transforms.transform import build_transform
 from phalanx.engine.evaluate import Score
+from phalanx.errors import DataError
 from phalanx.report.records import ScoreRow
 
 
@@ -26,13 +33,6 @@ def open_checkpoint(checkpoint: ScorableCheckpoint) -> Session:
     size = checkpoint.start.facts["preprocessing"]["image_size"]
     plan = replace(plan_checkpoint(checkpoint), image_size=size)
     return Session(checkpoint.settings.config, plan, start=checkpoint.start)
-
-
-def open_fresh(model: str, flags: Mapping[str, str]) -> Session:
-    """An untrained model, for the numbers that chance gives."""
-    problems: list[str] = []
-    given = read_flags({**flags, "model": model}, problems)
-    return open_untrained(merge_layers([given], problems, name=model))  # no preset has a say in it
 
 
 def open_untrained(settings: Settings) -> Session:
@@ -47,20 +47,29 @@ class ScoredModel(NamedTuple):
 
     row: ScoreRow
     bad_images: dict[str, str]  # name to reason
+    images_per_second: float  # from the first image asked for to the last answer
 
 
-def score(session: Session, *, step: int = 0) -> ScoredModel:
-    """Score a model on the validation images; the session is closed with it."""
+def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
+    """Score a model on the validation images; the session is closed with it.
+
+    passes: over all images, for the speed alone; the first, which warms up, is not counted then.
+    """
     with session:
-        feed = session.scoring_feed
-        found = session.evaluate(feed.validation())
-        assert isinstance(found, Score)
-        return ScoredModel(make_score_row(found, session.plan, step=step), feed.bad_images())
+        feed, rates = session.scoring_feed, []
+        for _ in range(passes):
+            began = time.perf_counter()
+            found = session.evaluate(feed.validation())
+            assert isinstance(found, Score)
+            rates.append(found.scored / (time.perf_counter() - began))
+            row = make_score_row(found, session.plan, step=step)
+        return ScoredModel(row, feed.bad_images(), median(rates[1:] or rates))
 
 
-def score_checkpoint(checkpoint: ScorableCheckpoint) -> ScoredModel:
+def score_checkpoint(checkpoint: ScorableCheckpoint, *, passes: int = 1) -> ScoredModel:
     """Score a checkpoint on the validation images."""
-    return score(open_checkpoint(checkpoint), step=checkpoint.start.facts["state"]["step"])
+    step = checkpoint.start.facts["state"]["step"]
+    return score(open_checkpoint(checkpoint), step=step, passes=passes)
 
 
 @dataclass(frozen=True)
@@ -71,27 +80,91 @@ class Answer:
     guesses: tuple[tuple[str, float], ...]  # class and probability, likeliest first
     problem: str = ""
 
+    @property
+    def label(self) -> str:
+        """The likeliest class; raises DataError for an image that cannot be read."""
+        return self._best[0]
 
-@torch.inference_mode()
-def predict(session: Session, images: Sequence[Path]) -> Iterator[Answer]:
-    """An answer for each image file, in their order."""
-    size, rows = session.preprocessing.image_size, session.plan.valid_batch
-    transform = build_transform(session.preprocessing.transform)
-    limits = build_read_limits(session.config)
-    for first in range(0, len(images), rows):
-        paths = images[first : first + rows]
-        pixels = np.zeros((len(paths), size, size, 3), np.uint8)
-        problems = {}
-        for row, path in enumerate(paths):
-            try:
-                data = read_image_file(path, str(path), limits)
-                image = decode(data, str(path), max_pixels=limits.max_pixels)
-                transform.apply_evaluation(image, pixels[row])
-            except BadImage as bad:
-                problems[row] = bad.why
-        logits = session.compute_logits(pixels)
-        best = logits.softmax(1).topk(min(5, len(session.classes)))
-        for row, path in enumerate(paths):
+    @property
+    def probability(self) -> float:
+        """That of the likeliest class; raises DataError for an image that cannot be read."""
+        return self._best[1]
+
+    @property
+    def _best(self) -> tuple[str, float]:
+        if self.problem:
+            raise DataError(f"{self.image}: {self.problem}")
+        return self.guesses[0]
+
+
+def predict(session: Session, images: Sequence[NamedImage]) -> Iterator[Answer]:
+    """An answer for each image, in their order."""
+    for first in range(0, len(images), session.plan.valid_batch):
+        some = images[first : first + session.plan.valid_batch]
+        pixels, problems = _read_pixels(session, some)
+        with torch.inference_mode():
+            logits = session.compute_logits(pixels)
+            best = logits.softmax(1).topk(min(5, len(session.classes)))
+        for row, image in enumerate(some):
             guesses = zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
             named = tuple((session.classes[number], share) for number, share in guesses)
-            yield Answer(str(path), () if row in problems else named, problems.get(row, ""))
+            yield Answer(image.name, () if row in problems else named, problems.get(row, ""))
+
+
+def _read_pixels(
+    session: Session, images: Sequence[NamedImage]
+) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """The images cut to the model's size, and what is wrong with those that cannot be read."""
+    size, limits = session.preprocessing.image_size, build_read_limits(session.config)
+    transform = build_transform(session.preprocessing.transform)
+    pixels = np.zeros((len(images), size, size, 3), np.uint8)
+    problems = {}
+    for row, image in enumerate(images):
+        try:
+            found = image.read(limits, upright=session.preprocessing.exif_orientation)
+            transform.apply_evaluation(found, pixels[row])
+        except BadImage as bad:
+            problems[row] = bad.why
+    return pixels, problems
+
+
+class LoadedModel:
+    """A trained model with all it takes to use it: call it on images to get an Answer for each.
+
+    module: the torch module, in evaluation mode. classes: their names, in the order of its
+    outputs. preprocessing: what images go through before it. checkpoint and step: where its
+    weights come from.
+    """
+
+    def __init__(self, checkpoint: ScorableCheckpoint) -> None:
+        self._session = open_checkpoint(checkpoint)
+        self.module = self._session.model.eval()
+        self.classes = self._session.classes
+        self.preprocessing = self._session.preprocessing
+        self.checkpoint: Path = checkpoint.start.path
+        self.step: int = checkpoint.start.facts["state"]["step"]
+
+    def __repr__(self) -> str:
+        size, name = self.preprocessing.image_size, self._session.config.model.model
+        return f"<{name}, {len(self.classes)} classes, {size}x{size}, from {self.checkpoint}>"
+
+    def __call__(self, images: ImageInputs) -> list[Answer]:
+        """An answer for each image of a path, a folder, a Pillow image, an array, or a list.
+
+        One image that cannot be read is a DataError; of several, its answer has the problem.
+        """
+        named = collect_images(images)
+        with settings_restored():
+            apply_settings(self._session.plan)
+            answers = list(predict(self._session, named))
+        if len(answers) == 1 and answers[0].problem:
+            raise DataError(f"{answers[0].image}: {answers[0].problem}")
+        return answers
+
+    def preprocess(self, images: ImageInputs) -> Tensor:
+        """The images as the module's input, [N, 3, size, size]; DataError for one that is bad."""
+        named = collect_images(images)
+        pixels, problems = _read_pixels(self._session, named)
+        for row, problem in problems.items():
+            raise DataError(f"{named[row].name}: {problem}")
+        return build_normaliser(self.preprocessing, self._session.device)(pixels)

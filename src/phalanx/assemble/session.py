@@ -118,6 +118,7 @@ class Session:
             order=None,
             image_size=preprocessing.image_size,
             transform=preprocessing.transform,
+            upright=preprocessing.exif_orientation,
         )
         feed = self._exits.enter_context(open_feed(spec, self.plan, self.normaliser, config))
         if isinstance(feed, LoadedFeed):

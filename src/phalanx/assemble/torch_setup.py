@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -23,15 +25,7 @@ DETERMINISM = {  # deterministic algorithms and cuDNN kernels; whether cuDNN mea
 def prepare_torch(plan: Plan) -> torch.device:
     """Set torch up as the plan says, and give the device the run uses."""
     avoid_missing_instructions()
-    torch.set_num_threads(plan.threads)
-    deterministic, benchmark = DETERMINISM[plan.determinism]
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.deterministic = deterministic
-    torch.backends.cudnn.benchmark = benchmark
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = plan.half_partials
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = plan.half_partials
+    apply_settings(plan)
     device = torch.device(first_device(plan.device))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device: torch finds no CUDA device here; use --device cpu")
@@ -45,6 +39,39 @@ def prepare_torch(plan: Plan) -> torch.device:
     if device.type == "cpu":
         _keep_freed_memory()
     return device
+
+
+def apply_settings(plan: Plan) -> None:
+    """Give torch the threads and kernels of a plan."""
+    torch.set_num_threads(plan.threads)
+    deterministic, benchmark = DETERMINISM[plan.determinism]
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
+    matmul.allow_fp16_reduced_precision_reduction = plan.half_partials
+    matmul.allow_bf16_reduced_precision_reduction = plan.half_partials
+
+
+@contextmanager
+def settings_restored() -> Iterator[None]:
+    """A block after which torch is as the program had it that called us from Python."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    kernels = cudnn.deterministic, cudnn.benchmark
+    float16 = matmul.allow_fp16_reduced_precision_reduction
+    bfloat16 = matmul.allow_bf16_reduced_precision_reduction
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        cudnn.deterministic, cudnn.benchmark = kernels
+        matmul.allow_fp16_reduced_precision_reduction = float16
+        matmul.allow_bf16_reduced_precision_reduction = bfloat16
 
 
 def first_device(devices: str) -> str:

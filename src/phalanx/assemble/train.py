@@ -17,6 +17,7 @@ from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
 from phalanx.assemble.signals import StopRequest, listening
 from phalanx.assemble.summarise import summarise_run
+from phalanx.data.layouts.image_files import describe_ignored
 from phalanx.engine.checkpoint import CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
@@ -185,6 +186,10 @@ def _announce(training: TrainingRun) -> None:
         f"on {plan.device} in {plan.precision}"
     )
     console.print(f"run folder {prepared.run.path}")
+    dataset = prepared.dataset
+    for line in (dataset.layout, describe_ignored(dataset.ignored)):
+        if line:
+            console.print(f"data: {line}")
     for warning in plan.warnings:
         console.print(f"note: {warning}")
     if start is not None and start.use == "fork":
@@ -261,7 +266,12 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         describe_images=describe_images,
         diagnose=black_box.diagnose,
         observer=RunRecorder(
-            training.records, training.console, plan, feed=feed, role=training.role
+            training.records,
+            training.console,
+            plan=plan,
+            feed=feed,
+            classes=session.classes,
+            role=training.role,
         ),
         consensus=training.consensus,
     )

@@ -19,11 +19,11 @@ from phalanx.plan.plan import Plan
 
 _BESIDE = "off"  # what the others are compared with
 _NOTES = {
-    "cpu": "on a CPU the three run the same kernels, so a ratio of 1 is expected; strict only "
-    "fills new memory besides",
-    "cuda": "off lets cuDNN measure its kernels, seeded takes what cuDNN holds for best, strict "
-    "the best of those that give the same bits",
-    "mps": "nothing here chooses kernels on mps, so a ratio of 1 is expected",
+    "cpu": "on a CPU all three run the same kernels, so a ratio of 1 is expected; strict "
+    "also fills new memory",
+    "cuda": "off lets cuDNN time its kernels, seeded takes what cuDNN expects to be fastest, "
+    "strict the fastest of those that give the same bits",
+    "mps": "on mps there is no choice of kernels, so a ratio of 1 is expected",
 }
 
 

@@ -54,10 +54,12 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
     plan, dataset = plan_run(settings)
     config = settings.config
     if config.data.data == "synthetic":
-        raise ConfigError("--data synthetic: it is made on the device, nothing is fed")
+        raise ConfigError(
+            "--data synthetic: its images are made on the device, so there is no input to time"
+        )
     if plan.total_steps <= _WARM_UP_BATCHES:
         raise ConfigError(
-            f"{plan.total_steps} steps are over before anything is measured; give --steps 1000"
+            f"{plan.total_steps} steps end before anything can be measured; give --steps 1000"
         )
     with Session(config, plan, classes=dataset.classes) as session:
         assert isinstance(session.feed, LoadedFeed)
@@ -77,7 +79,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
 
         stages = [
             *time_stages(loader.reader("train"), seconds / 4),
-            Rate("collate", measure_rate(collate, seconds / 4), "images put together to a batch"),
+            Rate("collate", measure_rate(collate, seconds / 4), "images assembled into a batch"),
             Rate("copy", measure_rate(copy, seconds / 4), f"bytes to {device}, normalised"),
         ]
         one, every = (

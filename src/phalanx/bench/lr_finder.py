@@ -16,7 +16,7 @@ _MOMENTUM = 0.8  # of the running mean that tells an explosion
 _FAR = 1.5  # times the first loss is an explosion, whatever came before
 _LOST = 0.9  # so is losing that share of what was learnt
 _FALL = 0.05  # a fall by a smaller share of the first loss is none
-_NOISE = 4.0  # nor is one of fewer standard deviations of a step's loss
+_NOISE = 4.0  # nor is a change by fewer standard deviations of a step's loss
 _SMOOTHING = 25  # a point is smoothed over so many parts of the sweep to each side
 
 
@@ -30,6 +30,7 @@ class LrSweep:
     exploded: bool  # at the last rate; else the sweep was walked to its end
     steepest: float | None  # where the loss fell fastest; None where it did not clearly fall
     tenth: float | None  # of the rate it exploded at
+    noise: float  # standard deviation of a step's loss
 
     @property
     def suggested(self) -> float | None:
@@ -45,26 +46,30 @@ class LrSweep:
 
 
 class ExplosionDetector:
-    """Says when the loss has exploded: it is no number, far off, or what was learnt is lost."""
+    """Says when the loss has exploded: it is no number, far off, or what was learnt is lost.
+
+    What is no more than the noise of the losses so far is neither far off nor learnt.
+    """
 
     def __init__(self) -> None:
-        self._seen, self._mean = 0, 0.0
-        self._first = self._lowest = 0.0
+        self._losses: list[float] = []
+        self._mean = self._first = self._lowest = 0.0
 
     def is_explosion(self, loss: float) -> bool:
         """Whether this loss, after all before it, is an explosion."""
         if not isfinite(loss):
             return True
-        self._seen += 1
-        if self._seen <= _FIRST_LOSSES:
-            self._first += (loss - self._first) / self._seen
-            self._mean = self._lowest = self._first
+        self._losses.append(loss)
+        if len(self._losses) <= _FIRST_LOSSES:
+            self._mean = self._lowest = self._first = float(np.mean(self._losses))
             return False
         self._mean = _MOMENTUM * self._mean + (1 - _MOMENTUM) * loss
         self._lowest = min(self._lowest, self._mean)
-        learnt = self._first - self._lowest
-        lost = learnt > _FALL * self._first and self._mean > self._lowest + _LOST * learnt
-        return lost or self._mean > _FAR * self._first
+        learnt, risen = self._first - self._lowest, self._mean - self._first
+        chance = _NOISE * _measure_noise(self._losses)
+        is_lost = self._mean > self._lowest + _LOST * learnt
+        has_learnt = learnt > max(_FALL * self._first, chance)
+        return (has_learnt and is_lost) or risen > max((_FAR - 1) * self._first, chance)
 
 
 def sweep_learning_rates(
@@ -97,6 +102,7 @@ def analyse_sweep(
         exploded=exploded,
         steepest=_steepest_fall(rates, smooth) if _has_fallen(finite, smooth) else None,
         tenth=rates[-1] / 10 if exploded else None,
+        noise=_measure_noise(finite),
     )
 
 
@@ -114,9 +120,15 @@ def _has_fallen(losses: Sequence[float], smooth: Sequence[float]) -> bool:
     if len(losses) <= _FIRST_LOSSES:
         return False
     first = float(np.mean(losses[:_FIRST_LOSSES]))
+    return first - min(smooth) > max(_FALL * first, _NOISE * _measure_noise(losses))
+
+
+def _measure_noise(losses: Sequence[float]) -> float:
+    """The standard deviation of a loss, whatever course the losses take together."""
+    if len(losses) < 2:
+        return 0.0
     # of two normal draws the median distance is 0.954 deviations; outliers do not move it
-    deviation = float(np.median(np.abs(np.diff(losses)))) / 0.954
-    return first - min(smooth) > max(_FALL * first, _NOISE * deviation)
+    return float(np.median(np.abs(np.diff(losses)))) / 0.954
 
 
 def _steepest_fall(rates: Sequence[float], smooth: Sequence[float]) -> float | None:

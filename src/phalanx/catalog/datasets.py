@@ -6,13 +6,16 @@ are those of the classification task of ILSVRC 2012 (Russakovsky et al. 2015).
 """
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 
 MAX_FILE_MIB, MAX_PIXELS = 256, 64_000_000  # of an image, unless the user says otherwise
+NEWEST_LISTING_RULE = 2  # raise it when other images or splits are found in the same folder
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
     "ankle boot",
 )  # fmt: skip
+_SMALL_IMAGES = 64
 _DIGITS = tuple("0123456789")
 _CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -39,6 +42,8 @@ class Dataset:
 
     help: str
     preset: str  # what `phalanx train --data NAME` uses when no preset is given
+    model_presets: tuple[tuple[str, str], ...] = ()  # instead, by a pattern of the model's name
+    small_preset: str = ""  # instead, for models that are made for small images
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     image_size: int
@@ -50,6 +55,16 @@ class Dataset:
     valid_images: int | None = None
     classes: tuple[str, ...] | None = None
     class_count: int | None = None  # of a published set whose classes only its files name
+
+    def preset_for(self, model: str, *, model_size: int) -> str:
+        """The preset of the model's own family, where this dataset has one.
+
+        model_size: of the images that the model is made for.
+        """
+        if self.any_size and model_size <= _SMALL_IMAGES:
+            return self.small_preset or self.preset
+        own = (preset for pattern, preset in self.model_presets if fnmatch(model, pattern))
+        return next(own, self.preset)
 
     @property
     def num_classes(self) -> int | None:
@@ -78,6 +93,7 @@ _FASHION_MNIST = Dataset(
 _CIFAR10 = Dataset(
     help="CIFAR-10's binary files, data_batch_1.bin to 5 and test_batch.bin, or their .tar.gz",
     preset="cifar10-resnet20",
+    model_presets=(("resnet9", "cifar10-fast"),),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
     image_size=32,
@@ -99,7 +115,7 @@ _GENERATED = Dataset(
     classes=tuple(f"class{i:04d}" for i in range(1000)),
 )
 _PHOTOGRAPHS = Dataset(
-    help="train/CLASS/*.jpg and val/CLASS/*.jpg (or validation/), JPEG or PNG",
+    help="images in class folders, with train/ and val/ above them or without",
     preset="folder-resnet18",
     mean=IMAGENET_MEAN,
     std=IMAGENET_STD,
@@ -132,6 +148,7 @@ DATASETS: dict[str, Dataset] = {
         _CIFAR10,
         help="CIFAR-100's binary files, train.bin and test.bin, or their .tar.gz; fine labels",
         preset="cifar100-resnet20",
+        model_presets=(),
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
         classes=_CIFAR100_CLASSES,
@@ -141,6 +158,13 @@ DATASETS: dict[str, Dataset] = {
         _PHOTOGRAPHS,
         help="ImageNet as folders of synsets, with its bounding boxes where they are there",
         preset="imagenet-resnet50",
+        model_presets=(
+            ("resnext*", "imagenet-resnext101"),
+            ("efficientnet_b6", "imagenet-efficientnet-b6"),
+            ("efficientnet_b[457]", "imagenet-efficientnet-b4"),
+            ("efficientnet*", "imagenet-efficientnet-b0"),
+        ),
+        small_preset="folder-resnet18",
         train_images=1_281_167,
         valid_images=50_000,
         class_count=1000,

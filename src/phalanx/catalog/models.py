@@ -18,11 +18,12 @@ MODELS: dict[str, Variant] = {**RESNETS, **RESNEXTS, **EFFICIENTNETS}
 
 OLD_NAMES: dict[str, str] = {  # as the applications before Phalanx spelt --model
     **{f"cifar_resnet{size}": f"resnet{size}" for size in (8, 20, 32, 44, 56)},
-    **{f"resnext{size}": f"resnext{size}_32x4d" for size in (14, 26, 50, 152)},
-    "resnext101": "resnext101_32x8d",  # torchvision's, which the name stood for
+    **{f"resnext{size}": f"resnext{size}_32x4d" for size in (14, 26, 50, 101, 152)},
     **{f"efficientnet-b{size}": f"efficientnet_b{size}" for size in range(8)},
     "efficientnet-cifar": "efficientnet_cifar",
 }
+
+SMALL_NETWORKS = {"resnet14": "resnet14_small"}  # what a name of two networks means on small images
 
 
 def find_old_names(name: str) -> list[str]:

@@ -33,11 +33,17 @@ def load_plugins(names: str) -> None:
         _LOADED[name] = None
 
 
+def has_module(name: str) -> bool:
+    """Whether a module of that name is installed or lies in the current folder."""
+    name = name.rstrip(",")
+    return Path(f"{name}.py").is_file() or find_spec(name) is not None
+
+
 def refuse_unnamed_plugins(names: str, *, where: str) -> None:
     """Raise where a file asks for plugins that the user has not named."""
     if not _LOADED.keys() >= set(_split_names(names)):
         raise ConfigError(
-            f"{where}: asks for the plugin {names}, whose code would run here with your rights; if "
+            f"{where}: asks for the plugin {names}, whose code would run with your permissions; if "
             f"you trust it, add{format_plugin_flag(names)}"
         )
 

@@ -36,8 +36,8 @@ _AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
     Argument("run", "A run folder.", required=True),
     Argument(
         "--reestimate-norms",
-        "Take the statistics of batch norms anew, from the images of so many training "
-        "steps, instead of averaging them.  [0]",
+        "Recompute batch norm statistics from the images of this many training steps, "
+        "instead of averaging them.  [0]",
         default="0",
     ),
     JSON_FLAG,
@@ -105,8 +105,8 @@ def _check_checkpoints(run: "RunFolder", averaging: Averaging, flags: dict[str, 
 def _as_json(averaged: "Averaged") -> dict[str, Any]:
     """What was averaged, the newest checkpoint's score and the average's."""
     rows = {
-        name: {"checkpoint": str(path), **asdict(row), "bad_images": bad}
-        for name, path, (row, bad) in zip(
+        name: {"checkpoint": str(path), **asdict(scored.row), "bad_images": scored.bad_images}
+        for name, path, scored in zip(
             ("newest", "average"), averaged.paths, averaged.scores, strict=True
         )
     }
@@ -119,8 +119,8 @@ def _print_scores(averaged: "Averaged") -> None:
     decay = f", decay {account['decay']:g}" if account["strategy"] == "exponential" else ""
     steps = ", ".join(f"{step:,}" for step in account["steps"])
     fresh = account["norm_steps"]
-    norms = f"; batch norms anew from {fresh:,} training steps" if fresh else ""
+    norms = f"; batch norm statistics from {fresh:,} training steps" if fresh else ""
     print(f"{account['strategy']}{decay} of {account['count']} checkpoints: steps {steps}{norms}")
-    (newest, average), ((newest_row, _), average_score) = averaged.paths, averaged.scores
-    print_score(str(newest), newest_row, {}, as_json=False)
-    print_score(str(average), *average_score, as_json=False)
+    newest, average = averaged.scores
+    print_score(f"{averaged.paths[0]} (the newest)", newest._replace(bad_images={}), as_json=False)
+    print_score(str(averaged.paths[1]), average, as_json=False)

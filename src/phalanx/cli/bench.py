@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @command(
     "data bench",
-    "Time reading, decoding, augmenting and copying, alone and together, and say what "
+    "Time reading, decoding, augmenting and copying, alone and together, and find what "
     "limits training.",
     Argument("dir", "The data; without it, the demo's."),
     Argument("--config", "A preset or file to take the options from."),
@@ -52,8 +52,8 @@ def _print_rates(found: "Feeding") -> None:
         print(f"  {'device':<12}{found.all_workers:>32,.0f}  makes the images itself")
     else:
         print(f"  {'1 worker':<12}{found.one_worker:>32,.0f}")
-        words = f"{found.workers} workers"
-        print(f"  {words:<12}{found.all_workers:>32,.0f}  {found.scaling:.2f} of as many times one")
+        words, share = f"{found.workers} workers", f"{found.scaling:.2f} of that times the workers"
+        print(f"  {words:<12}{found.all_workers:>32,.0f}  {share}")
     print(f"  {'the model':<12}{found.needed:>32,.0f}  {found.model} on {found.device}")
     print(found.verdict())
 
@@ -107,8 +107,8 @@ def _print_overhead(ratio: "Ratio", steps: int) -> None:
 
 @command(
     "bench determinism",
-    "Steps/s with --determinism seeded and strict over those with off, in turns, on "
-    "made-up images.",
+    "Compare steps/s with --determinism seeded and strict to those with off, in "
+    "alternation, on synthetic images.",
     *PRESET_ARGS,
     Argument("--pairs", "Interleaved pairs of blocks [20].", default="20"),
     Argument("--steps", "Steps in a block [10].", default="10"),

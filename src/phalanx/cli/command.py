@@ -3,23 +3,31 @@
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from phalanx.catalog.plugins import load_plugins
-from phalanx.config.schema import OPTIONS, SPELLINGS, suggest_option
+from phalanx.catalog.plugins import has_module, load_plugins
+from phalanx.config.hints import suggest_option
+from phalanx.config.presets import is_preset
+from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import LIST_OPTIONS
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
     from phalanx.config.read import Settings
-    from phalanx.data.formats.image_file import ReadLimits
+    from phalanx.data.convert.source_splits import Reading
 
 ALL_OPTIONS = tuple(OPTIONS)
+_LISTS = (*LIST_OPTIONS, "device")  # cuda:0,2
+_NUMBER = re.compile(
+    r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE
+)  # or a length of training, or a size and until when images have it
 LIMIT_OPTIONS = ("max-file-mib", "max-pixels")  # of every command that reads images
+LAYOUT_OPTIONS = ("valid-split", "class-from", "labels", "listing-rule")  # ... that finds them
 MODEL_OPTIONS = tuple(
     option.name
     for option in OPTIONS.values()
@@ -39,6 +47,7 @@ class Argument:
     required: bool = False
     switch: bool = False  # a flag without a value
     default: Any = None
+    items: bool = False  # a list of numbers, with commas or spaces
 
     @property
     def shown(self) -> str:
@@ -71,7 +80,7 @@ class ParsedArgs:
         names = [self[key] for key in ("preset", "--config") if self[key]]
         if len(names) > 1:
             raise ConfigError(
-                f"--config {names[1]}: the preset {names[0]} is named already; give one"
+                f"--config {names[1]}: the preset {names[0]} is already named; give only one"
             )
         return names[0] if names else None
 
@@ -101,14 +110,22 @@ class ParsedArgs:
             raise ConfigError(f"{flag}: wants {wanted}, got {self[flag]!r}")
         return number
 
-    def read_limits(self) -> "ReadLimits":
-        """How large an image may be, of a command that reads no other config."""
-        from phalanx.assemble.dataset_summary import build_read_limits
+    def read_reading(self) -> "Reading":
+        """How data is to be understood, for a command that reads no other config."""
+        from phalanx.assemble.dataset_summary import build_layout_options, build_read_limits
         from phalanx.config.read import merge_layers, read_flags
+        from phalanx.data.convert.source_splits import Reading
+        from phalanx.data.formats.sources import ValSplit
 
         problems = list(self.problems)
-        layers = [read_flags(self.flags, problems)]
-        return build_read_limits(merge_layers(layers, problems, name="").config)
+        layers = [read_flags({**self.flags, "data": "folder"}, problems)]
+        config = merge_layers(layers, problems, name="").config
+        wanted = config.data.val_split
+        return Reading(
+            limits=build_read_limits(config),
+            layout=build_layout_options(config),
+            val_split=None if wanted is None else ValSplit(wanted),
+        )
 
     def load_plugins(self) -> None:
         """Import what --plugin names; for commands that look into the tables themselves."""
@@ -173,20 +190,20 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving the process."""
-        raise ConfigError(f"{message.removeprefix('argument ')}; {self.prog} --help tells more")
+        raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def parse_args(command: Command, argv: Sequence[str]) -> ParsedArgs:
     """Parse a command's words; unknown flags become problems, so that all are reported together."""
     spellings = {old: name for old, name in SPELLINGS.items() if name in command.options}
-    words, list_problems = _join_lists(spellings, argv)
-    known, unknown_problems = _split_off_unknown(command, spellings, words)
+    words = _join_lists(command, spellings, argv)
+    known, problems = _split_off_unknown(command, spellings, words)
     values = vars(_build_parser(command, spellings).parse_args(known))
     flags = {
         name: values.pop(f"option {name}") for name in command.options if f"option {name}" in values
     }
     line = " ".join(["phalanx", command.name, *argv])
-    return ParsedArgs(values, flags, (*unknown_problems, *list_problems), line)
+    return ParsedArgs(values, flags, tuple(problems), line)
 
 
 def _split_off_unknown(
@@ -199,18 +216,21 @@ def _split_off_unknown(
     flags = {a.name for a in command.arguments if a.name.startswith("--")}
     flags |= {f"--{spelling}" for spelling in spellings}
     aliases = {f"--{spelling}" for spelling in SPELLINGS if spelling not in OPTIONS}
+    given = [word.partition("=")[0] for word in argv if word.startswith("--")]
     known: list[str] = []
     problems: list[str] = []
     skip = False
     for word in argv:
         name, equals, value = word.partition("=")
         if value == "--":  # which argparse leaves out
-            problems.append(f"{name}: {value} is no value; give another, or leave the option away")
-        elif name.startswith("--") and name not in flags:
-            way_out = suggest_option(name, sorted(flags - aliases))
+            problems.append(
+                f"{name}: {value} is not a value; give another, or leave the option out"
+            )
+        elif re.match("--|-[a-zA-Z]", name) and name not in flags:
+            way_out = suggest_option(name, sorted(flags - aliases), given)
             problems.append(f"{name}: no such option; {way_out}")
             skip = not equals
-        elif skip and not word.startswith("--"):
+        elif skip and not re.match("--|-[a-zA-Z]", word):
             skip = False
         elif _is_negative(word) and known and known[-1] in flags:
             known[-1] += f"={word}"  # argparse would take -1e-3 for a flag
@@ -220,29 +240,34 @@ def _split_off_unknown(
     return known, problems
 
 
-def _join_lists(spellings: Mapping[str, str], argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words with lists of numbers in one piece, and a line for each that came in several.
+def _join_lists(command: Command, spellings: Mapping[str, str], argv: Sequence[str]) -> list[str]:
+    """The words with each list in one piece: `--lr-epoch-decay 2 4` is 2,4.
 
-    `--lr-epoch-decay 2 4` is how other programs write 2,4; here 4 would pass for a preset's name.
+    A list takes the words that follow it while they could be items of it.
     """
-    lists = {f"--{spelling}" for spelling, name in spellings.items() if name in LIST_OPTIONS}
+    lists = {f"--{spelling}": name for spelling, name in spellings.items() if name in _LISTS}
+    lists |= {a.name: a.name for a in command.arguments if a.items}
     words: list[str] = []
-    problems: dict[int, str] = {}  # by the place of the list
     for word in argv:
-        in_list = len(words) > 1 and words[-2] in lists
-        if in_list and _is_number(words[-1].rsplit(",")[0]) and _is_number(word):
-            words[-1] = f"{words[-1].rstrip(',')},{word.rstrip(',')}"
-            problems[len(words)] = (
-                f"{words[-2]}: a list has commas and no spaces; write {words[-1]}"
-            )
+        flag, equals, first = words[-1].partition("=") if words else ("", "", "")
+        if len(words) > 1 and words[-2] in lists:  # `--flag first word`
+            flag, equals, first = words[-2], "", words[-1]
+        if flag in lists and first and _is_item(word, lists[flag]):
+            joined = ",".join(text.strip(",") for text in (first, word))
+            words[-1] = f"{flag}={joined}" if equals else joined
         else:
             words.append(word)
-    return words, list(problems.values())
+    return words
 
 
-def _is_number(word: str) -> bool:
-    """Whether the word is a number or a length of training, perhaps with a bracket or a comma."""
-    return re.fullmatch(r"\[?\.?\d[\d./]*(ep|st|%)?\]?,?", word) is not None
+def _is_item(word: str, name: str) -> bool:
+    """Whether the word, perhaps with a bracket or a comma, could go on with a list."""
+    if name == "plugin":
+        return word.rstrip(",").isidentifier() and not is_preset(word) and has_module(word)
+    if name == "recompute-checkpoints":  # a preset or a file is what the command is about
+        is_file = os.path.exists(word) or word.endswith((".yaml", ".yml"))
+        return not (word.startswith("-") or is_file or is_preset(word))
+    return _NUMBER.fullmatch(word) is not None
 
 
 def _is_negative(word: str) -> bool:

@@ -26,11 +26,10 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
         if error.filename is None:
             raise _make_bug(error, folder) from error
         name = os.fsdecode(error.filename)
-        raise DiskError(f"{name}: {error.strerror}; mend that, or name another file") from error
+        raise DiskError(f"{name}: {error.strerror}; fix that, or name another file") from error
     except MemoryError as error:
         raise DiskError(
-            "the memory is used up; try a smaller --batch-size or --valid-batch-size, or fewer "
-            "--workers"
+            "out of memory; try a smaller --batch-size or --valid-batch-size, or fewer --workers"
         ) from error
     except Exception as error:
         raise _make_bug(error, folder) from error

@@ -4,14 +4,17 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.command import ALL_OPTIONS, LAYOUT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError, DataError
 from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_bytes
+
+if TYPE_CHECKING:
+    from phalanx.data.convert.source_splits import Reading
 
 _FILELESS = {  # datasets that have no files: what they are, how to get them
     "embedded": ("8,000 + 1,500 Fashion-MNIST images", "comes with Phalanx"),
@@ -26,16 +29,18 @@ _FILELESS = {  # datasets that have no files: what they are, how to get them
     Argument("dir", "The folder to look into."),
     Argument("--json", "Print JSON.", switch=True),
     usage="[DIR] [--json]",
+    options=("val-split", *LAYOUT_OPTIONS),
     examples={
         "phalanx data list": "every form that can be read, and how to get it",
         "phalanx data list ~/data": "what lies there, with counts and classes",
+        "phalanx data list ~/data --val-split 10%": "the same, with a tenth for validation",
     },
 )
 def _list_data(args: ParsedArgs) -> None:
     """Print the formats that can be read, or what was found in a folder."""
     args.refuse_problems()
     if args["dir"]:
-        found = _describe_datasets(Path(args["dir"]).expanduser())
+        found = _describe_datasets(Path(args["dir"]).expanduser(), args.read_reading())
         args.print_result(found, lambda: _print_datasets(found))
     else:
         formats = _describe_formats()
@@ -54,42 +59,48 @@ def _describe_formats() -> list[dict[str, Any]]:
     return [*fileless, *rows]
 
 
-def _describe_datasets(root: Path) -> list[dict[str, Any]]:
+def _describe_datasets(root: Path, reading: "Reading") -> list[dict[str, Any]]:
     """What lies in a folder, with counts and classes; nothing there is a mistake."""
-    from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
+    from phalanx.data.formats.detect import describe_nothing, detect_datasets
 
-    found = detect_datasets(root)
+    found = detect_datasets(root, reading.layout)
     if not found:
-        raise DataError(
-            f"{root}: nothing that can be read lies here or up to {MAX_DEPTH} folders below; "
-            "`phalanx data list` says what can"
-        )
+        raise DataError(describe_nothing(root))
     return [
-        {"data": f.data, "folder": str(f.folder), "why": f.files, **_count_images(f.data, f.folder)}
+        {"data": f.data, "folder": str(f.folder), **_describe_dataset(f.data, f.folder, reading)}
         for f in found
     ]
 
 
-def _count_images(data: str, folder: Path) -> dict[str, Any]:
+def _describe_dataset(data: str, folder: Path, reading: "Reading") -> dict[str, Any]:
     """The images and classes of a set; what is wrong with a split stands in place of its count."""
-    from phalanx.data.formats.sources import DATA_FORMATS
+    from phalanx.data.formats.detect import count_ignored, describe_found
+    from phalanx.data.formats.sources import DATA_FORMATS, open_format
 
-    open_split = DATA_FORMATS[data].open
-    counts: dict[str, Any] = {"train": None, "valid": None, "classes": None, "problems": []}
-    if open_split is None:
-        counts["problems"] = [DATA_FORMATS[data].how_to_get]
-        return counts
+    facts: dict[str, Any] = {"why": "", "train": None, "valid": None, "classes": None}
+    sources, problems = [], []
+    if DATA_FORMATS[data].open is None:
+        return {
+            **facts,
+            "why": DATA_FORMATS[data].files,
+            "problems": [DATA_FORMATS[data].how_to_get],
+        }
+    layout, val_split = reading.layout, reading.val_split
     for split in ("train", "valid"):
         try:
-            source = open_split(folder, split)
-            counts[split], counts["classes"] = len(source), len(source.classes)
+            source = open_format(data, folder, split, layout=layout, val_split=val_split)
+            facts[split], facts["classes"] = len(source), len(source.classes)
+            sources.append(source)
         except DataError as error:
-            counts["problems"].append(str(error))
-    return counts
+            problems.append(str(error))
+    facts["why"] = describe_found(data, folder, layout) or DATA_FORMATS[data].files
+    return {**facts, "ignored": count_ignored(sources), "problems": problems}
 
 
 def _print_datasets(rows: list[dict[str, Any]]) -> None:
     """What lies in a folder, a line for each set and one for each thing wrong with it."""
+    from phalanx.data.layouts.image_files import describe_ignored
+
     for row in rows:
         figures = " + ".join(
             "none" if row[s] is None else f"{row[s]:,}" for s in ("train", "valid")
@@ -97,6 +108,8 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
         counts = "" if row["classes"] is None else f": {figures} images, {row['classes']:,} classes"
         print(f"{row['data']} in {row['folder']}{counts}")
         print(f"  {row['why']}")
+        if row.get("ignored"):
+            print(f"  {describe_ignored(row['ignored'])}")
         for problem in row["problems"]:
             print("  " + problem.replace("\n", "\n  "))
 
@@ -147,7 +160,7 @@ def _fetch_data(args: ParsedArgs) -> None:
     fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, on_progress=progress)
     how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
     how = how.replace("1 files", "1 file")
-    print(f"{data}: {how}, every checksum is right")
+    print(f"{data}: {how}, all checksums match")
     print(f"phalanx train --data {data} --data-dir {fetched.folder}")
 
 

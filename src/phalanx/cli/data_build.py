@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.command import LAYOUT_OPTIONS, LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError
 from phalanx.units import format_count, format_seconds, parse_share
@@ -15,6 +15,7 @@ _LIMITS = {
     "--short-side": (1, 65_500),
     "--quality": (1, 100),
     "--shards": (1, 99_999),
+    "--shard-mib": (1, 65_536),
     "--workers": (1, 256),
 }
 
@@ -23,7 +24,7 @@ _LIMITS = {
     "data build",
     "Convert data into another form, on all cores; run again, it goes on where it stopped.",
     Argument("src", "Where the data lies, in any form that `phalanx data list` names."),
-    Argument("--to", "folder, tar, tfrecord or packed."),
+    Argument("--to", "folder, tar, tfrecord, parquet or packed."),
     Argument("--out", "An empty folder, or one to go on with."),
     Argument(
         "--short-side", "Shrink images whose short side is longer. Without it images are copied."
@@ -33,8 +34,13 @@ _LIMITS = {
     ),
     Argument(
         "--shards",
-        "Files of the training split, of tar and tfrecord; tfrecord's default is 1024 "
-        "and an eighth for validation, tar's a file for 1,024 images.",
+        "Files of the training split, of tar, tfrecord and parquet; validation gets as many, of "
+        "tfrecord an eighth.",
+    ),
+    Argument(
+        "--shard-mib",
+        "About how large such a file becomes, in MiB: 128, of tfrecord 48 but no more than "
+        "ImageNet's 1,024 + 128 files.",
     ),
     Argument("--raw", "Pack pixels, not JPEG: larger, faster.", switch=True),
     Argument(
@@ -44,11 +50,14 @@ _LIMITS = {
     ),
     Argument("--workers", "Processes; by default one a core."),
     Argument("--json", "Print JSON.", switch=True),
-    usage="SRC --to folder|tar|tfrecord|packed --out DIR [--short-side N]",
-    options=LIMIT_OPTIONS,
+    usage="SRC --to folder|tar|tfrecord|parquet|packed --out DIR [--short-side N]",
+    options=("val-split", *LAYOUT_OPTIONS, *LIMIT_OPTIONS),
     examples={
         "phalanx data build ~/imagenet --to packed --out ~/packed --short-side 256": (
             "the fastest form to train from"
+        ),
+        "phalanx data build ~/photos --to packed --out ~/packed --val-split 10%": (
+            "with a tenth of the images held out for validation"
         ),
         "phalanx data build ~/photos --to tar --out ~/shards": "the same bytes, in tar files",
         "phalanx data build ~/archives --to tfrecord --out ~/records": (
@@ -68,13 +77,14 @@ def _build_data(args: ParsedArgs) -> None:
         short_side=read_number(args, "--short-side"),
         quality=read_number(args, "--quality"),
         shards=read_number(args, "--shards"),
+        shard_mib=read_number(args, "--shard-mib"),
     )
     began = time.monotonic()
     results = build(
         Path(src).expanduser(),
         Path(out).expanduser(),
         options,
-        limits=args.read_limits(),
+        reading=args.read_reading(),
         max_bad=_read_share(args["--max-bad"]),
         workers=read_number(args, "--workers"),
         on_progress=ImageProgress("done"),

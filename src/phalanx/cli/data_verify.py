@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.command import LAYOUT_OPTIONS, LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.data_build import read_number
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError, DataError
@@ -13,7 +13,7 @@ from phalanx.report.terminal import drawing_stream
 from phalanx.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from phalanx.data.formats.image_file import ReadLimits
+    from phalanx.data.convert.source_splits import Reading
     from phalanx.data.verify.verify import ImageLocation, VerifyResult
 
 _SHOWN = 5
@@ -28,7 +28,7 @@ _SHOWN = 5
     Argument("--out", "Write a page with pictures."),
     Argument("--workers", "Processes; by default one a core."),
     usage="DIR [--json] [--out report.html]",
-    options=LIMIT_OPTIONS,
+    options=(*LAYOUT_OPTIONS, *LIMIT_OPTIONS),
     examples={
         "phalanx data verify ~/photos": "damage, duplicates, leaks between the splits",
         "phalanx data verify ~/photos --out photos.html": "with pictures of what was found",
@@ -44,17 +44,17 @@ def _verify_data(args: ParsedArgs) -> int:
         raise ConfigError("say which folder to look at: phalanx data verify DIR")
     root, began = Path(args["dir"]).expanduser(), time.monotonic()
     out = _read_out(args["--out"])
-    limits = args.read_limits()
+    reading = args.read_reading()
     result = verify(
         root,
-        limits=limits,
+        reading=reading,
         workers=read_number(args, "--workers"),
         on_progress=ImageProgress("looked at"),
     )
     elapsed = time.monotonic() - began
     save_manifest(root, result.manifest, result.fingerprints)
     if out is not None:
-        _write_page(out, root, result, limits)
+        _write_page(out, root, result, reading)
     args.print_result(result.to_json(), lambda: _print_result(result, elapsed, out))
     return DataError.exit_code if result.wrong else 0
 
@@ -69,13 +69,13 @@ def _read_out(text: str | None) -> Path | None:
     return path
 
 
-def _write_page(out: Path, root: Path, result: "VerifyResult", limits: "ReadLimits") -> None:
+def _write_page(out: Path, root: Path, result: "VerifyResult", reading: "Reading") -> None:
     """The page with pictures of what was found."""
     from phalanx.data.convert.source_splits import find_source_splits
     from phalanx.data.formats.decode import BadImage, Pixels
     from phalanx.report.verify_page import write_verify_page
 
-    sources = {split.name: split.source for split in find_source_splits(root, limits)}
+    sources = {split.name: split.source for split in find_source_splits(root, reading)}
 
     def read_pixels(split: str, number: int) -> Pixels | None:
         try:
@@ -91,11 +91,16 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
     from rich.console import Console
     from rich.table import Table
 
+    from phalanx.data.layouts.image_files import describe_ignored
     from phalanx.data.verify.verify import MISSING, NOTES, describe_problems
 
     rate = sum(result.images.values()) / elapsed if elapsed > 0 else 0.0
     images = " + ".join(f"{format_count(n)} {split}" for split, n in result.images.items())
     print(f"{result.folder}: {result.data}, {images}, {len(result.classes):,} classes")
+    hint = "no validation split; --val-split 10% holds one out" * ("valid" not in result.images)
+    for line in (result.layout, describe_ignored(result.ignored), hint):
+        if line:
+            print(f"  {line}")
     print(f"looked at in {format_seconds(elapsed)} ({format_count(rate)} images/s)\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("what")

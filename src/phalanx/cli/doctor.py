@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
@@ -21,9 +22,16 @@ _PACKAGES = {  # import name: (package, what for, can Phalanx train without it)
     "yaml": ("PyYAML", "presets", False),
     "rich": ("rich", "progress and help", False),
     "matplotlib": ("matplotlib", "reports", False),
-    "simplejpeg": ("simplejpeg", "fast JPEG decoding; Pillow stands in", True),
+    "jinja2": ("jinja2", "reports", False),
+    "simplejpeg": ("simplejpeg", "fast JPEG decoding; Pillow is the fallback", True),
     "cv2": ("opencv-python-headless", "resizing", False),
     "PIL": ("Pillow", "PNG and odd JPEGs", False),
+    "google_crc32c": ("google-crc32c", "checksums of data", False),
+}
+_EXTRAS = {  # name: (import name, package, what for); for those who ask for it
+    "parquet": ("pyarrow", "pyarrow", "data in Parquet files"),
+    "sweep": ("optuna", "optuna", "phalanx sweep"),
+    "heic": ("pillow_heif", "pillow-heif", "HEIC photographs"),
 }
 _ENOUGH_DISK = 2 * 2**30
 
@@ -40,7 +48,7 @@ class _Check:
 
 @command(
     "doctor",
-    "Say what this machine has and what is missing, with the line that installs it.",
+    "Check what this machine has and what is missing, with the command that installs it.",
     Argument("--json", "Print a JSON list.", switch=True),
     usage="[--json]",
     examples={"phalanx doctor": "before the first run on a new machine"},
@@ -48,7 +56,10 @@ class _Check:
 def _run(args: ParsedArgs) -> int:
     """Check the machine; the code is 1 when something Phalanx needs is missing."""
     args.refuse_problems()
-    checks = [_check_python(), *_check_packages(), *_check_devices(), *_check_space()]
+    checks = [
+        *(_check_python(), *_check_packages(), *_check_extras()),
+        *(*_check_devices(), *_check_space()),
+    ]
     missing = sum(check.state == "missing" for check in checks)
     if args["--json"]:
         print(json.dumps([asdict(check) for check in checks], indent=2))
@@ -82,6 +93,17 @@ def _check_packages() -> Iterator[_Check]:
             yield _Check(package, f"{_find_version(package)} ({purpose})", "ok")
 
 
+def _check_extras() -> Iterator[_Check]:
+    """What is installed only by those who want it, and what each is for."""
+    for name, (module, package, purpose) in _EXTRAS.items():
+        what = f"extra {name}"
+        if find_spec(module) is None:
+            remedy = f"pip install 'phalanx[{name}]'"
+            yield _Check(what, f"{package} is not installed ({purpose})", "note", remedy)
+        else:
+            yield _Check(what, f"{package} {_find_version(package)} ({purpose})", "ok")
+
+
 def _find_version(package: str) -> str:
     """The installed version; another package may provide the same module."""
     try:
@@ -108,8 +130,8 @@ def _check_devices() -> Iterator[_Check]:
         yield _Check("mps", "Apple GPU", "ok")
     elif not torch.cuda.device_count():
         seen = any(Path("/dev").glob("nvidia[0-9]*"))
-        remedy = "a GPU is there: install a torch build with CUDA" if seen else ""
-        yield _Check("gpu", "none that torch can use; training runs on the CPU", "note", remedy)
+        remedy = "there is a GPU: install a torch build with CUDA" if seen else ""
+        yield _Check("gpu", "none that torch can use, so training runs on the CPU", "note", remedy)
 
 
 def _check_threads(threads: int, cores: int) -> _Check:
@@ -139,6 +161,8 @@ def _check_space() -> Iterator[_Check]:
     for what, folder in (("disk here", os.getcwd()), ("temporary", tempfile.gettempdir())):
         room = shutil.disk_usage(folder).free
         scarce = room < _ENOUGH_DISK
-        remedy = "checkpoints may not fit; make room or use another --run-dir" if scarce else ""
+        remedy = (
+            "checkpoints may not fit; free some space or use another --run-dir" if scarce else ""
+        )
         state = "note" if scarce else "ok"
         yield _Check(what, f"{format_bytes(room)} free in {folder}", state, remedy)

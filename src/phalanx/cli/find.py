@@ -25,7 +25,7 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
 
 @command(
     "find lr",
-    "Train the run's first steps with a learning rate that grows, and suggest one. "
+    "Train the run's first steps with an increasing learning rate, and suggest one. "
     "Model, data, optimizer and precision are the run's own; only --out writes anything.",
     *PRESET_ARGS,
     Argument("--from", "The first learning rate  [1e-6]", default="1e-6"),
@@ -48,7 +48,7 @@ def _find_lr(args: ParsedArgs) -> None:
     settings = args.read_settings()
     low, high = (args.read_positive(flag, "a learning rate above 0") for flag in ("--from", "--to"))
     if low >= high:
-        raise ConfigError(f"--from {low:g}: must be below --to {high:g}; the rate grows")
+        raise ConfigError(f"--from {low:g}: must be below --to {high:g}: the rate increases")
     steps = args.read_int("--steps", 10)
     out = _read_out(args["--out"])
     from phalanx.bench.lr_finder import sweep_learning_rates
@@ -83,21 +83,20 @@ def _read_out(text: str | None) -> Path | None:
     if out.suffix.lower() not in (".png", ".html"):
         raise ConfigError(f"--out {text}: wants a file that ends in .png or .html")
     if not out.parent.is_dir():
-        raise ConfigError(f"--out {text}: there is no folder {out.parent}; make it first")
+        raise ConfigError(f"--out {text}: there is no folder {out.parent}; create it first")
     return out
 
 
 def _describe_sweep(sweep: "LrSweep", *, total: int) -> list[tuple[str, str]]:
     """What the sweep found, in words."""
-    end = f"{len(sweep.rates)} of {total} steps, the loss did not explode; try a larger --to"
+    end = f"nowhere up to {sweep.rates[-1]:.2g}, in {len(sweep.rates)} steps; try a larger --to"
     if sweep.tenth is not None:
-        end = f"{sweep.rates[-1]:.2g}, after {len(sweep.rates)} of {total} steps"
-    rows = [("explodes at", end)]
+        end = f"at {sweep.rates[-1]:.2g}, after {len(sweep.rates)} of {total} steps"
+    rows = [("loss explodes", end)]
     if sweep.steepest is None:
-        advice = (
-            "the loss did not clearly fall: more --steps, or another --from and --to, may tell more"
-        )
-        return [*rows, ("suggested", f"nothing; {advice}")]
+        reason = f"the loss did not fall clearly (its noise from step to step is {sweep.noise:.2g})"
+        advice = "no minimum can be found; try a larger --batch-size, more --steps or another range"
+        return [*rows, ("suggested", f"nothing: {reason}, so {advice}")]
     rows.append(("falls fastest", f"at {sweep.steepest:.2g}"))
     if sweep.tenth is not None:
         rows.append(("a tenth", f"of where it explodes is {sweep.tenth:.2g}"))
@@ -192,7 +191,7 @@ def _paint_curve(axes: Any, sweep: "LrSweep", ink: dict[str, str]) -> None:
 @command(
     "find batch-size",
     "Find the largest micro-batch that fits the device and the fastest one, by real "
-    "steps on made-up images.",
+    "steps on synthetic images.",
     *PRESET_ARGS,
     Argument("--most", "The largest size to try  [4096]", default="4096"),
     Argument("--seconds", "How long each size is timed  [1]", default="1"),
@@ -234,7 +233,7 @@ def _find_batch_size(args: ParsedArgs) -> None:
 def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:
     """What the table means."""
     at_most = sizes.largest == sizes.most
-    end = "--most; more may fit" if at_most else f"to a sixteenth, on {sizes.device}"
+    end = "the limit of --most; more may fit" if at_most else f"within 1/16, on {sizes.device}"
     fastest = sizes.fastest
     rows = [
         ("largest", f"{sizes.largest:,} ({end})"),
@@ -242,14 +241,18 @@ def _print_sizes(sizes: "BatchSizes", settings: Settings) -> None:
         (
             "suggested",
             f"--batch-size {sizes.batch_size} --gradient-accumulation {sizes.accumulation}, "
-            f"which keeps the global batch of {sizes.global_batch:,} a replica",
+            f"which keeps the global batch of {sizes.global_batch:,} per replica",
         ),
     ]
     if 2 * sizes.batch_size <= min(fastest.size, sizes.global_batch):
-        words = f"no larger part of {sizes.global_batch:,} fits; another global batch may be faster"
+        words = (
+            f"no larger divisor of {sizes.global_batch:,} fits; another global batch may be faster"
+        )
         rows.append(("note", words))
     if settings.config.model.norm_type == "batch":
-        rows.append(("note", "batch norm sees one micro-batch: another size, other results"))
-    rows.append(("note", "images that wait for later steps take memory too; leave them some"))
+        rows.append(
+            ("note", "batch norm sees one micro-batch, so another size gives other results")
+        )
+    rows.append(("note", "prefetched images need memory too; leave some free"))
     for name, text in rows:
         print(f"{name:<15}{text}")

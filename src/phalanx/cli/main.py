@@ -20,38 +20,38 @@ from phalanx.report.terminal import ReaderLeft, cleaned_output
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),
-    "validate": ("validate", "score a run, a checkpoint, a folder of them or a fresh model"),
+    "validate": ("validate", "score a run, a checkpoint, a folder of them, a preset or a model"),
     "average": ("average", "average the last checkpoints of a run, and score the result"),
     "replay": ("replay", "repeat a step and name the module and image that went wrong"),
-    "predict": ("predict", "name what is on images of your own"),
+    "predict": ("predict", "classify your own images"),
     "plan": ("plan", "show every derived number before anything runs"),
-    "report": ("runs", "remake a run's report.html"),
-    "compare": ("runs", "say where two runs differ"),
-    "data list": ("data", "say which data can be read, or what lies in a folder"),
+    "report": ("runs", "rebuild a run's report.html"),
+    "compare": ("runs", "show where two runs differ"),
+    "data list": ("data", "list the data that can be read, or what is in a folder"),
     "data fetch": ("data", "download a published dataset"),
     "data build": ("data_build", "convert data into another form"),
-    "data verify": ("data_verify", "look at every image and say what is wrong"),
+    "data verify": ("data_verify", "check every image and report what is wrong"),
     "data show": ("data", "draw the augmented batch of a step"),
-    "data bench": ("bench", "time the input and say what limits training"),
+    "data bench": ("bench", "time the input and find what limits training"),
     "models ls": ("models", "list the models"),
     "models show": ("models", "show what each unit of a model holds and costs"),
     "presets ls": ("presets", "list the presets"),
     "presets cat": ("presets", "print a preset"),
     "presets cp": ("presets", "copy a preset to edit it"),
-    "find lr": ("find", "suggest a learning rate, by real steps with a growing one"),
+    "find lr": ("find", "suggest a learning rate, from real steps with an increasing one"),
     "find batch-size": ("find", "find the micro-batch that fits, and the fastest one"),
     "sweep": ("sweep", "search training options: grid, random or TPE, with pruning"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
-    "doctor": ("doctor", "say what this machine has and what is missing"),
+    "doctor": ("doctor", "check what this machine has and what is missing"),
 }
-_AGAIN = "start the same command again to go on"
+_AGAIN = "run the same command again to continue"
 _GO_ON = {  # commands that a signal may stop at any moment, and how they go on
-    "train": f"nothing was trained yet, or all that was is saved: {_AGAIN}",
-    "average": f"the run's checkpoints are whole: {_AGAIN}",
-    "data build": f"what is built stays: {_AGAIN}",
-    "data fetch": f"what was downloaded stays: {_AGAIN}",
-    "sweep": f"finished trials stay: {_AGAIN}",
+    "train": f"nothing is lost: {_AGAIN}",
+    "average": f"the run's checkpoints are intact: {_AGAIN}",
+    "data build": f"what has been built is kept: {_AGAIN}",
+    "data fetch": f"what has been downloaded is kept: {_AGAIN}",
+    "sweep": f"finished trials are kept: {_AGAIN}",
 }
 
 
@@ -131,9 +131,9 @@ def _show_overview(words: list[str]) -> int:
         pair = " ".join(names[:2])
         raise ConfigError(f"no command is called {pair!r}; {suggest(pair, COMMANDS)}")
     chosen = {n: c for n, c in COMMANDS.items() if not names or n.split()[0] == names[0]}
-    print("usage: phalanx COMMAND [ARGUMENTS]    (phalanx COMMAND --help tells more)\n")
+    print("usage: phalanx COMMAND [ARGUMENTS]    (phalanx COMMAND --help for details)\n")
     for name, (_, summary) in chosen.items():
         print(f"  {name:<19}{summary}")
     if not names:
-        print("\nTo begin: phalanx train        trains a small model on data that is built in")
+        print("\nTo start: phalanx train        trains a small model on built-in data")
     return 0

@@ -33,7 +33,7 @@ _FIGURES = {"parameters": "parameters", "macs": "MACs", "activation_bytes": "act
 @command(
     "models ls",
     "List the models by family, with their size at their own images and classes.",
-    Argument("word", "Only models whose names, or former names, hold every word.", many=True),
+    Argument("word", "Only models whose names, or former names, contain every word.", many=True),
     _JSON,
     usage="[WORD...] [--plugin MODULE] [--json]",
     options=("plugin",),
@@ -51,7 +51,7 @@ def _list_models(args: ParsedArgs) -> None:
     rows = [_describe_model(name) for name in MODELS if _name_contains(name, words)]
     if not rows:
         quoted = " and ".join(map(repr, words))
-        raise ConfigError(f"no model's name holds {quoted}; `phalanx models ls` lists all")
+        raise ConfigError(f"no model's name contains {quoted}; `phalanx models ls` lists all")
     args.print_result(rows, lambda: _print_list(rows))
 
 
@@ -163,11 +163,11 @@ class _ModelCounts:
     "Show a model's units: output, parameters, MACs, activations, cumulative shares.",
     Argument("name", "A model.", required=True),
     Argument("--image-size", "Height and width of images  [the model's own]"),
-    Argument("--classes", "Classes to tell apart  [the model's own]"),
+    Argument("--classes", "Number of classes  [the model's own]"),
     Argument("--precision", "Bits of activations: 32.32, or 16.32 as on a GPU  [32.32]"),
     Argument(
         "--pipeline-splits",
-        "Where stages start: units, or names of theirs in older programs.",
+        "Where stages start: units, or what older programs call them.",
         many=True,
     ),
     _JSON,
@@ -201,7 +201,9 @@ def _count_model(args: ParsedArgs) -> _ModelCounts:
     classes = variant.classes
     if args["--classes"] is not None:
         classes = args.read_int("--classes", 1, _MOST_CLASSES, noun="a number")
-    split_names = args["--pipeline-splits"] or []
+    split_names = [
+        name for text in args["--pipeline-splits"] or [] for name in text.split(",") if name
+    ]
     own = isinstance(variant, OwnVariant)
     splits = [] if own else [find_split(variant, split, model=name) for split in split_names]
     _check_order(splits, variant.units)
@@ -258,7 +260,7 @@ def _check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
         if units.index(split.unit) <= units.index(before.unit):
             raise ConfigError(
                 f"--pipeline-splits {split.name}: starts at {split.unit}, and {before.name} at "
-                f"{before.unit}; name splits in the order of the data, with a unit or more between"
+                f"{before.unit}; list them in forward order, at least one unit apart"
             )
 
 

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import asdict
+from fractions import Fraction
+from math import floor
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
@@ -12,6 +14,7 @@ from phalanx.plan.averaging import count_kept_checkpoints
 from phalanx.units import format_bytes
 
 if TYPE_CHECKING:
+    from phalanx.assemble.dataset_summary import DatasetSummary
     from phalanx.models.cost import Memory
     from phalanx.plan.plan import Plan
 
@@ -24,10 +27,10 @@ _CURVE_WIDTH = 60
     "Show every derived number before anything runs; nothing is written.",
     *PRESET_ARGS,
     Argument("--origin", "Also say where each option's value came from.", switch=True),
-    Argument("--at", "Steps with commas: learning rate and loss scale there."),
+    Argument("--at", "Steps, such as 0,100,900: learning rate and loss scale there.", items=True),
     Argument(
         "--no-memory",
-        "Predict no memory, which takes some seconds; all else takes none.",
+        "Skip the memory prediction, which takes a few seconds.",
         switch=True,
     ),
     JSON_FLAG,
@@ -36,7 +39,7 @@ _CURVE_WIDTH = 60
     examples={
         "phalanx plan": "what `phalanx train` would do",
         "phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8": "on 8 devices",
-        "phalanx plan demo --epochs 3 --origin": "and who set which option",
+        "phalanx plan demo --epochs 3 --origin": "and where each value comes from",
         "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
     },
 )
@@ -44,9 +47,9 @@ def _run(args: ParsedArgs) -> None:
     """Print the plan of a config."""
     settings = args.read_settings()
 
-    from phalanx.assemble.dataset_summary import plan_run
+    from phalanx.assemble.dataset_summary import plan_new_run
 
-    plan, dataset = plan_run(settings, without_data=True)
+    settings, plan, dataset = plan_new_run(settings, without_data=True)
     points = [plan.at(step) for step in _read_steps(args["--at"])]
     memory = None if args["--no-memory"] else _predict_memory(settings.config, plan)
     if args["--json"]:
@@ -57,12 +60,14 @@ def _run(args: ParsedArgs) -> None:
             "options": settings.config.flat(),
             "origins": settings.origins,
             "counts": dataset.source,
+            "layout": dataset.layout,
+            "ignored": dataset.ignored,
             "memory": None if memory is None or isinstance(memory, str) else asdict(memory),
             "at": points,
         }
         print(json.dumps(everything, indent=2))
         return
-    for name, text in _list_rows(settings, plan, memory, counts=dataset.source):
+    for name, text in _list_rows(settings, plan, memory, dataset):
         print(f"{name:<14}{text}")
     for point in points:
         scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
@@ -90,22 +95,27 @@ def _read_steps(text: str | None) -> list[int]:
     """The steps of --at."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--at: wants steps with commas, such as 0,100,5000, got {text!r}")
+        raise ConfigError(f"--at: wants steps, such as 0,100,5000, got {text!r}")
     return [int(word) for word in words]
 
 
 def _list_rows(
-    settings: Settings, plan: "Plan", memory: "Memory | str | None", *, counts: str
+    settings: Settings, plan: "Plan", memory: "Memory | str | None", dataset: "DatasetSummary"
 ) -> list[tuple[str, str]]:
     """The plan in words and a curve, by name."""
+    from phalanx.data.layouts.image_files import describe_ignored
+
     config = settings.config
+    ignored = describe_ignored(dataset.ignored).removeprefix("ignored ")
     devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
     threads = _count(plan.threads, "thread")
     return [
         ("config", settings.name),
         ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes} classes"),
         ("data", f"{config.data.data}, {plan.train_images:,} + {plan.valid_images:,} images"),
-        *[("counts", "published ones; no file was looked at")] * (counts == "published"),
+        *[("counts", "published counts; no files were read")] * (dataset.source == "published"),
+        *[("layout", dataset.layout)] * bool(dataset.layout),
+        *[("ignored", ignored)] * bool(ignored),
         ("image size", f"{plan.image_size} x {plan.image_size}{_describe_growth(plan)}"),
         ("device", f"{devices}{plan.device}, {plan.precision}, {threads}"),
         ("workers", f"{plan.workers}"),
@@ -117,12 +127,12 @@ def _list_rows(
         (
             "length",
             f"{_count(plan.total_steps, 'step')} = {_count(plan.epochs, 'epoch')} of "
-            f"{_count(float(plan.steps_per_epoch), 'step')}",
+            f"{_count(float(plan.steps_per_epoch), 'step')}{_describe_left_over(config, plan)}",
         ),
         ("images", f"{plan.total_steps * plan.global_batch:,} trained in all"),
         (
             "learning rate",
-            f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
+            f"{plan.schedule.shape} from {plan.schedule.peak:g}{_describe_highest(plan)}, "
             f"warm-up {_count(plan.schedule.warmup, 'step')}",
         ),
         ("", f"|{_draw_curve(plan)}|"),
@@ -130,7 +140,7 @@ def _list_rows(
         ("log points", f"{plan.log.count():,}"),
         ("evaluations", _describe_evaluations(plan)),
         ("checkpoints", _describe_checkpoints(config, plan)),
-        ("bad images", f"up to {plan.max_bad:,} are put up with"),
+        ("bad images", f"up to {plan.max_bad:,} are tolerated"),
         *([("memory", _describe_memory(plan, memory, config))] if memory else []),
         *(("note", warning) for warning in plan.warnings),
     ]
@@ -152,6 +162,25 @@ def _describe_growth(plan: "Plan") -> str:
     """The smaller sizes of the first steps."""
     sizes = ", ".join(f"{size} until step {end:,}" for end, size in plan.growth)
     return f"; in training {sizes}" * bool(sizes)
+
+
+def _describe_left_over(config: Config, plan: "Plan") -> str:
+    """Why the run is not as many epochs as were asked for: images at its end that fill no step."""
+    asked = config.train.epochs
+    if config.train.steps is not None or asked is None:
+        return ""
+    steps = Fraction(str(asked)) * plan.steps_per_epoch - plan.total_steps
+    images = floor(steps * plan.global_batch)
+    if not images:
+        return ""
+    fill = "image fills" if images == 1 else "images fill"
+    return f"; not {asked:g}, because the last {images:,} {fill} no step of {plan.global_batch:,}"
+
+
+def _describe_highest(plan: "Plan") -> str:
+    """The highest rate of any step, where no step has the peak."""
+    highest = f"{plan.schedule.find_highest():.4g}"
+    return f", highest {highest}" * (highest != f"{plan.schedule.peak:.4g}")
 
 
 def _draw_curve(plan: "Plan") -> str:
@@ -203,7 +232,7 @@ def _describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> st
     }
     text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     if memory.working < 0:
-        text += f", less {format_bytes(-memory.working)} that are not there together"
+        text += f", less {format_bytes(-memory.working)} that are not needed at the same time"
     offloaded = config.machine.offload_optimizer and plan.device.startswith("cuda")
     host = "; optimizer state in host memory" * offloaded
     return f"peak {format_bytes(memory.peak)}: {text}{host}"

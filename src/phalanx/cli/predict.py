@@ -2,83 +2,80 @@
 
 import csv
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.validate import CHECKPOINT_FLAG
 from phalanx.errors import DataError
 from phalanx.report.terminal import clean_name
 
 if TYPE_CHECKING:
     from phalanx.assemble.score import Answer
 
-_ENDINGS = (".jpg", ".jpeg", ".png")
+_GUESSES = 5
 
 
 @command(
     "predict",
     "Print the five likeliest classes of each image.",
-    Argument("run", "A run or a checkpoint.", required=True),
+    Argument("run", "A run (its best checkpoint) or a checkpoint.", required=True),
     Argument(
         "images", "Image files, or folders of them.", metavar="IMAGE|DIR", many=True, required=True
     ),
-    Argument("--csv", "Rows: image, then class, probability, ...", switch=True),
+    CHECKPOINT_FLAG,
+    Argument("--csv", "A table with a header: image, class1, probability1, ...", switch=True),
     Argument("--json", "A JSON object a line.", switch=True),
-    usage="RUN|CHECKPOINT IMAGE|DIR... [--csv|--json]",
+    usage="RUN|CHECKPOINT IMAGE|DIR... [--checkpoint last|best|STEP] [--csv|--json]",
     options=("device", "precision", "threads", "valid-batch-size", "plugin", *LIMIT_OPTIONS),
     examples={
         "phalanx predict runs/demo shoe.png": "what is on one image",
         "phalanx predict runs/demo photos --csv > answers.csv": "a whole folder, as a table",
+        "phalanx predict runs/demo photos --checkpoint last": "by the newest checkpoint",
     },
 )
 def _run(args: ParsedArgs) -> int:
     """Answer for every image; images that cannot be read are named and make the code 3."""
     args.refuse_problems()
-    images = _find_images(args["images"])
-
     from phalanx.assemble.scorable import read_checkpoint
+    from phalanx.data.loading.image_inputs import collect_images
 
-    checkpoint = read_checkpoint(Path(args["run"]), args.flags)
+    try:
+        images = collect_images(args["images"])
+    except DataError as error:
+        raise DataError(clean_name(str(error))) from None
+    checkpoint = read_checkpoint(Path(args["run"]), args.flags, wanted=args["--checkpoint"])
+    if checkpoint.choice:
+        print(f"{args['run']}: {checkpoint.choice}", file=sys.stderr)
 
     from phalanx.assemble.score import open_checkpoint, predict
 
-    bad = 0
-    for answer in predict(open_checkpoint(checkpoint), images):
+    session, bad = open_checkpoint(checkpoint), 0
+    columns = min(_GUESSES, len(session.classes))
+    if args["--csv"]:
+        names = [f"{what}{at}" for at in range(1, columns + 1) for what in ("class", "probability")]
+        csv.writer(sys.stdout).writerow(["image", *names, "problem"])
+    for answer in predict(session, images):
         if answer.problem:
             bad += 1
             print(f"{clean_name(answer.image)}: {answer.problem}", file=sys.stderr)
-        else:
-            _print_answer(answer, args)
+        _print_answer(answer, args, columns=columns)
     return DataError.exit_code if bad else 0
 
 
-def _find_images(names: list[str]) -> list[Path]:
-    """The image files among files and folders."""
-    images: list[Path] = []
-    for name in names:
-        path = Path(name)
-        if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _ENDINGS)
-            if not found:
-                raise DataError(f"{clean_name(name)}: no JPEG or PNG image in this folder")
-            images += found
-        elif os.path.lexists(path):  # a link that leads nowhere is answered as a bad image
-            images.append(path)
-        else:
-            raise DataError(f"{clean_name(name)}: no such file or folder")
-    return images
+def _print_answer(answer: "Answer", args: ParsedArgs, *, columns: int) -> None:
+    """The likeliest classes: as a row of a table, a JSON object or a line of text.
 
-
-def _print_answer(answer: "Answer", args: ParsedArgs) -> None:
-    """The five likeliest classes: as a row of a table, a JSON object or a line of text."""
+    Of an image that cannot be read, rows and objects have the problem instead.
+    """
     if args["--csv"]:
-        row = [answer.image, *(cell for guess in answer.guesses for cell in guess)]
-        csv.writer(sys.stdout).writerow(row)
+        cells = [cell for guess in answer.guesses for cell in guess] or [""] * (2 * columns)
+        csv.writer(sys.stdout).writerow([answer.image, *cells, answer.problem])
     elif args["--json"]:
         guesses = [{"class": name, "probability": share} for name, share in answer.guesses]
-        print(json.dumps({"image": answer.image, "guesses": guesses}))
-    else:
+        problem = {"problem": answer.problem} if answer.problem else {}
+        print(json.dumps({"image": answer.image, "guesses": guesses, **problem}))
+    elif not answer.problem:
         text = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
         print(clean_name(f"{answer.image}: {text}"))

@@ -63,7 +63,7 @@ def _copy_preset(args: ParsedArgs) -> None:
     if target.is_dir():
         target = target / name
     if target.exists():
-        raise ConfigError(f"{target}: exists already; name another target")
+        raise ConfigError(f"{target}: already exists; name another target")
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(read_preset_text(source), encoding="utf-8")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _REPLAY_OPTIONS = ("data-dir", "workers", "device", "plugin")
 _RECORDED = {
     True: "bit for bit as it was recorded",
-    False: "not with the bits that were recorded; --determinism strict gives the same every time",
+    False: "not bit for bit as it was recorded; --determinism strict gives the same every time",
     None: "nothing was recorded of it",
 }
 

@@ -7,7 +7,7 @@ from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
 
 @command(
     "report",
-    "Remake a run's report.html from what its folder holds.",
+    "Rebuild a run's report.html from its folder.",
     Argument("run", "A run folder.", required=True),
     usage="RUN",
     examples={"phalanx report runs/demo": "also while the run is still training"},
@@ -23,7 +23,7 @@ def _write_report(args: ParsedArgs) -> None:
 
 @command(
     "compare",
-    "Say where two runs differ: options, data, code, the first step at which "
+    "Show where two runs differ: options, data, code, the first step at which "
     "numbers diverge, and scores with a paired test.",
     Argument("first", "A run folder.", metavar="RUN", required=True),
     Argument("second", "Another one.", metavar="RUN", required=True),

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 @command(
     "sweep",
     "Search training options: every trial is a run of its own. The file names the "
-    "options to search, with ranges or lists, and the method: grid, random or tpe. Killed or "
-    "stopped, the same command goes on.",
+    "options to search, with ranges or lists, and the method: grid, random or tpe. After a "
+    "stop or a kill, the same command continues it.",
     Argument("file", "The YAML file of the sweep; docs/training.md shows one."),
     Argument("--sweep-dir", "Folder of the sweep  [sweeps/NAME]"),
-    Argument("--resume", "Go on with the sweep in this folder; of a finished one, show the table."),
+    Argument("--resume", "Continue the sweep in this folder; if it is finished, show its table."),
     Argument("--dry-run", "Check the file, say what would run, and stop.", switch=True),
     Argument("--json", "Print everything as JSON at the end.", switch=True),
     usage="FILE [--sweep-dir DIR] [--plugin MODULE] [--dry-run] [--json] | --resume DIR",
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     examples={
         "phalanx sweep rates.yaml": "run its trials; the table, the CSV and sweep.html follow",
         "phalanx sweep rates.yaml --dry-run": "check it, and see what would run",
-        "phalanx sweep --resume sweeps/rates": "go on after a kill, a signal or a power cut",
+        "phalanx sweep --resume sweeps/rates": "continue after a kill, a signal or a power cut",
     },
 )
 def _run(args: ParsedArgs) -> int:
@@ -63,13 +63,13 @@ def _find_file(args: ParsedArgs) -> tuple[Path, Path]:
         return _find_file_to_resume(args)
     if not args["file"]:
         raise ConfigError(
-            "name the YAML file of the sweep, or a folder to go on with: --resume DIR; "
+            "name the YAML file of the sweep, or a folder to continue: --resume DIR; "
             "phalanx sweep --help shows both"
         )
     path = Path(args["file"])
     if path.is_dir():
         flag = format_plugin_flag(loaded_plugins())
-        raise ConfigError(f"{path}: is a folder; go on with a sweep by --resume {path}{flag}")
+        raise ConfigError(f"{path}: is a folder; to continue a sweep, give --resume {path}{flag}")
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such file; it names a preset, what to search and how, as in: "
@@ -81,11 +81,11 @@ def _find_file(args: ParsedArgs) -> tuple[Path, Path]:
 def _find_file_to_resume(args: ParsedArgs) -> tuple[Path, Path]:
     """The copy of the file in the folder of a sweep."""
     if args["file"] or args["--sweep-dir"]:
-        raise ConfigError("--resume DIR goes on with the sweep in DIR: give nothing else with it")
+        raise ConfigError("--resume DIR continues the sweep in DIR: give nothing else with it")
     folder = Path(args["--resume"])
     if not (folder / "sweep.json").is_file() or not (folder / "sweep.yaml").is_file():
         what = "holds no sweep" if folder.is_dir() else "there is no such folder"
-        raise CheckpointError(f"{folder}: {what}; begin one with: phalanx sweep FILE")
+        raise CheckpointError(f"{folder}: {what}; start one with: phalanx sweep FILE")
     return folder / "sweep.yaml", folder
 
 
@@ -126,7 +126,7 @@ def _show_result(state: "SweepState") -> None:
     if state.best:
         print(f"best, trial {state.best.number}: {state.command(state.best)}")
     else:
-        print("no trial came to its end")
+        print("no trial finished")
     print(f"page: {state.folder / 'sweep.html'}")
 
 

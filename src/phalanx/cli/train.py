@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from phalanx.assemble.signals import Interrupted
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.crash import bug_reports
-from phalanx.cli.validate import print_score, score_all
+from phalanx.cli.validate import score_all, score_untrained
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
 
 if TYPE_CHECKING:
-    from phalanx.config.read import Settings
     from phalanx.report.folder import RunFolder
 
 
@@ -29,13 +28,16 @@ if TYPE_CHECKING:
         metavar="PRESET|FILE",
     ),
     Argument("--config", "The same, as a flag."),
-    Argument(
-        "--resume", "Go on with this run from its newest checkpoint; never changes the maths."
-    ),
+    Argument("--resume", "Continue this run from its newest checkpoint; never changes the maths."),
     Argument("--fork", "Start a new run from a run's or checkpoint's state, with changed options."),
     Argument(
+        "--fork-schedule",
+        "With --fork: continue the learning rate's schedule, or restart it, warm-up and all.  "
+        "[continue]",
+    ),
+    Argument(
         "--accept-changed-data",
-        "With --resume: go on although images are not those that the run has read before.",
+        "With --resume: continue although images have changed since the run read them.",
         switch=True,
     ),
     Argument("--json", "Print the summary as JSON at the end.", switch=True),
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
         "phalanx train": "the demo: a small ResNet on built-in data, about a minute",
         "phalanx train demo --epochs 2 --run-dir runs/short": "the same, shorter",
         "phalanx train --data cifar10 --data-dir ~/cifar10": "that dataset's own preset",
-        "phalanx train --resume runs/short": "go on after a kill, a signal or a power cut",
+        "phalanx train --resume runs/short": "continue after a kill, a signal or a power cut",
         "phalanx train --fork runs/short --run-dir runs/long --epochs 4": (
             "a longer run from the same weights"
         ),
@@ -60,12 +62,14 @@ def _run(args: ParsedArgs) -> None:
             "begins afresh: give one of them"
         )
     if args["--accept-changed-data"] and not args["--resume"]:
-        raise ConfigError("--accept-changed-data: goes with --resume RUN; leave it away")
+        raise ConfigError("--accept-changed-data: goes with --resume RUN; leave it out")
+    if args["--fork-schedule"] and not args["--fork"]:
+        raise ConfigError("--fork-schedule: goes with --fork RUN; leave it out")
     if args["--resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
         # every checkpoint is scored, as by `validate --all`
         args.refuse_problems()
-        flags = {name: text for name, text in args.flags.items() if name != "training"}
-        return score_all(args["--resume"], flags, every=True, as_json=args["--json"])
+        del args.flags["training"]
+        return score_all(args["--resume"], args, every=True)
     if args["--resume"]:
         args.refuse_problems()
         from phalanx.assemble.prepare import prepare_resume, remake_finished
@@ -79,13 +83,15 @@ def _run(args: ParsedArgs) -> None:
         args.refuse_problems()
         from phalanx.assemble.fork import prepare_fork
 
-        prepared = prepare_fork(Path(args["--fork"]), args.flags, line=args.line)
+        prepared = prepare_fork(
+            Path(args["--fork"]), args.flags, line=args.line, restarts=_restarts_schedule(args)
+        )
     else:
         from phalanx.assemble.find_data import fetch_missing
 
         settings = fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
         if not settings.config.train.training:
-            return _score_untrained(settings, as_json=args["--json"])
+            return score_untrained(settings.config.model.model, settings, args)
         from phalanx.assemble.prepare import prepare_new
 
         prepared = prepare_new(settings, line=args.line)
@@ -95,6 +101,14 @@ def _run(args: ParsedArgs) -> None:
 
         train(prepared, stream=sys.stderr if args["--json"] else None)
     return _print_result(prepared.run.path, as_json=args["--json"])
+
+
+def _restarts_schedule(args: ParsedArgs) -> bool:
+    """Whether a fork begins its schedule anew."""
+    given = (args["--fork-schedule"] or "continue").lower()
+    if given not in ("continue", "restart"):
+        raise ConfigError(f"--fork-schedule: wants continue or restart, got {given!r}")
+    return given == "restart"
 
 
 @contextmanager
@@ -107,23 +121,13 @@ def _resumable(run: "RunFolder") -> Iterator[None]:
         if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
             what = f"stopped by {stop} before the first step or after the last; nothing is lost"
         raise Stopped(
-            f"{what}; go on with: phalanx train --resume {run.path}{run.plugin_flag}"
+            f"{what}; continue with: phalanx train --resume {run.path}{run.plugin_flag}"
         ) from None
-
-
-def _score_untrained(settings: "Settings", *, as_json: bool) -> None:
-    """--training false: the score of the model as it would begin."""
-    from phalanx.assemble.dataset_summary import plan_run
-
-    plan_run(settings)  # what cannot be is refused before torch is imported
-    from phalanx.assemble.score import open_untrained, score
-
-    scored = score(open_untrained(settings))
-    print_score(settings.config.model.model, *scored, as_json=as_json)
 
 
 def _print_result(folder: Path, *, as_json: bool) -> None:
     """The last lines of a run: what it reached and where to look."""
+    from phalanx.engine.checkpoint_store import newest_checkpoint
     from phalanx.report.folder import open_run
     from phalanx.report.records import read_scores
     from phalanx.report.summary import read_summary
@@ -144,4 +148,8 @@ def _print_result(folder: Path, *, as_json: bool) -> None:
         print(f"best checkpoint: step {summary.best.step:,}, top-1 {summary.best.top1:.2%}")
     if summary.bad_images:
         print(f"{len(summary.bad_images)} images could not be read; the report names them")
+    if newest_checkpoint(open_run(folder).checkpoints) is None:
+        print(
+            "no weights were kept, because of --ckpts-per-epoch 0; --ckpts-per-epoch 1 keeps them"
+        )
     print(f"report: {open_run(folder).report}")

@@ -1,123 +1,208 @@
-"""`phalanx validate`: score a run, a checkpoint, a folder of checkpoints or a fresh model."""
+"""`phalanx validate`: score a run, a checkpoint, a folder of them, a preset or a model."""
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.catalog.models import MODELS, OLD_NAMES
-from phalanx.cli.command import LIMIT_OPTIONS, MODEL_OPTIONS, Argument, ParsedArgs, command
-from phalanx.errors import CheckpointError, ConfigError, suggest
+from phalanx.cli.command import (
+    LAYOUT_OPTIONS,
+    LIMIT_OPTIONS,
+    MODEL_OPTIONS,
+    Argument,
+    ParsedArgs,
+    command,
+)
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.units import format_count
 
 if TYPE_CHECKING:
-    from phalanx.report.records import ScoreRow
+    from phalanx.assemble.scorable import ScorableCheckpoint
+    from phalanx.assemble.score import ScoredModel
+    from phalanx.config.read import Settings
+    from phalanx.plan.plan import Plan
 
 _SCORING_OPTIONS = (
-    "data", "data-dir", "valid-batch-size", "workers", "device", "precision", "threads", "seed",
-    "flip-averaging", "eval-crop", "normalization", *LIMIT_OPTIONS,
+    "data", "data-dir", "val-split", *LAYOUT_OPTIONS, "valid-batch-size", "workers", "device",
+    "precision", "half-partials", "eight-bit-io", "threads", "seed", "flip-averaging",
+    "eval-crop", "normalization", "exif-orientation", *LIMIT_OPTIONS,
 )  # fmt: skip
+_FRESH_MODEL_OPTIONS = ("model", "image-size", *MODEL_OPTIONS)  # a checkpoint brings its own
+CHECKPOINT_FLAG = Argument(
+    "--checkpoint",
+    "Which checkpoint of a run: last, best or the number of a step.  [the best where one is "
+    "known, else the last]",
+)
 
 
 @command(
     "validate",
-    "Score a run, a checkpoint, a folder of checkpoints or a fresh model; every image counts once.",
+    "Score a run, a checkpoint, a folder of checkpoints, a preset or a model; every image counts "
+    "once.",
     Argument(
         "target",
-        "A run (its newest checkpoint), a checkpoint, a folder of them, or a model's name.",
+        "A run (its best checkpoint), a checkpoint, a folder of them, or a preset or model by "
+        "name, which begins with random weights or those of --init-weights.",
         metavar="RUN|...",
-        required=True,
     ),
+    Argument("--config", "The same, as a flag."),
+    CHECKPOINT_FLAG,
     Argument(
         "--all", "Score every checkpoint in there, and the averages of their weights.", switch=True
     ),
+    Argument("--batch-size", "What other programs call --valid-batch-size."),
+    Argument(
+        "--repeat",
+        "Score so many times, for the images/s: the median, without the first pass.  [1]",
+        default="1",
+    ),
     Argument("--json", "Print one JSON object per score.", switch=True),
-    usage="RUN|CHECKPOINT|FOLDER|MODEL [--all] [--option value]...",
-    options=(*_SCORING_OPTIONS, "image-size", "plugin", *MODEL_OPTIONS),
+    usage="RUN|CHECKPOINT|FOLDER|PRESET|MODEL [--checkpoint last|best|STEP] [--all] "
+    "[--option value]...",
+    options=(*_SCORING_OPTIONS, "plugin", *_FRESH_MODEL_OPTIONS),
     examples={
-        "phalanx validate runs/demo": "the newest checkpoint of a run",
+        "phalanx validate runs/demo": "the best checkpoint of a run; the last if none was scored",
+        "phalanx validate runs/demo --checkpoint last": "its newest one",
         "phalanx validate runs/demo/checkpoints/best --json": "one checkpoint, for a script",
         "phalanx validate runs/demo --all": "all checkpoints of a run, averages too",
         "phalanx validate runs/cats --data-dir more-cats": "other images of its classes",
         "phalanx validate resnet8": "what an untrained model scores",
-        "phalanx validate resnet50 --init-weights resnet50.safetensors "
-        "--data folder --data-dir ~/imagenet": "what weights from elsewhere score",
+        "phalanx validate imagenet-resnet50 --init-weights resnet50.safetensors "
+        "--data-dir ~/imagenet": "what weights from elsewhere score, with a preset's data",
+        "phalanx validate resnet50 --data generated --batch-size 8 --precision 16.16 --repeat 10": (
+            "how many images a second the device scores"
+        ),
     },
 )
 def _run(args: ParsedArgs) -> None:
     """Score what was named, one line each."""
     args.refuse_problems()
     args.load_plugins()
-    target = args["target"]
-    if (target in MODELS or target in OLD_NAMES) and not Path(target).exists():
-        from phalanx.assemble.score import open_fresh, score
+    passes = args.read_int("--repeat", 1, 10_000)
+    target = _read_target_name(args)
+    if args["--batch-size"] is not None:
+        args.flags["batch-size"] = args["--batch-size"]
 
-        file = args.flags.get("init-weights")
-        start = f"weights from {file}" if file else "random weights"
-        print(f"{target}: a fresh model, {start}", file=sys.stderr)
-        print_score(target, *score(open_fresh(target, args.flags)), as_json=args["--json"])
+    from phalanx.assemble.scorable import read_untrained
+
+    settings = None if Path(target).is_dir() else read_untrained(target, args.flags)
+    if settings is None:
+        _refuse_model_options(target, args)
+        score_all(target, args, every=args["--all"], passes=passes)
         return
-    _refuse_model_options(args)
-    score_all(target, args.flags, every=args["--all"], as_json=args["--json"])
+    if args["--all"] or args["--checkpoint"]:
+        given = "--all" if args["--all"] else f"--checkpoint {args['--checkpoint']}"
+        raise ConfigError(f"{given}: {target} is no run, so it has no checkpoints; leave it out")
+    score_untrained(target, settings, args, passes=passes)
 
 
-def _refuse_model_options(args: ParsedArgs) -> None:
+def _read_target_name(args: ParsedArgs) -> str:
+    """What is to be scored: the first word, --config, or the model that --model names."""
+    names = [name for name in (args["target"], args["--config"]) if name]
+    if len(names) > 1:
+        raise ConfigError(f"--config {names[1]}: {names[0]} is named already; give one")
+    if not names and "model" in args.flags:
+        names = [args.flags["model"]]
+    if not names:
+        raise ConfigError(
+            "name what to score: a run, a checkpoint, a preset or a model; "
+            "phalanx validate --help tells more"
+        )
+    return str(names[0])
+
+
+def _refuse_model_options(target: str, args: ParsedArgs) -> None:
     """A checkpoint brings its own model."""
-    for name in ("image-size", *MODEL_OPTIONS):
+    for name in _FRESH_MODEL_OPTIONS:
         if name in args.flags:
             raise ConfigError(
-                f"--{name}: {args['target']} says itself what its model is like; "
-                "only a fresh model takes such options, as in: phalanx validate resnet50"
+                f"--{name}: {target} says itself what its model is like; only a preset or a model "
+                "by name takes such options, as in: phalanx validate resnet50"
             )
 
 
-def score_all(target: str, flags: Mapping[str, str], *, every: bool, as_json: bool) -> None:
-    """Score the checkpoints that a path stands for; mistakes are reported before any of them."""
-    from phalanx.assemble.scorable import read_checkpoint
+def score_untrained(
+    target: str, settings: "Settings", args: ParsedArgs, *, passes: int = 1
+) -> None:
+    """Score a model as it would begin to be trained."""
+    from phalanx.assemble.dataset_summary import plan_run
+    from phalanx.assemble.prepare import refuse_missing_weights
 
-    checkpoints = [read_checkpoint(path, flags) for path in _find_checkpoints(target, every=every)]
+    config = settings.config
+    refuse_missing_weights(config)
+    plan, _ = plan_run(settings)  # what cannot be is refused before torch is imported
+    model, weights = config.model.model, config.model.init_weights
+    what = model if target == model else f"{target}: {model}"
+    begin = f"the weights of {weights}" if weights else "random weights, so the score is chance"
+    print(f"{what} on {config.data.data}, with {begin}", file=sys.stderr)
+    _print_unused(plan, args)
+
+    from phalanx.assemble.score import open_untrained, score
+
+    scored = score(open_untrained(settings), passes=passes)
+    print_score(target, scored, as_json=args["--json"])
+
+
+def score_all(target: str, args: ParsedArgs, *, every: bool, passes: int = 1) -> None:
+    """Score the checkpoints that a path stands for; mistakes are reported before any of them."""
+    from phalanx.assemble.scorable import plan_checkpoint
+
+    checkpoints = _read_checkpoints(target, args, every=every)
+    _print_unused(plan_checkpoint(checkpoints[0]), args)
 
     from phalanx.assemble.score import score_checkpoint
 
     for checkpoint in checkpoints:
-        scored = score_checkpoint(checkpoint)
-        print_score(str(checkpoint.start.path), *scored, as_json=as_json)
+        if checkpoint.choice:
+            print(f"{target}: {checkpoint.choice}", file=sys.stderr)
+        scored = score_checkpoint(checkpoint, passes=passes)
+        print_score(str(checkpoint.start.path), scored, as_json=args["--json"])
 
 
-def _find_checkpoints(target: str, *, every: bool) -> list[Path]:
+def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[ScorableCheckpoint]":
     """The checkpoints that a path stands for; with `every`, also the averages beside them."""
-    from phalanx.assemble.scorable import find_checkpoint
-    from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, list_checkpoints, list_weights
+    from phalanx.assemble.scorable import read_checkpoint, refuse_no_path
+    from phalanx.engine.checkpoint_store import list_checkpoints, list_weights
 
-    path = Path(target)
-    if not path.exists() and "/" not in target:
-        raise CheckpointError(
-            f"{target}: no such run, checkpoint or model; {suggest(target, MODELS)}"
+    path, flags = Path(target), args.flags
+    wanted = args.values.get("--checkpoint")
+    if every and wanted:
+        raise ConfigError(
+            f"--checkpoint {wanted}: --all scores every checkpoint; give one of the two options"
         )
+    refuse_no_path(target)
     checkpoints = list_checkpoints(path)
     found = list_weights(path if checkpoints else path / "checkpoints")
     if every and found:
-        return found
+        return [read_checkpoint(one, flags) for one in found]
     if checkpoints:
         raise CheckpointError(
             f"{path}: holds {len(checkpoints)} checkpoints; name one, or score each with --all"
         )
-    if path.name == AVERAGE_WEIGHTS and path.is_file():
-        return [path]
-    return [find_checkpoint(path)]  # knows what to say where there is none
+    return [read_checkpoint(path, flags, wanted=wanted)]  # knows what to say where there is none
 
 
-def print_score(name: str, row: "ScoreRow", bad: dict[str, str], *, as_json: bool) -> None:
+def _print_unused(plan: "Plan", args: ParsedArgs) -> None:
+    """Say which of the given options change nothing; the notes on training are left out."""
+    given = tuple(f"--{name} " for name in args.flags if name != "valid-batch-size")
+    for note in plan.warnings:
+        if note.startswith(given) and "has no effect" in note:
+            print(f"note: {note}", file=sys.stderr)
+
+
+def print_score(name: str, scored: "ScoredModel", *, as_json: bool) -> None:
     """One score as a line."""
+    row, bad, rate = scored
     if as_json:
-        print(json.dumps({"target": name, **asdict(row), "bad_images": bad}))
+        facts = {"target": name, **asdict(row), "images_per_second": rate, "bad_images": bad}
+        print(json.dumps(facts))
         return
     low, high = row.interval95
     fifth = f", top-5 {row.top5:.2%}" if row.top5 is not None else ""
     print(
         f"{name}: top-1 {row.top1:.2%} ({low:.2%} to {high:.2%}){fifth} "
-        f"of {row.scored:,} images, loss {row.loss:.4f}"
+        f"of {row.scored:,} images, loss {row.loss:.4f}, {format_count(rate)} images/s"
     )
     for reason in bad.values():
         print(f"not counted: {reason}", file=sys.stderr)

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import OwnVariant
+from phalanx.config.fields import find_model_name
 from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.text import OptionValue
 from phalanx.errors import name_place
@@ -22,8 +23,10 @@ def family_has_option(family: str, name: str) -> bool:
 
 def find_family(model: Any) -> str:
     """The family of a model, in any spelling; empty where there is no such model."""
-    found = MODELS.get(OLD_NAMES.get(model, model))
-    return found.family if found else ""
+    try:
+        return MODELS[find_model_name(str(model))].family
+    except ValueError:
+        return ""
 
 
 def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[str]:
@@ -33,7 +36,7 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
     places = {name: given.where for name, given in merged.items()}
     problems = [
         f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, {model} is "
-        "none; leave it away"
+        "none; leave it out"
         for name, given in merged.items()
         if not family_has_option(family, name) and given.value != OPTIONS[name].default
     ]
@@ -56,6 +59,17 @@ def _check_data(config: Config) -> Iterator[str]:
         yield (
             f"--data-dir: {data.data} reads no folder; say what lies there with --data ({folders})"
         )
+    for name, value in (
+        ("labels", data.labels),
+        ("class-from", data.class_from),
+        ("valid-split", data.valid_split),
+    ):
+        if value is not None and not dataset.needs_folder:
+            yield f"--{name}: {data.data} reads no folder of images; leave the option away"
+    if data.labels is not None and data.class_from is not None:
+        yield (
+            "--labels: tells the class of each image, and so does --class-from; give one of the two"
+        )
     if data.eight_bit_io and data.normalization_location == "host":
         yield (
             "--eight-bit-io: images normalised on the host are floats and cannot travel as bytes; "
@@ -64,7 +78,7 @@ def _check_data(config: Config) -> Iterator[str]:
     if data.keep_on_device and not dataset.in_memory:
         yield (
             f"--keep-on-device: {data.data} is not a set of small images in one array; leave the "
-            "option away"
+            "option out"
         )
 
 
@@ -73,13 +87,11 @@ def _check_cutmix(config: Config) -> Iterator[str]:
     low, high = config.augment.cutmix_lambda_low, config.augment.cutmix_lambda_high
     if low > 0 and high == 0:
         yield (
-            "--cutmix-lambda-low: says the least share alone; give the most, too: "
+            "--cutmix-lambda-low: is the smallest share; also give the largest: "
             "--cutmix-lambda-high 1"
         )
     elif low > high:
-        yield (
-            f"--cutmix-lambda-low: {low:g} is above --cutmix-lambda-high {high:g}; exchange them"
-        )
+        yield (f"--cutmix-lambda-low: {low:g} is above --cutmix-lambda-high {high:g}; swap them")
     if high > 0 and config.augment.cutmix_lambda < 1:
         yield (
             "--cutmix-lambda: --cutmix-lambda-high draws the boxes another way; give one of the two"
@@ -107,14 +119,14 @@ def _check_gpu_decode(config: Config) -> Iterator[str]:
         return
     for name in ("color-jitter", "auto-augment", "random-erasing"):
         if getattr(config.augment, name.replace("-", "_")) not in (0, "none"):
-            yield f"--gpu-decode: --{name} is done on the host; leave one of the two away"
+            yield f"--gpu-decode: --{name} is done on the host; leave one of the two out"
     data, device = config.data, config.machine.device
     if data.normalization_location == "host":
-        yield "--gpu-decode: normalises on the device; leave --normalization-location host away"
+        yield "--gpu-decode: normalises on the device; leave --normalization-location host out"
     if device.startswith(("cpu", "mps")):
-        yield f"--gpu-decode: wants a CUDA device, not --device {device}; leave it away"
+        yield f"--gpu-decode: wants a CUDA device, not --device {device}; leave it out"
     if DATASETS[data.data].augment != "resized-crop":
-        yield f"--gpu-decode: {data.data} holds no JPEG photographs; leave it away"
+        yield f"--gpu-decode: {data.data} holds no JPEG photographs; leave it out"
 
 
 def _check_training(config: Config) -> Iterator[str]:
@@ -128,11 +140,11 @@ def _check_training(config: Config) -> Iterator[str]:
         )
     if optim.optimizer == "rmsprop_tf" and optim.rmsprop_start == 0 and optim.optimizer_eps == 0:
         yield (
-            "--rmsprop-start: 0 with --optimizer-eps 0 divides by nothing at the first step; give "
+            "--rmsprop-start: 0 with --optimizer-eps 0 divides by zero at the first step; give "
             "--optimizer-eps 1e-3"
         )
     if not train.training and (not train.validation or train.validation_mode == "none"):
         yield (
             "--training: without training and without validation nothing is left to do; leave one "
-            "of them away"
+            "of them out"
         )

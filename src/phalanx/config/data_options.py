@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from phalanx.catalog.datasets import DATASETS, MAX_FILE_MIB, MAX_PIXELS
+from phalanx.catalog.datasets import DATASETS, MAX_FILE_MIB, MAX_PIXELS, NEWEST_LISTING_RULE
 from phalanx.config.fields import (
     DatasetName,
     PairText,
@@ -10,12 +10,13 @@ from phalanx.config.fields import (
     ResolutionText,
     Section,
     ShareText,
+    ValSplitText,
     option,
 )
 
 
 class DataConfig(Section):
-    """Data: what is read, and in which portions."""
+    """Data: what is read, and in what batches."""
 
     data: DatasetName = option("embedded", "Which dataset: " + ", ".join(DATASETS) + ".")
     data_dir: PathText | None = option(
@@ -25,7 +26,9 @@ class DataConfig(Section):
         aliases=("imagenet-data-path",),
     )
     no_fetch: bool = option(
-        False, "Refuse to download a published set that is not in --data-dir.", resumable=True
+        False,
+        "Do not download a published dataset that is missing from --data-dir.",
+        resumable=True,
     )
     image_size: int | None = option(
         None,
@@ -39,15 +42,16 @@ class DataConfig(Section):
     )
     valid_batch_size: int | None = option(
         None,
-        "Images in one forward pass when scoring; answers and counts do not depend on it, nor the "
-        "first 8 digits of the loss.",
+        "Images in one forward pass when scoring; it changes no prediction, and the loss only "
+        "from its 9th digit on.",
         low=1,
         high=65536,
         resumable=True,
         auto="the larger of batch-size and 250",
     )
     epoch_tail: Literal["carry", "drop"] = option(
-        "carry", "carry: a step may take images of two epochs; drop: what fills no step is left."
+        "carry",
+        "carry: a step may span two epochs; drop: images that do not fill a step are skipped.",
     )
     iterations: int = option(
         100, "Length of one epoch of generated and synthetic data, in steps.", low=1
@@ -60,30 +64,57 @@ class DataConfig(Section):
         resumable=True,
         auto="one per core, none for sets held in memory",
     )
-    val_split: ShareText | None = option(
-        None, "Share of a folder's images to validate on, where it has no split of its own."
+    val_split: ValSplitText | None = option(
+        None,
+        "Images to hold out for validation, where the data has no such split: a share such as 10% "
+        "or 0.1, or a number such as 40; a like share of each class.",
+    )
+    valid_split: str | None = option(
+        None,
+        "Folder beside train/ to validate on, or split in the file of labels.",
+        auto="the first there is of val, valid, validation, dev, eval, test",
+    )
+    class_from: Literal["prefix"] | None = option(
+        None,
+        "prefix: file names begin with the class, up to the first dot, underscore or hyphen.",
+        auto="the folder that an image lies in",
+    )
+    labels: PathText | None = option(
+        None,
+        "File with the label of each image: CSV or JSON lines, path, label and perhaps split.",
+        resumable=True,
+    )
+    listing_rule: int = option(
+        NEWEST_LISTING_RULE,
+        "Version of the rule that says which files are images and what --val-split takes; 1: .jpg, "
+        ".jpeg and .png directly in class folders.",
+        low=1,
+        high=NEWEST_LISTING_RULE,
     )
     max_bad: ShareText | None = option(
         None,
-        "Undecodable training images to put up with, such as 10 or 1%.",
+        "Undecodable training images to tolerate, such as 10 or 1%.",
         resumable=True,
         auto="10 images or 1 %, whichever is more",
     )
     max_file_mib: int = option(
         MAX_FILE_MIB,
-        "Largest file of an image that is read, in MiB; a larger one is a bad image.",
+        "Largest image file to read, in MiB; a larger one counts as a bad image.",
         low=1,
         high=4096,
     )
     max_pixels: int = option(
         MAX_PIXELS,
-        "Most pixels an image may have, height times width; one with more is a bad image.",
+        "Most pixels an image may have (height x width); one with more counts as a bad image.",
         low=1,
         high=1_000_000_000,
     )
+    exif_orientation: bool = option(
+        True, "Turn photographs upright as their EXIF says; false takes them as they are stored."
+    )
     eight_bit_io: bool | None = option(
         None,
-        "Send images to the device as bytes, a quarter of what floats take.",
+        "Send images to the device as bytes, a quarter of the size of floats.",
         auto="yes, unless they are normalised on the host",
         resumable=True,
     )
@@ -92,19 +123,19 @@ class DataConfig(Section):
     )
     dataloader_rebatch_size: int = option(
         16,
-        "Images a worker prepares at a time; batches are put together from these.",
+        "Images a worker prepares at a time; batches are assembled from these.",
         low=1,
         high=65536,
         resumable=True,
     )
     dataset_cache: bool = option(
         False,
-        "Keep the images' files in memory once they were read; refused where they do not fit.",
+        "Keep image files in memory once they have been read; refused if they do not fit.",
         resumable=True,
     )
     gpu_decode: bool = option(
         False,
-        "Decode, crop and resize JPEGs on the GPU; other pixels than the CPU's by a rounding.",
+        "Decode, crop and resize JPEGs on the GPU; pixels differ from the CPU's by rounding.",
     )
     keep_on_device: bool | None = option(
         None,
@@ -113,12 +144,15 @@ class DataConfig(Section):
         resumable=True,
     )
     repeated_augmentation: int = option(
-        1, "Times an image comes in a row, augmented anew each time.", low=1, high=64
+        1,
+        "How often each image is used in a row, with a new augmentation each time.",
+        low=1,
+        high=64,
     )
     progressive_resolution: ResolutionText | None = option(
         None,
-        "Smaller images at first, such as 128:30%,176:60% for 128 until 30 % of the run and 176 "
-        "until 60 %.",
+        "Smaller images first: 128:30%,176:60% trains at 128 pixels up to 30 % of the run and at "
+        "176 up to 60 %.",
     )
 
 
@@ -126,49 +160,63 @@ class AugmentConfig(Section):
     """Augmentation: what happens to images before the model sees them."""
 
     crop_scale: PairText = option(
-        "0.08,1", "Least and most share of the image's area that a random crop takes."
+        "0.08,1", "Smallest and largest share of the image's area that a random crop covers."
     )
     crop_ratio: PairText = option(
-        "3/4,4/3", "Narrowest and widest shape of a random crop, width over height."
+        "3/4,4/3", "Narrowest and widest aspect ratio (width / height) of a random crop."
     )
     use_bbox_info: bool = option(
-        False, "Random crops show a tenth of the object's box or more, where the data has boxes."
+        False,
+        "Random crops show at least a tenth of the object's bounding box, if the data has boxes.",
     )
     color_jitter: float = option(
         0.0, "Strength of random changes of brightness, contrast and colour.", low=0, high=1
     )
     auto_augment: Literal["none", "rand-augment", "trivial-augment"] = option(
-        "none", "Random changes by a published policy: rand-augment or trivial-augment."
+        "none", "Published augmentation policy: rand-augment or trivial-augment."
     )
     random_erasing: float = option(
-        0.0, "Share of training images that lose a random part.", low=0, high=1
+        0.0, "Share of training images with a random rectangle erased.", low=0, high=1
     )
     eval_crop: float = option(
-        0.875, "Share of the short side that is scored, of photographs.", low=0.1, high=1
+        0.875,
+        "Share of the short side that the center crop keeps when scoring photographs.",
+        low=0.1,
+        high=1,
     )
     normalization: Literal["mean-std", "mean", "per-image"] = option(
-        "mean-std", "mean-std or mean: of the dataset; per-image: each image's own."
+        "mean-std",
+        "mean-std or mean of the dataset, or per-image: each image's own mean and deviation.",
     )
     flip_averaging: bool = option(
-        False, "Score each image and its mirror image, and take the mean of the answers."
+        False, "Score each image and its mirror image, and average the two predictions."
     )
     mixup_alpha: float = option(
-        0.0, "Blend each image with its neighbour, by shares of Beta(alpha, alpha).", low=0, high=64
+        0.0,
+        "Mixup: blend each image with another; the shares come from Beta(alpha, alpha).",
+        low=0,
+        high=64,
     )
     cutmix_lambda_low: float = option(
-        0.0, "Least share of an image that a pasted box of another leaves.", low=0, high=1
+        0.0,
+        "Cutmix: smallest share of an image that stays visible around the pasted box.",
+        low=0,
+        high=1,
     )
     cutmix_lambda_high: float = option(
         0.0,
-        "Most share of an image that a pasted box of another leaves; 0 for none.",
+        "Cutmix: largest share of an image that stays visible; 0 turns cutmix off.",
         low=0,
         high=1,
     )
     cutmix_disable_prob: float = option(
-        0.0, "Share of micro-batches without a pasted box.", low=0, high=1
+        0.0, "Cutmix: share of micro-batches that are left as they are.", low=0, high=1
     )
     cutmix_lambda: float = option(
-        1.0, "Boxes as TensorFlow 1's cutmix, version 1, draws them; 1 for none.", low=0, high=1
+        1.0,
+        "Cutmix with boxes drawn as in TensorFlow 1's version 1; 1 turns it off.",
+        low=0,
+        high=1,
     )
 
     @property

@@ -1,7 +1,7 @@
 """How an option is declared, and the kinds of text some of them take."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar
 
@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.catalog.other_values import describe_other_value
 from phalanx.errors import ConfigError, suggest
 from phalanx.units import (
     parse_betas,
@@ -19,6 +20,7 @@ from phalanx.units import (
     parse_rate,
     parse_resolutions,
     parse_share,
+    parse_val_split,
 )
 
 _DEVICES = re.compile(r"^(auto|cpu|mps|cuda(:\d+(,\d+)*)?)$")
@@ -37,16 +39,30 @@ def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def match_case(word: str, known: Iterable[str]) -> str:
+    """The known name that is the word but for its case; the word itself where there is none.
+
+    >>> match_case("RMSProp", ["sgd", "rmsprop"]), match_case("b", ["A"])
+    ('rmsprop', 'b')
+    """
+    names = list(known)
+    same = (name for name in names if name.lower() == word.lower())
+    return word if word in names else next(same, word)
+
+
 def check_dataset_name(name: str) -> str:
     """The name, if there is such a dataset."""
+    name = match_case(name, DATASETS)
     if name not in DATASETS:
-        way_out = suggest(name, DATASETS, most=len(DATASETS))
+        other = describe_other_value("data", name)
+        way_out = other or suggest(name, DATASETS, most=len(DATASETS))
         raise ValueError(f"no dataset is called {name!r}; {way_out}")
     return name
 
 
 def find_model_name(name: str) -> str:
-    """The model's name of today; older spellings are accepted."""
+    """The model's name of today; older spellings and any case are accepted."""
+    name = match_case(name, (*MODELS, *OLD_NAMES))
     name = OLD_NAMES.get(name, name)
     if name not in MODELS:
         near = get_close_matches(name, [*MODELS, *OLD_NAMES], n=3, cutoff=0.6)
@@ -58,15 +74,18 @@ def find_model_name(name: str) -> str:
 
 def _check_device(text: str) -> str:
     """The text, if it names devices."""
+    text = text.lower()
     if not _DEVICES.match(text):
-        raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}")
+        other = describe_other_value("device", text)
+        way_out = f"; {other}" if other else ""
+        raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}{way_out}")
     return text
 
 
 def _check_path(text: str) -> str:
     """The text, if it can be a path."""
     if not text:
-        raise ValueError("is empty; name a file or folder, or leave the option away")
+        raise ValueError("is empty; name a file or folder, or leave the option out")
     if "\0" in text:
         raise ValueError("has a zero byte in it, which no name of a file can have")
     return text
@@ -83,6 +102,7 @@ RateText = Annotated[str, _parsed_by(parse_rate)]
 ResolutionText = Annotated[str, _parsed_by(parse_resolutions)]
 PathText = Annotated[str, AfterValidator(_check_path)]
 PairText = Annotated[str, _parsed_by(parse_pair)]
+ValSplitText = Annotated[str, _parsed_by(parse_val_split)]
 ShareText = Annotated[str, _parsed_by(lambda text: parse_share(text, 100))]
 
 

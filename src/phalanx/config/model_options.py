@@ -25,7 +25,7 @@ class ModelConfig(Section):
     )
     full_precision_norm: bool = option(False, "Compute norms in 32 bits, whatever the precision.")
     disable_stable_batchnorm: bool = option(
-        False, "Take batch norm's variance from one pass: one read less, fewer sound digits."
+        False, "Compute batch norm's variance in one pass: one read less, but less accurate."
     )
     enable_fast_groupnorm: bool = option(
         False, "Group channels g, g+G, g+2G...; weights of the other layout are refused."
@@ -35,20 +35,20 @@ class ModelConfig(Section):
     )
     drop_path: float | None = option(
         None,
-        "Rate of skipping whole blocks while training: growing towards this at the end.",
+        "Stochastic depth: rate of skipping blocks, rising to this in the last block.",
         low=0,
         high=0.999,
         aliases=("drop-connect",),
         auto="the model's own",
     )
     dropout_rate: float | None = option(
-        None, "Rate of dropout before the classifier.", low=0, high=0.999, auto="the model's own"
+        None, "Dropout rate before the classifier.", low=0, high=0.999, auto="the model's own"
     )
     init_weights: PathText | None = option(
-        None, "Weights to begin with: .safetensors or .pth, with timm's or torchvision's names."
+        None, "Weights to start from: .safetensors or .pth, with timm's or torchvision's names."
     )
     reset_head: bool = option(
-        False, "With --init-weights: begin with a new classifier, for other classes."
+        False, "With --init-weights: start with a new classifier, for other classes."
     )
 
 
@@ -60,7 +60,8 @@ class ResNetConfig(Section):
         False, "Start each residual block as its bare shortcut: last norm's weight at zero."
     )
     stride_in: Literal["3x3", "1x1"] = option(
-        "3x3", "Where a bottleneck strides: its 3x3 (v1.5) or its first 1x1 (v1)."
+        "3x3",
+        "Which convolution of a bottleneck has the stride: the 3x3 (v1.5) or the first 1x1 (v1).",
     )
     shortcut_type: Literal["A", "B", "C"] | None = option(
         None,
@@ -68,17 +69,17 @@ class ResNetConfig(Section):
         auto="A for 6n+2 layers, else B",
     )
     stage1_projection: bool = option(
-        False, "Project in the first block of stage 1 too, where shapes agree."
+        False, "Also project in the first block of stage 1, where the shapes already match."
     )
 
 
 class EfficientNetConfig(Section):
-    """EfficientNet only: what its blocks are like."""
+    """EfficientNet only: the shape of its blocks."""
 
     family: ClassVar[str] = "EfficientNet"
     efficientnet_group_dim: int = option(
-        1, "Channels a group of the middle convolution has; 1 is depthwise.", low=1, high=4096
+        1, "Channels per group of the middle convolution; 1 is depthwise.", low=1, high=4096
     )
     efficientnet_expand_ratio: int = option(
-        6, "Channels inside a block, per channel that comes in.", low=1, high=64
+        6, "Channels inside a block, per input channel.", low=1, high=64
     )

@@ -54,6 +54,14 @@ def find_preset(name: str) -> Preset:
     return found
 
 
+def is_preset(name: str) -> bool:
+    """Whether a preset is called that."""
+    try:
+        return any(preset.name == name for preset in iterate_presets())
+    except ConfigError:  # of a file that cannot be read, which is told when one is looked for
+        return False
+
+
 def read_preset_text(preset: Preset) -> str:
     """A preset as it is written; of an entry, its own options, merges resolved."""
     if preset.entry_name is None:

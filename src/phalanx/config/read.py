@@ -14,19 +14,24 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.models import MODELS, SMALL_NETWORKS
+from phalanx.catalog.other_values import describe_other_value
 from phalanx.catalog.plugins import load_plugins, refuse_unnamed_plugins
 from phalanx.config.combinations import family_has_option, find_conflicts, find_family
-from phalanx.config.fields import check_dataset_name
+from phalanx.config.fields import check_dataset_name, find_model_name
+from phalanx.config.hints import suggest_option
 from phalanx.config.presets import Preset, find_preset
-from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option, suggest_option
+from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option
 from phalanx.config.text import OptionValue, parse_option_text, read_option_file
 from phalanx.errors import ConfigError, join_problems, suggest
+from phalanx.units import Duration, parse_duration
 
-_EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
+EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
     ("epochs", "steps"),
     ("lr", "lr-per-image", "base-learning-rate"),
 )
 _DEFAULT_EPOCHS = 10.0
+_STORED = "run"  # the origin of what an existing run has
 _FLAG = "flag"  # the origin of what was given on the command line, or as a keyword
 _MODEL_DEFAULTS = ("shortcut-type", "drop-path", "dropout-rate")  # every model has its own
 
@@ -39,6 +44,28 @@ class Settings:
     origins: dict[str, str]
     name: str  # of the preset; run folders are called after it
     places: dict[str, str] = field(default_factory=dict)  # "mine.yaml:3: lr" of what was given
+    required: str | None = None  # the option that the preset is nothing without
+    made_for: Duration | None = None  # the length of the preset, or of the run a fork is from
+    notes: tuple[str, ...] = ()  # what was understood otherwise than it was written
+
+    @property
+    def missing(self) -> str:
+        """What the preset needs and nobody gave, with the way out; empty where all is there."""
+        if self.required is None or self.config.flat()[self.required] is not None:
+            return ""
+        if self.required == "init-weights":
+            return (
+                f"{self.name}: finetunes weights, and none are named; give --init-weights FILE, or "
+                "choose a preset that starts from random weights"
+            )
+        return f"{self.name}: needs --{self.required}"
+
+    @property
+    def typed(self) -> frozenset[str]:
+        """The options that the user gave, by a flag or in a file of their own."""
+        return frozenset(
+            name for name, origin in self.origins.items() if origin.startswith((_FLAG, "file "))
+        )
 
 
 _Layer = dict[str, OptionValue]
@@ -59,10 +86,16 @@ def read_settings(
     _load_named_plugins([layer])  # one may add the dataset whose preset is looked for
     try:
         chosen = find_preset(preset or _choose_default_preset(layer))
-        layers = [*_read_preset(chosen, found), layer]
+        preset_layers, required = _read_preset(chosen, found)
     except ConfigError as error:
         raise join_problems([str(error), *found]) from None
-    return merge_layers(layers, found, name=run_name(chosen.name))
+    settings = merge_layers([*preset_layers, layer], found, name=run_name(chosen.name))
+    lengths = [
+        find_length({name: given.value for name, given in preset_layer.items()})
+        for preset_layer in reversed(preset_layers)
+    ]
+    made_for = next((length for length in lengths if length is not None), None)
+    return replace(settings, required=required, made_for=made_for)
 
 
 def run_name(preset: str) -> str:
@@ -77,7 +110,7 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
         where = f"--{spelling}"
         name = SPELLINGS.get(spelling)
         if name is None:
-            problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS)}")
+            problems.append(f"{where}: no such option; {suggest_option(spelling, OPTIONS, flags)}")
             continue
         try:
             layer[name] = OptionValue(parse_option_text(name, text), where, _FLAG)
@@ -87,12 +120,22 @@ def read_flags(flags: Mapping[str, str], problems: list[str]) -> _Layer:
 
 
 def _choose_default_preset(flags: _Layer) -> str:
-    """The preset of the dataset that was named, or the demo."""
+    """The preset of the named dataset, or the demo; where there is one, of the model's family."""
     try:
         name = check_dataset_name(flags["data"].value) if "data" in flags else "embedded"
-        return DATASETS[name].preset
     except ValueError as error:
         raise ConfigError(f"--data: {error}") from None
+    model = _known_model(flags)
+    size = MODELS[model].image_size if model else DATASETS[name].image_size
+    return DATASETS[name].preset_for(model, model_size=size)
+
+
+def _known_model(layer: _Layer) -> str:
+    """The model's name of today; empty where none is given, or none that exists."""
+    try:
+        return find_model_name(str(_value(layer, "model") or ""))
+    except ValueError:
+        return ""  # refused together with all else
 
 
 def _value(layer: _Layer, name: str) -> Any:
@@ -100,22 +143,35 @@ def _value(layer: _Layer, name: str) -> Any:
     return layer[name].value if name in layer else None
 
 
-def _read_preset(preset: Preset, problems: list[str]) -> list[_Layer]:
-    """The preset's options above those of the presets it extends, lowest first."""
+def _read_preset(preset: Preset, problems: list[str]) -> tuple[list[_Layer], str | None]:
+    """The preset's options above those of the presets it extends, and the one it requires."""
     layers: list[_Layer] = []
     seen: list[str] = []
+    required = None
     while True:
         seen.append(preset.name)
-        layer, own_problems, extends = read_option_file(
+        layer, own_problems, extends, requires = read_option_file(
             preset.path, origin=preset.origin, entry_name=preset.entry_name
         )
         layers.insert(0, layer)
+        required = required or requires
         problems.extend(own_problems)
         if extends is None:
-            return layers
+            return layers, required
         if extends in seen:
             raise ConfigError(f"{preset.path}: extends goes in a ring: {' > '.join(seen)}")
         preset = find_preset(extends)
+
+
+def find_length(options: Mapping[str, Any]) -> Duration | None:
+    """How long a run is, where the options say so."""
+    for name, unit in (("steps", "st"), ("epochs", "ep")):
+        if options.get(name) is not None:
+            try:
+                return parse_duration(f"{options[name]}{unit}")
+            except ConfigError:
+                return None  # refused together with all else
+    return None
 
 
 def read_stored_settings(
@@ -124,7 +180,7 @@ def read_stored_settings(
     """The config of an existing run, with flags on top."""
     problems = [f"{where}: {key}: no such option" for key in stored if key not in OPTIONS]
     base: _Layer = {
-        key: OptionValue(value, f"{where}: {key}", "run")
+        key: OptionValue(value, f"{where}: {key}", _STORED)
         for key, value in fill_older_options(stored).items()
         if key in OPTIONS
     }
@@ -140,6 +196,8 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
         if stored.get("image-size") is None and data is not None:
             filled["image-size"] = data.image_size
     filled.setdefault("max-pixels", 178_000_000)  # as Pillow has it
+    filled.setdefault("listing-rule", 1)
+    filled.setdefault("exif-orientation", False)
     return filled
 
 
@@ -163,6 +221,7 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
         if "model" in layer:
             _drop_options_of_other_model(layer["model"].value, merged)
         merged.update(layer)
+    notes = _choose_small_network(merged)
     _fill_dependent_options(merged)
     config = _validate(merged, problems)
     if config is not None:
@@ -172,12 +231,13 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
     origins = {
         option: merged[option].origin if option in merged else "default" for option in OPTIONS
     }
-    return Settings(config, origins, name, {key: given.where for key, given in merged.items()})
+    places = {key: given.where for key, given in merged.items()}
+    return Settings(config, origins, name, places, notes=notes)
 
 
 def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:
     """Forget options of lower layers that exclude one of this layer."""
-    for rivals in _EXCLUSIVE:
+    for rivals in EXCLUSIVE:
         given = [option for option in rivals if _value(layer, option)]
         if len(given) > 1:
             one = f"only one of {', '.join(f'--{option}' for option in rivals)}"
@@ -197,6 +257,19 @@ def _drop_options_of_other_model(model: Any, merged: _Layer) -> None:
         del merged[name]
 
 
+def _choose_small_network(merged: _Layer) -> tuple[str, ...]:
+    """Of two networks with one name, take the one for small images where the data has such."""
+    dataset, model = DATASETS.get(str(_value(merged, "data"))), merged.get("model")
+    if dataset is None or dataset.any_size or model is None or model.origin == _STORED:
+        return ()
+    small = SMALL_NETWORKS.get(_known_model(merged))
+    if small is None:
+        return ()
+    merged["model"] = replace(model, value=small)
+    data = _value(merged, "data")
+    return (f"--model {model.value} is {small} here: {data} has small images",)
+
+
 def _fill_dependent_options(merged: _Layer) -> None:
     """Fill in what depends on other options, on the environment, or on the current folder."""
     if not _value(merged, "epochs") and not _value(merged, "steps"):
@@ -205,10 +278,11 @@ def _fill_dependent_options(merged: _Layer) -> None:
     folder = os.environ.get("DATA_DIR")
     if dataset and dataset.needs_folder and _value(merged, "data-dir") is None and folder:
         merged["data-dir"] = OptionValue(folder, "DATA_DIR", "environment DATA_DIR")
-    weights = _value(merged, "init-weights")
-    if isinstance(weights, str):  # found again from any folder
-        whole = str(Path(weights).expanduser().absolute())
-        merged["init-weights"] = replace(merged["init-weights"], value=whole)
+    for name in ("init-weights", "labels"):  # found again from any folder
+        path = _value(merged, name)
+        if isinstance(path, str) and path:
+            whole = str(Path(path).expanduser().absolute())
+            merged[name] = replace(merged[name], value=whole)
 
 
 def _validate(merged: _Layer, problems: list[str]) -> Config | None:
@@ -234,7 +308,8 @@ def _describe_error(option: Option, detail: ErrorDetails) -> str:
         case "less_than_equal":
             return f"must be at most {context['le']}, got {value}"
         case "literal_error":
-            return f"no choice is called {value!r}; {suggest(str(value), option.choices)}"
+            other = describe_other_value(option.name, str(value))
+            return f"no choice is called {value!r}; {other or suggest(str(value), option.choices)}"
         case "value_error":
             return str(context["error"])
     return f"wants {TYPE_NAMES[option.type]}, got {value!r}"

@@ -4,7 +4,7 @@ A flag, a YAML key and an attribute are the same word: `--batch-size`, `batch-si
 `config.data.batch_size`. Sections only group options in code, help and docs.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -19,31 +19,8 @@ from phalanx.config.train_options import (
     ScheduleConfig,
     TrainConfig,
 )
-from phalanx.errors import suggest
 
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-
-_OTHER_PROGRAMS = {  # what other training programs call it: our option, and how that is meant
-    "optimiser": ("optimizer", ""),
-    "num-epochs": ("epochs", ""),
-    "micro-batch-size": ("batch-size", ""),
-    "gradient-accumulation-count": ("gradient-accumulation", ""),
-    "enable-half-partials": ("half-partials", ""),
-    "enable-recomputation": ("enable-recompute", ""),
-    "recomputation": ("enable-recompute", ""),
-    "log-freq": ("logs-per-epoch", "times an epoch instead of steps apart"),
-    "bn-decay": ("batchnorm-momentum", "the share of the new batch: 1 less the decay"),
-    "epochs-per-ckpt": ("ckpts-per-epoch", "1/N for every N epochs"),
-    "rmsprop-epsilon": ("optimizer-eps", ""),
-    "abs-end-learning-rate": ("lr-end-ratio", "as a share of the peak"),
-}
-_NO_SUCH_OPTION = {  # what is done here without an option: one that the command has then, and how
-    "restore-path": (
-        "init-weights",
-        "--resume RUN goes on with a run, --init-weights FILE begins with weights",
-    ),
-    "shuffle": ("seed", "there is nothing to set: the order is shuffled anew in every epoch"),
-}
 
 
 class Config(Section):
@@ -121,18 +98,3 @@ OPTIONS: dict[str, Option] = {option.name: option for option in _iterate_options
 SPELLINGS: dict[str, str] = {
     spelling: o.name for o in OPTIONS.values() for spelling in (o.name, *o.aliases)
 }
-
-
-def suggest_option(word: str, known: Collection[str]) -> str:
-    """The way out of an option that is none of the known ones, with or without its dashes.
-
-    >>> suggest_option("--optimiser", ["--optimizer"]), suggest_option("epohcs", ["epochs"])
-    ('it is --optimizer here', "did you mean 'epochs'?")
-    """
-    plain = word.lstrip("-").lower().replace("_", "-")
-    option, meaning = (_OTHER_PROGRAMS | _NO_SUCH_OPTION).get(plain, ("", ""))
-    if option not in known and f"--{option}" not in known:
-        return suggest(word, known)
-    if plain in _NO_SUCH_OPTION:
-        return meaning
-    return f"it is --{option} here{', ' * bool(meaning)}{meaning}"

@@ -4,11 +4,13 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, suggest_option
+from phalanx.config.fields import match_case
+from phalanx.config.hints import suggest_option
+from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Option
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
@@ -17,8 +19,10 @@ FALSE_WORDS = ("false", "f", "0", "no", "n", "off")
 
 _MAX_BYTES = 2**20  # of a YAML file; those of runs have three thousand
 _MAX_MERGED_KEYS = 10_000  # of a mapping, with all that << brings into it
+_NAMES_OF = {"extends": "preset", "requires": "option"}  # keys that are no options: what they name
+_SPACE_BEFORE_UNIT = re.compile(r"(?<=\d)\s+(?=(?:ep|st|%)(?:\s|$))")
 
-LIST_OPTIONS = (  # whose text is a list with commas
+LIST_OPTIONS = (  # whose text is a list, with commas or spaces
     "adam-betas", "crop-ratio", "crop-scale", "lr-decay", "lr-drop-after", "lr-epoch-decay",
     "plugin", "progressive-resolution", "recompute-checkpoints",
 )  # fmt: skip
@@ -43,10 +47,25 @@ def parse_option_text(name: str, text: str) -> Any:
         if text.lower() in _TRUE_WORDS + FALSE_WORDS:
             return text.lower() in _TRUE_WORDS
         raise ValueError(wanted)
+    if option.type is str:
+        return _normalise_text(option, text)
     try:
         return option.type(text)
     except ValueError:
         raise ValueError(wanted) from None
+
+
+def _normalise_text(option: Option, text: str) -> str:
+    """Text in the spelling that is stored: choices in their own case, lists with commas.
+
+    A list that has commas is left as it is, because runs hold such ones.
+    """
+    if option.choices:
+        return match_case(text, option.choices)
+    words = _SPACE_BEFORE_UNIT.sub("", text).split()
+    if option.name in LIST_OPTIONS and "," not in text and len(words) > 1:
+        return ",".join(words)
+    return text
 
 
 class YamlLoader(yaml.SafeLoader):
@@ -183,7 +202,7 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
     if node.tag == "tag:yaml.org,2002:null" and option.optional:
         return None
     if option.type is str:
-        return node.value
+        return _normalise_text(option, node.value)
     loader = YamlLoader("")
     try:
         return loader.construct_object(node)
@@ -193,22 +212,31 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
         loader.dispose()
 
 
-def read_option_file(
-    path: Path, *, origin: str, entry_name: str | None = None
-) -> tuple[dict[str, OptionValue], list[str], str | None]:
-    """A YAML file's options, the problems found, and the preset it extends."""
+class _OptionFile(NamedTuple):
+    """What a YAML file of options says."""
+
+    values: dict[str, OptionValue]
+    problems: list[str]
+    extends: str | None  # the preset it extends
+    requires: str | None  # the option that has no sensible default for it
+
+
+def read_option_file(path: Path, *, origin: str, entry_name: str | None = None) -> _OptionFile:
+    """A YAML file's options, the problems found, and what else it says."""
     values: dict[str, OptionValue] = {}
     problems: list[str] = []
-    extends = None
-    for entry in read_entries(path, entry_name):
+    names: dict[str, str] = {}  # under the keys that are no options
+    entries = read_entries(path, entry_name)
+    keys = [entry.key for entry in entries]
+    for entry in entries:
         where = f"{path}:{entry.line}: {entry.key}"
         name = SPELLINGS.get(entry.key.replace("_", "-"))
-        if entry.key == "extends":
+        if entry.key in _NAMES_OF:
             if not isinstance(entry.node, yaml.ScalarNode):
-                raise ConfigError(f"{where}: wants the name of one preset")
-            extends = entry.node.value
+                raise ConfigError(f"{where}: wants the name of one {_NAMES_OF[entry.key]}")
+            names[entry.key] = entry.node.value
         elif name is None:
-            problems.append(f"{where}: no such option; {suggest_option(entry.key, OPTIONS)}")
+            problems.append(f"{where}: no such option; {suggest_option(entry.key, OPTIONS, keys)}")
         elif name in values:
             problems.append(f"{where}: {name} is given twice")
         else:
@@ -216,4 +244,9 @@ def read_option_file(
                 values[name] = OptionValue(parse_option_node(name, entry.node), where, origin)
             except ValueError as error:
                 problems.append(f"{where}: {error}")
-    return values, problems, extends
+    requires = names.get("requires")
+    if requires is not None and requires not in OPTIONS:
+        way_out = suggest_option(requires, OPTIONS)
+        problems.append(f"{path}: requires: no option is called {requires!r}; {way_out}")
+        requires = None
+    return _OptionFile(values, problems, names.get("extends"), requires)

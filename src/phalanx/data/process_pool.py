@@ -13,6 +13,7 @@ from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from phalanx.errors import DataError
+from phalanx.escapes import clean_worker_stderr
 from phalanx.parent_process import watch_parent
 
 _TASKS_AHEAD = 4  # pending for each process: enough to bridge a slow one, few in memory
@@ -108,6 +109,7 @@ def _block_interrupts() -> Iterator[None]:
 def _init_worker() -> None:
     """Set up a process: Ctrl-C is its parent's to answer, and it does not outlive that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    clean_worker_stderr()
     warnings.simplefilter("ignore")  # what Pillow warns about is reported as a finding instead
     parent = multiprocessing.parent_process()
     if parent is not None:

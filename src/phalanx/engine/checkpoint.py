@@ -124,7 +124,7 @@ def _refuse_nonfinite(snapshot: _Snapshot) -> None:
     for name, tensor in snapshot.weights.items():
         if not bool(tensor.isfinite().all()):
             raise DivergedError(
-                f"step {snapshot.step:,}: {name} is not finite any more and was not saved; start "
+                f"step {snapshot.step:,}: {name} is no longer finite and was not saved; start "
                 "again, or fork an earlier checkpoint, with a lower --lr or a longer --warmup-epoch"
             )
 
@@ -185,5 +185,5 @@ def content_errors(where: Path) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, SafetensorError) as cause:
         raise CheckpointError(
-            f"{where}: is damaged, or not of Phalanx ({type(cause).__name__}: {cause})"
+            f"{where}: is damaged, or was not written by Phalanx ({type(cause).__name__}: {cause})"
         ) from cause

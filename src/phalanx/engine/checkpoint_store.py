@@ -5,7 +5,8 @@ checkpoints/
                   weights.safetensors, optimizer.safetensors; average.safetensors where the
                   run keeps a live average; seen.safetensors, the checksums of the images
                   that the run has read
-  best            a link to the checkpoint with the highest score
+  best            a link to the checkpoint with the highest score; a folder where the run was
+                  copied without links
   average/        the average of several, made on request: no step, never pruned or resumed from
   .part-...       being written, and
   .gone-...       being deleted: both are removed at the next resume
@@ -36,7 +37,7 @@ AVERAGE_WEIGHTS = "average.safetensors"  # a checkpoint's file of live averages
 
 def write_checkpoint(folder: Path, step: int, files: dict[str, bytes]) -> Path:
     """Write the checkpoint of a step."""
-    return write_checkpoint_as(folder, f"step-{step:08d}", files)
+    return write_checkpoint_as(folder, _name_step(step), files)
 
 
 def write_checkpoint_as(folder: Path, name: str, files: dict[str, bytes]) -> Path:
@@ -76,14 +77,14 @@ def read_files(checkpoint: Path, *needed: str) -> dict[str, bytes]:
     files = {}
     for name in needed:
         if name not in manifest["files"]:
-            raise CheckpointError(f"{checkpoint}: not a whole checkpoint ({name} is not listed)")
+            raise CheckpointError(f"{checkpoint}: incomplete checkpoint ({name} is not listed)")
     for name, expected in manifest["files"].items():
         path = checkpoint / name
         try:
             content = path.read_bytes()
         except OSError as error:
             raise CheckpointError(
-                f"{path}: {error.strerror}; the checkpoint is not whole"
+                f"{path}: {error.strerror}; the checkpoint is incomplete"
             ) from None
         if len(content) != expected["bytes"]:
             raise CheckpointError(
@@ -115,7 +116,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{path}: damaged, or not of Phalanx") from None
+        raise CheckpointError(f"{path}: damaged, or not written by Phalanx") from None
     if written_by > FORMAT:
         raise CheckpointError(
             f"{checkpoint}: format {written_by} is newer than this Phalanx reads ({FORMAT}); "
@@ -137,13 +138,20 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
         for key in dotted.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, kind):
-            raise CheckpointError(f"{path}: is damaged, or not of Phalanx: it has no {dotted}")
+            raise CheckpointError(
+                f"{path}: is damaged, or not written by Phalanx: it has no {dotted}"
+            )
     if not all(isinstance(name, str) for name in facts["classes"]):
         raise CheckpointError(f"{path}: is damaged, its classes are not all names")
     for name, value in facts["config"].items():
         if isinstance(value, dict | list):
             raise CheckpointError(f"{path}: is damaged, its option {name} has no single value")
     return dict(facts)
+
+
+def _name_step(step: int) -> str:
+    """What the checkpoint of a step is called."""
+    return f"step-{step:08d}"
 
 
 def step_in_name(checkpoint: Path) -> int:
@@ -169,6 +177,59 @@ def list_weights(folder: Path) -> list[Path]:
 def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint a resume goes on from."""
     return next(reversed(list_checkpoints(folder)), None)
+
+
+def kept_checkpoints(folder: Path) -> dict[int, Path]:
+    """Every whole checkpoint by its step, oldest first."""
+    kept = {step_in_name(path): path for path in list_checkpoints(folder)}
+    if _is_copied_best(folder):
+        kept.setdefault(_read_step(folder / _BEST), folder / _BEST)
+    return dict(sorted(kept.items()))
+
+
+def find_best_step(folder: Path) -> int | None:
+    """The step of the checkpoint with the highest score, where one is known."""
+    best = folder / _BEST
+    if (best / "manifest.json").is_file():
+        return _read_step(best)
+    newest = newest_checkpoint(folder)  # a copy left the link out: this one knows the scores
+    scores = read_facts(newest)["state"].get("scores") if newest else None
+    if not isinstance(scores, dict):
+        return None
+    known = {int(s): top1 for s, top1 in scores.items() if isinstance(top1, float)}
+    return find_best(folder, known)
+
+
+def _is_copied_best(folder: Path) -> bool:
+    """Whether a copy without links made a folder of the link to the best checkpoint."""
+    best = folder / _BEST
+    return best.is_dir() and not best.is_symlink()
+
+
+def _read_step(best: Path) -> int:
+    """The step of the best checkpoint, by where the link leads or by its own account."""
+    target = best.resolve()
+    return step_in_name(target) if _NAME.match(target.name) else read_facts(best)["state"]["step"]
+
+
+def adopt_copied_best(folder: Path) -> None:
+    """Where a copy made a folder of the link to the best checkpoint, make it a checkpoint again."""
+    if not _is_copied_best(folder):
+        return
+    copied = folder / _BEST
+    try:
+        step = _read_step(copied)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}. Remove {copied}: it is only a copy of the best checkpoint"
+        ) from error
+    with disk_errors(copied):
+        if (folder / _name_step(step)).exists():
+            _remove(copied)
+        else:
+            copied.rename(folder / _name_step(step))
+        _link_best(folder, step)
+        sync_folder(folder)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -203,7 +264,12 @@ def prune_checkpoints(folder: Path, *, keep: int, scores: dict[int, float]) -> N
             if step_in_name(checkpoint) != best:
                 _remove(checkpoint)
         if best is not None:
-            link = folder / f"{_PART}{_BEST}"
-            link.unlink(missing_ok=True)
-            link.symlink_to(f"step-{best:08d}")
-            link.replace(folder / _BEST)
+            _link_best(folder, best)
+
+
+def _link_best(folder: Path, step: int) -> None:
+    """Point the link named best at the checkpoint of a step."""
+    link = folder / f"{_PART}{_BEST}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(_name_step(step))
+    link.replace(folder / _BEST)

@@ -83,7 +83,9 @@ def evaluate(
     columns = {name: torch.cat([row[name] for row in results]).cpu().numpy() for name in results[0]}
     real = columns["indices"] >= 0
     if not real.any():
-        raise DataError("there is no image to score: none of the validation split decodes")
+        raise DataError(
+            "there is no image to score: no image of the validation split can be decoded"
+        )
     return Score(**{name: column[real] for name, column in columns.items()}, classes=classes)
 
 

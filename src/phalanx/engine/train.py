@@ -122,7 +122,9 @@ def _is_stopping(state: TrainState, plan: Plan, deps: LoopDependencies) -> bool:
 
 
 def _stopped(state: TrainState, plan: Plan) -> Stopped:
-    return Stopped(f"stopped after step {state.step:,} of {plan.total_steps:,}; all is saved")
+    return Stopped(
+        f"stopped after step {state.step:,} of {plan.total_steps:,}; everything is saved"
+    )
 
 
 def _read_metrics(state: TrainState, metrics: MetricsBuffer, deps: LoopDependencies) -> None:
@@ -136,7 +138,7 @@ def _read_metrics(state: TrainState, metrics: MetricsBuffer, deps: LoopDependenc
     if not deps.consensus.any(diverged is not None):
         return
     if diverged is None:
-        raise DivergedError(f"step {state.step:,}: another process met a loss that is not finite")
+        raise DivergedError(f"step {state.step:,}: the loss of another process was not finite")
     row, step = rows[diverged], first + diverged
     raise DivergedError(
         f"step {step:,}: loss {row.loss:g}, gradient norm {row.grad_norm:g}; its images "

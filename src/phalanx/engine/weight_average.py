@@ -68,7 +68,7 @@ class WeightAverage:
 
     def load(self, tensors: Mapping[str, Tensor], *, where: str) -> None:
         """Take back what `tensors` gave, bit for bit."""
-        problems = sorted(find_mismatches(self._averages, tensors))
+        problems = find_mismatches(self._averages, tensors)
         if problems:
             raise CheckpointError(f"{where}: not the averages of this model: {problems[0]}")
         # find_mismatches lets old files go without counters
@@ -104,7 +104,7 @@ def average_weights(
     total: dict[str, Tensor] = {}
     newest: Mapping[str, Tensor] = {}
     for number, state in enumerate(states, start=1):
-        problems = sorted(find_mismatches(newest, state)) if newest else []
+        problems = find_mismatches(newest, state) if newest else []
         if problems:
             raise CheckpointError(f"checkpoint {number} is of another network: {problems[0]}")
         newest = state

@@ -3,7 +3,8 @@
 import pickle
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from phalanx.errors import CheckpointError
 
 NORM_LAYOUT_KEY = "norm-layout"  # in a file's metadata; see Norm.layout
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # where scripts put them
-_PREFIXES = ("module.", "_orig_mod.")  # left by DistributedDataParallel and torch.compile
+_LEAST_WRAPPED = 1 / 3  # of a file's tensors are the network's, beside copies and other heads
 _COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 _MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
 _SHOWN = 3
@@ -23,10 +24,20 @@ _SHOWN = 3
 _BROKEN = (RuntimeError, OSError, ValueError, LookupError, AssertionError, EOFError, struct.error)
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or .pth file, under timm's names."""
+def read_weights(path: Path, wanted: Collection[str]) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or .pth file, under timm's names.
+
+    wanted: the names of the model they are for, which may have a wrapper's before them.
+    """
     read = _read_safetensors if path.suffix == ".safetensors" else _read_pickled
-    return to_timm_names({_without_prefixes(name): tensor for name, tensor in read(path).items()})
+    tensors = read(path)
+    wrappers = _find_wrappers(tensors, wanted)
+    if len(wrappers) > 1:
+        raise CheckpointError(
+            f"{path}: holds the network more than once, in {' and in '.join(wrappers)}; save one "
+            "of them alone"
+        )
+    return to_timm_names(_unwrap(tensors, wrappers[0], wanted))
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -36,7 +47,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path}: is not a whole safetensors file: {error}; fetch it again"
+            f"{path}: is not a whole safetensors file: {error}; download it again"
         ) from error
 
 
@@ -55,7 +66,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
-        what = found[1] if found else "objects that are no tensors"
+        what = found[1] if found else "objects that are not tensors"
         raise CheckpointError(
             f"{path}: wants to run code ({what}), which Phalanx never does; where it comes from, "
             "save the state dict alone, best as .safetensors"
@@ -66,7 +77,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
                 f"{path}: is a TorchScript program, which Phalanx does not run; where it comes "
                 "from, save the state dict alone, best as .safetensors"
             ) from error
-        raise CheckpointError(f"{path}: is cut short or damaged; fetch it again") from error
+        raise CheckpointError(f"{path}: is truncated or damaged; download it again") from error
     tensors = _find_state_dict(content)
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
@@ -79,7 +90,7 @@ def _check_magic_bytes(path: Path) -> None:
         first = file.read(16)
     if not first.startswith(_MAGIC_BYTES):
         found = f"it begins with {first!r}" if first else "it is empty"
-        raise CheckpointError(f"{path}: is not a file of torch weights, {found}; fetch it again")
+        raise CheckpointError(f"{path}: is not a file of torch weights, {found}; download it again")
 
 
 def _find_state_dict(content: Any) -> dict[str, Tensor]:
@@ -92,11 +103,32 @@ def _find_state_dict(content: Any) -> dict[str, Tensor]:
     return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
 
 
-def _without_prefixes(name: str) -> str:
-    """A parameter's name without the prefixes of wrappers."""
-    while name.startswith(_PREFIXES):
-        name = name.partition(".")[2]
-    return name
+def _find_wrappers(tensors: Mapping[str, Tensor], wanted: Collection[str]) -> list[str]:
+    """What stands before the most names of the model: `model.`, `module.backbone.`, or nothing."""
+    under: Counter[str] = Counter()  # by what names begin with: how many do
+    known: Counter[str] = Counter()  # ... and how many of these go on with a name of the model
+    for name in tensors:
+        for start in (0, *(dot.end() for dot in re.finditer(r"\.", name))):
+            rest = name[start:]
+            under[name[:start]] += 1
+            known[name[:start]] += rest in wanted or _to_timm_name(rest) in wanted
+    most = max((known[p] for p in known if under[p] >= _LEAST_WRAPPED * len(tensors)), default=0)
+    if known[""] == most:
+        return [""]
+    return [p for p in known if known[p] == most and under[p] >= _LEAST_WRAPPED * len(tensors)]
+
+
+def _unwrap(
+    tensors: Mapping[str, Tensor], wrapper: str, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """The tensors inside a wrapper, by the names they have there.
+
+    What is outside of it, such as another head or a loss, is none of the network's, unless the
+    model knows its name.
+    """
+    outside = {n: t for n, t in tensors.items() if not n.startswith(wrapper) and n in wanted}
+    inside = {n.removeprefix(wrapper): t for n, t in tensors.items() if n.startswith(wrapper)}
+    return {**outside, **inside}
 
 
 _FIRST_STAGE = ("conv_dw bn1", "se", "conv_pw bn2")  # torchvision's EfficientNet, stage by stage
@@ -146,23 +178,42 @@ def load_tensors(
         return {n: t for n, t in tensors.items() if not (skip and n.startswith(f"{skip}."))}
 
     found = without_skipped(tensors)
-    problems = sorted(find_mismatches(without_skipped(model.state_dict()), found))
+    problems = find_mismatches(without_skipped(model.state_dict()), found)
     if problems:
-        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
-        raise CheckpointError(f"{where}: {'; '.join(problems[:_SHOWN])}{more}")
+        raise CheckpointError("\n  ".join([f"{where}: does not fit the model", *problems]))
     model.load_state_dict(found, strict=False)
 
 
-def find_mismatches(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterator[str]:
-    """Why tensors cannot be a model's, one reason each."""
-    for name in wanted.keys() - found.keys():
-        if not name.endswith(_COUNTER):
-            yield f"{name} is missing"
-    for name in found.keys() - wanted.keys():
-        yield f"{name} is not of this model"
-    for name in wanted.keys() & found.keys():
-        if found[name].shape != wanted[name].shape:
-            has, wants = tuple(found[name].shape), tuple(wanted[name].shape)
-            yield f"{name} is {has}, the model wants {wants}"
-        elif found[name].layout != torch.strided or found[name].is_meta or found[name].is_complex():
-            yield f"{name} holds no plain numbers ({found[name].dtype}, {found[name].layout})"
+def find_mismatches(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """Why tensors cannot be a model's: by kind, a few names and shapes of either side."""
+    both = [name for name in wanted if name in found]
+    shapes = {n: (tuple(found[n].shape), tuple(wanted[n].shape)) for n in both}
+    kinds = {
+        "not in the file": [
+            f"{name} {tuple(tensor.shape)}"
+            for name, tensor in wanted.items()
+            if name not in found and not name.endswith(_COUNTER)
+        ],
+        "not in the model": [
+            f"{name} {tuple(tensor.shape)}" for name, tensor in found.items() if name not in wanted
+        ],
+        "other shapes": [
+            f"{name} is {theirs} in the file, {ours} in the model"
+            for name, (theirs, ours) in shapes.items()
+            if theirs != ours
+        ],
+        "no plain numbers": [
+            f"{name} ({found[name].dtype}, {found[name].layout})"
+            for name in both
+            if found[name].layout != torch.strided
+            or found[name].is_meta
+            or found[name].is_complex()
+        ],
+    }
+    return [f"{kind}: {_list_some(items)}" for kind, items in kinds.items() if items]
+
+
+def _list_some(items: list[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f" and {len(items) - _SHOWN:,} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more

@@ -123,7 +123,7 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Op
     """
     if settings.name not in OPTIMIZERS:
         hint = suggest(settings.name, OPTIMIZERS)
-        raise ConfigError(f"--optimizer {settings.name}: there is no such rule; {hint}")
+        raise ConfigError(f"--optimizer {settings.name}: there is no such optimizer; {hint}")
     decayed, not_decayed = split_by_decay(model)
     decays = {
         "decoupled_decay": settings.weight_decay,

@@ -44,11 +44,10 @@ class Averaging:
         fewest = 2 if self.count is None or self.count == _ALL else self.count
         if available < fewest:
             option = f"--weight-avg-n {self.count}: " if self.count == fewest else ""
-            fewer = f"--weight-avg-n {available}, or " if available > 1 else ""
+            fewer = f"give --weight-avg-n {available}, or " if available > 1 else ""
             raise ConfigError(
                 f"{option}{where} holds {available} checkpoint{'s' * (available != 1)} to average, "
-                f"{fewest} are wanted; give {fewer}--keep {fewest} to the training, which keeps "
-                "more of them"
+                f"{fewest} are needed; {fewer}train with --keep {fewest} to keep more"
             )
         if self.count == _ALL:
             return available
@@ -98,7 +97,7 @@ def check_averaging(config: Config, *, saves: int) -> None:
         fewer = f"--weight-avg-n {saves}, or " if saves > 1 else ""
         raise ConfigError(
             f"--weight-avg-strategy {config.run.weight_avg_strategy}: {wanted} checkpoints are "
-            f"wanted and the run makes {saves}; give {fewer}a larger --ckpts-per-epoch"
+            f"needed and the run makes {saves}; give {fewer}a larger --ckpts-per-epoch"
         )
 
 

@@ -107,6 +107,17 @@ def adjust_event_rate(
     return replace(every, rate=found / span), [warning]
 
 
+def describe_carried_tail(every: Every, kind: EventKind) -> list[str]:
+    """Why a rate that was asked for does not split the epochs of a carried tail evenly."""
+    if not every.rate or (every.steps_per_epoch / every.rate).denominator == 1:
+        return []
+    return [
+        f"{kind.flag} {every.rate}: an epoch has {float(every.steps_per_epoch):g} steps, so the "
+        f"run does not {kind.verb} at equal intervals; --epoch-tail drop gives epochs of whole "
+        f"steps and rounds the rate to one that divides them"
+    ]
+
+
 def nearest_divisor(whole: int, wanted: Fraction) -> int:
     """The divisor of `whole` nearest to `wanted`, the smaller of two that are.
 

@@ -74,7 +74,7 @@ def make_loss_scale(
     if automatic and precision == "32.32":
         problems.append(
             "--auto-loss-scaling: 32-bit gradients need no loss scale of their own; use "
-            "--precision 16.32 or 16.16, or leave it away"
+            "--precision 16.32 or 16.16, or leave it out"
         )
     if automatic and initial is not None:
         problems.append(
@@ -102,7 +102,7 @@ def doubling_problems(initial: float | None, final: float) -> list[str]:
     if initial > final:
         return [
             f"--initial-loss-scaling: {initial:g} is more than --loss-scaling {final:g}, and it "
-            f"only grows; exchange them, or leave the initial one away"
+            f"only grows; swap them, or leave the initial one out"
         ]
     if frexp(final / initial)[0] != 0.5:  # what no power of two looks like
         below = initial * 2.0 ** _count_doublings(initial, final)

@@ -74,7 +74,7 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
         case ResNetVariant(block="basic", stride_in="1x1"):
             raise ConfigError(
                 f"--stride-in 1x1: {name} has no bottlenecks and so no 1x1 to stride in; leave it "
-                "away"
+                "out"
             )
     if image_size < variant.smallest_image:
         raise ConfigError(

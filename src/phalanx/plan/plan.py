@@ -1,7 +1,7 @@
 """The Plan: every number derived from a Config, before anything runs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -10,16 +10,18 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, ProblemCollector
 from phalanx.plan.averaging import check_averaging
-from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate
+from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate, describe_carried_tail
 from phalanx.plan.loss_scale import LossScale, loss_scale_warnings, make_loss_scale
 from phalanx.plan.machine import count_cores, count_threads, resolve_device
 from phalanx.plan.model import Growth, check_image_sizes, choose_image_size, plan_resolutions
 from phalanx.plan.recompute import plan_recomputation
 from phalanx.plan.schedule import (
     Schedule,
+    count_start,
     make_schedule,
     peak_rate,
     read_schedule_options,
+    refuse_joint_drops,
     schedule_warnings,
 )
 from phalanx.plan.unused_options import unused_option_warnings
@@ -109,6 +111,7 @@ class Plan:
         plain["growth"] = ",".join(f"{size}:{end}st" for end, size in self.growth)
         plain["train_images_seen"] = self.total_steps * self.global_batch
         plain["lr_shape"], plain["lr_peak"] = self.schedule.shape, self.schedule.peak
+        plain["lr_highest"] = self.schedule.find_highest()
         plain["warmup_steps"] = self.schedule.warmup
         plain |= {f"{name}_points": event.count() for name, event in events.items()}
         plain["evaluate_points"] = self.evaluations
@@ -146,25 +149,18 @@ def make_plan(
     chosen: MachineChoice,
     *,
     places: Mapping[str, str] | None = None,
+    typed: Collection[str] = (),
 ) -> Plan:
     """Derive every number of the run; refuse what cannot be done, all of it together.
 
-    places: where each option was given, to name instead of its flag.
+    places: where each option was given, to name instead of its flag. typed: the options that the
+    user gave for this very run.
     """
     problems = ProblemCollector(places or {})
-    with problems.collect():  # all else depends on these
-        global_batch = count_global_batch(config)
-        steps_per_epoch = _count_steps_per_epoch(config, data.train_images, global_batch)
-        total = _count_steps(config, steps_per_epoch)
-        if total * global_batch > _MOST_IMAGES:
-            flag = "--epochs" if config.train.steps is None else "--steps"
-            raise ConfigError(
-                f"{flag}: {total} steps of {global_batch:,} images are more than can "
-                "be counted; train for less"
-            )
+    with problems.collect():  # all else depends on it
+        run = count_run_length(config, data)
     problems.refuse()
-    run = RunLength(total, steps_per_epoch)
-    pieces = _plan_pieces(config, chosen, run, problems=problems)
+    pieces = _plan_pieces(config, chosen, run, problems=problems, typed=typed)
     return Plan(
         **asdict(chosen),
         **pieces._asdict(),
@@ -178,12 +174,12 @@ def make_plan(
         micro_batch=config.data.batch_size,
         accumulation=config.train.gradient_accumulation,
         replicas=config.machine.replicas,
-        global_batch=global_batch,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total,
+        global_batch=count_global_batch(config),
+        steps_per_epoch=run.steps_per_epoch,
+        total_steps=run.total_steps,
         valid_batch=config.data.valid_batch_size or max(config.data.batch_size, _LEAST_VALID_BATCH),
         max_bad=_count_max_bad(config, data.train_images),
-        evaluate=Every(validation_rate(config), steps_per_epoch, total),
+        evaluate=Every(validation_rate(config), run.steps_per_epoch, run.total_steps),
         scores_after=config.train.validation and config.train.validation_mode == "after",
     )
 
@@ -202,7 +198,12 @@ class _PlanPieces(NamedTuple):
 
 
 def _plan_pieces(
-    config: Config, chosen: MachineChoice, run: RunLength, *, problems: ProblemCollector
+    config: Config,
+    chosen: MachineChoice,
+    run: RunLength,
+    *,
+    problems: ProblemCollector,
+    typed: Collection[str],
 ) -> _PlanPieces:
     """The pieces that know nothing of each other; whatever any of them refuses is reported."""
     per_epoch, total = run.steps_per_epoch, run.total_steps
@@ -219,8 +220,7 @@ def _plan_pieces(
             global_batch=count_global_batch(config),
             accumulation=config.train.gradient_accumulation,
         )
-        schedule_options = read_schedule_options(config.schedule)
-        schedule = make_schedule(schedule_options, peak, run)
+        schedule, schedule_notes = _plan_schedule(config, peak, run, typed=typed)
     with problems.collect():
         loss_scale = make_loss_scale(
             config,
@@ -235,21 +235,37 @@ def _plan_pieces(
         even = config.data.epoch_tail == "drop"
         log, log_warnings = adjust_event_rate(logs, LOGS, epochs=epochs, even=even)
         save, save_warnings = adjust_event_rate(saves, CKPTS, epochs=epochs, even=even)
+        if not even and "logs-per-epoch" in typed:
+            log_warnings = log_warnings or describe_carried_tail(log, LOGS)
+        if not even and "ckpts-per-epoch" in typed:
+            save_warnings = save_warnings or describe_carried_tail(save, CKPTS)
         check_averaging(config, saves=save.count())
     with problems.collect():
         patterns = plan_recomputation(config)
     problems.refuse()
     workers = _choose_workers(config)
     warnings = (
-        *schedule_warnings(schedule_options, run),
+        *schedule_notes,
         *log_warnings,
         *save_warnings,
         *loss_scale_warnings(config, precision=chosen.precision),
         *unused_option_warnings(
-            config, device=chosen.device, precision=chosen.precision, workers=workers
+            config, typed, device=chosen.device, precision=chosen.precision, workers=workers
         ),
     )
     return _PlanPieces(workers, growth, patterns, log, save, schedule, loss_scale, warnings)
+
+
+def _plan_schedule(
+    config: Config, peak: float, run: RunLength, *, typed: Collection[str]
+) -> tuple[Schedule, list[str]]:
+    """The learning rate of the run, and what of it may not be meant."""
+    options, start = read_schedule_options(config.schedule), count_start(config.schedule, run)
+    scheduled = RunLength(run.total_steps - start, run.steps_per_epoch)
+    if "lr-drop-after" in typed:
+        refuse_joint_drops(options, scheduled)
+    schedule = make_schedule(options, peak, scheduled, start=start)
+    return schedule, schedule_warnings(options, scheduled)
 
 
 def validation_rate(config: Config) -> Fraction:
@@ -257,6 +273,20 @@ def validation_rate(config: Config) -> Fraction:
     during = config.train.validation and config.train.validation_mode == "during"
     apart = Fraction(config.train.validation_frequency)
     return 1 / apart if during and apart else Fraction(0)
+
+
+def count_run_length(config: Config, data: DatasetCounts) -> RunLength:
+    """How many steps a run and an epoch of it have."""
+    global_batch = count_global_batch(config)
+    steps_per_epoch = _count_steps_per_epoch(config, data.train_images, global_batch)
+    total = _count_steps(config, steps_per_epoch)
+    if total * global_batch > _MOST_IMAGES:
+        flag = "--epochs" if config.train.steps is None else "--steps"
+        raise ConfigError(
+            f"{flag}: {total} steps of {global_batch:,} images are more than can "
+            "be counted; train for less"
+        )
+    return RunLength(total, steps_per_epoch)
 
 
 def count_global_batch(config: Config) -> int:
@@ -270,8 +300,8 @@ def _count_steps_per_epoch(config: Config, images: int, global_batch: int) -> Fr
         return Fraction(images, global_batch)
     if images < global_batch:
         raise ConfigError(
-            f"--epoch-tail drop: {images} images fill no global batch of {global_batch}; "
-            f"make it {images} or less, or carry the tail"
+            f"--epoch-tail drop: {images} images do not fill a global batch of {global_batch}; "
+            f"make it {images} or less, or use --epoch-tail carry"
         )
     return Fraction(images // global_batch)
 
@@ -285,7 +315,7 @@ def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
     if total < 1:
         raise ConfigError(
             f"--epochs: {config.train.epochs:g} epochs of {float(steps_per_epoch):g} steps "
-            f"are not one step; train longer or lower --batch-size"
+            f"are less than one step; train longer or lower --batch-size"
         )
     return total
 

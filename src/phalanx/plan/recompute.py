@@ -55,7 +55,7 @@ def plan_recomputation(config: Config) -> tuple[str, ...] | None:
     if not patterns:
         raise ConfigError(
             f"--recompute-checkpoints: {text!r} names no module; give patterns with commas, such "
-            "as .*conv.*, or leave it away to keep the output of every block"
+            "as .*conv.*, or leave it out to keep the output of every block"
         )
     for pattern in patterns:
         _compile_pattern(pattern)
@@ -98,7 +98,7 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(
-            f"--recompute-checkpoints: {pattern!r} is no regular expression: {error}; "
+            f"--recompute-checkpoints: {pattern!r} is not a regular expression: {error}; "
             "for example .*conv.* or layer3/.*"
         ) from error
 

@@ -19,6 +19,7 @@ from phalanx.units import (
     parse_rate,
 )
 
+_MOST_LOOKED_AT = 2_000  # steps of a long warm-up, before the best of them is looked at closely
 _NO_WARMUP = Duration(Fraction(0), "ep")
 _Position = int | Fraction  # in steps; a fraction where a period begins between two of them
 
@@ -58,11 +59,12 @@ class Schedule:
     length: int = 0  # steps a cosine or polynomial falls for; 0: what the run has for it
     power: float = 2.0  # of a polynomial schedule
     end_ratio: float = 0.0  # of a cosine or polynomial: where it ends, as a share of the peak
+    start: int = 0  # the step of the run that all steps here are counted from
 
     def lr(self, step: int) -> float:
         """Learning rate of the step that follows `step` finished ones.
 
-        Past the end the rate stays where the schedule ended.
+        Before the start the rate is the first one, and past the end it stays where it ended.
 
         >>> drops = Schedule(
         ...     shape="step", peak=1.0, total=6, milestones=(Fraction(4),), phases=(1.0, 0.5),
@@ -71,7 +73,7 @@ class Schedule:
         >>> [drops.lr(step) for step in range(6)]
         [0.0, 0.5, 1.0, 1.0, 0.5, 0.5]
         """
-        at: _Position = min(step, self.total)
+        at: _Position = min(max(0, step - self.start), self.total)
         if self.staircase:
             at = _floor_to_period(at, self.steps_per_epoch)
         mode = WARMUPS[self.warmup_mode]
@@ -79,6 +81,14 @@ class Schedule:
         if at >= self.warmup:
             return rate
         return rate * (at + mode.ahead) / (self.warmup + mode.ahead)
+
+    def find_highest(self) -> float:
+        """The highest rate that a step has: within the warm-up or right after it, as all fall."""
+        first, last = self.start, self.start + min(self.warmup, self.total - 1)
+        stride = max(1, (last - first) // _MOST_LOOKED_AT)
+        best = max(range(first, last + 1, stride), key=self.lr)
+        near = range(max(first, best - stride), min(last, best + stride) + 1)
+        return max(map(self.lr, (*near, last)))
 
     def _falling(self, at: _Position) -> float:
         if self.freq:
@@ -172,8 +182,21 @@ def read_schedule_options(config: ScheduleConfig) -> ScheduleOptions:
     )
 
 
-def make_schedule(options: ScheduleOptions, peak: float, run: RunLength) -> Schedule:
-    """The schedule of a run; what cannot be done is refused."""
+def count_start(config: ScheduleConfig, run: RunLength) -> int:
+    """The step at which the schedule begins; ConfigError where that is not in the run."""
+    start = run.count_steps(parse_duration(config.lr_schedule_start))
+    if start >= run.total_steps:
+        raise ConfigError(
+            f"--lr-schedule-start: {config.lr_schedule_start} is step {start:,}, and the run ends "
+            f"at {run.total_steps:,}; begin earlier, or train longer"
+        )
+    return start
+
+
+def make_schedule(
+    options: ScheduleOptions, peak: float, run: RunLength, *, start: int = 0
+) -> Schedule:
+    """The schedule of a run, or of what is left of it; what cannot be done is refused."""
     problems = schedule_problems(options, run)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -197,6 +220,7 @@ def make_schedule(options: ScheduleOptions, peak: float, run: RunLength) -> Sche
         length=run.count_steps(options.length) if options.length else 0,
         power=options.power,
         end_ratio=options.end_ratio if options.shape in _FALLING else 0.0,
+        start=start,
     )
 
 
@@ -253,8 +277,8 @@ def _drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
             "such as 30,60,90 or 50%,75%, or choose constant"
         ]
     outside = [
-        f"--lr-drop-after: {float(share):g} is no share of the run; give numbers between 0 and 1, "
-        f"such as 0.5,0.75, or epochs with --lr-epoch-decay"
+        f"--lr-drop-after: {float(share):g} is not a share of the run; give numbers between 0 and "
+        f"1, such as 0.5,0.75, or epochs with --lr-epoch-decay"
         for share in options.drop_after
         if not 0 < share < 1
     ]
@@ -263,14 +287,30 @@ def _drop_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
 
 def _drop_order_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     """What is wrong with the order of the drops."""
-    flag, drops = _drop_flag(options), _list_drops(options, run)
+    flag, drops = _drop_flag(options), _list_asked_drops(options, run)
     if drops[0][0] == 0:
-        return [f"{flag}: {drops[0][1]} is the very start; lower --lr instead"]
+        return [f"{flag}: {drops[0][1]} is the start of the run; lower --lr instead"]
     for (earlier, first), (later, second) in pairwise(drops):
         if later <= earlier:
             ordered = ",".join(dict(sorted(drops)).values())
             return [f"{flag}: {second} follows {first} but is not later; write {ordered}"]
     return []
+
+
+def _list_asked_drops(options: ScheduleOptions, run: RunLength) -> list[tuple[Fraction, str]]:
+    """The drops, not rounded to steps: in a very short run two may come with the same one."""
+    shares = [(share, f"{float(share):g}") for share in options.drop_after]
+    return shares or _list_drops(options, run)
+
+
+def refuse_joint_drops(options: ScheduleOptions, run: RunLength) -> None:
+    """Raise ConfigError where two drops that the user asked for would come with one step."""
+    for (earlier, first), (later, second) in pairwise(_list_drops(options, run)):
+        if later == earlier:
+            raise ConfigError(
+                f"{_drop_flag(options)}: {first} and {second} are both step {later} of a run of "
+                f"{run.total_steps}; train longer, or write {second}"
+            )
 
 
 def _drop_flag(options: ScheduleOptions) -> str:
@@ -300,7 +340,7 @@ def _length_problems(options: ScheduleOptions) -> list[str]:
     """What is wrong with the lengths of a fall and of a period."""
     lengths = {"--lr-decay-length": options.length, "--lr-decay-period": options.period}
     return [
-        f"{flag}: {length} is no time to fall in; make it longer or leave it away"
+        f"{flag}: {length} is too short to fall in; make it longer or leave it out"
         for flag, length in lengths.items()
         if length is not None and not length.amount
     ]
@@ -318,7 +358,7 @@ def _staircase_problems(options: ScheduleOptions, run: RunLength) -> list[str]:
     if _starts_at_zero(options) and run.total_steps <= run.steps_per_epoch:
         problems.append(
             "--lr-staircase: the only epoch would keep the rate of its first step, which the "
-            "warm-up makes 0; leave one of them away, or train longer"
+            "warm-up makes 0; leave one of them out, or train longer"
         )
     return problems
 

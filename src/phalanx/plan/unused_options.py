@@ -1,14 +1,20 @@
 """Options that have no effect in a run: reported, because nothing else would show it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 
-from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.datasets import DATASETS, PUBLISHED, Dataset
+from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.schema import OPTIONS, Config
+from phalanx.plan.model import build_variant
+from phalanx.units import parse_duration, parse_rate
 
 _SIXTEEN_BITS = ("16.32", "16.16")
 _RMSPROPS = ("rmsprop", "rmsprop_tf")
 _ADAMS = ("adamw", "lamb")
+_FOR_PHOTOGRAPHS = ("crop-scale", "crop-ratio", "use-bbox-info", "eval-crop")
+_FOR_FILES = ("max-bad", "max-file-mib", "max-pixels", "dataset-cache")
+_AUGMENTATIONS = ("color-jitter", "auto-augment", "random-erasing")
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,13 @@ REQUIREMENTS = (
     _Requirement("lr-drop-after", "lr-schedule", ("step",)),
     _Requirement("lr-decay-period", "lr-schedule", ("exponential",)),
     _Requirement("lr-decay-length", "lr-schedule", ("cosine", "polynomial")),
+    _Requirement("lr-decay", "lr-schedule", ("step", "exponential")),
+    _Requirement("lr-power", "lr-schedule", ("polynomial",)),
+    _Requirement("lr-end-ratio", "lr-schedule", ("cosine", "polynomial")),
+    _Requirement("lr-scheduler-freq", "lr-schedule", excluded=("constant",)),
+    _Requirement("warmup-mode", "warmup-epoch", excluded=("0",)),
     _Requirement("momentum", "optimizer", excluded=_ADAMS),
+    _Requirement("optimizer-eps", "optimizer", (*_RMSPROPS, *_ADAMS, "lars")),
     _Requirement("trust-coefficient", "optimizer", ("lars",)),
     _Requirement("trust-decay", "optimizer", ("lars", "lamb")),
     _Requirement("rmsprop-decay", "optimizer", _RMSPROPS),
@@ -42,20 +54,59 @@ REQUIREMENTS = (
     _Requirement("full-precision-norm", "precision", _SIXTEEN_BITS),
     _Requirement("half-partials", "precision", _SIXTEEN_BITS),
     _Requirement("recompute-checkpoints", "enable-recompute", ("true",)),
+    _Requirement("norm-num-groups", "norm-type", ("group",)),
+    _Requirement("enable-fast-groupnorm", "norm-type", ("group",)),
+    _Requirement("batchnorm-momentum", "norm-type", ("batch",)),
+    _Requirement("disable-stable-batchnorm", "norm-type", ("batch",)),
+    _Requirement("norm-eps", "norm-type", excluded=("none",)),
+    _Requirement("zero-init-residual", "norm-type", excluded=("none",)),
+    _Requirement("normalization", "normalization-location", excluded=("none",)),
+    _Requirement("validation-mode", "validation", ("true",)),
+    _Requirement("validation-frequency", "validation-mode", ("during",)),
+    _Requirement("valid-batch-size", "validation-mode", excluded=("none",)),
+    _Requirement("keep", "ckpts-per-epoch", excluded=("0",)),
+    _Requirement("first-ckpt-epoch", "ckpts-per-epoch", excluded=("0",)),
+    _Requirement("weight-avg-n", "weight-avg-strategy", excluded=("none",)),
+    _Requirement("weight-avg-exp-decay", "weight-avg-strategy", ("exponential",)),
+    _Requirement("iterations", "data", ("generated", "synthetic")),
+    _Requirement("no-fetch", "data", PUBLISHED),
 )
 
 
 def unused_option_warnings(
-    config: Config, *, device: str, precision: str, workers: int
+    config: Config, typed: Collection[str], *, device: str, precision: str, workers: int
 ) -> Iterator[str]:
-    """One line for each option that was given another value than its own and changes nothing."""
+    """One line for each option that changes nothing.
+
+    It was typed, or has another value than its own; what is off does nothing anyway.
+    """
     values = config.flat() | {"precision": precision}
-    given = {name for name, value in values.items() if value != OPTIONS[name].default}
+    wanted = {name for name in typed if values[name] not in (None, False)}
+    given = {name for name, value in values.items() if value != OPTIONS[name].default} | wanted
+    effective = _spell_effective(config, values)
     for need in REQUIREMENTS:
-        value = _spell(values[need.other])
+        value = effective[need.other]
         if need.name in given and not need.is_met(value):
+            wanted.discard(need.name)  # one reason is enough
             yield f"--{need.name} has no effect {_describe_unmet(need, value)}"
-    if "lr-batch" in given and values["lr-per-image"] is values["base-learning-rate"] is None:
+    for name, reason in _list_without_use(config, effective, device=device):
+        if name in wanted:
+            yield f"--{name} has no effect {reason}"
+    yield from _list_special_cases(config, given, device=device, precision=precision)
+    reason = _describe_image_maker(config, device) or "without workers" * (workers == 0)
+    for name in ("workers", "dataloader-rebatch-size") if reason else ():
+        if name in given and values[name]:
+            yield f"--{name} {values[name]} has no effect {reason}"
+
+
+def _list_special_cases(
+    config: Config, given: Collection[str], *, device: str, precision: str
+) -> Iterator[str]:
+    """Options that need more than one value of another one, each with its reason."""
+    if (
+        "lr-batch" in given
+        and config.schedule.lr_per_image is config.schedule.base_learning_rate is None
+    ):
         yield "--lr-batch has no effect with --lr, which is the rate of the whole batch"
     if config.machine.enable_stochastic_rounding and precision != "16.16":
         yield (
@@ -67,17 +118,56 @@ def unused_option_warnings(
     if config.augment.cutmix_disable_prob > 0 and not config.augment.has_cutmix:
         yield (
             "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
-            "leave it away"
+            "leave it out"
         )
-    reason = _describe_image_maker(config, device) or "without workers" * (workers == 0)
-    for name in ("workers", "dataloader-rebatch-size") if reason else ():
-        if name in given and values[name]:
-            yield f"--{name} {values[name]} has no effect {reason}"
+
+
+def _spell_effective(config: Config, values: dict[str, object]) -> dict[str, str]:
+    """Every option as a flag spells it, where several spellings mean "none" with one of them."""
+    spelt = {name: _spell(value) for name, value in values.items()}
+    if not config.train.validation:
+        spelt["validation-mode"] = "none"
+    if parse_duration(config.schedule.warmup_epoch).amount == 0:
+        spelt["warmup-epoch"] = "0"
+    if parse_rate(config.run.ckpts_per_epoch) == 0:
+        spelt["ckpts-per-epoch"] = "0"
+    return spelt
+
+
+_DATA_NEEDS: tuple[tuple[tuple[str, ...], Callable[[Dataset], bool], str], ...] = (
+    (_FOR_PHOTOGRAPHS, lambda data: data.augment == "resized-crop", "photographs"),
+    (_FOR_FILES, lambda data: data.needs_folder and not data.in_memory, "files of images"),
+)
+
+
+def _list_without_use(
+    config: Config, effective: dict[str, str], *, device: str
+) -> Iterator[tuple[str, str]]:
+    """Options that this data, network or device has no use for, and why."""
+    data, dataset = config.data.data, DATASETS[config.data.data]
+    for names, has_use, wanted in _DATA_NEEDS:
+        if not has_use(dataset):
+            yield from ((name, f"with --data {data}, which has no {wanted}") for name in names)
+    if data == "synthetic":
+        reason = "with --data synthetic: the device makes the images itself"
+        yield from ((name, reason) for name in _AUGMENTATIONS)
+    if not device.startswith("cuda"):
+        yield "half-partials", f"on {device}, only on a GPU"
+    if effective["lr-schedule"] == "constant" and effective["warmup-epoch"] == "0":
+        yield "lr-staircase", "with --lr-schedule constant and no warm-up: the rate never changes"
+    if config.model.init_weights is not None:
+        yield "zero-init-residual", "with --init-weights, which say how every block starts"
+    variant = build_variant(config)
+    if isinstance(variant, ResNetVariant):
+        plain = replace(variant, project_first=False)
+        if plain.projects(plain.blocks[0]):
+            reason = f"with --model {config.model.model}: its first block projects in any case"
+            yield "stage1-projection", reason
 
 
 def _describe_unmet(need: _Requirement, value: str) -> str:
     """Why an option has no effect, in words, with what would give it one."""
-    if value in ("false", "0"):
+    if value in ("false", "0") and not OPTIONS[need.other].default:
         return f"without --{need.other}"
     only = f", only with {' and '.join(need.values)}" if need.values else ""
     return f"with --{need.other} {value}{only}"

@@ -1,7 +1,8 @@
 """What a run prints while it trains: a live line on a terminal, plain lines without one.
 
 Everything printed also goes to log.txt with the time. A standard output that fails, such as a pipe
-whose reader left, silences the console and never ends a run.
+whose reader left or a full disk, silences the console and never ends a run; the command ends with
+an error when the run is done, unless it was a reader who left.
 """
 
 import io
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from phalanx.disk import disk_errors
 from phalanx.report.records import LogRow, ScoreRow
-from phalanx.report.terminal import clean, clean_redirected, raw_stream, silence
+from phalanx.report.terminal import clean, clean_redirected, fail_later, raw_stream, silence
 from phalanx.units import format_count, format_seconds
 
 _REFRESH_S = 0.1
@@ -40,7 +41,8 @@ class Console:
     ):
         self.total_steps, self.epochs = total_steps, epochs
         # a program without standard output, such as a service, trains in silence
-        self.stream = raw_stream(stream or sys.stdout or io.StringIO())
+        self._given = stream or sys.stdout or io.StringIO()
+        self.stream = raw_stream(self._given)
         self.log_file = log_file
         self._rich = RichConsole(file=self.stream, highlight=False, soft_wrap=True)
         self.is_live = self.stream.isatty() and not self._rich.is_dumb_terminal
@@ -133,8 +135,15 @@ class Console:
             encoding = self.stream.encoding or "ascii"
             self.stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             self.stream.flush()
-        except OSError:
+        except OSError as cause:
+            self._fail(cause)
+
+    def _fail(self, cause: OSError) -> None:
+        """Be silent from now on; a terminal that is gone is a reader who left."""
+        if self.is_live:
             silence(self.stream)
+        else:
+            fail_later(self._given, cause, log=self.log_file)
 
     def _append_to_log(self, text: str) -> None:
         if self.log_file:
@@ -159,8 +168,8 @@ class Console:
         if self._live:
             try:
                 self._live.refresh()
-            except OSError:
-                silence(self.stream)
+            except OSError as cause:
+                self._fail(cause)
 
     def _draw(self) -> Table:
         epoch = self._step / max(self.total_steps, 1) * self.epochs

@@ -48,10 +48,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read ({cause.strerror})") from cause
     except (ValueError, RecursionError) as cause:
         raise CheckpointError(
-            f"{path}: is damaged, it is not JSON ({cause}); restore it from a copy"
+            f"{path}: is damaged: it is not JSON ({cause}); restore it from a copy"
         ) from cause
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: is damaged, it holds no JSON object; restore it")
+        raise CheckpointError(
+            f"{path}: is damaged: it holds no JSON object; restore it from a copy"
+        )
     return value
 
 
@@ -118,10 +120,12 @@ class RunFolder:
             values = yaml.load(self.config_text, Loader=yaml.BaseLoader)
         except (yaml.YAMLError, RecursionError) as cause:
             raise CheckpointError(
-                f"{self.config}: is damaged, it is not YAML; restore it"
+                f"{self.config}: is damaged: it is not YAML; restore it from a copy"
             ) from cause
         if not isinstance(values, dict):
-            raise CheckpointError(f"{self.config}: is damaged, it holds no options; restore it")
+            raise CheckpointError(
+                f"{self.config}: is damaged: it holds no options; restore it from a copy"
+            )
         return {str(name): format_value(value) for name, value in values.items()}
 
     @property
@@ -152,7 +156,9 @@ class RunFolder:
         facts = read_json_object(self.run)
         found = facts.get("format")
         if not isinstance(found, int):
-            raise CheckpointError(f"{self.run}: is damaged, it has no format number; restore it")
+            raise CheckpointError(
+                f"{self.run}: is damaged: it has no format number; restore it from a copy"
+            )
         if found > _FORMAT:
             raise CheckpointError(
                 f"{self.run}: format {found} is newer than this program ({_FORMAT}); "
@@ -182,7 +188,7 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):
             who = "another process"  # it took the lock this moment and has not signed yet
         return CheckpointError(
-            f"{self.path}: is being trained by {who}; stop that one first, or start a new "
+            f"{self.path}: is being trained by {who}; stop it first, or start a new "
             f"run from it: {self.fork_command}"
         )
 
@@ -228,7 +234,7 @@ def _refuse_used(path: Path, config_text: str) -> None:
     """Raise unless `path` is free: absent, an empty folder, or this very run killed at once."""
     if is_run_folder(path):
         raise ConfigError(
-            f"--run-dir {path}: holds a run already; go on with it by --resume {path}"
+            f"--run-dir {path}: already holds a run; continue it with --resume {path}"
             f"{RunFolder(path).plugin_flag}, or choose another --run-dir"
         )
     if path.is_dir():

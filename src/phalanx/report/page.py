@@ -114,13 +114,13 @@ def _measure(name: str, summary: Summary | None, logs: list[LogRow]) -> float | 
 def describe_waiting(wait: float | None) -> str:
     """Whether the data kept up, in one sentence."""
     if wait is None:
-        return "Nothing is known yet about waiting for data."
+        return "It is not known yet whether training waits for data."
     share = f"{wait:.1%}"
     if wait < 0.2:
         nearly = "" if wait < 0.05 else "nearly "
         return f"The data {nearly}kept up: training waited for it {share} of the time."
     return (
-        f"The data held training up: it waited {share} of the time. "
+        f"Data loading held training up: it waited {share} of the time. "
         "More --workers or a faster disk would help."
     )
 

@@ -21,7 +21,10 @@ _BROKEN_ARCHIVE = (  # what numpy and zipfile raise for one that is damaged
     *(OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, struct.error, OverflowError, MemoryError, TypeError),
 )
-_HEADER = ("index", "id", "label", *(f"top{k}" for k in range(1, _TOP + 1)), "confidence")
+_HEADER = (
+    *("index", "id", "label", *(f"top{k}" for k in range(1, _TOP + 1)), "confidence"),
+    *("class", "predicted"),  # label and top1 by name
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +52,12 @@ class WorstMistakes:
     pixels: NDArray[np.uint8]  # [n, height, width, 3]
 
 
-def write_predictions(folder: Path, rows: Iterable[Prediction]) -> None:
-    """Write predictions.csv, whole or not at all."""
+def write_predictions(folder: Path, rows: Iterable[Prediction], *, classes: Sequence[str]) -> None:
+    """Write predictions.csv, whole or not at all; classes: their names."""
     lines = _CsvLines()
     table = csv.writer(lines)
     table.writerow(_HEADER)
-    table.writerows(_prediction_cells(row) for row in rows)
+    table.writerows(_prediction_cells(row, classes) for row in rows)
     write_atomically(folder / _NAME, "".join(lines))
 
 
@@ -69,10 +72,11 @@ class _CsvLines(list[str]):
         self.append(line.removesuffix("\r\n") + "\n")
 
 
-def _prediction_cells(row: Prediction) -> list[object]:
+def _prediction_cells(row: Prediction, classes: Sequence[str]) -> list[object]:
     """One image as the cells of its row."""
     guesses = [*row.top, *[""] * (_TOP - len(row.top))]
-    return [row.index, row.id, row.label, *guesses, repr(float(row.confidence))]
+    names = classes[row.label], classes[row.top[0]]
+    return [row.index, row.id, row.label, *guesses, repr(float(row.confidence)), *names]
 
 
 def read_predictions(folder: Path) -> list[Prediction]:

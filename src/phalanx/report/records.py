@@ -165,10 +165,10 @@ def damage_errors(path: Path) -> Iterator[None]:
     """A block that reads a record; what no run of ours wrote is an error that names the file."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as cause:
+    except (KeyError, TypeError, ValueError, csv.Error) as cause:
         raise CheckpointError(
             f"{path}: is damaged ({type(cause).__name__}: {cause}); "
-            "move it away, or restore it from a copy"
+            "remove it, or restore it from a copy"
         ) from cause
 
 

@@ -6,44 +6,29 @@ error are an _OutputStream each, so that no print can forget to clean what it sh
 
 import io
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from phalanx.errors import DiskError
+from phalanx.escapes import clean, clean_name
 
-# C0 but for newline, tab and a line's \r\n; DEL and C1; marks and overrides of the direction of
-# text; separators of lines; bytes of a name that are no UTF-8
-_STEERING = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-    "\ud800-\udfff]|\r(?!\n)"
-)
+__all__ = [
+    "ReaderLeft",
+    "clean",
+    "clean_name",
+    "clean_redirected",
+    "cleaned_output",
+    "drawing_stream",
+    "raw_stream",
+    "silence",
+]
 
 
 class ReaderLeft(Exception):
     """Whoever read standard output has enough of it."""
-
-
-def clean(text: str) -> str:
-    """The text with an escape for each character that steers a terminal.
-
-    The escape is JSON's, so that JSON remains what it is.
-
-    >>> clean("a" + chr(27) + "[2J")
-    'a\\\\u001b[2J'
-    """
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def clean_name(name: str) -> str:
-    """A name as part of a line: it begins no line of its own.
-
-    >>> clean_name("a" + chr(10) + "b")
-    'a\\\\u000ab'
-    """
-    return clean(name).replace("\n", "\\u000a").replace("\r", "\\u000d")
 
 
 class _OutputStream:
@@ -54,6 +39,7 @@ class _OutputStream:
 
     def __init__(self, stream: TextIO, *, required: bool, cleans: bool = True) -> None:
         self.stream, self.required, self._cleans = stream, required, cleans
+        self.late_failure: DiskError | None = None  # told when the command is done
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -81,8 +67,23 @@ class _OutputStream:
             raise ReaderLeft from cause
         raise DiskError(
             f"standard output: cannot be written ({cause.strerror or cause}); what was printed is "
-            "not complete: mend that and start again"
+            "incomplete: fix that and run it again"
         ) from cause
+
+
+def fail_later(stream: TextIO, cause: OSError, *, log: Path | None) -> None:
+    """Send the rest to nowhere, and end the command with an error once it is done.
+
+    For what goes on whatever becomes of its output, and has a log of it; a reader who left is no
+    error.
+    """
+    silence(raw_stream(stream))
+    if isinstance(stream, _OutputStream) and not isinstance(cause, BrokenPipeError):
+        where = f", and {log} has what is missing here" if log else ""
+        stream.late_failure = DiskError(
+            f"standard output: could not be written ({cause.strerror or cause}); the run went on "
+            f"to its end{where}"
+        )
 
 
 def silence(stream: TextIO) -> None:
@@ -119,11 +120,14 @@ def cleaned_output() -> Iterator[None]:
             if isinstance(stream, io.TextIOWrapper):
                 stack.callback(stream.reconfigure, errors=stream.errors)
                 stream.reconfigure(errors="replace")
-        sys.stdout = cast(TextIO, _OutputStream(before[0], required=True))
+        output = _OutputStream(before[0], required=True)
+        sys.stdout = cast(TextIO, output)
         sys.stderr = cast(TextIO, _OutputStream(before[1], required=False))
         try:
             yield
             sys.stdout.flush()
+            if output.late_failure:
+                raise output.late_failure
         finally:
             with suppress(ReaderLeft, DiskError):  # said before, or less than what is raised now
                 sys.stdout.flush()

@@ -5,14 +5,20 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from phalanx.assemble.dataset_summary import MADE_UP, summarise_made_up, summarise_published
+from phalanx.assemble.dataset_summary import (
+    MADE_UP,
+    fit_settings,
+    plan_settings,
+    summarise_made_up,
+    summarise_published,
+)
 from phalanx.assemble.find_data import read_with_data
 from phalanx.catalog.plugins import refuse_unnamed_plugins
 from phalanx.config.presets import find_preset
 from phalanx.config.read import Settings
 from phalanx.config.text import parse_option_text
 from phalanx.errors import ConfigError, join_problems
-from phalanx.plan.plan import choose_machine, make_plan, validation_rate
+from phalanx.plan.plan import validation_rate
 from phalanx.sweep.file import SweepFileReader
 from phalanx.sweep.schema import (
     PLUGIN,
@@ -91,7 +97,7 @@ def _refuse_impossible(settings: Settings) -> None:
     made_up = config.data.data in MADE_UP
     dataset = summarise_made_up(config) if made_up else summarise_published(config)
     if dataset is not None and config.data.data_dir is None:
-        make_plan(config, dataset.counts, choose_machine(config), places=settings.places)
+        plan_settings(fit_settings(settings, dataset.counts), dataset.counts)
 
 
 def _find_data(settings: Settings, sweep: SweepFile) -> dict[str, str]:
@@ -121,7 +127,7 @@ def _check_scores(settings: Settings, sweep: SweepFile, path: Path) -> Iterator[
     names = ("validation", "validation-mode", "validation-frequency")
     where = next((sweep.places[name] for name in names if name in sweep.places), str(path))
     if not after and validation_rate(settings.config) == 0:
-        yield f"{where}: a sweep compares validation scores, and there are none; leave it away"
+        yield f"{where}: a sweep compares validation scores, and there are none; leave it out"
     if after and sweep.prune != "none":
         yield (
             f"{where}: prune: {sweep.prune} needs scores while a trial trains; use "

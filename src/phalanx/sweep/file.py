@@ -32,8 +32,8 @@ from phalanx.sweep.schema import (
 )
 
 _RESERVED = {  # options that a sweep sets itself, or that would leave it without scores
-    "run-dir": "every trial has a folder of its own inside the sweep's; leave it away",
-    "training": "a trial that trains nothing tells nothing; leave it away",
+    "run-dir": "every trial has a folder of its own inside the sweep's; leave it out",
+    "training": "a trial that trains nothing has nothing to compare; leave it out",
 }
 _PROBLEMS = {  # what pydantic finds wrong, in our words
     "literal_error": "wants {choices}, got {written}",
@@ -67,7 +67,7 @@ class SweepFileReader:
         search = self._read_search(entries.pop("search", None))
         settings = self._read_settings(entries)
         if settings.preset and PRESET in search:
-            self._complain(entries[PRESET], "is searched too; leave it away here, or there")
+            self._complain(entries[PRESET], "is searched too; leave it out here, or there")
         trials = self._count_trials(settings, search, is_given="trials" in entries)
         if trials is None:
             return None
@@ -134,7 +134,7 @@ class SweepFileReader:
         if name in _RESERVED:
             raise ValueError(_RESERVED[name])
         if name in self._places:
-            raise ValueError(f"stands at {self._places[name]} already; leave one away")
+            raise ValueError(f"is already given at {self._places[name]}; remove one")
         self._places[name] = self._locate(entry)
         return name
 
@@ -190,7 +190,7 @@ class SweepFileReader:
                 value = text if name == PRESET else parse_option_text(name, text)
                 if value in values:
                     first = texts[values.index(value)]
-                    raise ValueError(f"{first} stands in the list twice; leave one away")
+                    raise ValueError(f"{first} is in the list twice; remove one")
                 texts.append(text)
                 values.append(value)
         return texts
@@ -203,10 +203,10 @@ class SweepFileReader:
         uncountable = [name for name, dimension in search.items() if dimension.points is None]
         for name in uncountable if is_grid else ():
             self.problems.append(
-                f"{self._places[name]}: a grid wants points; add step:, or give a list"
+                f"{self._places[name]}: a grid needs points; add step:, or give a list"
             )
         if not is_grid and not is_given:
-            self.problems.append(f"{self.path}: add trials:, how many runs there shall be")
+            self.problems.append(f"{self.path}: add trials:, the number of runs")
         counts = [count for count in (settings.trials, count_points(search)) if count]
         is_known = settings.trials or (is_grid and not uncountable)
         return min(counts) if search and is_known else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from phalanx.disk import disk_errors, try_lock
 from phalanx.errors import CheckpointError
 from phalanx.report.folder import is_run_folder, read_json_object
-from phalanx.report.records import SCORE_FIELDS, VALIDATION
+from phalanx.report.records import SCORE_FIELDS, VALIDATION, damage_errors
 from phalanx.sweep.schema import PLUGIN, SweepFile
 from phalanx.sweep.state import Point, Trial
 
@@ -108,7 +108,7 @@ def _interrupt_leftover(trial: Trial, log: Path) -> bool:
     host, pid = trial.process
     if host != socket.gethostname():
         raise CheckpointError(
-            f"{log}: process {pid} on {host} still trains this trial; stop it there, or wait"
+            f"{log}: process {pid} on {host} is still training this trial; stop it there, or wait"
         )
     with suppress(ProcessLookupError):  # then its own children are about to go
         os.kill(pid, signal.SIGINT)
@@ -118,22 +118,23 @@ def _interrupt_leftover(trial: Trial, log: Path) -> bool:
 def read_points(run: Path, goal: str) -> list[Point]:
     """The validations of a run so far, as validation.csv has them; a torn last line is left out."""
     try:
-        text = (run / VALIDATION).read_text(encoding="utf-8")
+        content = (run / VALIDATION).read_bytes()
     except FileNotFoundError:
         return []
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    return [
-        Point(
-            step=int(row["step"]),
-            epoch=float(row["epoch"]),
-            score=float(row[goal]),
-            interval95=(float(row["top1_low"]), float(row["top1_high"]))
-            if goal == "top1"
-            else None,
-        )
-        for row in csv.DictReader(whole)
-        if all(row.get(name) is not None for name in SCORE_FIELDS) and row[goal]
-    ]
+    with damage_errors(run / VALIDATION):
+        whole = content[: content.rfind(b"\n") + 1].decode().splitlines()
+        return [
+            Point(
+                step=int(row["step"]),
+                epoch=float(row["epoch"]),
+                score=float(row[goal]),
+                interval95=(float(row["top1_low"]), float(row["top1_high"]))
+                if goal == "top1"
+                else None,
+            )
+            for row in csv.DictReader(whole)
+            if all(row.get(name) is not None for name in SCORE_FIELDS) and row[goal]
+        ]
 
 
 def read_total_steps(run: Path) -> int:

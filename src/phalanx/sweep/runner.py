@@ -110,7 +110,9 @@ def _make_stop(state: SweepState) -> Stopped:
     """What is raised where a signal asked for a stop."""
     done, total = len(state.finished_trials), state.sweep.trials
     command = _resume_command(state)
-    return Stopped(f"stopped after {done} of {total} trials; all is saved; go on with: {command}")
+    return Stopped(
+        f"stopped after {done} of {total} trials; everything is saved; continue with: {command}"
+    )
 
 
 def _resume_command(state: SweepState) -> str:
@@ -134,7 +136,7 @@ def lock_sweep(folder: Path) -> AbstractContextManager[int]:
     return file_lock(
         folder / LOCK_FILE,
         lambda: CheckpointError(
-            f"{folder}: another process runs this sweep; stop that one first, or choose another "
+            f"{folder}: another process is running this sweep; stop it first, or choose another "
             "--sweep-dir"
         ),
     )
@@ -210,7 +212,7 @@ class _TrialRunner:
             raise _make_stop(monitor.state)
         if result.exit_code == DiskError.exit_code:
             command = _resume_command(monitor.state)
-            raise DiskError(f"{find_error_message(result.output)}; then go on with: {command}")
+            raise DiskError(f"{find_error_message(result.output)}; then continue with: {command}")
         reason = _explain_failure(result)
         return replace(trial, state="failed", exit_code=result.exit_code, reason=reason)
 
@@ -252,7 +254,7 @@ class _TrialMonitor:
 def _check_score(trial: Trial, sweep: SweepFile) -> Trial:
     """A trial that came to its end: done, or failed for want of a score."""
     if trial.score is None:
-        reason = f"no {sweep.goal} was scored; top5 wants more than five classes"
+        reason = f"no {sweep.goal} was scored; top5 needs more than five classes"
         return replace(trial, state="failed", exit_code=ConfigError.exit_code, reason=reason)
     if not math.isfinite(trial.score):
         reason = f"diverged: its {sweep.goal} is {trial.score}"
@@ -264,6 +266,6 @@ def _explain_failure(result: _ProcessResult) -> str:
     """Why a process failed, in its own words."""
     if result.exit_code < 0:
         name = signal.Signals(-result.exit_code).name
-        return f"killed by {name}" + "; was memory short?" * (name == "SIGKILL")
+        return f"killed by {name}" + "; it may have run out of memory" * (name == "SIGKILL")
     diverged = "diverged: " if result.exit_code == DivergedError.exit_code else ""
     return diverged + (find_error_message(result.output) or f"exit code {result.exit_code}")

@@ -214,7 +214,7 @@ def load_sweep(folder: Path, sweep: SweepFile) -> SweepState:
     found = facts.get("format")
     if not isinstance(found, int) or found > _FORMAT:
         raise CheckpointError(
-            f"{path}: format {found} is not known to this program ({_FORMAT}); use the version of "
+            f"{path}: format {found} is not one this version reads ({_FORMAT}); use the version of "
             "Phalanx that wrote it, or a later one"
         )
     try:
@@ -244,8 +244,8 @@ def _refuse_other_file(before: dict[str, Any], now: dict[str, Any], folder: Path
         changed.append(f"trials was {before['trials']}, is {now['trials']}; it may only grow")
     if changed:
         raise ConfigError(
-            f"{folder}: was begun with another file: {'; '.join(changed)}. Bring the old file back "
-            f"(it is {folder / _FILE_COPY}), or begin anew with another --sweep-dir"
+            f"{folder}: was started with a different file: {'; '.join(changed)}. Restore the old "
+            f"file ({folder / _FILE_COPY}), or start over with another --sweep-dir"
         )
 
 

@@ -9,13 +9,13 @@ from phalanx.data.convert import build as building
 from phalanx.data.convert.build import BuildOptions, build
 from phalanx.data.convert.folder_writer import name_class_folders
 from phalanx.data.convert.source_splits import (
-    find_portable_name,
     find_source_splits,
     read_sample,
 )
 from phalanx.data.convert.writer import BLOCK_IMAGES
-from phalanx.data.formats.decode import decode
+from phalanx.data.formats.decode import decode, encode_png
 from phalanx.data.formats.imagenet import BOXES_FILE
+from phalanx.data.formats.sources import find_portable_name
 from phalanx.errors import ConfigError, DataError, DiskError
 from small_photos import CLASSES, encode, photo, tree_bytes, write_photos
 from small_runs import make_digits
@@ -74,13 +74,13 @@ def break_at(split, image):
     return progress
 
 
-@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize("to", [*FORMS, "parquet"])
 @pytest.mark.parametrize(("split", "image"), [("train", 1), ("train", 33), ("valid", 2)])
 def test_a_build_that_broke_off_goes_on_to_the_same_bytes(
     photos, tmp_path, to, split, image, monkeypatch
 ):
     monkeypatch.setattr("phalanx.data.convert.writer.BLOCK_IMAGES", 7)
-    options = {"shards": 12} if to in ("tar", "tfrecord") else {}
+    options = {"shards": 12} if to in ("tar", "tfrecord", "parquet") else {}
     run(photos, tmp_path / "whole", to, **options)
     with pytest.raises(Break):
         run(photos, tmp_path / "broken", to, on_progress=break_at(split, image), **options)
@@ -290,9 +290,11 @@ def test_two_builds_do_not_write_to_one_folder(photos, tmp_path):
 
 def test_options_that_mean_nothing_are_refused():
     for options, told in (
-        ({"to": "zip"}, "--to: no such form 'zip'; there are folder, tar, tfrecord, packed"),
+        ({"to": "zip"}, "--to: no such form 'zip'; there are folder, tar, tfrecord, parquet"),
         ({"to": "tar", "raw": True}, "--raw: only --to packed"),
         ({"to": "packed", "shards": 3}, "--shards: packed has none"),
+        ({"to": "folder", "shard_mib": 3}, "--shard-mib: folder has none"),
+        ({"to": "tar", "shards": 3, "shard_mib": 3}, "give --shards or --shard-mib, not both"),
         ({"to": "folder", "quality": 50}, "--quality: --to folder encodes nothing anew"),
     ):
         with pytest.raises(ConfigError) as error:
@@ -327,3 +329,36 @@ def test_a_full_disk_is_told_with_the_way_to_go_on(photos, tmp_path, to, file):
 
 def test_blocks_of_files_are_large_enough_not_to_wait_for_the_disk():
     assert BLOCK_IMAGES >= 256
+
+
+def test_shards_are_sized_by_bytes(photos, tmp_path):
+    """A set of 63 small photos is one file a split, and not one file an image."""
+    for to in ("tar", "tfrecord", "parquet"):
+        run(photos, tmp_path / to, to)
+        names = sorted(path.name for path in (tmp_path / to).glob("*-0*"))
+        assert len(names) == 2 and names[0].startswith("train-00000")
+        assert run(photos, tmp_path / to, to)["train"].written == 0  # it is known to be done
+    noise = np.random.default_rng(0).integers(0, 256, (3, 2, 500, 500, 3), np.uint8)
+    for label, images in enumerate(noise):
+        for number, pixels in enumerate(images):
+            for split in ("train", "val"):
+                folder = tmp_path / "noise" / split / f"c{label}"
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"{number}.png").write_bytes(encode_png(pixels))
+    run(tmp_path / "noise", tmp_path / "tars", "tar", shard_mib=1)  # 6 images of 734 KiB
+    sizes = [path.stat().st_size for path in (tmp_path / "tars").glob("train-*.tar")]
+    assert len(sizes) == 3 and max(sizes) < 1.6 * 2**20
+    with pytest.raises(DataError, match="was built with --shard-mib 1, now with --shard-mib 2"):
+        run(tmp_path / "noise", tmp_path / "tars", "tar", shard_mib=2)
+
+
+def test_a_build_goes_on_with_the_number_of_shards_it_began_with(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("phalanx.data.convert.shard_writers.TarWriter.shard_mib", 1 / 64)
+    run(photos, tmp_path / "whole", "tar")
+    assert len(list((tmp_path / "whole").glob("train-*.tar"))) > 6
+    with pytest.raises(Break):
+        run(photos, tmp_path / "broken", "tar", on_progress=break_at("train", 40))
+    monkeypatch.setattr(building._Build, "_estimate_bytes", lambda *_: 1)  # as if encoded anew
+    run(photos, tmp_path / "broken", "tar")
+    for path in (tmp_path / "whole").glob("train-*.tar"):
+        assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()

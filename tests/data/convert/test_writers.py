@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.data.convert.build import OUTPUT_FORMATS
+from phalanx.data.convert.shard_writers import TarWriter, TFRecordWriter
 from phalanx.data.formats.packed import has_packed_files, open_packed
 from phalanx.data.formats.tfrecord import open_tfrecord
 from phalanx.data.formats.webdataset import open_tar
@@ -16,6 +17,7 @@ JOBS = [
     ("folder", {}),
     ("tar", {"shards": 4}),
     ("tfrecord", {"shards": 4}),
+    ("parquet", {"shards": 4}),
     ("packed", {}),
     ("packed", {"raw": True}),
     ("packed", {"short_side": 8}),
@@ -40,7 +42,7 @@ def test_the_same_samples_give_the_same_bytes(tmp_path, to, job):
 
 
 def test_files_are_named_as_readers_know_them(tmp_path):
-    for to, job in JOBS[:4]:
+    for to, job in JOBS[:5]:
         write_split(to, make_samples(10, boxes=True), tmp_path / to, **job)
     assert files_of(tmp_path / "tar") == [
         "classes.txt",
@@ -51,6 +53,7 @@ def test_files_are_named_as_readers_know_them(tmp_path):
         "labels.txt",
         *(f"train-{n:05}-of-00004" for n in range(4)),
     ]
+    assert files_of(tmp_path / "parquet") == [f"train-{n:05}-of-00004.parquet" for n in range(4)]
     assert files_of(tmp_path / "packed") == ["train.phx"]
     folder = files_of(tmp_path / "folder")
     assert folder[:2] == [".phalanx/boxes-train.csv", "imagenet_2012_bounding_boxes.csv"]
@@ -64,13 +67,21 @@ def test_files_are_named_as_readers_know_them(tmp_path):
 def test_tfrecord_shards_are_as_seed_001_has_them(tmp_path):
     writer = make_writer("tfrecord", tmp_path, count=10, shards=3)
     assert writer.bounds == [0, 3, 6, 10]
-    write_split("tfrecord", make_samples(5), tmp_path)  # fewer than 1,024
+    write_split("tfrecord", make_samples(5), tmp_path, shards=1024)  # no more than images
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["labels.txt", *(f"train-{n:05}-of-00005" for n in range(5))]
     assert (tmp_path / "labels.txt").read_text(encoding="utf-8") == "cat\ndög\nn01440764\n"
-    for asked, shards in ((None, 128), (24, 3), (1, 1)):  # validation gets an eighth
-        writer = make_writer("tfrecord", tmp_path, "valid", count=999, shards=asked)
-        assert len(writer.bounds) == shards + 1
+    for asked, shards in ((1024, 128), (24, 3), (1, 1)):  # validation gets an eighth
+        assert TFRecordWriter.split_shards(asked, "valid") == shards
+
+
+def test_shards_are_counted_by_bytes():
+    gib, imagenet = 2**30, {"train": 138 * 2**30, "valid": 6.3 * 2**30}
+    counts = [TFRecordWriter.count_shards(size, split) for split, size in imagenet.items()]
+    assert counts == [1024, 128]
+    assert TFRecordWriter.count_shards(4000, "train") == 1
+    assert TFRecordWriter.count_shards(gib, "train") == 22
+    assert TarWriter.count_shards(gib, "train") == TarWriter.count_shards(gib, "valid") == 8
 
 
 # --- breaks ---
@@ -146,7 +157,7 @@ def test_a_shard_that_is_missing_and_those_after_it_are_written_again(tmp_path, 
     assert tree_bytes(tmp_path) == before and writer.shard_path(0).stat().st_ino == kept
 
 
-@pytest.mark.parametrize(("to", "job"), [JOBS[0], JOBS[3]])
+@pytest.mark.parametrize(("to", "job"), [JOBS[0], JOBS[4]])
 def test_records_that_a_finished_split_left_behind_are_removed(tmp_path, to, job):
     samples = make_samples(17)
     write_split(to, samples, tmp_path, **job)
@@ -232,4 +243,5 @@ def test_every_format_says_what_it_stores():
     assert {to for to, writer in OUTPUT_FORMATS.items() if writer.takes_shards} == {
         "tar",
         "tfrecord",
+        "parquet",
     }

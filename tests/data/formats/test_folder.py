@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from phalanx.data.formats import folder as folders
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.folder import (
-    has_class_folders,
-    locate_split,
-    open_with_val_split,
-    snapshot_split,
-)
+from phalanx.data.formats.folder import open_with_first_val_split
 from phalanx.data.formats.sources import OPENERS, open_source
+from phalanx.data.layouts import snapshot
+from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.snapshot import snapshot_folder
+from phalanx.data.layouts.split_folders import has_class_folders
 from phalanx.errors import ConfigError, DataError
 
 
@@ -56,8 +54,10 @@ def test_endings_count_in_any_case_and_other_files_do_not(folder):
     assert len(open_source("folder", str(folder), "train")) == 8
 
 
-def test_class_folders_alone_are_one_validation_split(folder):
-    source = open_source("folder", str(folder / "train"), "valid")
+def test_class_folders_alone_are_scored_as_one_split(folder):
+    source = open_source(
+        "folder", str(folder / "train"), "valid", layout=LayoutOptions(scoring=True)
+    )
     assert len(source) == 6 and source.name(0) == "cat/0.png"
 
 
@@ -91,7 +91,7 @@ def test_all_findings_of_a_folder_are_told_together(folder):
         open_source("folder", str(folder), "valid")
     text = str(caught.value)
     assert "did you mean 'cat'" in text and "zebra" in text
-    assert "val/empty: no .jpg, .jpeg, .png file" in text and "remove them" in text
+    assert "val/empty: no image in this class folder" in text and "remove them" in text
 
 
 def remove(folder, name):
@@ -103,10 +103,10 @@ def remove(folder, name):
 @pytest.mark.parametrize(
     ("gone", "split", "message"),
     [
-        (["train"], "train", r"no train/ folder \(found val\)"),
-        (["val"], "valid", r"no val/ or validation/ folder \(found train\)"),
-        (["train", "val"], "train", r"no train/ folder \(found no folders at all\)"),
-        (["train", "val"], "valid", "no class folders"),
+        (["train"], "train", r"no training data \(found val/\)"),
+        (["val"], "valid", r"no validation data \(found train/\); .*--val-split 10%"),
+        (["train", "val"], "train", "has no class folders"),
+        (["train", "val"], "valid", "no class folders; give the folder that holds them"),
         (["train/cat"], "train", "only one class folder, dog/"),
         (["train/cat", "train/dog"], "train", "no class folders"),
         (["val/cat", "val/dog"], "valid", "val: has no class folders"),
@@ -122,7 +122,7 @@ def test_a_folder_without_what_it_needs_is_refused(folder, gone, split, message)
 def test_a_class_without_images_is_refused(folder):
     remove(folder, "train/cat")
     (folder / "train/cat").mkdir()
-    with pytest.raises(DataError, match=r"train/cat: no \.jpg"):
+    with pytest.raises(DataError, match="train/cat: no image in this class folder"):
         open_source("folder", str(folder), "train")
 
 
@@ -187,17 +187,20 @@ def test_a_new_training_class_shifts_the_labels_of_validation(folder):
 
 
 def test_a_large_folder_is_known_by_a_sample_of_its_files(folder, monkeypatch):
-    monkeypatch.setattr(folders, "_SMALL_SET", 3)
-    monkeypatch.setattr(folders, "_FILES_SAMPLED", 2)
-    place = locate_split(folder, "train")
-    before = snapshot_split(folder, place)
+    monkeypatch.setattr(snapshot, "SMALL_SET", 3)
+    monkeypatch.setattr(snapshot, "_FILES_SAMPLED", 2)
+
+    def snapshot_split(known=None):
+        return snapshot_folder(folder / "train", known, rule=2)
+
+    before = snapshot_split()
     os.utime(folder / "train/dog/2.png", ns=(1, 1))
-    assert snapshot_split(folder, place) == before, "the third file of a class is not in the sample"
+    assert snapshot_split(before[:-1]) == before, "the third file of a class is not in the sample"
     os.utime(folder / "train/dog/0.png", ns=(1, 1))
-    assert snapshot_split(folder, place) != before
-    before = snapshot_split(folder, place)
+    assert snapshot_split(before[:-1]) != before
+    before = snapshot_split(before[:-1])
     (folder / "train/dog/2.png").unlink()
-    assert snapshot_split(folder, place) != before, "the folder's own time tells"
+    assert snapshot_split(before[:-1]) != before, "the folder's own time tells"
 
 
 def test_a_file_that_changed_is_a_bad_image_with_both_sizes(folder):
@@ -233,7 +236,7 @@ def test_a_valid_folder_is_a_validation_split(folder):
     assert open_source("folder", str(folder), "valid").name(0) == "valid/cat/0.png"
 
 
-# --- a folder that is split by chance ---
+# --- a folder that is split by chance, as in older runs ---
 
 
 @pytest.fixture
@@ -250,7 +253,7 @@ def names_of(source):
 
 
 def split(root, side, share=0.1, seed=0):
-    return open_with_val_split(root, side, share=share, seed=seed)
+    return open_with_first_val_split(root, side, share=share, seed=seed)
 
 
 def test_a_split_gives_every_image_to_one_side(classes_only):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from phalanx.data.convert.sample import Sample
-from phalanx.data.formats.decode import BadImage, decode, read_image_header
+from phalanx.data.formats.decode import BadImage, decode
 from phalanx.data.formats.packed import has_packed_files, open_packed, read_header
 from phalanx.data.loading.loader import Loader
 from phalanx.data.loading.reader import InputSpec
+from phalanx.data.pillow_image import read_image_header
 from phalanx.data.transforms.transform import CROPS, TransformSpec, build_transform
 from phalanx.data.verify.image_checks import check_image
 from phalanx.data.verify.verify import verify

@@ -245,5 +245,5 @@ def test_without_pyarrow_the_way_to_get_it_is_told(tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("phalanx.errors.DataError: parquet files are read with pyarrow")
+    assert last.startswith("phalanx.errors.DataError: parquet needs pyarrow")
     assert "pip install 'phalanx[parquet]'" in last

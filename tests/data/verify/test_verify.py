@@ -59,7 +59,11 @@ def colour_as_cmyk(_data):
 
 PLANTED = [
     ("zero-size", lambda data: b"", "the file is empty"),
-    ("undecodable", lambda data: b"no image at all", "neither a JPEG nor a PNG image"),
+    (
+        "undecodable",
+        lambda data: b"no image at all",
+        "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image",
+    ),
     ("truncated", lambda data: data[:-100], "image file is truncated"),
     ("truncated", cut_in_the_middle, "Corrupt JPEG data"),
     ("wrong extension", lambda data: encode(photo(801), "PNG"), "is a PNG inside"),
@@ -231,7 +235,11 @@ def test_the_page_shows_what_was_found_and_needs_nothing_else(photos):
     assert page.count("<figure>") == 3 == len(asked) and page.count("data:image/jpeg") == 2
     assert "&lt;b&gt;.jpg" in page and "<b>.jpg" not in page
     assert "http" not in page and "<script" not in page
-    assert 'alt="cannot be shown"' in page and "neither a JPEG nor a PNG image" in page
+    assert (
+        '<div class="no-picture">cannot be shown</div>' in page
+        and "image/gif" not in page  # no browser shows half a picture but as a broken one
+        and "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image" in page
+    )
 
 
 def test_a_16_bit_png_is_only_what_it_is(photos):
@@ -239,3 +247,17 @@ def test_a_16_bit_png_is_only_what_it_is(photos):
     Image.fromarray(wide).save(photos / "train/cat/deep.png")
     assert struct.unpack(">B", (photos / "train/cat/deep.png").read_bytes()[24:25]) == (16,)
     assert found(look(photos)) == {"greyscale": 1}
+
+
+def test_photos_that_exif_turns_are_counted_and_told_as_a_note(photos):
+    for orientation in (3, 6, 8):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        path = photos / "train/cat" / f"cat 00{orientation % 4}.jpg"
+        path.write_bytes(encode(photo(900 + orientation), exif=exif))
+    turned = Image.fromarray(np.rot90(np.asarray(photo(906)), -1))  # the one of 6, upright
+    (photos / "val/cat/upright.png").write_bytes(encode(turned, "PNG"))
+    result = look(photos)
+    assert found(result) == {"rotated by EXIF": 3, NEARLY_SHARED: 1} and result.wrong == 1
+    names = {image.name for image in result.groups[NEARLY_SHARED][0]}
+    assert names == {"train/cat/cat 002.jpg", "val/cat/upright.png"}

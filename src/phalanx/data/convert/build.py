@@ -5,6 +5,7 @@ the source. The same command goes on where it stopped; another one is refused.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -16,11 +17,14 @@ import numpy as np
 
 from phalanx.data.convert.folder_writer import FolderWriter, has_name_clash, refuse_missing_classes
 from phalanx.data.convert.packed_writer import PackedWriter
+from phalanx.data.convert.parquet_writer import ParquetWriter
 from phalanx.data.convert.sample import EncodeOptions, Sample, convert_sample
 from phalanx.data.convert.shard_writers import TarWriter, TFRecordWriter
 from phalanx.data.convert.source_splits import (
+    AS_IT_LIES,
     ImageTask,
     Progress,
+    Reading,
     SourceSplit,
     choose_workers,
     find_source_splits,
@@ -30,7 +34,8 @@ from phalanx.data.convert.source_splits import (
 )
 from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.decode import BadImage
-from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
+from phalanx.data.formats.image_file import DEFAULT_LIMITS
+from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.data.process_pool import ProcessPool
 from phalanx.disk import file_lock, out_errors, write_atomically
@@ -42,12 +47,14 @@ OUTPUT_FORMATS: dict[str, type[ShardWriter]] = {
     "folder": FolderWriter,
     "tar": TarWriter,
     "tfrecord": TFRecordWriter,
+    "parquet": ParquetWriter,
     "packed": PackedWriter,
 }
 _RECORD = "build.json"
-_RECORD_FORMAT = 1  # raise it when what is written for the same options changes
+_RECORD_FORMAT = 2  # raise it when what is written for the same options changes
 _QUALITY, _SHRUNK_QUALITY = 95, 90
 _BAD_SHOWN = 5
+_IMAGES_MEASURED = 64  # of a split, to see how large its shards would become
 _ANOTHER = "choose another --out, or remove this folder to begin anew"
 _AGAIN = "then run the same command again: it goes on where it stopped"
 
@@ -62,6 +69,7 @@ class BuildOptions:
     short_side: int | None = None
     quality: int | None = None
     shards: int | None = None
+    shard_mib: int | None = None
     raw: bool = False
 
     def __post_init__(self) -> None:
@@ -70,8 +78,12 @@ class BuildOptions:
         writer = OUTPUT_FORMATS[self.to]
         if self.raw and self.to != "packed":
             raise ConfigError(f"--raw: only --to packed holds raw pixels, not {self.to}")
-        if self.shards is not None and not writer.takes_shards:
-            raise ConfigError(f"--shards: {self.to} has none; leave the option out")
+        asked = {"--shards": self.shards, "--shard-mib": self.shard_mib}
+        given = [flag for flag, value in asked.items() if value is not None]
+        if given and not writer.takes_shards:
+            raise ConfigError(f"{given[0]}: {self.to} has none; leave the option out")
+        if len(given) == 2:
+            raise ConfigError("give --shards or --shard-mib, not both")
         encodes = self.short_side is not None or (writer.only_jpeg and not self.raw)
         if self.quality is not None and not encodes:
             raise ConfigError(
@@ -114,7 +126,7 @@ def build(
     out: Path,
     options: BuildOptions,
     *,
-    limits: ReadLimits = DEFAULT_LIMITS,
+    reading: Reading = AS_IT_LIES,
     max_bad: str | None = None,
     workers: int | None = None,
     on_progress: Progress = lambda *_: None,
@@ -122,13 +134,13 @@ def build(
     """Write the data in `src` to `out` in another format; what was done comes back by split."""
     with out_errors(out, _AGAIN):
         _refuse_foreign(out)
-    splits = find_source_splits(src, limits)
+    splits = find_source_splits(src, reading)
     pool = ProcessPool(choose_workers(splits, workers))
     with out_errors(out, _AGAIN), lock_output(out), pool:
         for folder in (out, out / PHALANX_FOLDER):
             for leftover in folder.glob(".*.*.part"):  # of a write that was killed
                 leftover.unlink()
-        record = _open_record(out, splits, {**asdict(options), **_find_own_limits(limits)})
+        record = _open_record(out, splits, {**asdict(options), **_find_own_reading(reading)})
         running = _Build(splits, out, options, pool, record, max_bad, on_progress)
         return {split.name: running.build_split(split) for split in splits}
 
@@ -148,10 +160,19 @@ def _refuse_foreign(out: Path) -> None:
         raise DataError(f"{out}: is not empty ({names}) and nothing was built there; {_ANOTHER}")
 
 
-def _find_own_limits(limits: ReadLimits) -> dict[str, int]:
-    """The limits that are not the usual ones; records of before there were any lack them, too."""
-    usual = asdict(DEFAULT_LIMITS)
-    return {name: value for name, value in asdict(limits).items() if value != usual[name]}
+def _find_own_reading(reading: Reading) -> dict[str, Any]:
+    """What is not read the usual way; records of before there were other ways lack it, too."""
+    usual, limits = asdict(DEFAULT_LIMITS), asdict(reading.limits)
+    layout, val_split = reading.layout, reading.val_split
+    options = {
+        "val_split": val_split and val_split.wanted,
+        "valid_split": layout.valid_split,
+        "class_from": layout.class_from,
+        "labels": layout.labels and Path(layout.labels).name,
+    }
+    return {name: value for name, value in limits.items() if value != usual[name]} | {
+        name: value for name, value in options.items() if value is not None
+    }
 
 
 def _open_record(out: Path, splits: list[SourceSplit], options: dict[str, Any]) -> dict[str, Any]:
@@ -257,7 +278,7 @@ class _Build:
         first = "\n".join(bad[number] for number in sorted(bad)[:_BAD_SHOWN])
         raise DataError(
             f"{split.name}: {what} be read, the first are:\n{first}\n"
-            "mend or remove them, or allow more with --max-bad"
+            "fix or remove them, or allow more with --max-bad"
         )
 
     def _build_writer(self, split: SourceSplit) -> ShardWriter:
@@ -273,11 +294,39 @@ class _Build:
             classes=split.classes,
             source={"data": split.data, **split.fingerprint},
             lengths=lengths,
-            shards=self.options.shards,
+            shards=self._choose_shards(split),
             short_side=self.options.short_side,
             raw=self.options.raw,
             number_files=is_folder and has_name_clash(split),
         )
+
+    def _choose_shards(self, split: SourceSplit) -> int | None:
+        """How many shards a split gets: asked for, or by its size; None where there are none."""
+        options, writer = self.options, OUTPUT_FORMATS[self.options.to]
+        if not writer.takes_shards:
+            return None
+        if options.shards is not None:
+            return writer.split_shards(options.shards, split.name)
+        known: dict[str, int] = self.record.setdefault("shards", {})
+        if split.name not in known:  # kept, since a build that goes on must find the same
+            size = split.images * (self._estimate_bytes(split) + writer.image_overhead)
+            if options.shard_mib is None:
+                known[split.name] = writer.count_shards(size, split.name)
+            else:
+                known[split.name] = max(1, math.ceil(size / (options.shard_mib * 2**20)))
+            write_build_record(self.out, self.record)
+        return known[split.name]
+
+    def _estimate_bytes(self, split: SourceSplit) -> float:
+        """How large an image of a split is once it is converted, as a few of them tell."""
+        step = -(-split.images // _IMAGES_MEASURED)
+        if split.data in SEQUENTIAL_FORMATS:  # the last ones come after all others were read
+            step = 1
+        numbers = range(0, split.images, step)[:_IMAGES_MEASURED]
+        tasks = ((task, self.options.encoding) for task in make_tasks(split, numbers))
+        converted = [image for some in self.pool.map(_convert_task, tasks) for image in some]
+        sizes = [len(image.data) for _, image, _ in converted if isinstance(image, Sample)]
+        return sum(sizes) / max(1, len(sizes))
 
     def _convert_from(
         self, split: SourceSplit, result: _SplitResult, first: int
@@ -316,7 +365,7 @@ def _convert_task(work: tuple[ImageTask, EncodeOptions]) -> list[tuple[int, Samp
             if isinstance(sample, str):
                 converted.append((number, sample, False))
                 continue
-            after = convert_sample(sample, options, max_pixels=task.split.limits.max_pixels)
+            after = convert_sample(sample, options, max_pixels=task.split.reading.limits.max_pixels)
             converted.append((number, after, after is not sample))
         except BadImage as bad:
             converted.append((number, str(bad), False))

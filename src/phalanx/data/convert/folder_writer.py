@@ -13,13 +13,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from phalanx.data.convert.sample import Sample
-from phalanx.data.convert.source_splits import SourceSplit, find_portable_name
+from phalanx.data.convert.sample import Sample, choose_suffix
+from phalanx.data.convert.source_splits import SourceSplit
 from phalanx.data.convert.writer import ShardWriter
-from phalanx.data.formats.decode import read_image_header
-from phalanx.data.formats.folder import IMAGE_SUFFIXES
 from phalanx.data.formats.imagenet import BOXES_FILE
 from phalanx.data.formats.index import PHALANX_FOLDER
+from phalanx.data.formats.sources import find_portable_name
+from phalanx.data.layouts.image_files import find_image_suffixes
 from phalanx.disk import sync_folder, write_atomically
 from phalanx.errors import DataError
 
@@ -94,9 +94,8 @@ def name_class_folders(classes: tuple[str, ...]) -> tuple[str, ...]:
 def _choose_file_name(sample: Sample, number: int, *, numbered: bool) -> str:
     """What an image's file is called: as before, or by its number where that cannot be."""
     name = PurePosixPath(sample.name).name
-    if not _is_usable(name) or not name.lower().endswith(IMAGE_SUFFIXES):
-        suffix = "png" if read_image_header(sample.data).format == "PNG" else "jpg"
-        return f"{number:08}.{suffix}"
+    if not _is_usable(name) or not name.lower().endswith(find_image_suffixes()):
+        return f"{number:08}.{choose_suffix(sample.data)}"
     return f"{number:08}_{name}" if numbered else name
 
 
@@ -130,5 +129,5 @@ def refuse_missing_classes(split: SourceSplit, bad: Collection[int]) -> None:
         name = split.classes[int(counts.argmin())]
         raise DataError(
             f"{split.folder}: no training image is of class {name!r}, which folders cannot tell; "
-            "choose --to tar, tfrecord or packed"
+            "choose --to tar, tfrecord, parquet or packed"
         )

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from phalanx.data.convert.sample import Sample
 from phalanx.data.convert.writer import ShardWriter
-from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.file_bytes import crc32c
 from phalanx.data.formats.packed import ALIGN, END_MAGIC, FORMAT, HEAD, MAGIC, TAIL, packed_path
+from phalanx.data.pillow_image import read_image_header
 from phalanx.disk import sync_folder
 from phalanx.errors import DataError
 

@@ -6,18 +6,36 @@ from pathlib import PurePosixPath
 import cv2
 
 from phalanx.catalog.datasets import MAX_PIXELS
-from phalanx.data.formats.decode import decode, encode_png, read_image_header, resize
+from phalanx.data.formats.decode import EncodedImage, encode_png, resize
 from phalanx.data.formats.index import Box
+from phalanx.data.orientation import turn_box
+from phalanx.data.pillow_image import read_image_header
 
 _PLAIN_JPEG = ("RGB", "L")  # the modes every reader of a JPEG takes
 _FORMAT_OF_SUFFIX = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
     ".jpe": "JPEG",
+    ".jfif": "JPEG",
     ".png": "PNG",
     ".webp": "WEBP",
     ".bmp": "BMP",
     ".gif": "GIF",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".avif": "AVIF",
+    ".heic": "HEIF",
+    ".heif": "HEIF",
+}
+_SUFFIX_OF_FORMAT = {
+    "JPEG": "jpg",
+    "PNG": "png",
+    "WEBP": "webp",
+    "BMP": "bmp",
+    "GIF": "gif",
+    "TIFF": "tif",
+    "AVIF": "avif",
+    "HEIF": "heic",
 }
 
 
@@ -49,25 +67,34 @@ def convert_sample(
 
     Every image is decoded, if only to see that it can be: raises BadImage.
     """
-    pixels = decode(sample.data, sample.name, max_pixels=max_pixels)
+    image = EncodedImage(sample.data, sample.name, max_pixels=max_pixels)
+    pixels = image.decode()
     height, width = pixels.shape[:2]
     scale = (options.short_side or min(height, width)) / min(height, width)
     if scale < 1:
         pixels = resize(pixels, round(height * scale), round(width * scale))
+    # pixels that are stored anew are upright, and no EXIF goes with them: so must be the box
+    box = sample.box and turn_box(sample.box, image.orientation)
     if options.raw:
-        return replace(sample, data=pixels.tobytes(), shape=(pixels.shape[0], pixels.shape[1]))
+        shape = pixels.shape[0], pixels.shape[1]
+        return replace(sample, data=pixels.tobytes(), shape=shape, box=box)
     header = read_image_header(sample.data)
     is_plain_jpeg = header.format == "JPEG" and header.mode in _PLAIN_JPEG
     if scale >= 1 and (is_plain_jpeg or not options.only_jpeg):
         return sample
     if not options.only_jpeg and find_promised_format(sample.name) == "PNG":
-        return replace(sample, data=encode_png(pixels))
+        return replace(sample, data=encode_png(pixels), box=box)
     name = sample.name
     if find_promised_format(name) not in ("", "JPEG"):
         name = name[: -len(PurePosixPath(name).suffix)] + ".jpg"
     quality = [cv2.IMWRITE_JPEG_QUALITY, options.quality]
     _, data = cv2.imencode(".jpg", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), quality)
-    return replace(sample, data=data.tobytes(), name=name)
+    return replace(sample, data=data.tobytes(), name=name, box=box)
+
+
+def choose_suffix(data: bytes) -> str:
+    """What the name of a file with this image ends in, without a dot; jpg where it is none."""
+    return _SUFFIX_OF_FORMAT.get(read_image_header(data).format, "jpg")
 
 
 def find_promised_format(name: str) -> str:

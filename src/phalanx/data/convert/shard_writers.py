@@ -7,16 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from phalanx.data.convert.sample import Sample
+from phalanx.data.convert.sample import Sample, choose_suffix
 from phalanx.data.convert.writer import ShardWriter, write_class_names
-from phalanx.data.formats.decode import read_image_header
 from phalanx.data.formats.shards import SHARD_PREFIX
 from phalanx.data.formats.tfrecord import BOX_SIDES, LABELS_FILE, SHARDS
 from phalanx.data.formats.tfrecord_wire import FeatureValues, write_example, write_record
 from phalanx.data.formats.webdataset import CLASSES_FILE, METADATA
+from phalanx.data.pillow_image import read_image_header
 from phalanx.disk import write_atomically
-
-_SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif"}
 
 
 class TarWriter(ShardWriter):
@@ -27,6 +25,7 @@ class TarWriter(ShardWriter):
 
     only_jpeg = False
     takes_shards = True
+    image_overhead = 6 * 512 - 256  # three members, each with a head, filled up to 512 bytes
 
     def shard_path(self, number: int) -> Path:
         """Where a shard appears when it is whole."""
@@ -50,11 +49,7 @@ class TarWriter(ShardWriter):
                 facts = {"filename": sample.name, "label": sample.label}
                 if sample.box is not None:
                     facts["bbox"] = [float(side) for side in sample.box]
-                _add_member(
-                    tar,
-                    f"{key:08}.{_SUFFIXES.get(read_image_header(sample.data).format, 'jpg')}",
-                    sample.data,
-                )
+                _add_member(tar, f"{key:08}.{choose_suffix(sample.data)}", sample.data)
                 _add_member(tar, f"{key:08}.cls", str(sample.label).encode())
                 _add_member(tar, f"{key:08}.json", json.dumps(facts).encode())
 
@@ -70,14 +65,23 @@ class TFRecordWriter(ShardWriter):
 
     only_jpeg = True
     takes_shards = True
+    shard_mib = 48  # so that all of ImageNet comes out as its usual 1,024 and 128 shards
+    image_overhead = 350
 
     def choose_bounds(self) -> list[int]:
-        """Shards as equal as can be, never more than images; validation gets its usual share."""
-        shards = SHARDS[self.split]
-        if self.shards is not None:
-            shards = self.shards * shards // SHARDS["train"]
-        shards = max(1, min(shards, self.count))
+        """Shards as equal as can be, never more than images."""
+        shards = max(1, min(self.shards or 1, self.count))
         return [self.count * number // shards for number in range(shards + 1)]
+
+    @classmethod
+    def split_shards(cls, asked: int, split: str) -> int:
+        """As many for training images; validation gets its usual share of that."""
+        return max(1, asked * SHARDS[split] // SHARDS["train"])
+
+    @classmethod
+    def count_shards(cls, size: float, split: str) -> int:
+        """Shards of the usual size, but no more than ImageNet has, which come out larger."""
+        return min(SHARDS[split], super().count_shards(size, split))
 
     def shard_path(self, number: int) -> Path:
         """Where a shard appears when it is whole."""

@@ -16,18 +16,25 @@ from numpy.typing import NDArray
 
 from phalanx.data.convert.sample import Sample
 from phalanx.data.formats.decode import encode_png
-from phalanx.data.formats.detect import MAX_DEPTH, detect_datasets
-from phalanx.data.formats.folder import SPLIT_NAMES
+from phalanx.data.formats.detect import detect_one
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
-from phalanx.data.formats.index import IndexedSource
-from phalanx.data.formats.sources import DATA_FORMATS, Source, set_limits
-from phalanx.errors import DataError
+from phalanx.data.formats.sources import (
+    DATA_FORMATS,
+    Source,
+    ValSplit,
+    find_portable_name,
+    open_format,
+    set_limits,
+)
+from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.errors import ConfigError, DataError
 from phalanx.plan.machine import count_cores
 
 SPLITS = ("train", "valid")
 TASK_IMAGES = 16
 Progress = Callable[[str, int, int], object]  # is told the split, images done, and of how many
+_USUAL = LayoutOptions()
 _Numbers = Sequence[int] | NDArray[np.int64]
 
 
@@ -38,7 +45,7 @@ class SourceSplit:
     name: str  # train or valid
     data: str
     folder: Path
-    limits: ReadLimits  # an image above them is bad
+    reading: "Reading"
     images: int
     classes: tuple[str, ...]
     fingerprint: dict[str, Any]
@@ -52,7 +59,7 @@ class SourceSplit:
     @property
     def key(self) -> "SplitKey":
         """What the source is opened by, in any process."""
-        return SplitKey(self.data, self.folder, self.name, self.limits)
+        return SplitKey(self.data, self.folder, self.name, self.reading)
 
     def count_classes(self, bad: Collection[int] = ()) -> NDArray[np.int64]:
         """The images of each class, without bad ones and those of no known class."""
@@ -61,13 +68,24 @@ class SourceSplit:
         return np.bincount(known, minlength=len(self.classes))
 
 
+class Reading(NamedTuple):
+    """How a dataset is to be understood: its layout, a split that is set apart, and limits."""
+
+    limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
+    layout: LayoutOptions = _USUAL
+    val_split: ValSplit | None = None
+
+
+AS_IT_LIES = Reading()
+
+
 class SplitKey(NamedTuple):
     """All that it takes to open a split."""
 
     data: str
     folder: Path
     split: str
-    limits: ReadLimits
+    reading: Reading
 
 
 class ImageTask(NamedTuple):
@@ -78,27 +96,27 @@ class ImageTask(NamedTuple):
     samples: Sequence[Sample | str] | None  # what is wrong, in place of a bad one
 
 
-def find_source_splits(root: Path, limits: ReadLimits = DEFAULT_LIMITS) -> list[SourceSplit]:
+def find_source_splits(root: Path, reading: Reading = AS_IT_LIES) -> list[SourceSplit]:
     """The splits of the one dataset in a folder; raises DataError for none or several."""
     open_once.cache_clear()  # the files may have changed since they were last opened here
-    found = detect_datasets(root)
-    if not found:
-        raise DataError(
-            f"{root}: nothing that can be read lies here or up to {MAX_DEPTH} folders below; "
-            "`phalanx data list` says what can"
+    found = detect_one(root, reading.layout)
+    data, folder, val_split = found.data, found.folder, reading.val_split
+    if val_split is not None and data in SEQUENTIAL_FORMATS:
+        raise ConfigError(
+            f"--val-split: {data} can only be read in its own order; build it without, then "
+            "train on the result with --val-split"
         )
-    if len(found) > 1:
-        lines = [f"  {one.folder}: {one.data} ({one.files})" for one in found]
-        first = f"{root}: several datasets lie here; give the folder of one alone:"
-        raise DataError("\n".join([first, *lines]))
-    data, folder = found[0].data, found[0].folder
-    names = [name for name in SPLITS if DATA_FORMATS[data].has_split(folder, name)]
-    return [_describe_split(SplitKey(data, folder, name, limits)) for name in names]
+    names = [
+        name
+        for name in SPLITS
+        if val_split is not None or DATA_FORMATS[data].has_split(folder, name, reading.layout)
+    ]
+    return [_describe_split(SplitKey(data, folder, name, reading)) for name in names]
 
 
 def _describe_split(key: SplitKey) -> SourceSplit:
     """What is known of a split once its index is open, or its headers are read."""
-    data, folder, name, limits = key
+    data, folder, name, reading = key
     labels = None
     if data in SEQUENTIAL_FORMATS:
         classes = SEQUENTIAL_FORMATS[data].classes(folder)
@@ -110,7 +128,7 @@ def _describe_split(key: SplitKey) -> SourceSplit:
         name=name,
         data=data,
         folder=folder,
-        limits=limits,
+        reading=reading,
         images=fingerprint["images"],
         classes=classes,
         fingerprint=fingerprint,
@@ -121,10 +139,9 @@ def _describe_split(key: SplitKey) -> SourceSplit:
 @lru_cache(maxsize=4)
 def open_once(key: SplitKey) -> Source:
     """The source of a split, opened once by each process."""
-    opener = DATA_FORMATS[key.data].open
-    if opener is None:
-        raise ValueError(f"{key.data} is handed out, not opened")
-    return set_limits(opener(key.folder, key.split), key.limits)
+    layout, val_split = key.reading.layout, key.reading.val_split
+    source = open_format(key.data, key.folder, key.split, layout=layout, val_split=val_split)
+    return set_limits(source, key.reading.limits)
 
 
 def choose_workers(splits: Sequence[SourceSplit], workers: int | None) -> int:
@@ -155,7 +172,7 @@ def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample |
     wanted = map(int, numbers)
     first = upcoming = next(wanted)
     sequential = SEQUENTIAL_FORMATS[split.data]
-    images = sequential.iterate(split.folder, split.name, start=first, limits=split.limits)
+    images = sequential.iterate(split.folder, split.name, start=first, limits=split.reading.limits)
     for number, image in enumerate(images, first):
         if number != upcoming:
             continue
@@ -179,16 +196,3 @@ def read_sample(source: Source, number: int) -> Sample:
         label=int(source.labels[number]),
         box=box(number) if box else None,
     )
-
-
-def find_portable_name(source: Source, number: int) -> str:
-    """The name an image has in any format: without the shard, or the split's folder.
-
-    It is CLASS/FILE for a folder, and for files of many images what they call each of them.
-    """
-    if isinstance(source, IndexedSource) and source.index.names is not None:
-        return source.index.names[number]
-    name = source.name(number)
-    first, _, rest = name.partition("/")
-    split_names = [word for words in SPLIT_NAMES.values() for word in words]
-    return rest if rest and first in split_names else name

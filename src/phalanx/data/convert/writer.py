@@ -6,6 +6,7 @@ folder of images, one packed file) write their images in blocks; their shards ar
 these blocks, kept in .phalanx/blocks-SPLIT/ until the split is finished.
 """
 
+import math
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -20,8 +21,8 @@ from phalanx.data.formats.index import PHALANX_FOLDER
 from phalanx.disk import remove_quietly, sync_folder, write_atomically
 from phalanx.errors import DataError
 
-# Images of a shard, where no number of shards is asked for. A build that broke off counts on it:
-# who changes it raises the format of build.json.
+# Images of a block, in formats that have no shards. A build that broke off counts on it: who
+# changes it raises the format of build.json.
 BLOCK_IMAGES = 1024
 
 
@@ -31,6 +32,8 @@ class ShardWriter(ABC):
 
     only_jpeg: ClassVar[bool]  # False: images are stored in the format they come in
     takes_shards: ClassVar[bool] = False  # whether the number of shards can be chosen
+    shard_mib: ClassVar[int] = 128  # of a shard, unless told otherwise
+    image_overhead: ClassVar[int] = 0  # bytes that a shard holds of an image besides its file
 
     out: Path
     split: str
@@ -38,7 +41,7 @@ class ShardWriter(ABC):
     classes: tuple[str, ...]
     source: dict[str, Any] = field(default_factory=dict)  # the fingerprint of where they come from
     lengths: dict[str, int] = field(default_factory=dict)  # images of every split
-    shards: int | None = None  # as many as asked for
+    shards: int | None = None  # how many; None: blocks of BLOCK_IMAGES
     short_side: int | None = None
     raw: bool = False
     number_files: bool = False  # put a number before each file name
@@ -53,6 +56,16 @@ class ShardWriter(ABC):
         wanted = self.shards
         step = BLOCK_IMAGES if wanted is None else max(1, -(-self.count // wanted))
         return [*range(0, self.count, step), self.count]
+
+    @classmethod
+    def split_shards(cls, asked: int, split: str) -> int:
+        """How many shards a split gets where so many are asked for."""
+        return asked
+
+    @classmethod
+    def count_shards(cls, size: float, split: str) -> int:
+        """How many shards a split of so many bytes gets where nobody asks."""
+        return max(1, math.ceil(size / (cls.shard_mib * 2**20)))
 
     def shard_path(self, number: int) -> Path:
         """Where a shard appears when it is whole."""

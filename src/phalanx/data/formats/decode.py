@@ -1,22 +1,32 @@
 """Bytes of an image file to pixels, and pixels to another size."""
 
-import io
 import math
 import struct
-import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Lock
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
-from PIL import UnidentifiedImageError
+from PIL import ImageOps, UnidentifiedImageError
 
 from phalanx.catalog.datasets import MAX_PIXELS
+from phalanx.data.orientation import (
+    UPRIGHT,
+    count_stored_rows,
+    find_jpeg_orientation,
+    turn_pixels,
+    turn_shape,
+)
+from phalanx.data.pillow_image import (
+    PILLOW_ERRORS,
+    describe_unidentified,
+    find_orientation,
+    open_pillow_image,
+    read_rgb,
+)
 
 try:
     import simplejpeg
@@ -24,6 +34,7 @@ except ImportError:  # Pillow stands in, with the same pixels at half the speed
     simplejpeg = None
 
 Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
+Crop = tuple[int, int, int, int]  # top, left, height, width
 
 _DECODE_MARGIN = 1.5
 JPEG_START = b"\xff\xd8"
@@ -35,18 +46,6 @@ _JPEG_NOTES = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comme
 _EARLY_END = "extraneous bytes before marker 0xd9"  # libjpeg, of rows below those it was asked for
 _MIN_WIDTH = 8  # below it, a width does not tell by how many eighths it was scaled
 _EXTRA_ROWS = 4  # colours of small planes are blended with the rows below
-_PILLOW_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")  # some hide behind a .jpg or .png
-_PILLOW_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    struct.error,
-    zlib.error,
-    Pillow.DecompressionBombError,
-)
-_PILLOW_LOCK = Lock()
 
 cv2.setNumThreads(0)  # one image, one thread: workers share the cores, and results do not vary
 
@@ -67,24 +66,27 @@ def decode(
     min_shape: tuple[int, int] | None = None,
     shape: tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
+    upright: bool = True,
 ) -> Pixels:
-    """The image as RGB; its EXIF orientation is ignored. Raises BadImage, with `name` in it.
+    """The image as RGB, turned as its EXIF says unless that is not wanted; raises BadImage.
 
-    min_shape: height and width that are enough. A JPEG is then decoded at a half, a quarter or an
-    eighth of its size where that is no smaller: most of the work is saved. shape: its own height
-    and width, where they are known and were found to be no bomb's.
+    min_shape: height and width that are enough, as stored. A JPEG is then decoded at a half, a
+    quarter or an eighth of its size where that is no smaller: most of the work is saved. shape:
+    its own height and width, where they are known and were found to be no bomb's.
     """
     if simplejpeg is not None and data.startswith(JPEG_START):
         if shape is None:
             read_image_shape(data, name, max_pixels=max_pixels)
         height, width = min_shape or (0, 0)
         with suppress(ValueError):  # CMYK, stray bytes, damage: Pillow reads it or says why not
-            return simplejpeg.decode_jpeg(
+            pixels = simplejpeg.decode_jpeg(
                 data, min_height=height, min_width=width, min_factor=2 if min_shape else 1
             )
+            return turn_pixels(pixels, find_jpeg_orientation(data)) if upright else pixels
     with _open_pillow(data, name) as image:
         _refuse_bomb((image.height, image.width), name, max_pixels)
-        return _to_rgb(image)
+        orientation = find_orientation(data, image) if upright else UPRIGHT
+        return turn_pixels(read_rgb(image), orientation)
 
 
 def decode_top(data: bytes, rows: int, min_shape: tuple[int, int] | None = None) -> Pixels | None:
@@ -137,16 +139,30 @@ def find_height_field(data: bytes) -> int | None:
 
 
 def read_image_shape(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Height and width, from the first bytes alone; raises BadImage, for a bomb as well."""
-    shape = None
+    """Height and width as stored, from the first bytes alone; raises BadImage, also for a bomb."""
+    return _read_layout(data, name, max_pixels).shape
+
+
+class _ImageLayout(NamedTuple):
+    """How an image lies in its file."""
+
+    shape: tuple[int, int]  # height and width, before it is turned
+    orientation: int  # that it is still to be turned by
+
+
+def _read_layout(data: bytes, name: str, max_pixels: int) -> _ImageLayout:
+    """Shape and orientation from the first bytes alone; raises BadImage, also for a bomb."""
+    layout = None
     if simplejpeg is not None and data.startswith(JPEG_START):
         with suppress(ValueError):
             shape = simplejpeg.decode_jpeg_header(data)[:2]
-    if shape is None:
+            layout = _ImageLayout(shape, find_jpeg_orientation(data))
+    if layout is None:
         with _open_pillow(data, name) as image:
             shape = image.height, image.width
-    _refuse_bomb(shape, name, max_pixels)
-    return shape
+            layout = _ImageLayout(shape, find_orientation(data, image))
+    _refuse_bomb(layout.shape, name, max_pixels)
+    return layout
 
 
 def _refuse_bomb(shape: tuple[int, int], name: str, max_pixels: int) -> None:
@@ -156,90 +172,60 @@ def _refuse_bomb(shape: tuple[int, int], name: str, max_pixels: int) -> None:
         raise BadImage(name, f"{width}x{height} pixels, over the {max_pixels:,} of --max-pixels")
 
 
-class _ImageHeader(NamedTuple):
-    """What an image file says of itself before its pixels."""
-
-    format: str  # "JPEG", "PNG"; "" where it is no image
-    mode: str
-    shape: tuple[int, int]  # height and width
-
-
-def read_image_header(data: bytes) -> _ImageHeader:
-    """The format and shape of an image file, which is not decoded; all empty when it is none."""
-    try:
-        with _open_lazily(data) as image:
-            return _ImageHeader(image.format or "", image.mode, (image.height, image.width))
-    except _PILLOW_ERRORS:
-        return _ImageHeader("", "", (0, 0))
-
-
 @contextmanager
 def _open_pillow(data: bytes, name: str) -> Iterator[Pillow.Image]:
     """The image as Pillow opens it; what goes wrong with it is a BadImage."""
     if not data:
         raise BadImage(name, "the file is empty")
     try:
-        with _open_lazily(data) as image:
+        with open_pillow_image(data) as image:
             yield image
     except UnidentifiedImageError:
-        raise BadImage(name, "neither a JPEG nor a PNG image") from None
-    except _PILLOW_ERRORS as cause:
+        raise BadImage(name, describe_unidentified(data)) from None
+    except PILLOW_ERRORS as cause:
         raise BadImage(name, str(cause) or type(cause).__name__) from None
 
 
-def _open_lazily(data: bytes) -> Pillow.Image:
-    """The image as Pillow opens it, from its header; without Pillow's limit, since ours holds.
-
-    That limit and warnings are the whole process's: both are back when this one is open.
-    """
-    with _PILLOW_LOCK, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        kept, Pillow.MAX_IMAGE_PIXELS = Pillow.MAX_IMAGE_PIXELS, None
-        try:
-            return Pillow.open(io.BytesIO(data), formats=_PILLOW_FORMATS)
-        finally:
-            Pillow.MAX_IMAGE_PIXELS = kept
-
-
-def _to_rgb(image: Pillow.Image) -> Pixels:
-    if image.mode.startswith("I"):  # 16 bits a pixel: the upper eight are the picture
-        grey = np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8)
-        return grey_to_rgb(grey)
-    if image.mode == "P":  # straight to RGB, Pillow warns about transparent palettes
-        image = image.convert("RGBA")
-    return np.array(image.convert("RGB"))
-
-
 class EncodedImage:
-    """An image file in memory: its size is known at once, it is decoded when asked to be."""
+    """An image file in memory: its size is known at once, it is decoded when asked to be.
 
-    def __init__(self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS):
+    upright: whether it is turned as its EXIF says; height and width are of what comes out.
+    """
+
+    def __init__(
+        self, data: bytes, name: str, *, max_pixels: int = MAX_PIXELS, upright: bool = True
+    ):
         self.data, self.name, self.max_pixels = data, name, max_pixels
-        self.height, self.width = read_image_shape(data, name, max_pixels=max_pixels)
+        shape, orientation = _read_layout(data, name, max_pixels)
+        self.orientation = orientation if upright else UPRIGHT
+        self.height, self.width = turn_shape(shape, self.orientation)
 
     def decode(self, scale: float = 1.0) -> Pixels:
         """The whole image, at no less than that scale of its size, and some to spare.
 
         The spare half keeps the result within five 255ths of a resize of the whole image.
         """
-        return decode(
+        pixels = decode(
             self.data,
             self.name,
             min_shape=self._min_shape(scale),
             shape=(self.height, self.width),
             max_pixels=self.max_pixels,
+            upright=False,
         )
+        return turn_pixels(pixels, self.orientation)
 
-    def decode_top(self, rows: int, scale: float) -> Pixels:
-        """As `decode`, but what lies below so many rows of the full size may hold anything."""
+    def decode_crop(self, crop: Crop, scale: float) -> Pixels:
+        """As `decode`, but what lies outside of a crop of the full size may hold anything."""
+        rows = count_stored_rows(crop, (self.height, self.width), self.orientation)
         pixels = decode_top(self.data, rows, self._min_shape(scale))
-        return self.decode(scale) if pixels is None else pixels
+        return self.decode(scale) if pixels is None else turn_pixels(pixels, self.orientation)
 
     def _min_shape(self, scale: float) -> tuple[int, int] | None:
-        """Height and width enough for that scale; None where the full size is needed."""
+        """Height and width as stored, enough for that scale; None where the full size is needed."""
         scale *= _DECODE_MARGIN
         shape = math.ceil(self.height * scale), math.ceil(self.width * scale)
-        return shape if scale <= 0.5 else None
+        return turn_shape(shape, self.orientation) if scale <= 0.5 else None
 
 
 Image = Pixels | EncodedImage
@@ -257,9 +243,9 @@ def decode_image(image: Image, *, scale: float = 1.0) -> Pixels:
     return image.decode(scale) if isinstance(image, EncodedImage) else image
 
 
-def decode_image_top(image: Image, rows: int, *, scale: float) -> Pixels:
-    """As `decode_image`, but what lies below so many rows of the full size may hold anything."""
-    return image.decode_top(rows, scale) if isinstance(image, EncodedImage) else image
+def decode_image_crop(image: Image, crop: Crop, *, scale: float) -> Pixels:
+    """As `decode_image`, but what lies outside of a crop of the full size may hold anything."""
+    return image.decode_crop(crop, scale) if isinstance(image, EncodedImage) else image
 
 
 def resize(image: Pixels, height: int, width: int) -> Pixels:
@@ -295,3 +281,16 @@ def encode_png(image: Pixels) -> bytes:
     """RGB pixels without loss."""
     _, data = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     return data.tobytes()
+
+
+def pillow_to_pixels(
+    image: Pillow.Image, name: str, *, max_pixels: int = MAX_PIXELS, upright: bool = True
+) -> Pixels:
+    """The pixels of an image that Pillow has opened, of any mode; raises BadImage."""
+    _refuse_bomb((image.height, image.width), name, max_pixels)
+    if not image.height * image.width:
+        raise BadImage(name, "has no pixels")
+    try:
+        return read_rgb(ImageOps.exif_transpose(image) if upright else image)
+    except PILLOW_ERRORS as cause:  # its file is read only now
+        raise BadImage(name, str(cause) or type(cause).__name__) from None

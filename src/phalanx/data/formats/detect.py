@@ -1,16 +1,27 @@
 """Which dataset lies in a folder, told by what its files and folders are called."""
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.data.formats.sources import DATA_FORMATS, refuse_no_folder
-from phalanx.errors import DataError
+from phalanx.catalog.datasets import DATASETS
+from phalanx.data.formats.folder import describe_layout
+from phalanx.data.formats.index import IndexedSource, read_errors
+from phalanx.data.formats.sources import DATA_FORMATS, FOLDER_FORMS, Source, refuse_no_folder
+from phalanx.data.layouts.image_files import has_loose_images, list_folders
+from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.split_folders import find_split_folders
+from phalanx.errors import ConfigError, DataError
 
-MAX_DEPTH = 3
+_MAX_DEPTH = 3
 # beside these, more datasets may lie in folders below; a tree of images is not descended into
 _SEARCHED_BELOW = {"packed", "cifar10", "cifar100", "mnist", "fashion-mnist"}
+_IMAGENET_FORMS = (*FOLDER_FORMS, "tfrecord", "tar", "parquet", "packed")
+_USUAL = LayoutOptions()
+_TABLES = (".csv", ".tsv", ".jsonl")  # that may hold labels
+_MEND_RIGHTS = "check its permissions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +33,17 @@ class DetectedDataset:
     files: str  # what lies there
 
 
-def detect_datasets(root: Path) -> list[DetectedDataset]:
-    """Every dataset in a folder and up to three levels below it, the nearest first."""
+def detect_datasets(root: Path, layout: LayoutOptions = _USUAL) -> list[DetectedDataset]:
+    """Every dataset in a folder and up to three levels below it, the nearest first.
+
+    Where the layout says how images get their classes, it is one folder of images.
+    """
     refuse_no_folder(root, "give a folder that data lies in")
     if not os.access(root, os.R_OK | os.X_OK):
-        raise DataError(f"{root}: cannot be read (Permission denied); mend its rights")
+        raise DataError(f"{root}: cannot be read (Permission denied); check its permissions")
+    if layout.labels is not None or layout.class_from is not None:
+        folder = root if layout.labels else _descend(root)
+        return [DetectedDataset(data="folder", folder=folder, files=DATA_FORMATS["folder"].files)]
     found: list[DetectedDataset] = []
     for folder, formats in _search(root):
         found += [
@@ -35,6 +52,83 @@ def detect_datasets(root: Path) -> list[DetectedDataset]:
             if not any(f.data == data and folder.is_relative_to(f.folder) for f in found)
         ]
     return found
+
+
+def _descend(folder: Path) -> Path:
+    """The folder with the images, where each on the way there holds nothing but the next."""
+    with read_errors(folder, _MEND_RIGHTS):
+        for _ in range(_MAX_DEPTH):
+            inner = list_folders(folder)
+            is_way = len(inner) == 1 and find_split_folders(folder, loose=True).flat
+            if not is_way or has_loose_images(folder):
+                break
+            folder = folder / inner[0]
+    return folder
+
+
+def detect_one(root: Path, layout: LayoutOptions = _USUAL) -> DetectedDataset:
+    """The one dataset in a folder; raises DataError for none or several."""
+    found = detect_datasets(root, layout)
+    if not found:
+        raise DataError(describe_nothing(root))
+    if len(found) > 1:
+        lines = [f"  {one.folder}: {one.data} ({one.files})" for one in found]
+        first = f"{root}: several datasets lie here; give the folder of one alone:"
+        raise DataError("\n".join([first, *lines]))
+    return found[0]
+
+
+def locate_dataset(data: str, root: Path, layout: LayoutOptions = _USUAL) -> tuple[str, Path]:
+    """The form and folder that are meant by a dataset's name and a folder that holds it.
+
+    The folder itself where the dataset lies there, else the one below it that does. ImageNet may
+    lie there in any form. Where nothing is found, opening it says why.
+    """
+    if data not in DATA_FORMATS or data not in DATASETS or not root.is_dir():
+        return data, root
+    plain = layout.labels is None and layout.class_from is None
+    with read_errors(root, _MEND_RIGHTS):
+        if plain and DATA_FORMATS[data].is_in(root):
+            return data, root
+    forms = {"imagenet": _IMAGENET_FORMS, "folder": FOLDER_FORMS}.get(data, (data,))
+    found = [one for one in detect_datasets(root, layout) if one.data in forms]
+    if len(found) > 1:
+        raise ConfigError(describe_choices(root, found))
+    if not found:
+        return data, root
+    same_files = data in FOLDER_FORMS and found[0].data in FOLDER_FORMS
+    return data if same_files else found[0].data, found[0].folder
+
+
+def describe_found(data: str, folder: Path, layout: LayoutOptions = _USUAL) -> str:
+    """How a folder of image files is understood, in a line; empty for any other form."""
+    return describe_layout(folder, layout) if data in FOLDER_FORMS else ""
+
+
+def count_ignored(sources: Iterable[Source]) -> dict[str, int]:
+    """The files beside the images of some splits that are not read, by reason."""
+    total: Counter[str] = Counter()
+    for source in sources:
+        if isinstance(source, IndexedSource):
+            total += Counter(source.index.ignored)
+    return dict(total)
+
+
+def describe_nothing(root: Path) -> str:
+    """What to say of a folder in which nothing was found."""
+    for folder in (root, *_list_readable_folders(root)):
+        if has_loose_images(folder):
+            tables = [path for path in sorted(root.iterdir()) if path.suffix in _TABLES]
+            table = tables[0] if tables else "FILE"
+            return (
+                f"{folder}: found images but no class folders; move them into folders named "
+                f"after their classes, or say what they show: --labels {table}, or --class-from "
+                "prefix for names such as cat.1.jpg"
+            )
+    return (
+        f"{root}: nothing that can be read lies here or up to {_MAX_DEPTH} folders below; "
+        "`phalanx data list` says what can"
+    )
 
 
 def describe_conversion(found: DetectedDataset) -> str:
@@ -54,14 +148,15 @@ def describe_choices(root: Path, found: list[DetectedDataset]) -> str:
 def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
     """The folders with the formats that lie in each, level by level."""
     level = [root]
-    for depth in range(MAX_DEPTH + 1):
+    for depth in range(_MAX_DEPTH + 1):
         below: list[Path] = []
         for folder in level:
-            formats = [name for name, kind in DATA_FORMATS.items() if kind.is_in(folder)]
+            with read_errors(folder, _MEND_RIGHTS):
+                formats = [name for name, kind in DATA_FORMATS.items() if kind.is_in(folder)]
             if "folder" in formats and "imagenet" in formats:
                 formats.remove("folder")  # the same files, of which more is known
             yield folder, formats
-            if depth < MAX_DEPTH and set(formats) <= _SEARCHED_BELOW:
+            if depth < _MAX_DEPTH and set(formats) <= _SEARCHED_BELOW:
                 below += _list_readable_folders(folder)
         level = below
 

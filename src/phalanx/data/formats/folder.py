@@ -1,37 +1,51 @@
-"""Folders of JPEG and PNG files, one folder a class."""
+"""Folders of image files: in class folders, with the class in the file's name, or with a table."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from phalanx.data.formats.decode import BadImage
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import (
     Index,
     IndexedSource,
     Snapshot,
-    join_strings,
     load_or_build_index,
-    pack_strings,
     read_errors,
     snapshot_files,
 )
-from phalanx.errors import ConfigError, DataError, suggest
+from phalanx.data.layouts import labels_file
+from phalanx.data.layouts.image_files import find_image_suffixes, list_folders
+from phalanx.data.layouts.listing import (
+    LayoutOptions,
+    Listing,
+    list_by_folder,
+    list_by_prefix,
+    list_by_table,
+    relative_prefix,
+)
+from phalanx.data.layouts.snapshot import SMALL_SET, hash_files, snapshot_folder
+from phalanx.data.layouts.split_folders import (
+    SplitFolders,
+    describe_split_folders,
+    find_split_folders,
+)
+from phalanx.data.layouts.tiny_imagenet import find_annotations, parse_annotations
+from phalanx.data.layouts.val_split import choose_by_first_rule
+from phalanx.data.string_array import join_strings, pack_strings
+from phalanx.errors import ConfigError, DataError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-SPLIT_NAMES = {"train": ("train",), "valid": ("val", "validation", "valid")}
-_SPLIT_FOLDERS = {"train": "train/", "valid": "val/ or validation/"}  # in messages
 _FINDINGS_SHOWN = 10
-_SMALL_SET = 20_000  # up to so many images each one's size and time are looked at on opening
-_FILES_SAMPLED = 1_000  # above that so many,
-_FOLDERS_SAMPLED = 50  # spread over so many class folders
-_FOLDERS_TRIED = 3  # to see whether a folder holds class folders
-_MEND_RIGHTS = "mend its rights"
+_SMALL_TABLE = 2**21  # bytes of a table of labels, up to which all its images are looked at
+_CHECK_PERMISSIONS = "check its permissions"
+_DEFAULT = LayoutOptions()
+NO_VALID_SPLIT = "hold some out with --val-split 10%"
 
-_Select = Callable[[list[str]], list[str]]  # of a class's files, as CLASS/FILE, those of a split
+_Select = Callable[[list[str]], list[str]]  # of a class's files those of a split, by rule 1
 
 
 class FolderSource(IndexedSource):
@@ -51,7 +65,7 @@ class FolderSource(IndexedSource):
 
         A small set was looked at when it was opened; of a large one only a sample was.
         """
-        if len(self) <= _SMALL_SET:
+        if len(self) <= SMALL_SET:
             return None
         sizes = self.index.sizes
         return next((i for i in range(len(self)) if _read_size(self._path(i)) != sizes[i]), None)
@@ -60,207 +74,309 @@ class FolderSource(IndexedSource):
         return self.root / self.index.files[int(self.index.file_numbers[index])]
 
 
-class _SplitFolder(NamedTuple):
-    """The folder whose class folders hold a split, and the classes that labels count."""
+@dataclass(frozen=True, kw_only=True)
+class _SplitPlan:
+    """How the images of a split are found."""
 
-    folder: Path
-    classes: tuple[str, ...]
-
-
-def open_folder(root: Path, split: str) -> FolderSource:
-    """One split of a data folder; all that is wrong with it is said at once."""
-    return open_split(root, locate_split(root, split), f"folder-{split}")
-
-
-def open_with_val_split(root: Path, split: str, *, share: float, seed: int) -> FolderSource:
-    """One side of a folder without a validation split, of which `share` (0.1: a tenth) becomes one.
-
-    The side of an image follows from its name and the seed, so that it stays when others are
-    added; each class gives that share of its images, as chance has it, and at least one.
-    """
-    if not 0 < share < 1:
-        raise ConfigError(f"--val-split: wants a share between 0% and 100%, got {share:.0%}")
-    valid_folder = find_split(root, "valid")
-    if valid_folder is not None:
-        raise ConfigError(
-            f"--val-split: {valid_folder} is there to be scored; leave the option out"
-        )
-    folder = find_split(root, "train") or root
-
-    def select(files: list[str]) -> list[str]:
-        valid = _choose_valid(files, share=share, seed=seed)
-        return [file for file in files if (file in valid) == (split == "valid")]
-
-    split_folder = _SplitFolder(folder, _read_classes(folder))
-    return open_split(root, split_folder, f"split-{split}-{share:g}-{seed}", select=select)
+    root: Path
+    folder: Path  # they lie below it
+    key: str  # the index is kept under this name
+    marks: Snapshot  # what decides the index besides the folder
+    make_listing: Callable[[], Listing]
+    rule: int
+    by_class_folder: bool = True
+    walks: bool = True  # all images below the folder count; without it a table names them
+    tables: tuple[Path, ...] = ()  # files that the index is also made of
 
 
-def open_split(
+def open_folder(
     root: Path,
-    split_folder: _SplitFolder,
-    key: str,
+    split: str,
+    layout: LayoutOptions = _DEFAULT,
     *,
-    select: _Select | None = None,
+    form: str = "folder",
     tables: Iterable[Path] = (),
     complete: Callable[[Index], Index] = lambda index: index,
 ) -> FolderSource:
-    """The images of a split by its index, which is kept under that key.
+    """One split of a data folder; all that is wrong with it is said at once.
 
-    complete: adds to a new index what is known from tables beside the images.
+    tables, complete: files beside the images, and what adds to a new index what they know.
     """
-    index = load_or_build_index(
+    plan = _make_plan(root, split, layout, form)
+    plan = replace(plan, tables=(*plan.tables, *tables))
+    return FolderSource(root, _open_index(plan, lambda: complete(_build_index(plan))))
+
+
+def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
+    """How a folder is understood, in a line."""
+    with read_errors(root, _CHECK_PERMISSIONS):
+        if layout.labels is not None:
+            table = _read_label_table(root, layout)
+            return labels_file.describe_table(table, Path(layout.labels).name)
+        found = _find_folders(root, layout)
+        text = describe_split_folders(root, found)
+        if layout.class_from is not None:
+            how = "classes from the prefixes of file names"
+            text = text.replace("with class folders", f"with {how}")
+            return f"{how}, without splits" if found.flat else text
+        if find_annotations(found.valid):
+            return f"Tiny-ImageNet: {text.replace('class folders', 'folders of synsets')}"
+        return text
+
+
+def has_split(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> bool:
+    """Whether a folder has a split."""
+    with read_errors(root, _CHECK_PERMISSIONS):
+        if layout.labels is not None:
+            return split in _read_label_table(root, layout).splits
+        return _find_folders(root, layout).find(split) is not None
+
+
+# --- how the images of a split are found ---
+
+
+def _make_plan(root: Path, split: str, layout: LayoutOptions, form: str) -> _SplitPlan:
+    """How the images of a split are found; raises DataError where the folder lacks the split."""
+    key = f"{form}-{split}{layout.key}"
+    with read_errors(root, _CHECK_PERMISSIONS):
+        if layout.labels is not None:
+            return _plan_by_table(root, split, layout, key)
+        folders = _find_folders(root, layout)
+        folder = folders.find(split)
+        if folder is None:
+            raise DataError(_describe_missing(root, split, folders, layout))
+        if layout.class_from is not None:
+            return _plan_by_prefix(root, folders, layout, key, folder)
+        return _plan_by_folder(root, folders, layout, key, folder)
+
+
+def _find_folders(root: Path, layout: LayoutOptions) -> SplitFolders:
+    found = find_split_folders(
         root,
-        key,
-        snapshot=[*snapshot_split(root, split_folder), *snapshot_files(root, tables)],
-        build=lambda: complete(_index_split(root, split_folder, select)),
+        rule=layout.rule,
+        valid_split=layout.valid_split,
+        loose=layout.class_from is not None,
     )
-    return FolderSource(root, index)
+    if found.flat and layout.scoring:
+        return replace(found, train=None, valid=root, flat=False)
+    return found
 
 
-def _choose_valid(files: list[str], *, share: float, seed: int) -> set[str]:
-    """Those images of one class that are kept for validation: one at least, and never all."""
-    ranks = {}
-    for file in files:
-        key = f"{seed}\0{file}".encode(errors="surrogateescape")
-        digest = hashlib.blake2b(key, digest_size=8).digest()
-        ranks[file] = int.from_bytes(digest, "big") / 2**64
-    chosen = {file for file, rank in ranks.items() if rank < share}
-    if len(files) > 1:
-        chosen.add(min(files, key=ranks.__getitem__))
-        chosen.discard(max(files, key=ranks.__getitem__))
-    return chosen
-
-
-def has_class_folders(root: Path) -> bool:
-    """Whether class folders lie here, or a training or validation folder with some."""
-    splits = find_splits(root)
-    if splits:
-        return any(_list_folders(folder) for folder in splits)
-    names = _list_folders(root)
-    return len(names) > 1 and all(_list_images(root / name) for name in names[:_FOLDERS_TRIED])
-
-
-def locate_split(root: Path, split: str) -> _SplitFolder:
-    """Where a split lies; its classes are those of the training split."""
-    train, folder = find_split(root, "train"), find_split(root, split)
-    if split == "valid" and train is None:
-        alone = folder or root  # nothing to train on: the folder is there to be scored
-        return _SplitFolder(alone, tuple(_list_folders(alone)))
-    if train is None or folder is None:
-        missing = _SPLIT_FOLDERS["train" if train is None else split]
-        found = ", ".join(_list_folders(root)[:_FINDINGS_SHOWN]) or "no folders at all"
-        raise DataError(
-            f"{root}: no {missing} folder (found {found}); put images under train/CLASS/ and "
-            "val/CLASS/, or point --data-dir at the folder that holds train/ and val/"
+def _describe_missing(root: Path, split: str, found: SplitFolders, layout: LayoutOptions) -> str:
+    names = ", ".join(f"{name}/" for name in list_folders(root)[:_FINDINGS_SHOWN])
+    there = f"found {names}" if names else "it holds no folders"
+    if split == "train":
+        return (
+            f"{root}: no training data ({there}); put images under train/CLASS/ and val/CLASS/, or "
+            "into class folders alone"
         )
-    return _SplitFolder(folder, _read_classes(train))
+    if found.flat and not names and layout.class_from is None:
+        return (
+            f"{root}: no class folders; give the folder that holds them, or say what images show: "
+            "--labels FILE, or --class-from prefix for names such as cat.1.jpg"
+        )
+    unused = [name for name in found.left_over if list_folders(root / name)]
+    other = f", or score {unused[0]}/ with --valid-split {unused[0]}" if unused else ""
+    return f"{root}: no validation data ({there}); {NO_VALID_SPLIT}, or add val/CLASS/{other}"
 
 
-def find_split(root: Path, split: str) -> Path | None:
-    """The folder of a split, where there is one."""
-    return next((root / name for name in SPLIT_NAMES[split] if (root / name).is_dir()), None)
+def _plan_by_folder(
+    root: Path, found: SplitFolders, layout: LayoutOptions, key: str, folder: Path
+) -> _SplitPlan:
+    annotations = find_annotations(found.valid) if folder == found.valid else None
+    classes = _read_classes(found.train) if found.train else tuple(list_folders(folder))
+    relative = folder.relative_to(root).as_posix()
+    if annotations is not None and layout.rule > 1:
+        return _SplitPlan(
+            root=root,
+            folder=folder,
+            key=key,
+            marks=[[relative, *classes]],
+            make_listing=partial(_list_annotated, root, folder, annotations, classes),
+            rule=layout.rule,
+            by_class_folder=False,
+            tables=(annotations,),
+        )
+    return _SplitPlan(
+        root=root,
+        folder=folder,
+        key=key,
+        marks=[[relative, *classes]],
+        make_listing=partial(list_by_folder, root, folder, classes, rule=layout.rule),
+        rule=layout.rule,
+    )
 
 
-def find_splits(root: Path) -> list[Path]:
-    """The folders of those splits that have one."""
-    return [folder for split in SPLIT_NAMES if (folder := find_split(root, split))]
+def _list_annotated(root: Path, folder: Path, table: Path, classes: tuple[str, ...]) -> Listing:
+    """Tiny-ImageNet's validation images."""
+    labels = parse_annotations(_read_text(table), table, prefix=relative_prefix(root, folder))
+    unknown = sorted({*labels.values()} - {*classes})
+    if unknown:
+        raise DataError(f"{table}: the training data has no class {unknown[0]!r}; get both again")
+    return list_by_table(root, folder, labels, classes=classes, table=table)
 
 
-def has_split_folder(root: Path, split: str) -> bool:
-    """Whether a split has a folder; class folders without one are there to be scored."""
-    alone = split == "valid" and find_split(root, "train") is None
-    return alone or find_split(root, split) is not None
+def _plan_by_prefix(
+    root: Path, found: SplitFolders, layout: LayoutOptions, key: str, folder: Path
+) -> _SplitPlan:
+    classes = None
+    if found.train is not None and folder != found.train:
+        classes = open_folder(root, "train", layout).classes
+    return _SplitPlan(
+        root=root,
+        folder=folder,
+        key=key,
+        marks=[[folder.relative_to(root).as_posix(), *(classes or ())]],
+        make_listing=partial(list_by_prefix, root, folder, classes, rule=layout.rule),
+        rule=max(layout.rule, 2),
+        by_class_folder=False,
+    )
+
+
+def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _SplitPlan:
+    path = Path(layout.labels or "").expanduser()
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise DataError(f"--labels {path}: {what}; wants CSV or JSON lines with path and label")
+    status = path.stat()
+    marks: Snapshot = [[str(path), status.st_size, status.st_mtime_ns]]
+    if status.st_size <= _SMALL_TABLE:
+        labels = _read_label_table(root, layout).splits.get(split, {})
+        marks.append(["files", hash_files(root, sorted(labels))])
+
+    def make_listing() -> Listing:
+        table = _read_label_table(root, layout)
+        if split not in table.splits:
+            way_out = NO_VALID_SPLIT if split == "valid" else "name rows of it train"
+            what = {"train": "training", "valid": "validation"}[split]
+            raise DataError(f"{path}: has no {what} rows; {way_out}")
+        labels, classes = table.splits[split], table.classes
+        others = {*table.unused}.union(*(table.splits[n] for n in table.splits if n != split))
+        found = list_by_table(root, root, labels, classes=classes, table=path, others=others)
+        if split == "valid" and "train" in table.splits:
+            found.ignored.clear()  # counted with the training images
+        elif table.unused:
+            found.ignored[f"in unused rows of {path.name}"] += len(table.unused)
+        unknown = sorted({*labels.values()} - {*classes})
+        found.findings += [f"{path}: no training row is of class {name!r}" for name in unknown]
+        return found
+
+    return _SplitPlan(
+        root=root,
+        folder=root,
+        key=key,
+        marks=marks,
+        make_listing=make_listing,
+        rule=layout.rule,
+        walks=False,
+    )
+
+
+def _read_label_table(root: Path, layout: LayoutOptions) -> labels_file.LabelTable:
+    path = Path(layout.labels or "").expanduser()
+    table = labels_file.parse_labels(
+        _read_text(path), path, root=root, valid_split=layout.valid_split
+    )
+    if layout.scoring and "valid" not in table.splits:
+        return replace(table, splits={"valid": table.splits["train"]})
+    return table
+
+
+def _read_text(path: Path) -> str:
+    with read_errors(path, _CHECK_PERMISSIONS), open_data_file(path) as file:
+        try:
+            return file.read().decode()
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: not a text file in UTF-8; save it as UTF-8") from None
 
 
 def _read_classes(folder: Path) -> tuple[str, ...]:
-    names = tuple(_list_folders(folder))
+    names = tuple(list_folders(folder))
     if len(names) < 2:
         found = f"only one class folder, {names[0]}/" if names else "no class folders"
-        raise DataError(f"{folder}: has {found}; a classifier needs two, as folders of images")
+        raise DataError(
+            f"{folder}: has {found}; a classifier needs two. Put images into folders named after "
+            "their classes (train/CLASS/ and val/CLASS/, or CLASS/ alone), or say what they show: "
+            "--labels FILE, or --class-from prefix for names such as cat.1.jpg"
+        )
     return names
 
 
-def snapshot_split(root: Path, split_folder: _SplitFolder) -> Snapshot:
-    """What tells that a split has changed, without listing a large one.
-
-    A file that comes, goes or gets another name changes the time of its class folder. One that is
-    written over does not: of up to 20,000 images each file's size and time go into a digest, of
-    larger sets those of 1,000 files, spread evenly over 50 class folders that are themselves
-    spread evenly. A change the sample misses is found when the image is read: its size differs.
-    """
-    folder = split_folder.folder
-    names = _list_folders(folder)
-    with read_errors(folder, _MEND_RIGHTS):
-        times = [[name, (folder / name).stat().st_mtime_ns] for name in names]
-    digest = hashlib.sha256()
-    for file in _sample_files(folder, names):
-        try:
-            stat = os.stat(folder / file)
-        except OSError:  # a dangling link
-            continue
-        line = f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
-        digest.update(line.encode(errors="surrogateescape"))
-    relative = folder.relative_to(root).as_posix()
-    return [[relative, *split_folder.classes], *times, ["files", digest.hexdigest()]]
+# --- the first rule of --val-split, which older runs keep ---
 
 
-def _sample_files(folder: Path, names: list[str]) -> list[str]:
-    """The images whose size and time tell of changes, as CLASS/FILE."""
-    files: list[str] = []
-    for name in names:
-        files += [f"{name}/{file}" for file in _list_images(folder / name)]
-        if len(files) > _SMALL_SET:
-            break
-    else:
-        return files
-    chosen = _sample_evenly(names, _FOLDERS_SAMPLED)
-    each = -(-_FILES_SAMPLED // len(chosen))
-    return [
-        f"{name}/{file}"
-        for name in chosen
-        for file in _sample_evenly(_list_images(folder / name), each)
-    ]
+def open_with_first_val_split(root: Path, split: str, *, share: float, seed: int) -> FolderSource:
+    """One side of a folder as rule 1 splits it: each image by chance, of its name and the seed."""
+    if not 0 < share < 1:
+        raise ConfigError(f"--val-split: wants a share between 0% and 100%, got {share:.0%}")
+    with read_errors(root, _CHECK_PERMISSIONS):
+        folders = find_split_folders(root, rule=1)
+        if folders.valid is not None:
+            raise ConfigError(
+                f"--val-split: {folders.valid} is there to be scored; leave the option out"
+            )
+        folder, layout = folders.train or root, LayoutOptions(rule=1)
+        plan = _plan_by_folder(root, folders, layout, f"split-{split}-{share:g}-{seed}", folder)
+    start = len(relative_prefix(root, folder))  # names are hashed without it
+
+    def build() -> Index:
+        listing = plan.make_listing()
+        for name, files in listing.images.items():
+            short = [file[start:] for file in files]
+            valid = choose_by_first_rule(short, share=share, seed=seed)
+            listing.images[name] = [f for f in files if (f[start:] in valid) == (split == "valid")]
+        if split == "valid":
+            listing.ignored.clear()  # counted with the training images
+        return _to_index(root, listing)
+
+    return FolderSource(root, _open_index(plan, build))
 
 
-def _sample_evenly(items: list[str], count: int) -> list[str]:
-    """So many of the items, at even distances; all of them where there are no more."""
-    if len(items) <= count:
-        return items
-    return [items[number * len(items) // count] for number in range(count)]
+# --- the index ---
 
 
-def _index_split(root: Path, split_folder: _SplitFolder, select: _Select | None) -> Index:
-    """The images of a split in the order of classes, then of file names; one folder at a time."""
-    folder, classes = split_folder
-    labels_by_class = {name: label for label, name in enumerate(classes)}
-    prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
-    findings: list[str] = []
+def _open_index(plan: _SplitPlan, build: Callable[[], Index]) -> Index:
+    """The index of a split, the kept one where nothing has changed."""
+
+    def take_snapshot(known: Snapshot | None) -> Snapshot:
+        # what counts as an image; rule 1 knew no other
+        rule = [["rule", plan.rule, *find_image_suffixes(plan.rule)]] if plan.rule > 1 else []
+        rows = [*plan.marks, *rule]
+        if plan.walks:
+            by_class = plan.by_class_folder
+            known = None if known is None else known[len(rows) : -1 - len(plan.tables)]
+            rows += snapshot_folder(plan.folder, known, rule=plan.rule, by_class_folder=by_class)
+        return [*rows, *snapshot_files(plan.root, plan.tables)]
+
+    with read_errors(plan.folder, _CHECK_PERMISSIONS):
+        return load_or_build_index(plan.root, plan.key, snapshot=take_snapshot, build=build)
+
+
+def _build_index(plan: _SplitPlan) -> Index:
+    return _to_index(plan.root, plan.make_listing())
+
+
+def _to_index(root: Path, listing: Listing) -> Index:
+    """The images in the order of classes, then of paths."""
+    if not listing.images and not listing.findings:
+        listing.findings.append(f"{root}: no image was found")
+    if listing.findings:
+        raise DataError(_describe_findings(listing.findings))
+    numbers = {name: number for number, name in enumerate(listing.classes)}
     paths, sizes, labels = [], [], []
-    for name in _list_folders(folder):
-        files = [f"{name}/{file}" for file in _list_images(folder / name)]
-        if name not in labels_by_class:
-            hint = suggest(name, labels_by_class)
-            findings.append(f"{folder / name}: train/ has no such class; {hint}")
-        elif not files:
-            suffixes = ", ".join(IMAGE_SUFFIXES)
-            findings.append(f"{folder / name}: no {suffixes} file in this class folder")
-        else:
-            files = select(files) if select else files
-            paths.append(pack_strings(prefix + file for file in files))
-            sizes.append(np.array([_read_size(folder / file) for file in files], np.int64))
-            labels.append(np.full(len(files), labels_by_class[name], np.int64))
-    if not paths and not findings:
-        findings.append(f"{folder}: has no class folders")
-    if findings:
-        raise DataError(_describe_findings(findings))
+    for name, files in listing.images.items():
+        paths.append(pack_strings(files))
+        sizes.append(np.array([_read_size(root / file) for file in files], np.int64))
+        labels.append(np.full(len(files), numbers[name], np.int64))
     count = sum(map(len, labels))
     return Index(
-        classes=classes,
+        classes=listing.classes,
         files=join_strings(paths),
         file_numbers=np.arange(count, dtype=np.int32),
         offsets=np.zeros(count, np.int64),
         sizes=np.concatenate(sizes),
         labels=np.concatenate(labels),
+        ignored=dict(listing.ignored),
     )
 
 
@@ -275,23 +391,4 @@ def _describe_findings(findings: list[str]) -> str:
     shown = findings[:_FINDINGS_SHOWN]
     if len(findings) > len(shown):
         shown.append(f"and {len(findings) - len(shown)} more")
-    return "\n".join([*shown, "add images to these folders, rename them or remove them"])
-
-
-def _list_folders(folder: Path) -> list[str]:
-    with read_errors(folder, _MEND_RIGHTS), os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-
-
-def _list_images(folder: Path) -> list[str]:
-    with read_errors(folder, _MEND_RIGHTS), os.scandir(folder) as entries:
-        named = [e for e in entries if e.name.lower().endswith(IMAGE_SUFFIXES)]
-        return sorted(e.name for e in named if e.name[0] != "." and not _is_folder(e))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether a class folder holds a folder there; a link that leads nowhere is a bad image."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
+    return "\n".join([*shown, "add what is missing, rename these or remove them"])

@@ -19,11 +19,16 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from phalanx.data.formats.decode import BadImage, read_image_header
-from phalanx.data.formats.folder import FolderSource, find_splits, locate_split, open_split
+from phalanx.data.formats.decode import BadImage
+from phalanx.data.formats.folder import FolderSource, open_folder
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits, read_image_file
 from phalanx.data.formats.imagenet_devkit import read_validation_synsets
 from phalanx.data.formats.index import Box, Index, enclosing_box, read_errors
+from phalanx.data.layouts.image_files import list_folders
+from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.split_folders import find_split_folders
+from phalanx.data.layouts.tiny_imagenet import find_annotations
+from phalanx.data.pillow_image import read_image_header
 from phalanx.errors import DataError
 
 BOXES_FILE = "imagenet_2012_bounding_boxes.csv"
@@ -39,6 +44,7 @@ _SEQUENTIAL_FILES = (  # whose sizes tell that the data has changed
     *_KAGGLE_SOLUTIONS.values(),
 )
 _NO_BOX = (np.nan,) * 4
+_DEFAULT = LayoutOptions()
 
 
 class _SynsetImage(NamedTuple):
@@ -92,19 +98,20 @@ class _SequentialFormat:
 
 def has_imagenet_folders(root: Path) -> bool:
     """Whether folders of ImageNet's synsets lie here, or its table of boxes beside a split."""
-    folders = find_splits(root)
-    if not folders:
+    found = find_split_folders(root)
+    folder = found.train or found.valid
+    if found.flat or folder is None or find_annotations(found.valid):
         return False
-    names = [entry.name for entry in os.scandir(folders[0]) if entry.is_dir()]
+    names = list_folders(folder)
     synsets = sum(1 for name in names if _SYNSET.fullmatch(name))
     return (root / BOXES_FILE).is_file() or synsets * 2 > len(names)
 
 
-def open_imagenet(root: Path, split: str) -> FolderSource:
+def open_imagenet(root: Path, split: str, layout: LayoutOptions = _DEFAULT) -> FolderSource:
     """One split of ImageNet in folders, with boxes where the table of them is there."""
     tables = [root / BOXES_FILE] if (root / BOXES_FILE).is_file() else []
-    split_folder, key = locate_split(root, split), f"imagenet-{split}"
-    return open_split(root, split_folder, key, tables=tables, complete=partial(_add_boxes, root))
+    add_boxes = partial(_add_boxes, root)
+    return open_folder(root, split, layout, form="imagenet", tables=tables, complete=add_boxes)
 
 
 def _add_boxes(root: Path, index: Index) -> Index:

@@ -14,10 +14,11 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from phalanx.data.formats.image_file import (
     open_regular,
     read_image_file,
 )
+from phalanx.data.string_array import StringArray, pack_strings
 from phalanx.disk import disk_errors, write_atomically
 from phalanx.errors import DataError, DiskError
 
@@ -41,6 +43,7 @@ _MAX_OPEN_FILES = 128  # shards kept open by one process
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the image's sides
 Snapshot = list[list[Any]]  # name, size and time of each file or folder that an index was made from
+_TakeSnapshot = Callable[[Snapshot | None], Snapshot]  # of now; told what was looked at before
 
 # An image that was found to be bad when the index was built has one of these in place of its size.
 BAD_CHECKSUM, TRUNCATED_SHARD, DAMAGED_SHARD, WRONG_LABEL, NO_LABEL = -1, -2, -3, -4, -5
@@ -69,44 +72,6 @@ def enclosing_box(boxes: Iterable[Sequence[float]]) -> Box:
     return min(left), min(top), max(right), max(bottom)
 
 
-@dataclass(frozen=True)
-class StringArray:
-    """Many strings in two arrays: no Python object until one is asked for."""
-
-    data: NDArray[np.uint8]
-    ends: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, number: int) -> str:
-        begin = int(self.ends[number - 1]) if number else 0
-        return bytes(self.data[begin : int(self.ends[number])]).decode(errors="surrogateescape")
-
-
-def pack_strings(strings: Iterable[str]) -> StringArray:
-    """The strings one after the other."""
-    encoded = [string.encode(errors="surrogateescape") for string in strings]
-    ends = np.cumsum([len(string) for string in encoded], dtype=np.int64)
-    return StringArray(np.frombuffer(b"".join(encoded), np.uint8), ends)
-
-
-def replace_unstorable(text: str) -> str:
-    """The text without halves of letters, which JSON can hold and no file's name or index can."""
-    try:
-        text.encode(errors="surrogateescape")
-        return text
-    except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-
-
-def join_strings(parts: Sequence[StringArray]) -> StringArray:
-    """The strings of all parts, one after the other."""
-    starts = np.cumsum([0, *(len(part.data) for part in parts)])
-    ends = [part.ends + start for part, start in zip(parts, starts[:-1], strict=True)]
-    return StringArray(np.concatenate([part.data for part in parts]), np.concatenate(ends))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Index:
     """The images of one split: the file each lies in, where in it, and what it shows."""
@@ -122,6 +87,7 @@ class Index:
     sha256: str = ""  # kept by an index on disk, where a million names are not hashed again
     save_error: str = ""  # why it could not be written to disk; empty: it was
     snapshot_sha256: str = ""  # of names, sizes and times of the files it was made from
+    ignored: dict[str, int] = field(default_factory=dict)  # files that lie there unread, by reason
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -135,6 +101,22 @@ class Index:
         """Counts, and a hash over names, sizes and labels; no image is opened."""
         digest = self.sha256 or self.hash_entries()
         return {"images": len(self), "classes": len(self.classes), "sha256": digest}
+
+    def take(self, numbers: NDArray[np.int64]) -> "Index":
+        """The index of some of its images, in that order."""
+        names = self.names and pack_strings(self.names[int(number)] for number in numbers)
+        digest = hashlib.sha256(f"{self.sha256 or self.hash_entries()}\n".encode())
+        digest.update(np.asarray(numbers, "<i8").tobytes())
+        return replace(
+            self,
+            names=names,
+            file_numbers=self.file_numbers[numbers],
+            offsets=self.offsets[numbers],
+            sizes=self.sizes[numbers],
+            labels=self.labels[numbers],
+            boxes=None if self.boxes is None else self.boxes[numbers],
+            sha256=digest.hexdigest(),
+        )
 
     def hash_entries(self) -> str:
         """sha256 over every image's name, size and label; runs are known by it: never change it."""
@@ -158,7 +140,7 @@ def hash_snapshot(snapshot: Snapshot) -> str:
 
 
 def load_or_build_index(
-    root: Path, key: str, *, snapshot: Snapshot, build: Callable[[], Index]
+    root: Path, key: str, *, snapshot: Snapshot | _TakeSnapshot, build: Callable[[], Index]
 ) -> Index:
     """The index of a data folder: the one that was kept, or a new one, which is kept.
 
@@ -169,6 +151,7 @@ def load_or_build_index(
         found = _load_index(path, snapshot)
         if found is not None:
             return found
+    snapshot = snapshot(None) if callable(snapshot) else snapshot
     index = replace(build(), snapshot_sha256=hash_snapshot(snapshot))
     content, why = _to_bytes(index, snapshot), ""
     for path in paths:
@@ -209,6 +192,7 @@ def _to_bytes(index: Index, snapshot: Snapshot) -> bytes:
         "format": _FORMAT,
         "classes": index.classes,
         "stamp": snapshot,
+        "ignored": index.ignored,
         "sha256": index.hash_entries(),
         "arrays": {name: [a.dtype.str, list(a.shape)] for name, a in arrays.items()},
     }
@@ -220,7 +204,7 @@ def _to_bytes(index: Index, snapshot: Snapshot) -> bytes:
     return bytes(out) + zlib.crc32(out).to_bytes(_CRC_BYTES, "little")
 
 
-def _load_index(path: Path, snapshot: Snapshot) -> Index | None:
+def _load_index(path: Path, snapshot: Snapshot | _TakeSnapshot) -> Index | None:
     """The index in a file; None where there is none, or none that fits the snapshot."""
     try:
         content = copy_to_memory(path)
@@ -232,7 +216,7 @@ def _load_index(path: Path, snapshot: Snapshot) -> Index | None:
         return None  # its checksum fits, and it says nonsense: not of ours
 
 
-def _parse_index(content: memoryview, snapshot: Snapshot) -> Index | None:
+def _parse_index(content: memoryview, snapshot: Snapshot | _TakeSnapshot) -> Index | None:
     """The index of these bytes; None where they are damaged, or do not fit the snapshot."""
     if zlib.crc32(content[:-_CRC_BYTES]) != int.from_bytes(content[-_CRC_BYTES:], "little"):
         return None
@@ -240,7 +224,10 @@ def _parse_index(content: memoryview, snapshot: Snapshot) -> Index | None:
     if content[:8] != _MAGIC or end > len(content):
         return None
     header = json.loads(bytes(content[16:end]))
-    if header["format"] != _FORMAT or header["stamp"] != snapshot:
+    if header["format"] != _FORMAT:
+        return None
+    now = snapshot(header["stamp"]) if callable(snapshot) else snapshot
+    if header["stamp"] != now:
         return None
     arrays = {}
     for name, (dtype, shape) in header["arrays"].items():
@@ -259,7 +246,8 @@ def _parse_index(content: memoryview, snapshot: Snapshot) -> Index | None:
         labels=arrays["labels"],
         boxes=arrays.get("boxes"),
         sha256=header["sha256"],
-        snapshot_sha256=hash_snapshot(snapshot),
+        snapshot_sha256=hash_snapshot(header["stamp"]),
+        ignored={str(why): int(count) for why, count in header.get("ignored", {}).items()},
     )
 
 
@@ -267,10 +255,12 @@ class IndexedSource:
     """Random access to images by an index: whole files, or pieces of larger ones.
 
     first_label: the number that the files give the first class, to speak of labels as they do.
-    limits: how large an image may be; whoever opens the source may set others.
+    limits: how large an image may be; upright: whether images are turned as their EXIF says.
+    Whoever opens the source may set others.
     """
 
     limits = DEFAULT_LIMITS
+    upright = True
 
     def __init__(self, root: Path, index: Index, *, first_label: int = 0):
         self.root, self.index, self.first_label = root, index, first_label
@@ -283,8 +273,8 @@ class IndexedSource:
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """The image as RGB; raises BadImage when it cannot be read or decoded."""
-        max_pixels = self.limits.max_pixels
-        return decode(self.encoded(index), self.name(index), max_pixels=max_pixels)
+        data, max_pixels = self.encoded(index), self.limits.max_pixels
+        return decode(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
 
     def image(self, index: int) -> Image:
         """The image, to be decoded as far as it is needed; raises BadImage."""
@@ -292,7 +282,8 @@ class IndexedSource:
 
     def to_image(self, index: int, data: bytes) -> Image:
         """The image of bytes that `encoded` gave, to be decoded as far as it is needed."""
-        return EncodedImage(data, self.name(index), max_pixels=self.limits.max_pixels)
+        max_pixels = self.limits.max_pixels
+        return EncodedImage(data, self.name(index), max_pixels=max_pixels, upright=self.upright)
 
     def encoded(self, index: int) -> bytes:
         """The bytes of the image's file, or of its piece of one."""
@@ -343,6 +334,14 @@ class IndexedSource:
                 offset, size = int(self.index.offsets[index]), int(self.index.sizes[index])
                 descriptor = self._descriptor(int(self.index.file_numbers[index]))
                 os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def take(self, numbers: NDArray[np.int64]) -> Self:
+        """The source of some of its images, in that order."""
+        some = copy(self)
+        some._open_files, some._lock = OrderedDict(), Lock()
+        some.index = self.index.take(numbers)
+        some.labels = some.index.labels
+        return some
 
     def _descriptor(self, file: int) -> int:
         """An open file that holds many images; the one unused longest is closed for it."""

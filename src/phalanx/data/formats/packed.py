@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,11 @@ from phalanx.data.formats.image_file import open_data_file
 from phalanx.data.formats.index import (
     Index,
     IndexedSource,
-    StringArray,
     hash_snapshot,
-    pack_strings,
     read_errors,
     snapshot_files,
 )
+from phalanx.data.string_array import StringArray, pack_strings
 from phalanx.errors import DataError
 
 MAGIC, END_MAGIC = b"phalanxP", b"phalanxE"
@@ -74,8 +73,7 @@ class _PackedSource(IndexedSource):
         """Raw pixels as they are, a JPEG to be decoded as far as it is needed."""
         data = self._read_checked(index)
         if not self.raw:
-            max_pixels = self.limits.max_pixels
-            return EncodedImage(data, self.name(index), max_pixels=max_pixels)
+            return self.to_image(index, data)
         if not data:
             raise BadImage(self.name(index), "it could not be decoded when it was packed")
         height, width = int(self.arrays["heights"][index]), int(self.arrays["widths"][index])
@@ -95,6 +93,15 @@ class _PackedSource(IndexedSource):
         if _CHECKSUMS[self.header["format"]](data) != int(self.arrays["checksums"][index]):
             raise BadImage(self.name(index), _CHANGED_AFTER_PACKING)
         return data
+
+    def take(self, numbers: NDArray[np.int64]) -> Self:
+        """The source of some of its images, in that order."""
+        some = super().take(numbers)
+        own = ("labels", "checksums", "heights", "widths")
+        arrays = {name: self.arrays[name][numbers] for name in own if name in self.arrays}
+        assert some.index.names is not None
+        some.arrays = {**arrays, "names.letters": some.index.names.data}
+        return some
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash over labels and the checksums of all images."""

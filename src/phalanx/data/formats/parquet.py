@@ -17,14 +17,7 @@ import numpy as np
 
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.formats.image_file import refuse_special
-from phalanx.data.formats.index import (
-    NO_LABEL,
-    WRONG_LABEL,
-    Index,
-    IndexedSource,
-    pack_strings,
-    replace_unstorable,
-)
+from phalanx.data.formats.index import NO_LABEL, WRONG_LABEL, Index, IndexedSource
 from phalanx.data.formats.shards import (
     MAX_CLASSES,
     SCANNED,
@@ -34,6 +27,7 @@ from phalanx.data.formats.shards import (
     ShardScan,
     refuse_unusable,
 )
+from phalanx.data.string_array import pack_strings, replace_unstorable
 from phalanx.errors import DataError
 
 _SPLITS = {"train": SHARD_SPLITS["train"], "valid": (*SHARD_SPLITS["valid"], "test")}
@@ -46,15 +40,15 @@ _GROUPS_KEPT, _BYTES_KEPT = 4, 256 * 2**20  # of decoded row groups, by one proc
 _ARROW_ERRORS = (OSError, ValueError, NotImplementedError)
 
 
-def _import_pyarrow() -> Any:
-    """The module that reads parquet; raises DataError with the way to get it."""
+def import_pyarrow() -> Any:
+    """The module that reads and writes parquet; raises DataError with the way to get it."""
     # Arrow's own allocator keeps what row groups leave behind, and grows for many epochs
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     try:
         import pyarrow.parquet
     except ImportError:
         raise DataError(
-            "parquet files are read with pyarrow, which is missing; pip install 'phalanx[parquet]'"
+            "parquet needs pyarrow, which is not installed; pip install 'phalanx[parquet]'"
         ) from None
     return pyarrow
 
@@ -77,7 +71,7 @@ class _ParquetFile:
     def __init__(self, path: Path):
         self.path = path
         refuse_special(path)
-        self.file = _import_pyarrow().parquet.ParquetFile(path)
+        self.file = import_pyarrow().parquet.ParquetFile(path)
         self.schema = self.file.schema_arrow
         metadata = self.file.metadata
         rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -97,7 +91,7 @@ class _ParquetFile:
 
     def find_image_column(self) -> str:
         """The column with the bytes of images: a struct's "bytes", or one of plain binary."""
-        types = _import_pyarrow().types
+        types = import_pyarrow().types
         found = {}
         for field in self.schema:
             if types.is_binary(field.type) or types.is_large_binary(field.type):
@@ -108,7 +102,7 @@ class _ParquetFile:
 
     def find_label_column(self) -> str:
         """The column with the number of the class."""
-        types = _import_pyarrow().types
+        types = import_pyarrow().types
         found = [field.name for field in self.schema if types.is_integer(field.type)]
         return self._choose_column("a label", found, _LABEL_COLUMNS)
 

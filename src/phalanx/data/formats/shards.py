@@ -15,14 +15,12 @@ from phalanx.data.formats.index import (
     Box,
     Index,
     IndexedSource,
-    StringArray,
-    join_strings,
     load_or_build_index,
-    pack_strings,
     read_errors,
     snapshot_files,
 )
 from phalanx.data.process_pool import ProcessPool, WorkerKilled
+from phalanx.data.string_array import StringArray, join_strings, pack_strings
 from phalanx.errors import DataError
 from phalanx.plan.machine import count_cores
 
@@ -67,7 +65,7 @@ class ShardFiles:
     def _match(self, folder: Path, names: Sequence[str]) -> list[re.Match[str]]:
         """The files of a split that lie in a folder."""
         pattern = re.compile(rf"(?:.+[-_.])?(?:{'|'.join(names)})-(?P<number>\d+){self.tail}")
-        with read_errors(folder, "mend its rights or fetch it"):
+        with read_errors(folder, "check its permissions, or download it again"):
             return [m for path in folder.iterdir() if (m := pattern.fullmatch(path.name))]
 
 
@@ -109,7 +107,7 @@ def _describe_missing(
 
 def read_class_names(path: Path) -> tuple[str, ...] | None:
     """The class names of a file, one a line; None where there is no such file."""
-    with read_errors(path, "mend its rights"):
+    with read_errors(path, "check its permissions"):
         if not path.exists():
             return None
         with open_data_file(path) as file:
@@ -189,7 +187,7 @@ class ShardFormat:
         paths = self.find(root, split)
         if not paths:
             return None
-        with read_errors(root, "mend its rights or fetch it"):
+        with read_errors(root, "check its permissions, or download it again"):
             return load_or_build_index(
                 root,
                 f"{self.key}-{split}",

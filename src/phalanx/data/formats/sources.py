@@ -1,10 +1,10 @@
 """Where images come from: the formats that data can lie in, and what opens each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,16 @@ from phalanx.data.formats import cifar, folder, idx, imagenet, packed, parquet, 
 from phalanx.data.formats.arrays import GeneratedSpec, open_embedded, open_generated
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
+from phalanx.data.layouts.listing import LayoutOptions
+from phalanx.data.layouts.split_folders import TRAIN_NAMES, VALID_NAMES, has_class_folders
+from phalanx.data.layouts.val_split import choose_valid_images
 from phalanx.errors import ConfigError, DataError, suggest
+from phalanx.units import parse_share
 
 Split = Literal["train", "valid"]
+FOLDER_FORMS = ("folder", "imagenet")  # whose layout options can tell
+_SHARE_STEPS = 10_000  # the first rule of --val-split took a bare 10 for so many of them
+_USUAL = LayoutOptions()
 
 
 class Source(Protocol):
@@ -49,97 +56,115 @@ class _DataFormat:
     files: str  # what lies in the folder
     how_to_get: str
     is_in: Callable[[Path], bool]  # whether it lies in a folder
-    has_split: Callable[[Path, str], object] = lambda _root, _split: True  # of one that is there
-    open: Callable[[Path, str], Source] | None = None  # None: to be built into another one first
+    has_split: Callable[[Path, str, LayoutOptions], object] = lambda *_: (
+        True
+    )  # of one that is there
+    open: Callable[[Path, str, LayoutOptions], Source] | None = (
+        None  # None: to be built into another
+    )
+
+
+_Answer = TypeVar("_Answer")
+
+
+def _any_layout(
+    ask: Callable[[Path, str], _Answer],
+) -> Callable[[Path, str, LayoutOptions], _Answer]:
+    """A function of a format that has but one layout."""
+
+    def ask_any(root: Path, split: str, _layout: LayoutOptions = _USUAL) -> _Answer:
+        return ask(root, split)
+
+    return ask_any
 
 
 DATA_FORMATS: dict[str, _DataFormat] = {
     "folder": _DataFormat(
-        files="train/CLASS/ and val/CLASS/ with .jpg or .png files",
+        files="images in class folders, with train/ and val/ above them or without",
         how_to_get="your own images; phalanx data build --to folder",
-        is_in=folder.has_class_folders,
-        has_split=folder.has_split_folder,
+        is_in=has_class_folders,
+        has_split=folder.has_split,
         open=folder.open_folder,
     ),
     "imagenet": _DataFormat(
         files="train/SYNSET/ and val/SYNSET/, with imagenet_2012_bounding_boxes.csv or without",
         how_to_get="image-net.org, or phalanx data build --to folder",
         is_in=imagenet.has_imagenet_folders,
-        has_split=folder.has_split_folder,
+        has_split=folder.has_split,
         open=imagenet.open_imagenet,
     ),
     "imagenet-official": _DataFormat(
         files="ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and the development kit",
         how_to_get="image-net.org; convert with phalanx data build",
         is_in=imagenet.has_official_archives,
-        has_split=lambda root, split: (root / imagenet.OFFICIAL_ARCHIVES[split]).is_file(),
+        has_split=lambda root, split, _: (root / imagenet.OFFICIAL_ARCHIVES[split]).is_file(),
     ),
     "imagenet-kaggle": _DataFormat(
         files="ILSVRC/Data/CLS-LOC/ with LOC_*_solution.csv beside it",
         how_to_get="kaggle.com; convert with phalanx data build",
         is_in=imagenet.has_kaggle_folder,
-        has_split=lambda root, split: imagenet.find_kaggle_folder(root, split).is_dir(),
+        has_split=lambda root, split, _: imagenet.find_kaggle_folder(root, split).is_dir(),
     ),
     "tfrecord": _DataFormat(
         files="train-00000-of-01024 and validation-00000-of-00128",
         how_to_get="phalanx data build --to tfrecord",
         is_in=tfrecord.SHARD_FILES.exist_in,
-        has_split=tfrecord.SHARD_FILES.find,
-        open=tfrecord.open_tfrecord,
+        has_split=_any_layout(tfrecord.SHARD_FILES.find),
+        open=_any_layout(tfrecord.open_tfrecord),
     ),
     "tar": _DataFormat(
         files="train-000000.tar and validation-000000.tar, as WebDataset has them",
         how_to_get="phalanx data build --to tar",
         is_in=webdataset.SHARD_FILES.exist_in,
-        has_split=webdataset.SHARD_FILES.find,
-        open=webdataset.open_tar,
+        has_split=_any_layout(webdataset.SHARD_FILES.find),
+        open=_any_layout(webdataset.open_tar),
     ),
     "parquet": _DataFormat(
         files="train-*.parquet with a column of images, as Hugging Face publishes them",
         how_to_get="huggingface.co",
         is_in=parquet.has_parquet_files,
-        has_split=parquet.find_files,
-        open=parquet.open_parquet,
+        has_split=_any_layout(parquet.find_files),
+        open=_any_layout(parquet.open_parquet),
     ),
     "packed": _DataFormat(
         files="train.phx and valid.phx",
         how_to_get="phalanx data build --to packed",
         is_in=packed.has_packed_files,
-        has_split=lambda root, split: packed.packed_path(root, split).is_file(),
-        open=packed.open_packed,
+        has_split=lambda root, split, _: packed.packed_path(root, split).is_file(),
+        open=_any_layout(packed.open_packed),
     ),
     "cifar10": _DataFormat(
         files="data_batch_1.bin to 5 and test_batch.bin, or cifar-10-binary.tar.gz",
         how_to_get="phalanx data fetch cifar10",
         is_in=partial(cifar.has_cifar_files, data="cifar10"),
-        open=partial(cifar.open_cifar, "cifar10"),
+        open=_any_layout(partial(cifar.open_cifar, "cifar10")),
     ),
     "cifar100": _DataFormat(
         files="train.bin and test.bin, or cifar-100-binary.tar.gz",
         how_to_get="phalanx data fetch cifar100",
         is_in=partial(cifar.has_cifar_files, data="cifar100"),
-        open=partial(cifar.open_cifar, "cifar100"),
+        open=_any_layout(partial(cifar.open_cifar, "cifar100")),
     ),
     "mnist": _DataFormat(
         files="four idx files, plain or gzipped",
         how_to_get="phalanx data fetch mnist",
         is_in=lambda root: idx.identify_idx_files(root) == "mnist",
-        open=partial(idx.open_idx, "mnist"),
+        open=_any_layout(partial(idx.open_idx, "mnist")),
     ),
     "fashion-mnist": _DataFormat(
         files="four idx files, plain or gzipped",
         how_to_get="phalanx data fetch fashion-mnist",
         is_in=lambda root: idx.identify_idx_files(root) == "fashion-mnist",
-        open=partial(idx.open_idx, "fashion-mnist"),
+        open=_any_layout(partial(idx.open_idx, "fashion-mnist")),
     ),
 }
 
 _Opener = Callable[[str | None, Split, GeneratedSpec | None], Source]
 
 
-def _build_folder_opener(open_format: Callable[[Path, str], Source]) -> _Opener:
+def _build_folder_opener(open_format: Callable[[Path, str, LayoutOptions], Source]) -> _Opener:
     """The opener of a format that lies in --data-dir."""
-    return lambda data_dir, split, _spec: open_format(_existing_folder(data_dir), split)
+    return lambda data_dir, split, _spec: open_format(_existing_folder(data_dir), split, _USUAL)
 
 
 OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has nothing to open
@@ -150,10 +175,10 @@ OPENERS: dict[str, _Opener] = {  # "synthetic" is made on the device and has not
 
 
 class ValSplit(NamedTuple):
-    """How a folder without a validation split gets one."""
+    """How data without a validation split gets one."""
 
-    share: float
-    seed: int
+    wanted: str  # "10%", "0.1" or "40"
+    seed: int = 0  # of older runs; today the names alone decide
 
 
 def open_source(
@@ -163,6 +188,7 @@ def open_source(
     *,
     generated: GeneratedSpec | None = None,
     val_split: ValSplit | None = None,
+    layout: LayoutOptions = _USUAL,
     limits: ReadLimits | None = None,
 ) -> Source:
     """The images of one split of a dataset, of which those above the limits are bad."""
@@ -173,12 +199,103 @@ def open_source(
             f"--data {data} lies in a folder: give --data-dir DIR, or set DATA_DIR in the "
             "environment"
         )
-    if val_split is not None:
-        root, (share, seed) = _existing_folder(data_dir), val_split
-        source: Source = folder.open_with_val_split(root, split, share=share, seed=seed)
+    if data in DATA_FORMATS:
+        root = _existing_folder(data_dir)
+        source = open_format(data, root, split, layout=layout, val_split=val_split)
+    elif val_split is not None:
+        raise ConfigError(f"--val-split: {data} has validation images; leave the option out")
     else:
         source = OPENERS[data](data_dir, split, generated)
     return set_limits(source, limits)
+
+
+def open_format(
+    data: str,
+    root: Path,
+    split: str,
+    *,
+    layout: LayoutOptions = _USUAL,
+    val_split: ValSplit | None = None,
+) -> Source:
+    """One split of what lies in a folder, or one side of it as --val-split divides it."""
+    form = DATA_FORMATS[data]
+    if form.open is None:
+        raise ValueError(f"{data} is handed out, not opened")
+    _refuse_layout(data, layout)
+    if val_split is None:
+        if data not in FOLDER_FORMS:  # which say more
+            _refuse_missing_split(data, root, split)
+        return form.open(root, split, layout)
+    if layout.rule == 1 and data in FOLDER_FORMS:
+        share = parse_share(val_split.wanted, _SHARE_STEPS) / _SHARE_STEPS
+        return folder.open_with_first_val_split(root, split, share=share, seed=val_split.seed)
+    layout, scoring = replace(layout, scoring=False), layout.scoring
+    if form.has_split(root, "valid", layout):
+        if scoring:  # of another folder than the run's: it has its own
+            return form.open(root, split, layout)
+        raise ConfigError(
+            f"--val-split {val_split.wanted}: {root} has validation images already; leave the "
+            "option out"
+        )
+    whole = form.open(root, "train", layout)
+    assert isinstance(whole, IndexedSource)
+    valid = choose_valid_images(
+        whole.labels,
+        lambda number: _find_ranked_name(whole, number),
+        wanted=val_split.wanted,
+        classes=whole.classes,
+    )
+    if split == "train":
+        return whole.take(np.setdiff1d(np.arange(len(whole)), valid))
+    part = whole.take(valid)
+    part.index = replace(part.index, ignored={})  # counted with the training images
+    return part
+
+
+def _refuse_missing_split(data: str, root: Path, split: str) -> None:
+    """Raise DataError for a split that is missing beside the other one."""
+    there = {name: DATA_FORMATS[data].has_split(root, name, _USUAL) for name in ("train", "valid")}
+    if split == "valid" and there["train"] and not there["valid"]:
+        raise DataError(
+            f"{root}: no validation data beside the training data; {folder.NO_VALID_SPLIT}"
+        )
+    if split == "train" and there["valid"] and not there["train"]:
+        raise DataError(
+            f"{root}: no training data, only validation data; build it again from the images, or "
+            "give the folder that holds both"
+        )
+
+
+def _refuse_layout(data: str, layout: LayoutOptions) -> None:
+    """Raise ConfigError for options about folders of image files where there are none."""
+    given = {
+        "--labels": layout.labels,
+        "--class-from": layout.class_from,
+        "--valid-split": layout.valid_split,
+    }
+    for flag, value in given.items():
+        if value is not None and data not in FOLDER_FORMS:
+            raise ConfigError(
+                f"{flag}: is for folders of image files, not for {data}; leave it out"
+            )
+
+
+def _find_ranked_name(source: Source, number: int) -> str:
+    """The name that --val-split ranks an image by; a mere number counts with its file's."""
+    name = find_portable_name(source, number)
+    return source.name(number) if name.isdecimal() else name
+
+
+def find_portable_name(source: Source, number: int) -> str:
+    """The name an image has in any format: without the shard, or the split's folder.
+
+    It is CLASS/FILE for a folder, and for files of many images what they call each of them.
+    """
+    if isinstance(source, IndexedSource) and source.index.names is not None:
+        return source.index.names[number]
+    name = source.name(number)
+    first, _, rest = name.partition("/")
+    return rest if "/" in rest and first.lower() in (*TRAIN_NAMES, *VALID_NAMES) else name
 
 
 def set_limits(source: Source, limits: ReadLimits | None) -> Source:

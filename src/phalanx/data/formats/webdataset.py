@@ -26,7 +26,6 @@ from phalanx.data.formats.index import (
     Index,
     IndexedSource,
     enclosing_box,
-    replace_unstorable,
 )
 from phalanx.data.formats.shards import (
     SHARD_PREFIX,
@@ -39,11 +38,15 @@ from phalanx.data.formats.shards import (
     read_class_names,
     refuse_unusable,
 )
+from phalanx.data.string_array import replace_unstorable
 from phalanx.errors import DataError
 
 SHARD_FILES = ShardFiles(r"(?:-of-(?P<total>\d+))?\.tar")
 CLASSES_FILE, METADATA = "classes.txt", "metadata.json"
-_IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+_IMAGE_SUFFIXES = (  # the first there is of a sample; later formats come behind
+    *("jpg", "jpeg", "png", "webp", "bmp", "gif"),
+    *("jfif", "tif", "tiff", "avif", "heic", "heif"),
+)
 _FACTS_LIMIT = 2**20  # bytes of a cls or json member
 _MAX_DIGITS = 18  # of a label: so many fit into the index
 _BOX_SHOWN = 80  # letters of a bbox that is none

@@ -54,7 +54,7 @@ class SharedCaches:
         if not total and any(is_cacheable(source) and len(source) for source in sources.values()):
             raise ConfigError(
                 f"--dataset-cache: the index of {where} does not know how large its images are; "
-                "leave the option away, or `phalanx data build --to packed`"
+                "leave the option out, or `phalanx data build --to packed`"
             )
         refuse_too_large(total, free_memory(), where)
         self.handle: dict[str, Any] = {"splits": {}}
@@ -99,7 +99,7 @@ def refuse_too_large(total: int, free: int, where: str) -> None:
     if total > _MAX_OF_FREE * free:
         raise ConfigError(
             f"--dataset-cache: {where} takes {format_bytes(total)}, of {format_bytes(free)} free "
-            f"memory at most {_MAX_OF_FREE:.0%} are used; leave the option away, or make the "
+            f"memory at most {_MAX_OF_FREE:.0%} are used; leave the option out, or make the "
             "images smaller with `phalanx data build --to packed --short-side 256`"
         )
 

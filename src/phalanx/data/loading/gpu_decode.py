@@ -39,6 +39,7 @@ from phalanx.data.formats.folder import FolderSource
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.loading.loader import BatchBackend, prefetch
 from phalanx.data.loading.reader import Batch, BatchRequest, Reader
+from phalanx.data.orientation import TURNS, UPRIGHT
 from phalanx.data.transforms.transform import (
     FloatCrop,
     TransformSpec,
@@ -146,7 +147,7 @@ class GpuDecoder(BatchBackend):
         spec, sides, flip = self.reader.spec.transform, image_shape(image), False
         crop: FloatCrop
         if self.reader.split == "train":
-            (box,) = self.reader.find_boxes([index])
+            box = self.reader.find_box(index, image)
             crop, flip = choose_crop_and_flip(spec, sides, box, draws)
         else:
             crop = find_centre_crop(*sides, size, share=spec.eval_crop)
@@ -183,9 +184,9 @@ class GpuDecoder(BatchBackend):
 
     def _decode_all(self, rows: list[_OpenedImage]) -> list[_Decoded]:
         """The pixels of each image, from the device where it can, else from the host."""
-        jpegs = [row.jpeg for row in rows if row.jpeg is not None]
-        tensors = self._decode_on_device(jpegs)
-        if jpegs and not tensors:  # one of them was refused: each by itself tells which
+        on_gpu = [row for row in rows if row.jpeg is not None]
+        tensors = self._decode_on_device(on_gpu)
+        if on_gpu and not tensors:  # one of them was refused: each by itself tells which
             return [self._decode_one(row) for row in rows]
         others = [row.image for row in rows if row.jpeg is None]
         on_device, on_host = iter(tensors), self._threads.map(_decode_on_host, others)
@@ -193,13 +194,14 @@ class GpuDecoder(BatchBackend):
 
     def _decode_one(self, row: _OpenedImage) -> _Decoded:
         """One image by itself, from the device where it can: the same whenever it is asked for."""
-        tensors = [] if row.jpeg is None else self._decode_on_device([row.jpeg])
+        tensors = [] if row.jpeg is None else self._decode_on_device([row])
         return tensors[0] if tensors else _decode_on_host(row.image)
 
-    def _decode_on_device(self, jpegs: list[bytes]) -> list[Tensor]:
-        """The images of these files; none at all where the device refuses one of them."""
+    def _decode_on_device(self, rows: list[_OpenedImage]) -> list[Tensor]:
+        """These images, turned upright; none at all where the device refuses one of them."""
         try:
-            return self._decode(jpegs) if jpegs else []
+            tensors = self._decode([row.jpeg for row in rows if row.jpeg]) if rows else []
+            return [_turn_tensor(t, row.image) for t, row in zip(tensors, rows, strict=True)]
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError:
@@ -250,6 +252,17 @@ def is_gpu_decodable(image: Image) -> TypeGuard[EncodedImage]:
         return simplejpeg.decode_jpeg_header(image.data)[2] in _COLOURS
     except ValueError:
         return False
+
+
+def _turn_tensor(tensor: Tensor, image: Image) -> Tensor:
+    """The pixels [3, height, width] of an image as they are to be shown."""
+    orientation = image.orientation if isinstance(image, EncodedImage) else UPRIGHT
+    if orientation == UPRIGHT:
+        return tensor
+    turn = TURNS[orientation]
+    if turn.transpose:
+        tensor = tensor.transpose(1, 2)
+    return tensor.flip([1] * turn.flip_rows + [2] * turn.flip_columns).contiguous()
 
 
 def _decode_on_host(image: Image) -> Pixels | BadImage:

@@ -1,7 +1,7 @@
 """What a batch is made from, what it is, and the reader that fills one."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,9 @@ from phalanx.data.formats.decode import BadImage, EncodedImage, Image, image_sha
 from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
 from phalanx.data.formats.index import IndexedSource
 from phalanx.data.formats.sources import Source, Split, ValSplit, open_source
+from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.loading.cache import Cache, is_cacheable
+from phalanx.data.orientation import turn_box
 from phalanx.data.transforms.augment import Box
 from phalanx.data.transforms.transform import Transform, TransformSpec, build_transform
 from phalanx.errors import DataError
@@ -23,7 +25,7 @@ from phalanx.plan.order import Order
 _Integers = NDArray[np.int64]
 _Bytes = NDArray[np.uint8]
 
-_NOTES_KEPT = 10
+NOTES_KEPT = 1000  # of small images, by each process
 _BAD_SHOWN = 5
 _BLOCK = 1024  # positions of the stream whose random numbers are drawn together
 
@@ -41,9 +43,11 @@ class InputSpec:
     order: Order | None = None  # None where nothing is trained
     generated_images: int = 0
     generated_valid_images: int = 0
-    val_split: float | None = None  # share of a folder's images that become its validation split
+    layout: LayoutOptions = LayoutOptions()  # noqa: RUF009 - frozen
+    val_split: str | None = None  # what becomes the validation split of data without one
     growth: tuple[tuple[int, int], ...] = ()  # until which step training images have which size
     limits: ReadLimits = DEFAULT_LIMITS  # an image above them is bad
+    upright: bool = True  # images are turned as their EXIF says
 
     def size_at(self, step: int) -> int:
         """Height and width of that step's training images."""
@@ -56,14 +60,19 @@ class InputSpec:
         images = self.generated_images if split == "train" else self.generated_valid_images
         generated = GeneratedSpec(images=images, image_size=self.image_size, seed=self.seed)
         val_split = None if self.val_split is None else ValSplit(self.val_split, self.seed)
+        # a folder without splits is scored as a whole, where nothing is trained
+        layout = replace(self.layout, scoring=self.order is None)
         source = open_source(
             self.data,
             self.data_dir,
             split,
             generated=generated,
             val_split=val_split,
+            layout=layout,
             limits=self.limits,
         )
+        if isinstance(source, IndexedSource):
+            source.upright = self.upright
         if split == "train" and self.order is not None and self.order.images != len(source):
             raise DataError(
                 f"{self.data_dir or self.data}: {len(source):,} training images, but this run is "
@@ -85,6 +94,7 @@ class InputSpec:
             "transform": TransformSpec(**{**transform, **pairs}),
             "growth": tuple(map(tuple, growth)),
             "limits": ReadLimits(**plain["limits"]),
+            "layout": LayoutOptions(**plain["layout"]),
         }
         return cls(**{**plain, **nested})
 
@@ -125,7 +135,7 @@ class ReadProblems:
     """
 
     bad: dict[int, str] = field(default_factory=dict)  # its name and what is wrong with it
-    notes: dict[int, str] = field(default_factory=dict)  # the first few that had to be enlarged
+    notes: dict[int, str] = field(default_factory=dict)  # the first that had to be enlarged
     checksums: dict[int, int] = field(default_factory=dict)  # of images that were read lately
 
 
@@ -148,7 +158,9 @@ class Reader:
         self.transform = build_transform(spec.transform)
         self.problems = problems or ReadProblems()
         self._cache = cache if is_cacheable(self.source) else None
-        self._find_box = getattr(self.source, "box", None) if spec.transform.boxes else None
+        self._find_box: Callable[[int], Box | None] | None = (
+            getattr(self.source, "box", None) if spec.transform.boxes else None
+        )
         # of the last two blocks, because a step may straddle them
         self._draw_block = lru_cache(2)(partial(_draw_block, spec, self.transform))
 
@@ -165,7 +177,7 @@ class Reader:
             for row, image in enumerate(images):
                 indices[row] = self._fill_row(int(indices[row]), image, draws[row], out[row])
         else:  # pixels in memory: the whole batch in one call
-            boxes = self.find_boxes(indices.tolist())
+            boxes = map(self.find_box, indices.tolist(), images)
             samples = list(zip(images, draws, boxes, strict=True))
             self.transform.apply_training(samples, out)  # type: ignore[arg-type]
         return indices
@@ -177,9 +189,9 @@ class Reader:
         while True:
             if image is None:
                 index, image = self.find_next_readable(index)
-            (box,) = self.find_boxes([index])
             try:
-                self.transform.apply_training([(image, draws, box)], out[None])
+                sample = image, draws, self.find_box(index, image)
+                self.transform.apply_training([sample], out[None])
                 return index
             except BadImage as bad:
                 self.record_bad(index, bad)
@@ -218,10 +230,12 @@ class Reader:
         """The class of each image; 0 where there is none."""
         return np.where(indices < 0, 0, self.source.labels[indices])
 
-    def find_boxes(self, indices: list[int]) -> list[Box | None]:
-        """The box of each image's object, where crops look for it and it is known."""
-        find_box = self._find_box
-        return [None] * len(indices) if find_box is None else list(map(find_box, indices))
+    def find_box(self, index: int, image: Image | None) -> Box | None:
+        """The box of an image's object as it is shown, where crops look for it and it is known."""
+        box = None if self._find_box is None else self._find_box(index)
+        if box is not None and isinstance(image, EncodedImage):
+            return turn_box(box, image.orientation)
+        return box
 
     def find_next_readable(self, index: int) -> tuple[int, Image]:
         """The image after this one that opens, and its index; raises DataError when none does."""
@@ -257,7 +271,7 @@ class Reader:
             return None
         size, notes = self.spec.image_size, self.problems.notes
         height, width = image_shape(image)
-        if (height < size or width < size) and len(notes) < _NOTES_KEPT:
+        if (height < size or width < size) and len(notes) < NOTES_KEPT:
             name = self.source.name(index)
             notes[index] = f"{name}: {width}x{height} is enlarged for {size}x{size}"
         return image
@@ -308,7 +322,8 @@ def refuse_too_many_bad(bad: dict[int, str], max_bad: int | None) -> None:
     if max_bad is not None and len(bad) > max_bad:
         raise DataError(
             _describe_bad(bad, f"more than {max_bad} training images cannot be read")
-            + "\nmend or remove them, or allow more with --max-bad"
+            + "\nfix or remove them (a resume then needs --accept-changed-data), or allow more "
+            "with --max-bad"
         )
 
 

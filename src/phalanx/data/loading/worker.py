@@ -22,6 +22,7 @@ from phalanx.data.formats.file_bytes import take_copies
 from phalanx.data.loading.cache import open_caches
 from phalanx.data.loading.reader import InputSpec, Reader
 from phalanx.errors import UserError
+from phalanx.escapes import clean_worker_stderr
 
 
 def view_images(slot: NDArray[np.uint8], images: int, size: int) -> NDArray[np.uint8]:
@@ -85,6 +86,7 @@ def _read_tasks(tasks: "queue.Queue[str]") -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
+    clean_worker_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a stopping parent still finishes its step
     # of a mistake in this program the parent is told, which shows the traceback

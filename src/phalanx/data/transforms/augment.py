@@ -18,7 +18,7 @@ from statistics import NormalDist
 import cv2
 import numpy as np
 
-from phalanx.data.formats.decode import Pixels
+from phalanx.data.formats.decode import Crop, Pixels
 from phalanx.data.transforms.operations import (
     OPERATIONS,
     STANDARD_SPACE,
@@ -33,7 +33,6 @@ from phalanx.data.transforms.operations import (
 Draws = Sequence[float]  # random numbers in [0, 1), one for each column
 Columns = tuple[tuple[str, int], ...]  # the name and lane that each draw is keyed by
 Box = tuple[float, float, float, float]  # left, top, right, bottom as shares of the sides
-Crop = tuple[int, int, int, int]  # top, left, height, width
 _Range = tuple[float, float]
 _Pairs = list[tuple[float, float]]
 

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.formats.decode import (
+    Crop,
     Image,
     Pixels,
     decode_image,
-    decode_image_top,
+    decode_image_crop,
     image_shape,
     mirror,
     resize,
@@ -26,7 +27,6 @@ from phalanx.data.transforms.augment import (
     Augment,
     Box,
     Columns,
-    Crop,
     Draws,
     choose_crop,
     colour_jitter,
@@ -171,7 +171,7 @@ def resized_crop(image: Image, crop: Crop, size: int) -> Pixels:
     """The crop as a square of that size; no more of the image is decoded than that needs."""
     top, left, tall, wide = crop
     height, width = image_shape(image)
-    pixels = decode_image_top(image, top + tall, scale=max(size / tall, size / wide))
+    pixels = decode_image_crop(image, crop, scale=max(size / tall, size / wide))
     down, across = pixels.shape[0] / height, pixels.shape[1] / width  # 1, or what was decoded
     top, bottom = round(top * down), max(round((top + tall) * down), round(top * down) + 1)
     left, right = round(left * across), max(round((left + wide) * across), round(left * across) + 1)

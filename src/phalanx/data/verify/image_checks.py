@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from phalanx.catalog.datasets import MAX_PIXELS
 from phalanx.data.convert.sample import find_promised_format
-from phalanx.data.convert.source_splits import ImageTask, SplitKey, find_portable_name, open_once
+from phalanx.data.convert.source_splits import ImageTask, SplitKey, open_once
 from phalanx.data.formats.decode import (
     JPEG_START,
     BadImage,
     Pixels,
     decode,
-    read_image_header,
     read_image_shape,
     resize,
 )
@@ -27,6 +26,9 @@ from phalanx.data.formats.index import (
     WRONG_LABEL,
     IndexedSource,
 )
+from phalanx.data.formats.sources import find_portable_name
+from phalanx.data.orientation import UPRIGHT, find_jpeg_orientation, turn_pixels
+from phalanx.data.pillow_image import read_image_header
 
 if TYPE_CHECKING:
     from phalanx.data.formats.sources import Source
@@ -37,6 +39,7 @@ except ImportError:  # damage that Pillow overlooks stays unseen
     simplejpeg = None
 
 OUT_OF_RANGE = "label out of range"
+TURNED = "rotated by EXIF"
 KINDS = (
     "zero-size",
     "undecodable",
@@ -45,6 +48,7 @@ KINDS = (
     "CMYK",
     "greyscale",
     OUT_OF_RANGE,
+    TURNED,
 )
 KIND_BITS = {kind: 1 << place for place, kind in enumerate(KINDS)}
 _KIND_OF_FAULT = {  # what the index knows to be bad; undecodable where it is none of these
@@ -66,7 +70,7 @@ ImageKey = tuple[SplitKey, int]  # the split of an image, and its number there
 
 CHECK = np.dtype(  # what is found in one image
     [
-        ("flags", np.uint8),  # the bits of KINDS
+        ("flags", np.uint16),  # the bits of KINDS
         ("content", np.uint8, 32),  # the sha256 of what is stored
         ("identity", np.uint8, 32),  # the sha256 of split, name, content and label
         ("hash", np.uint64),  # a difference hash: where the picture gets lighter to the right
@@ -118,12 +122,14 @@ def check_image(source: "Source", number: int) -> tuple[bytes, Pixels | None, di
 
 
 def _check_header(data: bytes, promised_format: str) -> dict[str, str]:
-    """What the header of an image tells: another format, other inks."""
+    """What the header of an image tells: another format, other inks, another way up."""
     header, found = read_image_header(data), {}
     if promised_format and header.format and header.format != promised_format:
         found["wrong extension"] = f"is a {header.format} inside"
     if header.mode == "CMYK":
         found["CMYK"] = "four inks, not red, green and blue"
+    if header.orientation != UPRIGHT:
+        found[TURNED] = ""
     return found
 
 
@@ -135,7 +141,8 @@ def _decode_strictly(
     if simplejpeg is not None and data.startswith(JPEG_START):
         try:
             read_image_shape(data, name, max_pixels=max_pixels)
-            return simplejpeg.decode_jpeg(data), damage
+            pixels = turn_pixels(simplejpeg.decode_jpeg(data), find_jpeg_orientation(data))
+            return pixels, damage
         except BadImage as bad:
             return None, {"undecodable": bad.why}
         except ValueError as warning:

@@ -1,7 +1,7 @@
 """Every image of a dataset checked: what is wrong, what lies there twice, and its manifest."""
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.convert.source_splits import (
+    AS_IT_LIES,
     TASK_IMAGES,
     Progress,
+    Reading,
     SourceSplit,
     choose_workers,
     find_source_splits,
     make_tasks,
 )
-from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
+from phalanx.data.formats.detect import count_ignored, describe_found
 from phalanx.data.formats.imagenet import SEQUENTIAL_FORMATS
 from phalanx.data.process_pool import ProcessPool
 from phalanx.data.verify.image_checks import (
@@ -24,6 +26,7 @@ from phalanx.data.verify.image_checks import (
     KIND_BITS,
     KINDS,
     OUT_OF_RANGE,
+    TURNED,
     Checks,
     ImageKey,
     Reasons,
@@ -34,14 +37,14 @@ from phalanx.data.verify.near_duplicates import find_near_duplicates, group_equa
 from phalanx.errors import DataError
 
 _ADJECTIVES = {"train": "training", "valid": "validation"}
-NOTES = ("greyscale",)  # worth knowing, not wrong
+NOTES = ("greyscale", TURNED)  # worth knowing, not wrong
 _UNUSABLE = sum(KIND_BITS[kind] for kind in ("zero-size", "undecodable", "truncated", OUT_OF_RANGE))
 EXACT, NEAR = "exact duplicates", "near duplicates"
 SHARED, NEARLY_SHARED = "in both splits", "nearly the same in both splits"
 MISSING = "class missing in a split"
 _JSON_KEYS = (
     *("folder", "data", "images", "manifest", "wrong", "totals"),
-    *("single", "groups", "missing", "classes"),
+    *("single", "groups", "missing", "classes", "layout", "ignored"),
 )
 
 
@@ -73,6 +76,8 @@ class VerifyResult:
     missing: list[str]  # a line for each class that a split does without
     manifest: str
     fingerprints: dict[str, Any]  # by split, of what was checked
+    layout: str = ""  # how the folder was understood
+    ignored: dict[str, int] = field(default_factory=dict)  # files that were not read, by reason
 
     @property
     def totals(self) -> dict[str, int]:
@@ -105,12 +110,12 @@ def describe_problems(wrong: int) -> str:
 def verify(
     root: Path,
     *,
-    limits: ReadLimits = DEFAULT_LIMITS,
+    reading: Reading = AS_IT_LIES,
     workers: int | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> VerifyResult:
     """Check every image of both splits of the dataset in a folder."""
-    splits = find_source_splits(root, limits)
+    splits = find_source_splits(root, reading)
     data, classes = splits[0].data, splits[0].classes
     if data in SEQUENTIAL_FORMATS:
         raise DataError(
@@ -138,6 +143,8 @@ def verify(
         ],
         manifest=compute_manifest(classes, checks["identity"]),
         fingerprints={split.name: split.source.fingerprint() for split in splits},
+        layout=describe_found(data, splits[0].folder, reading.layout),
+        ignored=count_ignored(split.source for split in splits),
     )
 
 
@@ -189,7 +196,7 @@ def compute_manifest(classes: tuple[str, ...], identities: NDArray[np.uint8]) ->
 
 
 def _find_single(
-    all_images: _AllImages, flags: NDArray[np.uint8], reasons: Reasons
+    all_images: _AllImages, flags: NDArray[np.uint16], reasons: Reasons
 ) -> dict[str, list[ImageLocation]]:
     """By kind, the images it is true of."""
     found = {

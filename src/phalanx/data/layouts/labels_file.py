@@ -1,0 +1,225 @@
+"""A table of labels: CSV or JSON lines with a path, a label and perhaps a split for each image."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from phalanx.data.layouts.image_files import find_image_suffixes
+from phalanx.data.layouts.split_folders import TRAIN_NAMES, VALID_NAMES
+from phalanx.errors import ConfigError, DataError, suggest
+
+_HEADINGS = {  # what columns and keys are called
+    "path": ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "name"),
+    "label": ("label", "class", "category", "class_name", "target"),
+    "split": ("split", "set", "subset", "partition"),
+}
+_PROBLEMS_SHOWN = 10
+_WANTED = "wants path,label or path,label,split"
+
+
+class _Row(NamedTuple):
+    """One image of the table, as it is written."""
+
+    line: int
+    path: str
+    label: str
+    split: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelTable:
+    """What a table of labels says: by split the class of each path, and the splits nobody uses."""
+
+    splits: dict[str, dict[str, str]]  # train and valid, those of them that there are
+    classes: tuple[str, ...]
+    left_over: tuple[str, ...]
+    unused: frozenset[str]  # paths in the rows of splits that are left over
+    has_splits: bool
+
+
+def parse_labels(text: str, table: Path, *, root: Path, valid_split: str | None) -> LabelTable:
+    """The table of a text; all that is wrong with it is said at once."""
+    is_json = table.suffix.lower() in (".jsonl", ".ndjson", ".json")
+    read_rows = _read_json_rows if is_json else _read_csv_rows
+    rows = list(read_rows(text.removeprefix("\ufeff"), table))
+    if not rows:
+        raise DataError(f"{table}: has no rows; it {_WANTED} for each image")
+    problems: list[str] = []
+    splits, left_over = _choose_splits(rows, table, valid_split, problems)
+    found: dict[str, dict[str, str]] = {}
+    seen: dict[str, int] = {}
+    unused = set()
+    for row in rows:
+        where = f"{table}, line {row.line}"
+        path = _find_path(row.path, root, where, problems)
+        if not row.label:
+            problems.append(f"{where}: {row.path} has no label")
+        if path and path in seen:
+            problems.append(f"{where}: {row.path} is already in line {seen[path]}")
+        elif path:
+            seen[path] = row.line
+            split = splits.get(row.split.lower())
+            if split:
+                found.setdefault(split, {})[path] = row.label
+            else:
+                unused.add(path)
+    _refuse(problems, table)
+    trained = found.get("train") or found.get("valid") or {}
+    classes = _sort_classes(set(trained.values()))
+    if len(classes) < 2:
+        raise DataError(f"{table}: has only one class, {classes[0]!r}; a classifier needs two")
+    has_splits = any(row.split for row in rows)
+    return LabelTable(
+        splits=found,
+        classes=classes,
+        left_over=left_over,
+        unused=frozenset(unused),
+        has_splits=has_splits,
+    )
+
+
+def describe_table(table: LabelTable, name: str) -> str:
+    """The layout in a line."""
+    text = f"labels from {name}"
+    if not table.has_splits:
+        return f"{text}, without splits"
+    if table.left_over:
+        left = ", ".join(table.left_over)
+        text += f"; rows of {left} not used (--valid-split chooses the split to validate on)"
+    return text
+
+
+def _choose_splits(
+    rows: list[_Row], table: Path, valid_split: str | None, problems: list[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What each split that rows name counts as, and those that are left over."""
+    names: dict[str, int] = {}  # with the first line
+    for row in rows:
+        names.setdefault(row.split.lower(), row.line)
+    if valid_split is not None and valid_split.lower() not in names:
+        there = [name for name in names if name and name not in TRAIN_NAMES]
+        way_out = suggest(valid_split, there) if there else "it has no column of splits"
+        raise ConfigError(f"--valid-split {valid_split}: {table} has no such split; {way_out}")
+    if set(names) == {""}:
+        return {"": "train"}, ()
+    valid = valid_split.lower() if valid_split else next((n for n in VALID_NAMES if n in names), "")
+    known = {*TRAIN_NAMES, *VALID_NAMES, valid}
+    for name, line in names.items():
+        if name not in known or not name:
+            what = f"unknown split {name!r}" if name else "no split, though other rows have one"
+            way_out = f"write {TRAIN_NAMES[0]} or {VALID_NAMES[0]}"
+            more = f", or give --valid-split {name}" if name and valid_split is None else ""
+            problems.append(f"{table}, line {line}: {what}; {way_out}{more}")
+    splits = {name: "train" for name in TRAIN_NAMES} | ({valid: "valid"} if valid else {})
+    left = tuple(name for name in names if name in known and name and name not in splits)
+    return splits, left
+
+
+def _find_path(text: str, root: Path, where: str, problems: list[str]) -> str | None:
+    """The path from the root; None, with a problem, where it leads out of it."""
+    path = PurePosixPath(text.replace("\\", "/"))
+    if path.is_absolute():
+        for base in (root.absolute(), root.resolve()):
+            if path.is_relative_to(base.as_posix()):
+                return path.relative_to(base.as_posix()).as_posix()
+    if not text or path.is_absolute() or ".." in path.parts:
+        what = f"{text} is outside of {root}" if text else "names no image"
+        problems.append(f"{where}: {what}; paths are relative to --data-dir")
+        return None
+    return path.as_posix()
+
+
+def _sort_classes(names: set[str]) -> tuple[str, ...]:
+    """The classes by name, numbers by their value."""
+    are_numbers = all(name.isdecimal() and len(name) < 10 for name in names)
+    return tuple(sorted(names, key=lambda name: (int(name), name) if are_numbers else (0, name)))
+
+
+def _refuse(problems: list[str], table: Path) -> None:
+    """Raise DataError with the first of all problems."""
+    if problems:
+        more = len(problems) - _PROBLEMS_SHOWN
+        shown = [*problems[:_PROBLEMS_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        raise DataError("\n".join([*shown, f"fix these lines of {table.name}"]))
+
+
+# --- rows ---
+
+
+def _read_csv_rows(text: str, table: Path) -> Iterator[_Row]:
+    """The rows of a CSV file with or without headings; commas, semicolons or tabs."""
+    columns = None
+    for line, cells in _read_cells(text, table):
+        if columns is None:
+            columns = _find_columns(cells, table)
+            if "path" in map(_find_meaning, cells):
+                continue
+        if len(cells) <= max(columns["path"], columns["label"]):
+            raise DataError(f"{table}, line {line}: {_WANTED}, got {', '.join(cells)[:80]!r}")
+        split = columns.get("split", len(cells))
+        word = cells[split] if split < len(cells) else ""
+        yield _Row(line, cells[columns["path"]], cells[columns["label"]], word)
+
+
+def _read_cells(text: str, table: Path) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row that is not empty, with the number of its line."""
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)  # the first of equals is the comma
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                yield reader.line_num, cells
+    except csv.Error as cause:
+        raise DataError(f"{table}, line {reader.line_num}: no CSV ({cause}); mend it") from None
+
+
+def _find_columns(first: list[str], table: Path) -> dict[str, int]:
+    """The columns by what they hold: as the headings say, else path, label, split in this order."""
+    meanings = [_find_meaning(cell) for cell in first]
+    found = {meaning: place for place, meaning in reversed([*enumerate(meanings)]) if meaning}
+    if "path" in found and "label" in found:
+        return found
+    if first[0].lower().endswith(find_image_suffixes()) and len(first) > 1:
+        return dict(zip(("path", "label", "split"), range(min(3, len(first))), strict=False))
+    raise DataError(
+        f"{table}, line 1: no columns called path and label among {', '.join(first)[:80]}; "
+        f"it {_WANTED}"
+    )
+
+
+def _find_meaning(heading: Any) -> str:
+    """What a heading or key stands for; empty where that is not known."""
+    words = ((meaning, names) for meaning, names in _HEADINGS.items())
+    return next((meaning for meaning, names in words if str(heading).lower() in names), "")
+
+
+def _read_json_rows(text: str, table: Path) -> Iterator[_Row]:
+    """The rows of a file with a JSON object a line."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        cells = _name_cells(value.items()) if isinstance(value, dict) else {}
+        if "path" not in cells:
+            raise DataError(
+                f'{table}, line {number}: wants {{"path": ..., "label": ...}}, got {line[:60]!r}'
+            )
+        words = ["" if cells.get(name) is None else str(cells[name]) for name in _HEADINGS]
+        path, label, split = (word.encode(errors="backslashreplace").decode() for word in words)
+        yield _Row(number, path, label, split)  # JSON can hold halves of letters, no index can
+
+
+def _name_cells(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The values of a JSON object by what they are; the first of several spellings counts."""
+    found: dict[str, Any] = {}
+    for key, value in items:
+        found.setdefault(_find_meaning(key), value)
+    return found

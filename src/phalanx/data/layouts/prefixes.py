@@ -1,0 +1,23 @@
+"""Classes that stand at the beginning of file names."""
+
+import re
+from pathlib import Path, PurePosixPath
+
+from phalanx.data.layouts.image_files import list_images
+
+_PREFIX = re.compile(r"([^._-]+)[._-]")  # up to the first dot, underscore or hyphen
+
+
+def find_prefix(path: str) -> str | None:
+    """The class that a file's name begins with.
+
+    >>> find_prefix("train/cat.1.jpg"), find_prefix("n01440764_tench.JPEG"), find_prefix("7.jpg")
+    ('cat', 'n01440764', None)
+    """
+    found = _PREFIX.match(PurePosixPath(path).stem)
+    return found[1] if found else None
+
+
+def has_prefixes(folder: Path) -> bool:
+    """Whether the name of an image in a folder, or below it, begins with a class."""
+    return any(map(find_prefix, list_images(folder).images))

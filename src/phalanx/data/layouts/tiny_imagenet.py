@@ -1,0 +1,33 @@
+"""Tiny-ImageNet's validation images: one folder, and a table that says what they show."""
+
+from pathlib import Path
+
+from phalanx.errors import DataError
+
+_ANNOTATIONS = "val_annotations.txt"
+
+
+def find_annotations(valid_folder: Path | None) -> Path | None:
+    """The table of a validation folder as Tiny-ImageNet has it; None for any other folder."""
+    if valid_folder is None or not (valid_folder / _ANNOTATIONS).is_file():
+        return None
+    return valid_folder / _ANNOTATIONS
+
+
+def parse_annotations(text: str, table: Path, *, prefix: str) -> dict[str, str]:
+    """The class of each image by its path; lines are FILE, class and a box, set apart by tabs.
+
+    prefix: what the paths of images begin with, "val/" say.
+    """
+    labels = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("\t")
+        if not line.strip():
+            continue
+        if len(words) < 2 or not words[0] or not words[1]:
+            raise DataError(
+                f"{table}, line {number}: wants a file and its class with a tab between them, got "
+                f"{line[:60]!r}; get the table again"
+            )
+        labels[f"{prefix}images/{words[0]}"] = words[1]
+    return labels

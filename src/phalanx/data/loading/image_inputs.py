@@ -1,0 +1,138 @@
+"""Images that somebody hands over: files, folders, Pillow images or arrays, to pixels."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+
+from phalanx.data.formats.decode import (
+    Image,
+    decode,
+    grey_to_rgb,
+    pillow_to_pixels,
+)
+from phalanx.data.formats.image_file import ReadLimits, read_image_file
+from phalanx.data.formats.index import read_errors
+from phalanx.data.layouts.image_files import describe_ignored, list_images
+from phalanx.errors import DataError
+
+_ImageInput = str | Path | Pillow.Image | NDArray[Any]
+_NO_LISTS = (str, Path, Pillow.Image, np.ndarray, bytes, bytearray, dict)
+_KINDS = "a file, a folder, a Pillow image, an array, or a list of these"
+
+
+@dataclass(frozen=True)
+class NamedImage:
+    """One image that was handed over, and what answers call it."""
+
+    name: str
+    image: Path | Pillow.Image | NDArray[np.uint8]
+
+    def read(self, limits: ReadLimits, *, upright: bool) -> Image:
+        """Its pixels; raises BadImage for a file that is none, or is too large."""
+        if isinstance(self.image, Path):
+            data = read_image_file(self.image, self.name, limits)
+            return decode(data, self.name, max_pixels=limits.max_pixels, upright=upright)
+        if isinstance(self.image, Pillow.Image):
+            return pillow_to_pixels(
+                self.image, self.name, max_pixels=limits.max_pixels, upright=upright
+            )
+        return self.image
+
+
+ImageInputs = _ImageInput | Iterable[_ImageInput] | Iterable[NamedImage]
+
+
+def collect_images(images: ImageInputs) -> list[NamedImage]:
+    """Every image that is meant, in order; a folder stands for all images in it.
+
+    Raises DataError for what is no image and for what has none.
+    """
+    is_list = isinstance(images, Iterable) and not isinstance(images, _NO_LISTS)
+    given: list[Any] = list(images) if is_list and not _is_tensor(images) else [images]  # type: ignore[arg-type]
+    if not given:
+        raise DataError(f"no image was given, the list is empty; give {_KINDS}")
+    found: list[NamedImage] = []
+    for one in given:
+        found += _list_one(one, len(found) + 1)
+    return found
+
+
+def _list_one(given: Any, number: int) -> list[NamedImage]:
+    """What one item of a list stands for; number: of the first image in it, counted from 1."""
+    if isinstance(given, NamedImage):
+        return [given]
+    if isinstance(given, str | Path):
+        return _list_path(Path(given))
+    if isinstance(given, Pillow.Image):
+        return [NamedImage(getattr(given, "filename", "") or f"image {number}", given)]
+    if isinstance(given, np.ndarray):
+        arrays = given if given.ndim == 4 else [given]
+        if not len(arrays):
+            raise DataError(f"no image was given, the array is empty; give {_KINDS}")
+        return [
+            NamedImage(f"image {at}", _array_to_pixels(array, f"image {at}"))
+            for at, array in enumerate(arrays, start=number)
+        ]
+    if _is_tensor(given):
+        raise DataError(
+            f"image {number}: is a torch tensor; give an array of [height, width, 3], such as "
+            "tensor.permute(1, 2, 0).numpy(), or call the torch module itself"
+        )
+    raise DataError(f"image {number}: is of type {type(given).__name__}; give {_KINDS}")
+
+
+def _is_tensor(given: object) -> bool:
+    """Whether it is a torch tensor; this room does without torch."""
+    return type(given).__module__.partition(".")[0] == "torch"
+
+
+def _list_path(path: Path) -> list[NamedImage]:
+    """A file, or the images of a folder and of the folders in it, by name."""
+    name = str(path)
+    if "\0" in name:
+        raise DataError(f"{name!r}: has a zero byte in it, which no name of a file can have")
+    if path.is_dir():
+        with read_errors(path, "check its permissions"):
+            found = list_images(path)
+        if not found.images:
+            ignored = describe_ignored(found.ignored) or "it is empty"
+            raise DataError(f"{name}: no image in this folder; {ignored}")
+        return [NamedImage(str(path / file), path / file) for file in found.images]
+    if not os.path.lexists(path):  # a link that leads nowhere is answered as a bad image
+        raise DataError(f"{name}: no such file or folder")
+    return [NamedImage(name, path)]
+
+
+def _array_to_pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """RGB bytes of an array of bytes or of floats from 0 to 1."""
+    channels_last = array[..., None] if array.ndim == 2 else array
+    if channels_last.ndim != 3 or channels_last.shape[2] not in (1, 3, 4) or not array.size:
+        hint = ""
+        if array.ndim == 3 and array.shape[0] in (1, 3, 4):
+            hint = "; channels come last: array.transpose(1, 2, 0)"
+        raise DataError(
+            f"{name}: has the shape {list(array.shape)}, wants [height, width, 3] or "
+            f"[height, width]{hint}"
+        )
+    if np.issubdtype(array.dtype, np.floating):
+        low, high = float(array.min()), float(array.max())
+        if not 0 <= low <= high <= 1:  # false for nan, too
+            raise DataError(
+                f"{name}: floats go from 0 to 1, these from {low:g} to {high:g}; give pixels that "
+                "are not normalised, or bytes from 0 to 255: array.astype('uint8')"
+            )
+        channels_last = np.rint(channels_last * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise DataError(
+            f"{name}: has the type {array.dtype}, wants bytes from 0 to 255, as by "
+            "array.astype('uint8'), or floats from 0 to 1"
+        )
+    if channels_last.shape[2] == 1:
+        return grey_to_rgb(channels_last[..., 0])
+    return np.ascontiguousarray(channels_last[..., :3])  # as Pillow, which drops an alpha channel

@@ -1,0 +1,89 @@
+"""A preset's warm-up and milestones in a run that is shorter than the preset was made for."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from math import floor
+from typing import NamedTuple
+
+from phalanx.config.train_options import ScheduleConfig
+from phalanx.units import Duration, RunLength, parse_duration, parse_durations
+
+_WARMUP, _MILESTONES = "warmup-epoch", "lr-epoch-decay"
+_FALLS = ("lr-decay-length", "lr-decay-period")
+_USUAL_SHARE = Fraction(1, 10)  # of a run, for a warm-up of which no share is known
+
+
+class _FittedSchedule(NamedTuple):
+    """What becomes of the options of a schedule, and what to say of it."""
+
+    changes: dict[str, str]  # by option
+    notes: list[str]
+
+
+def fit_schedule(
+    config: ScheduleConfig, inherited: Mapping[str, str], run: RunLength, made_for: Duration | None
+) -> _FittedSchedule:
+    """The lengths of an inherited schedule that do not fit the run, as the shares they had.
+
+    inherited: whose each option is that the user did not give, such as "the preset's". made_for:
+    how long the preset trains. Where the warm-up and the milestones fit, nothing changes.
+    """
+    given = {name: str(text) for name, text in _texts(config).items() if name in inherited and text}
+    whole = None if made_for is None else run.exact_steps(made_for)
+    changes: dict[str, str] = {}
+    notes: list[str] = []
+
+    def shorten(name: str, text: str, becomes: str) -> None:
+        changes[name] = text
+        length = f"{run.total_steps:,} step{'s' * (run.total_steps != 1)}"
+        notes.append(
+            f"{inherited[name]} --{name} {given[name]} does not fit a run of {length}; {becomes}"
+        )
+
+    if _WARMUP in given and _is_warmup_too_long(given[_WARMUP], run):
+        share = _find_share(parse_duration(given[_WARMUP]), run, whole)
+        steps = floor((share or _USUAL_SHARE) * run.total_steps)
+        how = "its share of the run" if share else "a tenth of the run"
+        becomes = f"it is shortened to {steps:,} step{'s' * (steps != 1)}, {how}"
+        shorten(_WARMUP, f"{steps}st", becomes if steps else "there is no warm-up")
+    if _MILESTONES in given and config.lr_schedule == "step":
+        shares = _find_milestone_shares(given[_MILESTONES], run, whole)
+        if shares:
+            text = ",".join(f"{float(100 * share):.6g}%" for share in shares)
+            shorten(_MILESTONES, text, f"it becomes {text}, the same shares of this run")
+    if changes and whole:
+        for name in (name for name in _FALLS if name in given):
+            share = _find_share(parse_duration(given[name]), run, whole) or Fraction(1)
+            changes[name] = f"{max(1, floor(share * run.total_steps))}st"
+    return _FittedSchedule(changes, notes)
+
+
+def _texts(config: ScheduleConfig) -> dict[str, str | None]:
+    """The lengths of a schedule as they are given."""
+    values = config.model_dump(by_alias=True)
+    return {name: values[name] for name in (_WARMUP, _MILESTONES, *_FALLS)}
+
+
+def _is_warmup_too_long(text: str, run: RunLength) -> bool:
+    """Whether a warm-up leaves no step at the full rate."""
+    return 0 < run.count_steps(parse_duration(text)) >= run.total_steps
+
+
+def _find_share(length: Duration, run: RunLength, whole: Fraction | None) -> Fraction | None:
+    """The share of a preset that a length takes; None where that is not known to be below 1."""
+    if length.unit == "%":
+        return length.amount / 100 if length.amount < 100 else None
+    share = run.exact_steps(length) / whole if whole else None
+    return share if share is not None and share < 1 else None
+
+
+def _find_milestone_shares(
+    text: str, run: RunLength, whole: Fraction | None
+) -> list[Fraction] | None:
+    """The milestones as shares, where the run ends before the last and all of them are known."""
+    milestones = parse_durations(text)
+    if all(run.exact_steps(milestone) <= run.total_steps - 1 for milestone in milestones):
+        return None
+    shares = [_find_share(milestone, run, whole) for milestone in milestones]
+    known = [share for share in shares if share is not None]
+    return known if len(known) == len(shares) else None

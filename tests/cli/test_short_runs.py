@@ -1,0 +1,229 @@
+"""Short runs, forks and folders as a newcomer types them: what is trained, and what is said."""
+
+import pytest
+
+from phalanx.assemble.fork import describe_fork, prepare_fork
+from phalanx.assemble.prepare import prepare_new, prepare_resume
+from phalanx.cli.main import main
+from phalanx.config.read import read_settings
+from phalanx.errors import ConfigError
+from small_photos import write_photos
+from small_runs import make_digits
+
+SMALL = {"data": "mnist", "image-size": "12", "batch-size": "16", "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATA_DIR", raising=False)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return make_digits(tmp_path_factory.mktemp("digits"), train=96, valid=20)
+
+
+def prepare(digits, run_dir, **flags):
+    """A run of mnist-resnet8 on disk: 5 epochs of 6 steps with a warm-up of 3, if not told else."""
+    options = {**SMALL, "data-dir": str(digits), "run-dir": str(run_dir)}
+    options |= {name.replace("_", "-"): str(value) for name, value in flags.items()}
+    return prepare_new(read_settings(None, options), line="")
+
+
+# --- a warm-up that was shortened ---
+
+
+def test_a_resume_derives_the_same_schedule_from_what_was_stored(digits, tmp_path):
+    begun = prepare(digits, tmp_path / "run", steps=3)
+    assert (begun.plan.schedule.warmup, begun.plan.schedule.total) == (0, 3)
+    assert "warmup-epoch: 0st\n" in begun.run.config_text
+    resumed = prepare_resume(tmp_path / "run", {})
+    assert resumed.plan.schedule == begun.plan.schedule
+    assert resumed.settings.origins["warmup-epoch"] == "preset mnist-resnet8, shortened"
+
+
+def test_an_older_run_keeps_the_warm_up_it_has(digits, tmp_path):
+    begun = prepare(digits, tmp_path / "run", steps=6)
+    text = begun.run.config_text.replace("warmup-epoch: 0.5ep", "warmup-epoch: 1ep")
+    lines = [line for line in text.splitlines() if not line.startswith("lr-schedule-start")]
+    assert "warmup-epoch: 1ep" in lines
+    begun.run.config.write_text("\n".join(lines) + "\n")
+    schedule = prepare_resume(tmp_path / "run", {}).plan.schedule
+    assert (schedule.warmup, schedule.total, schedule.start) == (6, 6, 0), "all of the run"
+
+
+# --- forks ---
+
+
+@pytest.fixture(scope="module")
+def trained(digits, tmp_path_factory):
+    run = tmp_path_factory.mktemp("trained") / "run"
+    words = [f"--{name}={value}" for name, value in SMALL.items()]
+    words += [f"--data-dir={digits}", f"--run-dir={run}", "--epochs=2", "--validation-mode=none"]
+    assert main(["train", *words]) == 0
+    return run
+
+
+def test_a_fork_goes_on_with_its_schedule_or_starts_it_anew(trained, tmp_path):
+    plans = {}
+    for restarts in (False, True):
+        folder = tmp_path / f"{restarts}"
+        flags = {"run-dir": str(folder), "epochs": "5"}
+        prepared = prepare_fork(trained, flags, line="", restarts=restarts)
+        plan = plans[restarts] = prepared.plan
+        assert plan.total_steps == 30 and prepared.start.first_step(plan) == 12
+        assert prepare_resume(folder, {}).plan.schedule == plan.schedule, "a resume has the same"
+        said = describe_fork(plan, prepared.start)
+        assert said.startswith("forked from run at step 12: the schedule ")
+        anew = "starts anew (--fork-schedule continue goes on with it), 30 steps instead of 12, "
+        on = "goes on (--fork-schedule restart starts it anew), 30 steps instead of 12, "
+        assert (anew if restarts else on) in said
+    on, anew = plans[False].schedule, plans[True].schedule
+    assert on.lr(12) == pytest.approx(0.05 * 1.3090169943749475), "12 of 30 steps into a cosine"
+    assert [anew.lr(12), anew.lr(13)] == [0.0, pytest.approx(0.1 * 0.9924 / 3, rel=1e-3)]
+    assert anew.lr(29) < 1e-3 and (anew.start, anew.total, anew.warmup) == (12, 18, 3)
+
+
+def test_a_schedule_that_starts_anew_fits_what_is_left(trained, tmp_path):
+    flags = {"run-dir": str(tmp_path / "fork"), "steps": "14"}
+    prepared = prepare_fork(trained, flags, line="", restarts=True)
+    assert prepared.plan.schedule.warmup == 0
+    assert prepared.plan.warnings[0].startswith("the run's --warmup-epoch 0.5ep does not fit a run")
+
+
+def test_a_fork_of_other_steps_starts_anew_at_the_same_image(trained, tmp_path):
+    flags = {"run-dir": str(tmp_path / "a"), "epochs": "5", "batch-size": "8"}
+    first = prepare_fork(trained, flags, line="", restarts=True)
+    assert first.plan.schedule.start == first.start.first_step(first.plan) == 24
+
+
+def test_the_fork_says_which_it_is(trained, tmp_path, capsys):
+    fork = ["train", "--fork", str(trained), "--run-dir", str(tmp_path / "fork"), "--steps", "13"]
+    assert main([*fork, "--fork-schedule", "Restart"]) == 0
+    assert "at step 12: the schedule starts anew (" in capsys.readouterr().out
+    assert main([*fork, "--fork-schedule", "again"]) == 2
+    assert "--fork-schedule: wants continue or restart, got 'again'" in capsys.readouterr().err
+    assert main(["train", "demo", "--fork-schedule", "restart"]) == 2
+    assert "--fork-schedule: goes with --fork RUN; leave it out" in capsys.readouterr().err
+
+
+def test_a_schedule_begins_within_the_run():
+    with pytest.raises(ConfigError, match=r"100st is step 100, and the run ends at 8; begin"):
+        prepare_new(read_settings("demo", {"steps": "8", "lr-schedule-start": "100st"}), line="")
+
+
+# --- the end ---
+
+
+def test_the_end_says_that_no_weights_were_kept(digits, tmp_path, capsys):
+    words = [f"--{name}={value}" for name, value in SMALL.items()]
+    words += [f"--data-dir={digits}", "--run-dir=run", "--steps=1", "--validation-mode=none"]
+    assert main(["train", *words, "--ckpts-per-epoch=0"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == (
+        "no weights were kept, because of --ckpts-per-epoch 0; --ckpts-per-epoch 1 keeps them"
+    )
+
+
+def test_weights_that_were_kept_are_not_told_of(trained, capsys):
+    assert main(["train", "--resume", str(trained)]) == 0
+    assert "no weights" not in capsys.readouterr().out
+
+
+def test_finetuning_random_weights_is_refused(tmp_path, capsys):
+    write_photos(tmp_path / "photos")
+    words = ["finetune-resnet50", "--data-dir", "photos", "--steps", "1", "--device", "cpu"]
+    assert main(["train", *words]) == 2
+    said = "finetune-resnet50: finetunes weights, and none are named; give --init-weights FILE, or"
+    assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    assert main(["plan", *words, "--no-memory"]) == 0
+    assert f"note          train refuses this: {said}" in capsys.readouterr().out
+
+
+# --- the plan ---
+
+
+def test_the_plan_says_why_epochs_are_not_whole_and_how_high_the_rate_is(tmp_path, capsys):
+    words = ["--batch-size", "2600", "--epochs", "3", "--device", "cpu", "--no-memory"]
+    assert main(["plan", "demo", *words]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "length        9 steps = 2.925 epochs of 3.07692 steps; not 3, because the last 600 images "
+        "fill no step of 2,600\n"
+    ) in out
+    assert "learning rate cosine from 0.15, highest 0.1455, warm-up 1 step\n" in out
+    assert main(["plan", "demo", "--device", "cpu", "--no-memory"]) == 0
+    out = capsys.readouterr().out
+    assert "cosine from 0.15, warm-up 10 steps\n" in out and "not 8" not in out
+
+
+# --- lists and folders ---
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        ("plan demo --lr-schedule step --lr-epoch-decay 2 5 7", "lr-epoch-decay", "2,5,7"),
+        ("plan --lr-schedule step --lr-epoch-decay 2 5 demo", "lr-epoch-decay", "2,5"),
+        ("plan demo --lr-schedule step --lr-epoch-decay=2 5ep", "lr-epoch-decay", "2,5ep"),
+        ("plan demo --lr-schedule step --lr-epoch-decay [2, 5, 7]", "lr-epoch-decay", "[2,5,7]"),
+        ("plan demo --enable-recompute --recompute-checkpoints conv1 layer1",
+         "recompute-checkpoints", "conv1,layer1"),
+        ("plan --enable-recompute --recompute-checkpoints conv1 layer1 demo",
+         "recompute-checkpoints", "conv1,layer1"),
+        ("plan demo --adam-betas 0.8 0.9 --optimizer AdamW", "adam-betas", "0.8,0.9"),
+        ("plan demo --crop-ratio 3/4 4/3", "crop-ratio", "3/4,4/3"),
+        ("plan demo --progressive-resolution 16:30% 20:60%", "progressive-resolution",
+         "16:30%,20:60%"),
+        ("plan demo --at 0 5", "at step", "5: learning rate 0.0749954"),
+    ],
+)  # fmt: skip
+def test_lists_take_the_words_that_follow(words, option, value, capsys):
+    assert main([*words.split(), "--no-memory", "--origin", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("config        demo\n")
+    assert [line for line in out.splitlines() if line.startswith(option) and value in line]
+
+
+def test_devices_are_a_list(capsys):
+    assert main(["plan", "demo", "--device", "cuda:0", "2", "--no-memory"]) == 0
+    assert "device        cuda:0,2, " in capsys.readouterr().out
+
+
+def test_a_word_that_is_no_module_is_no_plugin(tmp_path, capsys):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}_of_mine.py").write_text("")
+    assert main(["plan", "--plugin", "one_of_mine", "two_of_mine", "demo", "--no-memory"]) == 0
+    assert main(["models", "ls", "--plugin", "one_of_mine", "lite"]) == 0
+    assert "efficientnet_lite0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("splits", ["layer2/0,layer3/0", "layer2/0 layer3/0"])
+def test_pipeline_splits_take_commas_or_spaces(splits, capsys):
+    assert main(["models", "show", "resnet8", "--pipeline-splits", *splits.split()]) == 0
+    assert capsys.readouterr().out.count("── stage ") == 3
+
+
+def test_a_folder_is_looked_into_for_boxes_and_so_is_the_environments(
+    tmp_path, monkeypatch, capsys
+):
+    write_photos(tmp_path / "photos")
+    (tmp_path / "empty").mkdir()
+    words = ["--steps", "1", "--no-memory", "--origin"]
+    boxes = ["--data-dir", "photos", "--use-bbox-info"]
+    assert main(["plan", *words, *boxes]) == 0
+    assert "note          --use-bbox-info has no effect: no image of" in capsys.readouterr().out
+    monkeypatch.setenv("DATA_DIR", "photos")
+    assert main(["plan", *words]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("config        folder-resnet18\n")
+    assert "photos         environment DATA_DIR\n" in out
+    for preset in ("demo", "generated-resnet50"):
+        assert main(["plan", preset, *words]) == 0
+        assert "DATA_DIR" not in capsys.readouterr().out, "they have images of their own"
+    monkeypatch.setenv("DATA_DIR", "empty")
+    assert main(["plan", *words]) == 0
+    assert (
+        "note          DATA_DIR is empty, where no dataset was recognised: the embedded one is used"
+        in capsys.readouterr().out
+    )
