@@ -49,26 +49,31 @@ def cut_to_buckets(parameters: list[Tensor]) -> list[list[Tensor]]:
     return buckets
 
 
+def in_memory_order(bucket: list[Tensor]) -> list[Tensor]:
+    """The gradients as vectors, whatever their layout: views, no copies."""
+    return [p.grad.as_strided((p.numel(),), (1,)) for p in bucket]
+
+
 def sum_after(buckets: list[list[Tensor]]) -> None:
     """Sum over ranks in whatever order the library adds."""
     for bucket in buckets:
-        flat = torch.cat([p.grad.flatten() for p in bucket])
+        flat = torch.cat(in_memory_order(bucket))
         dist.all_reduce(flat)
         pieces = flat.split([p.numel() for p in bucket])
-        torch._foreach_copy_([p.grad.view(-1) for p in bucket], list(pieces))
+        torch._foreach_copy_(in_memory_order(bucket), list(pieces))
 
 
 def sum_in_order(buckets: list[list[Tensor]]) -> None:
     """Sum over ranks in their order, the same on every one."""
     for bucket in buckets:
-        flat = torch.cat([p.grad.flatten() for p in bucket])
+        flat = torch.cat(in_memory_order(bucket))
         gathered = torch.empty(dist.get_world_size(), flat.numel(), device=flat.device)
         dist.all_gather_into_tensor(gathered, flat)
         total = gathered[0]
         for row in gathered[1:]:
             total = total + row
         pieces = total.split([p.numel() for p in bucket])
-        torch._foreach_copy_([p.grad.view(-1) for p in bucket], list(pieces))
+        torch._foreach_copy_(in_memory_order(bucket), list(pieces))
 
 
 def sum_hook(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -23,7 +23,7 @@ def test_training_validation_and_fork(digits, tmp_path, capsys, precision):
     assert main(small_run(digits, run, epochs=10, device="cuda", precision=precision)) == 0
     summary = json.loads((run / "summary.json").read_text())
     capsys.readouterr()
-    assert main(["validate", str(run), "--json"]) == 0
+    assert main(["validate", str(run), "--json", "--checkpoint", "last"]) == 0
     assert json.loads(capsys.readouterr().out)["top1"] == summary["top1"]
     assert main(["train", "--fork", str(run), "--run-dir", str(fork), "--epochs", "11"]) == 0
     assert json.loads((fork / "summary.json").read_text())["steps"] == 66
