@@ -66,7 +66,7 @@ def test_a_duration_that_is_none_is_refused_with_examples(text):
 
 
 def test_half_a_step_and_more_than_the_run_are_refused():
-    with pytest.raises(ConfigError, match=r"steps are whole.*try 3st"):
+    with pytest.raises(ConfigError, match=r"steps must be whole.*try 3st"):
         parse_duration("2.6st")
     with pytest.raises(ConfigError, match=r"at most 100%, got '100.1%'"):
         parse_duration("100.1%")

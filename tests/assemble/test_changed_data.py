@@ -122,7 +122,7 @@ def test_names_and_sizes_are_compared_before_a_resume_starts(photos, tmp_path, c
     capsys.readouterr()
     code, said = main(["train", "--resume", str(run)]), capsys.readouterr()
     if change == "touched":
-        assert code == 0 and "written to, touched or copied since the run began" in said.out
+        assert code == 0 and "written, touched or copied since the run began" in said.out
         assert json.loads((run / "summary.json").read_text())["weights_sha256"] == weights
     else:
         assert code == 3 and "its train data has changed" in said.err

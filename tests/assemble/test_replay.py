@@ -199,7 +199,7 @@ def test_the_text_tells_the_numbers_and_the_images(sound, capsys):
         (
             ("--step", "x"),
             ConfigError.exit_code,
-            "--step: wants a whole number of at least 0, got 'x'",
+            "--step: expected a whole number of at least 0, got 'x'",
         ),
     ],
 )

@@ -281,7 +281,7 @@ def test_a_plugin_that_is_not_there_says_where_it_is_looked_for(here, capsys):
     assert main(["plan", "--plugin", "nowhere_at_all"]) == 2
     assert capsys.readouterr().err == (
         "phalanx plan: --plugin nowhere_at_all: No module named 'nowhere_at_all'; give a module's "
-        "name, without .py, that lies in this folder, is installed, or is reached by PYTHONPATH\n"
+        "name, without .py, that is in this folder, is installed, or is reached by PYTHONPATH\n"
     )
     (here / "mine.py").write_text("")
     assert "without .py" in said_by("mine.py")

@@ -76,8 +76,8 @@ def test_a_fork_goes_on_with_its_schedule_or_starts_it_anew(trained, tmp_path):
         assert prepare_resume(folder, {}).plan.schedule == plan.schedule, "a resume has the same"
         said = describe_fork(plan, prepared.start)
         assert said.startswith("forked from run at step 12: the schedule ")
-        anew = "starts anew (--fork-schedule continue goes on with it), 30 steps instead of 12, "
-        on = "goes on (--fork-schedule restart starts it anew), 30 steps instead of 12, "
+        anew = "restarts (--fork-schedule continue would continue it), 30 steps instead of 12, "
+        on = "continues (--fork-schedule restart would restart it), 30 steps instead of 12, "
         assert (anew if restarts else on) in said
     on, anew = plans[False].schedule, plans[True].schedule
     assert on.lr(12) == pytest.approx(0.05 * 1.3090169943749475), "12 of 30 steps into a cosine"
@@ -103,7 +103,7 @@ def test_the_fork_says_which_it_is(trained, tmp_path, capsys):
     assert main([*fork, "--fork-schedule", "Restart"]) == 0
     assert "at step 12: the schedule starts anew (" in capsys.readouterr().out
     assert main([*fork, "--fork-schedule", "again"]) == 2
-    assert "--fork-schedule: wants continue or restart, got 'again'" in capsys.readouterr().err
+    assert "--fork-schedule: expected continue or restart, got 'again'" in capsys.readouterr().err
     assert main(["train", "demo", "--fork-schedule", "restart"]) == 2
     assert "--fork-schedule: goes with --fork RUN; leave it out" in capsys.readouterr().err
 

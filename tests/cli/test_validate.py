@@ -174,7 +174,7 @@ def test_the_scores_tell_the_best_where_a_copy_left_the_link_out(run):
 
 WRONG_CHOICES = {
     "7": (CHECKPOINT, "RUN: no checkpoint of step 7 is kept, only of steps 6, 12 and 18"),
-    "newest": (CONFIG, "--checkpoint: wants last, best or a step such as 1000, got 'newest'"),
+    "newest": (CONFIG, "--checkpoint: expected last, best or a step such as 1000, got 'newest'"),
     "last --all": (CONFIG, "--checkpoint last: --all scores every checkpoint; give one of the two"),
 }
 
@@ -268,9 +268,9 @@ WRONG_TARGETS = {
     "resnet8 --model resnet9": (CONFIG, "--model resnet9: the model is resnet8 already; name one"),
     "resnet8 --config demo": (CONFIG, "--config demo: resnet8 is named already; give one"),
     "gone.yaml": (CONFIG, "gone.yaml: no such file; `phalanx presets ls` lists the presets"),
-    "demo --init-weights gone.pth": (CHECKPOINT, "gone.pth: no such file; --init-weights wants"),
+    "demo --init-weights gone.pth": (CHECKPOINT, "gone.pth: no such file; --init-weights expected"),
     "w.safetensors": (CHECKPOINT, "phalanx validate MODEL --init-weights w.safetensors"),
-    "resnet8 --repeat 0": (CONFIG, "--repeat: wants a whole number from 1 to 10,000, got '0'"),
+    "resnet8 --repeat 0": (CONFIG, "--repeat: expected a whole number from 1 to 10,000, got '0'"),
     "": (CONFIG, "name what to score: a run, a checkpoint, a preset or a model; phalanx validate"),
 }
 

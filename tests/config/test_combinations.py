@@ -23,8 +23,11 @@ PHOTOS = {"data": "folder", "data-dir": "photos"}
             {"cutmix-lambda": "0.85", "cutmix-lambda-high": "0.5"},
             "--cutmix-lambda: --cutmix-lambda-high draws the boxes another way",
         ),
-        ({"mixup-alpha": "0.2", "batch-size": "1"}, "--batch-size: mixup takes .* wants 2 images"),
-        ({"cutmix-lambda": "0.5", "batch-size": "2"}, "--batch-size: cutmix .* wants 3 images"),
+        (
+            {"mixup-alpha": "0.2", "batch-size": "1"},
+            "--batch-size: mixup takes .* expected 2 images",
+        ),
+        ({"cutmix-lambda": "0.5", "batch-size": "2"}, "--batch-size: cutmix .* expected 3 images"),
         (
             {"cutmix-lambda-high": "0.5", "mixup-alpha": "0.2", "batch-size": "3"},
             "--batch-size: mixup and cutmix .* want 4 images",

@@ -118,7 +118,7 @@ FAMILIES = [
 @pytest.mark.parametrize(("model", "flags", "said"), FAMILIES)
 def test_a_flag_for_another_family_is_refused(model, flags, said):
     flag = next(iter(flags)).replace("_", "-")
-    assert refused(model=model, **flags) == f"--{flag}: {said} is none; leave it out"
+    assert refused(model=model, **flags) == f"--{flag}: {said} is not one; leave it out"
 
 
 def test_a_flag_that_says_nothing_new_is_no_mistake():

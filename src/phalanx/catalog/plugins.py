@@ -79,7 +79,7 @@ def _load_plugin(name: str) -> None:
         if error.name not in (None, name, name.partition(".")[0]):
             raise ConfigError(f"--plugin {name}: {error}, which it imports") from error
         raise ConfigError(
-            f"--plugin {name}: {error}; give a module's name, without .py, that lies in this "
+            f"--plugin {name}: {error}; give a module's name, without .py, that is in this "
             "folder, is installed, or is reached by PYTHONPATH"
         ) from error
     except (Exception, SystemExit) as error:

@@ -21,7 +21,7 @@ class DataConfig(Section):
     data: DatasetName = option("embedded", "Which dataset: " + ", ".join(DATASETS) + ".")
     data_dir: PathText | None = option(
         None,
-        "Folder that holds the dataset; the environment's DATA_DIR stands in for it.",
+        "Folder that holds the dataset; the environment variable DATA_DIR is used without it.",
         resumable=True,
         aliases=("imagenet-data-path",),
     )
@@ -42,8 +42,8 @@ class DataConfig(Section):
     )
     valid_batch_size: int | None = option(
         None,
-        "Images in one forward pass when scoring; it changes no prediction, and the loss only "
-        "from its 9th digit on.",
+        "Images in one forward pass when scoring; it does not change predictions, and the loss "
+        "only from its 9th digit on.",
         low=1,
         high=65536,
         resumable=True,
@@ -77,7 +77,7 @@ class DataConfig(Section):
     class_from: Literal["prefix"] | None = option(
         None,
         "prefix: file names begin with the class, up to the first dot, underscore or hyphen.",
-        auto="the folder that an image lies in",
+        auto="the folder an image is in",
     )
     labels: PathText | None = option(
         None,

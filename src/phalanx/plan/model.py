@@ -125,7 +125,7 @@ def plan_resolutions(config: Config, image_size: int, length: RunLength) -> Grow
         )
     if any(size >= image_size for _, size in growth):
         raise ConfigError(
-            f"--progressive-resolution {text}: wants sizes below --image-size {image_size}, "
+            f"--progressive-resolution {text}: expected sizes below --image-size {image_size}, "
             "which the run ends with"
         )
     return growth

@@ -266,7 +266,7 @@ def test_a_label_that_no_class_has_is_one_bad_image(tmp_path, label, listed):
         return
     assert source.classes == ("n1", "n2", "n3") and len(source) == len(examples)
     shown = max(label, 1 - 2**63)
-    told = f"wrong.jpg: label {shown}, but there are 3 classes, counted from 1; mend it"
+    told = f"wrong.jpg: label {shown}, but there are 3 classes, counted from 1; fix it"
     with pytest.raises(BadImage) as caught:
         source.read(3)
     assert str(caught.value) == f"train-00000-of-00001:{told}"
