@@ -128,7 +128,7 @@ ELSEWHERE = [
     ("--enable-half-partials", "it is --half-partials here"),
     ("--enable-recomputation", "it is --enable-recompute here"),
     ("--recomputation", "it is --enable-recompute here"),
-    ("--log-freq 3", "it is --logs-per-epoch here, a rate: times an epoch, not steps between two"),
+    ("--log-freq 3", "it is --logs-per-epoch here, a rate: log points per epoch, not steps"),
     (
         "--restore-path x",
         "use `phalanx train --resume RUN` to continue a run, or --init-weights FILE to start from "
@@ -138,7 +138,7 @@ ELSEWHERE = [
         "--BN-decay 0.9",
         "it is --batchnorm-momentum here, the share of the new batch: 1 less the decay",
     ),
-    ("--shuffle", "there is nothing to set: the order is shuffled anew in every epoch"),
+    ("--shuffle", "there is nothing to set: every epoch has a new random order"),
     ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, a rate: 1/N for every N epochs"),
     ("--rmsprop-epsilon 1", "it is --optimizer-eps here"),
     ("--abs-end-learning-rate 1", "it is --lr-end-ratio here, as a share of the peak"),
