@@ -105,8 +105,14 @@ PIXELS = np.zeros((28, 28, 3))
 BAD_INPUTS = {
     "an empty list": ([], "no image was given, the list is empty; give a file, a folder, "),
     "an array of none": (np.zeros((0, 28, 28, 3)), "no image was given, the array is empty"),
-    "floats of a normalised image": (PIXELS - 2.1, "image 1: floats go from 0 to 1, these from -2"),
-    "no numbers": (PIXELS * np.nan, "image 1: floats go from 0 to 1, these from nan to nan"),
+    "floats of a normalised image": (
+        PIXELS - 2.1,
+        "image 1: floats must be from 0 to 1, these go from -2",
+    ),
+    "no numbers": (
+        PIXELS * np.nan,
+        "image 1: floats must be from 0 to 1, these go from nan to nan",
+    ),
     "whole numbers": (PIXELS.astype(int), "image 1: has type int64, expected bytes from 0 to 255"),
     "channels first": (
         [PIXELS, PIXELS.transpose(2, 0, 1)],

@@ -82,7 +82,7 @@ def test_a_changed_image_stops_the_resume(photos, tmp_path, capsys, form, worker
     if form == "tfrecord":  # a record has a checksum, which its index knows not to fit
         assert "its train data has changed: sha256" in said
     else:
-        assert name in said and "this run has read it before" in said
+        assert name in said and "since this run read it" in said
     assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
     (step,) = json.loads((run / "run.json").read_text())["accepted_changed_data"]
     assert 4 <= step < 8, "steps before the changed image are kept"

@@ -373,4 +373,4 @@ def test_the_example_of_the_page_works(here, capsys):
 
 def test_rows_that_are_no_rows_are_refused(here):
     (here / "odd.py").write_text("from phalanx.catalog.models import MODELS\nMODELS['z'] = 3\n")
-    assert said_by("odd").startswith("--plugin odd: the model 'z' is no Variant; ")
+    assert said_by("odd").startswith("--plugin odd: the model 'z' is not a Variant; ")

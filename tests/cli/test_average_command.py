@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint_is_named(run, capsys):
     [
         (
             ["--weight-avg-strategy", "ema"],
-            "--weight-avg-strategy ema: there are mean, exponential",
+            "--weight-avg-strategy ema: choose from mean, exponential",
         ),
         (
             ["--weight-avg-exp-decay", "2"],

@@ -325,8 +325,7 @@ def test_a_wrong_label_is_never_scored(photos, tmp_path, capsys):
     _, summary = train(root, tmp_path / "run", "--workers", "0")
     assert summary["scored"] == 5
     assert summary["bad_images"] == [
-        "validation-000000.tar:dög/dög 001.jpg (class 'x'): its class is not told as a whole "
-        "number; fix it"
+        "validation-000000.tar:dög/dög 001.jpg (class 'x'): its class is not a whole number; fix it"
     ]
 
 

@@ -44,8 +44,8 @@ def test_bad_images_are_a_note_until_they_are_too_many(photos, tmp_path, capsys)
 
 
 MISTAKES = [
-    ("build", "say the folder to convert: phalanx data build SRC --to FORM --out DIR"),
-    ("build photos --out x", "say --to FORM: "),
+    ("build", "say the folder to convert: phalanx data build SRC --to FORMAT --out DIR"),
+    ("build photos --out x", "say --to FORMAT: "),
     ("build photos --to tar", "say --out DIR: "),
     ("build photos --to tarr --out x", "--to: no such format 'tarr'; did you mean 'tar'?"),
     (
@@ -57,7 +57,7 @@ MISTAKES = [
         "--max-bad: expected a count or a share such as",
     ),
     ("build photos --to tar --out x --short 9", "--short: no such option; did you mean '--short-s"),
-    ("verify", "say which folder to look at: phalanx data verify DIR"),
+    ("verify", "say which folder to check: phalanx data verify DIR"),
     ("verify photos --out page.pdf", "--out page.pdf: expected a name that ends in .html"),
 ]
 

@@ -118,4 +118,4 @@ def test_a_set_goes_to_the_environments_folder_or_to_data(say, tmp_path, monkeyp
 def test_a_failed_fetch_ends_with_code_3(say, tmp_path, monkeypatch):
     publish_here(monkeypatch, tmp_path, data=b"something else")
     code, out, err = say("fetch", "cifar10")
-    assert (code, out) == (3, "") and "the checksum is wrong" in err
+    assert (code, out) == (3, "") and "wrong checksum" in err

@@ -294,7 +294,7 @@ MISTAKES = {
     "show resnet50 --classes few": "--classes: expected a number from 1 to 1,000,000, got 'few'",
     "show resnet50 --precision 8": "--precision: no choice is called '8'",
     "show resnet50 --init-weights a.pth": "--init-weights: no such option",
-    "show resnet50 --efficientnet-group-dim 4": "only EfficientNet models have it, resnet50 is",
+    "show resnet50 --efficientnet-group-dim 4": "only EfficientNet models have it, and resnet50 is",
     "show resnet50 --norm-type group --norm-num-groups 7": "--norm-num-groups 7: bn1 has 64",
     "show resnet50 --pipeline-splits b9/relu": "no part of resnet50 is called 'b9/relu'; near",
     "show resnet50 --pipeline-splits stem": "--pipeline-splits stem: starts at stem, and the mod",

@@ -101,7 +101,7 @@ def test_a_fork_of_other_steps_starts_anew_at_the_same_image(trained, tmp_path):
 def test_the_fork_says_which_it_is(trained, tmp_path, capsys):
     fork = ["train", "--fork", str(trained), "--run-dir", str(tmp_path / "fork"), "--steps", "13"]
     assert main([*fork, "--fork-schedule", "Restart"]) == 0
-    assert "at step 12: the schedule starts anew (" in capsys.readouterr().out
+    assert "at step 12: the schedule restarts (" in capsys.readouterr().out
     assert main([*fork, "--fork-schedule", "again"]) == 2
     assert "--fork-schedule: expected continue or restart, got 'again'" in capsys.readouterr().err
     assert main(["train", "demo", "--fork-schedule", "restart"]) == 2
@@ -224,6 +224,6 @@ def test_a_folder_is_looked_into_for_boxes_and_so_is_the_environments(
     monkeypatch.setenv("DATA_DIR", "empty")
     assert main(["plan", *words]) == 0
     assert (
-        "note          DATA_DIR is empty, where no dataset was recognised: the embedded one is used"
+        "note          DATA_DIR is empty, where no dataset was recognised: using the embedded one"
         in capsys.readouterr().out
     )

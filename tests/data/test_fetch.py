@@ -143,7 +143,7 @@ def test_a_server_that_never_gets_further_is_given_up(tmp_path, server, monkeypa
 
 def test_a_wrong_checksum_leaves_nothing(tmp_path, server):
     server.files["noise.tar.gz"] = b"another file"
-    with pytest.raises(DataError, match=r"noise\.tar\.gz: the checksum is wrong"):
+    with pytest.raises(DataError, match=r"noise\.tar\.gz: wrong checksum"):
         fetch_dataset("cifar10", tmp_path)
     assert list(tmp_path.iterdir()) == []
 

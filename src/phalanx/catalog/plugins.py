@@ -88,7 +88,7 @@ def _load_plugin(name: str) -> None:
         wrong = [row for row, value in table.items() if not isinstance(value, rows)]
         if wrong:
             raise ConfigError(
-                f"--plugin {name}: the {kind} {wrong[0]!r} is no {rows.__name__}; "
+                f"--plugin {name}: the {kind} {wrong[0]!r} is not a {rows.__name__}; "
                 "docs/extending.md shows what a row is made of"
             )
         replaced = [row for row, value in before[kind].items() if table.get(row) is not value]

@@ -21,7 +21,7 @@ class DataConfig(Section):
     data: DatasetName = option("embedded", "Which dataset: " + ", ".join(DATASETS) + ".")
     data_dir: PathText | None = option(
         None,
-        "Folder that holds the dataset; the environment variable DATA_DIR is used without it.",
+        "Folder that holds the dataset; without it, the environment variable DATA_DIR is used.",
         resumable=True,
         aliases=("imagenet-data-path",),
     )

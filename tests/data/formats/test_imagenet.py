@@ -178,15 +178,15 @@ def test_a_list_of_synsets_stands_in_for_the_kit(official):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda root: write_kit(root, truth="1\n9\n1\n"), "names no synset number 9"),
+        (lambda root: write_kit(root, truth="1\n9\n1\n"), "has no synset number 9"),
         (
             lambda root: write_kit(root, truth="1\n2\n"),
             "3 images, but the development kit lists 2",
         ),
         (lambda root: write_kit(root, meta=b""), r"has no meta\.mat"),
         (lambda root: write(root / "ILSVRC2012_devkit_t12.tar.gz", b"no"), "kit_t12.* cannot be"),
-        (lambda root: (root / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "kit_t12.*: not here"),
-        (lambda root: (root / "ILSVRC2012_img_val.tar").unlink(), "img_val.tar: not here"),
+        (lambda root: (root / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "kit_t12.*: not found"),
+        (lambda root: (root / "ILSVRC2012_img_val.tar").unlink(), "img_val.tar: not found"),
     ],
 )
 def test_a_kit_that_does_not_fit_is_refused(official, spoil, message):
@@ -264,7 +264,7 @@ def test_a_box_of_an_unreadable_image_is_left_out(kaggle):
 
 def test_a_validation_image_that_no_table_names_is_refused(kaggle):
     write(kaggle / "ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000003.JPEG", jpeg())
-    with pytest.raises(DataError, match=r"00000003\.JPEG: LOC_val_solution\.csv does not say"):
+    with pytest.raises(DataError, match=r"00000003\.JPEG: LOC_val_solution\.csv has no row for it"):
         list(KAGGLE.iterate(kaggle, "valid"))
     write(kaggle / "LOC_val_solution.csv", f"ImageId,PredictionString\na,{FOX} 1 2 3\n")
     with pytest.raises(DataError, match=r"LOC_val_solution\.csv, line 2: expected an image"):

@@ -163,14 +163,18 @@ def test_a_column_of_small_numbers_may_lack_a_label(tmp_path):
 
 def test_a_table_without_one_usable_row_is_refused(tmp_path):
     write_table(tmp_path / "train-00000-of-00001.parquet", {"image": [JPEG], "label": [-1]})
-    with pytest.raises(DataError, match=r"none can be used, the first is:\n.*:0: label -1"):
+    with pytest.raises(
+        DataError, match=r"images can be used .1 in all., the first is:\n.*:0: label -1"
+    ):
         open_parquet(tmp_path, "train")
 
 
 def test_a_missing_file_is_named(tmp_path):
     write_both(tmp_path)
     (tmp_path / "data/train-00000-of-00002.parquet").unlink()
-    with pytest.raises(DataError, match=r"train-00000-of-00002\.parquet missing of 2 shards"):
+    with pytest.raises(
+        DataError, match=r"train-00000-of-00002\.parquet missing, 2 shards expected"
+    ):
         open_parquet(tmp_path, "train")
 
 

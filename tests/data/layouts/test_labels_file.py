@@ -59,8 +59,8 @@ def test_splits_are_found_chosen_and_left_over():
         ("path,label\na.jpg,\nb.jpg,y", "line 2: a.jpg has no label"),
         ("path,label\n,x\nb.jpg,y", "line 2: names no image; paths are relative to --data-dir"),
         ("path,label\na.jpg,x\n./a.jpg,y", r"line 3: ./a.jpg is already on line 2"),
-        ("path,label\n/etc/a.jpg,x\nb.jpg,y", "line 2: /etc/a.jpg is outside of /data"),
-        ("path,label\n../a.jpg,x\nb.jpg,y", r"line 2: ../a.jpg is outside of /data"),
+        ("path,label\n/etc/a.jpg,x\nb.jpg,y", "line 2: /etc/a.jpg is outside /data"),
+        ("path,label\n../a.jpg,x\nb.jpg,y", r"line 2: ../a.jpg is outside /data"),
         ("path,label,split\na.jpg,x,odd\nb.jpg,y,train", "unknown split 'odd'; write train or val"),
         ("path,label,split\na.jpg,x,\nb.jpg,y,train", "line 2: no split, though other rows"),
         ("path,label\na.jpg,x\nb.jpg,x", "has only one class, 'x'; a classifier needs two"),
@@ -82,7 +82,7 @@ def test_all_problems_are_said_at_once_up_to_ten():
     rows = "".join(f"../{number}.jpg,x\n" for number in range(12))
     with pytest.raises(DataError) as caught:
         parse(f"path,label\n{rows}")
-    assert str(caught.value).count("is outside of") == 10
+    assert str(caught.value).count("is outside") == 10
     assert "and 2 more\nfix these lines of labels.csv" in str(caught.value)
 
 

@@ -67,7 +67,7 @@ PLANTED = [
     ("truncated", lambda data: data[:-100], "image file is truncated"),
     ("truncated", cut_in_the_middle, "Corrupt JPEG data"),
     ("wrong extension", lambda data: encode(photo(801), "PNG"), "is really a PNG"),
-    ("CMYK", colour_as_cmyk, "CMYK colours"),
+    ("CMYK", colour_as_cmyk, "has CMYK colours"),
     ("greyscale", lambda data: encode(photo(802, mode="L")), ""),
 ]
 

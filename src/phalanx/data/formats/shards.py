@@ -101,7 +101,8 @@ def _describe_missing(
     unnamed = len(missing) - len(names)
     more = f" and {unnamed:,} more" if unnamed else ""
     return (
-        f"{folder}: {', '.join(names)}{more} missing, of {expected:,} shards; fetch what is missing"
+        f"{folder}: {', '.join(names)}{more} missing, {expected:,} shards expected; fetch what "
+        "is missing"
     )
 
 
@@ -267,6 +268,6 @@ def refuse_unusable(source: IndexedSource) -> None:
     """Raise DataError when the index knows every image of a split to be bad."""
     if (source.index.sizes < 0).all():
         raise DataError(
-            f"{source.root}: none of this split's {len(source):,} images can be used, the first "
-            f"is:\n{source.known_bad(0)}"
+            f"{source.root}: none of this split's images can be used ({len(source):,} in all), the "
+            f"first is:\n{source.known_bad(0)}"
         )
