@@ -155,7 +155,7 @@ MISTAKES = [  # words, exit code, what is said
         CHECKPOINT,
         "{here}: is a folder; name the file with the weights in it",
     ),
-    (["--reset-head"], CONFIG, "--reset-head: there is no head to reset; name the weights to beg"),
+    (["--reset-head"], CONFIG, "--reset-head: there is no head to reset; name the weights to sta"),
 ]
 WITHOUT_TORCH = """
 import json, sys

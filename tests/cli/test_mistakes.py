@@ -128,7 +128,7 @@ ELSEWHERE = [
     ("--enable-half-partials", "it is --half-partials here"),
     ("--enable-recomputation", "it is --enable-recompute here"),
     ("--recomputation", "it is --enable-recompute here"),
-    ("--log-freq 3", "it is --logs-per-epoch here, a rate: log points per epoch, not steps"),
+    ("--log-freq 3", "it is --logs-per-epoch here, a rate: times per epoch, not steps between two"),
     (
         "--restore-path x",
         "use `phalanx train --resume RUN` to continue a run, or --init-weights FILE to start from "

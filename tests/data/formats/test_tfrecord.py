@@ -216,7 +216,7 @@ def test_a_truncated_shard_loses_what_follows(tmp_path, cut):
     shard.write_bytes(shard.read_bytes()[:-cut])
     source = open_tfrecord(tmp_path, "train")
     check_lost(
-        source, 9, f"train-00002-of-00003: from byte {begin - 12:,} on: the shard is cut off"
+        source, 9, f"train-00002-of-00003: from byte {begin - 12:,} on: the shard is truncated"
     )
     assert source.read(8).shape == (16, 20, 3)
 
@@ -229,7 +229,7 @@ def test_a_shard_cut_early_loses_several_images_and_counts_one(tmp_path):
     source = open_tfrecord(tmp_path, "train")
     assert len(source) == 8 and source.labels.tolist() == [0, 1, 2, 0, 1, 2, 0, -1]
     check_lost(
-        source, 7, f"train-00002-of-00003: from byte {begin - 12:,} on: the shard is cut off"
+        source, 7, f"train-00002-of-00003: from byte {begin - 12:,} on: the shard is truncated"
     )
 
 
@@ -240,7 +240,7 @@ def test_a_shard_cut_in_the_head_of_a_record_is_named(tmp_path):
     shard.write_bytes(shard.read_bytes()[: begin - 5])
     source = open_tfrecord(tmp_path, "train")
     check_lost(
-        source, 9, f"train-00002-of-00003: from byte {begin - 12:,} on: the shard is cut off"
+        source, 9, f"train-00002-of-00003: from byte {begin - 12:,} on: the shard is truncated"
     )
 
 
