@@ -42,8 +42,8 @@ class DataConfig(Section):
     )
     valid_batch_size: int | None = option(
         None,
-        "Images in one forward pass when scoring; it does not change predictions, and the loss "
-        "only from its 9th digit on.",
+        "Images in one forward pass when scoring; it does not change predictions, and "
+        "changes the loss only from its 9th digit on.",
         low=1,
         high=65536,
         resumable=True,

@@ -147,7 +147,7 @@ def _download(
         failures = failures + 1 if _read_size(part) <= before else 0
         if failures == _MAX_FAILURES:
             raise DataError(
-                f"{url}: the connection broke {_MAX_FAILURES} times before a byte arrived "
+                f"{url}: the connection broke {_MAX_FAILURES} times without a new byte "
                 f"({why}); {_hint(part)}"
             )
         time.sleep(failures)
