@@ -39,9 +39,9 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
         "float32": "32.32",
         "full": "32.32",
         "tf32": "32.32",
-        "64": "32 bits are the most; use 32.32",
-        "64true": "32 bits are the most; use 32.32",
-        "float64": "32 bits are the most; use 32.32",
+        "64": "there is no 64-bit precision; use 32.32",
+        "64true": "there is no 64-bit precision; use 32.32",
+        "float64": "there is no 64-bit precision; use 32.32",
     },
     "half-type": {
         "bf16": "bfloat16",

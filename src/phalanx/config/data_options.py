@@ -66,13 +66,13 @@ class DataConfig(Section):
     )
     val_split: ValSplitText | None = option(
         None,
-        "Images to hold out for validation, where the data has no such split: a share such as 10% "
-        "or 0.1, or a number such as 40; a like share of each class.",
+        "Images to hold out for validation, where the data has no such split: a share such as "
+        "10% or 0.1, or a number such as 40; the same share of each class.",
     )
     valid_split: str | None = option(
         None,
-        "Folder beside train/ to validate on, or split in the file of labels.",
-        auto="the first there is of val, valid, validation, dev, eval, test",
+        "Folder beside train/ to validate on, or a split named in the --labels file.",
+        auto="the first that exists of val, valid, validation, dev, eval, test",
     )
     class_from: Literal["prefix"] | None = option(
         None,
@@ -81,7 +81,7 @@ class DataConfig(Section):
     )
     labels: PathText | None = option(
         None,
-        "File with the label of each image: CSV or JSON lines, path, label and perhaps split.",
+        "File with the label of each image: CSV or JSON lines with path, label and perhaps split.",
         resumable=True,
     )
     listing_rule: int = option(
