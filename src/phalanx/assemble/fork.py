@@ -20,7 +20,7 @@ from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan, count_global_batch
-from phalanx.units import parse_duration
+from phalanx.units import format_plural, parse_duration
 
 _BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
 _NOT_INHERITED = ("run-dir", *_BEGINNING)
@@ -135,7 +135,7 @@ def describe_fork(plan: Plan, start: StartingPoint) -> str:
         how = "the schedule continues (--fork-schedule restart would restart it)"
     return (
         f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: {how}, "
-        f"{plan.total_steps:,} steps instead of {then['total_steps']:,}, "
+        f"{format_plural(plan.total_steps, 'step')} instead of {then['total_steps']:,}, "
         f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
         f"learning rate {plan.lr(begin):.4g} now and {plan.lr(plan.total_steps - 1):.4g} at the end"
     )
