@@ -201,7 +201,8 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
         )
     if not 1 <= wanted <= total:
         raise ConfigError(
-            f"--step {wanted}: the run has {format_plural(total, 'step')}; give one from 1 to {total}"
+            f"--step {wanted}: the run has {format_plural(total, 'step')}; give one from 1 to "
+            f"{total}"
         )
     start = start_from(_checkpoint_before(run, wanted), run)
     if start is None:
