@@ -195,7 +195,7 @@ def test_the_text_tells_the_numbers_and_the_images(sound, capsys):
     [
         ((), ConfigError.exit_code, "no step failed"),
         (("--step", "13"), ConfigError.exit_code, "the run has 12 steps; give one from 1 to 12"),
-        (("--step", "0"), ConfigError.exit_code, "give one of 1 to 12"),
+        (("--step", "0"), ConfigError.exit_code, "give one from 1 to 12"),
         (
             ("--step", "x"),
             ConfigError.exit_code,
