@@ -23,7 +23,7 @@ Every option is a flag (`--batch-size 64`), a YAML key (`batch-size: 64`) and a 
 (`phalanx.train(batch_size=64)`). Order: default < preset (and what it `extends`) < file < flag;
 `phalanx plan --origin` says where each value came from.
 
-Two words that are easily misread: **`--batch-size` is the micro-batch**, the images in one forward
+Note that **`--batch-size` is the micro-batch**, the images in one forward
 pass of one replica; the global batch of a step is micro-batch x `--gradient-accumulation` x
 `--replicas`.
 

@@ -81,7 +81,7 @@ def test_a_pillow_image_of_any_mode(model, mode):
 
 
 def test_a_pillow_image_whose_white_nobody_knows_is_refused(model):
-    with pytest.raises(DataError, match="image 1: 32 bits a pixel"):
+    with pytest.raises(DataError, match="image 1: 32 bits per pixel"):
         model(Image.new("F", (30, 20)))
 
 
@@ -105,22 +105,28 @@ PIXELS = np.zeros((28, 28, 3))
 BAD_INPUTS = {
     "an empty list": ([], "no image was given, the list is empty; give a file, a folder, "),
     "an array of none": (np.zeros((0, 28, 28, 3)), "no image was given, the array is empty"),
-    "floats of a normalised image": (PIXELS - 2.1, "image 1: floats go from 0 to 1, these from -2"),
-    "no numbers": (PIXELS * np.nan, "image 1: floats go from 0 to 1, these from nan to nan"),
-    "whole numbers": (PIXELS.astype(int), "image 1: has the type int64, wants bytes from 0 to 255"),
+    "floats of a normalised image": (
+        PIXELS - 2.1,
+        "image 1: floats must be from 0 to 1, these go from -2",
+    ),
+    "no numbers": (
+        PIXELS * np.nan,
+        "image 1: floats must be from 0 to 1, these go from nan to nan",
+    ),
+    "whole numbers": (PIXELS.astype(int), "image 1: has type int64, expected bytes from 0 to 255"),
     "channels first": (
         [PIXELS, PIXELS.transpose(2, 0, 1)],
-        r"image 2: has the shape \[3, 28, 28\], wants \[height, width, 3\] or \[height, width\]; "
+        r"image 2: has shape \[3, 28, 28\], expected \[height, width, 3\] or \[height, width\]; "
         r"channels come last: array.transpose\(1, 2, 0\)",
     ),
-    "two channels": (PIXELS[..., :2], r"image 1: has the shape \[28, 28, 2\], wants"),
-    "no pixel": (PIXELS[:0], r"image 1: has the shape \[0, 28, 3\], wants"),
+    "two channels": (PIXELS[..., :2], r"image 1: has shape \[28, 28, 2\], expected"),
+    "no pixel": (PIXELS[:0], r"image 1: has shape \[0, 28, 3\], expected"),
     "a tensor": (torch.zeros(3, 28, 28), "image 1: is a torch tensor; give an array of"),
     "nothing": (None, "image 1: is of type NoneType; give a file, a folder"),
     "bytes": (b"abc", "image 1: is of type bytes"),
     "a list in a list": ([["a.png"]], "image 1: is of type list"),
     "no file": ("nowhere.png", "nowhere.png: no such file or folder"),
-    "no name": ("a\0b", "has a zero byte in it"),
+    "no name": ("a\0b", "contains a zero byte"),
     "an empty image": (Image.new("RGB", (0, 3)), "image 1: has no pixels"),
 }
 
@@ -150,7 +156,9 @@ def test_the_checkpoint_is_the_best_unless_another_is_asked_for(run, tmp_path):
     assert phalanx.load(copy, checkpoint="last").checkpoint.name == "step-00000012"
     assert phalanx.load(copy, checkpoint=12).checkpoint.name == "step-00000012"
     assert phalanx.load(copy, checkpoint="Best").step == 10
-    with pytest.raises(ConfigError, match="--checkpoint: wants last, best or a step such as 1000"):
+    with pytest.raises(
+        ConfigError, match="--checkpoint: expected last, best or a step such as 1000"
+    ):
         phalanx.load(copy, checkpoint="newest")
     with pytest.raises(CheckpointError, match="no checkpoint of step 11 is kept, only of steps 10"):
         phalanx.predict(copy, Image.new("L", (9, 9)), checkpoint=11)

@@ -12,6 +12,7 @@ from phalanx.units import (
     RunLength,
     format_bytes,
     format_count,
+    format_plural,
     format_seconds,
     parse_duration,
     parse_rate,
@@ -66,7 +67,7 @@ def test_a_duration_that_is_none_is_refused_with_examples(text):
 
 
 def test_half_a_step_and_more_than_the_run_are_refused():
-    with pytest.raises(ConfigError, match=r"steps are whole.*try 3st"):
+    with pytest.raises(ConfigError, match=r"steps must be whole.*try 3st"):
         parse_duration("2.6st")
     with pytest.raises(ConfigError, match=r"at most 100%, got '100.1%'"):
         parse_duration("100.1%")
@@ -143,6 +144,8 @@ def test_a_share_that_is_none_is_refused(text):
 def test_numbers_for_people():
     assert format_count(1281167) == "1,281,167"
     assert format_count(999.6) == "1,000"
+    assert [format_plural(n, "step") for n in (0, 1, 1000)] == ["0 steps", "1 step", "1,000 steps"]
+    assert [format_plural(n, "epoch") for n in (1.0, 0.125)] == ["1 epoch", "0.125 epochs"]
     sizes = [0, 1023, 1024, 1536, 2**20, 5 * 2**30, 3 * 2**40, 5000 * 2**40]
     assert [format_bytes(size) for size in sizes] == [
         *("0 B", "1023 B", "1.0 KiB", "1.5 KiB"),

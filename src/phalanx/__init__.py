@@ -134,7 +134,7 @@ def _flags(options: dict[str, Any]) -> dict[str, str]:
 
     for name, value in options.items():
         if isinstance(value, bytes | bytearray):
-            raise ConfigError(f"{name}: wants text, not bytes; decode it first")
+            raise ConfigError(f"{name}: expected text, not bytes; decode it first")
     return {name.replace("_", "-"): str(value) for name, value in options.items()}
 
 
@@ -148,5 +148,5 @@ def _path(value: PathLike) -> Path:
     from phalanx.errors import ConfigError
 
     if not isinstance(value, str | Path) or "\0" in str(value):
-        raise ConfigError(f"{value!r}: wants the path of a file or folder, as text or Path")
+        raise ConfigError(f"{value!r}: expected the path of a file or folder, as text or Path")
     return Path(value)

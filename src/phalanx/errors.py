@@ -98,7 +98,7 @@ def suggest(word: str, known: Iterable[str], *, most: int = 12) -> str:
         return f"did you mean {near[0]!r}?"
     if len(known) > most:
         return f"none of the {len(known)} known names is close to it"
-    return f"there {'is only' if len(known) == 1 else 'are'} {', '.join(known)}"
+    return f"{'there is only' if len(known) == 1 else 'choose from'} {', '.join(known)}"
 
 
 def join_problems(problems: Sequence[str]) -> ConfigError:

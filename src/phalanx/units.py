@@ -62,10 +62,10 @@ def parse_duration(text: str | int | float) -> Duration:
     """
     match = _DURATION.match(str(text))
     if not match or len(match[1]) > _MAX_DIGITS:
-        raise ConfigError(f"wants a length such as 5ep, 500st or 10%, got {str(text)!r}")
+        raise ConfigError(f"expected a length such as 5ep, 500st or 10%, got {str(text)!r}")
     amount, unit = _parse_exact(match[1]), match[2] or "ep"
     if unit == "st" and amount.denominator != 1:
-        raise ConfigError(f"steps are whole, got {str(text)!r}; try {round(amount)}st")
+        raise ConfigError(f"steps must be whole, got {str(text)!r}; try {round(amount)}st")
     if unit == "%" and amount > 100:
         raise ConfigError(f"a share of the run is at most 100%, got {str(text)!r}")
     return Duration(amount, unit)
@@ -89,7 +89,9 @@ def parse_numbers(text: str) -> tuple[Fraction, ...]:
     try:
         return tuple(_parse_exact(part) for part in text.strip("[]").split(","))
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"wants numbers with commas, such as 0.5,0.75, got {text!r}") from None
+        raise ConfigError(
+            f"expected numbers separated by commas, such as 0.5,0.75, got {text!r}"
+        ) from None
 
 
 def parse_betas(text: str) -> tuple[float, float]:
@@ -100,7 +102,7 @@ def parse_betas(text: str) -> tuple[float, float]:
     """
     numbers = tuple(map(float, parse_numbers(text)))  # 0.99...9 may round to 1
     if len(numbers) != 2 or not all(0 <= number < 1 for number in numbers):
-        raise ConfigError(f"wants two shares from 0 to below 1, such as 0.9,0.999, got {text!r}")
+        raise ConfigError(f"expected two shares from 0 to below 1, such as 0.9,0.999, got {text!r}")
     return numbers[0], numbers[1]
 
 
@@ -113,9 +115,11 @@ def parse_pair(text: str) -> tuple[float, float]:
     try:
         low, high = (float(_parse_exact(part)) for part in text.split(","))
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"wants two numbers with a comma, such as 0.08,1, got {text!r}") from None
+        raise ConfigError(
+            f"expected two numbers separated by a comma, such as 0.08,1, got {text!r}"
+        ) from None
     if not 0 < low <= high:
-        raise ConfigError(f"wants two numbers above zero, the smaller first, got {text!r}")
+        raise ConfigError(f"expected two numbers above zero, the smaller first, got {text!r}")
     return low, high
 
 
@@ -130,7 +134,7 @@ def parse_resolutions(text: str) -> tuple[tuple[int, Duration], ...]:
         size, colon, end = part.partition(":")
         if not colon or not re.fullmatch(r"\d{1,4}", size.strip()) or not 8 <= int(size) <= 2048:
             raise ConfigError(
-                f"wants sizes of 8 to 2048 and until when, such as 128:30%,176:60%, got {text!r}"
+                f"expected sizes of 8 to 2048 and until when, such as 128:30%,176:60%, got {text!r}"
             )
         found.append((int(size), parse_duration(end)))
     return tuple(found)
@@ -145,7 +149,9 @@ def parse_rate(text: str | int | float) -> Fraction:
     try:
         rate = _parse_exact(str(text))
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"wants times per epoch such as 2, 1/2 or 0, got {str(text)!r}") from None
+        raise ConfigError(
+            f"expected times per epoch such as 2, 1/2 or 0, got {str(text)!r}"
+        ) from None
     if rate < 0:
         raise ConfigError(f"cannot be negative, got {str(text)!r}")
     return rate
@@ -159,7 +165,7 @@ def parse_share(text: str | int, whole: int) -> int:
     """
     match = re.match(r"^\s*(\d+(?:\.\d*)?)\s*(%?)\s*$", str(text))
     if not match or len(match[1]) > _MAX_DIGITS or (not match[2] and "." in match[1]):
-        raise ConfigError(f"wants a count or a share such as 10 or 1%, got {str(text)!r}")
+        raise ConfigError(f"expected a count or a share such as 10 or 1%, got {str(text)!r}")
     return int(Fraction(match[1]) * whole / 100) if match[2] else int(match[1])
 
 
@@ -178,7 +184,7 @@ def parse_val_split(text: str | int | float) -> Fraction | int:
         if 0 < share < 1 and (match[2] or "." in match[1]):
             return share
     raise ConfigError(
-        f"wants a share such as 10% or 0.1, or a number of images such as 40, got {str(text)!r}"
+        f"expected a share such as 10% or 0.1, or a number of images such as 40, got {str(text)!r}"
     )
 
 
@@ -189,6 +195,12 @@ def format_count(number: float) -> str:
     '1,281,167'
     """
     return f"{number:,.0f}"
+
+
+def format_plural(number: float, noun: str) -> str:
+    """'1 step', '1,000 steps', '0.1 epochs'."""
+    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{text} {noun}{'s' * (number != 1)}"
 
 
 def format_si(number: int) -> str:

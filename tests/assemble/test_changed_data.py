@@ -82,7 +82,7 @@ def test_a_changed_image_stops_the_resume(photos, tmp_path, capsys, form, worker
     if form == "tfrecord":  # a record has a checksum, which its index knows not to fit
         assert "its train data has changed: sha256" in said
     else:
-        assert name in said and "this run has read it before" in said
+        assert name in said and "since this run read it" in said
     assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
     (step,) = json.loads((run / "run.json").read_text())["accepted_changed_data"]
     assert 4 <= step < 8, "steps before the changed image are kept"
@@ -122,7 +122,7 @@ def test_names_and_sizes_are_compared_before_a_resume_starts(photos, tmp_path, c
     capsys.readouterr()
     code, said = main(["train", "--resume", str(run)]), capsys.readouterr()
     if change == "touched":
-        assert code == 0 and "written to, touched or copied since the run began" in said.out
+        assert code == 0 and "written, touched or copied since the run began" in said.out
         assert json.loads((run / "summary.json").read_text())["weights_sha256"] == weights
     else:
         assert code == 3 and "its train data has changed" in said.err

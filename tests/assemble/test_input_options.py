@@ -87,7 +87,7 @@ def test_a_step_cut_into_passes_mixes_within_each(digits, tmp_path):
 def test_sizes_that_do_not_grow_are_refused(digits, tmp_path):
     for text, told in (
         ("8:60%,10:30%", "each must come after the one before"),
-        ("12:50%", "wants sizes below --image-size 12"),
+        ("12:50%", "expected sizes below --image-size 12"),
         ("8", "such as 128:30%,176:60%"),
     ):
         with pytest.raises(ConfigError, match=told):
@@ -161,8 +161,8 @@ def test_the_summary_and_the_report_say_who_waited(digits, tmp_path):
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["input"]
     assert found["images_per_second_available"] > 0 and found["images_per_second_needed"] > 0
     assert set(found["stages"]) == {"read", "augment", "both"}
-    assert "images/s come, resnet" in found["verdict"]
-    assert "images/s come, resnet" in (tmp_path / "run" / "report.html").read_text()
+    assert "images/s; resnet" in found["verdict"]
+    assert "images/s; resnet" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_the_manifest_is_forgotten_when_a_file_changes(tmp_path, capsys):

@@ -193,13 +193,13 @@ def test_the_text_tells_the_numbers_and_the_images(sound, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((), ConfigError.exit_code, "no step of it failed"),
-        (("--step", "13"), ConfigError.exit_code, "the run has 12 steps; give one of 1 to 12"),
-        (("--step", "0"), ConfigError.exit_code, "give one of 1 to 12"),
+        ((), ConfigError.exit_code, "no step failed"),
+        (("--step", "13"), ConfigError.exit_code, "the run has 12 steps; give one from 1 to 12"),
+        (("--step", "0"), ConfigError.exit_code, "give one from 1 to 12"),
         (
             ("--step", "x"),
             ConfigError.exit_code,
-            "--step: wants a whole number of at least 0, got 'x'",
+            "--step: expected a whole number of at least 0, got 'x'",
         ),
     ],
 )

@@ -75,7 +75,7 @@ DAMAGES = {
     ),
     "another number": (
         lambda run: change_digit(run / VALIDATION),
-        "validation.csv is not what it was, though",
+        "validation.csv has changed, though",
     ),
 }
 

@@ -112,11 +112,11 @@ def test_a_sweep_is_drawn_in_letters_and_where_asked(learnable, tmp_path, capsys
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("--from=0", "--from: wants a learning rate above 0, got '0'"),
-        ("--to=inf", "--to: wants a learning rate above 0, got 'inf'"),
+        ("--from=0", "--from: expected a learning rate above 0, got '0'"),
+        ("--to=inf", "--to: expected a learning rate above 0, got 'inf'"),
         ("--from=20", "--from 20: must be below --to 10: the rate increases"),
-        ("--steps=9", "--steps: wants a whole number of at least 10, got '9'"),
-        ("--out=lr.pdf", "--out lr.pdf: wants a file that ends in .png or .html"),
+        ("--steps=9", "--steps: expected a whole number of at least 10, got '9'"),
+        ("--out=lr.pdf", "--out lr.pdf: expected a file that ends in .png or .html"),
         ("--out=no/lr.png", "--out no/lr.png: there is no folder no; create it first"),
     ],
 )
@@ -359,5 +359,6 @@ def test_every_value_is_measured_in_a_process_of_its_own_setting(learnable):
 def test_too_few_pairs_are_refused(tiny, capsys):
     said = refuse(capsys, "bench", "determinism", *tiny, "--pairs=2")
     assert (
-        said == "phalanx bench determinism: --pairs: wants a whole number of at least 3, got '2'\n"
+        said
+        == "phalanx bench determinism: --pairs: expected a whole number of at least 3, got '2'\n"
     )

@@ -281,7 +281,7 @@ def test_a_plugin_that_is_not_there_says_where_it_is_looked_for(here, capsys):
     assert main(["plan", "--plugin", "nowhere_at_all"]) == 2
     assert capsys.readouterr().err == (
         "phalanx plan: --plugin nowhere_at_all: No module named 'nowhere_at_all'; give a module's "
-        "name, without .py, that lies in this folder, is installed, or is reached by PYTHONPATH\n"
+        "name, without .py, that is in this folder, is installed, or is reached by PYTHONPATH\n"
     )
     (here / "mine.py").write_text("")
     assert "without .py" in said_by("mine.py")
@@ -373,4 +373,4 @@ def test_the_example_of_the_page_works(here, capsys):
 
 def test_rows_that_are_no_rows_are_refused(here):
     (here / "odd.py").write_text("from phalanx.catalog.models import MODELS\nMODELS['z'] = 3\n")
-    assert said_by("odd").startswith("--plugin odd: the model 'z' is no Variant; ")
+    assert said_by("odd").startswith("--plugin odd: the model 'z' is not a Variant; ")

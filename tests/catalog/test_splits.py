@@ -286,10 +286,10 @@ def test_every_spelling_names_every_block_or_the_first_of_every_stage(model):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("b3/0/relu", "b3/0/relu lies inside layer3/0; the stage starts at layer3/1"),
-        ("layer3.0.bn1", "layer3.0.bn1 lies inside layer3/0; the stage starts at layer3/1"),
-        ("maxpool", "maxpool lies inside stem; the stage starts at layer1/0"),
-        ("fc", "fc lies inside head, after which there is no boundary; the stage starts at head"),
+        ("b3/0/relu", "b3/0/relu is inside layer3/0; the stage starts at layer3/1"),
+        ("layer3.0.bn1", "layer3.0.bn1 is inside layer3/0; the stage starts at layer3/1"),
+        ("maxpool", "maxpool is inside stem; the stage starts at layer1/0"),
+        ("fc", "fc is inside head, after which there is no boundary; the stage starts at head"),
     ],
 )
 def test_a_split_that_moved_says_why(name, told):

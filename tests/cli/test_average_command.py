@@ -196,14 +196,20 @@ def test_a_damaged_checkpoint_is_named(run, capsys):
     [
         (
             ["--weight-avg-strategy", "ema"],
-            "--weight-avg-strategy ema: there are mean, exponential",
+            "--weight-avg-strategy ema: choose from mean, exponential",
         ),
-        (["--weight-avg-exp-decay", "2"], "--weight-avg-exp-decay 2: wants a number from 0 to bel"),
-        (["--weight-avg-exp-decay", "x"], "--weight-avg-exp-decay: wants a number, got 'x'"),
-        (["--weight-avg-n", "1.5"], "--weight-avg-n: wants a whole number, got '1.5'"),
-        (["--weight-avg-n", "0"], "--weight-avg-n 0: wants 1 or more checkpoints, or -1 for all"),
+        (
+            ["--weight-avg-exp-decay", "2"],
+            "--weight-avg-exp-decay 2: expected a number from 0 to bel",
+        ),
+        (["--weight-avg-exp-decay", "x"], "--weight-avg-exp-decay: expected a number, got 'x'"),
+        (["--weight-avg-n", "1.5"], "--weight-avg-n: expected a whole number, got '1.5'"),
+        (
+            ["--weight-avg-n", "0"],
+            "--weight-avg-n 0: expected 1 or more checkpoints, or -1 for all",
+        ),
         (["--reestimate-norms", "19"], "--reestimate-norms 19: the run has 18 training steps"),
-        (["--weight-avg-N", "x"], "--weight-avg-n: wants a whole number, got 'x'"),
+        (["--weight-avg-N", "x"], "--weight-avg-n: expected a whole number, got 'x'"),
     ],
 )
 def test_what_cannot_be_is_told(words, told, run, capsys):

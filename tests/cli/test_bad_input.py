@@ -204,7 +204,7 @@ def flip_all(path, begin, size):
     ("to", "why"),
     [
         ("tar", "not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"),
-        ("tfrecord", "the checksum of its data does not fit"),
+        ("tfrecord", "the checksum of its data does not match"),
         ("packed", "its bytes changed after packing"),
     ],
 )
@@ -224,7 +224,7 @@ def test_damage_inside_a_shard_is_one_bad_image(photos, tmp_path, to, why, capsy
     assert len(found["undecodable"]) == 1
     line = ["data", "build", str(root), "--to", "folder", "--workers", "1", "--out"]
     assert main([*line, str(tmp_path / "back")]) == 0
-    assert "1 images could not be read and were left out" in capsys.readouterr().out
+    assert "could not read 1 image, left out:" in capsys.readouterr().out
     assert main([*line, str(tmp_path / "strict"), "--max-bad", "0"]) == 3
 
 
@@ -260,7 +260,9 @@ def test_what_a_cut_shard_has_lost_is_one_bad_image_for_every_command(photos, tm
     shard.write_bytes(shard.read_bytes()[: begin + 100])
     byte = int(find_source_splits(root)[0].source.index.offsets[10])
     assert begin - 2000 < byte < begin
-    why = f"{shard.name}: from byte {byte:,} on: the shard is cut off there, what follows is lost; "
+    why = (
+        f"{shard.name}: from byte {byte:,} on: the shard is truncated there and the rest is lost; "
+    )
     why += "fetch it again"
     back = check_one_bad(root, tmp_path, capsys, kind="truncated", why=why)
     assert back.images == 10 and back.classes == ("cat", "dög", "fish")
@@ -308,7 +310,7 @@ def spoil_tfrecord(root):
 def test_an_image_with_a_wrong_label_is_bad_for_every_command(photos, tmp_path, to, spoil, capsys):
     root = tmp_path / "set"
     build(photos, root, BuildOptions(to=to, shards=1), workers=1)
-    why = f"{spoil(root)}; mend it"
+    why = f"{spoil(root)}; fix it"
     back = check_one_bad(root, tmp_path, capsys, kind="label out of range", why=why)
     assert back.images == 11 and back.labels.tolist() == [0] * 4 + [1] * 3 + [2] * 4
 
@@ -323,8 +325,7 @@ def test_a_wrong_label_is_never_scored(photos, tmp_path, capsys):
     _, summary = train(root, tmp_path / "run", "--workers", "0")
     assert summary["scored"] == 5
     assert summary["bad_images"] == [
-        "validation-000000.tar:dög/dög 001.jpg (class 'x'): its class is not told as a whole "
-        "number; mend it"
+        "validation-000000.tar:dög/dög 001.jpg (class 'x'): its class is not a whole number; fix it"
     ]
 
 
@@ -335,7 +336,7 @@ def test_an_index_that_cannot_be_kept_is_told_once(photos, tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code, _ = train(photos, tmp_path / "run", "--workers", "1", *cache)
     output = capsys.readouterr()
-    told = f"the index of {photos} could not be kept (Not a directory); it is built anew each time"
+    told = f"the index of {photos} could not be saved (Not a directory); it is rebuilt each time"
     assert code == 0 and (output.out + output.err).count(told) == 1
 
 

@@ -25,7 +25,7 @@ def test_a_build_says_what_it_did(photos, tmp_path, capsys):
     assert said.startswith("train: 12 images, 12 copied byte for byte\nvalid: 6 images, 6 copied")
     assert f"{out}: done in " in said and "train: 12 of 12 images done" in progress
     assert main(["data", "build", str(photos), "--to", "packed", "--out", str(out)]) == 0
-    assert "12 images, 0 copied byte for byte, 12 there already" in capsys.readouterr().out
+    assert "12 images, 0 copied byte for byte, 12 already there" in capsys.readouterr().out
 
 
 def test_bad_images_are_a_note_until_they_are_too_many(photos, tmp_path, capsys):
@@ -38,21 +38,27 @@ def test_bad_images_are_a_note_until_they_are_too_many(photos, tmp_path, capsys)
         "cat/cat 001.jpg: not a JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or HEIC image"
     ]
     assert main([*line, str(tmp_path / "two")]) == 0
-    assert "1 images could not be read and were left out:\n  cat/cat" in capsys.readouterr().out
+    assert "could not read 1 image, left out:\n  cat/cat" in capsys.readouterr().out
     assert main([*line, str(tmp_path / "three"), "--max-bad", "0"]) == 3
     assert "train: more than 0 images cannot be read" in capsys.readouterr().err
 
 
 MISTAKES = [
-    ("build", "say the folder to convert: phalanx data build SRC --to FORM --out DIR"),
-    ("build photos --out x", "say --to FORM: "),
+    ("build", "say the folder to convert: phalanx data build SRC --to FORMAT --out DIR"),
+    ("build photos --out x", "say --to FORMAT: "),
     ("build photos --to tar", "say --out DIR: "),
-    ("build photos --to tarr --out x", "--to: no such form 'tarr'; did you mean 'tar'?"),
-    ("build photos --to tar --out x --shards 0", "--shards: wants a whole number from 1 to 99,9"),
-    ("build photos --to tar --out x --max-bad lots", "--max-bad: wants a count or a share such as"),
+    ("build photos --to tarr --out x", "--to: no such format 'tarr'; did you mean 'tar'?"),
+    (
+        "build photos --to tar --out x --shards 0",
+        "--shards: expected a whole number from 1 to 99,9",
+    ),
+    (
+        "build photos --to tar --out x --max-bad lots",
+        "--max-bad: expected a count or a share such as",
+    ),
     ("build photos --to tar --out x --short 9", "--short: no such option; did you mean '--short-s"),
-    ("verify", "say which folder to look at: phalanx data verify DIR"),
-    ("verify photos --out page.pdf", "--out page.pdf: wants a name that ends in .html"),
+    ("verify", "say which folder to check: phalanx data verify DIR"),
+    ("verify photos --out page.pdf", "--out page.pdf: expected a name that ends in .html"),
 ]
 
 
@@ -69,7 +75,7 @@ def test_an_empty_folder_cannot_be_converted(tmp_path, capsys):
     (tmp_path / "src").mkdir()
     words = ["data", "build", str(tmp_path / "src"), "--to", "tar", "--out", str(tmp_path / "o")]
     assert main(words) == 3
-    assert "nothing that can be read lies here" in capsys.readouterr().err
+    assert "nothing readable here" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 
@@ -135,14 +141,14 @@ def is_alive(pid):
 def test_a_clean_set_exits_with_0_and_a_damaged_one_with_3(photos, tmp_path, capsys):
     assert main(["data", "verify", str(photos)]) == 0
     said = capsys.readouterr().out
-    assert "12 train + 6 valid, 3 classes" in said and "nothing is wrong; manifest " in said
+    assert "12 train + 6 valid, 3 classes" in said and "no problems found; manifest " in said
     (photos / "val/cat/cat 001.jpg").write_bytes(b"")
     (photos / "train/cat/cat 000.jpg").write_bytes(encode(photo(700, mode="L")))
     page = tmp_path / "pages/report.html"
     assert main(["data", "verify", str(photos), "--out", str(page)]) == 3
     said = capsys.readouterr().out
     assert "zero-size:\n  val/cat/cat 001.jpg: the file is empty\n" in said
-    assert "1 thing is wrong; manifest" in said and f"pictures: {page}" in said
+    assert "1 problem found; manifest" in said and f"pictures: {page}" in said
     assert page.read_text(encoding="utf-8").count("<figure>") == 2
 
 

@@ -76,7 +76,7 @@ def test_a_handout_says_that_it_is_to_be_built(say, tmp_path):
     ("words", "code", "message"),
     [
         (["list", "nowhere"], 3, "phalanx data list: nowhere: no such folder"),
-        (["list", "."], 3, "phalanx data list: .: nothing that can be read lies here"),
+        (["list", "."], 3, "phalanx data list: .: nothing readable here"),
         (["list", ".", "--jsno"], 2, "--jsno: no such option; did you mean '--json'?"),
         (["fetch"], 2, "phalanx data fetch: say which set to fetch: cifar10, cifar100, mnist, f"),
         (["fetch", "minst"], 2, "'minst' cannot be fetched; did you mean 'mnist'?"),
@@ -105,7 +105,7 @@ def test_a_set_is_fetched_and_the_way_to_train_on_it_is_told(say, tmp_path, monk
     assert out.endswith("phalanx train --data cifar10 --data-dir mine\n")
     assert err == "some.tar.gz: 19 B of 19 B\n"
     code, out, err = say("fetch", "cifar10", "--data-dir", "mine")
-    assert code == 0 and out.startswith("cifar10: here already") and err == ""
+    assert code == 0 and out.startswith("cifar10: already here") and err == ""
 
 
 def test_a_set_goes_to_the_environments_folder_or_to_data(say, tmp_path, monkeypatch):
@@ -118,4 +118,4 @@ def test_a_set_goes_to_the_environments_folder_or_to_data(say, tmp_path, monkeyp
 def test_a_failed_fetch_ends_with_code_3(say, tmp_path, monkeypatch):
     publish_here(monkeypatch, tmp_path, data=b"something else")
     code, out, err = say("fetch", "cifar10")
-    assert (code, out) == (3, "") and "the checksum is wrong" in err
+    assert (code, out) == (3, "") and "wrong checksum" in err

@@ -85,7 +85,7 @@ def test_a_bare_command_trains_on_what_the_environment_names(photos, monkeypatch
 
 def test_several_datasets_in_a_folder_have_to_be_told_apart(tmp_path, photos):
     make_digits(tmp_path / "digits", train=20, valid=20)
-    with pytest.raises(ConfigError, match=r"(?s)several datasets lie here.*--data mnist"):
+    with pytest.raises(ConfigError, match=r"(?s)there are several datasets here.*--data mnist"):
         read_with_data(None, {"data-dir": str(tmp_path)})
 
 
@@ -136,7 +136,7 @@ def test_scoring_takes_the_share_it_is_told(photos):
 
 @pytest.mark.parametrize("text", ["1", "a,b", "0,1", "1,0.5", "1/0,2"])
 def test_a_pair_that_is_none_is_refused(photos, text):
-    with pytest.raises(ConfigError, match="--crop-scale: wants two numbers"):
+    with pytest.raises(ConfigError, match="--crop-scale: expected two numbers"):
         read_with_data(None, {**BASE, "data-dir": str(photos), "crop-scale": text})
 
 
@@ -157,7 +157,7 @@ def test_the_input_is_timed(photos, capsys):
         "read", "decode", "augment", "both", "collate", "copy",
     ]  # fmt: skip
     assert all(rate["images_per_second"] > 0 for rate in found["stages"])
-    assert found["one_worker"] > 0 and found["eaten"] > 0 and "resnet8 eats" in found["verdict"]
+    assert found["one_worker"] > 0 and found["eaten"] > 0 and "resnet8 needs" in found["verdict"]
     assert main(["data", "bench", str(photos), *words, "--seconds", "0.1"]) == 0
     assert "all together" in capsys.readouterr().out
     assert main(["data", "bench", str(photos), "--seconds", "soon"]) == 2

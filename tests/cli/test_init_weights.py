@@ -67,7 +67,7 @@ def test_other_classes_need_a_new_head(contiguous, pair, tmp_path, capsys):
     assert main(small_run(pair, tmp_path / "a", **options)) == CHECKPOINT
     err = capsys.readouterr().err
     assert "fc.weight is (10, 64) in the file, (2, 64) in the model" in err
-    assert "it knows 10 classes, the data has 2: --reset-head starts with a new classifier" in err
+    assert "it has 10 classes, the data has 2: --reset-head starts with a new classifier" in err
     assert main(small_run(pair, tmp_path / "b", reset_head=True, **options)) == 0
     assert "weights.safetensors, with a new classifier\n" in capsys.readouterr().out
 
@@ -140,7 +140,7 @@ def test_a_fork_cannot_change_what_the_weights_mean(contiguous, tmp_path, capsys
     words = ["train", "--fork", str(contiguous), "--run-dir", str(run), "--steps", "2", change]
     assert main(words) == CONFIG
     err = capsys.readouterr().err
-    assert err.startswith(f"phalanx train: {said}") and "a fork cannot make it" in err
+    assert err.startswith(f"phalanx train: {said}") and "a fork cannot change it to" in err
     assert not run.exists()
 
 
@@ -148,14 +148,14 @@ MISTAKES = [  # words, exit code, what is said
     (
         ["--init-weights", "nowhere.pth"],
         CHECKPOINT,
-        "{here}/nowhere.pth: no such file; --init-weights wa",
+        "{here}/nowhere.pth: no such file; --init-weights ta",
     ),
     (
         ["--init-weights", "."],
         CHECKPOINT,
         "{here}: is a folder; name the file with the weights in it",
     ),
-    (["--reset-head"], CONFIG, "--reset-head: there is no head to reset; name the weights to beg"),
+    (["--reset-head"], CONFIG, "--reset-head: there is no head to reset; name the weights to sta"),
 ]
 WITHOUT_TORCH = """
 import json, sys
@@ -208,5 +208,5 @@ def test_a_run_that_cannot_begin_takes_only_what_it_made(contiguous, digits, tmp
     for run in (before, link):
         wrong = {"init_weights": weights_of(contiguous), "norm_type": "batch", "steps": 1}
         assert main(small_run(digits, run, **wrong)) == CHECKPOINT
-        assert "is this another network? --model and its options" in capsys.readouterr().err
+        assert "is it a different network? --model and its options" in capsys.readouterr().err
         assert list(before.iterdir()) == []

@@ -223,7 +223,7 @@ def test_imagenet_may_lie_there_in_any_form(tmp_path, capsys):
             assert (options["data"], options["data-dir"]) == (form, str(place))
     words = ["plan", "--data", "imagenet", "--data-dir"]
     assert main([*words, str(tmp_path / "parents"), *IMAGENET]) == 2
-    assert "several datasets lie here" in capsys.readouterr().err
+    assert "there are several datasets here" in capsys.readouterr().err
     assert run_json(capsys, *words, root, *IMAGENET)["options"]["data"] == "imagenet"
 
 
@@ -263,14 +263,14 @@ def test_older_runs_keep_their_listing_and_their_split(tmp_path, capsys):
     ("options", "code", "said"),
     [
         ("", 3, "no validation data (found cat/, dog/); hold some out with --val-split 10%"),
-        ("--val-split 0", 2, "--val-split: wants a share such as 10% or 0.1, or a number"),
-        ("--val-split 100%", 2, "--val-split: wants a share such as 10% or 0.1, or a number"),
-        ("--val-split 1.5", 2, "--val-split: wants a share such as 10% or 0.1, or a number"),
+        ("--val-split 0", 2, "--val-split: expected a share such as 10% or 0.1, or a number"),
+        ("--val-split 100%", 2, "--val-split: expected a share such as 10% or 0.1, or a number"),
+        ("--val-split 1.5", 2, "--val-split: expected a share such as 10% or 0.1, or a number"),
         ("--val-split 7", 2, "asks for 7 of 8 images, but at most 6 can be held out"),
         ("--val-split 1%", 2, "is less than one of 8 images; give a larger share"),
-        ("--class-from prefix --labels x.csv", 2, "--labels: tells the class of each image, and"),
+        ("--class-from prefix --labels x.csv", 2, "--labels: gives the class of each image, and"),
         ("--class-from suffix", 2, "--class-from: no choice is called 'suffix'"),
-        ("--labels nowhere.csv", 3, "nowhere.csv: no such file; wants CSV or JSON lines"),
+        ("--labels nowhere.csv", 3, "nowhere.csv: no such file; expected CSV or JSON lines"),
         ("--valid-split dev", 2, "--valid-split dev: no such folder in"),
         ("--valid-split cat --val-split 2", 2, "has validation images already; leave the option"),
         ("--listing-rule 3", 2, "--listing-rule: must be at most 2, got 3"),
@@ -294,7 +294,7 @@ def test_options_of_folders_are_refused_for_other_forms(tmp_path, capsys):
     assert main(["plan", "demo", "--val-split", "1", "--no-memory"]) == 2
     assert "--val-split: embedded has validation images" in capsys.readouterr().err
     assert main(["plan", "demo", "--labels", "x.csv", "--no-memory"]) == 2
-    assert "--labels: embedded reads no folder of images" in capsys.readouterr().err
+    assert "--labels: embedded does not read image folders" in capsys.readouterr().err
 
 
 def test_images_without_classes_are_told_how_to_get_them(tmp_path, capsys):

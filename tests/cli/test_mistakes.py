@@ -68,36 +68,39 @@ SPELLING = [
     ("train demo --data cifar", "phalanx train: --data: no dataset is called 'cifar'; did you me"),
     (
         "train --data nope",
-        "phalanx train: --data: no dataset is called 'nope'; there are embedded, ",
+        "phalanx train: --data: no dataset is called 'nope'; choose from embedded, ",
     ),
-    ("train demo --data nope", "phalanx train: --data: no dataset is called 'nope'; there are emb"),
+    (
+        "train demo --data nope",
+        "phalanx train: --data: no dataset is called 'nope'; choose from emb",
+    ),
     ("train --lr-schedule cosin", "phalanx train: --lr-schedule: no choice is called 'cosin'; di"),
 ]
 
 VALUES = [
-    ("train --batch-size many", "--batch-size: wants a whole number, got 'many'"),
-    ("train --batch-size 1.5", "--batch-size: wants a whole number, got '1.5'"),
-    ("train --lr fast", "--lr: wants a number, got 'fast'"),
-    ("train --lr nan", "--lr: wants a number, got nan"),
+    ("train --batch-size many", "--batch-size: expected a whole number, got 'many'"),
+    ("train --batch-size 1.5", "--batch-size: expected a whole number, got '1.5'"),
+    ("train --lr fast", "--lr: expected a number, got 'fast'"),
+    ("train --lr nan", "--lr: expected a number, got nan"),
     ("train --lr -1e-3", "--lr: must be at least 0.0, got -0.001"),
     ("train --batch-size 0", "--batch-size: must be at least 1, got 0"),
     ("train --momentum 2", "--momentum: must be at most 1.0, got 2.0"),
-    ("train --zero-init-residual=maybe", "--zero-init-residual: wants true or false, got 'maybe'"),
-    ("train --warmup-epoch soon", "--warmup-epoch: wants a length such as 5ep, 500st or 10%, got"),
+    ("train --zero-init-residual=maybe", "--zero-init-residual: expected true or false, got 'may"),
+    ("train --warmup-epoch soon", "--warmup-epoch: expected a length such as 5ep, 500st or 10%"),
     ("train --warmup-epoch 9ep", "--warmup-epoch: 9ep is 1125 steps, longer than the run of 1000"),
     ("train --epochs 0.001", "--epochs: 0.001 epochs of 125 steps are less than one step; train "),
     ("train --epochs 2 --steps 3", "--epochs: give epochs or steps, not both"),
     ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images do not fill "),
-    ("train --device nonsense", "--device: wants auto, cpu, cuda, cuda:0,2 or mps, got 'nonsense'"),
-    ("train --data-dir x", "--data-dir: embedded reads no folder; say what lies there with --data"),
-    ("train --replicas 2", "--replicas 2: train runs one replica so far; for the same global batch"
-     " use --replicas 1 --gradient-accumulation 2"),
-    ("train --resume a --fork b", "--resume goes on with a run, --fork starts a new one from its"),
-    ("data show --step 0", "--step: wants a step from 1 to 1,000, got '0'"),
-    ("data show --step 1001", "--step: wants a step from 1 to 1,000, got '1001'"),
-    ("data show --step x", "--step: wants a step from 1 to 1,000, got 'x'"),
+    ("train --device nonsense", "--device: expected auto, cpu, cuda, cuda:0,2 or mps, got 'non"),
+    ("train --data-dir x", "--data-dir: embedded does not read a folder; say what is there"),
+    ("train --replicas 2", "--replicas 2: train supports only one replica so far; for the same"
+     " global batch use --replicas 1 --gradient-accumulation 2"),
+    ("train --resume a --fork b", "--resume continues a run, --fork starts a new one from its"),
+    ("data show --step 0", "--step: expected a step from 1 to 1,000, got '0'"),
+    ("data show --step 1001", "--step: expected a step from 1 to 1,000, got '1001'"),
+    ("data show --step x", "--step: expected a step from 1 to 1,000, got 'x'"),
     ("data show --data synthetic", "--data synthetic: its noise is made on the device"),
-    ("bench overhead --pairs 1", "--pairs: wants a whole number of at least 3, got '1'"),
+    ("bench overhead --pairs 1", "--pairs: expected a whole number of at least 3, got '1'"),
 ]  # fmt: skip
 
 
@@ -125,7 +128,7 @@ ELSEWHERE = [
     ("--enable-half-partials", "it is --half-partials here"),
     ("--enable-recomputation", "it is --enable-recompute here"),
     ("--recomputation", "it is --enable-recompute here"),
-    ("--log-freq 3", "it is --logs-per-epoch here, a rate: times an epoch, not steps between two"),
+    ("--log-freq 3", "it is --logs-per-epoch here, a rate: times per epoch, not steps between two"),
     (
         "--restore-path x",
         "use `phalanx train --resume RUN` to continue a run, or --init-weights FILE to start from "
@@ -135,7 +138,7 @@ ELSEWHERE = [
         "--BN-decay 0.9",
         "it is --batchnorm-momentum here, the share of the new batch: 1 less the decay",
     ),
-    ("--shuffle", "there is nothing to set: the order is shuffled anew in every epoch"),
+    ("--shuffle", "there is nothing to set: every epoch has a new random order"),
     ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, a rate: 1/N for every N epochs"),
     ("--rmsprop-epsilon 1", "it is --optimizer-eps here"),
     ("--abs-end-learning-rate 1", "it is --lr-end-ratio here, as a share of the peak"),
@@ -237,7 +240,11 @@ def test_all_problems_of_a_plan_are_told(fail):
 def test_two_problems_are_both_told(fail):
     said = fail("train", "--epochz", "3", "--keep", "0", "--lr", "fast", code=CONFIG)
     assert said.startswith("phalanx train: 3 problems:\n")
-    for part in ("--epochz: no such option", "--keep: must be at least 1", "--lr: wants a number"):
+    for part in (
+        "--epochz: no such option",
+        "--keep: must be at least 1",
+        "--lr: expected a number",
+    ):
         assert f"\n  {part}" in said
     twice = fail("doctor", "--jsn", "--al", code=CONFIG)
     assert "--jsn: no such option" in twice and "--al: no such option" in twice
@@ -247,7 +254,7 @@ def test_problems_of_a_file_name_its_lines(fail):
     Path("mine.yaml").write_text("# mine\nbatch-sise: 3\nlr: fast\n")
     said = fail("plan", "mine.yaml", "--keep", "0", code=CONFIG)
     assert "\n  mine.yaml:2: batch-sise: no such option; did you mean 'batch-size'?" in said
-    assert "\n  mine.yaml:3: lr: wants a number, got 'fast'" in said
+    assert "\n  mine.yaml:3: lr: expected a number, got 'fast'" in said
     assert "\n  --keep: must be at least 1, got 0" in said
 
 
@@ -267,7 +274,9 @@ def test_words_too_few_or_too_many_point_to_the_help(fail, line):
 def test_a_folder_that_is_not_named_or_not_there(fail):
     for data in ("folder", "cifar10"):
         said = fail("data", "show", "--data", data, "--no-fetch", code=DATA)
-        assert f": --data {data} lies in a folder: give --data-dir DIR, or set DATA_DIR" in said
+        assert (
+            f": --data {data} is read from a folder: give --data-dir DIR, or set DATA_DIR" in said
+        )
     said = fail("train", "--data", "folder", "--data-dir", "nowhere", code=DATA)
     assert said.startswith("phalanx train: nowhere: no such folder; give the dataset's folder with")
     Path("file").write_text("")

@@ -226,14 +226,14 @@ def test_splits_make_stages(say):
         {
             "name": "b1/2/relu",
             "unit": "layer2/0",
-            "shifted": "b1/2/relu lies inside layer1/2; the stage starts at layer2/0",
+            "shifted": "b1/2/relu is inside layer1/2; the stage starts at layer2/0",
         },
         {"name": "layer3/0", "unit": "layer3/0", "shifted": ""},
     ]
     lines = say(*words).splitlines()
     rules = [place for place, line in enumerate(lines) if line.startswith("── stage")]
     assert [lines[place + 1].split()[0] for place in rules] == ["stem", "layer2/0", "layer3/0"]
-    assert lines[-1] == "b1/2/relu lies inside layer1/2; the stage starts at layer2/0"
+    assert lines[-1] == "b1/2/relu is inside layer1/2; the stage starts at layer2/0"
     assert lines[-2].startswith("total")
     macs = [unit["macs"] for unit in sheet["units"]]
     kept = [unit["activation_bytes"] for unit in sheet["units"]]
@@ -291,10 +291,10 @@ MISTAKES = {
     "show": "the following arguments are required: name",
     "show resnet50 --image-size 8": "--image-size 8: resnet50 halves the image 5 times",
     "show resnet50 --batch-size 0": "--batch-size: must be at least 1, got 0",
-    "show resnet50 --classes few": "--classes: wants a number from 1 to 1,000,000, got 'few'",
+    "show resnet50 --classes few": "--classes: expected a number from 1 to 1,000,000, got 'few'",
     "show resnet50 --precision 8": "--precision: no choice is called '8'",
     "show resnet50 --init-weights a.pth": "--init-weights: no such option",
-    "show resnet50 --efficientnet-group-dim 4": "only EfficientNet models have it, resnet50 is",
+    "show resnet50 --efficientnet-group-dim 4": "only EfficientNet models have it, and resnet50 is",
     "show resnet50 --norm-type group --norm-num-groups 7": "--norm-num-groups 7: bn1 has 64",
     "show resnet50 --pipeline-splits b9/relu": "no part of resnet50 is called 'b9/relu'; near",
     "show resnet50 --pipeline-splits stem": "--pipeline-splits stem: starts at stem, and the mod",

@@ -28,17 +28,17 @@ def test_a_preset_that_is_no_text(capsys, tmp_path, monkeypatch):
     (tmp_path / "presets" / "odd.yaml").write_bytes(b"# \xff\xfe\nlr: 1\n")
     assert main(["presets", "ls"]) == 0
     printed = capsys.readouterr()
-    assert "not a text file in UTF-8" in printed.out and "demo" in printed.out
+    assert "not UTF-8 text" in printed.out and "demo" in printed.out
     for words in (["presets", "cat"], ["plan"]):
         assert main([*words, "odd"]) == 2
-        assert "presets/odd.yaml: not a text file in UTF-8" in capsys.readouterr().err
+        assert "presets/odd.yaml: not UTF-8 text" in capsys.readouterr().err
 
 
 def test_yaml_that_is_too_deep(capsys, tmp_path):
     file = tmp_path / "deep.yaml"
     file.write_text("[" * 5000)
     assert main(["plan", str(file)]) == 2
-    assert "deep.yaml: lists and mappings lie too deep in each other" in capsys.readouterr().err
+    assert "deep.yaml: lists and mappings are nested too deeply" in capsys.readouterr().err
     file.write_text("lr: " + "[" * 300 + "]" * 300)
     assert main(["sweep", str(file)]) == 2
 
@@ -62,13 +62,13 @@ def test_records_that_are_no_text(capsys, tmp_path, digits):
 
 def test_paths_and_numbers_that_are_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="run-dir: has a zero byte in it"):
+    with pytest.raises(ConfigError, match="run-dir: contains a zero byte"):
         phalanx.train("demo", steps=1, run_dir="a\0b")
-    with pytest.raises(ConfigError, match="run_dir: wants text, not bytes"):
+    with pytest.raises(ConfigError, match="run_dir: expected text, not bytes"):
         phalanx.train("demo", steps=1, run_dir=b"x")
     for give in (phalanx.validate, phalanx.load, phalanx.report):
         for path in (b"x", "a\0b", 7):
-            with pytest.raises(ConfigError, match="wants the path of a file or folder"):
+            with pytest.raises(ConfigError, match="expected the path of a file or folder"):
                 give(path)
     with pytest.raises(ConfigError, match=r"--steps: .* are more than can be counted"):
         phalanx.train("demo", steps=2**70)

@@ -73,7 +73,7 @@ def test_every_command_that_reads_images_takes_the_limit(
         main([*command.split(), "--max-pixels", "20000"])
         said = capsys.readouterr()
         assert "--max-pixels" not in said.out + said.err
-    for limit, wrong in (("0", "must be at least 1"), ("many", "wants a whole number")):
+    for limit, wrong in (("0", "must be at least 1"), ("many", "expected a whole number")):
         assert main([*command.split(), "--max-file-mib", limit]) == 2
         assert f"--max-file-mib: {wrong}" in capsys.readouterr().err
 

@@ -76,8 +76,8 @@ def test_a_fork_goes_on_with_its_schedule_or_starts_it_anew(trained, tmp_path):
         assert prepare_resume(folder, {}).plan.schedule == plan.schedule, "a resume has the same"
         said = describe_fork(plan, prepared.start)
         assert said.startswith("forked from run at step 12: the schedule ")
-        anew = "starts anew (--fork-schedule continue goes on with it), 30 steps instead of 12, "
-        on = "goes on (--fork-schedule restart starts it anew), 30 steps instead of 12, "
+        anew = "restarts (--fork-schedule continue would continue it), 30 steps instead of 12, "
+        on = "continues (--fork-schedule restart would restart it), 30 steps instead of 12, "
         assert (anew if restarts else on) in said
     on, anew = plans[False].schedule, plans[True].schedule
     assert on.lr(12) == pytest.approx(0.05 * 1.3090169943749475), "12 of 30 steps into a cosine"
@@ -101,9 +101,9 @@ def test_a_fork_of_other_steps_starts_anew_at_the_same_image(trained, tmp_path):
 def test_the_fork_says_which_it_is(trained, tmp_path, capsys):
     fork = ["train", "--fork", str(trained), "--run-dir", str(tmp_path / "fork"), "--steps", "13"]
     assert main([*fork, "--fork-schedule", "Restart"]) == 0
-    assert "at step 12: the schedule starts anew (" in capsys.readouterr().out
+    assert "at step 12: the schedule restarts (" in capsys.readouterr().out
     assert main([*fork, "--fork-schedule", "again"]) == 2
-    assert "--fork-schedule: wants continue or restart, got 'again'" in capsys.readouterr().err
+    assert "--fork-schedule: expected continue or restart, got 'again'" in capsys.readouterr().err
     assert main(["train", "demo", "--fork-schedule", "restart"]) == 2
     assert "--fork-schedule: goes with --fork RUN; leave it out" in capsys.readouterr().err
 
@@ -120,7 +120,9 @@ def test_the_end_says_that_no_weights_were_kept(digits, tmp_path, capsys):
     words = [f"--{name}={value}" for name, value in SMALL.items()]
     words += [f"--data-dir={digits}", "--run-dir=run", "--steps=1", "--validation-mode=none"]
     assert main(["train", *words, "--ckpts-per-epoch=0"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2] == (
+    first, *_, end, kept, _ = capsys.readouterr().out.splitlines()
+    assert ", 1 step of " in first and end == "trained 1 step; nothing was scored"
+    assert kept == (
         "no weights were kept, because of --ckpts-per-epoch 0; --ckpts-per-epoch 1 keeps them"
     )
 
@@ -224,6 +226,6 @@ def test_a_folder_is_looked_into_for_boxes_and_so_is_the_environments(
     monkeypatch.setenv("DATA_DIR", "empty")
     assert main(["plan", *words]) == 0
     assert (
-        "note          DATA_DIR is empty, where no dataset was recognised: the embedded one is used"
+        "note          DATA_DIR is empty, where no dataset was recognised: using the embedded one"
         in capsys.readouterr().out
     )

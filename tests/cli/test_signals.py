@@ -124,7 +124,7 @@ def test_a_build_that_was_stopped_goes_on(form, digits, tmp_path, monkeypatch, c
         main([*words("stopped"), "--workers=1"]) == main([*words("straight"), "--workers=1"]) == 0
     )
     if form == "tar":
-        assert "there already" in capsys.readouterr().out
+        assert "already there" in capsys.readouterr().out
     files = [read_files(tmp_path / out) for out in ("stopped", "straight")]
     assert files[0] == files[1] and len(files[0]) > 1
 

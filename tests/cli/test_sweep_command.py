@@ -61,7 +61,7 @@ def test_a_mistake_in_the_file_ends_the_command_before_it_begins(file, tmp_path,
     assert capsys.readouterr().err == (
         "phalanx sweep: 2 problems:\n"
         "  rates.yaml:4: lr: must be at least 0.0, got -3.0\n"
-        "  rates.yaml:6: goal: wants top1, top5, loss, got 'best'\n"
+        "  rates.yaml:6: goal: expected top1, top5, loss, got 'best'\n"
     )
     assert not (tmp_path / "sweeps").exists()
 

@@ -96,7 +96,7 @@ def test_without_checkpoints_the_way_out_is_told(run, capsys):
     assert "it was trained with --ckpts-per-epoch 0, which keeps no" in capsys.readouterr().err
     (run / "summary.json").unlink()
     assert main(["validate", str(run)]) == CHECKPOINT
-    assert f"go on with it: phalanx train --resume {run}\n" in capsys.readouterr().err
+    assert f"continue it: phalanx train --resume {run}\n" in capsys.readouterr().err
 
 
 # --- which checkpoint ---
@@ -156,7 +156,7 @@ def test_where_the_best_is_the_newest_or_none_was_scored(run, capsys):
     assert choose_checkpoint(run)[1] == "step 18, the newest checkpoint; none was scored"
     assert main(["validate", str(run), "--checkpoint", "best"]) == CHECKPOINT
     assert (
-        f"{run}: no best checkpoint is known, because none that is kept was scored; "
+        f"{run}: no best checkpoint is known, because none of those kept was scored; "
         "--checkpoint last takes the newest, step 18\n" in capsys.readouterr().err
     )
 
@@ -174,7 +174,7 @@ def test_the_scores_tell_the_best_where_a_copy_left_the_link_out(run):
 
 WRONG_CHOICES = {
     "7": (CHECKPOINT, "RUN: no checkpoint of step 7 is kept, only of steps 6, 12 and 18"),
-    "newest": (CONFIG, "--checkpoint: wants last, best or a step such as 1000, got 'newest'"),
+    "newest": (CONFIG, "--checkpoint: expected last, best or a step such as 1000, got 'newest'"),
     "last --all": (CONFIG, "--checkpoint last: --all scores every checkpoint; give one of the two"),
 }
 
@@ -262,16 +262,22 @@ def test_the_options_of_the_seeds_are_taken(capsys):
 
 
 WRONG_TARGETS = {
-    "demo --checkpoint last": (CONFIG, "--checkpoint last: demo is no run, so it has no checkpoi"),
-    "demo --all": (CONFIG, "--all: demo is no run, so it has no checkpoints; leave it out"),
+    "demo --checkpoint last": (
+        CONFIG,
+        "--checkpoint last: demo is not a run, so it has no checkpoi",
+    ),
+    "demo --all": (CONFIG, "--all: demo is not a run, so it has no checkpoints; leave it out"),
     "demos": (CHECKPOINT, "demos: no such run, checkpoint, preset or model; did you mean 'demo'?"),
-    "resnet8 --model resnet9": (CONFIG, "--model resnet9: the model is resnet8 already; name one"),
-    "resnet8 --config demo": (CONFIG, "--config demo: resnet8 is named already; give one"),
+    "resnet8 --model resnet9": (
+        CONFIG,
+        "--model resnet9: the model is resnet8 already; give only one",
+    ),
+    "resnet8 --config demo": (CONFIG, "--config demo: resnet8 is already named; give only one"),
     "gone.yaml": (CONFIG, "gone.yaml: no such file; `phalanx presets ls` lists the presets"),
-    "demo --init-weights gone.pth": (CHECKPOINT, "gone.pth: no such file; --init-weights wants"),
+    "demo --init-weights gone.pth": (CHECKPOINT, "gone.pth: no such file; --init-weights takes"),
     "w.safetensors": (CHECKPOINT, "phalanx validate MODEL --init-weights w.safetensors"),
-    "resnet8 --repeat 0": (CONFIG, "--repeat: wants a whole number from 1 to 10,000, got '0'"),
-    "": (CONFIG, "name what to score: a run, a checkpoint, a preset or a model; phalanx validate"),
+    "resnet8 --repeat 0": (CONFIG, "--repeat: expected a whole number from 1 to 10,000, got '0'"),
+    "": (CONFIG, "name what to score: a run, a checkpoint, a preset or a model; see phalanx"),
 }
 
 

@@ -21,13 +21,16 @@ PHOTOS = {"data": "folder", "data-dir": "photos"}
         ),
         (
             {"cutmix-lambda": "0.85", "cutmix-lambda-high": "0.5"},
-            "--cutmix-lambda: --cutmix-lambda-high draws the boxes another way",
+            "--cutmix-lambda: --cutmix-lambda-high draws the boxes differently",
         ),
-        ({"mixup-alpha": "0.2", "batch-size": "1"}, "--batch-size: mixup takes .* wants 2 images"),
-        ({"cutmix-lambda": "0.5", "batch-size": "2"}, "--batch-size: cutmix .* wants 3 images"),
+        (
+            {"mixup-alpha": "0.2", "batch-size": "1"},
+            "--batch-size: mixup takes .* needs 2 images",
+        ),
+        ({"cutmix-lambda": "0.5", "batch-size": "2"}, "--batch-size: cutmix .* needs 3 images"),
         (
             {"cutmix-lambda-high": "0.5", "mixup-alpha": "0.2", "batch-size": "3"},
-            "--batch-size: mixup and cutmix .* want 4 images",
+            "--batch-size: mixup and cutmix .* need 4 images",
         ),
         ({**PHOTOS, "gpu-decode": "true", "color-jitter": "0.4"}, "--gpu-decode: --color-jitter"),
         (

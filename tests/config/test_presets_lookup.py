@@ -107,7 +107,7 @@ def test_a_misspelt_preset_names_the_near_one():
 def test_extends_in_a_ring_is_refused(files, ring):
     for name, extends in files.items():
         Path(f"presets/{name}.yaml").write_text(f"extends: {extends}\n")
-    with pytest.raises(ConfigError, match=f"extends goes in a ring: {ring}") as caught:
+    with pytest.raises(ConfigError, match=f"extends forms a cycle: {ring}") as caught:
         read_settings("a")
     assert str(caught.value).count(" > ") <= len(files), "it goes round once"
 

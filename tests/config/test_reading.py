@@ -132,12 +132,12 @@ def test_all_problems_are_told_together():
     text = problems_of("mine.yaml", {"sede": "1", "momentum": "much", "epochs": "-1"})
     assert text.startswith("7 problems:\n  ")
     for told in (
-        "mine.yaml:1: lr: wants a number, got 'fast'",
+        "mine.yaml:1: lr: expected a number, got 'fast'",
         "mine.yaml:2: batch-sise: no such option; did you mean 'batch-size'?",
         "mine.yaml:3: keep: must be at least 1, got 0",
         "mine.yaml:4: model: no model is called 'resnet19'; did you mean 'resnet",
         "--sede: no such option; did you mean 'seed'?",
-        "--momentum: wants a number, got 'much'",
+        "--momentum: expected a number, got 'much'",
         "--epochs: must be at least 0.0001, got -1.0",
     ):
         assert text.count(f"\n  {told}") == 1, f"{told}\nnot in\n{text}"
@@ -146,18 +146,20 @@ def test_all_problems_are_told_together():
 def test_a_missing_preset_is_told_with_the_flags_problems():
     text = problems_of("dmeo", {"sede": "1", "lr": "fast"})
     assert text.startswith("3 problems:")
-    assert "dmeo: no preset" in text and "--sede: no such" in text and "--lr: wants" in text
+    assert "dmeo: no preset" in text and "--sede: no such" in text and "--lr: expected" in text
 
 
 def test_problems_of_the_command_line_are_told_with_the_rest():
-    with pytest.raises(ConfigError, match=r"2 problems:\n  --jsn: odd\n  --lr: wants a number"):
+    with pytest.raises(ConfigError, match=r"2 problems:\n  --jsn: odd\n  --lr: expected a number"):
         read_settings("demo", {"lr": "fast"}, problems=["--jsn: odd"])
 
 
 @pytest.mark.parametrize("data", ["embedded", "generated", "synthetic"])
 def test_a_folder_for_data_that_reads_none_is_refused(data):
     text = problems_of(None, {"data": data, "data-dir": "pictures"})
-    assert text.startswith(f"--data-dir: {data} reads no folder; say what lies there with --data")
+    assert text.startswith(
+        f"--data-dir: {data} does not read a folder; say what is there with --data"
+    )
 
 
 def test_near_names_are_todays_names():

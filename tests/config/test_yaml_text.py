@@ -66,28 +66,28 @@ def test_a_value_is_read_as_it_is_meant(text, value):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("batch-size: 3.0", "batch-size: wants a whole number, got 3.0"),
-        ("batch-size: true", "batch-size: wants a whole number, got True"),
-        ("batch-size: '3'", "batch-size: wants a whole number, got '3'"),
-        ("batch-size:", "batch-size: wants a whole number, got None"),
-        ("lr: fast", "lr: wants a number, got 'fast'"),
-        ("lr: true", "lr: wants a number, got True"),
-        ("lr: .nan", "lr: wants a number, got nan"),
-        ("lr: .inf", "lr: wants a number, got inf"),
-        ("epochs: -.inf", "epochs: wants a number, got -inf"),
-        ("zero-init-residual: 1", "zero-init-residual: wants true or false, got 1"),
-        ("lr: [1, 2]", "lr: wants a single value, got a list or a mapping"),
-        ("lr: {a: 1}", "lr: wants a single value, got a list or a mapping"),
-        ("warmup-epoch: soon", "warmup-epoch: wants a length such as 5ep"),
+        ("batch-size: 3.0", "batch-size: expected a whole number, got 3.0"),
+        ("batch-size: true", "batch-size: expected a whole number, got True"),
+        ("batch-size: '3'", "batch-size: expected a whole number, got '3'"),
+        ("batch-size:", "batch-size: expected a whole number, got None"),
+        ("lr: fast", "lr: expected a number, got 'fast'"),
+        ("lr: true", "lr: expected a number, got True"),
+        ("lr: .nan", "lr: expected a number, got nan"),
+        ("lr: .inf", "lr: expected a number, got inf"),
+        ("epochs: -.inf", "epochs: expected a number, got -inf"),
+        ("zero-init-residual: 1", "zero-init-residual: expected true or false, got 1"),
+        ("lr: [1, 2]", "lr: expected a single value, got a list or a mapping"),
+        ("lr: {a: 1}", "lr: expected a single value, got a list or a mapping"),
+        ("warmup-epoch: soon", "warmup-epoch: expected a length such as 5ep"),
         ("logs-per-epoch: -1", "logs-per-epoch: cannot be negative"),
-        ("max-bad: some", "max-bad: wants a count or a share"),
+        ("max-bad: some", "max-bad: expected a count or a share"),
         ("batch-size: 0", "batch-size: must be at least 1, got 0"),
         ("momentum: 1.5", "momentum: must be at most 1.0, got 1.5"),
         ("epoch-tail: dorp", "epoch-tail: no choice is called 'dorp'; did you mean 'drop'?"),
         ("precision: 16.64", "precision: no choice is called '16.64'; did you mean '16.16'?"),
         ("model: resnet7", "model: no model is called 'resnet7'; did you mean 'resnet"),
         ("data: cifar", "data: no dataset is called 'cifar'; did you mean 'cifar10'?"),
-        ("lr: 2026-13-45", "lr: wants a number"),
+        ("lr: 2026-13-45", "lr: expected a number"),
     ],
 )
 def test_a_wrong_value_names_the_file_the_line_and_what_is_wanted(text, what):
@@ -105,15 +105,15 @@ def test_a_wrong_value_names_the_file_the_line_and_what_is_wanted(text, what):
         ("lr: [1\n", r"mine.yaml:2: not valid YAML: .*"),
         ("lr: 'open\n", r"mine.yaml:2: not valid YAML: .*"),
         ("\tlr: 1\n", r"mine.yaml:1: not valid YAML: .*"),
-        ("- lr\n", "mine.yaml:1: wants lines of the form `option: value`"),
-        ("just words\n", "mine.yaml:1: wants lines of the form `option: value`"),
+        ("- lr\n", "mine.yaml:1: expected lines of the form `option: value`"),
+        ("just words\n", "mine.yaml:1: expected lines of the form `option: value`"),
         ("lr: 1\n---\nlr: 2\n", "mine.yaml:2: not valid YAML: .*"),
         ("<<: 5\nlr: 1\n", "mine.yaml:1: not valid YAML: .*"),
         ("lr: *missing\n", "mine.yaml:1: not valid YAML: .*"),
         ("lr: !tag 5\n", "mine.yaml:1: .*"),
         ("? [a, b]\n: 5\n", "mine.yaml:1: .*"),
         ("extends: [demo]\n", "mine.yaml:1: extends: .*"),
-        (b"lr: \xff\n", "mine.yaml: not a text file in UTF-8"),
+        (b"lr: \xff\n", "mine.yaml: not UTF-8 text"),
         (b"lr: 1\n\x00", "mine.yaml.*: not valid YAML.*"),
     ],
 )
@@ -148,15 +148,15 @@ def test_a_flag_becomes_a_value_of_its_options_type(name, text, value):
 @pytest.mark.parametrize(
     ("name", "text", "what"),
     [
-        ("batch-size", "many", "wants a whole number, got 'many'"),
-        ("batch-size", "1.5", "wants a whole number, got '1.5'"),
-        ("lr", "nan", "wants a number, got nan"),
-        ("lr", "inf", "wants a number, got inf"),
+        ("batch-size", "many", "expected a whole number, got 'many'"),
+        ("batch-size", "1.5", "expected a whole number, got '1.5'"),
+        ("lr", "nan", "expected a number, got nan"),
+        ("lr", "inf", "expected a number, got inf"),
         ("lr", "-1", "must be at least 0.0, got -1.0"),
         ("label-smoothing", "1", "must be at most 0.999, got 1.0"),
         ("seed", str(2**63), f"must be at most {2**63 - 1}, got {2**63}"),
-        ("zero-init-residual", "maybe", "wants true or false, got 'maybe'"),
-        ("epochs", "", "wants a number, got ''"),
+        ("zero-init-residual", "maybe", "expected true or false, got 'maybe'"),
+        ("epochs", "", "expected a number, got ''"),
     ],
 )
 def test_a_wrong_flag_names_itself_and_what_is_wanted(name, text, what):
@@ -186,11 +186,14 @@ def test_a_list_is_what_a_flag_says_with_commas(text, value):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("lr-epoch-decay: [[2], 4]", "wants a list of single values; write a,b or [a, b]"),
-        ("lr-epoch-decay: {a: 2}", "wants a single value, got a list or a mapping"),
-        ("lr-epoch-decay: []", "wants a length such as 5ep, 500st or 10%, got ''"),
-        ("lr: [0.1, 0.2]", "wants a single value, got a list or a mapping"),
-        ("adam-betas: [0.9]", "wants two shares from 0 to below 1, such as 0.9,0.999, got '0.9'"),
+        ("lr-epoch-decay: [[2], 4]", "expected a list of single values; write a,b or [a, b]"),
+        ("lr-epoch-decay: {a: 2}", "expected a single value, got a list or a mapping"),
+        ("lr-epoch-decay: []", "expected a length such as 5ep, 500st or 10%, got ''"),
+        ("lr: [0.1, 0.2]", "expected a single value, got a list or a mapping"),
+        (
+            "adam-betas: [0.9]",
+            "expected two shares from 0 to below 1, such as 0.9,0.999, got '0.9'",
+        ),
     ],
 )
 def test_other_lists_are_refused(text, told):
@@ -204,7 +207,9 @@ def test_few_lines_that_merge_into_billions_of_keys_are_refused_at_once():
     for level in range(1, 10):
         merged = ", ".join([f"*a{level - 1}"] * 10)
         lines.append(f"a{level}: &a{level} {{<<: [{merged}]}}")
-    with pytest.raises(ConfigError, match=r"mine.yaml: its merges \(<<\) give over 10,000 keys"):
+    with pytest.raises(
+        ConfigError, match=r"mine.yaml: its merges \(<<\) expand to more than 10,000 keys"
+    ):
         read_yaml("\n".join([*lines, "<<: [*a9]"]))
 
 
@@ -215,7 +220,9 @@ def test_a_mapping_that_merges_itself_is_read():
 
 def test_a_file_too_large_for_options_is_refused_unread():
     Path("mine.yaml").write_bytes(b"#" * (2**20 + 1))
-    with pytest.raises(ConfigError, match=r"mine.yaml: 1.0 MiB, over the 1.0 MiB that a file of"):
+    with pytest.raises(
+        ConfigError, match=r"mine.yaml: 1.0 MiB, over the 1.0 MiB that an options file"
+    ):
         read_settings("mine.yaml")
 
 

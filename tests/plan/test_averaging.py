@@ -50,10 +50,10 @@ def test_all_of_one_checkpoint_is_no_average():
     ("options", "told"),
     [
         ({"strategy": "means"}, "--weight-avg-strategy means: did you mean 'mean'"),
-        ({"decay": 1.0}, "--weight-avg-exp-decay 1: wants a number from 0 to below 1"),
-        ({"decay": float("nan")}, "--weight-avg-exp-decay nan: wants"),
-        ({"count": 0}, "--weight-avg-n 0: wants 1 or more checkpoints, or -1 for all"),
-        ({"norm_steps": -1}, "--reestimate-norms -1: wants 0 or more steps"),
+        ({"decay": 1.0}, "--weight-avg-exp-decay 1: expected a number from 0 to below 1"),
+        ({"decay": float("nan")}, "--weight-avg-exp-decay nan: expected"),
+        ({"count": 0}, "--weight-avg-n 0: expected 1 or more checkpoints, or -1 for all"),
+        ({"norm_steps": -1}, "--reestimate-norms -1: expected 0 or more steps"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, told):

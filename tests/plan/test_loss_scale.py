@@ -84,7 +84,7 @@ def test_one_scale_stays():
             16,
             100,
             "--loss-scaling: doubling from 16 gives 64 and 128, never 100; "
-            "take one of them, or another --initial-loss-scaling",
+            "give one of them, or another --initial-loss-scaling",
         ),
         (
             128,

@@ -105,20 +105,20 @@ FAMILIES = [
     (
         "efficientnet_b0",
         {"zero_init_residual": True},
-        "only ResNet models have it, efficientnet_b0",
+        "only ResNet models have it, and efficientnet_b0",
     ),
-    ("efficientnet-b0", {"stride_in": "1x1"}, "only ResNet models have it, efficientnet_b0"),
-    ("efficientnet_b0", {"shortcut_type": "A"}, "only ResNet models have it, efficientnet_b0"),
-    ("resnet9", {"stage1_projection": True}, "only ResNet models have it, resnet9"),
-    ("resnet18", {"efficientnet_group_dim": 16}, "only EfficientNet models have it, resnet18"),
-    ("resnet9", {"efficientnet_expand_ratio": 4}, "only EfficientNet models have it, resnet9"),
+    ("efficientnet-b0", {"stride_in": "1x1"}, "only ResNet models have it, and efficientnet_b0"),
+    ("efficientnet_b0", {"shortcut_type": "A"}, "only ResNet models have it, and efficientnet_b0"),
+    ("resnet9", {"stage1_projection": True}, "only ResNet models have it, and resnet9"),
+    ("resnet18", {"efficientnet_group_dim": 16}, "only EfficientNet models have it, and resnet18"),
+    ("resnet9", {"efficientnet_expand_ratio": 4}, "only EfficientNet models have it, and resnet9"),
 ]
 
 
 @pytest.mark.parametrize(("model", "flags", "said"), FAMILIES)
 def test_a_flag_for_another_family_is_refused(model, flags, said):
     flag = next(iter(flags)).replace("_", "-")
-    assert refused(model=model, **flags) == f"--{flag}: {said} is none; leave it out"
+    assert refused(model=model, **flags) == f"--{flag}: {said} is not one; leave it out"
 
 
 def test_a_flag_that_says_nothing_new_is_no_mistake():

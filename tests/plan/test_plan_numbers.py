@@ -141,7 +141,7 @@ def test_a_device_that_is_named_is_kept(device):
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:0,", "cpu:0", ""])
 def test_a_device_that_is_none_is_refused(device):
-    with pytest.raises(ConfigError, match=r"--device: wants auto, cpu, cuda, cuda:0,2 or mps"):
+    with pytest.raises(ConfigError, match=r"--device: expected auto, cpu, cuda, cuda:0,2 or mps"):
         read_settings("demo", {"device": device})
 
 

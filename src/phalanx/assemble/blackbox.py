@@ -21,6 +21,7 @@ from phalanx.plan.plan import Plan
 from phalanx.report.folder import RunFolder, read_json_object, to_json
 from phalanx.report.records import Records, read_metrics
 from phalanx.report.terminal import clean_name
+from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.feed import StepImage
@@ -37,7 +38,7 @@ _ALWAYS = ("seed", "determinism", "precision", "model", "data")  # others where 
 def describe_step_images(images: "Sequence[StepImage]") -> str:
     """The first few images by name, label and position."""
     words = [
-        f"{image.name} (label {image.label}, place {image.position:,} of the stream)"
+        f"{image.name} (label {image.label}, position {image.position:,} of the stream)"
         for image in images[:_SHOWN]
     ]
     more = f" and {len(images) - _SHOWN:,} more" if len(images) > _SHOWN else ""
@@ -195,12 +196,14 @@ def prepare_replay(prepared: PreparedRun, step: int | None) -> tuple[PreparedRun
     wanted = _failing_step(run) if step is None else step
     if wanted is None:
         raise ConfigError(
-            f"{run.path}: no step of it failed, so there is none to repeat; name one of its "
-            f"{total:,} steps, as in: phalanx replay {run.path} --step {min(10, total)}"
-            f"{run.plugin_flag}"
+            f"{run.path}: no step failed, so there is none to repeat; name one from 1 to "
+            f"{total:,}, as in: phalanx replay {run.path} --step {min(10, total)}{run.plugin_flag}"
         )
     if not 1 <= wanted <= total:
-        raise ConfigError(f"--step {wanted}: the run has {total:,} steps; give one of 1 to {total}")
+        raise ConfigError(
+            f"--step {wanted}: the run has {format_plural(total, 'step')}; give one from 1 to "
+            f"{total}"
+        )
     start = start_from(_checkpoint_before(run, wanted), run)
     if start is None:
         refuse_other_weights(run, prepared.config)

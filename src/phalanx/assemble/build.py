@@ -65,8 +65,8 @@ def load_init_weights(model: nn.Module, config: Config) -> None:
     layout = read_norm_layout(path)
     if layout != variant.norm.layout:
         raise CheckpointError(
-            f"{path}: its group norms are {layout}, this model's {variant.norm.layout}; "
-            "give or leave out --enable-fast-groupnorm as the weights were trained"
+            f"{path}: its group norms are {layout}, this model's {variant.norm.layout}; give or "
+            "leave out --enable-fast-groupnorm to match the weights"
         )
     spared = variant.head if config.model.reset_head else ""
     try:
@@ -91,14 +91,14 @@ def _explain_misfit(
         has, wants = (t[last].shape[:1] if last in t else () for t in (found, wanted))
         misfit = f"it has no {head} that fits"
         if has and wants and has != wants:
-            misfit = f"it knows {has[0]} classes, the data has {wants[0]}"
+            misfit = f"it has {has[0]} classes, the data has {wants[0]}"
         return f"{misfit}: --reset-head starts with a new classifier"
     trained = [t.numel() for n, t in found.items() if not n.endswith(_STATISTICS)]
     alike = [name for name, size in load_sizes().items() if size.parameters == sum(trained)]
     if alike and config.model.model not in alike:
         return f"it has as many parameters as {' and '.join(alike)}: try --model {alike[0]}"
     return (
-        "is this another network? --model and its options, such as --norm-type and "
+        "is it a different network? --model and its options, such as --norm-type and "
         "--shortcut-type, must be those of the weights"
     )
 

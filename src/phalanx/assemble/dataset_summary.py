@@ -30,7 +30,7 @@ from phalanx.plan.plan import (
 )
 from phalanx.plan.preset_fit import fit_schedule
 from phalanx.plan.schedule import count_start
-from phalanx.units import RunLength, parse_pair
+from phalanx.units import RunLength, format_plural, parse_pair
 
 MADE_UP = ("generated", "synthetic")
 
@@ -92,7 +92,7 @@ def _describe_data(config: Config, valid_images: int) -> Iterator[str]:
     ):
         yield text
     if config.data.val_split is not None:
-        images = f"{valid_images:,} image{'s' * (valid_images != 1)}"
+        images = format_plural(valid_images, "image")
         yield f"{images} held out by --val-split {config.data.val_split}"
 
 

@@ -41,8 +41,8 @@ def read_with_data(
         return _place_data(settings, folder)
     if not place:
         note = (
-            f"DATA_DIR is {folder}, where no dataset was recognised: the embedded one is used; "
-            "name another with --data and --data-dir"
+            f"DATA_DIR is {folder}, where no dataset was recognised: using the embedded one; name "
+            "another with --data and --data-dir"
         )
         return replace(settings, notes=(note, *settings.notes))
     return settings

@@ -20,7 +20,7 @@ from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan, count_global_batch
-from phalanx.units import parse_duration
+from phalanx.units import format_plural, parse_duration
 
 _BEGINNING = ("init-weights", "reset-head")  # what a run began with; a fork begins elsewhere
 _NOT_INHERITED = ("run-dir", *_BEGINNING)
@@ -43,7 +43,7 @@ def prepare_fork(
     restarts: the learning rate's schedule begins anew where the fork begins, warm-up and all.
     """
     for name in (name for name in _BEGINNING if name in flags):
-        raise ConfigError(f"--{name}: a fork begins with its checkpoint's weights; leave it out")
+        raise ConfigError(f"--{name}: a fork starts from its checkpoint's weights; leave it out")
     checkpoint = find_checkpoint(path)
     facts = read_facts(checkpoint)
     base = {name: value for name, value in facts["config"].items() if name not in _NOT_INHERITED}
@@ -61,7 +61,7 @@ def prepare_fork(
     begin = start.first_step(plan)
     if begin >= plan.total_steps:
         raise ConfigError(
-            f"--fork: {start.checkpoint.name} stands at step {begin:,} of {plan.total_steps:,}, "
+            f"--fork: {start.checkpoint.name} is at step {begin:,} of {plan.total_steps:,}, "
             f"nothing is left to train; give --epochs more than {plan.epoch_at(begin):g}"
         )
     parent = {
@@ -106,13 +106,13 @@ def _refuse_other_model(config: Config, dataset: DatasetSummary, facts: Mapping[
     for name in _SHAPING:
         if now[name] != before[name]:
             raise ConfigError(
-                f"--{name}: the checkpoint was trained with {before[name]}, its weights fit no "
-                f"other; a fork cannot make it {now[name]}"
+                f"--{name}: the checkpoint was trained with {before[name]}, and its weights "
+                f"fit nothing else; a fork cannot change it to {now[name]}"
             )
     if len(dataset.classes) != len(facts["classes"]):
         raise ConfigError(
-            f"--data: the checkpoint knows {len(facts['classes'])} classes, this data has "
-            f"{len(dataset.classes)}; a fork needs as many"
+            f"--data: the checkpoint has {len(facts['classes'])} classes, this data has "
+            f"{len(dataset.classes)}; a fork needs the same number"
         )
 
 
@@ -130,12 +130,12 @@ def describe_fork(plan: Plan, start: StartingPoint) -> str:
     begin = start.first_step(plan)
     then = start.facts["plan"]
     if plan.schedule.start == begin:
-        how = "the schedule starts anew (--fork-schedule continue goes on with it)"
+        how = "the schedule restarts (--fork-schedule continue would continue it)"
     else:
-        how = "the schedule goes on (--fork-schedule restart starts it anew)"
+        how = "the schedule continues (--fork-schedule restart would restart it)"
     return (
         f"forked from {start.checkpoint.parent.parent.name} at step {begin:,}: {how}, "
-        f"{plan.total_steps:,} steps instead of {then['total_steps']:,}, "
+        f"{format_plural(plan.total_steps, 'step')} instead of {then['total_steps']:,}, "
         f"{plan.schedule.shape} from {plan.schedule.peak:g}, "
         f"learning rate {plan.lr(begin):.4g} now and {plan.lr(plan.total_steps - 1):.4g} at the end"
     )

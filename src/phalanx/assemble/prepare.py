@@ -104,15 +104,18 @@ def refuse_missing_weights(config: Config) -> None:
     if path.is_dir():
         raise CheckpointError(f"{path}: is a folder; name the file with the weights in it")
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file; --init-weights wants .safetensors or .pth")
+        raise CheckpointError(
+            f"{path}: no such file; --init-weights takes a .safetensors or .pth file"
+        )
 
 
 def refuse_replicas(plan: Plan) -> None:
     """Training on several replicas is planned for, but not yet possible."""
     if plan.replicas > 1:
         raise ConfigError(
-            f"--replicas {plan.replicas}: train runs one replica so far; for the same global "
-            f"batch use --replicas 1 --gradient-accumulation {plan.replicas * plan.accumulation}"
+            f"--replicas {plan.replicas}: train supports only one replica so far; for the same "
+            "global batch use --replicas 1 --gradient-accumulation "
+            f"{plan.replicas * plan.accumulation}"
         )
 
 
@@ -264,8 +267,8 @@ def refuse_other_weights(run: RunFolder, config: Config) -> None:
     refuse_missing_weights(config)
     if _hash_init_weights(config) != run.facts.get("init_weights_sha256"):
         raise CheckpointError(
-            f"{config.model.init_weights}: has changed since the run began with it; bring the "
-            "old file back, or start a new run"
+            f"{config.model.init_weights}: has changed since the run started from it; restore the "
+            "old file, or start a new run"
         )
 
 
@@ -280,9 +283,8 @@ def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: 
                 if before.get(key) != now.get(key)
             ]
             raise DataError(
-                f"{run.path}: its {split} data has changed: {'; '.join(parts)}. Bring the old data "
-                "back, resume with --accept-changed-data, or start a new run: "
-                f"{run.fork_command}"
+                f"{run.path}: its {split} data has changed: {'; '.join(parts)}. Restore the old "
+                f"data, resume with --accept-changed-data, or start a new run: {run.fork_command}"
             )
 
 
@@ -298,7 +300,7 @@ def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
             facts = read_facts(checkpoint)
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}. Remove {checkpoint} and resume again: the run goes on from the one "
+                f"{error}. Remove {checkpoint} and resume again: the run continues from the one "
                 "before"
             ) from error
         return StartingPoint(checkpoint=checkpoint, facts=facts, use="resume")
@@ -351,7 +353,7 @@ def _refuse_missing_history(prepared: PreparedRun, start: StartingPoint) -> None
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror})") from error
     if changed:
-        missing = f"{changed} is not what it was"
+        missing = f"{changed} has changed"
     if missing:
         raise CheckpointError(
             f"{run.path}: {missing}, though {start.checkpoint.name} was saved after that; restore "

@@ -61,7 +61,7 @@ def _list_kept(run: RunFolder) -> dict[int, Path]:
     if kept:
         return kept
     if not run.summary.exists():
-        way_out = f"go on with it: phalanx train --resume {run.path}{run.plugin_flag}"
+        way_out = f"continue it: phalanx train --resume {run.path}{run.plugin_flag}"
     elif run.options.get("ckpts-per-epoch") == "0":
         way_out = "it was trained with --ckpts-per-epoch 0, which keeps no weights; train it again"
     else:
@@ -98,7 +98,7 @@ def choose_checkpoint(path: Path, wanted: str | None = None) -> tuple[Path, str]
     if best not in kept:
         if which == _BEST:
             raise CheckpointError(
-                f"{path}: no best checkpoint is known, because none that is kept was scored; "
+                f"{path}: no best checkpoint is known, because none of those kept was scored; "
                 f"--checkpoint last takes the newest, step {newest:,}"
             )
         return kept[newest], f"step {newest:,}, the newest checkpoint; none was scored"
@@ -112,7 +112,9 @@ def _read_choice(wanted: str) -> str | int:
     """What --checkpoint asks for: last, best or a step."""
     plain = wanted.lower().replace(",", "")  # steps are printed with commas
     if plain not in (_LAST, _BEST) and not plain.isdecimal():
-        raise ConfigError(f"--checkpoint: wants last, best or a step such as 1000, got {wanted!r}")
+        raise ConfigError(
+            f"--checkpoint: expected last, best or a step such as 1000, got {wanted!r}"
+        )
     return int(plain) if plain.isdecimal() else plain
 
 
@@ -173,7 +175,7 @@ def read_target(
         return read_checkpoint(Path(target), flags, wanted=wanted)
     if wanted is not None:
         raise ConfigError(
-            f"--checkpoint {wanted}: {target} is no run, so it has no checkpoints; leave it "
+            f"--checkpoint {wanted}: {target} is not a run, so it has no checkpoints; leave it "
             "out, or name a run"
         )
     return settings
@@ -189,7 +191,9 @@ def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
         given["batch-size"] = flags["batch-size"]
     if target in MODELS or target in OLD_NAMES:
         if given.setdefault("model", target) != target:
-            raise ConfigError(f"--model {given['model']}: the model is {target} already; name one")
+            raise ConfigError(
+                f"--model {given['model']}: the model is {target} already; give only one"
+            )
         problems: list[str] = []
         return merge_layers([read_flags(given, problems)], problems, name=target)
     if target.endswith((".yaml", ".yml")) or target in {one.name for one in iterate_presets()}:
@@ -207,8 +211,8 @@ def refuse_no_path(target: str) -> None:
         )
     if path.is_file() and path.name != AVERAGE_WEIGHTS and path.suffix in _WEIGHT_SUFFIXES:
         raise CheckpointError(
-            f"{target}: is a file of weights, which does not say what model they are for; name "
-            f"that: phalanx validate MODEL --init-weights {target}"
+            f"{target}: is a weights file, which does not say which model it is for; name the "
+            f"model: phalanx validate MODEL --init-weights {target}"
         )
 
 

@@ -42,6 +42,7 @@ from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
 from phalanx.report.terminal import clean_name
+from phalanx.units import format_plural
 
 _IMAGES_SHOWN = 6
 
@@ -181,8 +182,9 @@ def _announce(training: TrainingRun) -> None:
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
     config, start, snapshots = prepared.config, prepared.start, prepared.dataset.snapshots
     console.print(
-        f"{config.model.model} on {config.data.data}: {plan.train_images:,} images, "
-        f"{plan.total_steps:,} steps of {plan.global_batch:,}, {plan.epochs:g} epochs, "
+        f"{config.model.model} on {config.data.data}: {format_plural(plan.train_images, 'image')}, "
+        f"{format_plural(plan.total_steps, 'step')} of {plan.global_batch:,}, "
+        f"{format_plural(plan.epochs, 'epoch')}, "
         f"on {plan.device} in {plan.precision}"
     )
     console.print(f"run folder {prepared.run.path}")
@@ -197,11 +199,11 @@ def _announce(training: TrainingRun) -> None:
     elif training.session.state.step:
         console.print(f"resumed at step {training.session.state.step:,}")
         if prepared.accepts_changed_data:
-            console.print("note: images may have changed since, as --accept-changed-data says")
+            console.print("note: images may have changed since; --accept-changed-data was given")
         elif prepared.run.facts.get("data_snapshots", snapshots) != snapshots:
             console.print(
-                "note: files of the data were written to, touched or copied since the run began; "
-                "their names and sizes are the same, and their bytes are compared as they are read"
+                "note: data files were written, touched or copied since the run began; names and "
+                "sizes are the same, and contents are compared as they are read"
             )
     elif config.model.init_weights:
         fresh = ", with a new classifier" if config.model.reset_head else ""
@@ -288,7 +290,7 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
         load_weights(state.model, read_files(file.parent, file.name)[file.name], where=file)
         score = deps.evaluate(state)
         if score is None:
-            raise Stopped("stopped while scoring; the checkpoints left are scored by a resume")
+            raise Stopped("stopped while scoring; a resume scores the remaining checkpoints")
         return score
 
     for checkpoint in list_checkpoints(run.checkpoints):

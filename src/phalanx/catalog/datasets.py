@@ -115,7 +115,7 @@ _GENERATED = Dataset(
     classes=tuple(f"class{i:04d}" for i in range(1000)),
 )
 _PHOTOGRAPHS = Dataset(
-    help="images in class folders, with train/ and val/ above them or without",
+    help="images in class folders, with or without train/ and val/ above them",
     preset="folder-resnet18",
     mean=IMAGENET_MEAN,
     std=IMAGENET_STD,
@@ -156,7 +156,7 @@ DATASETS: dict[str, Dataset] = {
     "folder": _PHOTOGRAPHS,
     "imagenet": replace(
         _PHOTOGRAPHS,
-        help="ImageNet as folders of synsets, with its bounding boxes where they are there",
+        help="ImageNet as folders of synsets, with its bounding boxes if they are there",
         preset="imagenet-resnet50",
         model_presets=(
             ("resnext*", "imagenet-resnext101"),

@@ -27,7 +27,7 @@ _NO_STOPPING = "there is no early stopping; the best checkpoint is kept besides 
 _ALL_TRAIN = "no layer can be frozen, all of them train; with --init-weights, use a small --lr"
 _MIXED = "--precision 16.32, with --half-type bfloat16 or float16"
 _CHECKPOINTS = "--ckpts-per-epoch, a rate: 1/N for every N epochs"
-_LOGS = "--logs-per-epoch, a rate: times an epoch, not steps between two"
+_LOGS = "--logs-per-epoch, a rate: times per epoch, not steps between two"
 _VALIDATIONS = "--validation-frequency"
 _DECAY = "--weight-decay, which is decoupled; as a term of the gradient it is --l2-regularization"
 _MAX_STEPS = "--steps, which are updates of the weights"
@@ -96,7 +96,7 @@ _TIMM = {
     "cutmix-minmax": _CUTMIX,
     "mixup-prob": "use --cutmix-disable-prob for the share of batches without cutmix",
     "mixup-switch-prob": "mixup and cutmix are both applied where both are on; leave it out",
-    "mixup-off-epoch": "mixup lasts the whole run; --fork RUN --mixup-alpha 0 goes on without it",
+    "mixup-off-epoch": "mixup lasts the whole run; --fork RUN --mixup-alpha 0 continues without it",
     "smoothing": "--label-smoothing",
     "drop": "--dropout-rate",
     "drop-block": "use --drop-path or --dropout-rate",
@@ -106,7 +106,7 @@ _TIMM = {
     "dist-bn": _ONE_PROCESS,
     "model-ema": "--ema-decay, such as 0.9999",
     "model-ema-decay": "--ema-decay",
-    "worker-seeding": "random numbers depend on --seed alone; leave it out",
+    "worker-seeding": "random numbers depend only on --seed; leave it out",
     "log-interval": _LOGS,
     "checkpoint-hist": "--keep",
     "j": "--workers",
@@ -161,11 +161,11 @@ _LIGHTNING = {
     "sync-batchnorm": _ONE_PROCESS,
     "max-epochs": "--epochs",
     "max-steps": _MAX_STEPS,
-    "max-time": "give --epochs or --steps; a run that is stopped goes on with --resume",
+    "max-time": "give --epochs or --steps; a stopped run continues with --resume",
     "limit-train-batches": "use --steps for a short run",
     "limit-val-batches": "every image of the validation split is scored; leave it out",
     "fast-dev-run": "--steps 1",
-    "val-check-interval": "--validation-frequency, in epochs: 1/4 for four times an epoch",
+    "val-check-interval": "--validation-frequency, in epochs: 1/4 for four times per epoch",
     "check-val-every-n-epoch": _VALIDATIONS,
     "log-every-n-steps": _LOGS,
     "accumulate-grad-batches": "--gradient-accumulation",
@@ -192,7 +192,7 @@ _KERAS = {
     "validation-freq": _VALIDATIONS,
     "validation-steps": "every image of the validation split is scored; leave it out",
     "validation-data": "the validation split is found beside the training one, in --data-dir",
-    "clipnorm": "--clip-grad-norm; Keras's own is for each weight by itself",
+    "clipnorm": "--clip-grad-norm; Keras's own clips each weight separately",
     "clipvalue": "--clip-grad-value",
     "beta-1": "--adam-betas, both with a comma",
     "beta-2": "--adam-betas, both with a comma",
@@ -210,7 +210,7 @@ _KERAS = {
     "callbacks": _NO_STOPPING,
     "early-stopping": _NO_STOPPING,
     "model-dir": "--run-dir",
-    "shuffle": "there is nothing to set: the order is shuffled anew in every epoch",
+    "shuffle": "there is nothing to set: every epoch has a new random order",
     "train-batch-size": "--batch-size",
     "eval-batch-size": "--valid-batch-size",
     "decay-steps": "--lr-decay-length, with its unit: 500st or 10ep",
@@ -332,7 +332,7 @@ _SEEDS = {
     "dataloader-worker": "--workers",
     "pipeline-num-parallel": "--workers",
     "num-threads": "--threads",
-    "valid-per-epoch": "--validation-frequency, the epochs between two: 1/2 for twice an epoch",
+    "valid-per-epoch": "--validation-frequency, the epochs between two: 1/2 for twice per epoch",
     "dataset-percentage-to-use": "all of the training split is used; for a short run give --steps",
     "half-res-training": "--progressive-resolution",
     "fine-tune-lr": "train a second run, with --init-weights FILE --reset-head",
@@ -353,7 +353,7 @@ _SEEDS = {
     "available-memory-proportion": _NO_HARDWARE,
     "num-io-tiles": _NO_HARDWARE,
     "prefetch-depth": _NO_HARDWARE,
-    "identical-replica-seeding": "random numbers depend on --seed alone; leave it out",
+    "identical-replica-seeding": "random numbers depend only on --seed; leave it out",
     "wandb": _NO_TRACKER,
 }
 TRAINERS = {

@@ -9,9 +9,9 @@ import re
 _FLOAT16 = "16.32, with --half-type float16 --auto-loss-scaling"
 _BFLOAT16 = "16.32, with --half-type bfloat16, which is the default"
 _RAND_AUGMENT = "rand-augment, with its published number and strength of changes"
-_NO_POLICY = "there is no such policy; take rand-augment or trivial-augment"
+_NO_POLICY = "there is no such policy; use rand-augment or trivial-augment"
 _NO_RULE = "there is no such optimizer; the nearest is adamw"
-_NO_TPU = "there is no support for it; take auto, cpu, cuda or mps"
+_NO_TPU = "there is no support for it; use auto, cpu, cuda or mps"
 _CUDA = "cuda, or cuda:0 for the first one"
 _COSINE = "cosine"
 _ONE_CYCLE = "cosine, with --warmup-epoch 25%"
@@ -39,9 +39,9 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
         "float32": "32.32",
         "full": "32.32",
         "tf32": "32.32",
-        "64": "there is no more than 32 bits; take 32.32",
-        "64true": "there is no more than 32 bits; take 32.32",
-        "float64": "there is no more than 32 bits; take 32.32",
+        "64": "there is no 64-bit precision; use 32.32",
+        "64true": "there is no 64-bit precision; use 32.32",
+        "float64": "there is no 64-bit precision; use 32.32",
     },
     "half-type": {
         "bf16": "bfloat16",
@@ -99,8 +99,8 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
         "const": "constant",
         "fixed": "constant",
         "constantlr": "constant",
-        "plateau": "there is no schedule that watches the loss; take step or cosine",
-        "reducelronplateau": "there is no schedule that watches the loss; take step or cosine",
+        "plateau": "there is no schedule that watches the loss; use step or cosine",
+        "reducelronplateau": "there is no schedule that watches the loss; use step or cosine",
         "tanh": "there is no such schedule; cosine is the nearest",
     },
     "auto-augment": {
@@ -135,7 +135,7 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
         "softmax": "cross-entropy",
         "binarycrossentropy": "bce",
         "bcewithlogits": "bce",
-        "focal": "there is no focal loss; take cross-entropy or bce",
+        "focal": "there is no focal loss; use cross-entropy or bce",
     },
     "device": {
         "gpu": _CUDA,
@@ -161,7 +161,7 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
         "random": "generated, or synthetic for noise that is made on the device",
     },
     "padding": {
-        "valid": "there is no convolution without padding; take symmetric or same",
+        "valid": "there is no convolution without padding; use symmetric or same",
         "tf": "same",
     },
     "normalization-location": {
@@ -188,7 +188,7 @@ OTHER_VALUES: dict[str, dict[str, str]] = {
     },
     "warmup-mode": {
         "linear": "ramp",
-        "constant": "there is no constant warm-up; take ramp or shift",
+        "constant": "there is no constant warm-up; use ramp or shift",
     },
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ def _load_plugin(name: str) -> None:
         if error.name not in (None, name, name.partition(".")[0]):
             raise ConfigError(f"--plugin {name}: {error}, which it imports") from error
         raise ConfigError(
-            f"--plugin {name}: {error}; give a module's name, without .py, that lies in this "
+            f"--plugin {name}: {error}; give a module's name, without .py, that is in this "
             "folder, is installed, or is reached by PYTHONPATH"
         ) from error
     except (Exception, SystemExit) as error:
@@ -88,7 +88,7 @@ def _load_plugin(name: str) -> None:
         wrong = [row for row, value in table.items() if not isinstance(value, rows)]
         if wrong:
             raise ConfigError(
-                f"--plugin {name}: the {kind} {wrong[0]!r} is no {rows.__name__}; "
+                f"--plugin {name}: the {kind} {wrong[0]!r} is not a {rows.__name__}; "
                 "docs/extending.md shows what a row is made of"
             )
         replaced = [row for row, value in before[kind].items() if table.get(row) is not value]

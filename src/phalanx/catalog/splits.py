@@ -150,7 +150,7 @@ def find_split(variant: Variant, name: str, *, model: str) -> Split:
 
     >>> from phalanx.catalog.models import MODELS
     >>> find_split(MODELS["resnet50"], "b3/0/relu", model="resnet50").shifted
-    'b3/0/relu lies inside layer3/0; the stage starts at layer3/1'
+    'b3/0/relu is inside layer3/0; the stage starts at layer3/1'
     """
     known = list_split_names(variant)
     path = name if name in known else name.replace(".", "/")
@@ -164,10 +164,10 @@ def find_split(variant: Variant, name: str, *, model: str) -> Split:
         return Split(name, inside, "")
     following = variant.units[variant.units.index(inside) + 1 :]
     if not following:
-        last = f"{name} lies inside {inside}, after which there is no boundary"
+        last = f"{name} is inside {inside}, after which there is no boundary"
         return Split(name, inside, f"{last}; the stage starts at {inside}")
     unit = following[0]
-    return Split(name, unit, f"{name} lies inside {inside}; the stage starts at {unit}")
+    return Split(name, unit, f"{name} is inside {inside}; the stage starts at {unit}")
 
 
 def list_split_names(variant: Variant) -> dict[str, _SplitTarget]:

@@ -46,7 +46,7 @@ _AVERAGING_OPTIONS = {  # and the field of Averaging that each one sets
     options=(*_AVERAGING_OPTIONS, *_SCORING_OPTIONS),
     examples={
         "phalanx average runs/demo": "the mean of the last checkpoints",
-        "phalanx average runs/demo --weight-avg-n 2": "of the last two alone",
+        "phalanx average runs/demo --weight-avg-n 2": "of the last two only",
         "phalanx average runs/demo --weight-avg-strategy exponential "
         "--weight-avg-exp-decay 0.9": "newer ones count more",
         "phalanx average runs/demo --reestimate-norms 100": (
@@ -82,7 +82,9 @@ def _read_averaging(args: ParsedArgs) -> Averaging:
         raise join_problems(problems)
     steps = args["--reestimate-norms"]
     if not steps.isdecimal():
-        raise ConfigError(f"--reestimate-norms: wants a whole number of 0 or more, got {steps!r}")
+        raise ConfigError(
+            f"--reestimate-norms: expected a whole number of 0 or more, got {steps!r}"
+        )
     values = {_AVERAGING_OPTIONS[name]: option.value for name, option in given.items()}
     return Averaging(**values, norm_steps=int(steps))
 

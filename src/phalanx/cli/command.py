@@ -97,7 +97,7 @@ class ParsedArgs:
         text = self[flag]
         if not text.isdecimal() or not low <= int(text) <= high:
             limits = f"of at least {low}" if high == math.inf else f"from {low} to {high:,}"
-            raise ConfigError(f"{flag}: wants {noun} {limits}, got {text!r}")
+            raise ConfigError(f"{flag}: expected {noun} {limits}, got {text!r}")
         return int(text)
 
     def read_positive(self, flag: str, wanted: str, *, high: float = sys.float_info.max) -> float:
@@ -107,7 +107,7 @@ class ParsedArgs:
         except ValueError:
             number = 0.0
         if not 0 < number <= high:
-            raise ConfigError(f"{flag}: wants {wanted}, got {self[flag]!r}")
+            raise ConfigError(f"{flag}: expected {wanted}, got {self[flag]!r}")
         return number
 
     def read_reading(self) -> "Reading":

@@ -11,7 +11,7 @@ from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.config.read import Settings
 from phalanx.errors import ConfigError, DataError
 from phalanx.report.terminal import drawing_stream
-from phalanx.units import format_bytes
+from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.data.convert.source_splits import Reading
@@ -25,14 +25,14 @@ _FILELESS = {  # datasets that have no files: what they are, how to get them
 
 @command(
     "data list",
-    "Say which data can be read, or what lies in a folder and up to three below it.",
+    "List the data that can be read, or what is in a folder and up to three levels below it.",
     Argument("dir", "The folder to look into."),
     Argument("--json", "Print JSON.", switch=True),
     usage="[DIR] [--json]",
     options=("val-split", *LAYOUT_OPTIONS),
     examples={
-        "phalanx data list": "every form that can be read, and how to get it",
-        "phalanx data list ~/data": "what lies there, with counts and classes",
+        "phalanx data list": "every format that can be read, and how to get it",
+        "phalanx data list ~/data": "what is there, with counts and classes",
         "phalanx data list ~/data --val-split 10%": "the same, with a tenth for validation",
     },
 )
@@ -120,7 +120,7 @@ def _print_formats(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for head in ("data", "what lies there", "how to get it"):
+    for head in ("data", "what is there", "how to get it"):
         table.add_column(head)
     for row in rows:
         table.add_row(row["data"], row["what"], row["get"])
@@ -129,7 +129,7 @@ def _print_formats(rows: list[dict[str, Any]]) -> None:
 
 @command(
     "data fetch",
-    "Download a published dataset, check it, and go on where a download broke off.",
+    "Download a published dataset, check it, and continue a download that broke off.",
     Argument("data", "Which dataset.", metavar="SET"),
     Argument(
         "--data-dir",
@@ -158,8 +158,8 @@ def _fetch_data(args: ParsedArgs) -> None:
         line.show(f"{file}: {format_bytes(have)}{total}", is_last=have == whole)
 
     fetched = fetch_dataset(data, Path(data_dir) if data_dir else None, on_progress=progress)
-    how = f"{len(fetched.downloaded)} files downloaded" if fetched.downloaded else "here already"
-    how = how.replace("1 files", "1 file")
+    files = format_plural(len(fetched.downloaded), "file")
+    how = f"{files} downloaded" if fetched.downloaded else "already here"
     print(f"{data}: {how}, all checksums match")
     print(f"phalanx train --data {data} --data-dir {fetched.folder}")
 

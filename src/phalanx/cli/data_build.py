@@ -7,10 +7,10 @@ from typing import Any
 from phalanx.cli.command import LAYOUT_OPTIONS, LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.progress import ImageProgress
 from phalanx.errors import ConfigError
-from phalanx.units import format_count, format_seconds, parse_share
+from phalanx.units import format_count, format_plural, format_seconds, parse_share
 
 _BAD_SHOWN = 20
-_REQUIRED = {"src": "the folder to convert", "--to": "--to FORM", "--out": "--out DIR"}
+_REQUIRED = {"src": "the folder to convert", "--to": "--to FORMAT", "--out": "--out DIR"}
 _LIMITS = {
     "--short-side": (1, 65_500),
     "--quality": (1, 100),
@@ -22,39 +22,39 @@ _LIMITS = {
 
 @command(
     "data build",
-    "Convert data into another form, on all cores; run again, it goes on where it stopped.",
-    Argument("src", "Where the data lies, in any form that `phalanx data list` names."),
+    "Convert data to another format, on all cores; run it again to continue where it stopped.",
+    Argument("src", "Where the data is, in any format that `phalanx data list` names."),
     Argument("--to", "folder, tar, tfrecord, parquet or packed."),
-    Argument("--out", "An empty folder, or one to go on with."),
+    Argument("--out", "An empty folder, or one to continue."),
     Argument(
         "--short-side", "Shrink images whose short side is longer. Without it images are copied."
     ),
     Argument(
-        "--quality", "Of images that are encoded anew as JPEG: 90 with --short-side, else 95."
+        "--quality", "JPEG quality of images that are re-encoded: 90 with --short-side, else 95."
     ),
     Argument(
         "--shards",
-        "Files of the training split, of tar, tfrecord and parquet; validation gets as many, of "
+        "Training files to write for tar, tfrecord and parquet; validation gets as many, for "
         "tfrecord an eighth.",
     ),
     Argument(
         "--shard-mib",
-        "About how large such a file becomes, in MiB: 128, of tfrecord 48 but no more than "
+        "Approximate size of such a file, in MiB: 128, for tfrecord 48 but no more than "
         "ImageNet's 1,024 + 128 files.",
     ),
     Argument("--raw", "Pack pixels, not JPEG: larger, faster.", switch=True),
     Argument(
         "--max-bad",
-        "Bad images of a split to leave out, such as 10 or 1%; by default 10 or 1 %, "
-        "whichever is more.",
+        "Bad images to leave out of a split, such as 10 or 1%; by default 10 or 1 %, whichever "
+        "is more.",
     ),
-    Argument("--workers", "Processes; by default one a core."),
+    Argument("--workers", "Processes; by default one per core."),
     Argument("--json", "Print JSON.", switch=True),
     usage="SRC --to folder|tar|tfrecord|parquet|packed --out DIR [--short-side N]",
     options=("val-split", *LAYOUT_OPTIONS, *LIMIT_OPTIONS),
     examples={
         "phalanx data build ~/imagenet --to packed --out ~/packed --short-side 256": (
-            "the fastest form to train from"
+            "the fastest format to train from"
         ),
         "phalanx data build ~/photos --to packed --out ~/packed --val-split 10%": (
             "with a tenth of the images held out for validation"
@@ -98,7 +98,7 @@ def _build_data(args: ParsedArgs) -> None:
 def _read_required(args: ParsedArgs, name: str) -> str:
     """An argument that must be given."""
     if not args[name]:
-        raise ConfigError(f"say {_REQUIRED[name]}: phalanx data build SRC --to FORM --out DIR")
+        raise ConfigError(f"say {_REQUIRED[name]}: phalanx data build SRC --to FORMAT --out DIR")
     return str(args[name])
 
 
@@ -122,16 +122,16 @@ def _print_results(out: str, splits: dict[str, dict[str, Any]], elapsed: float) 
     for split, result in splits.items():
         written, encoded = result["written"], result["encoded"]
         parts = [f"{format_count(written - encoded)} copied byte for byte"]
-        parts += [f"{format_count(encoded)} encoded anew"] if encoded else []
+        parts += [f"{format_count(encoded)} re-encoded"] if encoded else []
         if written < result["images"]:
-            parts.append(f"{format_count(result['images'] - written)} there already")
+            parts.append(f"{format_count(result['images'] - written)} already there")
         print(f"{split}: {format_count(result['images'])} images, {', '.join(parts)}")
     written = sum(result["written"] for result in splits.values())
     rate = f" ({format_count(written / elapsed)} images/s)" if written and elapsed > 0 else ""
     print(f"{out}: done in {format_seconds(elapsed)}{rate}")
     bad = [text for result in splits.values() for text in result["bad"]]
     if bad:
-        print(f"{len(bad)} images could not be read and were left out:")
+        print(f"could not read {format_plural(len(bad), 'image')}, left out:")
         print("\n".join(f"  {text}" for text in bad[:_BAD_SHOWN]))
     if len(bad) > _BAD_SHOWN:
         print(f"  and {len(bad) - _BAD_SHOWN:,} more, see .phalanx/build.json there")

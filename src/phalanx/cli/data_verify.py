@@ -21,12 +21,12 @@ _SHOWN = 5
 
 @command(
     "data verify",
-    "Look at every image of a set, on all cores, and say what is wrong; the code is 0 "
+    "Check every image of a dataset, on all cores, and report what is wrong; the exit code is 0 "
     "when nothing is.",
-    Argument("dir", "The folder that the data lies in."),
+    Argument("dir", "The folder that holds the data."),
     Argument("--json", "Print JSON.", switch=True),
     Argument("--out", "Write a page with pictures."),
-    Argument("--workers", "Processes; by default one a core."),
+    Argument("--workers", "Processes; by default one per core."),
     usage="DIR [--json] [--out report.html]",
     options=(*LAYOUT_OPTIONS, *LIMIT_OPTIONS),
     examples={
@@ -41,7 +41,7 @@ def _verify_data(args: ParsedArgs) -> int:
     from phalanx.data.verify.verify import verify
 
     if not args["dir"]:
-        raise ConfigError("say which folder to look at: phalanx data verify DIR")
+        raise ConfigError("say which folder to check: phalanx data verify DIR")
     root, began = Path(args["dir"]).expanduser(), time.monotonic()
     out = _read_out(args["--out"])
     reading = args.read_reading()
@@ -49,7 +49,7 @@ def _verify_data(args: ParsedArgs) -> int:
         root,
         reading=reading,
         workers=read_number(args, "--workers"),
-        on_progress=ImageProgress("looked at"),
+        on_progress=ImageProgress("checked"),
     )
     elapsed = time.monotonic() - began
     save_manifest(root, result.manifest, result.fingerprints)
@@ -65,7 +65,7 @@ def _read_out(text: str | None) -> Path | None:
         return None
     path = Path(text).expanduser()
     if path.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out {path}: wants a name that ends in .html")
+        raise ConfigError(f"--out {path}: expected a name that ends in .html")
     return path
 
 
@@ -101,14 +101,14 @@ def _print_result(result: "VerifyResult", elapsed: float, out: Path | None) -> N
     for line in (result.layout, describe_ignored(result.ignored), hint):
         if line:
             print(f"  {line}")
-    print(f"looked at in {format_seconds(elapsed)} ({format_count(rate)} images/s)\n")
+    print(f"checked in {format_seconds(elapsed)} ({format_count(rate)} images/s)\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("what")
     table.add_column("found", justify="right")
     for kind, count in result.totals.items():
         table.add_row(f"{kind} (a note)" if kind in NOTES else kind, format_count(count))
     split, counts = next(iter(result.counts.items()))
-    table.add_row(f"images of a class, {split}", f"{min(counts):,} to {max(counts):,}")
+    table.add_row(f"images per class, {split}", f"{min(counts):,} to {max(counts):,}")
     Console(highlight=False, file=drawing_stream(sys.stdout)).print(table)
     for kind, locations in result.single.items():
         lines = [f"{image.name}: {image.why}" if image.why else image.name for image in locations]
@@ -128,7 +128,7 @@ def _print_first(kind: str, lines: list[str]) -> None:
     print(f"\n{kind}:")
     print("\n".join(f"  {line}" for line in lines[:_SHOWN]))
     if len(lines) > _SHOWN:
-        print(f"  and {len(lines) - _SHOWN:,} more; --json and --out page.html have them")
+        print(f"  and {len(lines) - _SHOWN:,} more; --json and --out page.html list them")
 
 
 def _describe_group(group: list["ImageLocation"]) -> str:

@@ -81,7 +81,7 @@ def _read_out(text: str | None) -> Path | None:
         return None
     out = Path(text)
     if out.suffix.lower() not in (".png", ".html"):
-        raise ConfigError(f"--out {text}: wants a file that ends in .png or .html")
+        raise ConfigError(f"--out {text}: expected a file that ends in .png or .html")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {text}: there is no folder {out.parent}; create it first")
     return out

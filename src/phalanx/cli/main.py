@@ -29,7 +29,7 @@ COMMANDS = {  # name: (module, what it does)
     "compare": ("runs", "show where two runs differ"),
     "data list": ("data", "list the data that can be read, or what is in a folder"),
     "data fetch": ("data", "download a published dataset"),
-    "data build": ("data_build", "convert data into another form"),
+    "data build": ("data_build", "convert data to another format"),
     "data verify": ("data_verify", "check every image and report what is wrong"),
     "data show": ("data", "draw the augmented batch of a step"),
     "data bench": ("bench", "time the input and find what limits training"),

@@ -11,7 +11,7 @@ from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.averaging import count_kept_checkpoints
-from phalanx.units import format_bytes
+from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import DatasetSummary
@@ -95,7 +95,7 @@ def _read_steps(text: str | None) -> list[int]:
     """The steps of --at."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--at: wants steps, such as 0,100,5000, got {text!r}")
+        raise ConfigError(f"--at: expected steps, such as 0,100,5000, got {text!r}")
     return [int(word) for word in words]
 
 
@@ -108,7 +108,7 @@ def _list_rows(
     config = settings.config
     ignored = describe_ignored(dataset.ignored).removeprefix("ignored ")
     devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
-    threads = _count(plan.threads, "thread")
+    threads = format_plural(plan.threads, "thread")
     return [
         ("config", settings.name),
         ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes} classes"),
@@ -126,14 +126,15 @@ def _list_rows(
         ),
         (
             "length",
-            f"{_count(plan.total_steps, 'step')} = {_count(plan.epochs, 'epoch')} of "
-            f"{_count(float(plan.steps_per_epoch), 'step')}{_describe_left_over(config, plan)}",
+            f"{format_plural(plan.total_steps, 'step')} = {format_plural(plan.epochs, 'epoch')} of "
+            f"{format_plural(float(plan.steps_per_epoch), 'step')}"
+            f"{_describe_left_over(config, plan)}",
         ),
         ("images", f"{plan.total_steps * plan.global_batch:,} trained in all"),
         (
             "learning rate",
             f"{plan.schedule.shape} from {plan.schedule.peak:g}{_describe_highest(plan)}, "
-            f"warm-up {_count(plan.schedule.warmup, 'step')}",
+            f"warm-up {format_plural(plan.schedule.warmup, 'step')}",
         ),
         ("", f"|{_draw_curve(plan)}|"),
         ("update", _describe_update(config, plan)),
@@ -144,12 +145,6 @@ def _list_rows(
         *([("memory", _describe_memory(plan, memory, config))] if memory else []),
         *(("note", warning) for warning in plan.warnings),
     ]
-
-
-def _count(number: float, noun: str) -> str:
-    """A number of things, in words: 1 epoch, 2.5 epochs, 1,000 steps."""
-    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
-    return f"{text} {noun}{'s' * (number != 1)}"
 
 
 def _describe_norm(config: Config) -> str:

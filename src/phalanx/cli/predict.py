@@ -26,11 +26,11 @@ _GUESSES = 5
     ),
     CHECKPOINT_FLAG,
     Argument("--csv", "A table with a header: image, class1, probability1, ...", switch=True),
-    Argument("--json", "A JSON object a line.", switch=True),
+    Argument("--json", "One JSON object per line.", switch=True),
     usage="RUN|CHECKPOINT IMAGE|DIR... [--checkpoint last|best|STEP] [--csv|--json]",
     options=("device", "precision", "threads", "valid-batch-size", "plugin", *LIMIT_OPTIONS),
     examples={
-        "phalanx predict runs/demo shoe.png": "what is on one image",
+        "phalanx predict runs/demo shoe.png": "what is in one image",
         "phalanx predict runs/demo photos --csv > answers.csv": "a whole folder, as a table",
         "phalanx predict runs/demo photos --checkpoint last": "by the newest checkpoint",
     },

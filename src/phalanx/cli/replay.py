@@ -14,7 +14,7 @@ _REPLAY_OPTIONS = ("data-dir", "workers", "device", "plugin")
 _RECORDED = {
     True: "bit for bit as it was recorded",
     False: "not bit for bit as it was recorded; --determinism strict gives the same every time",
-    None: "nothing was recorded of it",
+    None: "it was not recorded",
 }
 
 

@@ -14,6 +14,7 @@ from phalanx.cli.crash import bug_reports
 from phalanx.cli.validate import score_all, score_untrained
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
+from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.report.folder import RunFolder
@@ -58,8 +59,8 @@ def _run(args: ParsedArgs) -> None:
     preset = args.preset_name
     if sum(map(bool, (preset, args["--resume"], args["--fork"]))) > 1:
         raise ConfigError(
-            "--resume goes on with a run, --fork starts a new one from its checkpoint, a preset "
-            "begins afresh: give one of them"
+            "--resume continues a run, --fork starts a new one from its checkpoint, a preset "
+            "starts from scratch: give one of them"
         )
     if args["--accept-changed-data"] and not args["--resume"]:
         raise ConfigError("--accept-changed-data: goes with --resume RUN; leave it out")
@@ -107,7 +108,7 @@ def _restarts_schedule(args: ParsedArgs) -> bool:
     """Whether a fork begins its schedule anew."""
     given = (args["--fork-schedule"] or "continue").lower()
     if given not in ("continue", "restart"):
-        raise ConfigError(f"--fork-schedule: wants continue or restart, got {given!r}")
+        raise ConfigError(f"--fork-schedule: expected continue or restart, got {given!r}")
     return given == "restart"
 
 
@@ -136,18 +137,20 @@ def _print_result(folder: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(summary)))
         return
+    steps = format_plural(summary.steps, "step")
     if not rows:
-        print(f"trained {summary.steps:,} steps; nothing was scored")
+        print(f"trained {steps}; nothing was scored")
     for row in rows[-1:]:
         low, high = row.interval95
         print(
-            f"top-1 {row.top1:.2%} of {row.scored:,} images "
-            f"(95 % interval {low:.2%} to {high:.2%}) after {summary.steps:,} steps"
+            f"top-1 {row.top1:.2%} of {format_plural(row.scored, 'image')} "
+            f"(95 % interval {low:.2%} to {high:.2%}) after {steps}"
         )
     if summary.best:
         print(f"best checkpoint: step {summary.best.step:,}, top-1 {summary.best.top1:.2%}")
     if summary.bad_images:
-        print(f"{len(summary.bad_images)} images could not be read; the report names them")
+        bad, them = len(summary.bad_images), "it" if len(summary.bad_images) == 1 else "them"
+        print(f"{format_plural(bad, 'image')} could not be read; the report lists {them}")
     if newest_checkpoint(open_run(folder).checkpoints) is None:
         print(
             "no weights were kept, because of --ckpts-per-epoch 0; --ckpts-per-epoch 1 keeps them"

@@ -43,18 +43,18 @@ CHECKPOINT_FLAG = Argument(
     Argument(
         "target",
         "A run (its best checkpoint), a checkpoint, a folder of them, or a preset or model by "
-        "name, which begins with random weights or those of --init-weights.",
+        "name, which starts with random weights or those of --init-weights.",
         metavar="RUN|...",
     ),
     Argument("--config", "The same, as a flag."),
     CHECKPOINT_FLAG,
     Argument(
-        "--all", "Score every checkpoint in there, and the averages of their weights.", switch=True
+        "--all", "Score every checkpoint in it, and the averages of their weights.", switch=True
     ),
     Argument("--batch-size", "What other programs call --valid-batch-size."),
     Argument(
         "--repeat",
-        "Score so many times, for the images/s: the median, without the first pass.  [1]",
+        "Score this many times, to measure images/s: the median, without the first pass.  [1]",
         default="1",
     ),
     Argument("--json", "Print one JSON object per score.", switch=True),
@@ -71,7 +71,7 @@ CHECKPOINT_FLAG = Argument(
         "phalanx validate imagenet-resnet50 --init-weights resnet50.safetensors "
         "--data-dir ~/imagenet": "what weights from elsewhere score, with a preset's data",
         "phalanx validate resnet50 --data generated --batch-size 8 --precision 16.16 --repeat 10": (
-            "how many images a second the device scores"
+            "how many images per second the device scores"
         ),
     },
 )
@@ -93,7 +93,7 @@ def _run(args: ParsedArgs) -> None:
         return
     if args["--all"] or args["--checkpoint"]:
         given = "--all" if args["--all"] else f"--checkpoint {args['--checkpoint']}"
-        raise ConfigError(f"{given}: {target} is no run, so it has no checkpoints; leave it out")
+        raise ConfigError(f"{given}: {target} is not a run, so it has no checkpoints; leave it out")
     score_untrained(target, settings, args, passes=passes)
 
 
@@ -101,13 +101,13 @@ def _read_target_name(args: ParsedArgs) -> str:
     """What is to be scored: the first word, --config, or the model that --model names."""
     names = [name for name in (args["target"], args["--config"]) if name]
     if len(names) > 1:
-        raise ConfigError(f"--config {names[1]}: {names[0]} is named already; give one")
+        raise ConfigError(f"--config {names[1]}: {names[0]} is already named; give only one")
     if not names and "model" in args.flags:
         names = [args.flags["model"]]
     if not names:
         raise ConfigError(
-            "name what to score: a run, a checkpoint, a preset or a model; "
-            "phalanx validate --help tells more"
+            "name what to score: a run, a checkpoint, a preset or a model; see phalanx validate "
+            "--help"
         )
     return str(names[0])
 
@@ -117,8 +117,8 @@ def _refuse_model_options(target: str, args: ParsedArgs) -> None:
     for name in _FRESH_MODEL_OPTIONS:
         if name in args.flags:
             raise ConfigError(
-                f"--{name}: {target} says itself what its model is like; only a preset or a model "
-                "by name takes such options, as in: phalanx validate resnet50"
+                f"--{name}: {target} already says what its model is; only a preset or a model by "
+                "name takes such options, as in: phalanx validate resnet50"
             )
 
 

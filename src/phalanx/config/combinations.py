@@ -35,8 +35,8 @@ def find_conflicts(config: Config, merged: Mapping[str, OptionValue]) -> list[st
     family = find_family(model)
     places = {name: given.where for name, given in merged.items()}
     problems = [
-        f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, {model} is "
-        "none; leave it out"
+        f"{given.where}: only {OPTIONS[name].family or 'built-in'} models have it, and {model} is "
+        "not one; leave it out"
         for name, given in merged.items()
         if not family_has_option(family, name) and given.value != OPTIONS[name].default
     ]
@@ -51,13 +51,14 @@ def _check_data(config: Config) -> Iterator[str]:
     dataset = DATASETS[data.data]
     if config.model.reset_head and config.model.init_weights is None:
         yield (
-            "--reset-head: there is no head to reset; name the weights to begin with: "
+            "--reset-head: there is no head to reset; name the weights to start from: "
             "--init-weights FILE"
         )
     if not dataset.needs_folder and data.data_dir is not None:
         folders = ", ".join(name for name, facts in DATASETS.items() if facts.needs_folder)
         yield (
-            f"--data-dir: {data.data} reads no folder; say what lies there with --data ({folders})"
+            f"--data-dir: {data.data} does not read a folder; say what is there with --data "
+            f"({folders})"
         )
     for name, value in (
         ("labels", data.labels),
@@ -65,10 +66,10 @@ def _check_data(config: Config) -> Iterator[str]:
         ("valid-split", data.valid_split),
     ):
         if value is not None and not dataset.needs_folder:
-            yield f"--{name}: {data.data} reads no folder of images; leave the option away"
+            yield f"--{name}: {data.data} does not read image folders; leave the option out"
     if data.labels is not None and data.class_from is not None:
         yield (
-            "--labels: tells the class of each image, and so does --class-from; give one of the two"
+            "--labels: gives the class of each image, and so does --class-from; give one of the two"
         )
     if data.eight_bit_io and data.normalization_location == "host":
         yield (
@@ -94,7 +95,7 @@ def _check_cutmix(config: Config) -> Iterator[str]:
         yield (f"--cutmix-lambda-low: {low:g} is above --cutmix-lambda-high {high:g}; swap them")
     if high > 0 and config.augment.cutmix_lambda < 1:
         yield (
-            "--cutmix-lambda: --cutmix-lambda-high draws the boxes another way; give one of the two"
+            "--cutmix-lambda: --cutmix-lambda-high draws the boxes differently; give one of the two"
         )
 
 
@@ -106,9 +107,9 @@ def _check_mixing(config: Config) -> Iterator[str]:
     least = distance * config.data.repeated_augmentation + 1
     if images < least:
         subject = " and ".join(["mixup"] * mixup + ["cutmix"] * cutmix)
-        take, want = ("take", "want") if mixup and cutmix else ("takes", "wants")
+        take, need = ("take", "need") if mixup and cutmix else ("takes", "needs")
         yield (
-            f"--batch-size: {subject} {take} partners from the same micro-batch and {want} "
+            f"--batch-size: {subject} {take} partners from the same micro-batch and {need} "
             f"{least} images or more, got {images}"
         )
 
@@ -124,7 +125,7 @@ def _check_gpu_decode(config: Config) -> Iterator[str]:
     if data.normalization_location == "host":
         yield "--gpu-decode: normalises on the device; leave --normalization-location host out"
     if device.startswith(("cpu", "mps")):
-        yield f"--gpu-decode: wants a CUDA device, not --device {device}; leave it out"
+        yield f"--gpu-decode: needs a CUDA device, not --device {device}; leave it out"
     if DATASETS[data.data].augment != "resized-crop":
         yield f"--gpu-decode: {data.data} holds no JPEG photographs; leave it out"
 

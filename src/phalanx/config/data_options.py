@@ -21,7 +21,7 @@ class DataConfig(Section):
     data: DatasetName = option("embedded", "Which dataset: " + ", ".join(DATASETS) + ".")
     data_dir: PathText | None = option(
         None,
-        "Folder that holds the dataset; the environment's DATA_DIR stands in for it.",
+        "Folder that holds the dataset; without it, the environment variable DATA_DIR is used.",
         resumable=True,
         aliases=("imagenet-data-path",),
     )
@@ -42,8 +42,8 @@ class DataConfig(Section):
     )
     valid_batch_size: int | None = option(
         None,
-        "Images in one forward pass when scoring; it changes no prediction, and the loss only "
-        "from its 9th digit on.",
+        "Images in one forward pass when scoring; it does not change predictions, and "
+        "changes the loss only from its 9th digit on.",
         low=1,
         high=65536,
         resumable=True,
@@ -66,22 +66,22 @@ class DataConfig(Section):
     )
     val_split: ValSplitText | None = option(
         None,
-        "Images to hold out for validation, where the data has no such split: a share such as 10% "
-        "or 0.1, or a number such as 40; a like share of each class.",
+        "Images to hold out for validation, where the data has no such split: a share such as "
+        "10% or 0.1, or a number such as 40; the same share of each class.",
     )
     valid_split: str | None = option(
         None,
-        "Folder beside train/ to validate on, or split in the file of labels.",
-        auto="the first there is of val, valid, validation, dev, eval, test",
+        "Folder beside train/ to validate on, or a split named in the --labels file.",
+        auto="the first that exists of val, valid, validation, dev, eval, test",
     )
     class_from: Literal["prefix"] | None = option(
         None,
         "prefix: file names begin with the class, up to the first dot, underscore or hyphen.",
-        auto="the folder that an image lies in",
+        auto="the folder an image is in",
     )
     labels: PathText | None = option(
         None,
-        "File with the label of each image: CSV or JSON lines, path, label and perhaps split.",
+        "File with the label of each image: CSV or JSON lines with path, label and perhaps split.",
         resumable=True,
     )
     listing_rule: int = option(

@@ -78,7 +78,7 @@ def _check_device(text: str) -> str:
     if not _DEVICES.match(text):
         other = describe_other_value("device", text)
         way_out = f"; {other}" if other else ""
-        raise ValueError(f"wants auto, cpu, cuda, cuda:0,2 or mps, got {text!r}{way_out}")
+        raise ValueError(f"expected auto, cpu, cuda, cuda:0,2 or mps, got {text!r}{way_out}")
     return text
 
 
@@ -87,7 +87,7 @@ def _check_path(text: str) -> str:
     if not text:
         raise ValueError("is empty; name a file or folder, or leave the option out")
     if "\0" in text:
-        raise ValueError("has a zero byte in it, which no name of a file can have")
+        raise ValueError("contains a zero byte, which no file name can have")
     return text
 
 

@@ -159,7 +159,7 @@ def _read_preset(preset: Preset, problems: list[str]) -> tuple[list[_Layer], str
         if extends is None:
             return layers, required
         if extends in seen:
-            raise ConfigError(f"{preset.path}: extends goes in a ring: {' > '.join(seen)}")
+            raise ConfigError(f"{preset.path}: extends forms a cycle: {' > '.join(seen)}")
         preset = find_preset(extends)
 
 
@@ -312,7 +312,7 @@ def _describe_error(option: Option, detail: ErrorDetails) -> str:
             return f"no choice is called {value!r}; {other or suggest(str(value), option.choices)}"
         case "value_error":
             return str(context["error"])
-    return f"wants {TYPE_NAMES[option.type]}, got {value!r}"
+    return f"expected {TYPE_NAMES[option.type]}, got {value!r}"
 
 
 def dump_config(config: Config) -> str:

@@ -42,7 +42,7 @@ def parse_option_text(name: str, text: str) -> Any:
     option = OPTIONS[name]
     if option.optional and text.lower() in ("null", "none"):
         return None
-    wanted = f"wants {TYPE_NAMES[option.type]}, got {text!r}"
+    wanted = f"expected {TYPE_NAMES[option.type]}, got {text!r}"
     if option.type is bool:
         if text.lower() in _TRUE_WORDS + FALSE_WORDS:
             return text.lower() in _TRUE_WORDS
@@ -96,7 +96,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+        raise ConfigError(f"{path}: not UTF-8 text") from None
 
 
 def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
@@ -112,7 +112,7 @@ def read_entries(path: Path, entry_name: str | None = None) -> list[YamlEntry]:
         chosen = next(entry for entry in entries if entry.key == entry_name)
         return read_mapping(loader, chosen.node, path)
     except RecursionError:
-        raise ConfigError(f"{path}: lists and mappings lie too deep in each other") from None
+        raise ConfigError(f"{path}: lists and mappings are nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -143,7 +143,7 @@ def read_mapping(loader: YamlLoader, node: yaml.Node | None, path: Path) -> list
     if twice:
         raise ConfigError(f"{path}: {twice} is given twice")
     if _count_merged_keys(node, {}) > _MAX_MERGED_KEYS:
-        raise ConfigError(f"{path}: its merges (<<) give over {_MAX_MERGED_KEYS:,} keys")
+        raise ConfigError(f"{path}: its merges (<<) expand to more than {_MAX_MERGED_KEYS:,} keys")
     loader.flatten_mapping(node)
     # a merged mapping comes first and may be overridden by a later key of the same name
     last = {
@@ -160,11 +160,11 @@ def _refuse_other_than_options(path: Path) -> None:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     size = status.st_size
     if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device read for ever
-        raise ConfigError(f"{path}: is not a regular file; options stand in a YAML file")
+        raise ConfigError(f"{path}: is not a regular file; options belong in a YAML file")
     if size > _MAX_BYTES:
         raise ConfigError(
-            f"{path}: {format_bytes(size)}, over the {format_bytes(_MAX_BYTES)} that a file of "
-            "options may have"
+            f"{path}: {format_bytes(size)}, over the {format_bytes(_MAX_BYTES)} that an options "
+            "file may have"
         )
 
 
@@ -187,7 +187,7 @@ def _count_merged_keys(node: yaml.Node, known: dict[int, int]) -> int:
 
 def _no_option(node: yaml.Node, path: Path) -> ConfigError:
     line = node.start_mark.line + 1
-    return ConfigError(f"{path}:{line}: wants lines of the form `option: value`")
+    return ConfigError(f"{path}:{line}: expected lines of the form `option: value`")
 
 
 def parse_option_node(name: str, node: yaml.Node) -> Any:
@@ -195,10 +195,10 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
     option = OPTIONS[name]
     if isinstance(node, yaml.SequenceNode) and name in LIST_OPTIONS:
         if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
-            raise ValueError("wants a list of single values; write a,b or [a, b]")
+            raise ValueError("expected a list of single values; write a,b or [a, b]")
         return ",".join(item.value for item in node.value)  # as a flag spells it
     if not isinstance(node, yaml.ScalarNode):
-        raise ValueError("wants a single value, got a list or a mapping")
+        raise ValueError("expected a single value, got a list or a mapping")
     if node.tag == "tag:yaml.org,2002:null" and option.optional:
         return None
     if option.type is str:
@@ -207,7 +207,7 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
     try:
         return loader.construct_object(node)
     except (ValueError, yaml.YAMLError):
-        raise ValueError(f"wants {TYPE_NAMES[option.type]}, got {node.value!r}") from None
+        raise ValueError(f"expected {TYPE_NAMES[option.type]}, got {node.value!r}") from None
     finally:
         loader.dispose()
 
@@ -233,7 +233,7 @@ def read_option_file(path: Path, *, origin: str, entry_name: str | None = None) 
         name = SPELLINGS.get(entry.key.replace("_", "-"))
         if entry.key in _NAMES_OF:
             if not isinstance(entry.node, yaml.ScalarNode):
-                raise ConfigError(f"{where}: wants the name of one {_NAMES_OF[entry.key]}")
+                raise ConfigError(f"{where}: expected the name of one {_NAMES_OF[entry.key]}")
             names[entry.key] = entry.node.value
         elif name is None:
             problems.append(f"{where}: no such option; {suggest_option(entry.key, OPTIONS, keys)}")

@@ -107,8 +107,8 @@ class ScheduleConfig(Section):
     )
     lr_decay: NumbersText = option(
         "0.1",
-        "Factor of a step or exponential schedule, or with commas the share of the peak in each "
-        "stretch.",
+        "Factor of a step or exponential schedule, or, separated by commas, the share of the "
+        "peak in each stretch.",
         aliases=("learning-rate-decay", "lr-decay-rate"),
     )
     lr_epoch_decay: DurationsText | None = option(
@@ -203,7 +203,7 @@ class TrainConfig(Section):
         "during", "When checkpoints are scored: none, during training, or all of them after it."
     )
     validation_frequency: RateText = option(
-        "1", "Epochs between validations while training: 4, 1/2 for two an epoch, 0 for none."
+        "1", "Epochs between validations while training: 4, 1/2 for two per epoch, 0 for none."
     )
     validation: bool = option(True, "--validation false is --validation-mode none.")
     training: bool = option(
@@ -268,7 +268,8 @@ class RunConfig(Section):
     )
     plugin: str | None = option(
         None,
-        "Python modules, with commas, that add your own models and datasets; their code is run.",
+        "Python modules, separated by commas, that add your own models and datasets; their "
+        "code is run.",
         resumable=True,
     )
 
@@ -300,7 +301,7 @@ class MachineConfig(Section):
     )
     recompute_checkpoints: str | None = option(
         None,
-        "Regular expressions, with commas, of the modules whose outputs are kept.",
+        "Regular expressions, separated by commas, of the modules whose outputs are kept.",
         resumable=True,
         auto="every block",
     )

@@ -147,14 +147,15 @@ def _download(
         failures = failures + 1 if _read_size(part) <= before else 0
         if failures == _MAX_FAILURES:
             raise DataError(
-                f"{url}: broke off {_MAX_FAILURES} times without a byte ({why}); {_hint(part)}"
+                f"{url}: the connection broke {_MAX_FAILURES} times without a new byte "
+                f"({why}); {_hint(part)}"
             )
         time.sleep(failures)
     if compute_md5(part, gunzip=published.gzipped) != published.md5[name]:
         remove_quietly(part)
         raise DataError(
-            f"{url}: the checksum is wrong, what came is not {file} as it was published; it is "
-            "removed, fetch again or take it from elsewhere"
+            f"{url}: wrong checksum: the download is not {file} as published, and was removed; "
+            "fetch it again or get it elsewhere"
         )
     with _disk_errors(part):
         _name_whole_file(part)
@@ -170,7 +171,7 @@ def _download_part(url: str, part: Path, received: int, on_progress: _OnProgress
             if answer.code == _RANGE_NOT_SATISFIABLE and received:
                 return ""
             status = f"{answer.code} {answer.reason}"
-            raise DataError(f"{url}: the server answers {status}; {_hint(part)}") from None
+            raise DataError(f"{url}: the server answered {status}; {_hint(part)}") from None
     except urllib.error.URLError as cause:
         raise DataError(f"{url}: cannot be reached ({cause.reason}); {_hint(part)}") from None
     except (OSError, HTTPException) as cause:
@@ -208,8 +209,8 @@ def _read_size(part: Path) -> int:
 def _hint(part: Path) -> str:
     file = part.name.removesuffix(".part")
     return (
-        "look at the network and fetch again, which goes on where it stopped, or put "
-        f"{file} into {part.parent} by hand"
+        f"check the network and fetch again, which continues where it stopped, or put {file} into "
+        f"{part.parent} by hand"
     )
 
 
@@ -220,8 +221,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as cause:
         raise DiskError(
-            f"{path}: {cause.strerror or cause}{describe_free_space(path)}; make room or make it "
-            "writable, or choose another --data-dir"
+            f"{path}: {cause.strerror or cause}{describe_free_space(path)}; free some space or "
+            "make it writable, or choose another --data-dir"
         ) from cause
 
 

@@ -122,7 +122,7 @@ def _silence_libtiff() -> None:
 def _to_eight_bits(grey: NDArray[Any]) -> NDArray[np.uint8]:
     """The upper eight of 16 bits a pixel; ValueError for 32 bits, whose white nobody knows."""
     if grey.dtype.kind == "f" or (grey.size and not 0 <= grey.min() <= grey.max() < 2**16):
-        raise ValueError("32 bits a pixel without a known white; convert it to 8 or 16 bits")
+        raise ValueError("32 bits per pixel without a known white; convert it to 8 or 16 bits")
     return (grey >> 8).astype(np.uint8)
 
 

@@ -79,7 +79,7 @@ class ProcessPool:
                 yield pending.popleft().result()
         except BrokenProcessPool:
             raise WorkerKilled(
-                "a process that reads images was killed; when memory ran out, use fewer --workers"
+                "a process that reads images was killed; if memory ran out, use fewer --workers"
             ) from None
         finally:
             for future in pending:

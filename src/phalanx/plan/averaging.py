@@ -30,14 +30,14 @@ class Averaging:
             )
         if not 0 <= self.decay < 1:
             raise ConfigError(
-                f"--weight-avg-exp-decay {self.decay:g}: wants a number from 0 to below 1"
+                f"--weight-avg-exp-decay {self.decay:g}: expected a number from 0 to below 1"
             )
         if self.count is not None and self.count < 1 and self.count != _ALL:
             raise ConfigError(
-                f"--weight-avg-n {self.count}: wants 1 or more checkpoints, or {_ALL} for all"
+                f"--weight-avg-n {self.count}: expected 1 or more checkpoints, or {_ALL} for all"
             )
         if self.norm_steps < 0:
-            raise ConfigError(f"--reestimate-norms {self.norm_steps}: wants 0 or more steps")
+            raise ConfigError(f"--reestimate-norms {self.norm_steps}: expected 0 or more steps")
 
     def count_among(self, available: int, *, where: Path) -> int:
         """How many of the available checkpoints to average; ConfigError for too few."""

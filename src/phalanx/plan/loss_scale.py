@@ -108,7 +108,7 @@ def doubling_problems(initial: float | None, final: float) -> list[str]:
         below = initial * 2.0 ** _count_doublings(initial, final)
         return [
             f"--loss-scaling: doubling from {initial:g} gives {below:g} and {2 * below:g}, never "
-            f"{final:g}; take one of them, or another --initial-loss-scaling"
+            f"{final:g}; give one of them, or another --initial-loss-scaling"
         ]
     return []
 

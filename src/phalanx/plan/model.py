@@ -84,7 +84,7 @@ def check_variant(name: str, variant: Variant, image_size: int, *, micro_batch: 
     if micro_batch == 1 and variant.norm.type == "batch" and image_size <= 2**variant.halvings:
         raise ConfigError(
             f"--batch-size 1: at {image_size} pixels {name} ends with one value a channel, which "
-            "batch norm cannot normalise; take two images or more, or --norm-type group"
+            "batch norm cannot normalise; use two images or more, or --norm-type group"
         )
 
 
@@ -125,7 +125,7 @@ def plan_resolutions(config: Config, image_size: int, length: RunLength) -> Grow
         )
     if any(size >= image_size for _, size in growth):
         raise ConfigError(
-            f"--progressive-resolution {text}: wants sizes below --image-size {image_size}, "
+            f"--progressive-resolution {text}: expected sizes below --image-size {image_size}, "
             "which the run ends with"
         )
     return growth

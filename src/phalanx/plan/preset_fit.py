@@ -6,7 +6,7 @@ from math import floor
 from typing import NamedTuple
 
 from phalanx.config.train_options import ScheduleConfig
-from phalanx.units import Duration, RunLength, parse_duration, parse_durations
+from phalanx.units import Duration, RunLength, format_plural, parse_duration, parse_durations
 
 _WARMUP, _MILESTONES = "warmup-epoch", "lr-epoch-decay"
 _FALLS = ("lr-decay-length", "lr-decay-period")
@@ -35,7 +35,7 @@ def fit_schedule(
 
     def shorten(name: str, text: str, becomes: str) -> None:
         changes[name] = text
-        length = f"{run.total_steps:,} step{'s' * (run.total_steps != 1)}"
+        length = format_plural(run.total_steps, "step")
         notes.append(
             f"{inherited[name]} --{name} {given[name]} does not fit a run of {length}; {becomes}"
         )
@@ -44,7 +44,7 @@ def fit_schedule(
         share = _find_share(parse_duration(given[_WARMUP]), run, whole)
         steps = floor((share or _USUAL_SHARE) * run.total_steps)
         how = "its share of the run" if share else "a tenth of the run"
-        becomes = f"it is shortened to {steps:,} step{'s' * (steps != 1)}, {how}"
+        becomes = f"it is shortened to {format_plural(steps, 'step')}, {how}"
         shorten(_WARMUP, f"{steps}st", becomes if steps else "there is no warm-up")
     if _MILESTONES in given and config.lr_schedule == "step":
         shares = _find_milestone_shares(given[_MILESTONES], run, whole)

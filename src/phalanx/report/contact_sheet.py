@@ -21,7 +21,7 @@ def write_contact_sheet(
 ) -> None:
     """Draw [n, height, width, 3] images with their captions into an image file."""
     if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"--out {path}: wants a name that ends in {', '.join(_FORMATS)}")
+        raise ConfigError(f"--out {path}: expected a name that ends in {', '.join(_FORMATS)}")
     columns = min(12, math.ceil(math.sqrt(len(pixels))))
     rows = math.ceil(len(pixels) / columns)
     step_x, step_y = _CELL + _GAP, _CELL + _CAPTION + _GAP

@@ -110,7 +110,7 @@ def write_worst(
 ) -> None:
     """Write worst.npz: these images of the scored split, as [n, height, width, 3]."""
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
-        raise ValueError(f"wants uint8 [n, h, w, 3], got {pixels.dtype} {pixels.shape}")
+        raise ValueError(f"expected uint8 [n, h, w, 3], got {pixels.dtype} {pixels.shape}")
     if len(indices) != len(pixels):
         raise ValueError(f"{len(indices)} indices for {len(pixels)} images")
     file = io.BytesIO()

@@ -32,7 +32,7 @@ def paired_test(a_correct: ArrayLike, b_correct: ArrayLike) -> dict[str, Any]:
     a, b = np.asarray(a_correct, dtype=bool), np.asarray(b_correct, dtype=bool)
     n = len(a)
     if n == 0 or a.shape != b.shape:
-        raise ValueError(f"wants two equally long rows of images, got {a.shape} and {b.shape}")
+        raise ValueError(f"expected two equally long rows of images, got {a.shape} and {b.shape}")
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
     p = sign_test(only_a, only_b)
     verdict = "A is better" if only_a > only_b else "B is better"

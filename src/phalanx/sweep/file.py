@@ -36,16 +36,16 @@ _RESERVED = {  # options that a sweep sets itself, or that would leave it withou
     "training": "a trial that trains nothing has nothing to compare; leave it out",
 }
 _PROBLEMS = {  # what pydantic finds wrong, in our words
-    "literal_error": "wants {choices}, got {written}",
-    "int_type": "wants a {number}, got {written}",
-    "float_type": "wants a {number}, got {written}",
-    "finite_number": "wants a {number}, got {written}",
-    "greater_than_equal": "wants a {number}, got {written}",
-    "missing": "wants a {number}, it is missing",
-    "bool_type": "wants true or false, got {written}",
-    "string_type": "wants one preset or file; several go under search:",
-    "string_too_short": "wants one preset or file; several go under search:",
-    "union_tag_not_found": "wants a list, or low and high; a single value belongs under options:",
+    "literal_error": "expected {choices}, got {written}",
+    "int_type": "expected a {number}, got {written}",
+    "float_type": "expected a {number}, got {written}",
+    "finite_number": "expected a {number}, got {written}",
+    "greater_than_equal": "expected a {number}, got {written}",
+    "missing": "expected a {number}, it is missing",
+    "bool_type": "expected true or false, got {written}",
+    "string_type": "expected one preset or file; several go under search:",
+    "string_too_short": "expected one preset or file; several go under search:",
+    "union_tag_not_found": "expected a list, or low and high; a single value goes under options:",
     "too_short": "the list is empty; give at least one value",
 }
 
@@ -224,7 +224,7 @@ def _read_text(name: str, node: yaml.Node) -> str:
     """A value as a flag of that option takes it: as written, where that means the same."""
     if name == PRESET:
         if not isinstance(node, yaml.ScalarNode):
-            raise ValueError("wants a list of presets or files")
+            raise ValueError("expected a list of presets or files")
         return str(node.value)
     value, text = parse_option_node(name, node), str(node.value)
     with suppress(ValueError):  # written as only YAML allows, such as 0x10

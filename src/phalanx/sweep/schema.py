@@ -45,7 +45,7 @@ class Range(_Schema):
             (low >= high, f"low {low:g} must be below high {high:g}"),
             (
                 log and low <= 0,
-                f"log: wants low above 0, got {low:g}; leave log out, or raise low",
+                f"log: expected low above 0, got {low:g}; leave log out, or raise low",
             ),
             (log and step is not None, "log and step do not go together; leave one out"),
             (step is not None and step <= 0, f"step: must be above 0, got {step}"),

@@ -262,7 +262,7 @@ def test_more_bad_images_than_allowed_are_an_error_that_names_them(tmp_path):
 
 def test_a_place_that_holds_something_else_is_refused(photos, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(DataError, match=r"is not empty \(mine.txt\) and nothing was built there"):
+    with pytest.raises(DataError, match=r"is not empty \(mine.txt\) and has no build in it"):
         run(photos, tmp_path, "tar")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     with pytest.raises(DataError, match="is a file, not a folder"):
@@ -272,7 +272,7 @@ def test_a_place_that_holds_something_else_is_refused(photos, tmp_path):
 def test_another_source_or_other_options_are_refused(photos, tmp_path):
     run(photos, tmp_path / "out", "tar")
     other = write_photos(tmp_path / "other", {"train": 2, "val": 1})
-    with pytest.raises(DataError, match="holds images of another source, or the source has chang"):
+    with pytest.raises(DataError, match="was built from another source, or the source has chang"):
         run(other, tmp_path / "out", "tar")
     with pytest.raises(DataError, match="was built without --short-side, now with --short-side 6"):
         run(photos, tmp_path / "out", "tar", short_side=64)
@@ -283,19 +283,19 @@ def test_another_source_or_other_options_are_refused(photos, tmp_path):
 def test_two_builds_do_not_write_to_one_folder(photos, tmp_path):
     with (
         building.lock_output(tmp_path),
-        pytest.raises(DataError, match="another build is at work there"),
+        pytest.raises(DataError, match="another build is writing there"),
     ):
         run(photos, tmp_path, "tar")
 
 
 def test_options_that_mean_nothing_are_refused():
     for options, told in (
-        ({"to": "zip"}, "--to: no such form 'zip'; there are folder, tar, tfrecord, parquet"),
+        ({"to": "zip"}, "--to: no such format 'zip'; choose from folder, tar, tfrecord"),
         ({"to": "tar", "raw": True}, "--raw: only --to packed"),
-        ({"to": "packed", "shards": 3}, "--shards: packed has none"),
-        ({"to": "folder", "shard_mib": 3}, "--shard-mib: folder has none"),
+        ({"to": "packed", "shards": 3}, "--shards: --to packed writes no shards"),
+        ({"to": "folder", "shard_mib": 3}, "--shard-mib: --to folder writes no shards"),
         ({"to": "tar", "shards": 3, "shard_mib": 3}, "give --shards or --shard-mib, not both"),
-        ({"to": "folder", "quality": 50}, "--quality: --to folder encodes nothing anew"),
+        ({"to": "folder", "quality": 50}, "--quality: --to folder re-encodes nothing"),
     ):
         with pytest.raises(ConfigError) as error:
             BuildOptions(**options)
@@ -305,7 +305,7 @@ def test_options_that_mean_nothing_are_refused():
 def test_a_class_without_training_images_cannot_become_a_folder(photos, tmp_path):
     run(photos, tmp_path / "tar", "tar")
     (tmp_path / "tar/classes.txt").write_text("\n".join([*CLASSES, "zebra"]) + "\n")
-    with pytest.raises(DataError, match="no training image is of class 'zebra'"):
+    with pytest.raises(DataError, match="class 'zebra' has no training image"):
         run(tmp_path / "tar", tmp_path / "out", "folder")
 
 

@@ -137,7 +137,7 @@ def test_a_break_before_the_first_whole_shard_leaves_no_image_behind(tmp_path, t
 @pytest.mark.parametrize(("to", "job"), JOBS)
 def test_a_source_that_changed_while_it_was_read_is_told(tmp_path, to, job, given):
     told = "16 instead of 17" if given == 16 else "more than 17"
-    with pytest.raises(DataError, match=rf"gave {told} images; it changed while it was read"):
+    with pytest.raises(DataError, match=rf"gave {told} images; it changed while it was being read"):
         write_split(to, make_samples(given), tmp_path, count=17, **job)
     writer = make_writer(to, tmp_path, count=17, **job)
     assert writer.count_whole_shards() == 3 and not writer.is_finished()

@@ -113,7 +113,7 @@ def test_several_findings_are_listed_with_the_way_to_choose(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_with_data(None, {"data-dir": str(tmp_path)})
     text = str(caught.value)
-    assert "several datasets lie here" in text
+    assert "there are several datasets here" in text
     assert f"--data folder --data-dir {tmp_path / 'pets'} " in text
     assert f"--data cifar10 --data-dir {tmp_path / 'ten'} " in text
 
@@ -130,7 +130,7 @@ def test_nothing_found_and_nothing_there_are_mistakes(tmp_path):
 @pytest.mark.parametrize("preset", [None, "imagenet-resnet50", "folder-resnet18"])
 def test_imagenet_as_it_is_handed_out_is_to_be_built_first(tmp_path, preset):
     write_files(tmp_path, "ILSVRC2012_img_train.tar")
-    with pytest.raises(DataError, match=r"imagenet-official as it is handed out.*data build"):
+    with pytest.raises(DataError, match=r"imagenet-official as it is distributed.*data build"):
         read_with_data(preset, {"data-dir": str(tmp_path)})
 
 

@@ -73,9 +73,12 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
         (damage(IMAGES, lambda data: data[:-1]), "truncated"),
         (damage(IMAGES, lambda data: data[:6]), "truncated"),
         (damage(IMAGES, lambda data: b"\0\0\x08\x01" + data[4:]), "not with 0x00000803"),
-        (damage(IMAGES, lambda data: b""), "not such an idx file"),
+        (damage(IMAGES, lambda data: b""), "not the idx file expected"),
         (damage(LABELS, lambda data: data[:-1] + b"\x0a"), "label 10 at image 19"),
-        (lambda folder: write_mnist(folder, labels=np.zeros(19, np.uint8)), "not of one set"),
+        (
+            lambda folder: write_mnist(folder, labels=np.zeros(19, np.uint8)),
+            "do not belong together",
+        ),
         (lambda folder: (folder / LABELS).unlink(), "needs train-labels-idx1-ubyte"),
     ],
 )

@@ -46,12 +46,14 @@ def test_a_file_that_grows_while_it_is_read_is_bad_and_is_not_read_on(tmp_path, 
         return whole_read(descriptor, size)
 
     monkeypatch.setattr(os, "read", grow)
-    with pytest.raises(BadImage, match="a: has changed: it grew over 10 bytes while it was read"):
+    with pytest.raises(
+        BadImage, match="a: has changed: it grew beyond 10 bytes while it was being read"
+    ):
         read(path, "a", ONE_MIB)
 
 
 def test_a_file_of_the_system_that_tells_no_size_is_bad():
-    with pytest.raises(BadImage, match="has changed: it grew over 0 bytes"):
+    with pytest.raises(BadImage, match="has changed: it grew beyond 0 bytes"):
         read("/proc/cpuinfo", "a", ONE_MIB)
 
 

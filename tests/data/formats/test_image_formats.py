@@ -115,7 +115,7 @@ def test_sixteen_bits_keep_their_upper_eight(tmp_path):
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_thirty_two_bits_without_a_known_white_are_bad(dtype):
     values = np.linspace(-5, 2_000_000, 48 * 64).reshape(48, 64).astype(dtype)
-    with pytest.raises(BadImage, match="32 bits a pixel without a known white; convert it to 8"):
+    with pytest.raises(BadImage, match="32 bits per pixel without a known white; convert it to 8"):
         decode(encode(Image.fromarray(values), "tiff"), "a")
 
 

@@ -95,7 +95,9 @@ def test_a_changed_table_of_boxes_is_read_anew(raw):
 @pytest.mark.parametrize("line", ["a.JPEG,0,0,1", "a.JPEG,0,0,one,1", "a.JPEG,0,0,nan,1"])
 def test_a_broken_line_of_boxes_is_named(raw, line):
     write(raw / "imagenet_2012_bounding_boxes.csv", f"file,x1,y1,x2,y2\nb.JPEG,0,0,1,1\n{line}\n")
-    with pytest.raises(DataError, match=r"boxes\.csv, line 3: wants a file and four numbers, got"):
+    with pytest.raises(
+        DataError, match=r"boxes\.csv, line 3: expected a file and four numbers, got"
+    ):
         open_imagenet(raw, "train")
 
 
@@ -176,15 +178,15 @@ def test_a_list_of_synsets_stands_in_for_the_kit(official):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda root: write_kit(root, truth="1\n9\n1\n"), "names no synset number 9"),
+        (lambda root: write_kit(root, truth="1\n9\n1\n"), "has no synset number 9"),
         (
             lambda root: write_kit(root, truth="1\n2\n"),
-            "3 images where the development kit knows 2",
+            "3 images, but the development kit lists 2",
         ),
         (lambda root: write_kit(root, meta=b""), r"has no meta\.mat"),
         (lambda root: write(root / "ILSVRC2012_devkit_t12.tar.gz", b"no"), "kit_t12.* cannot be"),
-        (lambda root: (root / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "kit_t12.*: not here"),
-        (lambda root: (root / "ILSVRC2012_img_val.tar").unlink(), "img_val.tar: not here"),
+        (lambda root: (root / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "kit_t12.*: not found"),
+        (lambda root: (root / "ILSVRC2012_img_val.tar").unlink(), "img_val.tar: not found"),
     ],
 )
 def test_a_kit_that_does_not_fit_is_refused(official, spoil, message):
@@ -196,7 +198,7 @@ def test_a_kit_that_does_not_fit_is_refused(official, spoil, message):
 def test_a_cut_archive_is_named(official):
     path = official / "ILSVRC2012_img_train.tar"
     path.write_bytes(path.read_bytes()[:-12_000])
-    with pytest.raises(DataError, match=r"img_train\.tar.*get it again"):
+    with pytest.raises(DataError, match=r"img_train\.tar.*download it again"):
         list(OFFICIAL.iterate(official, "train"))
 
 
@@ -262,10 +264,10 @@ def test_a_box_of_an_unreadable_image_is_left_out(kaggle):
 
 def test_a_validation_image_that_no_table_names_is_refused(kaggle):
     write(kaggle / "ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000003.JPEG", jpeg())
-    with pytest.raises(DataError, match=r"00000003\.JPEG: LOC_val_solution\.csv does not say"):
+    with pytest.raises(DataError, match=r"00000003\.JPEG: LOC_val_solution\.csv has no row for it"):
         list(KAGGLE.iterate(kaggle, "valid"))
     write(kaggle / "LOC_val_solution.csv", f"ImageId,PredictionString\na,{FOX} 1 2 3\n")
-    with pytest.raises(DataError, match=r"LOC_val_solution\.csv, line 2: wants an image"):
+    with pytest.raises(DataError, match=r"LOC_val_solution\.csv, line 2: expected an image"):
         list(KAGGLE.iterate(kaggle, "valid"))
 
 

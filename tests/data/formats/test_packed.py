@@ -286,7 +286,7 @@ def test_a_file_cut_short_while_it_is_read_is_an_error_that_names_it(tmp_path, w
         steps = loader.steps_from(0, 100, micro_batch=5)
         next(steps)
         os.truncate(tmp_path / "train.phx", 200)
-        with pytest.raises(DataError, match=r"train\.phx: was cut short while it was in use"):
+        with pytest.raises(DataError, match=r"train\.phx: was truncated while it was in use"):
             list(steps)
 
 
@@ -295,7 +295,7 @@ def test_splits_that_disagree_on_classes_are_refused(tmp_path):
     (tmp_path / "valid.phx").unlink()
     write_split("packed", make_samples(2), tmp_path, "valid", classes=("cat", "fish"))
     for split in ("train", "valid"):
-        with pytest.raises(DataError, match="other classes"):
+        with pytest.raises(DataError, match="different classes"):
             open_packed(tmp_path, split)
 
 

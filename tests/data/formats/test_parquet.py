@@ -112,9 +112,9 @@ def test_columns_are_told_by_their_type_and_their_usual_names(tmp_path, columns)
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"label": [1, 0]}, "cannot tell an image column among label"),
-        ({"a": [JPEG], "b": [JPEG], "label": [1]}, "cannot tell an image column among a "),
-        ({"image": [JPEG], "x": [1], "y": [1]}, "cannot tell a label column"),
+        ({"label": [1, 0]}, "cannot tell which column holds the image .label"),
+        ({"a": [JPEG], "b": [JPEG], "label": [1]}, "cannot tell which column holds the image .a "),
+        ({"image": [JPEG], "x": [1], "y": [1]}, "cannot tell which column holds the label"),
         ({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}, "no images"),
     ],
 )
@@ -136,11 +136,11 @@ def test_a_truncated_file_is_named(tmp_path, keep):
 @pytest.mark.parametrize(
     ("label", "names", "why"),
     [
-        (3, NAMES, "label 3, but there are 3 classes, counted from 0; mend it"),
-        (-1, NAMES, "label -1, but there are 3 classes, counted from 0; mend it"),
-        (-1, None, "label -1, but there are 3 classes, counted from 0; mend it"),
-        (2**40, None, f"label {2**40}, but there are 3 classes, counted from 0; mend it"),
-        (None, NAMES, "its class is not told as a whole number; mend it"),
+        (3, NAMES, "label 3, but there are 3 classes, counted from 0; fix it"),
+        (-1, NAMES, "label -1, but there are 3 classes, counted from 0; fix it"),
+        (-1, None, "label -1, but there are 3 classes, counted from 0; fix it"),
+        (2**40, None, f"label {2**40}, but there are 3 classes, counted from 0; fix it"),
+        (None, NAMES, "its class is not a whole number; fix it"),
     ],
 )
 def test_a_label_that_no_class_has_is_one_bad_image(tmp_path, label, names, why):
@@ -163,14 +163,18 @@ def test_a_column_of_small_numbers_may_lack_a_label(tmp_path):
 
 def test_a_table_without_one_usable_row_is_refused(tmp_path):
     write_table(tmp_path / "train-00000-of-00001.parquet", {"image": [JPEG], "label": [-1]})
-    with pytest.raises(DataError, match=r"none can be used, the first is:\n.*:0: label -1"):
+    with pytest.raises(
+        DataError, match=r"images can be used .1 in all., the first is:\n.*:0: label -1"
+    ):
         open_parquet(tmp_path, "train")
 
 
 def test_a_missing_file_is_named(tmp_path):
     write_both(tmp_path)
     (tmp_path / "data/train-00000-of-00002.parquet").unlink()
-    with pytest.raises(DataError, match=r"train-00000-of-00002\.parquet missing of 2 shards"):
+    with pytest.raises(
+        DataError, match=r"train-00000-of-00002\.parquet missing, 2 shards expected"
+    ):
         open_parquet(tmp_path, "train")
 
 

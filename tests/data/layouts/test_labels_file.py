@@ -53,18 +53,18 @@ def test_splits_are_found_chosen_and_left_over():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "labels.csv: has no rows; it wants path,label"),
+        ("", "labels.csv: has no rows; expected path,label"),
         ("id,width\n1,2\n", "line 1: no columns called path and label among id, width"),
-        ("path,label\na.jpg\n", "line 2: wants path,label or path,label,split, got 'a.jpg'"),
+        ("path,label\na.jpg\n", "line 2: expected path,label or path,label,split, got 'a.jpg'"),
         ("path,label\na.jpg,\nb.jpg,y", "line 2: a.jpg has no label"),
         ("path,label\n,x\nb.jpg,y", "line 2: names no image; paths are relative to --data-dir"),
-        ("path,label\na.jpg,x\n./a.jpg,y", r"line 3: ./a.jpg is already in line 2"),
-        ("path,label\n/etc/a.jpg,x\nb.jpg,y", "line 2: /etc/a.jpg is outside of /data"),
-        ("path,label\n../a.jpg,x\nb.jpg,y", r"line 2: ../a.jpg is outside of /data"),
+        ("path,label\na.jpg,x\n./a.jpg,y", r"line 3: ./a.jpg is already on line 2"),
+        ("path,label\n/etc/a.jpg,x\nb.jpg,y", "line 2: /etc/a.jpg is outside /data"),
+        ("path,label\n../a.jpg,x\nb.jpg,y", r"line 2: ../a.jpg is outside /data"),
         ("path,label,split\na.jpg,x,odd\nb.jpg,y,train", "unknown split 'odd'; write train or val"),
         ("path,label,split\na.jpg,x,\nb.jpg,y,train", "line 2: no split, though other rows"),
         ("path,label\na.jpg,x\nb.jpg,x", "has only one class, 'x'; a classifier needs two"),
-        ('path,label\n"a.jpg,x', "line 2: wants path,label"),
+        ('path,label\n"a.jpg,x', "line 2: expected path,label"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said_with_its_line(text, message):
@@ -74,7 +74,7 @@ def test_what_is_wrong_with_a_table_is_said_with_its_line(text, message):
 
 @pytest.mark.parametrize("line", ["[1]", "{", '{"label": 1}', "[" * 100_000])
 def test_json_lines_that_are_none_are_refused(line):
-    with pytest.raises(DataError, match=r'l.jsonl, line 1: wants {"path": ..., "label": ...}'):
+    with pytest.raises(DataError, match=r'l.jsonl, line 1: expected {"path": ..., "label": ...}'):
         parse(line, "l.jsonl")
 
 
@@ -82,7 +82,7 @@ def test_all_problems_are_said_at_once_up_to_ten():
     rows = "".join(f"../{number}.jpg,x\n" for number in range(12))
     with pytest.raises(DataError) as caught:
         parse(f"path,label\n{rows}")
-    assert str(caught.value).count("is outside of") == 10
+    assert str(caught.value).count("is outside") == 10
     assert "and 2 more\nfix these lines of labels.csv" in str(caught.value)
 
 
@@ -98,7 +98,7 @@ def test_a_table_in_no_utf8_and_one_that_names_a_missing_image_are_refused(tmp_p
     ):
         open_table(tmp_path)
     (tmp_path / "labels.csv").write_bytes(b"path,label\n\xff.jpg,x\n")
-    with pytest.raises(DataError, match=r"labels.csv: not a text file in UTF-8"):
+    with pytest.raises(DataError, match=r"labels.csv: not UTF-8 text"):
         open_table(tmp_path)
 
 

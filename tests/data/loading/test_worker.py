@@ -137,7 +137,7 @@ def test_a_killed_worker_is_named_and_started_again():
         for _ in range(20):
             next(steps)
         (note,) = loader.notes["train"].values()
-        assert f"(pid {victim}) was killed by SIGKILL; it was started again" in note
+        assert f"(pid {victim}) was killed by SIGKILL; it was restarted" in note
         os.kill(pids(loader)[1], signal.SIGKILL)
         said = r"was killed by SIGKILL; the one before it was killed by SIGKILL.*--workers 0"
         with pytest.raises(DataError, match=said):

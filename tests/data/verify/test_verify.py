@@ -66,8 +66,8 @@ PLANTED = [
     ),
     ("truncated", lambda data: data[:-100], "image file is truncated"),
     ("truncated", cut_in_the_middle, "Corrupt JPEG data"),
-    ("wrong extension", lambda data: encode(photo(801), "PNG"), "is a PNG inside"),
-    ("CMYK", colour_as_cmyk, "four inks"),
+    ("wrong extension", lambda data: encode(photo(801), "PNG"), "is really a PNG"),
+    ("CMYK", colour_as_cmyk, "has CMYK colours"),
     ("greyscale", lambda data: encode(photo(802, mode="L")), ""),
 ]
 
@@ -171,7 +171,7 @@ def test_processes_find_the_same(photos):
 
 def test_what_is_handed_out_is_to_be_built_first(tmp_path):
     (tmp_path / "ILSVRC/Data/CLS-LOC/train/n00000001").mkdir(parents=True)
-    with pytest.raises(DataError, match="as it is handed out; `phalanx data build` looks at"):
+    with pytest.raises(DataError, match="as it is distributed; `phalanx data build` checks"):
         look(tmp_path)
 
 
@@ -231,7 +231,7 @@ def test_the_page_shows_what_was_found_and_needs_nothing_else(photos):
         return None if (split, number) == ("train", 0) else np.zeros((10, 20, 3), np.uint8)
 
     page = render_page(result, show)
-    assert "2 things are wrong" in page and result.manifest in page
+    assert "2 problems found" in page and result.manifest in page
     assert page.count("<figure>") == 3 == len(asked) and page.count("data:image/jpeg") == 2
     assert "&lt;b&gt;.jpg" in page and "<b>.jpg" not in page
     assert "http" not in page and "<script" not in page

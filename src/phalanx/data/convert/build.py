@@ -55,8 +55,8 @@ _RECORD_FORMAT = 2  # raise it when what is written for the same options changes
 _QUALITY, _SHRUNK_QUALITY = 95, 90
 _BAD_SHOWN = 5
 _IMAGES_MEASURED = 64  # of a split, to see how large its shards would become
-_ANOTHER = "choose another --out, or remove this folder to begin anew"
-_AGAIN = "then run the same command again: it goes on where it stopped"
+_ANOTHER = "choose another --out, or remove this folder to start over"
+_AGAIN = "then run the same command again; it continues where it stopped"
 
 _BadImages = dict[int, str]  # what is wrong, by the number of the image
 
@@ -74,21 +74,23 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         if self.to not in OUTPUT_FORMATS:
-            raise ConfigError(f"--to: no such form {self.to!r}; {suggest(self.to, OUTPUT_FORMATS)}")
+            raise ConfigError(
+                f"--to: no such format {self.to!r}; {suggest(self.to, OUTPUT_FORMATS)}"
+            )
         writer = OUTPUT_FORMATS[self.to]
         if self.raw and self.to != "packed":
-            raise ConfigError(f"--raw: only --to packed holds raw pixels, not {self.to}")
+            raise ConfigError(f"--raw: only --to packed can hold raw pixels, not {self.to}")
         asked = {"--shards": self.shards, "--shard-mib": self.shard_mib}
         given = [flag for flag, value in asked.items() if value is not None]
         if given and not writer.takes_shards:
-            raise ConfigError(f"{given[0]}: {self.to} has none; leave the option out")
+            raise ConfigError(f"{given[0]}: --to {self.to} writes no shards; leave the option out")
         if len(given) == 2:
             raise ConfigError("give --shards or --shard-mib, not both")
         encodes = self.short_side is not None or (writer.only_jpeg and not self.raw)
         if self.quality is not None and not encodes:
             raise ConfigError(
-                f"--quality: --to {self.to} encodes nothing anew without --short-side; "
-                "give both or neither"
+                f"--quality: --to {self.to} re-encodes nothing without --short-side; give both or "
+                "neither"
             )
 
     @property
@@ -157,7 +159,7 @@ def _refuse_foreign(out: Path) -> None:
     others = sorted(entry.name for entry in out.iterdir() if entry.name != PHALANX_FOLDER)
     if others:
         names = ", ".join(others[:3])
-        raise DataError(f"{out}: is not empty ({names}) and nothing was built there; {_ANOTHER}")
+        raise DataError(f"{out}: is not empty ({names}) and has no build in it; {_ANOTHER}")
 
 
 def _find_own_reading(reading: Reading) -> dict[str, Any]:
@@ -206,7 +208,7 @@ def _describe_difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
             return f"was built {before}, now {now}"
     if found.get("format") != wanted["format"]:
         return "was built by another version of Phalanx"
-    return "holds images of another source, or the source has changed since"
+    return "was built from another source, or the source has changed since"
 
 
 def _describe_option(flag: str, value: Any) -> str:
@@ -224,7 +226,7 @@ def write_build_record(out: Path, record: dict[str, Any]) -> None:
 def lock_output(out: Path) -> AbstractContextManager[int]:
     """A block during which no other build writes to the folder; it ends with the process."""
     (out / PHALANX_FOLDER).mkdir(parents=True, exist_ok=True)
-    busy = f"{out}: another build is at work there; wait for it"
+    busy = f"{out}: another build is writing there; wait for it to finish"
     return file_lock(out / PHALANX_FOLDER, lambda: DataError(busy))
 
 

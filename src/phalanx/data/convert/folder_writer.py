@@ -128,6 +128,6 @@ def refuse_missing_classes(split: SourceSplit, bad: Collection[int]) -> None:
     if not counts.all():
         name = split.classes[int(counts.argmin())]
         raise DataError(
-            f"{split.folder}: no training image is of class {name!r}, which folders cannot tell; "
+            f"{split.folder}: class {name!r} has no training image, which folders cannot express; "
             "choose --to tar, tfrecord, parquet or packed"
         )

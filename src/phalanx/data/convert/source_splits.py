@@ -103,8 +103,8 @@ def find_source_splits(root: Path, reading: Reading = AS_IT_LIES) -> list[Source
     data, folder, val_split = found.data, found.folder, reading.val_split
     if val_split is not None and data in SEQUENTIAL_FORMATS:
         raise ConfigError(
-            f"--val-split: {data} can only be read in its own order; build it without, then "
-            "train on the result with --val-split"
+            f"--val-split: {data} can only be read in its own order; build it without the option, "
+            "then train on the result with --val-split"
         )
     names = [
         name
@@ -177,7 +177,9 @@ def _read_sequential(split: SourceSplit, numbers: _Numbers) -> Iterator[Sample |
         if number != upcoming:
             continue
         if image.synset not in labels:
-            raise DataError(f"{split.folder}: {image.name} is of {image.synset}, no known class")
+            raise DataError(
+                f"{split.folder}: {image.name} is of class {image.synset}, which is not known"
+            )
         if isinstance(image.data, str):
             yield image.data
         else:

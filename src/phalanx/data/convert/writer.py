@@ -159,7 +159,7 @@ def _check_count(samples: Iterator[Sample], count: int, out: Path) -> Iterator[S
     if given != count:
         more = "more than" if given > count else f"{given:,} instead of"
         raise DataError(
-            f"{out}: the source gave {more} {count:,} images; it changed while it was read, "
+            f"{out}: the source gave {more} {count:,} images; it changed while it was being read; "
             "build again"
         )
 

@@ -114,7 +114,7 @@ def _to_records(layout: _CifarLayout, path: Path, data: bytes) -> NDArray[np.uin
     """The records of one file, [N, bytes of one]."""
     if not data or len(data) % layout.record_bytes:
         raise DataError(
-            f"{path}: {len(data):,} bytes are no whole number of {layout.record_bytes}-byte "
-            "records; the file is truncated or damaged, fetch it again"
+            f"{path}: {len(data):,} bytes is not a multiple of the {layout.record_bytes}-byte "
+            "record; the file is truncated or damaged, fetch it again"
         )
     return np.frombuffer(data, np.uint8).reshape(-1, layout.record_bytes)

@@ -38,7 +38,7 @@ def detect_datasets(root: Path, layout: LayoutOptions = _USUAL) -> list[Detected
 
     Where the layout says how images get their classes, it is one folder of images.
     """
-    refuse_no_folder(root, "give a folder that data lies in")
+    refuse_no_folder(root, "give the folder that holds the data")
     if not os.access(root, os.R_OK | os.X_OK):
         raise DataError(f"{root}: cannot be read (Permission denied); check its permissions")
     if layout.labels is not None or layout.class_from is not None:
@@ -73,7 +73,7 @@ def detect_one(root: Path, layout: LayoutOptions = _USUAL) -> DetectedDataset:
         raise DataError(describe_nothing(root))
     if len(found) > 1:
         lines = [f"  {one.folder}: {one.data} ({one.files})" for one in found]
-        first = f"{root}: several datasets lie here; give the folder of one alone:"
+        first = f"{root}: there are several datasets here; give the folder of just one:"
         raise DataError("\n".join([first, *lines]))
     return found[0]
 
@@ -121,20 +121,20 @@ def describe_nothing(root: Path) -> str:
             tables = [path for path in sorted(root.iterdir()) if path.suffix in _TABLES]
             table = tables[0] if tables else "FILE"
             return (
-                f"{folder}: found images but no class folders; move them into folders named "
-                f"after their classes, or say what they show: --labels {table}, or --class-from "
+                f"{folder}: found images but no class folders; move them into folders named after "
+                f"their classes, or give their classes with --labels {table}, or --class-from "
                 "prefix for names such as cat.1.jpg"
             )
     return (
-        f"{root}: nothing that can be read lies here or up to {_MAX_DEPTH} folders below; "
-        "`phalanx data list` says what can"
+        f"{root}: nothing readable here or up to {_MAX_DEPTH} folders below; `phalanx data list` "
+        "lists what can be read"
     )
 
 
 def describe_conversion(found: DetectedDataset) -> str:
     """What to say of a dataset that can be trained on in another format only."""
     return (
-        f"{found.folder}: {found.data} as it is handed out ({found.files}); convert it with "
+        f"{found.folder}: {found.data} as it is distributed ({found.files}); convert it with "
         f"`phalanx data build {found.folder} --to packed --out DIR`, then train on DIR"
     )
 
@@ -142,7 +142,7 @@ def describe_conversion(found: DetectedDataset) -> str:
 def describe_choices(root: Path, found: list[DetectedDataset]) -> str:
     """What to say where several datasets lie in a folder: how to name each."""
     lines = [f"  --data {f.data} --data-dir {f.folder}    ({f.files})" for f in found]
-    return "\n".join([f"{root}: several datasets lie here; say which one:", *lines])
+    return "\n".join([f"{root}: there are several datasets here; choose one:", *lines])
 
 
 def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:

@@ -168,11 +168,11 @@ def _describe_missing(root: Path, split: str, found: SplitFolders, layout: Layou
     if split == "train":
         return (
             f"{root}: no training data ({there}); put images under train/CLASS/ and val/CLASS/, or "
-            "into class folders alone"
+            "just into class folders"
         )
     if found.flat and not names and layout.class_from is None:
         return (
-            f"{root}: no class folders; give the folder that holds them, or say what images show: "
+            f"{root}: no class folders; give the folder that holds them, or give the classes with "
             "--labels FILE, or --class-from prefix for names such as cat.1.jpg"
         )
     unused = [name for name in found.left_over if list_folders(root / name)]
@@ -212,7 +212,9 @@ def _list_annotated(root: Path, folder: Path, table: Path, classes: tuple[str, .
     labels = parse_annotations(_read_text(table), table, prefix=relative_prefix(root, folder))
     unknown = sorted({*labels.values()} - {*classes})
     if unknown:
-        raise DataError(f"{table}: the training data has no class {unknown[0]!r}; get both again")
+        raise DataError(
+            f"{table}: the training data has no class {unknown[0]!r}; download both again"
+        )
     return list_by_table(root, folder, labels, classes=classes, table=table)
 
 
@@ -237,7 +239,7 @@ def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _
     path = Path(layout.labels or "").expanduser()
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "no such file"
-        raise DataError(f"--labels {path}: {what}; wants CSV or JSON lines with path and label")
+        raise DataError(f"--labels {path}: {what}; expected CSV or JSON lines with path and label")
     status = path.stat()
     marks: Snapshot = [[str(path), status.st_size, status.st_mtime_ns]]
     if status.st_size <= _SMALL_TABLE:
@@ -247,7 +249,7 @@ def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _
     def make_listing() -> Listing:
         table = _read_label_table(root, layout)
         if split not in table.splits:
-            way_out = NO_VALID_SPLIT if split == "valid" else "name rows of it train"
+            way_out = NO_VALID_SPLIT if split == "valid" else "mark some rows as train"
             what = {"train": "training", "valid": "validation"}[split]
             raise DataError(f"{path}: has no {what} rows; {way_out}")
         labels, classes = table.splits[split], table.classes
@@ -287,7 +289,7 @@ def _read_text(path: Path) -> str:
         try:
             return file.read().decode()
         except UnicodeDecodeError:
-            raise DataError(f"{path}: not a text file in UTF-8; save it as UTF-8") from None
+            raise DataError(f"{path}: not UTF-8 text; save it as UTF-8") from None
 
 
 def _read_classes(folder: Path) -> tuple[str, ...]:
@@ -296,8 +298,8 @@ def _read_classes(folder: Path) -> tuple[str, ...]:
         found = f"only one class folder, {names[0]}/" if names else "no class folders"
         raise DataError(
             f"{folder}: has {found}; a classifier needs two. Put images into folders named after "
-            "their classes (train/CLASS/ and val/CLASS/, or CLASS/ alone), or say what they show: "
-            "--labels FILE, or --class-from prefix for names such as cat.1.jpg"
+            "their classes (train/CLASS/ and val/CLASS/, or just CLASS/), or give their classes "
+            "with --labels FILE, or --class-from prefix for names such as cat.1.jpg"
         )
     return names
 
@@ -308,12 +310,13 @@ def _read_classes(folder: Path) -> tuple[str, ...]:
 def open_with_first_val_split(root: Path, split: str, *, share: float, seed: int) -> FolderSource:
     """One side of a folder as rule 1 splits it: each image by chance, of its name and the seed."""
     if not 0 < share < 1:
-        raise ConfigError(f"--val-split: wants a share between 0% and 100%, got {share:.0%}")
+        raise ConfigError(f"--val-split: expected a share between 0% and 100%, got {share:.0%}")
     with read_errors(root, _CHECK_PERMISSIONS):
         folders = find_split_folders(root, rule=1)
         if folders.valid is not None:
             raise ConfigError(
-                f"--val-split: {folders.valid} is there to be scored; leave the option out"
+                f"--val-split: the data has a validation split, {folders.valid}; leave the "
+                "option out"
             )
         folder, layout = folders.train or root, LayoutOptions(rule=1)
         plan = _plan_by_folder(root, folders, layout, f"split-{split}-{share:g}-{seed}", folder)

@@ -58,7 +58,7 @@ def open_idx(data: str, folder: Path, split: str) -> ArraySource:
     if len(pixels) != len(labels):
         raise DataError(
             f"{images_path} has {len(pixels)} images and {labels_path.name} {len(labels)} labels; "
-            "they are not of one set, fetch both again"
+            "they do not belong together; fetch both again"
         )
     if not len(pixels):
         raise DataError(f"{images_path}: has no images; fetch the file again")
@@ -88,15 +88,15 @@ def read_idx(path: Path, magic: int) -> NDArray[np.uint8]:
     found = int.from_bytes(data[:4], "big")
     if found != magic:
         raise DataError(
-            f"{path}: starts with {found:#010x}, not with {magic:#010x}: not such an idx file; "
-            "fetch it again"
+            f"{path}: starts with {found:#010x}, not with {magic:#010x}: not the idx file "
+            "expected; fetch it again"
         )
     start = 4 + 4 * (magic & 0xFF)  # the low byte counts the dimensions
     shape = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(4, start, 4))
     expected = start + int(np.prod(shape))
     if len(data) != expected:
         raise DataError(
-            f"{path}: holds {len(data):,} bytes where its header promises {expected:,}; the file "
-            "is truncated or damaged, fetch it again"
+            f"{path}: holds {len(data):,} bytes, but its header says {expected:,}; the file is "
+            "truncated or damaged, fetch it again"
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -90,5 +90,5 @@ def read_image_file(path: Path, name: str, limits: ReadLimits) -> bytes:
     except OSError as cause:
         raise BadImage(name, cause.strerror or str(cause)) from None
     if len(data) > size:
-        raise BadImage(name, f"has changed: it grew over {size:,} bytes while it was read")
+        raise BadImage(name, f"has changed: it grew beyond {size:,} bytes while it was being read")
     return data

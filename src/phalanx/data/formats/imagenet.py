@@ -137,8 +137,8 @@ def _read_boxes(root: Path) -> _Boxes | None:
                 continue
             if len(row) != 5 or not _are_numbers(row[1:]):
                 raise DataError(
-                    f"{path}, line {number}: wants a file and four numbers, got "
-                    f"{','.join(row)[:60]!r}; mend the line, or remove the file to do without boxes"
+                    f"{path}, line {number}: expected a file and four numbers, got "
+                    f"{','.join(row)[:60]!r}; fix the line, or remove the file to do without boxes"
                 )
             boxes.setdefault(_file_stem(row[0]), []).append(_order_corners(row[1:]))
     joined = {name: _clip(enclosing_box(found)) for name, found in boxes.items()}
@@ -193,7 +193,7 @@ def _list_official(root: Path, split: str) -> Iterator[_Entry]:
     """
     path, boxes = root / OFFICIAL_ARCHIVES[split], _read_boxes(root) or {}
     if not path.is_file():
-        raise DataError(f"{path}: not here; put ImageNet's archive there, whole as it came")
+        raise DataError(f"{path}: not found; put ImageNet's original archive there")
     with _open_archive(path) as archive:
         yield from (_list_train if split == "train" else _list_valid)(archive, path, boxes)
 
@@ -210,8 +210,8 @@ def _list_valid(archive: tarfile.TarFile, path: Path, boxes: _Boxes) -> Iterator
     images, synsets = _list_files(archive, path), read_validation_synsets(path.parent)
     if len(images) != len(synsets):
         raise DataError(
-            f"{path}: has {len(images):,} images where the development kit knows "
-            f"{len(synsets):,}; get both again"
+            f"{path}: has {len(images):,} images, but the development kit lists {len(synsets):,}; "
+            "download both again"
         )
     for image, synset in zip(images, synsets, strict=True):
         name = image.name.rpartition("/")[2]
@@ -225,7 +225,7 @@ def _open_archive(path: Path, stream: IO[bytes] | None = None) -> Iterator[tarfi
         with tarfile.open(path, "r:", fileobj=stream) as archive:
             yield archive
     except (OSError, tarfile.TarError) as cause:
-        raise DataError(f"{path}: cannot be read ({cause}); get it again") from None
+        raise DataError(f"{path}: cannot be read ({cause}); download it again") from None
 
 
 def _list_files(archive: tarfile.TarFile, path: Path) -> list[tarfile.TarInfo]:
@@ -233,7 +233,9 @@ def _list_files(archive: tarfile.TarFile, path: Path) -> list[tarfile.TarInfo]:
     members = sorted(archive.getmembers(), key=lambda member: member.name)
     for member in members:
         if not (member.isfile() or member.isdir()):
-            raise DataError(f"{path}: {member.name} is a link or a device; get the archive again")
+            raise DataError(
+                f"{path}: {member.name} is a link or a device; download the archive again"
+            )
     return [member for member in members if member.isfile()]
 
 
@@ -249,7 +251,7 @@ def _read_member(
     file = archive.extractfile(member)
     data = file.read() if file else b""
     if len(data) != member.size:
-        raise DataError(f"{path}: ends within {member.name}; get it again")
+        raise DataError(f"{path}: ends in the middle of {member.name}; download it again")
     return data, boxes.get(_file_stem(member.name))
 
 
@@ -296,8 +298,8 @@ def _read_solutions(root: Path, split: str) -> dict[str, _Solution]:
             corners = [words[start + 1 : start + 5] for start in range(0, len(words), 5)]
             if len(row) != 2 or not words or len(words) % 5 or not all(map(_are_numbers, corners)):
                 raise DataError(
-                    f"{path}, line {number}: wants an image, then a synset and four numbers for "
-                    "each box; get the table again"
+                    f"{path}, line {number}: expected an image, then a synset and four numbers for "
+                    "each box; download the table again"
                 )
             solutions[row[0]] = _Solution(words[0], enclosing_box(map(_order_corners, corners)))
     return solutions
@@ -327,7 +329,7 @@ def _list_kaggle(root: Path, split: str) -> Iterator[_Entry]:
         else:
             table = root / _KAGGLE_SOLUTIONS[split]
             raise DataError(
-                f"{folder / name}: {table.name} does not say what it shows; get {table}"
+                f"{folder / name}: {table.name} has no row for it; download {table} again"
             )
         for file in files:
             yield file.name, synset, partial(_read_kaggle_image, file, solutions.get(file.stem))

@@ -42,10 +42,10 @@ def read_validation_synsets(root: Path) -> list[str]:
     path = root / _ARCHIVE
     if not path.is_file():
         raise DataError(
-            f"{path}: not here, and without it nothing tells what the validation images show; "
-            f"put it there, or {SYNSET_LABELS}"
+            f"{path}: not found, and only it says what the validation images show; put it there, "
+            f"or {SYNSET_LABELS}"
         )
-    truth, meta = read_archive(path, (_TRUTH, _META), hint="get it again")
+    truth, meta = read_archive(path, (_TRUTH, _META), hint="download it again")
     try:
         synsets = read_numbered_synsets(meta)
     except (ValueError, KeyError, IndexError, struct.error, zlib.error) as cause:
@@ -56,7 +56,7 @@ def read_validation_synsets(root: Path) -> list[str]:
     numbers = [int(word) for word in truth.split()]
     unknown = sorted(set(numbers) - set(synsets))
     if unknown:
-        raise DataError(f"{path}: {_META}: names no synset number {unknown[0]}, which {_TRUTH} has")
+        raise DataError(f"{path}: {_META}: has no synset number {unknown[0]}, which {_TRUTH} uses")
     return [synsets[number] for number in numbers]
 
 
@@ -82,7 +82,7 @@ def _read_elements(data: bytes) -> Iterator[tuple[int, bytes]]:
             continue
         content = stream.read(size)
         if len(content) < size:
-            raise ValueError("the file is cut short")
+            raise ValueError("the file is truncated")
         if kind == _COMPRESSED:  # the only kind that is not filled up to eight bytes
             yield from _read_elements(zlib.decompress(content))
             continue

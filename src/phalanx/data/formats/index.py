@@ -48,11 +48,11 @@ _TakeSnapshot = Callable[[Snapshot | None], Snapshot]  # of now; told what was l
 # An image that was found to be bad when the index was built has one of these in place of its size.
 BAD_CHECKSUM, TRUNCATED_SHARD, DAMAGED_SHARD, WRONG_LABEL, NO_LABEL = -1, -2, -3, -4, -5
 _FAULT_REASONS = {
-    BAD_CHECKSUM: "the checksum of its data does not fit",
-    TRUNCATED_SHARD: "the shard is cut off there, what follows is lost; fetch it again",
-    DAMAGED_SHARD: "the shard is damaged there, what follows is lost; fetch it again",
-    WRONG_LABEL: "label {label}, but there are {classes} classes, counted from {first}; mend it",
-    NO_LABEL: "its class is not told as a whole number; mend it",
+    BAD_CHECKSUM: "the checksum of its data does not match",
+    TRUNCATED_SHARD: "the shard is truncated there and the rest is lost; fetch it again",
+    DAMAGED_SHARD: "the shard is damaged there and the rest is lost; fetch it again",
+    WRONG_LABEL: "label {label}, but there are {classes} classes, counted from {first}; fix it",
+    NO_LABEL: "its class is not a whole number; fix it",
 }
 
 
@@ -301,8 +301,8 @@ class IndexedSource:
             raise BadImage(self.name(index), cause.strerror or str(cause)) from None
         if len(data) < size:
             raise DataError(
-                f"{self.root / self.index.files[file]}: was cut short while it was in use, and "
-                f"ends before {self.name(index)} does; bring the file back"
+                f"{self.root / self.index.files[file]}: was truncated while it was in use, and "
+                f"ends before {self.name(index)} does; restore the file"
             )
         return data
 

@@ -127,7 +127,7 @@ def open_packed(root: Path, split: str) -> _PackedSource:
     source = _PackedSource(path, *_read_content(path))
     other = packed_path(root, next(name for name in _SPLITS if name != split))
     if other.is_file() and tuple(read_header(other).get("classes", ())) != source.classes:
-        raise DataError(f"{root}: train.phx and valid.phx have other classes; {_BUILD_AGAIN}")
+        raise DataError(f"{root}: train.phx and valid.phx have different classes; {_BUILD_AGAIN}")
     return source
 
 
@@ -142,7 +142,7 @@ def _parse_header(file: BinaryIO, path: Path) -> tuple[bytes, dict[str, Any]]:
     head = file.read(HEAD.size)
     magic, length = HEAD.unpack(head) if len(head) == HEAD.size else (b"", 0)
     if magic != MAGIC:
-        raise DataError(f"{path}: is no packed file; {_BUILD_AGAIN}")
+        raise DataError(f"{path}: is not a packed file; {_BUILD_AGAIN}")
     text = file.read(min(length, path.stat().st_size))
     try:
         header: dict[str, Any] = json.loads(text)
@@ -172,11 +172,13 @@ def _read_content(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         begin, directory, length, index_crc, header_crc, _ = TAIL.unpack(tail)
         end = directory + length
         if not begin <= directory <= end == size - TAIL.size:
-            raise DataError(f"{path}: its tail does not fit its size; {_BUILD_AGAIN}")
+            raise DataError(f"{path}: its tail does not match its size; {_BUILD_AGAIN}")
         content = memoryview(copy_to_memory(path, begin))
     index = content[: end - begin]
     if zlib.crc32(text) != header_crc or zlib.crc32(index) != index_crc:
-        raise DataError(f"{path}: the checksum of its header or index does not fit; {_BUILD_AGAIN}")
+        raise DataError(
+            f"{path}: the checksum of its header or index does not match; {_BUILD_AGAIN}"
+        )
     arrays = {}
     for name, (dtype, shape, at) in json.loads(bytes(index[directory - begin :])).items():
         arrays[name] = np.frombuffer(index, dtype, int(np.prod(shape)), at - begin).reshape(shape)

@@ -81,7 +81,7 @@ class _ParquetFile:
         """The row group of a row, and its place there."""
         group = int(np.searchsorted(self.group_starts, row, side="right")) - 1
         if group >= len(self.group_starts) - 1:
-            raise ValueError("the file has fewer rows than when its index was made")
+            raise ValueError("the file has fewer rows than when its index was built")
         return group, row - int(self.group_starts[group])
 
     def read_group(self, group: int) -> Any:
@@ -98,20 +98,22 @@ class _ParquetFile:
                 found[field.name] = field.name
             elif types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
                 found[field.name] = f"{field.name}.bytes"
-        return found[self._choose_column("an image", list(found), _IMAGE_COLUMNS)]
+        return found[self._choose_column("image", list(found), _IMAGE_COLUMNS)]
 
     def find_label_column(self) -> str:
         """The column with the number of the class."""
         types = import_pyarrow().types
         found = [field.name for field in self.schema if types.is_integer(field.type)]
-        return self._choose_column("a label", found, _LABEL_COLUMNS)
+        return self._choose_column("label", found, _LABEL_COLUMNS)
 
     def _choose_column(self, what: str, found: list[str], usual: tuple[str, ...]) -> str:
         known = [name for name in usual if name in found]
         if known or len(found) == 1:
             return (known or found)[0]
         has = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
-        raise DataError(f"{self.path}: cannot tell {what} column among {has}; call it {usual[0]!r}")
+        raise DataError(
+            f"{self.path}: cannot tell which column holds the {what} ({has}); name it {usual[0]!r}"
+        )
 
     def read_class_names(self) -> dict[int, str]:
         """The names of classes in the metadata that Hugging Face adds."""
@@ -145,7 +147,7 @@ class _ParquetSource(IndexedSource):
             why = getattr(cause, "strerror", None) or str(cause)
             raise BadImage(self.name(index), why) from None
         if value is None:
-            raise BadImage(self.name(index), "the row holds no image, at most the path of one")
+            raise BadImage(self.name(index), "the row holds no image, at most the path to one")
         self.limits.refuse_too_large(len(value), self.name(index))
         return bytes(value)
 

@@ -76,8 +76,8 @@ def _sort_by_number(folder: Path, matches: list[re.Match[str]]) -> list[str]:
     if len(totals) > 1 or len(by_number) < len(matches):
         names = sorted(match[0] for match in matches)
         raise DataError(
-            f"{folder}: shards of several sets lie side by side ({names[0]}, {names[-1]}); keep "
-            "each set in a folder of its own"
+            f"{folder}: holds shards of several datasets ({names[0]}, {names[-1]}); keep each one "
+            "in its own folder"
         )
     total = totals.pop()
     first = 0 if total else min(1, *by_number)  # without a total: from 0 or 1
@@ -101,7 +101,8 @@ def _describe_missing(
     unnamed = len(missing) - len(names)
     more = f" and {unnamed:,} more" if unnamed else ""
     return (
-        f"{folder}: {', '.join(names)}{more} missing of {expected:,} shards; fetch what is missing"
+        f"{folder}: {', '.join(names)}{more} missing, {expected:,} shards expected; fetch what "
+        "is missing"
     )
 
 
@@ -234,7 +235,7 @@ def _join_class_names(paths: Sequence[Path], scans: Sequence[ShardScan]) -> dict
             if known.setdefault(label, name) != name:
                 raise DataError(
                     f"{path}: calls class {label} {name!r}, an earlier file {known[label]!r}; "
-                    "these shards are not of one set"
+                    "these shards are from different datasets"
                 )
     return known
 
@@ -258,7 +259,7 @@ def _assign_trained(index: Index, train: Index, *, where: Path) -> Index:
         if own != (trained if is_trained else _default_name(label)):
             raise DataError(
                 f"{where}: class {label} is {own!r} here and {trained!r} in training; the two "
-                "splits are not of one set"
+                "splits are from different datasets"
             )
     return _assign_listed(index, train.classes)
 
@@ -267,6 +268,6 @@ def refuse_unusable(source: IndexedSource) -> None:
     """Raise DataError when the index knows every image of a split to be bad."""
     if (source.index.sizes < 0).all():
         raise DataError(
-            f"{source.root}: of this split's images ({len(source):,}) none can be used, the first "
-            f"is:\n{source.known_bad(0)}"
+            f"{source.root}: none of this split's images can be used ({len(source):,} in all), the "
+            f"first is:\n{source.known_bad(0)}"
         )

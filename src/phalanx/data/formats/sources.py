@@ -80,14 +80,14 @@ def _any_layout(
 
 DATA_FORMATS: dict[str, _DataFormat] = {
     "folder": _DataFormat(
-        files="images in class folders, with train/ and val/ above them or without",
+        files="images in class folders, with or without train/ and val/ above them",
         how_to_get="your own images; phalanx data build --to folder",
         is_in=has_class_folders,
         has_split=folder.has_split,
         open=folder.open_folder,
     ),
     "imagenet": _DataFormat(
-        files="train/SYNSET/ and val/SYNSET/, with imagenet_2012_bounding_boxes.csv or without",
+        files="train/SYNSET/ and val/SYNSET/, with or without imagenet_2012_bounding_boxes.csv",
         how_to_get="image-net.org, or phalanx data build --to folder",
         is_in=imagenet.has_imagenet_folders,
         has_split=folder.has_split,
@@ -113,7 +113,7 @@ DATA_FORMATS: dict[str, _DataFormat] = {
         open=_any_layout(tfrecord.open_tfrecord),
     ),
     "tar": _DataFormat(
-        files="train-000000.tar and validation-000000.tar, as WebDataset has them",
+        files="train-000000.tar and validation-000000.tar, as in WebDataset",
         how_to_get="phalanx data build --to tar",
         is_in=webdataset.SHARD_FILES.exist_in,
         has_split=_any_layout(webdataset.SHARD_FILES.find),
@@ -196,7 +196,7 @@ def open_source(
         raise ConfigError(f"--data: {data!r} has no images to read; {suggest(data, OPENERS)}")
     if not data_dir and DATASETS[data].needs_folder:
         raise DataError(
-            f"--data {data} lies in a folder: give --data-dir DIR, or set DATA_DIR in the "
+            f"--data {data} is read from a folder: give --data-dir DIR, or set DATA_DIR in the "
             "environment"
         )
     if data in DATA_FORMATS:
@@ -220,7 +220,7 @@ def open_format(
     """One split of what lies in a folder, or one side of it as --val-split divides it."""
     form = DATA_FORMATS[data]
     if form.open is None:
-        raise ValueError(f"{data} is handed out, not opened")
+        raise ValueError(f"{data} must be converted, it cannot be opened")
     _refuse_layout(data, layout)
     if val_split is None:
         if data not in FOLDER_FORMS:  # which say more

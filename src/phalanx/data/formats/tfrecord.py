@@ -91,7 +91,9 @@ def scan_shard(path: Path) -> ShardScan:
 
 def _add_class_name(known: dict[int, str], label: int, name: str, where: str) -> None:
     if known.setdefault(label, name) != name:
-        raise DataError(f"{where}: calls class {label} {name!r}, before {known[label]!r}")
+        raise DataError(
+            f"{where}: calls class {label} {name!r}, but it was {known[label]!r} before"
+        )
 
 
 def _read_record(record: Record, where: str) -> tuple[ScannedImage, str]:
@@ -117,7 +119,7 @@ def _read_record(record: Record, where: str) -> tuple[ScannedImage, str]:
         synset = _read_text(data, features.get("image/class/synset"))
         return image, synset or _read_text(data, features.get("image/class/text"))
     except ValueError as cause:
-        raise DataError(f"{where}: no Example message ({cause}); is this ImageNet?") from None
+        raise DataError(f"{where}: not an Example message ({cause}); is this ImageNet?") from None
 
 
 def _read_text(data: bytes, values: Field | None) -> str:

@@ -94,7 +94,7 @@ def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * number)
         if byte < 0x80:
             return value, begin + number + 1
-    raise ValueError("a number has no end")
+    raise ValueError("a number does not end")
 
 
 def _read_fields(data: bytes, begin: int, end: int) -> Iterator[Field]:

@@ -90,7 +90,7 @@ def open_tar(root: Path, split: str) -> IndexedSource:
     promised = metadata.get(f"{SHARD_PREFIX[split]}_length")
     if isinstance(promised, int) and promised != len(index):
         raise DataError(
-            f"{root / METADATA}: promises {promised:,} images where the shards of {split} hold "
+            f"{root / METADATA}: lists {promised:,} images, but the shards of {split} hold "
             f"{len(index):,}{_describe_lost(index)}; fetch the shards that are missing"
         )
     listed = read_class_names(root / CLASSES_FILE) or _read_listed(metadata.get("classes"))
@@ -102,7 +102,7 @@ def open_tar(root: Path, split: str) -> IndexedSource:
 def _describe_lost(index: Index) -> str:
     """Where the first shard that is cut off or damaged is so; empty where all are whole."""
     lost = np.flatnonzero(np.isin(index.sizes, (TRUNCATED_SHARD, DAMAGED_SHARD)))
-    return f" ({index.name(int(lost[0]))} it is lost)" if len(lost) else ""
+    return f" (lost: {index.name(int(lost[0]))})" if len(lost) else ""
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as cause:
-        raise DataError(f"{path}: cannot be read ({cause}); mend or remove it") from None
+        raise DataError(f"{path}: cannot be read ({cause}); fix or remove it") from None
     return found if isinstance(found, dict) else {}
 
 
@@ -152,7 +152,9 @@ def _add_member(groups: dict[str, _Parts], member: _Member, path: Path) -> None:
     parts = groups.setdefault(f"{folder}{slash}{stem}", {})
     suffix = suffixes.lower().rpartition(".")[2]
     if suffix in parts:
-        raise DataError(f"{path}: member {member.name!r} comes twice; write the file anew")
+        raise DataError(
+            f"{path}: member {member.name!r} is in the file twice; write the file again"
+        )
     parts[suffix] = member
 
 
@@ -184,13 +186,15 @@ def _read_json(file: BinaryIO, member: _Member, where: str) -> dict[str, Any]:
     try:
         facts = json.loads(_read_small(file, member, where))
     except (ValueError, RecursionError):
-        raise DataError(f"{where}: its json cannot be read; write the file anew") from None
+        raise DataError(f"{where}: its json cannot be read; write the file again") from None
     return facts if isinstance(facts, dict) else {"label": facts}
 
 
 def _read_small(file: BinaryIO, member: _Member, where: str) -> bytes:
     if member.size > _FACTS_LIMIT:
-        raise DataError(f"{where}: {member.name!r} has {member.size:,} bytes, too long for facts")
+        raise DataError(
+            f"{where}: {member.name!r} has {member.size:,} bytes, too long for metadata"
+        )
     file.seek(member.offset)
     return file.read(member.size)
 
@@ -203,7 +207,7 @@ def _read_box(found: Any, where: str) -> Box | None:
         return enclosing_box([float(left), float(t), float(r), float(b)] for left, t, r, b in boxes)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise DataError(
-            f"{where}: its bbox is {found!r:.{_BOX_SHOWN}}, wants left, top, right, bottom"
+            f"{where}: its bbox is {found!r:.{_BOX_SHOWN}}, expected left, top, right, bottom"
         ) from None
 
 
@@ -305,9 +309,9 @@ def _refuse_member(kind: bytes, name: str, path: Path) -> None:
     if what is None and kind not in _REGULAR and kind != _FOLDER:
         what = f"of unknown kind {kind!r}"
     if name.startswith("/") or ".." in PurePosixPath(name).parts:
-        what = "named outside of the file"
+        what = "named outside the file"
     if what is not None:
         raise DataError(
             f"{path}: member {name!r} is {what}, which image data never needs; do not trust this "
-            "file, or write it anew without"
+            "file, or write it again without that"
         )

@@ -18,7 +18,7 @@ _HEADINGS = {  # what columns and keys are called
     "split": ("split", "set", "subset", "partition"),
 }
 _PROBLEMS_SHOWN = 10
-_WANTED = "wants path,label or path,label,split"
+_WANTED = "expected path,label or path,label,split"
 
 
 class _Row(NamedTuple):
@@ -47,7 +47,7 @@ def parse_labels(text: str, table: Path, *, root: Path, valid_split: str | None)
     read_rows = _read_json_rows if is_json else _read_csv_rows
     rows = list(read_rows(text.removeprefix("\ufeff"), table))
     if not rows:
-        raise DataError(f"{table}: has no rows; it {_WANTED} for each image")
+        raise DataError(f"{table}: has no rows; {_WANTED} for each image")
     problems: list[str] = []
     splits, left_over = _choose_splits(rows, table, valid_split, problems)
     found: dict[str, dict[str, str]] = {}
@@ -59,7 +59,7 @@ def parse_labels(text: str, table: Path, *, root: Path, valid_split: str | None)
         if not row.label:
             problems.append(f"{where}: {row.path} has no label")
         if path and path in seen:
-            problems.append(f"{where}: {row.path} is already in line {seen[path]}")
+            problems.append(f"{where}: {row.path} is already on line {seen[path]}")
         elif path:
             seen[path] = row.line
             split = splits.get(row.split.lower())
@@ -102,7 +102,7 @@ def _choose_splits(
         names.setdefault(row.split.lower(), row.line)
     if valid_split is not None and valid_split.lower() not in names:
         there = [name for name in names if name and name not in TRAIN_NAMES]
-        way_out = suggest(valid_split, there) if there else "it has no column of splits"
+        way_out = suggest(valid_split, there) if there else "it has no split column"
         raise ConfigError(f"--valid-split {valid_split}: {table} has no such split; {way_out}")
     if set(names) == {""}:
         return {"": "train"}, ()
@@ -127,7 +127,7 @@ def _find_path(text: str, root: Path, where: str, problems: list[str]) -> str | 
             if path.is_relative_to(base.as_posix()):
                 return path.relative_to(base.as_posix()).as_posix()
     if not text or path.is_absolute() or ".." in path.parts:
-        what = f"{text} is outside of {root}" if text else "names no image"
+        what = f"{text} is outside {root}" if text else "names no image"
         problems.append(f"{where}: {what}; paths are relative to --data-dir")
         return None
     return path.as_posix()
@@ -175,7 +175,9 @@ def _read_cells(text: str, table: Path) -> Iterator[tuple[int, list[str]]]:
             if any(cells):
                 yield reader.line_num, cells
     except csv.Error as cause:
-        raise DataError(f"{table}, line {reader.line_num}: no CSV ({cause}); mend it") from None
+        raise DataError(
+            f"{table}, line {reader.line_num}: not valid CSV ({cause}); fix it"
+        ) from None
 
 
 def _find_columns(first: list[str], table: Path) -> dict[str, int]:
@@ -188,7 +190,7 @@ def _find_columns(first: list[str], table: Path) -> dict[str, int]:
         return dict(zip(("path", "label", "split"), range(min(3, len(first))), strict=False))
     raise DataError(
         f"{table}, line 1: no columns called path and label among {', '.join(first)[:80]}; "
-        f"it {_WANTED}"
+        f"{_WANTED}"
     )
 
 
@@ -210,7 +212,7 @@ def _read_json_rows(text: str, table: Path) -> Iterator[_Row]:
         cells = _name_cells(value.items()) if isinstance(value, dict) else {}
         if "path" not in cells:
             raise DataError(
-                f'{table}, line {number}: wants {{"path": ..., "label": ...}}, got {line[:60]!r}'
+                f'{table}, line {number}: expected {{"path": ..., "label": ...}}, got {line[:60]!r}'
             )
         words = ["" if cells.get(name) is None else str(cells[name]) for name in _HEADINGS]
         path, label, split = (word.encode(errors="backslashreplace").decode() for word in words)

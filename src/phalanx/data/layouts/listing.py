@@ -107,7 +107,7 @@ def list_by_prefix(
     if len(known) < 2:
         one = f"of only one class, {known[0]!r}" if known else "without any class"
         found.findings.append(
-            f"{folder}: --class-from prefix finds images {one}; it takes what stands before the "
+            f"{folder}: --class-from prefix finds images {one}; it takes what comes before the "
             "first dot, underscore or hyphen of a file's name, as in cat.1.jpg"
         )
     found.findings += [

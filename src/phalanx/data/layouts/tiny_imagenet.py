@@ -26,8 +26,8 @@ def parse_annotations(text: str, table: Path, *, prefix: str) -> dict[str, str]:
             continue
         if len(words) < 2 or not words[0] or not words[1]:
             raise DataError(
-                f"{table}, line {number}: wants a file and its class with a tab between them, got "
-                f"{line[:60]!r}; get the table again"
+                f"{table}, line {number}: expected a file and its class with a tab between them, "
+                f"got {line[:60]!r}; download it again"
             )
         labels[f"{prefix}images/{words[0]}"] = words[1]
     return labels

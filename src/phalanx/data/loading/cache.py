@@ -53,7 +53,7 @@ class SharedCaches:
         total = sum(int(column.sum()) for column in sizes.values())
         if not total and any(is_cacheable(source) and len(source) for source in sources.values()):
             raise ConfigError(
-                f"--dataset-cache: the index of {where} does not know how large its images are; "
+                f"--dataset-cache: the index of {where} does not record how large its images are; "
                 "leave the option out, or `phalanx data build --to packed`"
             )
         refuse_too_large(total, free_memory(), where)
@@ -98,9 +98,9 @@ def refuse_too_large(total: int, free: int, where: str) -> None:
     """Raise ConfigError for images that do not fit into memory."""
     if total > _MAX_OF_FREE * free:
         raise ConfigError(
-            f"--dataset-cache: {where} takes {format_bytes(total)}, of {format_bytes(free)} free "
-            f"memory at most {_MAX_OF_FREE:.0%} are used; leave the option out, or make the "
-            "images smaller with `phalanx data build --to packed --short-side 256`"
+            f"--dataset-cache: {where} needs {format_bytes(total)}, but may use only "
+            f"{_MAX_OF_FREE:.0%} of the {format_bytes(free)} of free memory; leave the option out, "
+            "or make the images smaller with `phalanx data build --to packed --short-side 256`"
         )
 
 

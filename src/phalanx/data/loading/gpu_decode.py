@@ -286,13 +286,13 @@ def _refuse_host_options(spec: TransformSpec, *, training: bool) -> None:
 def find_gpu_decode_problem(device: torch.device) -> str:
     """Why JPEGs cannot be decoded on this device; empty when they can."""
     if device.type != "cuda" or not torch.cuda.is_available():
-        return f"{device} is no CUDA device that can be used"
+        return f"{device} is not a usable CUDA device"
     if simplejpeg is None:
         return "simplejpeg is not installed"
     try:
         NvJpeg(device)([simplejpeg.encode_jpeg(np.zeros((16, 16, 3), np.uint8))])
     except (ImportError, OSError) as cause:
-        return f"torchvision does not import ({cause})"
+        return f"torchvision cannot be imported ({cause})"
     except (RuntimeError, AttributeError) as cause:
-        return f"torchvision decodes no JPEG there ({str(cause).partition(chr(10))[0]})"
+        return f"torchvision cannot decode JPEG there ({str(cause).partition(chr(10))[0]})"
     return ""

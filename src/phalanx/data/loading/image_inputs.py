@@ -96,7 +96,7 @@ def _list_path(path: Path) -> list[NamedImage]:
     """A file, or the images of a folder and of the folders in it, by name."""
     name = str(path)
     if "\0" in name:
-        raise DataError(f"{name!r}: has a zero byte in it, which no name of a file can have")
+        raise DataError(f"{name!r}: contains a zero byte, which no file name can have")
     if path.is_dir():
         with read_errors(path, "check its permissions"):
             found = list_images(path)
@@ -117,20 +117,20 @@ def _array_to_pixels(array: NDArray[Any], name: str) -> NDArray[np.uint8]:
         if array.ndim == 3 and array.shape[0] in (1, 3, 4):
             hint = "; channels come last: array.transpose(1, 2, 0)"
         raise DataError(
-            f"{name}: has the shape {list(array.shape)}, wants [height, width, 3] or "
-            f"[height, width]{hint}"
+            f"{name}: has shape {list(array.shape)}, expected [height, width, 3] or [height, "
+            f"width]{hint}"
         )
     if np.issubdtype(array.dtype, np.floating):
         low, high = float(array.min()), float(array.max())
         if not 0 <= low <= high <= 1:  # false for nan, too
             raise DataError(
-                f"{name}: floats go from 0 to 1, these from {low:g} to {high:g}; give pixels that "
-                "are not normalised, or bytes from 0 to 255: array.astype('uint8')"
+                f"{name}: floats must be from 0 to 1, these go from {low:g} to {high:g}; give "
+                "pixels that are not normalised, or bytes from 0 to 255: array.astype('uint8')"
             )
         channels_last = np.rint(channels_last * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
         raise DataError(
-            f"{name}: has the type {array.dtype}, wants bytes from 0 to 255, as by "
+            f"{name}: has type {array.dtype}, expected bytes from 0 to 255, as from "
             "array.astype('uint8'), or floats from 0 to 1"
         )
     if channels_last.shape[2] == 1:

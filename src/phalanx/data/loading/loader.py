@@ -224,7 +224,7 @@ class Loader:
             source.root: source.index.save_error for source in indexed if source.index.save_error
         }
         return [
-            f"the index of {root} could not be kept ({why}); it is built anew each time"
+            f"the index of {root} could not be saved ({why}); it is rebuilt each time"
             for root, why in reasons.items()
         ]
 
@@ -325,8 +325,8 @@ def _recheck(reader: Reader, index: int) -> None:
     else:
         raise DataError(
             f"{reader.source.name(index)} in {reader.spec.data_dir}: can be read now, but this run "
-            "could not read it before, and left it out: put the file back as it was, or resume "
-            "with --accept-changed-data"
+            "could not read it before and left it out: restore the file as it was, or resume with "
+            "--accept-changed-data"
         )
 
 

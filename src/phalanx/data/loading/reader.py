@@ -75,8 +75,8 @@ class InputSpec:
             source.upright = self.upright
         if split == "train" and self.order is not None and self.order.images != len(source):
             raise DataError(
-                f"{self.data_dir or self.data}: {len(source):,} training images, but this run is "
-                f"laid out for {self.order.images:,}; restore the data or start a new run"
+                f"{self.data_dir or self.data}: {len(source):,} training images, but this run was "
+                f"planned for {self.order.images:,}; restore the data or start a new run"
             )
         return source
 

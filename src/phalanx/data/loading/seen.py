@@ -32,7 +32,7 @@ class SeenImages:
         if (checksums.shape, checksums.dtype) != (self.checksums.shape, self.checksums.dtype):
             raise CheckpointError(
                 f"{self._source.root}: {len(self.checksums):,} images, but the checkpoint has the "
-                f"checksums of {len(checksums):,}; it is not of this data"
+                f"checksums of {len(checksums):,}; it was made from other data"
             )
         self.checksums[:] = checksums
         self._read_earlier = checksums != 0
@@ -48,26 +48,25 @@ class SeenImages:
         """Take in what was read of these images; raises DataError for one that has changed."""
         if self._resized is not None:
             raise DataError(
-                f"{self._source.name(self._resized)} in {self._source.root}: is gone or has "
-                "another size than when this run began: bring the old file back and resume the "
-                "run, or resume it with --accept-changed-data"
+                f"{self._source.name(self._resized)} in {self._source.root}: is gone or its size "
+                "has changed since this run began: restore the old file and resume, or resume "
+                "with --accept-changed-data"
             )
         bad, latest = self._problems.bad, self._problems.checksums
         for index in indices:
             checksum = latest.pop(index, 0)
             if checksum and index >= 0:
                 if self.checksums[index] not in (0, checksum):
-                    raise self._changed(index, "has other bytes now")
+                    raise self._changed(index, "its contents have changed")
                 self.checksums[index] = checksum
         if len(bad) > self._bad_compared:
             for index in list(bad)[self._bad_compared :]:
                 if self._read_earlier[index]:
-                    raise self._changed(index, "cannot be read any more")
+                    raise self._changed(index, "has become unreadable")
             self._bad_compared = len(bad)
 
     def _changed(self, index: int, what: str) -> DataError:
         return DataError(
-            f"{self._source.name(index)} in {self._source.root}: {what}, but this run has read it "
-            "before: bring the old image back and resume the run, or resume it with "
-            "--accept-changed-data"
+            f"{self._source.name(index)} in {self._source.root}: {what} since this run read it: "
+            "restore the old image and resume, or resume with --accept-changed-data"
         )

@@ -36,12 +36,12 @@ def describe_bottleneck(
     loaded: float, trained: float, *, model: str, stages: Sequence[Rate]
 ) -> str:
     """Which is slower, loading or training, and what would help; rates in images a second."""
-    head = f"{loaded:,.0f} images/s come, {model} eats {trained:,.0f}"
+    head = f"reads {loaded:,.0f} images/s; {model} needs {trained:,.0f}"
     if loaded >= trained:
-        return f"{head}: the model is the limit, data comes {loaded / trained:.1f} times as fast"
+        return f"{head}: the model is the limit, data is {loaded / trained:.1f} times as fast"
     advised = [rate for rate in stages if rate.stage in _ADVICE]
     slowest = min(advised, key=lambda rate: rate.images_per_second)
-    return f"{head}: data is the limit, {slowest.stage} above all; {_ADVICE[slowest.stage]}"
+    return f"{head}: data is the limit, mostly {slowest.stage}; {_ADVICE[slowest.stage]}"
 
 
 def time_stages(reader: Reader, seconds: float, samples: int = _SAMPLES) -> Iterator[Rate]:

@@ -85,7 +85,7 @@ class _WorkerProcess:
         while b"\n" not in self._unread:
             if not select.select([fd], [], [], self.answer_timeout_s)[0]:
                 self.process.kill()
-                raise _WorkerLost(f"gave no answer for {self.answer_timeout_s:g} s")
+                raise _WorkerLost(f"did not answer for {self.answer_timeout_s:g} s")
             piece = os.read(fd, 1 << 16)
             if not piece:
                 raise _WorkerLost(self._describe_exit())
@@ -100,7 +100,9 @@ class _WorkerProcess:
             status = self.process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             status = 0
-        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left ({status})"
+        return (
+            f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited ({status})"
+        )
 
     def close_stdin(self) -> None:
         """Make the worker leave, without waiting for it."""
@@ -235,11 +237,11 @@ class WorkerPool:
         before = self._restarted.get(worker)
         if before is not None:
             raise DataError(
-                f"{what}; the one before it {before}. When memory ran out, use fewer --workers "
-                "or a smaller batch; --workers 0 shows what happens in one process"
+                f"{what}; the one before it {before}. If memory ran out, use fewer --workers or a "
+                "smaller batch; --workers 0 shows what happens in one process"
             )
         self._restarted[worker] = how
-        self._problems["train"].notes[-1 - worker] = f"{what}; it was started again"
+        self._problems["train"].notes[-1 - worker] = f"{what}; it was restarted"
         lost.stop()
         self.workers[worker] = _WorkerProcess(self._inherited)
         for message in (self._start, *(task.message for task in self.pending[worker])):

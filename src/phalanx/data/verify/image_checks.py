@@ -125,9 +125,9 @@ def _check_header(data: bytes, promised_format: str) -> dict[str, str]:
     """What the header of an image tells: another format, other inks, another way up."""
     header, found = read_image_header(data), {}
     if promised_format and header.format and header.format != promised_format:
-        found["wrong extension"] = f"is a {header.format} inside"
+        found["wrong extension"] = f"is really a {header.format}"
     if header.mode == "CMYK":
-        found["CMYK"] = "four inks, not red, green and blue"
+        found["CMYK"] = "has CMYK colours, not RGB"
     if header.orientation != UPRIGHT:
         found[TURNED] = ""
     return found

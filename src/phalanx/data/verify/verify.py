@@ -103,8 +103,8 @@ class VerifyResult:
 
 def describe_problems(wrong: int) -> str:
     """How much is wrong, in words."""
-    words = {0: "nothing is wrong", 1: "1 thing is wrong"}
-    return words.get(wrong, f"{wrong:,} things are wrong")
+    words = {0: "no problems found", 1: "1 problem found"}
+    return words.get(wrong, f"{wrong:,} problems found")
 
 
 def verify(
@@ -119,8 +119,8 @@ def verify(
     data, classes = splits[0].data, splits[0].classes
     if data in SEQUENTIAL_FORMATS:
         raise DataError(
-            f"{root}: {data} as it is handed out; `phalanx data build` looks at every "
-            "image while it converts, verify what it writes"
+            f"{root}: {data} as it is distributed; `phalanx data build` checks every image as it "
+            "converts, then verify what it writes"
         )
     all_images = _AllImages(splits)
     with ProcessPool(choose_workers(splits, workers)) as pool:
