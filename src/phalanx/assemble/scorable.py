@@ -171,7 +171,7 @@ def read_target(
 
     wanted: which checkpoint of a run, as for `choose_checkpoint`.
     """
-    settings = None if Path(target).is_dir() else read_untrained(target, flags)
+    settings = read_untrained(target, flags)
     if settings is None:
         refuse_no_path(target)
         return read_checkpoint(Path(target), flags, wanted=wanted)
@@ -186,8 +186,11 @@ def read_target(
 def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
     """The settings of a preset, a YAML file or a model by name; None where it is none of them.
 
-    Of a model's name, no preset has a say in the options.
+    A folder of that name is meant before them. Of a model's name, no preset has a say in the
+    options.
     """
+    if Path(target).is_dir():
+        return None
     given = _read_scoring_flags(flags)
     if "batch-size" in flags:  # data that is made up is as long as so many batches
         given["batch-size"] = flags["batch-size"]
