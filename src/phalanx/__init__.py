@@ -28,10 +28,14 @@ def train(
     *,
     resume: PathLike | None = None,
     fork: PathLike | None = None,
+    fork_schedule: str | None = None,
     accept_changed_data: bool = False,
     **options: Any,
 ) -> "Summary":
-    """Train a preset or file, resume a run, or fork one; the summary of the run."""
+    """Train a preset or file, resume a run, or fork one; the summary of the run.
+
+    fork_schedule: "continue", which is the default, or "restart" the schedule of a fork.
+    """
     from phalanx.assemble.find_data import fetch_missing, read_with_data
     from phalanx.assemble.fork import prepare_fork
     from phalanx.assemble.prepare import prepare_new, prepare_resume, remake_finished
@@ -40,13 +44,15 @@ def train(
     flags, line = _flags(options), "phalanx.train()"
     if (preset is not None) + (resume is not None) + (fork is not None) > 1:
         raise ConfigError("train: give a preset, resume or fork, not two of them")
+    if fork_schedule is not None and fork is None:
+        raise ConfigError("--fork-schedule: goes with --fork RUN; leave it out")
     if resume is not None:
         finished = remake_finished(_path(resume), flags)
         if finished is not None:
             return finished
         prepared = prepare_resume(_path(resume), flags, accept_changed_data=accept_changed_data)
     elif fork is not None:
-        prepared = prepare_fork(_path(fork), flags, line=line)
+        prepared = prepare_fork(_path(fork), flags, line=line, schedule=fork_schedule)
     else:
         prepared = prepare_new(fetch_missing(read_with_data(preset, flags), print), line=line)
     from phalanx.assemble.torch_setup import settings_restored

@@ -124,6 +124,11 @@ def test_a_sweep_that_cannot_be_is_refused(tiny, capsys, word, said):
     assert refuse(capsys, "find", "lr", *tiny, word) == f"phalanx find lr: {said}\n"
 
 
+def test_a_preset_that_finetunes_wants_its_weights(capsys):
+    said = refuse(capsys, "find", "lr", "finetune-resnet50", "--steps=10", "--data-dir=x")
+    assert "finetune-resnet50: finetunes weights, and none are named" in said
+
+
 def test_the_alarm_knows_an_explosion_from_noise():
     noise = np.random.default_rng(0).normal(2.3, 0.1, 200)
     detector = ExplosionDetector()

@@ -225,6 +225,12 @@ def test_a_preset_may_follow_a_list(capsys):
     assert "\nlearning rate step" in capsys.readouterr().out
 
 
+def test_a_folder_may_follow_a_device(fail):
+    add_images("7")
+    said = fail("predict", "gone", "--device", "cpu", "7", code=CHECKPOINT)
+    assert said.startswith("phalanx predict: gone: ")
+
+
 def test_a_negative_value_goes_with_the_unknown_flag_before_it(fail):
     said = fail("plan", "demo", "--no-memory", "--foo", "-14", code=CONFIG)
     assert said.startswith("phalanx plan: --foo: no such option; ")

@@ -2,6 +2,7 @@
 
 import pytest
 
+import phalanx
 from phalanx.assemble.fork import describe_fork, prepare_fork
 from phalanx.assemble.prepare import prepare_new, prepare_resume
 from phalanx.cli.main import main
@@ -67,10 +68,10 @@ def trained(digits, tmp_path_factory):
 
 def test_a_fork_goes_on_with_its_schedule_or_starts_it_anew(trained, tmp_path):
     plans = {}
-    for restarts in (False, True):
+    for restarts, schedule in ((False, None), (True, "restart")):
         folder = tmp_path / f"{restarts}"
         flags = {"run-dir": str(folder), "epochs": "5"}
-        prepared = prepare_fork(trained, flags, line="", restarts=restarts)
+        prepared = prepare_fork(trained, flags, line="", schedule=schedule)
         plan = plans[restarts] = prepared.plan
         assert plan.total_steps == 30 and prepared.start.first_step(plan) == 12
         assert prepare_resume(folder, {}).plan.schedule == plan.schedule, "a resume has the same"
@@ -87,14 +88,25 @@ def test_a_fork_goes_on_with_its_schedule_or_starts_it_anew(trained, tmp_path):
 
 def test_a_schedule_that_starts_anew_fits_what_is_left(trained, tmp_path):
     flags = {"run-dir": str(tmp_path / "fork"), "steps": "14"}
-    prepared = prepare_fork(trained, flags, line="", restarts=True)
+    prepared = prepare_fork(trained, flags, line="", schedule="restart")
     assert prepared.plan.schedule.warmup == 0
     assert prepared.plan.warnings[0].startswith("the run's --warmup-epoch 0.5ep does not fit a run")
 
 
+@pytest.mark.parametrize(
+    "flags, schedule, said",
+    [({}, "anew", "got 'anew'"), ({"lr-schedule-start": "1ep"}, "Restart", "given as well")],
+)
+def test_a_schedule_that_starts_neither_way_is_refused(trained, flags, schedule, said):
+    with pytest.raises(ConfigError, match=f"--fork-schedule.* {said}"):
+        phalanx.train(fork=trained, fork_schedule=schedule, epochs=5, **flags)
+    with pytest.raises(ConfigError, match="--fork-schedule: goes with --fork"):
+        phalanx.train(fork_schedule="restart")
+
+
 def test_a_fork_of_other_steps_starts_anew_at_the_same_image(trained, tmp_path):
     flags = {"run-dir": str(tmp_path / "a"), "epochs": "5", "batch-size": "8"}
-    first = prepare_fork(trained, flags, line="", restarts=True)
+    first = prepare_fork(trained, flags, line="", schedule="restart")
     assert first.plan.schedule.start == first.start.first_step(first.plan) == 24
 
 

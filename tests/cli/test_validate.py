@@ -10,9 +10,15 @@ import pytest
 from PIL import Image
 
 import phalanx
-from phalanx.assemble.scorable import choose_checkpoint, plan_checkpoint, read_checkpoint
+from phalanx.assemble.scorable import (
+    choose_checkpoint,
+    plan_checkpoint,
+    read_checkpoint,
+    read_untrained,
+)
 from phalanx.cli.main import main
 from phalanx.engine.checkpoint_store import list_checkpoints, read_files, write_checkpoint_as
+from small_photos import write_photos
 from small_runs import small_run
 
 CONFIG, CHECKPOINT = 2, 4
@@ -175,11 +181,12 @@ def test_the_scores_tell_the_best_where_a_copy_left_the_link_out(run):
 WRONG_CHOICES = {
     "7": (CHECKPOINT, "RUN: no checkpoint of step 7 is kept, only of steps 6, 12 and 18"),
     "newest": (CONFIG, "--checkpoint: expected last, best or a step such as 1000, got 'newest'"),
+    "9" * 5000: (CONFIG, f"expected last, best or a step such as 1000, got '{'9' * 18}...'\n"),
     "last --all": (CONFIG, "--checkpoint last: --all scores every checkpoint; give one of the two"),
 }
 
 
-@pytest.mark.parametrize("words", WRONG_CHOICES)
+@pytest.mark.parametrize("words", WRONG_CHOICES, ids=lambda words: words[:20])
 def test_a_checkpoint_that_cannot_be_chosen(run, capsys, words):
     code, told = WRONG_CHOICES[words]
     assert main(["validate", str(run), "--checkpoint", *words.split()]) == code
@@ -259,6 +266,25 @@ def test_the_options_of_the_seeds_are_taken(capsys):
         "resnet8 on generated, with random weights, so the score is chance\n"
         "note: --half-partials has no effect with --precision 32.32, only with 16.32 and 16.16\n"
     )
+
+
+def test_a_run_says_which_options_of_the_seeds_do_nothing(run, capsys):
+    words = ["--device", "cpu", "--precision", "16.32", "--half-partials", "--eight-bit-io"]
+    assert main(["validate", str(run), *words]) == 0
+    assert "note: --half-partials has no effect on cpu, only on a GPU\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["--data-dir", "DATA_DIR"])
+def test_a_model_in_any_case_is_scored_on_what_lies_in_a_folder(tmp_path, monkeypatch, place):
+    monkeypatch.delenv("DATA_DIR", raising=False)
+    photos = tmp_path / "photos"
+    write_photos(photos)
+    if place == "DATA_DIR":
+        monkeypatch.setenv("DATA_DIR", str(photos))
+    flags = {"data-dir": str(photos)} if place == "--data-dir" else {}
+    settings = read_untrained("ResNet8", flags)
+    assert settings is not None and settings.config.model.model == "resnet8"
+    assert (settings.config.data.data, settings.config.data.data_dir) == ("folder", str(photos))
 
 
 WRONG_TARGETS = {

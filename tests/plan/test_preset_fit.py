@@ -133,11 +133,17 @@ def test_milestones_of_a_preset_keep_their_shares(tmp_path):
     assert typed.config.schedule.lr_epoch_decay == "30"
 
 
+def test_the_fall_of_a_preset_shrinks_with_its_warm_up_and_a_note():
+    settings, plan = fitted("tf2-resnet50-8k-bn", epochs=3)
+    assert settings.config.schedule.lr_decay_length == f"{plan.total_steps}st"
+    assert f"the preset's --lr-decay-length 100ep becomes {plan.total_steps}st" in plan.warnings[1]
+
+
 SHAPES = ["cifar10-fast", "tf1-resnet8", "tf1-efficientnet-b4-g1", "tf2-resnet50-8k-bn"]
 
 
 @pytest.mark.parametrize("name", [*SHAPES, "pl-resnet50-gn"])
-@pytest.mark.parametrize("length", [{}, {"steps": 50}], ids=str)
+@pytest.mark.parametrize("length", [{}, {"steps": 50}, {"epochs": 3}], ids=str)
 def test_the_highest_rate_is_that_of_the_best_step(name, length):
     _, plan = fitted(name, images=3_000_000 if not length else None, **length)
     steps = min(plan.total_steps, 20_000)

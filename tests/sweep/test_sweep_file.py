@@ -178,6 +178,11 @@ def test_values_that_do_not_go_together_are_found_before_anything_runs(tmp_path)
     assert told.startswith("3: batch-size: mixup takes partners from the same micro-batch")
 
 
+def test_a_preset_that_finetunes_wants_its_weights(tmp_path):
+    [problem] = refused(tmp_path, f"preset: finetune-resnet50\n{GOOD}")
+    assert "finetune-resnet50: finetunes weights, and none are named" in problem
+
+
 def test_a_preset_is_fixed_or_searched(tmp_path):
     text = "preset: demo\nsearch: {preset: [demo, mnist-resnet8]}\nmethod: grid\n"
     assert refused(tmp_path, text) == ["1: preset: is searched too; leave it out here, or there"]

@@ -26,9 +26,7 @@ def read_with_data(
     A preset that names one kind of photographs takes any other; one for a set of small images,
     such as CIFAR-10, keeps to it.
     """
-    place = next((flags[name] for name in _PLACES if flags.get(name)), "")
-    if not place and _read_layout(flags).labels:  # paths are counted from the file's own folder
-        place = str(Path(flags["labels"]).expanduser().parent)
+    place = _find_place(flags)
     folder = place or os.environ.get("DATA_DIR")
     if not folder:
         return read_settings(preset, flags, problems=problems)
@@ -46,6 +44,22 @@ def read_with_data(
         )
         return replace(settings, notes=(note, *settings.notes))
     return settings
+
+
+def infer_data(flags: Mapping[str, str]) -> dict[str, str]:
+    """The flags that name the data in the folder that is meant, where no preset has a say."""
+    folder = _find_place(flags) or os.environ.get("DATA_DIR")
+    if not folder or "data" in flags:
+        return {}
+    return _infer_data(None, flags, folder, problems=())
+
+
+def _find_place(flags: Mapping[str, str]) -> str:
+    """The folder that flags name; empty where they name none."""
+    place = next((flags[name] for name in _PLACES if flags.get(name)), "")
+    if not place and _read_layout(flags).labels:  # paths are counted from the file's own folder
+        place = str(Path(flags["labels"]).expanduser().parent)
+    return place
 
 
 def _infer_data(

@@ -36,12 +36,14 @@ _SHAPING = (  # options that decide which weights a model has, and group norm's 
 
 
 def prepare_fork(
-    path: Path, flags: Mapping[str, str], *, line: str, restarts: bool = False
+    path: Path, flags: Mapping[str, str], *, line: str, schedule: str | None = None
 ) -> PreparedRun:
     """A new run that starts from another one's checkpoint, with changed options.
 
-    restarts: the learning rate's schedule begins anew where the fork begins, warm-up and all.
+    schedule: "continue", which is the default, or "restart": the learning rate's schedule begins
+    anew where the fork begins, warm-up and all.
     """
+    restarts = _restarts_schedule(schedule, flags)
     for name in (name for name in _BEGINNING if name in flags):
         raise ConfigError(f"--{name}: a fork starts from its checkpoint's weights; leave it out")
     checkpoint = find_checkpoint(path)
@@ -73,6 +75,19 @@ def prepare_fork(
     }
     run = write_run(settings, plan, dataset, line=line, parent=parent)
     return PreparedRun(run=run, settings=settings, plan=plan, dataset=dataset, start=start)
+
+
+def _restarts_schedule(schedule: str | None, flags: Mapping[str, str]) -> bool:
+    """Whether a fork begins its schedule anew, by what --fork-schedule says."""
+    given = "continue" if schedule is None else schedule.lower()
+    if given not in ("continue", "restart"):
+        raise ConfigError(f"--fork-schedule: wants continue or restart, got {given!r}")
+    if given == "restart" and "lr-schedule-start" in flags:
+        raise ConfigError(
+            "--fork-schedule restart: sets --lr-schedule-start, which is given as well; give one "
+            "of the two"
+        )
+    return given == "restart"
 
 
 def _place_schedule(settings: Settings, facts: Mapping[str, Any], *, restarts: bool) -> Settings:

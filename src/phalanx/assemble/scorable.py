@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.assemble.dataset_summary import choose_normalization
-from phalanx.assemble.find_data import read_with_data
+from phalanx.assemble.find_data import infer_data, read_with_data
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.catalog.models import MODELS, OLD_NAMES
+from phalanx.config.fields import match_case
 from phalanx.config.presets import iterate_presets
 from phalanx.config.read import Settings, merge_layers, read_flags, read_stored_settings
 from phalanx.data.transforms.transform import CENTRE_SHARE
@@ -26,6 +27,7 @@ from phalanx.plan.plan import DatasetCounts, MachineChoice, Plan, choose_machine
 from phalanx.report.folder import RunFolder, open_run
 
 _LAST, _BEST = "last", "best"
+_MOST_DIGITS = 18  # of a step
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
@@ -111,11 +113,11 @@ def choose_checkpoint(path: Path, wanted: str | None = None) -> tuple[Path, str]
 def _read_choice(wanted: str) -> str | int:
     """What --checkpoint asks for: last, best or a step."""
     plain = wanted.lower().replace(",", "")  # steps are printed with commas
-    if plain not in (_LAST, _BEST) and not plain.isdecimal():
-        raise ConfigError(
-            f"--checkpoint: expected last, best or a step such as 1000, got {wanted!r}"
-        )
-    return int(plain) if plain.isdecimal() else plain
+    is_step = plain.isdecimal() and len(plain) <= _MOST_DIGITS
+    if plain not in (_LAST, _BEST) and not is_step:
+        got = wanted if len(wanted) <= _MOST_DIGITS else f"{wanted[:_MOST_DIGITS]}..."
+        raise ConfigError(f"--checkpoint: expected last, best or a step such as 1000, got {got!r}")
+    return int(plain) if is_step else plain
 
 
 def _join_steps(steps: Iterable[int]) -> str:
@@ -169,7 +171,7 @@ def read_target(
 
     wanted: which checkpoint of a run, as for `choose_checkpoint`.
     """
-    settings = None if Path(target).is_dir() else read_untrained(target, flags)
+    settings = read_untrained(target, flags)
     if settings is None:
         refuse_no_path(target)
         return read_checkpoint(Path(target), flags, wanted=wanted)
@@ -184,18 +186,22 @@ def read_target(
 def read_untrained(target: str, flags: Mapping[str, str]) -> Settings | None:
     """The settings of a preset, a YAML file or a model by name; None where it is none of them.
 
-    Of a model's name, no preset has a say in the options.
+    A folder of that name is meant before them. Of a model's name, no preset has a say in the
+    options.
     """
+    if Path(target).is_dir():
+        return None
     given = _read_scoring_flags(flags)
     if "batch-size" in flags:  # data that is made up is as long as so many batches
         given["batch-size"] = flags["batch-size"]
-    if target in MODELS or target in OLD_NAMES:
+    if match_case(target, (*MODELS, *OLD_NAMES)) in {*MODELS, *OLD_NAMES}:
         if given.setdefault("model", target) != target:
             raise ConfigError(
                 f"--model {given['model']}: the model is {target} already; give only one"
             )
         problems: list[str] = []
-        return merge_layers([read_flags(given, problems)], problems, name=target)
+        layer = read_flags({**given, **infer_data(given)}, problems)
+        return merge_layers([layer], problems, name=target)
     if target.endswith((".yaml", ".yml")) or target in {one.name for one in iterate_presets()}:
         return read_with_data(target, given)
     return None
@@ -248,7 +254,8 @@ def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:
         valid_images=facts["plan"]["valid_images"],
         classes=len(facts["classes"]),
     )
-    return make_plan(checkpoint.settings.config, counts, checkpoint.machine)
+    settings = checkpoint.settings
+    return make_plan(settings.config, counts, checkpoint.machine, typed=settings.typed)
 
 
 def list_consecutive(folder: Path, newest: ScorableCheckpoint) -> list[Path]:

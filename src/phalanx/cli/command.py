@@ -267,6 +267,8 @@ def _is_item(word: str, name: str) -> bool:
     if name == "recompute-checkpoints":  # a preset or a file is what the command is about
         is_file = os.path.exists(word) or word.endswith((".yaml", ".yml"))
         return not (word.startswith("-") or is_file or is_preset(word))
+    if name == "device" and os.path.exists(word):  # a folder called 7, after --device cpu
+        return False
     return _NUMBER.fullmatch(word) is not None
 
 

@@ -46,6 +46,8 @@ _COLORS = {"pale": "#bcd2ec", "line": "#2563b0", "mark": "#d9650b"}  # on white 
 def _find_lr(args: ParsedArgs) -> None:
     """Sweep the learning rate and print what it suggests."""
     settings = args.read_settings()
+    if settings.missing:  # a rate for random weights is none for those that are finetuned
+        raise ConfigError(settings.missing)
     low, high = (args.read_positive(flag, "a learning rate above 0") for flag in ("--from", "--to"))
     if low >= high:
         raise ConfigError(f"--from {low:g}: must be below --to {high:g}: the rate increases")

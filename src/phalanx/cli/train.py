@@ -85,7 +85,7 @@ def _run(args: ParsedArgs) -> None:
         from phalanx.assemble.fork import prepare_fork
 
         prepared = prepare_fork(
-            Path(args["--fork"]), args.flags, line=args.line, restarts=_restarts_schedule(args)
+            Path(args["--fork"]), args.flags, line=args.line, schedule=args["--fork-schedule"]
         )
     else:
         from phalanx.assemble.find_data import fetch_missing
@@ -102,14 +102,6 @@ def _run(args: ParsedArgs) -> None:
 
         train(prepared, stream=sys.stderr if args["--json"] else None)
     return _print_result(prepared.run.path, as_json=args["--json"])
-
-
-def _restarts_schedule(args: ParsedArgs) -> bool:
-    """Whether a fork begins its schedule anew."""
-    given = (args["--fork-schedule"] or "continue").lower()
-    if given not in ("continue", "restart"):
-        raise ConfigError(f"--fork-schedule: expected continue or restart, got {given!r}")
-    return given == "restart"
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def _run(args: ParsedArgs) -> None:
 
     from phalanx.assemble.scorable import read_untrained
 
-    settings = None if Path(target).is_dir() else read_untrained(target, args.flags)
+    settings = read_untrained(target, args.flags)
     if settings is None:
         _refuse_model_options(target, args)
         score_all(target, args, every=args["--all"], passes=passes)

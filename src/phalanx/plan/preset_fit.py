@@ -55,6 +55,10 @@ def fit_schedule(
         for name in (name for name in _FALLS if name in given):
             share = _find_share(parse_duration(given[name]), run, whole) or Fraction(1)
             changes[name] = f"{max(1, floor(share * run.total_steps))}st"
+            notes.append(
+                f"{inherited[name]} --{name} {given[name]} becomes {changes[name]}, its share of "
+                "this run"
+            )
     return _FittedSchedule(changes, notes)
 
 

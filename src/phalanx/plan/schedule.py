@@ -84,7 +84,8 @@ class Schedule:
 
     def find_highest(self) -> float:
         """The highest rate that a step has: within the warm-up or right after it, as all fall."""
-        first, last = self.start, self.start + min(self.warmup, self.total - 1)
+        rising = self.warmup + ceil(self.steps_per_epoch) * self.staircase  # or an epoch later
+        first, last = self.start, self.start + min(rising, self.total - 1)
         stride = max(1, (last - first) // _MOST_LOOKED_AT)
         best = max(range(first, last + 1, stride), key=self.lr)
         near = range(max(first, best - stride), min(last, best + stride) + 1)

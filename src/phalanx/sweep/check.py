@@ -93,6 +93,8 @@ def _check_presets(sweep: SweepFile) -> Iterator[str]:
 
 def _refuse_impossible(settings: Settings) -> None:
     """Raise ConfigError for what the plan refuses; a folder's data is left to the trials."""
+    if settings.missing:
+        raise ConfigError(settings.missing)
     config = settings.config
     made_up = config.data.data in MADE_UP
     dataset = summarise_made_up(config) if made_up else summarise_published(config)
