@@ -81,7 +81,7 @@ def _restarts_schedule(schedule: str | None, flags: Mapping[str, str]) -> bool:
     """Whether a fork begins its schedule anew, by what --fork-schedule says."""
     given = "continue" if schedule is None else schedule.lower()
     if given not in ("continue", "restart"):
-        raise ConfigError(f"--fork-schedule: wants continue or restart, got {given!r}")
+        raise ConfigError(f"--fork-schedule: expected continue or restart, got {given!r}")
     if given == "restart" and "lr-schedule-start" in flags:
         raise ConfigError(
             "--fork-schedule restart: sets --lr-schedule-start, which is given as well; give one "
