@@ -28,7 +28,7 @@ def read_with_data(
     """
     place = next((flags[name] for name in _PLACES if flags.get(name)), "")
     if not place and _read_layout(flags).labels:  # paths are counted from the file's own folder
-        place = str(Path(flags["labels"]).expanduser().parent)
+        place = str(Path(flags["labels"]).expanduser().absolute().parent)
     folder = place or os.environ.get("DATA_DIR")
     if not folder:
         return read_settings(preset, flags, problems=problems)
