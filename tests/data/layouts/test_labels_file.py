@@ -133,3 +133,7 @@ def test_a_changed_table_is_read_anew(tmp_path):
 def test_a_zero_byte_in_a_path_is_named_with_its_line(text, name):
     with pytest.raises(DataError, match=r"line [12].* zero byte"):
         parse(text, name)
+
+
+def test_a_class_that_is_called_like_a_heading_is_no_heading():
+    assert parse("a.jpg,name\nb.jpg,y\n").splits == {"train": {"a.jpg": "name", "b.jpg": "y"}}

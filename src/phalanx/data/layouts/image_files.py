@@ -130,24 +130,26 @@ def iterate_images(folder: Path, *, rule: int = NEWEST_RULE) -> Iterator[str]:
 
 def _walk(root: Path, folders: list[str], *, deep: bool) -> Iterator[str]:
     """The files under a folder by their path from there; the folders met are added to a list."""
-    parents = tuple(_identify(folder) for folder in root.resolve().parents) if deep else ()
-    waiting = [("", parents)]
+    waiting = [""]
     while waiting:
-        below, above = waiting.pop()  # above: the folders on the way, which a link may lead back to
-        above = (*above, _identify(root / below))
+        below = waiting.pop()
         with os.scandir(root / below) as entries:
             seen = [entry for entry in entries if not _is_hidden(entry.name)]
         inner = [entry for entry in seen if _is_folder(entry)]
         yield from (f"{below}{entry.name}" for entry in seen if not _is_folder(entry))
         for entry in inner if deep else ():
-            if not (entry.is_symlink() and _identify(entry) in above):
+            if not (entry.is_symlink() and _leads_back(entry, root / below)):
                 folders.append(f"{below}{entry.name}")
-                waiting.append((f"{below}{entry.name}/", above))
+                waiting.append(f"{below}{entry.name}/")
 
 
-def _identify(folder: Path | os.DirEntry[str]) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
+def _leads_back(link: os.DirEntry[str], folder: Path) -> bool:
+    """Whether a link leads to a folder on the way to where it lies: its images would be read twice.
+
+    Links on the way may have led elsewhere, so each part of it counts with what is above it.
+    """
+    target = Path(link).resolve()
+    return any(part.resolve().is_relative_to(target) for part in (folder, *folder.parents))
 
 
 def _is_hidden(name: str) -> bool:

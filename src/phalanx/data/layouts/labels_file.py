@@ -162,7 +162,7 @@ def _read_csv_rows(text: str, table: Path) -> Iterator[_Row]:
     for line, cells in _read_cells(text, table):
         if columns is None:
             columns = _find_columns(cells, table)
-            if "path" in map(_find_meaning, cells):
+            if {"path", "label"} <= {*map(_find_meaning, cells)}:  # headings, not an image
                 continue
         if len(cells) <= max(columns["path"], columns["label"]):
             raise DataError(f"{table}, line {line}: {_WANTED}, got {', '.join(cells)[:80]!r}")
