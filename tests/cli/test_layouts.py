@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from phalanx.assemble.find_data import read_with_data
 from phalanx.cli.main import main
 from phalanx.data.convert.build import BuildOptions, build
 from phalanx.data.convert.source_splits import find_source_splits
@@ -308,3 +309,25 @@ def test_images_without_classes_are_told_how_to_get_them(tmp_path, capsys):
     words = ["plan", "folder-resnet18", "--data-dir", str(tmp_path / "data"), *QUICK]
     assert main(words) == 3
     assert "--labels FILE, or --class-from prefix" in capsys.readouterr().err
+
+
+def test_tiny_imagenet_whose_images_were_moved_into_class_folders(tmp_path, capsys):
+    write_tiny_imagenet(tmp_path)
+    shutil.rmtree(tmp_path / "val/images")
+    write_classes(tmp_path / "val", 3, names=SYNSETS)  # and the table is still there
+    assert main(["data", "list", str(tmp_path)]) == 0
+    assert "16 + 6 images, 2 classes" in capsys.readouterr().out
+
+
+def test_a_link_that_leads_to_itself_hides_no_dataset(tmp_path, capsys):
+    write_classes(tmp_path / "data/set", 2)
+    (tmp_path / "data/loop").symlink_to("loop")
+    assert main(["data", "list", str(tmp_path)]) == 0
+    assert "4 + none images" in capsys.readouterr().out
+
+
+def test_a_run_finds_the_images_of_its_labels_from_any_folder(tmp_path, monkeypatch):
+    write_labels(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    settings = read_with_data(None, {"labels": "labels.csv"})
+    assert settings.config.data.data_dir == str(tmp_path)

@@ -58,7 +58,7 @@ def _find_place(flags: Mapping[str, str]) -> str:
     """The folder that flags name; empty where they name none."""
     place = next((flags[name] for name in _PLACES if flags.get(name)), "")
     if not place and _read_layout(flags).labels:  # paths are counted from the file's own folder
-        place = str(Path(flags["labels"]).expanduser().parent)
+        place = str(Path(flags["labels"]).expanduser().absolute().parent)
     return place
 
 

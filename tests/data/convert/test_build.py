@@ -15,8 +15,9 @@ from phalanx.data.convert.source_splits import (
 from phalanx.data.convert.writer import BLOCK_IMAGES
 from phalanx.data.formats.decode import decode, encode_png
 from phalanx.data.formats.imagenet import BOXES_FILE
-from phalanx.data.formats.sources import find_portable_name
+from phalanx.data.formats.sources import ValSplit, find_portable_name, open_format
 from phalanx.errors import ConfigError, DataError, DiskError
+from small_layouts import write_classes, write_image
 from small_photos import CLASSES, encode, photo, tree_bytes, write_photos
 from small_runs import make_digits
 
@@ -362,3 +363,27 @@ def test_a_build_goes_on_with_the_number_of_shards_it_began_with(photos, tmp_pat
     run(photos, tmp_path / "broken", "tar")
     for path in (tmp_path / "whole").glob("train-*.tar"):
         assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_images_that_become_jpegs_of_one_name_are_all_kept(tmp_path):
+    for name in ("a.jpg", "a.webp", "a.bmp", "a.png"):
+        write_image(tmp_path / "src/cat" / name)
+        write_image(tmp_path / "src/dog" / name)
+    run(tmp_path / "src", tmp_path / "copied", "folder")
+    assert sorted(p.name for p in (tmp_path / "copied/train/cat").iterdir())[0] == "a.bmp"
+    run(tmp_path / "src", tmp_path / "shrunk", "folder", short_side=16)
+    for out in ("copied", "shrunk"):
+        assert len(everything(tmp_path / out)["train"][1]) == 8
+
+
+@pytest.mark.parametrize("to", ["tar", "tfrecord", "packed"])
+def test_val_split_holds_out_the_same_images_of_any_form(tmp_path, to):
+    suffixes = ("jpg", "png", "webp")
+    write_classes(tmp_path / "src", 12, suffixes=suffixes)
+    run(tmp_path / "src", tmp_path / "out", to)
+    held_out = []
+    for data, root in (("folder", tmp_path / "src"), (to, tmp_path / "out")):
+        valid = open_format(data, root, "valid", val_split=ValSplit("25%"))
+        names = [find_portable_name(valid, number) for number in range(len(valid))]
+        held_out.append([name.rpartition(".")[0] for name in names])
+    assert held_out[0] == held_out[1] and len(held_out[0]) == 6

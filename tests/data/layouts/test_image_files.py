@@ -1,5 +1,7 @@
 """Which files are images, and what is said of those that are not."""
 
+from pathlib import Path
+
 import pytest
 
 from phalanx.data.layouts.image_files import describe_ignored, holds_images, list_images
@@ -70,3 +72,13 @@ def test_the_search_for_one_image_looks_below(tmp_path):
 )
 def test_what_is_ignored_is_one_line(ignored, line):
     assert describe_ignored(ignored) == line
+
+
+def test_a_link_that_leads_to_a_folder_above_is_not_followed(tmp_path, monkeypatch):
+    write_files(tmp_path, "cat/a.jpg", "dog/b.jpg", "more/c.jpg")
+    (tmp_path / "cat/up").symlink_to("..")
+    (tmp_path / "cat/other").symlink_to("../more")
+    (tmp_path / "more/all").symlink_to("..")
+    assert list_images(tmp_path / "cat").images == ["a.jpg", "other/c.jpg"]
+    monkeypatch.chdir(tmp_path)
+    assert list_images(Path("cat")).images == ["a.jpg", "other/c.jpg"]

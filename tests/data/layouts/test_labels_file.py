@@ -121,3 +121,19 @@ def test_a_changed_table_is_read_anew(tmp_path):
     (tmp_path / "labels.csv").write_text(text.replace("images/0.jpg,a,train\n", ""))
     source = open_table(tmp_path)
     assert len(source) == 7 and source.index.ignored == {"not in labels.csv": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("path,label\na\0.jpg,x\nb.jpg,y\n", "labels.csv"),
+        ('{"path": "a\\u0000.jpg", "label": 1}\n{"path": "b.jpg", "label": 2}\n', "labels.jsonl"),
+    ],
+)
+def test_a_zero_byte_in_a_path_is_named_with_its_line(text, name):
+    with pytest.raises(DataError, match=r"line [12].* zero byte"):
+        parse(text, name)
+
+
+def test_a_class_that_is_called_like_a_heading_is_no_heading():
+    assert parse("a.jpg,name\nb.jpg,y\n").splits == {"train": {"a.jpg": "name", "b.jpg": "y"}}

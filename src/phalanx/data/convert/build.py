@@ -285,7 +285,7 @@ class _Build:
 
     def _build_writer(self, split: SourceSplit) -> ShardWriter:
         """The writer of a split, which is promised all images that are not known to be bad."""
-        is_folder = self.options.to == "folder"
+        is_folder, shrinks = self.options.to == "folder", self.options.short_side is not None
         if is_folder:
             refuse_missing_classes(split, self._known_bad(split))
         lengths = {each.name: each.images - len(self._known_bad(each)) for each in self.splits}
@@ -299,7 +299,7 @@ class _Build:
             shards=self._choose_shards(split),
             short_side=self.options.short_side,
             raw=self.options.raw,
-            number_files=is_folder and has_name_clash(split),
+            number_files=is_folder and has_name_clash(split, shrinks=shrinks),
         )
 
     def _choose_shards(self, split: SourceSplit) -> int | None:
@@ -321,7 +321,7 @@ class _Build:
 
     def _estimate_bytes(self, split: SourceSplit) -> float:
         """How large an image of a split is once it is converted, as a few of them tell."""
-        step = -(-split.images // _IMAGES_MEASURED)
+        step = max(1, -(-split.images // _IMAGES_MEASURED))
         if split.data in SEQUENTIAL_FORMATS:  # the last ones come after all others were read
             step = 1
         numbers = range(0, split.images, step)[:_IMAGES_MEASURED]

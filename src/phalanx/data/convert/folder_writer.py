@@ -13,7 +13,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from phalanx.data.convert.sample import Sample, choose_suffix
+from phalanx.data.convert.sample import (
+    Sample,
+    choose_suffix,
+    find_promised_format,
+    name_as_jpeg,
+)
 from phalanx.data.convert.source_splits import SourceSplit
 from phalanx.data.convert.writer import ShardWriter
 from phalanx.data.formats.imagenet import BOXES_FILE
@@ -107,13 +112,19 @@ def _is_usable(name: str) -> bool:
     )
 
 
-def has_name_clash(split: SourceSplit) -> bool:
-    """Whether two images of a class would get the same file name."""
+def has_name_clash(split: SourceSplit, *, shrinks: bool) -> bool:
+    """Whether two images of a class may get the same file name.
+
+    shrinks: images are encoded anew, as JPEG unless they are PNG.
+    """
     if split.labels is None:  # ImageNet names each image once
         return False
     seen = np.empty(split.images, "S16")
     for number in range(split.images):
-        sample = Sample(name=find_portable_name(split.source, number), data=b"", label=0)
+        name = find_portable_name(split.source, number)
+        if shrinks and find_promised_format(name) != "PNG":
+            name = name_as_jpeg(name)
+        sample = Sample(name=name, data=b"", label=0)
         name = _choose_file_name(sample, number, numbered=False)
         key = f"{split.labels[number]}/{name}".encode(errors="surrogateescape")
         seen[number] = hashlib.blake2b(key, digest_size=8).hexdigest().encode()

@@ -84,12 +84,16 @@ def convert_sample(
         return sample
     if not options.only_jpeg and find_promised_format(sample.name) == "PNG":
         return replace(sample, data=encode_png(pixels), box=box)
-    name = sample.name
-    if find_promised_format(name) not in ("", "JPEG"):
-        name = name[: -len(PurePosixPath(name).suffix)] + ".jpg"
     quality = [cv2.IMWRITE_JPEG_QUALITY, options.quality]
     _, data = cv2.imencode(".jpg", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), quality)
-    return replace(sample, data=data.tobytes(), name=name, box=box)
+    return replace(sample, data=data.tobytes(), name=name_as_jpeg(sample.name), box=box)
+
+
+def name_as_jpeg(name: str) -> str:
+    """What an image is called once it is a JPEG."""
+    if find_promised_format(name) in ("", "JPEG"):
+        return name
+    return name[: -len(PurePosixPath(name).suffix)] + ".jpg"
 
 
 def choose_suffix(data: bytes) -> str:

@@ -162,6 +162,5 @@ def _search(root: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _list_readable_folders(folder: Path) -> list[Path]:
-    with os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-    return [folder / name for name in names if os.access(folder / name, os.R_OK | os.X_OK)]
+    inner = (folder / name for name in list_folders(folder))
+    return [path for path in inner if os.access(path, os.R_OK | os.X_OK)]

@@ -65,7 +65,7 @@ class FolderSource(IndexedSource):
 
         A small set was looked at when it was opened; of a large one only a sample was.
         """
-        if len(self) <= SMALL_SET:
+        if len(self.index.files) <= SMALL_SET:  # a part of the images has the files of all
             return None
         sizes = self.index.sizes
         return next((i for i in range(len(self)) if _read_size(self._path(i)) != sizes[i]), None)

@@ -14,6 +14,7 @@ from phalanx.data.formats import cifar, folder, idx, imagenet, packed, parquet, 
 from phalanx.data.formats.arrays import GeneratedSpec, open_embedded, open_generated
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
+from phalanx.data.layouts.image_files import strip_image_suffix
 from phalanx.data.layouts.listing import LayoutOptions
 from phalanx.data.layouts.split_folders import TRAIN_NAMES, VALID_NAMES, has_class_folders
 from phalanx.data.layouts.val_split import choose_valid_images
@@ -281,9 +282,12 @@ def _refuse_layout(data: str, layout: LayoutOptions) -> None:
 
 
 def _find_ranked_name(source: Source, number: int) -> str:
-    """The name that --val-split ranks an image by; a mere number counts with its file's."""
+    """The name that --val-split ranks an image by; a mere number counts with its file's.
+
+    Without the suffix, which another form of the same data may have changed.
+    """
     name = find_portable_name(source, number)
-    return source.name(number) if name.isdecimal() else name
+    return source.name(number) if name.isdecimal() else strip_image_suffix(name)
 
 
 def find_portable_name(source: Source, number: int) -> str:

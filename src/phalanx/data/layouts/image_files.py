@@ -32,6 +32,16 @@ def find_image_suffixes(rule: int = NEWEST_RULE) -> tuple[str, ...]:
     return (*_SUFFIXES, *(_HEIF_SUFFIXES if has_heif else ()))
 
 
+def strip_image_suffix(name: str) -> str:
+    """The name without the suffix of an image.
+
+    >>> strip_image_suffix("cat/1.JPG"), strip_image_suffix("cat/no.1")
+    ('cat/1', 'cat/no.1')
+    """
+    stem, dot, last = name.rpartition(".")
+    return stem if f"{dot}{last}".lower() in (*_SUFFIXES, *_HEIF_SUFFIXES) else name
+
+
 def describe_reason(name: str) -> str:
     """Why a file that is no image is ignored, in a word or two.
 
@@ -109,24 +119,37 @@ def _iterate_loose_images(folder: Path, rule: int) -> Iterator[str]:
 
 def holds_images(folder: Path, *, rule: int = NEWEST_RULE) -> bool:
     """Whether an image lies in a folder, by rule 2 at any depth; stops at the first."""
+    return any(True for _ in iterate_images(folder, rule=rule))
+
+
+def iterate_images(folder: Path, *, rule: int = NEWEST_RULE) -> Iterator[str]:
+    """The images of a folder as they are met, by rule 2 at any depth, by their path from there."""
     suffixes = find_image_suffixes(rule)
-    return any(name.lower().endswith(suffixes) for name in _walk(folder, [], deep=rule > 1))
+    return (n for n in _walk(folder, [], deep=rule > 1) if n.lower().endswith(suffixes))
 
 
 def _walk(root: Path, folders: list[str], *, deep: bool) -> Iterator[str]:
     """The files under a folder by their path from there; the folders met are added to a list."""
-    waiting: list[tuple[str, tuple[int, ...]]] = [("", ())]
+    waiting = [""]
     while waiting:
-        below, above = waiting.pop()  # above: the folders on the way, which a link may lead back to
-        above = (*above, os.stat(root / below).st_ino)
+        below = waiting.pop()
         with os.scandir(root / below) as entries:
             seen = [entry for entry in entries if not _is_hidden(entry.name)]
         inner = [entry for entry in seen if _is_folder(entry)]
         yield from (f"{below}{entry.name}" for entry in seen if not _is_folder(entry))
         for entry in inner if deep else ():
-            if not (entry.is_symlink() and entry.stat().st_ino in above):
+            if not (entry.is_symlink() and _leads_back(entry, root / below)):
                 folders.append(f"{below}{entry.name}")
-                waiting.append((f"{below}{entry.name}/", above))
+                waiting.append(f"{below}{entry.name}/")
+
+
+def _leads_back(link: os.DirEntry[str], folder: Path) -> bool:
+    """Whether a link leads to a folder on the way to where it lies: its images would be read twice.
+
+    Links on the way may have led elsewhere, so each part of it counts with what is above it.
+    """
+    target = Path(link).resolve()
+    return any(part.resolve().is_relative_to(target) for part in (folder, *folder.parents))
 
 
 def _is_hidden(name: str) -> bool:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class LabelTable:
     has_splits: bool
 
 
+@lru_cache(maxsize=2)  # a command asks for it several times
 def parse_labels(text: str, table: Path, *, root: Path, valid_split: str | None) -> LabelTable:
     """The table of a text; all that is wrong with it is said at once."""
     is_json = table.suffix.lower() in (".jsonl", ".ndjson", ".json")
@@ -121,6 +123,10 @@ def _choose_splits(
 
 def _find_path(text: str, root: Path, where: str, problems: list[str]) -> str | None:
     """The path from the root; None, with a problem, where it leads out of it."""
+    if "\0" in text:
+        what = f"{text!r} has a zero byte in it, which no name of a file can have"
+        problems.append(f"{where}: {what}")
+        return None
     path = PurePosixPath(text.replace("\\", "/"))
     if path.is_absolute():
         for base in (root.absolute(), root.resolve()):
@@ -156,7 +162,7 @@ def _read_csv_rows(text: str, table: Path) -> Iterator[_Row]:
     for line, cells in _read_cells(text, table):
         if columns is None:
             columns = _find_columns(cells, table)
-            if "path" in map(_find_meaning, cells):
+            if {"path", "label"} <= {*map(_find_meaning, cells)}:  # headings, not an image
                 continue
         if len(cells) <= max(columns["path"], columns["label"]):
             raise DataError(f"{table}, line {line}: {_WANTED}, got {', '.join(cells)[:80]!r}")

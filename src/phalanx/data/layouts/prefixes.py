@@ -3,7 +3,7 @@
 import re
 from pathlib import Path, PurePosixPath
 
-from phalanx.data.layouts.image_files import list_images
+from phalanx.data.layouts.image_files import iterate_images
 
 _PREFIX = re.compile(r"([^._-]+)[._-]")  # up to the first dot, underscore or hyphen
 
@@ -20,4 +20,4 @@ def find_prefix(path: str) -> str | None:
 
 def has_prefixes(folder: Path) -> bool:
     """Whether the name of an image in a folder, or below it, begins with a class."""
-    return any(map(find_prefix, list_images(folder).images))
+    return any(map(find_prefix, iterate_images(folder)))

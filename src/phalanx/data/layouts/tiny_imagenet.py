@@ -4,14 +4,18 @@ from pathlib import Path
 
 from phalanx.errors import DataError
 
-_ANNOTATIONS = "val_annotations.txt"
+_ANNOTATIONS, _IMAGES = "val_annotations.txt", "images"
 
 
 def find_annotations(valid_folder: Path | None) -> Path | None:
-    """The table of a validation folder as Tiny-ImageNet has it; None for any other folder."""
-    if valid_folder is None or not (valid_folder / _ANNOTATIONS).is_file():
+    """The table of a validation folder as Tiny-ImageNet has it; None for any other folder.
+
+    Many move its images into class folders, and leave the table where it was.
+    """
+    if valid_folder is None or not (valid_folder / _IMAGES).is_dir():
         return None
-    return valid_folder / _ANNOTATIONS
+    table = valid_folder / _ANNOTATIONS
+    return table if table.is_file() else None
 
 
 def parse_annotations(text: str, table: Path, *, prefix: str) -> dict[str, str]:
@@ -29,5 +33,5 @@ def parse_annotations(text: str, table: Path, *, prefix: str) -> dict[str, str]:
                 f"{table}, line {number}: expected a file and its class with a tab between them, "
                 f"got {line[:60]!r}; download it again"
             )
-        labels[f"{prefix}images/{words[0]}"] = words[1]
+        labels[f"{prefix}{_IMAGES}/{words[0]}"] = words[1]
     return labels
