@@ -160,6 +160,14 @@ def test_a_command_without_options_of_a_run_hints_at_none(fail):
     assert "--optimizer" not in said
 
 
+@pytest.mark.parametrize(
+    "words", ["models show resnet8 --pretrained", "predict r i --input-size 3"]
+)
+def test_what_a_command_cannot_do_is_not_answered_with_what_is_spelt_alike(fail, words):
+    said = fail(*words.split(), code=CONFIG)
+    assert "no such option; " in said and "did you mean" not in said
+
+
 BESIDE = "is given as well; leave this one out"
 
 

@@ -29,6 +29,8 @@ def suggest_option(word: str, known: Collection[str], given: Collection[str] = (
     if answer and _can_follow(answer, ours):
         flag = _FLAG.match(answer)
         return _refer_to(flag[1], beside, say_here(answer)) if flag else answer
+    if answer:  # nothing here does what it means, least of all what is spelt alike
+        return suggest("", known)
     positive = OPTIONS.get(plain.removeprefix("no-"))
     if positive and positive.name in ours and positive.type is bool:
         return f"write --{positive.name} false"
