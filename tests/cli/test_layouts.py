@@ -331,3 +331,10 @@ def test_a_run_finds_the_images_of_its_labels_from_any_folder(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     settings = read_with_data(None, {"labels": "labels.csv"})
     assert settings.config.data.data_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "what"), [("no.csv", "no such file"), (".", "is a folder")])
+def test_a_file_of_labels_that_is_missing_is_called_by_its_option(tmp_path, capsys, name, what):
+    path = tmp_path / name
+    assert main(["data", "list", str(tmp_path), "--labels", str(path)]) == 3
+    assert f"--labels {path}: {what}" in capsys.readouterr().err

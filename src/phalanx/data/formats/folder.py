@@ -104,7 +104,9 @@ def open_folder(
     """
     plan = _make_plan(root, split, layout, form)
     plan = replace(plan, tables=(*plan.tables, *tables))
-    return FolderSource(root, _open_index(plan, lambda: complete(_build_index(plan))))
+    return FolderSource(
+        root, _open_index(plan, lambda: complete(_to_index(root, plan.make_listing())))
+    )
 
 
 def describe_layout(root: Path, layout: LayoutOptions = _DEFAULT) -> str:
@@ -186,18 +188,7 @@ def _plan_by_folder(
     annotations = find_annotations(found.valid) if folder == found.valid else None
     classes = _read_classes(found.train) if found.train else tuple(list_folders(folder))
     relative = folder.relative_to(root).as_posix()
-    if annotations is not None and layout.rule > 1:
-        return _SplitPlan(
-            root=root,
-            folder=folder,
-            key=key,
-            marks=[[relative, *classes]],
-            make_listing=partial(_list_annotated, root, folder, annotations, classes),
-            rule=layout.rule,
-            by_class_folder=False,
-            tables=(annotations,),
-        )
-    return _SplitPlan(
+    plan = _SplitPlan(
         root=root,
         folder=folder,
         key=key,
@@ -205,6 +196,10 @@ def _plan_by_folder(
         make_listing=partial(list_by_folder, root, folder, classes, rule=layout.rule),
         rule=layout.rule,
     )
+    if annotations is None or layout.rule == 1:
+        return plan
+    make_listing = partial(_list_annotated, root, folder, annotations, classes)
+    return replace(plan, make_listing=make_listing, by_class_folder=False, tables=(annotations,))
 
 
 def _list_annotated(root: Path, folder: Path, table: Path, classes: tuple[str, ...]) -> Listing:
@@ -236,10 +231,7 @@ def _plan_by_prefix(
 
 
 def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _SplitPlan:
-    path = Path(layout.labels or "").expanduser()
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise DataError(f"--labels {path}: {what}; expected CSV or JSON lines with path and label")
+    path = _find_label_file(layout)
     status = path.stat()
     marks: Snapshot = [[str(path), status.st_size, status.st_mtime_ns]]
     if status.st_size <= _SMALL_TABLE:
@@ -274,8 +266,16 @@ def _plan_by_table(root: Path, split: str, layout: LayoutOptions, key: str) -> _
     )
 
 
-def _read_label_table(root: Path, layout: LayoutOptions) -> labels_file.LabelTable:
+def _find_label_file(layout: LayoutOptions) -> Path:
     path = Path(layout.labels or "").expanduser()
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise DataError(f"--labels {path}: {what}; expected CSV or JSON lines with path and label")
+    return path
+
+
+def _read_label_table(root: Path, layout: LayoutOptions) -> labels_file.LabelTable:
+    path = _find_label_file(layout)
     table = labels_file.parse_labels(
         _read_text(path), path, root=root, valid_split=layout.valid_split
     )
@@ -353,10 +353,6 @@ def _open_index(plan: _SplitPlan, build: Callable[[], Index]) -> Index:
 
     with read_errors(plan.folder, _CHECK_PERMISSIONS):
         return load_or_build_index(plan.root, plan.key, snapshot=take_snapshot, build=build)
-
-
-def _build_index(plan: _SplitPlan) -> Index:
-    return _to_index(plan.root, plan.make_listing())
 
 
 def _to_index(root: Path, listing: Listing) -> Index:
