@@ -62,7 +62,7 @@ def test_sets_in_memory_need_no_cache():
 
 
 def test_a_set_that_does_not_fit_is_refused_with_the_numbers():
-    with pytest.raises(ConfigError, match=r"10\.0 GiB, of 12\.0 GiB free .* at most 80%"):
+    with pytest.raises(ConfigError, match=r"10\.0 GiB, but may use only 80% of the 12\.0 GiB"):
         refuse_too_large(10 << 30, 12 << 30, "photos")
     refuse_too_large(9 << 30, 12 << 30, "photos")
 

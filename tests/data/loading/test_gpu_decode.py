@@ -356,7 +356,7 @@ def test_options_of_training_do_not_hinder_scoring(folder):
 
 
 def test_a_cpu_is_no_gpu():
-    assert find_gpu_decode_problem(CPU) == "cpu is no CUDA device that can be used"
+    assert find_gpu_decode_problem(CPU) == "cpu is not a usable CUDA device"
 
 
 # --- on a GPU ---
