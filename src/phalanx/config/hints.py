@@ -57,6 +57,7 @@ def _find_name(word: str) -> str:
 def _can_follow(answer: str, ours: Collection[str]) -> bool:
     """Whether a command that has these options can do what an answer says."""
     named = [flag for flag in _FLAG.findall(answer) if flag in OPTIONS]
+    # an answer that names none is about training, and whatever trains has --seed
     return all(flag in ours for flag in named or ["seed"])
 
 
