@@ -172,3 +172,15 @@ def test_a_large_folder_is_compared_while_training_starts(photos, tmp_path, caps
     assert "train/dog/5.jpg" in capsys.readouterr().err
     source = open_source("folder", str(data), "train")  # by its index, which the sample confirms
     assert source.name(source.find_resized()) == "train/dog/5.jpg"
+
+
+def test_other_names_of_classes_stop_the_resume(photos, tmp_path, capsys):
+    data, run = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(photos / "tar", data)
+    assert main(words_of("tar", data, run)) == 0
+    rewind(run, step=4)
+    (data / "classes.txt").write_text("cat\nwolf\n")
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == 3
+    assert "its classes have changed: 'dog' then, 'wolf' now" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0

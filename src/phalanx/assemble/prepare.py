@@ -191,7 +191,7 @@ def prepare_resume(
         machine = replace(machine, device=choose_machine(settings.config).device, threads=threads)
     dataset = inspect_dataset(settings.config)
     if not accept_changed_data:
-        _refuse_other_data(dataset, facts["data"], run)
+        _refuse_other_data(dataset, facts, run)
     plan = make_plan(settings.config, dataset.counts, machine)
     return PreparedRun(
         run=run,
@@ -273,19 +273,26 @@ def refuse_other_weights(run: RunFolder, config: Config) -> None:
 
 
 def _refuse_other_data(dataset: DatasetSummary, stored: Mapping[str, Any], run: RunFolder) -> None:
-    """A resume goes on with the very same images."""
+    """A resume goes on with the very same images, under the same names of classes."""
+    changes = []
     for split, now in dataset.fingerprints.items():
-        before = stored[split]
-        if now != before:
-            parts = [
-                f"{key} {before.get(key)} then, {now.get(key)} now"
-                for key in sorted({*before, *now})
-                if before.get(key) != now.get(key)
-            ]
-            raise DataError(
-                f"{run.path}: its {split} data has changed: {'; '.join(parts)}. Restore the old "
-                f"data, resume with --accept-changed-data, or start a new run: {run.fork_command}"
-            )
+        before = stored["data"][split]
+        parts = [
+            f"{key} {before.get(key)} then, {now.get(key)} now"
+            for key in sorted({*before, *now})
+            if before.get(key) != now.get(key)
+        ]
+        if parts:
+            changes.append(f"its {split} data has changed: {'; '.join(parts)}")
+    names = zip(stored.get("classes", dataset.classes), dataset.classes, strict=False)
+    other = next(((then, now) for then, now in names if then != now), None)
+    if not changes and other is not None:
+        changes.append("its classes have changed: {!r} then, {!r} now".format(*other))
+    if changes:
+        raise DataError(
+            f"{run.path}: {changes[0]}. Restore the old data, resume with --accept-changed-data, "
+            f"or start a new run: {run.fork_command}"
+        )
 
 
 def _find_start(run: RunFolder) -> StartingPoint | None:
