@@ -4,7 +4,6 @@ import json
 from math import isfinite
 
 import pytest
-
 from safetensors.torch import save_file
 
 from phalanx.catalog.models import MODELS
