@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from phalanx.catalog.datasets import DATASETS
-from phalanx.data.formats.arrays import EMBEDDED_FOLDER, EMBEDDED_SHA256, hash_arrays
+from phalanx.data.formats.arrays import (
+    EMBEDDED_FOLDER,
+    EMBEDDED_SHA256,
+    compute_md5,
+    hash_arrays,
+)
 from phalanx.data.formats.sources import open_source
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_embedded.py"
@@ -39,3 +44,10 @@ def test_embedded_files_are_small_and_licensed():
 def test_the_script_makes_the_same_images_again(split):
     script = runpy.run_path(str(SCRIPT))
     assert hash_arrays(*script["make_split"](DEBIAN, split)) == EMBEDDED_SHA256[split]
+
+
+def test_what_is_no_file_has_no_checksum(tmp_path):
+    (tmp_path / "labels").symlink_to("/dev/null")  # /dev/zero would never end
+    assert compute_md5(tmp_path / "labels") == compute_md5(tmp_path / "labels", gunzip=True) == ""
+    (tmp_path / "plain").write_bytes(b"abc")
+    assert compute_md5(tmp_path / "plain") == "900150983cd24fb0d6963f7d28e17f72"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from phalanx.catalog.datasets import DATASETS
 from phalanx.data.formats.decode import grey_to_rgb
+from phalanx.data.formats.image_file import open_data_file
 from phalanx.errors import ConfigError, DataError
 from phalanx.plan.draws import draw_below, draw_bits
 
@@ -114,10 +115,11 @@ def read_archive(path: Path, names: Sequence[str], *, hint: str) -> list[bytes]:
 
 
 def compute_md5(path: Path, *, gunzip: bool = False) -> str:
-    """The md5 of a file, or of what a gzipped one holds; empty for one that cannot be read."""
+    """The md5 of a file, or of what a gzipped one holds; empty for one that cannot be read, or is no file."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
-        with gzip.open(path) if gunzip else path.open("rb") as file:
+        with open_data_file(path) as stored:
+            file = gzip.open(stored) if gunzip else stored  # noqa: SIM115 - closed with what is stored
             while block := file.read(_MD5_BLOCK):
                 digest.update(block)
     except (OSError, EOFError, zlib.error):  # a damaged gzip is an OSError too
