@@ -115,7 +115,7 @@ def read_archive(path: Path, names: Sequence[str], *, hint: str) -> list[bytes]:
 
 
 def compute_md5(path: Path, *, gunzip: bool = False) -> str:
-    """The md5 of a file, or of what a gzipped one holds; empty for one that cannot be read, or is no file."""
+    """The md5 of a file, or of what a gzipped one holds; empty where no readable file is."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with open_data_file(path) as stored:
