@@ -340,3 +340,17 @@ def test_a_stop_at_any_point_of_the_loop_loses_no_score(
         monkeypatch.undo()
         assert main(words) == 0
     assert_same_run(straight, run)
+
+
+@pytest.mark.parametrize("ema_decay", [0, 0.9])
+def test_a_kill_before_the_last_score_was_made_again(digits, tmp_path, ema_decay):
+    run = tmp_path / "run"
+    assert main(small_run(digits, run, steps=4, ema_decay=ema_decay)) == 0
+    before = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").unlink()
+    for name in ("metrics.jsonl", "validation.csv"):  # as the first resume cuts them
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(lines[:-1]))
+    assert main(["train", "--resume", str(run)]) == 0
+    after = json.loads((run / "summary.json").read_text())
+    assert (after["weights_sha256"], after["top1"]) == (before["weights_sha256"], before["top1"])

@@ -250,7 +250,8 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         state.seen = feed.seen()
         if training.role.writes:
             training.records.flush(sync=True)
-            state.records = training.records.checksums()
+            is_last = state.step == plan.total_steps
+            state.records = training.records.checksums(last_step=state.step if is_last else None)
         training.saver.save(state)
 
     def describe_images(step: int) -> str:

@@ -102,11 +102,19 @@ class Records:
         for name in names:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
-    def checksums(self) -> dict[str, tuple[int, int]]:
+    def checksums(self, *, last_step: int | None = None) -> dict[str, tuple[int, int]]:
         """The size and CRC-32 of each file that there is, for a checkpoint to hold.
 
-        Only what came since the last time is read: the step waits for it.
+        Only what came since the last time is read: the step waits for it. last_step: of a run at
+        its end, whose last score a resume makes again; it is left out.
         """
+        if last_step is not None:
+            kept = {
+                name: _keep_lines(self.folder / name, keep)
+                for name, keep in _keep_until(last_step, scored=False).items()
+                if (self.folder / name).exists()
+            }
+            return {name: (len(content), zlib.crc32(content)) for name, content in kept.items()}
         for name in (_METRICS, *_HEADERS):
             path, (size, checksum) = self.folder / name, self._checksums.get(name, (0, 0))
             if path.exists():
@@ -120,15 +128,10 @@ class Records:
         """Drop everything after `step`, torn lines, and the score at `step` unless `scored`."""
         self.flush()
         self._checksums.clear()
-        last_score = step if scored else step - 1
-
-        def keep_metrics(line: bytes) -> bool:
-            entry = _parse_metrics(line)
-            return bool(entry and entry["step"] <= (last_score if "valid" in entry else step))
-
-        _cut_file(self.folder / _METRICS, keep_metrics)
-        for name, last in {_TRAINING: step, VALIDATION: last_score, _AVERAGED: last_score}.items():
-            _cut_file(self.folder / name, partial(_keep_csv, header=_HEADERS[name], last_step=last))
+        for name, keep in _keep_until(step, scored=scored).items():
+            path = self.folder / name
+            if path.exists() and (kept := _keep_lines(path, keep)) != path.read_bytes():
+                write_atomically(path, kept)
 
     def _add(self, name: str, text: str) -> None:
         self._waiting[name] = self._waiting.get(name, "") + text
@@ -203,16 +206,24 @@ def _csv_line(cells: Iterable[object]) -> str:
     return ",".join("" if cell is None else str(cell) for cell in cells) + "\n"
 
 
-def _cut_file(path: Path, keep: Callable[[bytes], bool]) -> None:
-    """Keep only whole lines that `keep` wants, byte for byte."""
-    try:
-        before = path.read_bytes()
-    except FileNotFoundError:
-        return
-    lines = before.splitlines(keepends=True)
-    after = b"".join(line for line in lines if line.endswith(b"\n") and keep(line))
-    if after != before:
-        write_atomically(path, after)
+def _keep_until(step: int, *, scored: bool) -> dict[str, Callable[[bytes], bool]]:
+    """By file, which lines belong to a run up to a step, with the score after it or without."""
+    last_score = step if scored else step - 1
+
+    def keep_metrics(line: bytes) -> bool:
+        entry = _parse_metrics(line)
+        return bool(entry and entry["step"] <= (last_score if "valid" in entry else step))
+
+    keep: dict[str, Callable[[bytes], bool]] = {_METRICS: keep_metrics}
+    for name, last in {_TRAINING: step, VALIDATION: last_score, _AVERAGED: last_score}.items():
+        keep[name] = partial(_keep_csv, header=_HEADERS[name], last_step=last)
+    return keep
+
+
+def _keep_lines(path: Path, keep: Callable[[bytes], bool]) -> bytes:
+    """The whole lines of a file that `keep` wants, byte for byte."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return b"".join(line for line in lines if line.endswith(b"\n") and keep(line))
 
 
 def _keep_csv(line: bytes, *, header: tuple[str, ...], last_step: int) -> bool:
