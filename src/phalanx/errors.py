@@ -6,6 +6,7 @@ UserError                 exit  what it is about
   CheckpointError            4  run folders and what is saved in them
   DivergedError              5  training that left the finite numbers
   DiskError                  6  no space, no permission, a write that did not read back
+  NetworkError               8  the network, or a rank that failed, differs or never came
 Bug                         70  a mistake of Phalanx itself; the traceback is in a file
 Stopped                     75  a signal came; what is done is kept, and starting again goes on
 (signal)                   130  a signal came; left at once, and nothing was changed
@@ -59,6 +60,12 @@ class DiskError(UserError):
     """A write that failed: no space, no permission, or bytes that read back differently."""
 
     exit_code = 6
+
+
+class NetworkError(UserError):
+    """Ranks that cannot reach each other, do not agree, or have lost one of them."""
+
+    exit_code = 8
 
 
 class Bug(Exception):

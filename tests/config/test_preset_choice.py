@@ -6,7 +6,8 @@ from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.models import MODELS
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
-from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
+from phalanx.plan.machine_choice import MachineChoice
+from phalanx.plan.plan import DatasetCounts, make_plan
 
 COUNTS = DatasetCounts(train_images=1_281_167, valid_images=50_000, classes=1000)
 ON_THE_CPU = MachineChoice(device="cpu", precision="32.32", threads=1)

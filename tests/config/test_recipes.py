@@ -17,7 +17,8 @@ from phalanx.cli.main import main
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
 from phalanx.config.schema import Config
-from phalanx.plan.plan import DatasetCounts, MachineChoice, Plan, make_plan
+from phalanx.plan.machine_choice import MachineChoice
+from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 
 APPLICATIONS = ("pl", "tf1", "tf2", "pa")
 IMAGENET = DatasetCounts(train_images=1_281_167, valid_images=50_000, classes=1000)

@@ -9,8 +9,9 @@ from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.catalog.variant import Variant
 from phalanx.config.read import fill_older_options, read_settings, read_stored_settings
 from phalanx.errors import ConfigError
+from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.model import build_variant, check_variant
-from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
+from phalanx.plan.plan import DatasetCounts, make_plan
 
 CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
 FACTS = DatasetCounts(train_images=8000, valid_images=1500, classes=10)

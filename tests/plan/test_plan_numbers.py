@@ -10,7 +10,8 @@ import pytest
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores, resolve_device
-from phalanx.plan.plan import DatasetCounts, MachineChoice, choose_machine, make_plan
+from phalanx.plan.machine_choice import MachineChoice, choose_machine
+from phalanx.plan.plan import DatasetCounts, make_plan
 
 CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
 

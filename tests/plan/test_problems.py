@@ -6,7 +6,8 @@ import pytest
 
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError, DataError, ProblemCollector
-from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
+from phalanx.plan.machine_choice import MachineChoice
+from phalanx.plan.plan import DatasetCounts, make_plan
 
 FACTS = DatasetCounts(train_images=8000, valid_images=1500, classes=10)
 CPU = MachineChoice(device="cpu", precision="32.32", threads=1)

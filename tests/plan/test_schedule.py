@@ -13,7 +13,8 @@ import pytest
 
 from phalanx.config.read import read_settings
 from phalanx.config.train_options import ScheduleConfig
-from phalanx.plan.plan import DatasetCounts, MachineChoice, make_plan
+from phalanx.plan.machine_choice import MachineChoice
+from phalanx.plan.plan import DatasetCounts, make_plan
 from phalanx.plan.schedule import (
     SHAPES,
     WARMUPS,

@@ -10,7 +10,8 @@ from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
 from phalanx.config.schema import OPTIONS
 from phalanx.data.loading.resident import find_resident_problem
-from phalanx.plan.plan import DatasetCounts, MachineChoice, choose_machine, make_plan
+from phalanx.plan.machine_choice import MachineChoice, choose_machine
+from phalanx.plan.plan import DatasetCounts, make_plan
 from phalanx.plan.unused_options import REQUIREMENTS, can_keep_on_device
 
 FACTS = DatasetCounts(train_images=50_000, valid_images=10_000, classes=10)

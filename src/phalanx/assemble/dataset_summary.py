@@ -19,11 +19,11 @@ from phalanx.data.loading.reader import InputSpec
 from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
 from phalanx.data.verify.manifest import find_manifest
 from phalanx.errors import ConfigError
+from phalanx.plan.machine_choice import choose_machine, settle_replicas
 from phalanx.plan.order import Order
 from phalanx.plan.plan import (
     DatasetCounts,
     Plan,
-    choose_machine,
     count_global_batch,
     count_run_length,
     make_plan,
@@ -172,6 +172,7 @@ def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, D
 
 def plan_new_run(settings: Settings, *, without_data: bool = False) -> _PlannedRun:
     """The same with the settings that a new run stores: what a preset brought fits the run."""
+    settings = settle_replicas(settings)
     config = settings.config
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
     known = summarise_published(config) if without_data and missing else None

@@ -9,7 +9,6 @@ from phalanx.assemble.dataset_summary import DatasetSummary, plan_new_run
 from phalanx.assemble.prepare import (
     PreparedRun,
     StartingPoint,
-    refuse_replicas,
     write_run,
 )
 from phalanx.assemble.scorable import find_checkpoint
@@ -18,6 +17,7 @@ from phalanx.config.read import Settings, find_length, read_stored_settings
 from phalanx.config.schema import Config
 from phalanx.engine.checkpoint_store import read_facts
 from phalanx.errors import ConfigError
+from phalanx.plan.machine_choice import settle_replicas
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan, count_global_batch
 from phalanx.units import format_plural, parse_duration
@@ -55,9 +55,9 @@ def prepare_fork(
         for name, origin in settings.origins.items()
     }
     settings = replace(settings, origins=origins, made_for=find_length(facts["config"]))
+    settings = settle_replicas(settings)
     settings = _place_schedule(settings, facts, restarts=restarts)
     settings, plan, dataset = plan_new_run(settings)
-    refuse_replicas(plan)
     start = StartingPoint(checkpoint=checkpoint, facts=facts, use="fork")
     _refuse_other_model(settings.config, dataset, facts)
     begin = start.first_step(plan)

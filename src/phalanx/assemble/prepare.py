@@ -1,7 +1,7 @@
 """Up to the moment torch is needed: settings, data and plan, and the run folder on disk."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import file_digest
 from pathlib import Path
@@ -26,7 +26,8 @@ from phalanx.engine.checkpoint_store import (
     remove_leftovers,
 )
 from phalanx.errors import CheckpointError, ConfigError, DataError
-from phalanx.plan.plan import MachineChoice, Plan, choose_machine, make_plan
+from phalanx.plan.machine_choice import choose_machine, reuse_machine
+from phalanx.plan.plan import Plan, make_plan
 from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
 from phalanx.report.records import describe_missing_rows, find_changed_record
@@ -91,7 +92,6 @@ def prepare_new(settings: Settings, *, line: str) -> PreparedRun:
     if settings.missing:
         raise ConfigError(settings.missing)
     settings, plan, dataset = plan_new_run(settings)
-    refuse_replicas(plan)
     run = write_run(settings, plan, dataset, line=line, parent=None)
     return PreparedRun(run=run, settings=settings, plan=plan, dataset=dataset, start=None)
 
@@ -109,16 +109,6 @@ def refuse_missing_weights(config: Config) -> None:
         )
 
 
-def refuse_replicas(plan: Plan) -> None:
-    """Training on several replicas is planned for, but not yet possible."""
-    if plan.replicas > 1:
-        raise ConfigError(
-            f"--replicas {plan.replicas}: train supports only one replica so far; for the same "
-            "global batch use --replicas 1 --gradient-accumulation "
-            f"{plan.replicas * plan.accumulation}"
-        )
-
-
 def write_run(
     settings: Settings,
     plan: Plan,
@@ -132,7 +122,7 @@ def write_run(
         "name": settings.name,
         "command": line,
         "origins": settings.origins,
-        "chosen": asdict(_choice_in(plan)),
+        "chosen": _choice_in(plan),
         "plan": plan.facts(),
         "environment": describe_environment(),
         "classes": list(dataset.classes),
@@ -149,9 +139,9 @@ def write_run(
     return create_run(Path(path), config_text=dump_config(settings.config), facts=facts)
 
 
-def _choice_in(plan: Plan) -> MachineChoice:
+def _choice_in(plan: Plan) -> dict[str, Any]:
     """What a resume must take over from the plan of the first start."""
-    return MachineChoice(device=plan.device, precision=plan.precision, threads=plan.threads)
+    return {"device": plan.device, "precision": plan.precision, "threads": plan.threads}
 
 
 def _hash_init_weights(config: Config) -> str | None:
@@ -185,7 +175,8 @@ def prepare_resume(
     settings = replace(settings, origins=origins)
     if start is None:
         refuse_other_weights(run, settings.config)
-    machine = MachineChoice(**facts["chosen"])
+    ranks = facts["plan"].get("ranks", 1)  # the first releases had no others
+    machine = reuse_machine(facts["chosen"], settings.config, ranks=ranks)
     if "device" in flags:
         threads = settings.config.machine.threads or machine.threads
         machine = replace(machine, device=choose_machine(settings.config).device, threads=threads)
@@ -207,10 +198,16 @@ def prepare_resume(
 def _read_run_facts(run: RunFolder) -> dict[str, Any]:
     """What run.json holds, with all that a resume needs."""
     facts = run.facts
-    for name, kind in {"name": str, "origins": dict, "chosen": dict, "data": dict}.items():
+    for name, kind in {
+        "name": str,
+        "origins": dict,
+        "chosen": dict,
+        "data": dict,
+        "plan": dict,
+    }.items():
         if not isinstance(facts.get(name), kind):
             raise CheckpointError(f"{run.run}: is damaged, it has no {name}; restore it")
-    if {*facts["chosen"]} != {field.name for field in fields(MachineChoice)}:
+    if {*facts["chosen"]} != {"device", "precision", "threads"}:
         raise CheckpointError(f"{run.run}: is damaged in chosen; restore it")
     return facts
 
@@ -329,7 +326,7 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
-        run.update_facts(origins=settings.origins, chosen=asdict(_choice_in(prepared.plan)))
+        run.update_facts(origins=settings.origins, chosen=_choice_in(prepared.plan))
     start = _find_start(run)
     if start is not None and start.use == "resume":
         _refuse_missing_history(replace(prepared, start=start), start)

@@ -23,7 +23,8 @@ from phalanx.engine.checkpoint_store import (
 )
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.plan.averaging import count_consecutive
-from phalanx.plan.plan import DatasetCounts, MachineChoice, Plan, choose_machine, make_plan
+from phalanx.plan.machine_choice import MachineChoice, choose_machine
+from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 from phalanx.report.folder import RunFolder, open_run
 
 _LAST, _BEST = "last", "best"

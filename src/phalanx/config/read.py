@@ -29,6 +29,7 @@ from phalanx.units import Duration, parse_duration
 EXCLUSIVE = (  # the higher layer's option wins; two in one layer are an error
     ("epochs", "steps"),
     ("lr", "lr-per-image", "base-learning-rate"),
+    ("gradient-accumulation", "global-batch-size"),
 )
 _DEFAULT_EPOCHS = 10.0
 _STORED = "run"  # the origin of what an existing run has

@@ -26,6 +26,7 @@ LIST_OPTIONS = (  # whose text is a list, with commas or spaces
     "adam-betas", "crop-ratio", "crop-scale", "lr-decay", "lr-drop-after", "lr-epoch-decay",
     "plugin", "progressive-resolution", "recompute-checkpoints",
 )  # fmt: skip
+_AUTO = ("auto",)  # of numbers: left to be found out, as null
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class OptionValue:
 def parse_option_text(name: str, text: str) -> Any:
     """What a flag's text means for that option; ValueError says what it wants."""
     option = OPTIONS[name]
-    if option.optional and text.lower() in ("null", "none"):
+    if option.optional and text.lower() in ("null", "none", *_AUTO * (option.type is not str)):
         return None
     wanted = f"expected {TYPE_NAMES[option.type]}, got {text!r}"
     if option.type is bool:
@@ -203,6 +204,8 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
         return None
     if option.type is str:
         return _normalise_text(option, node.value)
+    if option.optional and node.value in _AUTO:
+        return None
     loader = YamlLoader("")
     try:
         return loader.construct_object(node)

@@ -191,8 +191,19 @@ class TrainConfig(Section):
         auto="10 without --steps",
     )
     steps: int | None = option(None, "Length of the run in optimizer steps, instead.", low=1)
-    gradient_accumulation: int = option(
-        1, "Micro-batches per replica and optimizer step.", low=1, high=65536
+    gradient_accumulation: int | None = option(
+        None,
+        "Micro-batches per replica and optimizer step.",
+        low=1,
+        high=65536,
+        auto="1, or what --global-batch-size needs",
+    )
+    global_batch_size: int | None = option(
+        None,
+        "Images of one optimizer step over all replicas, instead of --gradient-accumulation.",
+        low=1,
+        high=2**40,
+        auto="micro-batch x accumulation x replicas",
     )
     seed: int = option(0, "Seed of all random numbers.", low=0, high=2**63 - 1)
     logs_per_epoch: RateText = option(
@@ -280,6 +291,12 @@ class MachineConfig(Section):
     device: DeviceText = option(
         "auto", "auto, cpu, cuda, cuda:0,2 (those two) or mps.", resumable=True
     )
+    validation_device: DeviceText | None = option(
+        None,
+        "Device that scores while another one trains, such as cpu or cuda:1.",
+        resumable=True,
+        auto="the device that trains",
+    )
     precision: Literal["auto", "32.32", "16.32", "16.16"] = option(
         "auto",
         "Bits of computation and of weights: 32.32, 16.32, or 16.16 (updates, too).",
@@ -320,7 +337,46 @@ class MachineConfig(Section):
         resumable=True,
         aliases=("enable-fp-exceptions",),
     )
-    replicas: int = option(1, "Copies of the model that share a step.", low=1, high=65536)
+    replicas: int | None = option(
+        1,
+        "Copies of the model that share a step; auto: one per device, the global batch kept.",
+        low=1,
+        high=65536,
+    )
+    devices: int | None = option(
+        None,
+        "Devices to use; a CPU counts as one, and as N with --devices N: each is a process.",
+        low=1,
+        high=65536,
+        resumable=True,
+        auto="all that --device names, as far as --replicas needs them",
+    )
+    no_fold: bool = option(
+        False,
+        "Refuse to run several replicas on one device, one after the other.",
+        resumable=True,
+    )
+    bn_span: int = option(
+        1,
+        "Replicas that share BatchNorm statistics.",
+        low=1,
+        high=65536,
+        aliases=("dbn-replica-group-size",),
+    )
+    bucket_mib: float = option(
+        25.0,
+        "Size in MiB of the pieces in which ranks exchange gradients.",
+        low=0.01,
+        high=1024,
+        resumable=True,
+    )
+    rank_timeout: float = option(
+        600.0,
+        "Seconds to wait for a rank that does not come, or makes no progress.",
+        low=1,
+        high=86400,
+        resumable=True,
+    )
     threads: int | None = option(
         None,
         "Torch threads per process; another number changes sums in their last digit.",

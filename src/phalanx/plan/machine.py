@@ -32,6 +32,18 @@ def resolve_device(device: str) -> str:
     return "mps" if apple else "cpu"
 
 
+def count_devices(device: str) -> int:
+    """How many devices a resolved name stands for; torch has the last word here, too."""
+    if not device.startswith("cuda"):
+        return 1
+    if ":" in device:
+        return device.count(",") + 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return max(1, len([name for name in visible.split(",") if name.strip()]))
+    return max(1, len(list(Path("/dev").glob("nvidia[0-9]*"))))
+
+
 def _has_cuda() -> bool:
     """Whether a CUDA device shows itself and torch was built to use it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):

@@ -11,8 +11,10 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, ProblemCollector
 from phalanx.plan.averaging import check_averaging
 from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate, describe_carried_tail
+from phalanx.plan.layout import Layout, count_accumulation
 from phalanx.plan.loss_scale import LossScale, loss_scale_warnings, make_loss_scale
-from phalanx.plan.machine import count_cores, count_threads, resolve_device
+from phalanx.plan.machine import count_cores
+from phalanx.plan.machine_choice import MachineChoice, plan_layout
 from phalanx.plan.model import Growth, check_image_sizes, choose_image_size, plan_resolutions
 from phalanx.plan.recompute import plan_recomputation
 from phalanx.plan.schedule import (
@@ -42,15 +44,6 @@ class DatasetCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineChoice:
-    """What is fixed when a run starts, stored in it, and reused by every resume."""
-
-    device: str
-    precision: str
-    threads: int  # one and two threads give different bits
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """All batch arithmetic of one run, and where it runs."""
 
@@ -69,7 +62,7 @@ class Plan:
     valid_images: int
     micro_batch: int
     accumulation: int
-    replicas: int
+    layout: Layout
     global_batch: int
     steps_per_epoch: Fraction
     total_steps: int
@@ -82,6 +75,11 @@ class Plan:
     schedule: Schedule
     loss_scale: LossScale
     warnings: tuple[str, ...] = ()  # what is done that may not be meant
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model that share a step."""
+        return self.layout.replicas
 
     @property
     def epochs(self) -> float:
@@ -105,7 +103,9 @@ class Plan:
         """The plan as plain numbers, for JSON and tables."""
         events = {"log": self.log, "evaluate": self.evaluate, "save": self.save}
         left_out = (*events, "schedule", "loss_scale", "warnings", "growth", "recompute_patterns")
+        left_out += ("layout",)
         plain = {name: value for name, value in asdict(self).items() if name not in left_out}
+        plain |= asdict(self.layout)
         plain["steps_per_epoch"] = float(self.steps_per_epoch)
         plain["epochs"] = self.epochs
         plain["growth"] = ",".join(f"{size}:{end}st" for end, size in self.growth)
@@ -133,16 +133,6 @@ class Plan:
         }
 
 
-def choose_machine(config: Config) -> MachineChoice:
-    """Decide what the config leaves to the machine."""
-    device = resolve_device(config.machine.device)
-    precision = config.machine.precision
-    if precision == "auto":
-        precision = "16.32" if device.startswith("cuda") else "32.32"
-    threads = config.machine.threads or count_threads()
-    return MachineChoice(device=device, precision=precision, threads=threads)
-
-
 def make_plan(
     config: Config,
     data: DatasetCounts,
@@ -162,7 +152,9 @@ def make_plan(
     problems.refuse()
     pieces = _plan_pieces(config, chosen, run, problems=problems, typed=typed)
     return Plan(
-        **asdict(chosen),
+        device=chosen.device,
+        precision=chosen.precision,
+        threads=chosen.threads,
         **pieces._asdict(),
         determinism=config.machine.determinism,
         half_type=config.machine.half_type,
@@ -172,8 +164,7 @@ def make_plan(
         train_images=data.train_images,
         valid_images=data.valid_images,
         micro_batch=config.data.batch_size,
-        accumulation=config.train.gradient_accumulation,
-        replicas=config.machine.replicas,
+        accumulation=_count_accumulation(config),
         global_batch=count_global_batch(config),
         steps_per_epoch=run.steps_per_epoch,
         total_steps=run.total_steps,
@@ -187,6 +178,7 @@ def make_plan(
 class _PlanPieces(NamedTuple):
     """What of a plan may be refused, each by itself, and what may not be meant."""
 
+    layout: Layout
     workers: int
     growth: Growth
     recompute_patterns: tuple[str, ...] | None
@@ -218,7 +210,7 @@ def _plan_pieces(
         peak = peak_rate(
             config.schedule,
             global_batch=count_global_batch(config),
-            accumulation=config.train.gradient_accumulation,
+            accumulation=_count_accumulation(config),
         )
         schedule, schedule_notes = _plan_schedule(config, peak, run, typed=typed)
     with problems.collect():
@@ -242,8 +234,10 @@ def _plan_pieces(
         check_averaging(config, saves=save.count())
     with problems.collect():
         patterns = plan_recomputation(config)
+    with problems.collect():
+        layout = plan_layout(config, chosen)
     problems.refuse()
-    workers = _choose_workers(config)
+    workers = _choose_workers(config, layout.ranks)
     warnings = (
         *schedule_notes,
         *log_warnings,
@@ -253,7 +247,7 @@ def _plan_pieces(
             config, typed, device=chosen.device, precision=chosen.precision, workers=workers
         ),
     )
-    return _PlanPieces(workers, growth, patterns, log, save, schedule, loss_scale, warnings)
+    return _PlanPieces(layout, workers, growth, patterns, log, save, schedule, loss_scale, warnings)
 
 
 def _plan_schedule(
@@ -291,7 +285,20 @@ def count_run_length(config: Config, data: DatasetCounts) -> RunLength:
 
 def count_global_batch(config: Config) -> int:
     """Images in one optimizer step, over all replicas."""
-    return config.data.batch_size * config.train.gradient_accumulation * config.machine.replicas
+    assert config.machine.replicas is not None  # settled by `settle_replicas`
+    return config.data.batch_size * _count_accumulation(config) * config.machine.replicas
+
+
+def _count_accumulation(config: Config) -> int:
+    """Micro-batches of each replica in a step."""
+    if config.train.global_batch_size is None:
+        return config.train.gradient_accumulation or 1
+    assert config.machine.replicas is not None
+    return count_accumulation(
+        config.train.global_batch_size,
+        micro_batch=config.data.batch_size,
+        replicas=config.machine.replicas,
+    )
 
 
 def _count_steps_per_epoch(config: Config, images: int, global_batch: int) -> Fraction:
@@ -320,12 +327,12 @@ def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
     return total
 
 
-def _choose_workers(config: Config) -> int:
-    """Worker processes: as asked, else one a core where there is something to decode."""
+def _choose_workers(config: Config, ranks: int) -> int:
+    """Worker processes of each rank: as asked, else one a core where there is much to decode."""
     if config.data.workers is not None:
         return config.data.workers
     in_memory = DATASETS[config.data.data].in_memory or config.data.data == "synthetic"
-    return 0 if in_memory else count_cores()
+    return 0 if in_memory else max(1, count_cores() // ranks)
 
 
 def _count_max_bad(config: Config, images: int) -> int:
