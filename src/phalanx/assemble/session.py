@@ -25,6 +25,7 @@ from phalanx.assemble.dataset_summary import (
 )
 from phalanx.assemble.feed import Feed, LoadedFeed, build_normaliser, open_feed
 from phalanx.assemble.memory import MemoryMeter
+from phalanx.assemble.place import build_step_passes, find_place
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.assemble.torch_setup import prepare_torch
 from phalanx.config.schema import Config
@@ -34,8 +35,9 @@ from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, rea
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.probe import Probe
 from phalanx.engine.state import MetricSums, Throughput, TrainState
-from phalanx.engine.step import MicroBatch, build_forward_backward, compute_logits, train_step
+from phalanx.engine.step import ForwardBackward, MicroBatch, compute_logits, train_step
 from phalanx.errors import DataError
+from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
 
 
@@ -54,9 +56,11 @@ class Session:
         *,
         start: StartingPoint | None = None,
         classes: Sequence[str] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
-        self.device = prepare_torch(plan)
+        self.place = find_place(plan, ranks)
+        self.device = prepare_torch(plan, local_rank=ranks.world.local_rank if ranks else 0)
         self.memory = MemoryMeter(self.device)  # from before the first weight
         self.preprocessing = build_preprocessing(config, plan)
         if start is not None and start.weights_only:
@@ -67,11 +71,6 @@ class Session:
         self.normaliser = build_normaliser(self.preprocessing, self.device, config)
         self.options = build_step_options(config, plan, self.device)
         self.model = build_network(config, plan, self.device)
-        # whatever wraps the model for a step (DDP, compilation, a graph) is made here, and only
-        # the step sees it: the state and checkpoints hold the bare model
-        self._forward_backward = build_forward_backward(
-            self.model, self.options, global_batch=plan.global_batch
-        )
         self._start, self._exits = start, ExitStack()
         if start is None:
             load_init_weights(self.model, config)
@@ -85,7 +84,8 @@ class Session:
     @cached_property
     def state(self) -> TrainState:
         """The model with all that training changes, as the start left it."""
-        state, start = build_state(self.model, self.config, self.plan), self._start
+        state = build_state(self.model, self.config, self.plan, self.place)
+        start = self._start
         if start is not None:
             load_checkpoint(state, start.checkpoint)
             if start.use == "fork":  # progress is kept; scores and times are the parent's
@@ -95,13 +95,25 @@ class Session:
         return state
 
     @cached_property
+    def _forward_backward(self) -> ForwardBackward:
+        return build_step_passes(
+            self.model,
+            self.options,
+            self.plan,
+            self.place,
+            bucket_mib=self.config.machine.bucket_mib,
+            statistics=lambda: self.state.replicas,
+        )
+
+    @cached_property
     def feed(self) -> Feed:
         """Training batches, and the validation images beside them."""
         return self._exits.enter_context(self.open_feed(self.plan))
 
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """Batches as a plan cuts them; worker processes end with the block."""
-        return open_feed(build_input_spec(self.config, plan), plan, self.normaliser, self.config)
+        spec = build_input_spec(self.config, plan)
+        return open_feed(spec, plan, self.normaliser, self.config, place=self.place)
 
     @cached_property
     def scoring_feed(self) -> Feed:
@@ -120,7 +132,9 @@ class Session:
             transform=preprocessing.transform,
             upright=preprocessing.exif_orientation,
         )
-        feed = self._exits.enter_context(open_feed(spec, self.plan, self.normaliser, config))
+        feed = self._exits.enter_context(
+            open_feed(spec, self.plan, self.normaliser, config, place=self.place)
+        )
         if isinstance(feed, LoadedFeed):
             found = feed.loader.source("valid").classes
             feed.relabel(_match_classes(found, self.classes))
@@ -143,8 +157,17 @@ class Session:
     def evaluate(
         self, batches: Iterable[ValidBatch], *, interrupted: Callable[[], bool] = lambda: False
     ) -> Score | None:
-        """The score of the model as it is; None when it was interrupted on the way."""
-        return evaluate(self.model, batches, options=self.options, interrupted=interrupted)
+        """The score of the model as it is; None when it was interrupted on the way.
+
+        Where there are ranks, each has its share of the batches, and all get the score of all.
+        """
+        return evaluate(
+            self.model,
+            batches,
+            options=self.options,
+            interrupted=interrupted,
+            gather=self.place.gather,
+        )
 
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:
         """What the model says of images that were cut to its size."""

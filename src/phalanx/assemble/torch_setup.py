@@ -22,11 +22,11 @@ DETERMINISM = {  # deterministic algorithms and cuDNN kernels; whether cuDNN mea
 }
 
 
-def prepare_torch(plan: Plan) -> torch.device:
-    """Set torch up as the plan says, and give the device the run uses."""
+def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
+    """Set torch up as the plan says, and give the device of a rank."""
     avoid_missing_instructions()
     apply_settings(plan)
-    device = torch.device(first_device(plan.device))
+    device = torch.device(pick_device(plan.device, local_rank))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device: torch finds no CUDA device here; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -74,9 +74,22 @@ def settings_restored() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction = bfloat16
 
 
-def first_device(devices: str) -> str:
-    """The device one replica uses: cuda:1,3 begins with cuda:1."""
-    return devices.partition(",")[0]
+def pick_device(devices: str, local_rank: int = 0) -> str:
+    """The device of a rank among those of its machine: of cuda:1,3, rank 1 has cuda:3.
+
+    >>> pick_device("cuda:1,3", 1), pick_device("cuda", 2), pick_device("cpu", 2)
+    ('cuda:3', 'cuda:2', 'cpu')
+    """
+    kind, _, numbers = devices.partition(":")
+    if numbers:
+        listed = numbers.split(",")
+        if local_rank >= len(listed):
+            raise ConfigError(
+                f"--device {devices}: names {len(listed)} devices, and rank {local_rank} of this "
+                "machine needs one of its own; name more, or start fewer ranks"
+            )
+        return f"{kind}:{listed[local_rank]}"
+    return f"{kind}:{local_rank}" if kind == "cuda" and local_rank else kind
 
 
 def _keep_freed_memory() -> None:

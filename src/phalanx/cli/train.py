@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.assemble.signals import Interrupted
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.crash import bug_reports
 from phalanx.cli.validate import score_all, score_untrained
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, Stopped
+from phalanx.signals import Interrupted
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:

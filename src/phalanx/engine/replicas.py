@@ -1,0 +1,57 @@
+"""The passes of a step that several replicas share, some of them or all in this process."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from phalanx.engine.replica_statistics import ReplicaStatistics
+from phalanx.engine.step import ForwardBackward, MicroBatch, RunPass
+from phalanx.plan.layout import Layout
+
+
+class _GradientSum(Protocol):
+    """Makes one gradient of those of all replicas; see phalanx.parallel.gradients."""
+
+    def pass_context(self, *, last: bool) -> AbstractContextManager[Any]: ...
+
+    def end_round(self, ranks: int) -> None: ...
+
+    def finish(self, totals: Tensor) -> Tensor: ...
+
+
+def build_replica_passes(
+    run_pass: RunPass,
+    gradients: _GradientSum,
+    layout: Layout,
+    *,
+    rank: int,
+    global_batch: int,
+    statistics: Callable[[], ReplicaStatistics | None],
+) -> ForwardBackward:
+    """Passes of this rank's units one after the other, each with its own running statistics.
+
+    A step's passes come in the order of their slices: pass n of every replica, then n + 1.
+    """
+    units, own = layout.units_of(rank), len(layout.replicas_of(rank))
+
+    def forward_backward(passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+        totals = torch.zeros(layout.rounds, 2, device=passes[0].images.device)
+        kept, firsts = statistics(), range(0, len(passes), own)
+        for number in range(layout.rounds):
+            if number < len(units):
+                if kept is not None:
+                    kept.enter(number)
+                for first in firsts:
+                    start = first + number * layout.unit
+                    last = number == len(units) - 1 and first == firsts[-1]
+                    with gradients.pass_context(last=last):
+                        totals[number] += run_pass(passes[start : start + layout.unit], loss_scale)
+                if kept is not None:
+                    kept.leave(number)
+            gradients.end_round(min(layout.ranks, layout.units - number * layout.ranks))
+        return gradients.finish(totals)[: layout.units].sum(0) / global_batch
+
+    return forward_backward
