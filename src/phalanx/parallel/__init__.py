@@ -1,0 +1,1 @@
+"""Many ranks, one run."""
