@@ -1,11 +1,11 @@
 """What changes while training, and nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
+from phalanx.engine.tensor_bytes import view_bytes
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.kernels.rounding import COUNTS
 from phalanx.optim.half_weights import HalfWeights
@@ -91,6 +92,16 @@ class Throughput:
         return self.wait_s / self.busy_s if self.busy_s else None
 
 
+class _Replicas(Protocol):
+    """The running statistics of every replica, beside the model that has their mean."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of all replicas, under names such as 0/bn1.running_mean."""
+
+    def load(self, tensors: Mapping[str, Tensor] | None, *, where: str) -> None:
+        """Take back what `tensors` gave; None makes the model's own those of every replica."""
+
+
 @dataclass
 class TrainState:
     """Everything a checkpoint must bring back.
@@ -112,6 +123,7 @@ class TrainState:
     half: HalfWeights | None = None  # where weights have 16 bits
     offload: Offload | None = None  # where the optimizer's state lies in host memory
     average: WeightAverage | None = None  # the moving average of the weights, where it is wanted
+    replicas: _Replicas | None = None  # where there are several
     rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS
 
     @contextmanager
@@ -168,8 +180,8 @@ def hash_weights(tensors: dict[str, Tensor]) -> str:
     """sha256 over name, dtype, shape and bytes of all parameters and buffers, sorted by name."""
     digest = sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = tensors[name]
         dtype = str(tensor.dtype).removeprefix("torch.")
         digest.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(view_bytes(tensor))
     return digest.hexdigest()
