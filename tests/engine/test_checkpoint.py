@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -186,7 +187,8 @@ def test_a_write_that_fails_leaves_the_older_checkpoint(tmp_path):
 
 def test_a_write_that_does_not_read_back_is_loud(tmp_path, monkeypatch):
 
-    def bad_disk(path: Path, content: bytes) -> None:
+    def bad_disk(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+        content = b"".join(pieces)
         path.write_bytes(content[:-1] + b"?" if path.name.startswith("weights") else content)
 
     write_checkpoint(tmp_path, 1, FILES)

@@ -1,22 +1,17 @@
 """One run on several ranks: start them here, or be one of them. Without torch until they meet."""
 
-import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.assemble.prepare import PreparedRun, prepare_resume
+from phalanx.assemble.prepare import PreparedRun
 from phalanx.engine.checkpoint_store import newest_checkpoint
-from phalanx.errors import Bug, DivergedError, NetworkError, Stopped, UserError
+from phalanx.errors import Stopped, UserError
 from phalanx.parallel.supervisor import supervise
 from phalanx.plan.world import World
 
 if TYPE_CHECKING:
-    from phalanx.parallel.ranks import Ranks, Store
+    from phalanx.parallel.ranks import Ranks
 
 EXIT_SILENT = 8  # of a rank that has nothing to say: another one has said it
 _RUN = "run"  # the key under which rank 0 tells the others the run folder

@@ -183,8 +183,8 @@ def hash_weights(tensors: dict[str, Tensor]) -> str:
     """sha256 over name, dtype, shape and bytes of all parameters and buffers, sorted by name."""
     digest = sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = tensors[name]
         dtype = str(tensor.dtype).removeprefix("torch.")
         digest.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(view_bytes(tensor))
     return digest.hexdigest()
