@@ -2,13 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+from torch import Tensor
 
 from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
@@ -33,9 +34,11 @@ from phalanx.engine.consensus import Consensus
 from phalanx.engine.evaluate import Score, ValidBatch
 from phalanx.engine.probe import Probe
 from phalanx.engine.state import Throughput, TrainState
+from phalanx.engine.step import MicroBatch
 from phalanx.engine.train import LoopDependencies, MetricsBuffer, fit
 from phalanx.errors import Stopped, UserError
 from phalanx.parallel.ranks import Ranks
+from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.model import build_variant
 from phalanx.plan.role import Role
@@ -49,6 +52,7 @@ from phalanx.signals import StopRequest, listening
 from phalanx.units import format_plural
 
 _IMAGES_SHOWN = 6
+_SPANS_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,7 @@ class TrainingRun:
     stop: StopRequest
     role: Role
     consensus: Consensus
+    watchdog: Watchdog | None  # where ranks wait for each other
 
 
 def train(
@@ -163,7 +168,28 @@ def open_training(
         stop=StopRequest(),
         role=role,
         consensus=consensus,
+        watchdog=_build_watchdog(prepared, session),
     )
+
+
+def _build_watchdog(prepared: PreparedRun, session: Session) -> Watchdog | None:
+    """What ends this rank where the others keep it waiting too long, and says where it was."""
+    place, plan = session.place, prepared.plan
+    if place.ranks is None:
+        return None
+
+    def describe() -> str:
+        step = session.state.step + 1
+        first = (step - 1) * plan.global_batch
+        slices = place.train_share.slices(plan.global_batch // plan.micro_batch)
+        spans = [first + number * plan.micro_batch for number in slices]
+        shown = ", ".join(f"{at:,} to {at + plan.micro_batch - 1:,}" for at in spans[:_SPANS_SHOWN])
+        more = ", ..." if len(spans) > _SPANS_SHOWN else ""
+        return f"step {step:,}, with the images at positions {shown}{more} of the stream"
+
+    report = prepared.run.path / f"hang-rank-{place.rank}.txt"
+    seconds = prepared.config.machine.rank_timeout
+    return Watchdog(seconds, describe, rank=place.rank, ranks=place.ranks.size, report=report)
 
 
 def _gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
@@ -248,7 +274,10 @@ def _run_loop(training: TrainingRun) -> None:
     capacity = 1 if black_box.probe else session.config.train.device_iterations
     metrics, deps = MetricsBuffer(session.device, capacity), loop_dependencies(training)
     console, prints = training.console, training.role.prints
-    with listening(training.stop, leave=console.restore_terminal, prints=prints):
+    with (
+        training.watchdog or nullcontext(),
+        listening(training.stop, leave=console.restore_terminal, prints=prints),
+    ):
         with black_box.recording(metrics.read, deps.observer.on_metrics):
             try:
                 fit(session.state, session.plan, deps=deps, metrics=metrics)
@@ -261,7 +290,7 @@ def _run_loop(training: TrainingRun) -> None:
 def loop_dependencies(training: TrainingRun) -> LoopDependencies:
     """What the loop calls."""
     session, plan, black_box = training.session, training.session.plan, training.black_box
-    feed = session.feed
+    feed, beat = session.feed, training.watchdog.beat if training.watchdog else lambda: None
 
     def evaluate(state: TrainState) -> Score | None:
         # the last score is finished whatever comes: it ends the run
@@ -270,8 +299,13 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
     def shown() -> Iterator[ValidBatch]:
         for number, batch in enumerate(feed.validation()):
+            beat()
             training.console.evaluation_progress(number * plan.valid_batch, plan.valid_images)
             yield batch
+
+    def train_step(passes: Sequence[MicroBatch], lr: float) -> Tensor:
+        beat()
+        return session.train_step(passes, lr, probe=black_box.probe)
 
     def save(state: TrainState) -> None:
         state.settle()
@@ -290,7 +324,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
     return LoopDependencies(
         batches_from=feed.batches_from,
-        train_step=lambda passes, lr: session.train_step(passes, lr, probe=black_box.probe),
+        train_step=train_step,
         evaluate=evaluate,
         save=save,
         stop_requested=training.stop,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
 from phalanx.engine.replica_statistics import ReplicaStatistics
+from phalanx.engine.tensor_bytes import view_bytes
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.kernels.rounding import COUNTS
 from phalanx.optim.half_weights import HalfWeights

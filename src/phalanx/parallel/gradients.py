@@ -1,5 +1,6 @@
 """How the gradients of all replicas become their sum, on every rank."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -35,14 +36,17 @@ class ReducedSum(LocalSum):
 
     def __init__(self, model: nn.Module, *, bucket_mib: float) -> None:
         devices = [next(model.parameters()).device] if _is_cuda(model) else None
-        wrapped = DistributedDataParallel(
-            model,
-            device_ids=devices,
-            bucket_cap_mb=bucket_mib,
-            broadcast_buffers=False,  # each replica has its own
-            init_sync=False,  # all ranks begin with the same weights
-            gradient_as_bucket_view=True,
-        )
+        with warnings.catch_warnings():
+            # what torch 2.13 recommends in place of broadcast_buffers is unknown to 2.11
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapped = DistributedDataParallel(
+                model,
+                device_ids=devices,
+                bucket_cap_mb=bucket_mib,
+                broadcast_buffers=False,  # each replica has its own
+                init_sync=False,  # all ranks begin with the same weights
+                gradient_as_bucket_view=True,
+            )
         wrapped.register_comm_hook(None, _sum_bucket)
         super().__init__(wrapped)
         self._wrapped = wrapped
@@ -56,7 +60,10 @@ class ReducedSum(LocalSum):
         return gather_rounds(totals)
 
 
-def _sum_bucket(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
+def _sum_bucket(
+    _: object,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     """The sum of a bucket over all ranks; gloo sums no bfloat16, and 16 bits badly."""
     buffer = bucket.buffer()
     narrow = not buffer.is_cuda and buffer.element_size() < 4
@@ -128,7 +135,7 @@ class _Bucket:
         gathered = own[None]
         if of > 1:
             gathered = torch.empty(of, len(own), dtype=own.dtype, device=own.device)
-            dist.all_gather_into_tensor(gathered.view(-1), own)
+            dist.all_gather(list(gathered), own)
         for rank in range(ranks):
             if first and rank == 0:
                 self._sum.copy_(gathered[0])
@@ -157,11 +164,9 @@ def _fill_buckets(weights: Sequence[Tensor], size: int) -> list[_Bucket]:
 
 def gather_rounds(totals: Tensor) -> Tensor:
     """Everybody's rows, [rounds, n] each, as they come when ranks take turns: [rounds * W, n]."""
-    gathered = torch.empty(
-        dist.get_world_size(), *totals.shape, dtype=totals.dtype, device=totals.device
-    )
-    dist.all_gather_into_tensor(gathered.view(-1), totals.reshape(-1).contiguous())
-    return gathered.transpose(0, 1).reshape(-1, totals.shape[1])
+    gathered = [torch.empty_like(totals) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, totals)
+    return torch.stack(gathered, dim=1).flatten(0, 1)
 
 
 def _is_cuda(model: nn.Module) -> bool:

@@ -23,6 +23,31 @@ _LONGEST_SILENCE = 3.0  # seconds until a rank that fails has signed
 
 def open_store(world: World, *, timeout: float) -> Store:
     """Where the ranks of a world meet; each restart has its own keys."""
+    return _open_store(world, world.restart, timeout)
+
+
+def find_in_earlier_store(world: World, key: str, *, timeout: float) -> str:
+    """What a key held before the launcher, which keeps the store, started the ranks again."""
+    for restart in reversed(range(world.restart)):
+        store = _open_store(world, restart, timeout)
+        if store.check([key]):
+            return str(store.get(key).decode())
+    return ""
+
+
+def wait_for_key(store: Store, key: str, *, timeout: float) -> str:
+    """What rank 0 has told under a key, once it has."""
+    try:
+        store.wait([key], timedelta(seconds=timeout))
+        return str(store.get(key).decode())
+    except (dist.DistError, RuntimeError) as error:
+        raise NetworkError(
+            f"rank 0 has not opened the run within {timeout:g} s; look at what it says, or wait "
+            "longer with --rank-timeout"
+        ) from error
+
+
+def _open_store(world: World, restart: int, timeout: float) -> Store:
     is_master = world.rank == 0 and not world.joins_store
     where = f"{world.address}:{world.port}"
     try:
@@ -42,8 +67,7 @@ def open_store(world: World, *, timeout: float) -> Store:
             f"rank {world.rank} on {socket.gethostname()}: rank 0 cannot be reached at {where} "
             f"within {timeout:g} s; check MASTER_ADDR, MASTER_PORT and the firewall"
         ) from error
-    prefix = f"phalanx-{world.restart}"
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(f"phalanx-{restart}", store)  # type: ignore[attr-defined]
 
 
 class Ranks:
