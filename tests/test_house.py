@@ -30,7 +30,7 @@ SURFACE = ("__init__", "__main__")
 ORDER = (  # lowest first; rooms of one line do not import each other
     ("errors", "escapes"),
     ("units",),
-    ("disk", "parent_process"),
+    ("disk", "parent_process", "signals"),
     ("catalog",),
     ("config",),
     ("plan",),

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from phalanx.assemble.prepare import PreparedRun
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.replicas import build_replica_passes
@@ -15,10 +16,13 @@ from phalanx.engine.step import ForwardBackward, StepOptions, build_forward_back
 from phalanx.parallel.gradients import LocalSum, OrderedSum, ReducedSum
 from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.sync_norm import synchronise_norms
+from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.layout import Layout
 from phalanx.plan.plan import Plan
 from phalanx.plan.role import Role
 from phalanx.plan.share import Share
+
+_SPANS_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -114,3 +118,24 @@ def build_step_passes(
         global_batch=images,
         statistics=statistics,
     )
+
+
+def build_watchdog(
+    place: Place, prepared: PreparedRun, steps_done: Callable[[], int]
+) -> Watchdog | None:
+    """What ends a rank that the others keep waiting too long, and says where it was."""
+    plan = prepared.plan
+    if place.ranks is None:
+        return None
+
+    def describe() -> str:
+        done, size = steps_done(), plan.micro_batch
+        slices = place.train_share.slices(plan.global_batch // size)
+        starts = [done * plan.global_batch + number * size for number in slices]
+        shown = ", ".join(f"{at:,} to {at + size - 1:,}" for at in starts[:_SPANS_SHOWN])
+        more = ", ..." if len(starts) > _SPANS_SHOWN else ""
+        return f"step {done + 1:,}, with the images at positions {shown}{more} of the stream"
+
+    report = prepared.run.path / f"hang-rank-{place.rank}.txt"
+    seconds = prepared.config.machine.rank_timeout
+    return Watchdog(seconds, describe, rank=place.rank, ranks=place.ranks.size, report=report)

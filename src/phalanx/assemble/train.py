@@ -14,7 +14,7 @@ from torch import Tensor
 from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
 from phalanx.assemble.fork import describe_fork
-from phalanx.assemble.place import Place, find_place
+from phalanx.assemble.place import Place, build_watchdog, find_place
 from phalanx.assemble.prepare import PreparedRun, digest_run, start_from, take_over
 from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
@@ -36,7 +36,7 @@ from phalanx.engine.probe import Probe
 from phalanx.engine.state import Throughput, TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.engine.train import LoopDependencies, MetricsBuffer, fit
-from phalanx.errors import Stopped, UserError
+from phalanx.errors import DivergedError, Stopped, UserError
 from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
@@ -52,7 +52,6 @@ from phalanx.signals import StopRequest, listening
 from phalanx.units import format_plural
 
 _IMAGES_SHOWN = 6
-_SPANS_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,28 +167,8 @@ def open_training(
         stop=StopRequest(),
         role=role,
         consensus=consensus,
-        watchdog=_build_watchdog(prepared, session),
+        watchdog=build_watchdog(session.place, prepared, lambda: session.state.step),
     )
-
-
-def _build_watchdog(prepared: PreparedRun, session: Session) -> Watchdog | None:
-    """What ends this rank where the others keep it waiting too long, and says where it was."""
-    place, plan = session.place, prepared.plan
-    if place.ranks is None:
-        return None
-
-    def describe() -> str:
-        step = session.state.step + 1
-        first = (step - 1) * plan.global_batch
-        slices = place.train_share.slices(plan.global_batch // plan.micro_batch)
-        spans = [first + number * plan.micro_batch for number in slices]
-        shown = ", ".join(f"{at:,} to {at + plan.micro_batch - 1:,}" for at in spans[:_SPANS_SHOWN])
-        more = ", ..." if len(spans) > _SPANS_SHOWN else ""
-        return f"step {step:,}, with the images at positions {shown}{more} of the stream"
-
-    report = prepared.run.path / f"hang-rank-{place.rank}.txt"
-    seconds = prepared.config.machine.rank_timeout
-    return Watchdog(seconds, describe, rank=place.rank, ranks=place.ranks.size, report=report)
 
 
 def _gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
@@ -281,8 +260,12 @@ def _run_loop(training: TrainingRun) -> None:
         with black_box.recording(metrics.read, deps.observer.on_metrics):
             try:
                 fit(session.state, session.plan, deps=deps, metrics=metrics)
-            finally:
-                training.saver.wait()
+            except BaseException as end:
+                # other ranks know of a stop and a divergence alone: nothing else may ask them
+                is_agreed = isinstance(end, Stopped | DivergedError)
+                training.saver.wait() if is_agreed else training.saver.join()
+                raise
+            training.saver.wait()
         if session.plan.scores_after:
             _score_checkpoints(training, deps)
 

@@ -109,12 +109,16 @@ class CheckpointSaver:
             self._thread.start()
 
     def wait(self) -> None:
-        """Return once everything handed over is on disk, or raise what prevented it."""
+        """Return once everything handed over is on disk, or raise what prevented it, everywhere."""
+        self.join()
+        failure, self._failure = self._failure, None
+        self._consensus.raise_any(failure)
+
+    def join(self) -> None:
+        """Return once nothing is being written any more."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        failure, self._failure = self._failure, None
-        self._consensus.raise_any(failure)
 
     def _write(self, snapshot: _Snapshot) -> None:
         try:

@@ -80,16 +80,20 @@ class ReplicaStatistics:
         mine = [_to_host(row) for row in self._rows], [_to_host(r) for r in self._averaged_rows]
         everybody = self._gather(mine)
         self._all = {}
-        for kind, prefix in enumerate(("", f"{_AVERAGE}/")):
-            for rank, rows in enumerate(everybody):
-                for unit, row in zip(self._layout.units_of(rank), rows[kind], strict=False):
-                    for replica in unit:
-                        self._all |= {f"{prefix}{replica}/{name}": t for name, t in row.items()}
+        for rank, (rows, averaged_rows) in enumerate(everybody):
+            for unit, row in zip(self._layout.units_of(rank), rows, strict=True):
+                self._note("", unit, row)
+            for unit, row in zip(self._layout.units_of(rank), averaged_rows, strict=False):
+                self._note(f"{_AVERAGE}/", unit, row)
         means = {name: self._mean("", name) for name in self._buffers}
         _copy(self._buffers, means)
         if self._average is not None:
             names = self._floating(self._buffers)
             self._average.overwrite({n: self._mean(f"{_AVERAGE}/", n) for n in names})
+
+    def _note(self, prefix: str, unit: tuple[int, ...], row: _Buffers) -> None:
+        for replica in unit:
+            self._all |= {f"{prefix}{replica}/{name}": now for name, now in row.items()}
 
     def _mean(self, prefix: str, name: str) -> Tensor:
         """The mean of a buffer over all replicas; of counters, replica 0's."""
@@ -105,14 +109,12 @@ class ReplicaStatistics:
     def load(self, tensors: Mapping[str, Tensor] | None, *, where: str) -> None:
         """Take back what `tensors` gave; without it, all replicas begin with the model's own."""
         self._begin_alike()
-        if (
-            tensors is None
-            or f"{self._layout.replicas - 1}/{next(iter(self._buffers), '')}" not in (tensors)
-        ):
-            return
+        replicas = {name.partition("/")[0] for name in tensors or {}} - {_AVERAGE}
+        if tensors is None or len(replicas) != self._layout.replicas:
+            return  # a fork that has other replicas
+        has_average = any(name.startswith(_AVERAGE) for name in tensors)
         for number, unit in enumerate(self._units):
             self._fill(self._rows[number], tensors, f"{unit[0]}/", where)
-            has_average = f"{_AVERAGE}/{unit[0]}/{next(iter(self._buffers))}" in tensors
             if self._averaged_rows and has_average:
                 prefix = f"{_AVERAGE}/{unit[0]}/"
                 self._fill(self._averaged_rows[number], tensors, prefix, where)

@@ -37,21 +37,28 @@ def build_replica_passes(
     """
     units, own = layout.units_of(rank), len(layout.replicas_of(rank))
 
+    def run_unit(number: int, passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+        """All passes of this rank's unit; the sums over them of [loss, right answers]."""
+        kept, firsts = statistics(), range(number * layout.unit, len(passes), own)
+        if kept is not None:
+            kept.enter(number)
+        totals = []
+        for first in firsts:
+            last = number == len(units) - 1 and first == firsts[-1]
+            with gradients.pass_context(last=last):
+                totals.append(run_pass(passes[first : first + layout.unit], loss_scale))
+        if kept is not None:
+            kept.leave(number)
+        return sum(totals[1:], totals[0])
+
     def forward_backward(passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
-        totals = torch.zeros(layout.rounds, 2, device=passes[0].images.device)
-        kept, firsts = statistics(), range(0, len(passes), own)
+        totals = []
         for number in range(layout.rounds):
             if number < len(units):
-                if kept is not None:
-                    kept.enter(number)
-                for first in firsts:
-                    start = first + number * layout.unit
-                    last = number == len(units) - 1 and first == firsts[-1]
-                    with gradients.pass_context(last=last):
-                        totals[number] += run_pass(passes[start : start + layout.unit], loss_scale)
-                if kept is not None:
-                    kept.leave(number)
+                totals.append(run_unit(number, passes, loss_scale))
+            else:  # the last round has a unit for some of the ranks only
+                totals.append(torch.zeros_like(totals[0]))
             gradients.end_round(min(layout.ranks, layout.units - number * layout.ranks))
-        return gradients.finish(totals)[: layout.units].sum(0) / global_batch
+        return gradients.finish(torch.stack(totals))[: layout.units].sum(0) / global_batch
 
     return forward_backward

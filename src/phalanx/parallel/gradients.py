@@ -57,7 +57,7 @@ class ReducedSum(LocalSum):
 
     def finish(self, totals: Tensor) -> Tensor:
         """The gradients are summed up already."""
-        return gather_rounds(totals)
+        return _gather_rounds(totals)
 
 
 def _sum_bucket(
@@ -104,7 +104,7 @@ class OrderedSum(LocalSum):
         for bucket in self._buckets:
             bucket.hand_over()
         self._has_sum = False
-        return gather_rounds(totals) if self._ranks > 1 else totals
+        return _gather_rounds(totals) if self._ranks > 1 else totals
 
 
 class _Bucket:
@@ -162,7 +162,7 @@ def _fill_buckets(weights: Sequence[Tensor], size: int) -> list[_Bucket]:
     return [_Bucket(bucket) for bucket in buckets]
 
 
-def gather_rounds(totals: Tensor) -> Tensor:
+def _gather_rounds(totals: Tensor) -> Tensor:
     """Everybody's rows, [rounds, n] each, as they come when ranks take turns: [rounds * W, n]."""
     gathered = [torch.empty_like(totals) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, totals)

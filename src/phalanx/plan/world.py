@@ -22,7 +22,7 @@ class World:
     supervised: bool = False  # the launcher is our own, which says what became of other ranks
 
 
-RESTART = "PHALANX_RESTART"  # what our own supervisor sets, among others
+_RESTART = "PHALANX_RESTART"  # what our own supervisor sets, among others
 
 
 def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
@@ -49,7 +49,7 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
         local_size=number("LOCAL_WORLD_SIZE", str(size)),
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=number("MASTER_PORT"),
-        restart=number(RESTART, environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        supervised=RESTART in environment,
+        restart=number(_RESTART, environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        supervised=_RESTART in environment,
         joins_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
