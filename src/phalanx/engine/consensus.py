@@ -2,7 +2,7 @@
 
 from typing import Protocol, TypeVar
 
-from phalanx.errors import NetworkError
+from phalanx.errors import FailedElsewhere
 
 _Value = TypeVar("_Value")
 
@@ -35,6 +35,7 @@ class Consensus:
         return [mine] if self._ranks is None else self._ranks.gather(mine)
 
     def raise_any(self, mine: Exception | None) -> None:
-        """Raise this process's failure, or say that another one has failed."""
+        """Raise this process's failure, or FailedElsewhere; nothing is asked after that."""
         if self.any(mine is not None):
-            raise mine or NetworkError("another rank has failed")
+            self._ranks = None
+            raise mine or FailedElsewhere
