@@ -319,3 +319,32 @@ def test_a_mean_far_larger_than_the_spread_costs_no_digits(ranks):
     norm = shake(nn.BatchNorm2d(CHANNELS)).double()
     found = torch.cat([rank["far"]["output"] for rank in ranks])
     check_close(found.double(), norm(exact).detach(), bound=0.05, what="output")
+
+
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu_only])])
+def test_a_rank_alone_has_torchs_norm_on_every_device(device, layout, tmp_path):
+    case = Case("norm", layout=layout)
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "nccl",
+        init_method=f"file://{tmp_path}/rendezvous",
+        rank=0,
+        world_size=1,
+    )
+    try:
+        norm, plain = build(case).to(device), build(case).to(device)
+        synchronise_norms(norm, dist.group.WORLD)
+        pull = draw(case, 0, outputs=True)[0].to(device)
+        parts = []
+        for each in (norm, plain):
+            x = draw(case, 0)[0].to(device).requires_grad_()
+            y = each(x)
+            y.backward(pull)
+            parts.append((y, x.grad, each.weight.grad, each.bias.grad, each.running_var))
+        for found, expected in zip(*parts, strict=True):
+            check_close(found.detach(), expected.detach(), bound=1e-12, what=str(case))
+    finally:
+        dist.destroy_process_group()
