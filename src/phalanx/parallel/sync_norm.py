@@ -1,7 +1,7 @@
 """Batch norm over several ranks: the statistics of all their micro-batches, as of one batch.
 
-torch's SyncBatchNorm has no kernels for the CPU. This one runs on every device, and leaves what a
-rank can compute alone to the kernels of plain batch norm, which makes it as fast and as exact.
+torch's SyncBatchNorm has no kernels for the CPU. This one runs on every device. It leaves what a
+rank can compute alone to the kernels of plain batch norm: they are fast, and it rounds as they do.
 """
 
 import copy
@@ -55,7 +55,7 @@ def _find_statistics(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Mean and variance of each channel over the batches of all ranks."""
     local = torch.stack(torch.batch_norm_update_stats(_widen(x), None, None, 0.0))
     means, variances = _gather(local, group).unbind(1)
-    # the spread within ranks and that between them: no digits are lost, as in mean(x*x) - mean**2
+    # the spread within ranks plus that between them: mean(x*x) - mean**2 would lose digits
     variance = variances.mean(0) + means.var(0, correction=0)
     return torch.stack((means.mean(0), variance))
 
