@@ -25,6 +25,7 @@ from phalanx.models.recompute import enable_recomputation
 from phalanx.parallel.sync_norm import synchronise_norms
 
 RANKS, IMAGES, CHANNELS, PASSES = 4, 2, 6, 2
+MANY_CHANNELS = 1100  # so many that a recomputing pass does not store their statistics
 OWN = OwnVariant(image_size=16, build="tests:net")
 RESNET8 = MODELS["resnet8"]
 BOUND = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -49,28 +50,26 @@ def small_resnet(variant: Variant = RESNET8) -> nn.Module:
     return model
 
 
-def one_pass_resnet() -> nn.Module:
-    return small_resnet(replace(RESNET8, norm=Norm(stable=False)))
-
-
-NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {  # ours, torch's
-    "norm": (lambda: nn.BatchNorm2d(CHANNELS), lambda: nn.BatchNorm2d(CHANNELS)),
-    "one pass": (lambda: OnePassBatchNorm(CHANNELS), lambda: nn.BatchNorm2d(CHANNELS)),
-    "full": (lambda: FullBatchNorm(CHANNELS), lambda: nn.BatchNorm2d(CHANNELS)),
-    "full one pass": (lambda: FullOnePassBatchNorm(CHANNELS), lambda: nn.BatchNorm2d(CHANNELS)),
-    "bare": (
-        lambda: nn.BatchNorm2d(CHANNELS, affine=False, momentum=None),
-        lambda: nn.BatchNorm2d(CHANNELS, affine=False, momentum=None),
-    ),
-    "untracked": (
-        lambda: nn.BatchNorm2d(CHANNELS, track_running_stats=False),
-        lambda: nn.BatchNorm2d(CHANNELS, track_running_stats=False),
-    ),
-    "vectors": (lambda: nn.BatchNorm1d(CHANNELS), lambda: nn.BatchNorm1d(CHANNELS)),
-    "net": (small_net, small_net),
-    "one-pass net": (lambda: small_net(OnePassBatchNorm), small_net),
-    "resnet": (small_resnet, small_resnet),
-    "one-pass resnet": (one_pass_resnet, small_resnet),
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "norm": lambda: nn.BatchNorm2d(CHANNELS),
+    "one pass": lambda: OnePassBatchNorm(CHANNELS),
+    "full": lambda: FullBatchNorm(CHANNELS),
+    "full one pass": lambda: FullOnePassBatchNorm(CHANNELS),
+    "bare": lambda: nn.BatchNorm2d(CHANNELS, affine=False, momentum=None),
+    "untracked": lambda: nn.BatchNorm2d(CHANNELS, track_running_stats=False),
+    "vectors": lambda: nn.BatchNorm1d(CHANNELS),
+    "wide": lambda: nn.Sequential(nn.BatchNorm2d(MANY_CHANNELS), nn.Sigmoid()),
+    "net": small_net,
+    "one-pass net": lambda: small_net(OnePassBatchNorm),
+    "resnet": small_resnet,
+    "one-pass resnet": lambda: small_resnet(replace(RESNET8, norm=Norm(stable=False))),
+}
+TORCHS = {  # the same with torch's own norms
+    "one pass": "norm",
+    "full": "norm",
+    "full one pass": "norm",
+    "one-pass net": "net",
+    "one-pass resnet": "resnet",
 }
 
 
@@ -103,7 +102,7 @@ CASES = [
     Case("untracked"),
     Case("vectors", layout=torch.contiguous_format),
     *(Case("net", group, recompute=again) for group in (2, 4) for again in (False, True)),
-    *(Case("resnet", recompute=again) for again in (False, True)),
+    *(Case(net, recompute=again) for net in ("wide", "resnet") for again in (False, True)),
 ]
 MORE_NETS = ("net", "one-pass net", "resnet", "one-pass resnet")
 MORE_CASES = [
@@ -129,7 +128,8 @@ def shake(net: nn.Module) -> nn.Module:
 def draw(case: Case, number: int, *, outputs: bool = False) -> list[Tensor]:
     """The images of each rank in a pass, each rank's with another mean; or the output's pulls."""
     random = torch.Generator().manual_seed(2 * number + outputs)
-    shape = {"vectors": (CHANNELS,)}.get(case.net, (CHANNELS, 16, 16))
+    shapes = {"vectors": (CHANNELS,), "wide": (MANY_CHANNELS, 2, 2)}
+    shape = shapes.get(case.net, (CHANNELS, 16, 16))
     if "resnet" in case.net:
         shape = (10,) if outputs else (3, 32, 32)
     drawn = [torch.randn(IMAGES, *shape, generator=random, dtype=torch.float64) for _ in range(4)]
@@ -138,10 +138,9 @@ def draw(case: Case, number: int, *, outputs: bool = False) -> list[Tensor]:
     return [x.to(case.dtype).contiguous(memory_format=layout) for x in moved]
 
 
-def build(case: Case, *, ours: bool) -> nn.Module:
+def build(case: Case) -> nn.Module:
     torch.manual_seed(5)
-    net = NETS[case.net][0 if ours else 1]()
-    return shake(net).train().to(case.dtype).to(memory_format=case.layout)
+    return shake(NETS[case.net]()).train().to(case.dtype).to(memory_format=case.layout)
 
 
 def train(net: nn.Module, case: Case, ranks: Iterable[int]) -> Results:
@@ -160,7 +159,7 @@ def train(net: nn.Module, case: Case, ranks: Iterable[int]) -> Results:
 
 
 def synchronised(case: Case, groups: dict[int, dist.ProcessGroup]) -> nn.Module:
-    net = build(case, ours=True)
+    net = build(case)
     synchronise_norms(net, groups[case.group])
     if case.recompute:
         variant = RESNET8 if "resnet" in case.net else OWN
@@ -211,9 +210,10 @@ def check_close(found: Tensor, expected: Tensor, *, bound: float, what: str) -> 
 
 def check_case(case: Case, ranks: list[dict[str, Results]], *, bound: float) -> None:
     """Compare each group of ranks with one process that has the images of all of them."""
+    torchs = replace(case, net=TORCHS.get(case.net, case.net))
     for first in range(0, RANKS, case.group):
         members = range(first, first + case.group)
-        expected = train(build(case, ours=False), case, members)
+        expected = train(build(torchs), torchs, members)
         found = [ranks[rank][str(case)] for rank in members]
         assert all(list(part) == list(expected) for part in found)
         for name, wanted in expected.items():
@@ -228,7 +228,7 @@ def check_case(case: Case, ranks: list[dict[str, Results]], *, bound: float) -> 
             else:
                 joined = torch.cat(parts)
             check_close(joined, wanted, bound=bound, what=f"{case}: {name}")
-        plain = build(case, ours=False)(draw(case, 0)[first])
+        plain = build(torchs)(draw(torchs, 0)[first])
         assert found[0]["output 0"].stride() == plain.stride()
 
 
@@ -258,7 +258,7 @@ PLAIN = Case("net")
 
 def run_copy(rank: int, groups: dict[int, dist.ProcessGroup]) -> Results:
     """A net's state after a copy of it was trained, and what the copy gave."""
-    net = build(PLAIN, ours=True)
+    net = build(PLAIN)
     calls: list[str] = []
     net[1].register_forward_hook(lambda *_: calls.append("hook"))
     modules, state = list(net.modules()), net.state_dict(keep_vars=True)
@@ -276,7 +276,7 @@ def test_a_copy_trains_by_itself_and_names_modules_and_hooks_stay(ranks):
     for found in ranks:
         for name, value in found[str(PLAIN)].items():
             assert torch.equal(found["copy"][name], value), name
-        for name, value in build(PLAIN, ours=True).state_dict().items():
+        for name, value in build(PLAIN).state_dict().items():
             assert torch.equal(found["copy"][f"state {name}"], value), name
 
 
@@ -319,3 +319,32 @@ def test_a_mean_far_larger_than_the_spread_costs_no_digits(ranks):
     norm = shake(nn.BatchNorm2d(CHANNELS)).double()
     found = torch.cat([rank["far"]["output"] for rank in ranks])
     check_close(found.double(), norm(exact).detach(), bound=0.05, what="output")
+
+
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu_only])])
+def test_a_rank_alone_has_torchs_norm_on_every_device(device, layout, tmp_path):
+    case = Case("norm", layout=layout)
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "nccl",
+        init_method=f"file://{tmp_path}/rendezvous",
+        rank=0,
+        world_size=1,
+    )
+    try:
+        norm, plain = build(case).to(device), build(case).to(device)
+        synchronise_norms(norm, dist.group.WORLD)
+        pull = draw(case, 0, outputs=True)[0].to(device)
+        parts = []
+        for each in (norm, plain):
+            x = draw(case, 0)[0].to(device).requires_grad_()
+            y = each(x)
+            y.backward(pull)
+            parts.append((y, x.grad, each.weight.grad, each.bias.grad, each.running_var))
+        for found, expected in zip(*parts, strict=True):
+            check_close(found.detach(), expected.detach(), bound=1e-12, what=str(case))
+    finally:
+        dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """Batch norm over several ranks: the statistics of all their micro-batches, as of one batch.
 
-torch's SyncBatchNorm has no kernels for the CPU. This one runs on every device, and leaves what a
-rank can compute alone to the kernels of plain batch norm, which makes it as fast and as exact.
+torch's SyncBatchNorm has no kernels for the CPU. This one runs on every device. It leaves what a
+rank can compute alone to the kernels of plain batch norm: they are fast, and it rounds as they do.
 """
 
 import copy
@@ -55,7 +55,7 @@ def _find_statistics(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Mean and variance of each channel over the batches of all ranks."""
     local = torch.stack(torch.batch_norm_update_stats(_widen(x), None, None, 0.0))
     means, variances = _gather(local, group).unbind(1)
-    # the spread within ranks and that between them: no digits are lost, as in mean(x*x) - mean**2
+    # the spread within ranks plus that between them: mean(x*x) - mean**2 would lose digits
     variance = variances.mean(0) + means.var(0, correction=0)
     return torch.stack((means.mean(0), variance))
 
@@ -98,19 +98,16 @@ class _Normalisation(Function):
         """Gradients of input, weight and bias; those of the weights are this rank's part."""
         x, weight, statistics = ctx.saved_tensors
         wide, (mean, variance) = _widen(x), statistics
+        inverse_std = torch.rsqrt(variance + ctx.eps)
         # as if the statistics were constants
         to_x, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
-            _widen(gradient), wide, weight, mean, variance, None, None, False, ctx.eps, [True] * 3
+            *(_widen(gradient), wide, weight, mean, variance, mean, inverse_std),
+            *(False, ctx.eps, [True, True, True]),
         )
         # and through the statistics, which the losses of all ranks depend on
-        sums = _gather(torch.stack((to_bias, to_weight)), ctx.group).sum(0)
-        by_bias, by_weight = sums / _count_values(x, ctx.group)
-        deviation_scale = torch.rsqrt(variance + ctx.eps)
-        scale = weight * deviation_scale
-        columns = (-1, *[1] * (x.ndim - 2))
-        to_x -= (scale * by_bias).view(columns)
-        slope = (scale * deviation_scale * by_weight).view(columns)
-        to_x.addcmul_(wide - mean.view(columns), slope, value=-1)
+        sums = _gather(torch.stack((to_weight, to_bias)), ctx.group).sum(0)
+        scale, shift = sums / _count_values(x, ctx.group) * (weight * inverse_std)
+        to_x -= F.batch_norm(wide, mean, variance, scale, shift, eps=ctx.eps)
         return to_x.to(x.dtype), to_weight, to_bias, None, None, None
 
 
