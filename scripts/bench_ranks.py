@@ -28,13 +28,14 @@ from phalanx.plan.world import World, read_world
 
 
 def free_port() -> int:
+    """A port of this machine that nobody listens at."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
 def steps_of(session: Session, device: torch.device) -> Iterator[None]:
     """Train a step at a time, for ever."""
-    [passes, *_] = [next(iter(session.feed.batches_from(0)))]
+    passes = next(session.feed.batches_from(0))
     while True:
         session.train_step(passes, 0.01)
         if device.type == "cuda":
@@ -43,6 +44,7 @@ def steps_of(session: Session, device: torch.device) -> Iterator[None]:
 
 
 def time_round(steps: Iterator[None], count: int) -> float:
+    """Seconds of a step, over so many, after one to warm up."""
     next(steps)
     begin = time.perf_counter()
     for _ in range(count):
@@ -51,11 +53,10 @@ def time_round(steps: Iterator[None], count: int) -> float:
 
 
 def compare_alone(flags: dict[str, str], rounds: int, count: int) -> None:
+    """Print the speed of a rank beside that of none."""
     settings, plan, _ = plan_new_run(read_settings(None, flags))
     device = prepare_torch(plan)
-    world = World(
-        rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=free_port()
-    )
+    world = World(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=free_port())
     ranks = Ranks(world, open_store(world, timeout=60), device, timeout=60)
     with (
         Session(settings.config, plan) as bare,
@@ -68,7 +69,9 @@ def compare_alone(flags: dict[str, str], rounds: int, count: int) -> None:
         for number in range(rounds):
             a, b = time_round(without, count), time_round(within, count)
             ratios.append(a / b)
-            print(f"round {number}: {1e3 * a:.2f} ms without, {1e3 * b:.2f} ms as a rank", flush=True)
+            print(
+                f"round {number}: {1e3 * a:.2f} ms without, {1e3 * b:.2f} ms as a rank", flush=True
+            )
     print(f"speed of a rank, {plan.precision} on {plan.device}: median {median(ratios):.4f} of "
           f"none, {min(ratios):.4f} to {max(ratios):.4f}, n = {rounds}")  # fmt: skip
     ranks.close()
@@ -92,6 +95,7 @@ def run_worker(flags: dict[str, str], count: int, go: Path) -> None:
 
 
 def compare_beside(flags: dict[str, str], rounds: int, count: int, folder: Path) -> None:
+    """Print the speed of two ranks beside that of two single runs."""
     ratios = []
     for number in range(rounds):
         single = sum(start_pair(flags, count, folder / f"go-{number}-single"))
@@ -103,6 +107,7 @@ def compare_beside(flags: dict[str, str], rounds: int, count: int, folder: Path)
 
 
 def start_pair(flags: dict[str, str], count: int, go: Path, *, ranked: bool = False) -> list[float]:
+    """Images a second of two processes at the same time."""
     port = free_port()
     words = [sys.executable, __file__, "worker", json.dumps(flags), str(count), str(go)]
     processes = []
@@ -120,6 +125,7 @@ def start_pair(flags: dict[str, str], count: int, go: Path, *, ranked: bool = Fa
 
 
 def main() -> None:
+    """Read the command line; options of a run follow ours."""
     if sys.argv[1] == "worker":
         return run_worker(json.loads(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
     parser = argparse.ArgumentParser(description=__doc__)
@@ -128,7 +134,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--folder", type=Path, default=Path("."))
     given, rest = parser.parse_known_args()
-    flags = {name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)}
+    flags = {
+        name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
+    }
     if given.what == "alone":
         compare_alone(flags, given.rounds, given.steps)
     else:

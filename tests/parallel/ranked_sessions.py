@@ -34,7 +34,8 @@ def run_session(case: Case, ranks: Ranks | None = None) -> dict[str, Tensor]:
         if case.get("float64"):
             session.model.double()
         state = session.state
-        for passes in session.feed.batches_from(0):
+        for step_passes in session.feed.batches_from(0):
+            passes = step_passes
             if case.get("float64"):
                 passes = [one._replace(images=one.images.double()) for one in passes]
             metrics.append(session.train_step(passes, plan.lr(state.step)))

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from phalanx.assemble.build import (
     build_network,
@@ -27,7 +27,7 @@ from phalanx.assemble.feed import Feed, LoadedFeed, build_normaliser, open_feed
 from phalanx.assemble.memory import MemoryMeter
 from phalanx.assemble.place import build_step_passes, find_place
 from phalanx.assemble.prepare import StartingPoint
-from phalanx.assemble.torch_setup import prepare_torch
+from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.engine.checkpoint import content_errors, load_checkpoint, load_weights
@@ -68,6 +68,7 @@ class Session:
             self.classes = tuple(start.facts["classes"])
             with content_errors(start.checkpoint / FACTS):
                 self.preprocessing = Preprocessing(**start.facts["preprocessing"])
+        self.scoring_device = find_scoring_device(config, self.device)
         self.normaliser = build_normaliser(self.preprocessing, self.device, config)
         self.options = build_step_options(config, plan, self.device)
         self.model = build_network(config, plan, self.device)
@@ -110,6 +111,23 @@ class Session:
         """Training batches, and the validation images beside them."""
         return self._exits.enter_context(self.open_feed(self.plan))
 
+    @cached_property
+    def valid_feed(self) -> Feed:
+        """The validation images of training, on the device that scores."""
+        if self.scoring_device == self.device:
+            return self.feed
+        normaliser = build_normaliser(self.preprocessing, self.scoring_device, self.config)
+        config, spec = self._without_device_input(), build_input_spec(self.config, self.plan)
+        feed = open_feed(spec, self.plan, normaliser, config, place=self.place)
+        return self._exits.enter_context(feed)
+
+    def _without_device_input(self) -> Config:
+        """The config without what serves many epochs, or what a device that scores cannot do."""
+        data = self.config.data
+        decodes = data.gpu_decode and not find_gpu_decode_problem(self.scoring_device)
+        changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
+        return self.config.model_copy(update={"data": data.model_copy(update=changes)})
+
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """Batches as a plan cuts them; worker processes end with the block."""
         spec = build_input_spec(self.config, plan)
@@ -117,14 +135,8 @@ class Session:
 
     @cached_property
     def scoring_feed(self) -> Feed:
-        """The validation images alone, preprocessed as in training, labelled as the model counts.
-
-        Leaves out what serves many epochs, or what this device cannot do.
-        """
-        data, preprocessing = self.config.data, self.preprocessing
-        decodes = data.gpu_decode and not find_gpu_decode_problem(self.device)
-        changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
-        config = self.config.model_copy(update={"data": data.model_copy(update=changes)})
+        """The validation images alone, preprocessed as in training, labelled as the model does."""
+        config, preprocessing = self._without_device_input(), self.preprocessing
         spec = replace(
             build_input_spec(config, self.plan),
             order=None,
@@ -132,8 +144,9 @@ class Session:
             transform=preprocessing.transform,
             upright=preprocessing.exif_orientation,
         )
+        normaliser = build_normaliser(preprocessing, self.scoring_device, config)
         feed = self._exits.enter_context(
-            open_feed(spec, self.plan, self.normaliser, config, place=self.place)
+            open_feed(spec, self.plan, normaliser, config, place=self.place)
         )
         if isinstance(feed, LoadedFeed):
             found = feed.loader.source("valid").classes
@@ -154,6 +167,10 @@ class Session:
                 loss_scale=self.plan.loss_scale.at(self.state.step),
             )
 
+    @cached_property
+    def _scoring_model(self) -> nn.Module:
+        return build_network(self.config, self.plan, self.scoring_device)
+
     def evaluate(
         self, batches: Iterable[ValidBatch], *, interrupted: Callable[[], bool] = lambda: False
     ) -> Score | None:
@@ -161,10 +178,15 @@ class Session:
 
         Where there are ranks, each has its share of the batches, and all get the score of all.
         """
+        model, options = self.model, self.options
+        if self.scoring_device != self.device:
+            model = self._scoring_model
+            model.load_state_dict(self.model.state_dict())
+            options = build_step_options(self.config, self.plan, self.scoring_device)
         return evaluate(
-            self.model,
+            model,
             batches,
-            options=self.options,
+            options=options,
             interrupted=interrupted,
             gather=self.place.gather,
         )

@@ -208,6 +208,8 @@ def _restore_seen(training: TrainingRun) -> None:
     if not training.prepared.accepts_changed_data:
         feed.recheck_bad(state.bad_images)
         feed.restore_seen(state.seen)
+        if training.session.valid_feed is not feed:
+            training.session.valid_feed.restore_seen(state.seen)
     elif training.role.writes:
         accepted = [*run.facts.get("accepted_changed_data", []), state.step]
         run.update_facts(accepted_changed_data=accepted)
@@ -281,7 +283,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         return session.evaluate(shown(), interrupted=lambda: training.stop() and not last)
 
     def shown() -> Iterator[ValidBatch]:
-        for number, batch in enumerate(feed.validation()):
+        for number, batch in enumerate(session.valid_feed.validation()):
             beat()
             training.console.evaluation_progress(number * plan.valid_batch, plan.valid_images)
             yield batch
@@ -327,10 +329,12 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
 def _collect_findings(training: TrainingRun) -> None:
     """Bring what all ranks have found out about images and time into the state."""
-    state, feed, gather = training.session.state, training.session.feed, training.consensus.gather
-    for found in gather(feed.bad_images()):
+    session, gather = training.session, training.consensus.gather
+    state, feed, valid = session.state, session.feed, session.valid_feed
+    for found in gather(feed.bad_images() | valid.bad_images()):
         state.bad_images |= found
-    for split, checksums in (pair for seen in gather(feed.seen()) for pair in seen.items()):
+    everything_seen = gather(feed.seen() | valid.seen())
+    for split, checksums in (pair for seen in everything_seen for pair in seen.items()):
         state.seen[split] = np.maximum(state.seen.get(split, 0), checksums)
     state.throughput = Throughput.slowest(gather(state.throughput))
 
