@@ -30,7 +30,7 @@ SURFACE = ("__init__", "__main__")
 ORDER = (  # lowest first; rooms of one line do not import each other
     ("errors", "escapes"),
     ("units",),
-    ("disk", "parent_process"),
+    ("disk", "parent_process", "signals"),
     ("catalog",),
     ("config",),
     ("plan",),
@@ -287,6 +287,7 @@ def is_torch_free(path: Path) -> bool:
     before_torch = "prepare scorable fork dataset_summary find_data blackbox environment signals"
     single = (f"assemble/{name}.py" for name in before_torch.split())
     single = ("engine/checkpoint_store.py", *single)
+    single = ("parallel/supervisor.py", "parallel/watchdog.py", *single)
     if path.as_posix() in ON_DEVICE:
         return False
     return room_of(path) in (*rooms, "sweep", "cli", "__init__") or path.as_posix() in single

@@ -11,6 +11,7 @@ import phalanx.plan
 import phalanx.report  # noqa: F401
 
 if TYPE_CHECKING:
+    from phalanx.assemble.prepare import PreparedRun
     from phalanx.assemble.score import Answer, LoadedModel
     from phalanx.data.loading.image_inputs import ImageInputs
     from phalanx.plan.plan import Plan
@@ -55,11 +56,29 @@ def train(
         prepared = prepare_fork(_path(fork), flags, line=line, schedule=fork_schedule)
     else:
         prepared = prepare_new(fetch_missing(read_with_data(preset, flags), print), line=line)
+    if prepared.plan.layout.ranks > 1:
+        return _train_on_ranks(prepared, flags if resume is not None else {})
     from phalanx.assemble.torch_setup import settings_restored
     from phalanx.assemble.train import train as run
 
     with settings_restored():
-        return run(prepared)
+        summary = run(prepared)
+    assert summary is not None  # nobody else writes
+    return summary
+
+
+def _train_on_ranks(prepared: "PreparedRun", flags: dict[str, str]) -> "Summary":
+    """Train in processes of their own; what went wrong there is on standard error."""
+    from phalanx.assemble.rank_launch import start_ranks
+    from phalanx.errors import NetworkError, Stopped
+    from phalanx.report.summary import read_summary
+
+    code = start_ranks(prepared, flags)
+    if code == Stopped.exit_code:
+        raise Stopped(f"stopped; continue with phalanx.train(resume={str(prepared.run.path)!r})")
+    if code:
+        raise NetworkError(f"{prepared.run.path}: a rank failed with exit code {code}")
+    return read_summary(prepared.run.path)
 
 
 def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: Any) -> "ScoreRow":

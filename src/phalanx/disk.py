@@ -5,7 +5,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")  # as _PART reads it
     with disk_errors(path):
         try:
-            write_synced(part, data)
+            write_synced(part, [data])
             part.replace(path)
         except OSError:
             remove_quietly(part)
@@ -102,10 +102,11 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until the disk has it."""
+def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a file from its pieces and wait until the disk has it."""
     with path.open("wb") as file:
-        file.write(content)
+        for piece in pieces:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
 

@@ -80,6 +80,14 @@ class Stopped(Exception):
     exit_code = EXIT_STOPPED
 
 
+class FailedElsewhere(Exception):
+    """A run of several ranks has ended, and another one of them says why."""
+
+    def __init__(self, exit_code: int = NetworkError.exit_code) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
 def _shorten_values(message: str) -> str:
     """The message with only the beginning of values that are too long to read."""
     # no part of a path that exists is longer than 255 bytes

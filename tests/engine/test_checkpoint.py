@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,8 @@ def test_a_restored_state_trains_on_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_never_saved(tmp_path, number):
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, number, monkeypatch):
+    monkeypatch.setattr("phalanx.engine.checkpoint._PIECE", 100)  # the number is in the second
     state = small_state()
     saver = CheckpointSaver(
         tmp_path, keep=2, run_facts={"run": "x", "norm_layout": "contiguous"}, consensus=Consensus()
@@ -186,7 +188,8 @@ def test_a_write_that_fails_leaves_the_older_checkpoint(tmp_path):
 
 def test_a_write_that_does_not_read_back_is_loud(tmp_path, monkeypatch):
 
-    def bad_disk(path: Path, content: bytes) -> None:
+    def bad_disk(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+        content = b"".join(pieces)
         path.write_bytes(content[:-1] + b"?" if path.name.startswith("weights") else content)
 
     write_checkpoint(tmp_path, 1, FILES)

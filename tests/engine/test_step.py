@@ -5,7 +5,13 @@ import torch
 from torch import nn
 
 from phalanx.engine.state import TrainState
-from phalanx.engine.step import MicroBatch, StepOptions, build_forward_backward, train_step
+from phalanx.engine.step import (
+    MicroBatch,
+    StepOptions,
+    build_forward_backward,
+    build_pass,
+    train_step,
+)
 from phalanx.optim.build import OptimSettings, build_optimizer
 from small_states import take_step
 
@@ -25,7 +31,9 @@ def small_passes(count=4, size=2) -> list[MicroBatch]:
 
 
 def gradients(model: nn.Module, passes: list[MicroBatch], *, global_batch: int):
-    metrics = build_forward_backward(model, OPTIONS, global_batch=global_batch)(passes, 1.0)
+    metrics = build_forward_backward(
+        build_pass(model, OPTIONS, global_batch=global_batch), global_batch=global_batch
+    )(passes, 1.0)
     return [weight.grad for weight in model.parameters()], metrics
 
 
@@ -49,7 +57,7 @@ def test_the_passes_of_a_step_are_whatever_it_is_given():
     take_step(
         TrainState(plain, build_optimizer(plain, OptimSettings())), passes, label_smoothing=0.1
     )
-    inner = build_forward_backward(other, OPTIONS, global_batch=8)
+    inner = build_forward_backward(build_pass(other, OPTIONS, global_batch=8), global_batch=8)
 
     def reversed_passes(batches, loss_scale):
         given.append((len(batches), loss_scale))

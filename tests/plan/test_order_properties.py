@@ -59,7 +59,7 @@ def test_an_image_depends_on_its_position_alone(images, seed, places):
 
 @given(replicas=st.integers(1, 64), each=st.integers(1, 30))
 def test_shares_part_a_step_among_all_replicas(replicas, each):
-    shares = [Share(replica, replicas).slices(replicas * each) for replica in range(replicas)]
+    shares = [Share((replica,), replicas).slices(replicas * each) for replica in range(replicas)]
     assert sorted(number for share in shares for number in share) == list(range(replicas * each))
     for turn in range(each):  # together they go through the step from its begin to its end
         now = {share[turn] for share in shares}
@@ -68,5 +68,5 @@ def test_shares_part_a_step_among_all_replicas(replicas, each):
 
 @given(replicas=st.integers(1, 64), count=st.integers(0, 500))
 def test_shares_part_what_is_scored(replicas, count):
-    shares = [Share(replica, replicas).batches(count) for replica in range(replicas)]
+    shares = [Share((replica,), replicas).batches(count) for replica in range(replicas)]
     assert sorted(number for share in shares for number in share) == list(range(count))

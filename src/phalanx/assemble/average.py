@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from phalanx.assemble.scorable import (
@@ -21,12 +20,16 @@ from phalanx.disk import remove_quietly
 from phalanx.engine.checkpoint_store import (
     AVERAGE_NAME,
     FACTS,
+    FORMAT,
+    REPLICAS,
     WEIGHTS,
+    FileContent,
     read_files,
     step_in_name,
     write_checkpoint_as,
 )
 from phalanx.engine.state import hash_weights
+from phalanx.engine.tensor_bytes import iterate_safetensors
 from phalanx.engine.weight_average import average_weights, reestimate_norms
 from phalanx.errors import ConfigError
 from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
@@ -74,10 +77,13 @@ def _write_average(
     if how.norm_steps:
         weights |= _reestimate_statistics(newest, weights, steps=how.norm_steps)
     checkpoint, facts = newest.start.checkpoint, newest.start.facts
-    facts_now = {**facts, "weights_sha256": hash_weights(weights), "averaged": account}
-    files = {
-        **read_files(checkpoint),
-        WEIGHTS: tensors_to_bytes(weights, metadata={NORM_LAYOUT_KEY: facts["norm_layout"]}),
+    sha256 = hash_weights(weights)
+    facts_now = {**facts, "format": FORMAT, "weights_sha256": sha256, "averaged": account}
+    others = read_files(checkpoint)
+    others.pop(REPLICAS, None)  # of the newest; a fork's replicas begin with the average's
+    files: dict[str, FileContent] = {
+        **others,
+        WEIGHTS: iterate_safetensors(weights, {NORM_LAYOUT_KEY: facts["norm_layout"]}),
         FACTS: json.dumps(facts_now, indent=1).encode(),
     }
     remove_quietly(checkpoint.parent.parent / AVERAGE_FILE)  # of another average

@@ -25,6 +25,7 @@ from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.feed import StepImage
+    from phalanx.assemble.place import Place
     from phalanx.assemble.session import Session
     from phalanx.engine.probe import NonFiniteFinding, Probe
     from phalanx.engine.state import StepMetrics
@@ -53,6 +54,16 @@ def finding_to_json(finding: "NonFiniteFinding", images: "Sequence[StepImage]") 
         "sound_weights": finding.weights_finite,
         "images": [images[row]._asdict() for row in finding.rows],
     }
+
+
+def find_first(
+    mine: "NonFiniteFinding | None", place: "Place", plan: Plan
+) -> "NonFiniteFinding | None":
+    """What all ranks found, in one: outputs before sums of them, earlier images before later."""
+    if mine is not None:
+        mine = replace(mine, rows=place.locate(mine.rows, plan))
+    found = [one for one in place.gather(mine) if one is not None]
+    return min(found, key=lambda one: (one.what != "output", one.rows), default=None)
 
 
 def loss_scale_at(step: int, plan: Plan, scaler: DynamicLossScale | None) -> float:
@@ -86,12 +97,15 @@ class BlackBox:
     session: "Session"
     records: Records
     probe: "Probe | None"  # sees every module of every step, where --fp-exceptions asks for it
+    writes: bool = True  # whether this process writes the run folder
     cause: dict[str, Any] | None = None  # of the step that was diagnosed
 
     def diagnose(self, metrics: "StepMetrics") -> str:
         """Where the step just made went wrong, or how to find out, and what to do."""
         run = self.prepared.run
-        finding = self.probe and self.probe.find(metrics.loss, metrics.grad_norm)
+        finding = self.probe and find_first(
+            self.probe.find(metrics.loss, metrics.grad_norm), self.session.place, self.prepared.plan
+        )
         cause = f"phalanx replay {run.path}{run.plugin_flag} names the module and the image"
         if finding:
             images = self.session.feed.step_images(self.session.state.step)
@@ -116,6 +130,9 @@ class BlackBox:
         read_metrics: those of the steps that nobody has read yet. write_metrics: puts the metrics
         from a step on into the records.
         """
+        if not self.writes:
+            yield
+            return
         remove_quietly(self.prepared.run.path / _BLACKBOX)
         began_at = self.session.state.step
         try:

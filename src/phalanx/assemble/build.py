@@ -5,12 +5,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from phalanx.assemble.place import Place
 from phalanx.catalog.models import load_sizes
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
 from phalanx.engine.loss import smoothing_over_all
 from phalanx.engine.mixing import Mixing
+from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
@@ -103,7 +105,7 @@ def _explain_misfit(
     )
 
 
-def build_state(model: nn.Module, config: Config, plan: Plan) -> TrainState:
+def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> TrainState:
     """A state at step 0 around a model."""
     device_type = next(model.parameters()).device.type
     options = config.optim
@@ -137,6 +139,10 @@ def build_state(model: nn.Module, config: Config, plan: Plan) -> TrainState:
         state.offload = Offload(optimizer)
     if options.ema_decay:
         state.average = WeightAverage(model, decay=options.ema_decay)
+    if plan.replicas > 1:
+        state.replicas = ReplicaStatistics(
+            model, place.layout, rank=place.rank, average=state.average, gather=place.gather
+        )
     return state
 
 

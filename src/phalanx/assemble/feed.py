@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from phalanx.assemble.dataset_summary import Preprocessing
+from phalanx.assemble.place import Place
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
 from phalanx.data.formats.decode import BadImage
@@ -44,8 +45,8 @@ class _DeviceBatch(NamedTuple):
 class LoadedFeed:
     """Images that a loader reads."""
 
-    def __init__(self, loader: Loader, plan: Plan, normaliser: Normaliser) -> None:
-        self.loader, self._plan, self._normaliser = loader, plan, normaliser
+    def __init__(self, loader: Loader, plan: Plan, normaliser: Normaliser, place: Place) -> None:
+        self.loader, self._plan, self._normaliser, self._place = loader, plan, normaliser, place
         self._labels: NDArray[np.int64] | None = None
         self._copying: dict[str, Generator[Any, None, None]] = {}  # copies under way, by split
 
@@ -61,7 +62,10 @@ class LoadedFeed:
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
         """The passes of each step from that one on."""
         steps = self.loader.steps_from(
-            step, self._plan.total_steps, micro_batch=self._plan.micro_batch
+            step,
+            self._plan.total_steps,
+            micro_batch=self._plan.micro_batch,
+            share=self._place.train_share,
         )
         for passes in self._on_device(steps, "train"):
             yield [
@@ -70,8 +74,9 @@ class LoadedFeed:
             ]
 
     def validation(self) -> Iterator[ValidBatch]:
-        """Every validation image once."""
-        batches = ([batch] for batch in self.loader.evaluation(self._plan.valid_batch))
+        """Every validation image of this place's share once."""
+        own = self.loader.evaluation(self._plan.valid_batch, self._place.valid_share)
+        batches = ([batch] for batch in own)
         for (batch,) in self._on_device(batches, "valid"):
             assert batch.indices is not None
             yield ValidBatch(self._normaliser.normalise(batch.images), batch.labels, batch.indices)
@@ -132,6 +137,12 @@ class LoadedFeed:
             for index, reason in found.copy().items()  # reading goes on in another thread
         }
 
+    def exchange_problems(self) -> None:
+        """Count what other ranks could not read, too; where there are ranks, all must call it."""
+        if self._place.ranks is not None:
+            for problems in self._place.gather(self.loader.copy_problems()):
+                self.loader.add_problems(problems)
+
     def recheck_bad(self, names: Collection[str]) -> None:
         """Count what was bad in earlier processes of this run towards what it puts up with."""
         self.loader.recheck_bad(names)
@@ -185,8 +196,8 @@ def _describe_small(notes: list[str], split: Split) -> str:
 class _SyntheticFeed:
     """One batch of noise, made on the device and used again and again: no host, no disk."""
 
-    def __init__(self, plan: Plan, device: torch.device, seed: int) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, device: torch.device, seed: int, place: Place) -> None:
+        self._plan, self._place = plan, place
         generator = torch.Generator().manual_seed(seed)
         rows = max(plan.micro_batch, plan.valid_batch)
         shape = (rows, 3, plan.image_size, plan.image_size)
@@ -197,16 +208,18 @@ class _SyntheticFeed:
 
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
         """The same images for every pass."""
-        rows, passes = self._plan.micro_batch, self._plan.accumulation
+        rows = self._plan.micro_batch
+        slices = self._place.train_share.slices(self._plan.global_batch // rows)
         images, labels = self._images[:rows], self._labels[:rows]
         for now in range(step, self._plan.total_steps):
             begin = now * self._plan.global_batch
-            yield [MicroBatch(images, labels, begin + rows * number) for number in range(passes)]
+            yield [MicroBatch(images, labels, begin + rows * number) for number in slices]
 
     def validation(self) -> Iterator[ValidBatch]:
         """The same images until as many are scored as the plan says."""
         rows, images = self._plan.valid_batch, self._plan.valid_images
-        for first in range(0, images, rows):
+        for number in self._place.valid_share.batches(-(-images // rows)):
+            first = number * rows
             indices = torch.arange(first, first + rows, device=self._labels.device)
             real = torch.where(indices < images, indices, -1)
             yield ValidBatch(self._images[:rows], self._labels[:rows], real)
@@ -226,6 +239,9 @@ class _SyntheticFeed:
     def bad_images(self) -> dict[str, str]:
         """None can be."""
         return {}
+
+    def exchange_problems(self) -> None:
+        """There are none."""
 
     def recheck_bad(self, names: Collection[str]) -> None:
         """Noise is never bad."""
@@ -266,11 +282,11 @@ def build_normaliser(
 
 @contextmanager
 def open_feed(
-    spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config
+    spec: InputSpec, plan: Plan, normaliser: Normaliser, config: Config, *, place: Place
 ) -> Iterator[Feed]:
     """The run's source of batches; worker processes end with the block."""
     if spec.data == "synthetic":
-        yield _SyntheticFeed(plan, normaliser.device, spec.seed)
+        yield _SyntheticFeed(plan, normaliser.device, spec.seed, place)
         return
     device = normaliser.device
     loader = Loader(
@@ -282,7 +298,7 @@ def open_feed(
         allocate=allocate_pinned if device.type == "cuda" else None,
         backend=_choose_backend(spec, device, config),
     )
-    with loader, closing(LoadedFeed(loader, plan, normaliser)) as feed:
+    with loader, closing(LoadedFeed(loader, plan, normaliser, place)) as feed:
         yield feed
 
 

@@ -1,9 +1,10 @@
 """Up to the moment torch is needed: settings, data and plan, and the run folder on disk."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,6 @@ from phalanx.assemble.dataset_summary import (
     inspect_dataset,
     plan_new_run,
 )
-from phalanx.assemble.environment import describe_environment
 from phalanx.config.changes import find_changes, format_flag
 from phalanx.config.read import Settings, dump_config, fill_older_options, read_stored_settings
 from phalanx.config.schema import Config
@@ -28,12 +28,14 @@ from phalanx.engine.checkpoint_store import (
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.plan.machine_choice import choose_machine, reuse_machine
 from phalanx.plan.plan import Plan, make_plan
+from phalanx.report.environment import describe_environment, hash_code
 from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
 from phalanx.report.records import describe_missing_rows, find_changed_record
 from phalanx.report.summary import Summary, read_summary
 
 _RESUME_ORIGIN = "flag at resume"
+_OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +315,23 @@ def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
         return None
     checkpoint = Path(parent["checkpoint"])
     return StartingPoint(checkpoint=checkpoint, facts=read_facts(checkpoint), use="fork")
+
+
+def digest_run(prepared: PreparedRun) -> dict[str, str]:
+    """What all ranks of a run must have alike, as digests by what they are of."""
+    start = prepared.start
+    # where its files lie may differ from one machine to the next
+    options = {n: v for n, v in prepared.config.flat().items() if n not in _OWN_TO_A_MACHINE}
+    values = {
+        "options": options,
+        "code": hash_code(),
+        "data": prepared.dataset.fingerprints,
+        "start": None if start is None else [start.use, start.facts["weights_sha256"]],
+    }
+    return {
+        name: sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+        for name, value in values.items()
+    }
 
 
 def take_over(prepared: PreparedRun) -> PreparedRun:

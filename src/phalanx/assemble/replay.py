@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from phalanx.assemble.blackbox import finding_to_json, loss_scale_at
+from phalanx.assemble.blackbox import find_first, finding_to_json, loss_scale_at
 from phalanx.assemble.feed import StepImage
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.session import Session
@@ -68,7 +68,7 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
         metrics = session.train_step(next(batches), plan.lr(step - 1), probe=probe).tolist()
         images = tuple(session.feed.step_images(step))
     loss, grad_norm, top1 = metrics  # the device was waited for
-    finding = probe.find(loss, grad_norm)
+    finding = find_first(probe.find(loss, grad_norm), session.place, plan)
     # an automatic loss scale skips the step instead
     spoilt = finding is not None and finding.what == "gradient" and state.scaler is None
     return Replay(

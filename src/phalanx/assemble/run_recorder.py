@@ -75,6 +75,7 @@ class RunRecorder:
 
     def _warn_of_images(self) -> None:
         """Name each image that could not be read, or is odd, once."""
+        self._feed.exchange_problems()
         texts = {text: text for text in self._feed.bad_images().values()} | self._feed.notes()
         for key, text in texts.items():
             if key not in self._warned:

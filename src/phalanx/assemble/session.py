@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from phalanx.assemble.build import (
     build_network,
@@ -25,8 +25,9 @@ from phalanx.assemble.dataset_summary import (
 )
 from phalanx.assemble.feed import Feed, LoadedFeed, build_normaliser, open_feed
 from phalanx.assemble.memory import MemoryMeter
+from phalanx.assemble.place import build_step_passes, find_place
 from phalanx.assemble.prepare import StartingPoint
-from phalanx.assemble.torch_setup import prepare_torch
+from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.engine.checkpoint import content_errors, load_checkpoint, load_weights
@@ -34,8 +35,9 @@ from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, rea
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.probe import Probe
 from phalanx.engine.state import MetricSums, Throughput, TrainState
-from phalanx.engine.step import MicroBatch, build_forward_backward, compute_logits, train_step
+from phalanx.engine.step import ForwardBackward, MicroBatch, compute_logits, train_step
 from phalanx.errors import DataError
+from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
 
 
@@ -54,9 +56,11 @@ class Session:
         *,
         start: StartingPoint | None = None,
         classes: Sequence[str] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
-        self.device = prepare_torch(plan)
+        self.place = find_place(plan, ranks)
+        self.device = prepare_torch(plan, local_rank=ranks.world.local_rank if ranks else 0)
         self.memory = MemoryMeter(self.device)  # from before the first weight
         self.preprocessing = build_preprocessing(config, plan)
         if start is not None and start.weights_only:
@@ -64,14 +68,10 @@ class Session:
             self.classes = tuple(start.facts["classes"])
             with content_errors(start.checkpoint / FACTS):
                 self.preprocessing = Preprocessing(**start.facts["preprocessing"])
+        self.scoring_device = find_scoring_device(config, self.device)
         self.normaliser = build_normaliser(self.preprocessing, self.device, config)
         self.options = build_step_options(config, plan, self.device)
         self.model = build_network(config, plan, self.device)
-        # whatever wraps the model for a step (DDP, compilation, a graph) is made here, and only
-        # the step sees it: the state and checkpoints hold the bare model
-        self._forward_backward = build_forward_backward(
-            self.model, self.options, global_batch=plan.global_batch
-        )
         self._start, self._exits = start, ExitStack()
         if start is None:
             load_init_weights(self.model, config)
@@ -85,7 +85,8 @@ class Session:
     @cached_property
     def state(self) -> TrainState:
         """The model with all that training changes, as the start left it."""
-        state, start = build_state(self.model, self.config, self.plan), self._start
+        state = build_state(self.model, self.config, self.plan, self.place)
+        start = self._start
         if start is not None:
             load_checkpoint(state, start.checkpoint)
             if start.use == "fork":  # progress is kept; scores and times are the parent's
@@ -95,24 +96,47 @@ class Session:
         return state
 
     @cached_property
+    def _forward_backward(self) -> ForwardBackward:
+        return build_step_passes(
+            self.model,
+            self.options,
+            self.plan,
+            self.place,
+            bucket_mib=self.config.machine.bucket_mib,
+            statistics=lambda: self.state.replicas,
+        )
+
+    @cached_property
     def feed(self) -> Feed:
         """Training batches, and the validation images beside them."""
         return self._exits.enter_context(self.open_feed(self.plan))
 
+    @cached_property
+    def valid_feed(self) -> Feed:
+        """The validation images of training, on the device that scores."""
+        if self.scoring_device == self.device:
+            return self.feed
+        normaliser = build_normaliser(self.preprocessing, self.scoring_device, self.config)
+        config, spec = self._without_device_input(), build_input_spec(self.config, self.plan)
+        feed = open_feed(spec, self.plan, normaliser, config, place=self.place)
+        return self._exits.enter_context(feed)
+
+    def _without_device_input(self) -> Config:
+        """The config without what serves many epochs, or what a device that scores cannot do."""
+        data = self.config.data
+        decodes = data.gpu_decode and not find_gpu_decode_problem(self.scoring_device)
+        changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
+        return self.config.model_copy(update={"data": data.model_copy(update=changes)})
+
     def open_feed(self, plan: Plan) -> AbstractContextManager[Feed]:
         """Batches as a plan cuts them; worker processes end with the block."""
-        return open_feed(build_input_spec(self.config, plan), plan, self.normaliser, self.config)
+        spec = build_input_spec(self.config, plan)
+        return open_feed(spec, plan, self.normaliser, self.config, place=self.place)
 
     @cached_property
     def scoring_feed(self) -> Feed:
-        """The validation images alone, preprocessed as in training, labelled as the model counts.
-
-        Leaves out what serves many epochs, or what this device cannot do.
-        """
-        data, preprocessing = self.config.data, self.preprocessing
-        decodes = data.gpu_decode and not find_gpu_decode_problem(self.device)
-        changes = {"gpu_decode": decodes, "keep_on_device": False, "dataset_cache": False}
-        config = self.config.model_copy(update={"data": data.model_copy(update=changes)})
+        """The validation images alone, preprocessed as in training, labelled as the model does."""
+        config, preprocessing = self._without_device_input(), self.preprocessing
         spec = replace(
             build_input_spec(config, self.plan),
             order=None,
@@ -120,7 +144,10 @@ class Session:
             transform=preprocessing.transform,
             upright=preprocessing.exif_orientation,
         )
-        feed = self._exits.enter_context(open_feed(spec, self.plan, self.normaliser, config))
+        normaliser = build_normaliser(preprocessing, self.scoring_device, config)
+        feed = self._exits.enter_context(
+            open_feed(spec, self.plan, normaliser, config, place=self.place)
+        )
         if isinstance(feed, LoadedFeed):
             found = feed.loader.source("valid").classes
             feed.relabel(_match_classes(found, self.classes))
@@ -140,11 +167,29 @@ class Session:
                 loss_scale=self.plan.loss_scale.at(self.state.step),
             )
 
+    @cached_property
+    def _scoring_model(self) -> nn.Module:
+        return build_network(self.config, self.plan, self.scoring_device)
+
     def evaluate(
         self, batches: Iterable[ValidBatch], *, interrupted: Callable[[], bool] = lambda: False
     ) -> Score | None:
-        """The score of the model as it is; None when it was interrupted on the way."""
-        return evaluate(self.model, batches, options=self.options, interrupted=interrupted)
+        """The score of the model as it is; None when it was interrupted on the way.
+
+        Where there are ranks, each has its share of the batches, and all get the score of all.
+        """
+        model, options = self.model, self.options
+        if self.scoring_device != self.device:
+            model = self._scoring_model
+            model.load_state_dict(self.model.state_dict())
+            options = build_step_options(self.config, self.plan, self.scoring_device)
+        return evaluate(
+            model,
+            batches,
+            options=options,
+            interrupted=interrupted,
+            gather=self.place.gather,
+        )
 
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:
         """What the model says of images that were cut to its size."""

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
+from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
+from phalanx.plan.machine import resolve_device
 from phalanx.plan.plan import Plan
 
 _WITHOUT_AMX = "AVX512_CORE_BF16"  # the most that oneDNN has below matrix tiles
@@ -22,22 +24,39 @@ DETERMINISM = {  # deterministic algorithms and cuDNN kernels; whether cuDNN mea
 }
 
 
-def prepare_torch(plan: Plan) -> torch.device:
-    """Set torch up as the plan says, and give the device the run uses."""
+def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
+    """Set torch up as the plan says, and give the device of a rank."""
     avoid_missing_instructions()
     apply_settings(plan)
-    device = torch.device(first_device(plan.device))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device: torch finds no CUDA device here; use --device cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"--device {plan.device}: this machine has {torch.cuda.device_count()} CUDA devices, "
-            "numbered from 0"
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("--device: torch finds no mps device here; use --device cpu")
+    device = _open_device(pick_device(plan.device, local_rank), "--device")
     if device.type == "cpu":
         _keep_freed_memory()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # for what names no device, such as NCCL
+    return device
+
+
+def find_scoring_device(config: Config, device: torch.device) -> torch.device:
+    """The device that scores while another one, or the same, trains."""
+    name = config.machine.validation_device
+    if name is None:
+        return device
+    found = _open_device(pick_device(resolve_device(name)), "--validation-device")
+    is_same = found.type == device.type and (found.index or 0) == (device.index or 0)
+    return device if is_same else found
+
+
+def _open_device(name: str, flag: str) -> torch.device:
+    """The device of that name, if torch has it."""
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{flag}: torch finds no CUDA device here; use {flag} cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        here = "1 CUDA device, number 0" if found == 1 else f"{found} CUDA devices, numbered from 0"
+        raise ConfigError(f"{flag} {name}: this machine has {here}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"{flag}: torch finds no mps device here; use {flag} cpu")
     return device
 
 
@@ -74,9 +93,22 @@ def settings_restored() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction = bfloat16
 
 
-def first_device(devices: str) -> str:
-    """The device one replica uses: cuda:1,3 begins with cuda:1."""
-    return devices.partition(",")[0]
+def pick_device(devices: str, local_rank: int = 0) -> str:
+    """The device of a rank among those of its machine: of cuda:1,3, rank 1 has cuda:3.
+
+    >>> pick_device("cuda:1,3", 1), pick_device("cuda", 2), pick_device("cpu", 2)
+    ('cuda:3', 'cuda:2', 'cpu')
+    """
+    kind, _, numbers = devices.partition(":")
+    if numbers:
+        listed = numbers.split(",")
+        if local_rank >= len(listed):
+            raise ConfigError(
+                f"--device {devices}: names {len(listed)} devices, and rank {local_rank} of this "
+                "machine needs one of its own; name more, or start fewer ranks"
+            )
+        return f"{kind}:{listed[local_rank]}"
+    return f"{kind}:{local_rank}" if kind == "cuda" and local_rank else kind
 
 
 def _keep_freed_memory() -> None:

@@ -2,20 +2,22 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+from torch import Tensor
+
 from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
-from phalanx.assemble.environment import describe_environment
 from phalanx.assemble.fork import describe_fork
-from phalanx.assemble.prepare import PreparedRun, take_over
+from phalanx.assemble.place import Place, build_watchdog, find_place
+from phalanx.assemble.prepare import PreparedRun, digest_run, start_from, take_over
 from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
-from phalanx.assemble.signals import StopRequest, listening
 from phalanx.assemble.summarise import summarise_run
 from phalanx.data.layouts.image_files import describe_ignored
 from phalanx.engine.checkpoint import CheckpointSaver, load_weights
@@ -31,17 +33,22 @@ from phalanx.engine.checkpoint_store import (
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.evaluate import Score, ValidBatch
 from phalanx.engine.probe import Probe
-from phalanx.engine.state import TrainState
+from phalanx.engine.state import Throughput, TrainState
+from phalanx.engine.step import MicroBatch
 from phalanx.engine.train import LoopDependencies, MetricsBuffer, fit
-from phalanx.errors import Stopped, UserError
+from phalanx.errors import DivergedError, Stopped, UserError
+from phalanx.parallel.ranks import Ranks
+from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.model import build_variant
 from phalanx.plan.role import Role
 from phalanx.report.console import Console
+from phalanx.report.environment import describe_environment
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
 from phalanx.report.terminal import clean_name
+from phalanx.signals import StopRequest, listening
 from phalanx.units import format_plural
 
 _IMAGES_SHOWN = 6
@@ -60,19 +67,29 @@ class TrainingRun:
     stop: StopRequest
     role: Role
     consensus: Consensus
+    watchdog: Watchdog | None  # where ranks wait for each other
 
 
 def train(
-    prepared: PreparedRun, *, stream: TextIO | None = None, role: Role | None = None
-) -> Summary:
+    prepared: PreparedRun,
+    *,
+    stream: TextIO | None = None,
+    role: Role | None = None,
+    ranks: Ranks | None = None,
+) -> Summary | None:
     """Train a run to its end, from wherever it stands; write its summary and report.
 
-    `stream` is where the run speaks to, standard output if not given.
+    `stream` is where the run speaks to, standard output if not given. Where ranks train together,
+    the one that writes gives the summary.
     """
+    place = find_place(prepared.plan, ranks)
+    role = role or place.role
     with ExitStack() as stack:
-        stack.enter_context(prepared.run.lock())
+        if role.writes:
+            stack.enter_context(prepared.run.lock())
         try:
-            training = open_training(take_over(prepared), stack, stream=stream, role=role)
+            prepared = _agree_on_start(prepared, place, role)
+            training = open_training(prepared, stack, stream=stream, role=role, ranks=ranks)
             _go_to_start(training)
         except UserError:
             stack.close()
@@ -81,12 +98,28 @@ def train(
             raise
         _announce(training)
         _run_loop(training)
-        if training.role.writes:
-            _average_last(training)
+        training.session.state.settle()
+        _collect_findings(training)
+        if not role.writes:
+            return None
+        _average_last(training)
         summary = _finish(training)
-    if training.role.writes:
-        write_report(prepared.run)
+    write_report(prepared.run)
     return summary
+
+
+def _agree_on_start(prepared: PreparedRun, place: Place, role: Role) -> PreparedRun:
+    """The run as it stands now, as the rank that writes has found it."""
+    if role.writes:
+        prepared = take_over(prepared)
+    start = prepared.start
+    own = start.checkpoint if start is not None and start.use == "resume" else None
+    first = place.gather(own)[0]
+    if not role.writes:
+        prepared = replace(prepared, start=start_from(first, prepared.run))
+    if place.ranks is not None:
+        place.ranks.refuse_differences(digest_run(prepared))
+    return prepared
 
 
 def open_training(
@@ -95,10 +128,11 @@ def open_training(
     *,
     stream: TextIO | None = None,
     role: Role | None = None,
+    ranks: Ranks | None = None,
 ) -> TrainingRun:
     """Open every part; the stack closes them again."""
     run, plan, config = prepared.run, prepared.plan, prepared.config
-    role, consensus = role or Role(), Consensus()
+    role = role or Role()
     if not role.prints:
         stream = stack.enter_context(open(os.devnull, "w"))  # noqa: SIM115 - closed by the stack
     console = Console(
@@ -108,9 +142,9 @@ def open_training(
         stream=stream,
     )
     session = stack.enter_context(
-        Session(config, plan, start=prepared.start, classes=prepared.dataset.classes)
+        Session(config, plan, start=prepared.start, classes=prepared.dataset.classes, ranks=ranks)
     )
-    records = Records(run.path)
+    records, consensus = Records(run.path), session.place.consensus
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
     saver = CheckpointSaver(
         run.checkpoints,
@@ -129,10 +163,11 @@ def open_training(
         records=records,
         console=console,
         saver=saver,
-        black_box=BlackBox(prepared, session, records, probe),
+        black_box=BlackBox(prepared, session, records, probe, writes=role.writes),
         stop=StopRequest(),
         role=role,
         consensus=consensus,
+        watchdog=build_watchdog(session.place, prepared, lambda: session.state.step),
     )
 
 
@@ -157,6 +192,7 @@ def _go_to_start(training: TrainingRun) -> None:
     """Bring checkpoints and records to the step this process begins at."""
     state, prepared = training.session.state, training.prepared
     if prepared.start is not None and prepared.start.use == "fork":
+        state.settle()
         training.saver.save(state)  # the parent may go; this run must stand on its own
     else:
         _restore_seen(training)
@@ -172,6 +208,8 @@ def _restore_seen(training: TrainingRun) -> None:
     if not training.prepared.accepts_changed_data:
         feed.recheck_bad(state.bad_images)
         feed.restore_seen(state.seen)
+        if training.session.valid_feed is not feed:
+            training.session.valid_feed.restore_seen(state.seen)
     elif training.role.writes:
         accepted = [*run.facts.get("accepted_changed_data", []), state.step]
         run.update_facts(accepted_changed_data=accepted)
@@ -216,12 +254,20 @@ def _run_loop(training: TrainingRun) -> None:
     # where every step is looked at, one that diverged is seen before another is made
     capacity = 1 if black_box.probe else session.config.train.device_iterations
     metrics, deps = MetricsBuffer(session.device, capacity), loop_dependencies(training)
-    with listening(training.stop, leave=training.console.restore_terminal):
+    console, prints = training.console, training.role.prints
+    with (
+        training.watchdog or nullcontext(),
+        listening(training.stop, leave=console.restore_terminal, prints=prints),
+    ):
         with black_box.recording(metrics.read, deps.observer.on_metrics):
             try:
                 fit(session.state, session.plan, deps=deps, metrics=metrics)
-            finally:
-                training.saver.wait()
+            except BaseException as end:
+                # other ranks know of a stop and a divergence alone: nothing else may ask them
+                is_agreed = isinstance(end, Stopped | DivergedError)
+                training.saver.wait() if is_agreed else training.saver.join()
+                raise
+            training.saver.wait()
         if session.plan.scores_after:
             _score_checkpoints(training, deps)
 
@@ -229,25 +275,26 @@ def _run_loop(training: TrainingRun) -> None:
 def loop_dependencies(training: TrainingRun) -> LoopDependencies:
     """What the loop calls."""
     session, plan, black_box = training.session, training.session.plan, training.black_box
-    feed = session.feed
+    feed, beat = session.feed, training.watchdog.beat if training.watchdog else lambda: None
 
     def evaluate(state: TrainState) -> Score | None:
         # the last score is finished whatever comes: it ends the run
         last = state.step == plan.total_steps
-
-        def interrupted() -> bool:
-            return training.consensus.any(training.stop()) and not last
-
-        return session.evaluate(shown(), interrupted=interrupted)
+        return session.evaluate(shown(), interrupted=lambda: training.stop() and not last)
 
     def shown() -> Iterator[ValidBatch]:
-        for number, batch in enumerate(feed.validation()):
+        for number, batch in enumerate(session.valid_feed.validation()):
+            beat()
             training.console.evaluation_progress(number * plan.valid_batch, plan.valid_images)
             yield batch
 
+    def train_step(passes: Sequence[MicroBatch], lr: float) -> Tensor:
+        beat()
+        return session.train_step(passes, lr, probe=black_box.probe)
+
     def save(state: TrainState) -> None:
-        state.bad_images |= feed.bad_images()
-        state.seen = feed.seen()
+        state.settle()
+        _collect_findings(training)
         if training.role.writes:
             training.records.flush(sync=True)
             is_last = state.step == plan.total_steps
@@ -262,7 +309,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
 
     return LoopDependencies(
         batches_from=feed.batches_from,
-        train_step=lambda passes, lr: session.train_step(passes, lr, probe=black_box.probe),
+        train_step=train_step,
         evaluate=evaluate,
         save=save,
         stop_requested=training.stop,
@@ -278,6 +325,18 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         ),
         consensus=training.consensus,
     )
+
+
+def _collect_findings(training: TrainingRun) -> None:
+    """Bring what all ranks have found out about images and time into the state."""
+    session, gather = training.session, training.consensus.gather
+    state, feed, valid = session.state, session.feed, session.valid_feed
+    for found in gather(feed.bad_images() | valid.bad_images()):
+        state.bad_images |= found
+    everything_seen = gather(feed.seen() | valid.seen())
+    for split, checksums in (pair for seen in everything_seen for pair in seen.items()):
+        state.seen[split] = np.maximum(state.seen.get(split, 0), checksums)
+    state.throughput = Throughput.slowest(gather(state.throughput))
 
 
 def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
@@ -300,7 +359,8 @@ def _score_checkpoints(training: TrainingRun, deps: LoopDependencies) -> None:
             score = score_file(checkpoint / WEIGHTS)
             state.scores[state.step] = score.top1
             deps.observer.on_score(state, score)
-            training.records.flush(sync=True)
+            if training.role.writes:
+                training.records.flush(sync=True)
         if state.step not in averaged and (checkpoint / AVERAGE_WEIGHTS).exists():
             score = score_file(checkpoint / AVERAGE_WEIGHTS)
             deps.observer.on_averaged_score(state, score)
@@ -322,13 +382,10 @@ def _average_last(training: TrainingRun) -> None:
 def _finish(training: TrainingRun) -> Summary:
     """Write what came out."""
     state, run = training.session.state, training.prepared.run
-    state.bad_images |= training.session.feed.bad_images()
-    if training.role.writes:
-        training.records.flush(sync=True)
-        if newest_checkpoint(run.checkpoints) is not None:
-            keep = count_kept_checkpoints(training.session.config)
-            prune_checkpoints(run.checkpoints, keep=keep, scores=state.scores)
+    training.records.flush(sync=True)
+    if newest_checkpoint(run.checkpoints) is not None:
+        keep = count_kept_checkpoints(training.session.config)
+        prune_checkpoints(run.checkpoints, keep=keep, scores=state.scores)
     summary = summarise_run(training.prepared, training.session)
-    if training.role.writes:
-        write_summary(run.path, summary)
+    write_summary(run.path, summary)
     return summary

@@ -1,11 +1,21 @@
 """What is left after all known mistakes: bugs of our own, whose traceback goes into a file."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from phalanx.errors import Bug, DiskError, Stopped, UserError
+from phalanx.errors import (
+    Bug,
+    DiskError,
+    DivergedError,
+    FailedElsewhere,
+    NetworkError,
+    Stopped,
+    UserError,
+)
+from phalanx.plan.world import World
 from phalanx.report.terminal import ReaderLeft
 
 _NAME = "phalanx-traceback"
@@ -20,7 +30,7 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, Stopped, Bug, ReaderLeft):
+    except (UserError, Stopped, FailedElsewhere, Bug, ReaderLeft):
         raise
     except OSError as error:
         if error.filename is None:
@@ -35,11 +45,35 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
         raise _make_bug(error, folder) from error
 
 
+@contextmanager
+def told_by_rank(world: World, folder: Path) -> Iterator[None]:
+    """A block of one rank: what fails there is told with the rank, its host and its traceback."""
+    try:
+        with bug_reports(folder):
+            yield
+    except (DivergedError, NetworkError):
+        raise  # of all ranks, or with the rank in it
+    except (UserError, Bug) as failure:
+        where = f"rank {world.rank} of {world.size} on {socket.gethostname()}"
+        told = f"{where}: {failure}"
+        if isinstance(failure, UserError):
+            text = _format_traceback(failure)
+            told += f" (traceback in {_write(text, folder, f'{_NAME}-rank-{world.rank}')})"
+        failure.args = (told,)
+        raise
+
+
+def _format_traceback(error: BaseException) -> str:
+    import traceback  # with all it imports, only when it is needed
+
+    return "".join(traceback.format_exception(error))
+
+
 def _make_bug(error: Exception, folder: Path | None) -> Bug:
     """The error as one line; its traceback is written down."""
     import traceback  # with all it imports, only when it is needed
 
-    text = "".join(traceback.format_exception(error))
+    text = _format_traceback(error)
     kind = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
     try:
         where = f"is in {_write(text, folder)}"
@@ -51,19 +85,19 @@ def _make_bug(error: Exception, folder: Path | None) -> Bug:
     )
 
 
-def _write(text: str, folder: Path | None) -> Path:
+def _write(text: str, folder: Path | None, name: str = _NAME) -> Path:
     """Write a traceback; its path."""
     data = text.encode(errors="backslashreplace")
     if folder is not None and folder.is_dir():
         try:
-            path = folder / f"{_NAME}.txt"
+            path = folder / f"{name}.txt"
             path.write_bytes(data)
             return path
         except OSError:
             pass  # the disk may be what the bug is about
     import tempfile
 
-    handle, name = tempfile.mkstemp(prefix=f"{_NAME}-", suffix=".txt")
+    handle, file_name = tempfile.mkstemp(prefix=f"{name}-", suffix=".txt")
     with os.fdopen(handle, "wb") as file:
         file.write(data)
-    return Path(name)
+    return Path(file_name)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from phalanx.assemble.signals import Interrupted, interrupting
 from phalanx.cli.crash import bug_reports
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
@@ -17,6 +16,7 @@ from phalanx.errors import (
     suggest,
 )
 from phalanx.report.terminal import ReaderLeft, cleaned_output
+from phalanx.signals import Interrupted, interrupting
 
 COMMANDS = {  # name: (module, what it does)
     "train": ("train", "train a model, resume a run, or fork one"),

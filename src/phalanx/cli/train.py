@@ -8,15 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.assemble.signals import Interrupted
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
-from phalanx.cli.crash import bug_reports
+from phalanx.cli.crash import bug_reports, told_by_rank
 from phalanx.cli.validate import score_all, score_untrained
 from phalanx.config.text import FALSE_WORDS
-from phalanx.errors import ConfigError, Stopped
+from phalanx.errors import ConfigError, FailedElsewhere, Stopped
+from phalanx.plan.world import World, read_world
+from phalanx.signals import Interrupted
 from phalanx.units import format_plural
 
 if TYPE_CHECKING:
+    from phalanx.assemble.prepare import PreparedRun
     from phalanx.report.folder import RunFolder
 
 
@@ -54,8 +56,53 @@ if TYPE_CHECKING:
         ),
     },
 )
-def _run(args: ParsedArgs) -> None:
-    """Prepare without torch, then train."""
+def _run(args: ParsedArgs) -> int:
+    """Prepare without torch, then train: here, on ranks of our own, or as a launcher's rank."""
+    world = read_world()
+    if world is not None:
+        return _run_as_rank(args, world)
+    prepared = _prepare(args)
+    if prepared is None:
+        return 0
+    if prepared.plan.layout.ranks > 1:
+        from phalanx.assemble.rank_launch import start_ranks
+
+        flags = args.flags if args["--resume"] else {}
+        code = start_ranks(prepared, flags, to_stderr=args["--json"])
+        if code:
+            return code
+    else:
+        with _resumable(prepared.run), bug_reports(prepared.run.path):
+            from phalanx.assemble.train import train
+
+            train(prepared, stream=sys.stderr if args["--json"] else None)
+    _print_result(prepared.run.path, as_json=args["--json"])
+    return 0
+
+
+def _run_as_rank(args: ParsedArgs, world: World) -> int:
+    """Train as one of several ranks; only one of them speaks."""
+    from phalanx.assemble.rank_launch import open_as_rank, train_as_rank
+
+    plugin = {name: value for name, value in args.flags.items() if name == "plugin"}
+    flags = args.flags if args["--resume"] else plugin
+    try:
+        opened = open_as_rank(world, lambda: _prepare(args), flags)
+        if opened is None:
+            return 0
+        prepared, store = opened
+        stream = sys.stderr if args["--json"] else None
+        with _resumable(prepared.run), told_by_rank(world, prepared.run.path):
+            has_result = train_as_rank(world, prepared, store, stream)
+    except FailedElsewhere as end:
+        return end.exit_code
+    if has_result and not world.supervised:
+        _print_result(prepared.run.path, as_json=args["--json"])
+    return 0
+
+
+def _prepare(args: ParsedArgs) -> "PreparedRun | None":
+    """The run to train, on disk; None where there is nothing to train, and that was told."""
     preset = args.preset_name
     if sum(map(bool, (preset, args["--resume"], args["--fork"]))) > 1:
         raise ConfigError(
@@ -66,42 +113,40 @@ def _run(args: ParsedArgs) -> None:
         raise ConfigError("--accept-changed-data: goes with --resume RUN; leave it out")
     if args["--fork-schedule"] and not args["--fork"]:
         raise ConfigError("--fork-schedule: goes with --fork RUN; leave it out")
-    if args["--resume"] and args.flags.get("training", "").lower() in FALSE_WORDS:
-        # every checkpoint is scored, as by `validate --all`
-        args.refuse_problems()
-        del args.flags["training"]
-        return score_all(args["--resume"], args, every=True)
     if args["--resume"]:
-        args.refuse_problems()
-        from phalanx.assemble.prepare import prepare_resume, remake_finished
-
-        run = Path(args["--resume"])
-        if remake_finished(run, args.flags) is not None:
-            return _print_result(run, as_json=args["--json"])
-        accept = args["--accept-changed-data"]
-        prepared = prepare_resume(run, args.flags, accept_changed_data=accept)
-    elif args["--fork"]:
+        return _prepare_resume(args)
+    if args["--fork"]:
         args.refuse_problems()
         from phalanx.assemble.fork import prepare_fork
 
-        prepared = prepare_fork(
+        return prepare_fork(
             Path(args["--fork"]), args.flags, line=args.line, schedule=args["--fork-schedule"]
         )
-    else:
-        from phalanx.assemble.find_data import fetch_missing
+    from phalanx.assemble.find_data import fetch_missing
 
-        settings = fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
-        if not settings.config.train.training:
-            return score_untrained(settings.config.model.model, settings, args)
-        from phalanx.assemble.prepare import prepare_new
+    settings = fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
+    if not settings.config.train.training:
+        score_untrained(settings.config.model.model, settings, args)
+        return None
+    from phalanx.assemble.prepare import prepare_new
 
-        prepared = prepare_new(settings, line=args.line)
+    return prepare_new(settings, line=args.line)
 
-    with _resumable(prepared.run), bug_reports(prepared.run.path):
-        from phalanx.assemble.train import train
 
-        train(prepared, stream=sys.stderr if args["--json"] else None)
-    return _print_result(prepared.run.path, as_json=args["--json"])
+def _prepare_resume(args: ParsedArgs) -> "PreparedRun | None":
+    """An existing run; None where it is finished, or only to be scored, and that was done."""
+    args.refuse_problems()
+    if args.flags.get("training", "").lower() in FALSE_WORDS:
+        del args.flags["training"]
+        score_all(args["--resume"], args, every=True)  # as by `validate --all`
+        return None
+    from phalanx.assemble.prepare import prepare_resume, remake_finished
+
+    run = Path(args["--resume"])
+    if remake_finished(run, args.flags) is not None:
+        _print_result(run, as_json=args["--json"])
+        return None
+    return prepare_resume(run, args.flags, accept_changed_data=args["--accept-changed-data"])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """From a training state to a checkpoint and back, and saving that training does not wait for."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,11 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as arrays_from_bytes
-from safetensors.numpy import save as arrays_to_bytes
 from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
 from phalanx.engine.checkpoint_store import (
@@ -22,18 +21,22 @@ from phalanx.engine.checkpoint_store import (
     FACTS,
     FORMAT,
     OPTIMIZER,
+    REPLICAS,
     WEIGHTS,
+    FileContent,
     prune_checkpoints,
     read_files,
     write_checkpoint,
 )
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
+from phalanx.engine.tensor_bytes import iterate_safetensors
 from phalanx.errors import CheckpointError, DivergedError
 from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
 _SEEN = "seen.safetensors"
+_PIECE = 1 << 20  # numbers
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class _Snapshot:
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     average: dict[str, Tensor]  # empty where none is kept
+    replicas: dict[str, Tensor] | None  # None where there is one
     values: dict[str, Any]  # what is no tensor
     seen: dict[str, NDArray[np.uint32]]  # checksums of images that were read, by split
 
@@ -55,8 +59,11 @@ class _Snapshot:
 def take_snapshot(state: TrainState) -> _Snapshot:
     """Copy the state to host memory. Waits for the device."""
 
-    def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach())
+            for name, t in tensors.items()
+        }
 
     if state.offload is not None:
         state.offload.synchronize()
@@ -67,6 +74,7 @@ def take_snapshot(state: TrainState) -> _Snapshot:
         weights=copied(state.model.state_dict()),
         optimizer=copied(optimizer),
         average=copied(average),
+        replicas=None if state.replicas is None else copied(state.replicas.tensors()),
         values=values,
         seen={split: checksums.copy() for split, checksums in state.seen.items()},
     )
@@ -101,12 +109,16 @@ class CheckpointSaver:
             self._thread.start()
 
     def wait(self) -> None:
-        """Return once everything handed over is on disk, or raise what prevented it."""
+        """Return once everything handed over is on disk, or raise what prevented it, everywhere."""
+        self.join()
+        failure, self._failure = self._failure, None
+        self._consensus.raise_any(failure)
+
+    def join(self) -> None:
+        """Return once nothing is being written any more."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        failure, self._failure = self._failure, None
-        self._consensus.raise_any(failure)
 
     def _write(self, snapshot: _Snapshot) -> None:
         try:
@@ -122,32 +134,34 @@ class CheckpointSaver:
 def _refuse_nonfinite(snapshot: _Snapshot) -> None:
     """A step of finite numbers may still give weights that are not; such weights are not saved."""
     for name, tensor in snapshot.weights.items():
-        if not bool(tensor.isfinite().all()):
+        pieces = tensor.reshape(-1).split(_PIECE)  # isfinite copies what it looks at
+        if not all(bool(piece.isfinite().all()) for piece in pieces):
             raise DivergedError(
                 f"step {snapshot.step:,}: {name} is no longer finite and was not saved; start "
                 "again, or fork an earlier checkpoint, with a lower --lr or a longer --warmup-epoch"
             )
 
 
-def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, bytes]:
-    """The files of a checkpoint, by name."""
+def _to_files(snapshot: _Snapshot, run_facts: dict[str, Any]) -> dict[str, FileContent]:
+    """The files of a checkpoint, by name; those with tensors are views of the snapshot."""
     facts = {
         "format": FORMAT,
         "state": snapshot.values,
         "weights_sha256": hash_weights(snapshot.weights),
         **run_facts,
     }
-    files = {
-        WEIGHTS: tensors_to_bytes(
-            snapshot.weights, metadata={NORM_LAYOUT_KEY: run_facts["norm_layout"]}
-        ),
-        OPTIMIZER: tensors_to_bytes(snapshot.optimizer),
+    files: dict[str, FileContent] = {
+        WEIGHTS: iterate_safetensors(snapshot.weights, {NORM_LAYOUT_KEY: run_facts["norm_layout"]}),
+        OPTIMIZER: iterate_safetensors(snapshot.optimizer),
         FACTS: json.dumps(facts, indent=1).encode(),
     }
     if snapshot.average:
-        files[AVERAGE_WEIGHTS] = tensors_to_bytes(snapshot.average)
+        files[AVERAGE_WEIGHTS] = iterate_safetensors(snapshot.average)
+    if snapshot.replicas is not None:
+        files[REPLICAS] = iterate_safetensors(snapshot.replicas)
     if snapshot.seen:
-        files[_SEEN] = arrays_to_bytes(snapshot.seen)
+        seen = {split: torch.from_numpy(checksums) for split, checksums in snapshot.seen.items()}
+        files[_SEEN] = iterate_safetensors(seen)
     return files
 
 
@@ -169,6 +183,11 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
             state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
     elif state.average is not None:  # a fork that begins to average
         state.average.reset()
+    if state.replicas is not None:  # the last: without statistics of their own, all begin alike
+        where, content = checkpoint / REPLICAS, files.get(REPLICAS)
+        with content_errors(where):
+            statistics = None if content is None else tensors_from_bytes(content)
+            state.replicas.load(statistics, where=str(where))
 
 
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:

@@ -1,28 +1,35 @@
 """Checkpoint folders on disk, as bytes: whole or absent, checked by hash, pruned. No torch.
 
+A file is written piece by piece and read back the same way, so that a save needs no memory for it.
+
 checkpoints/
   step-00000125/  manifest.json (format, and each file's size and sha256), facts.json,
                   weights.safetensors, optimizer.safetensors; average.safetensors where the
-                  run keeps a live average; seen.safetensors, the checksums of the images
-                  that the run has read
+                  run keeps a live average; replicas.safetensors, the running statistics of
+                  each replica, where there are several (the weights have their mean);
+                  seen.safetensors, the checksums of the images that the run has read
   best            a link to the checkpoint with the highest score; a folder where the run was
                   copied without links
   average/        the average of several, made on request: no step, never pruned or resumed from
   .part-...       being written, and
   .gone-...       being deleted: both are removed at the next resume
+
+Format 1 had no replicas.safetensors, and is read as a checkpoint of one replica.
 """
 
 import json
 import re
 import shutil
-from hashlib import sha256
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
 from phalanx.disk import disk_errors, sync_folder, write_synced
 from phalanx.errors import CheckpointError, DiskError
 
-FORMAT = 1  # raise it when the layout changes, and teach `read_files` the older one
+FORMAT = 2  # raise it when the layout changes, and teach `read_files` the older one
 _NAME = re.compile(r"^step-(\d{8,})$")
 _PART, _GONE = ".part-", ".gone-"
 _BEST, AVERAGE_NAME = "best", "average"
@@ -33,34 +40,32 @@ _FACT_TYPES = {  # what every release has written, and nobody can do without
     "global_batch": int, "state.step": int,
 }  # fmt: skip
 AVERAGE_WEIGHTS = "average.safetensors"  # a checkpoint's file of live averages
+REPLICAS = "replicas.safetensors"
+FileContent = bytes | Iterable[memoryview]  # of a file: whole, or in pieces
 
 
-def write_checkpoint(folder: Path, step: int, files: dict[str, bytes]) -> Path:
+def write_checkpoint(folder: Path, step: int, files: Mapping[str, FileContent]) -> Path:
     """Write the checkpoint of a step."""
     return write_checkpoint_as(folder, _name_step(step), files)
 
 
-def write_checkpoint_as(folder: Path, name: str, files: dict[str, bytes]) -> Path:
+def write_checkpoint_as(folder: Path, name: str, files: Mapping[str, FileContent]) -> Path:
     """Write a checkpoint; it has its name only once all bytes read back right."""
     target = folder / name
     part = folder / f"{_PART}{target.name}"
-    sums = {
-        file: {"bytes": len(content), "sha256": sha256(content).hexdigest()}
-        for file, content in files.items()
-    }
-    manifest = {"format": FORMAT, "files": sums}
     with disk_errors(target):
         shutil.rmtree(part, ignore_errors=True)
         if not folder.exists():
             folder.mkdir(parents=True)
             sync_folder(folder.parent)
         part.mkdir()
-        for file, content in files.items():
-            write_synced(part / file, content)
-        write_synced(part / "manifest.json", json.dumps(manifest, indent=1).encode())
+        sums = {file: _write_file(part / file, content) for file, content in files.items()}
+        manifest = {"format": FORMAT, "files": sums}
+        write_synced(part / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         sync_folder(part)
     try:
-        read_files(part)
+        for file, expected in _list_files(part).items():
+            _check_file(part / file, expected)
     except CheckpointError as error:
         raise DiskError(f"{target}: what was written does not read back ({error})") from error
     with disk_errors(target):
@@ -71,30 +76,70 @@ def write_checkpoint_as(folder: Path, name: str, files: dict[str, bytes]) -> Pat
     return target
 
 
+def _write_file(path: Path, content: FileContent) -> dict[str, Any]:
+    """Write a file; its size and sha256, as the manifest has them."""
+    size, digest = 0, sha256()
+
+    def summed() -> Iterator[bytes | memoryview]:
+        nonlocal size
+        for piece in [content] if isinstance(content, bytes) else content:
+            size += len(piece)
+            digest.update(piece)
+            yield piece
+
+    write_synced(path, summed())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
 def read_files(checkpoint: Path, *needed: str) -> dict[str, bytes]:
     """All files of a checkpoint, each compared with the manifest, which must list those needed."""
-    manifest = _read_manifest(checkpoint)
-    files = {}
+    files = _list_files(checkpoint, *needed)
+    return {name: _read_file(checkpoint / name, expected) for name, expected in files.items()}
+
+
+def _list_files(checkpoint: Path, *needed: str) -> dict[str, Any]:
+    """What the manifest says of each file; those needed must be among them."""
+    files = _read_manifest(checkpoint)["files"]
     for name in needed:
-        if name not in manifest["files"]:
+        if name not in files:
             raise CheckpointError(f"{checkpoint}: incomplete checkpoint ({name} is not listed)")
-    for name, expected in manifest["files"].items():
-        path = checkpoint / name
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(
-                f"{path}: {error.strerror}; the checkpoint is incomplete"
-            ) from None
-        if len(content) != expected["bytes"]:
-            raise CheckpointError(
-                f"{path}: {len(content):,} bytes where the manifest says {expected['bytes']:,}; "
-                "it was cut off or changed"
-            )
-        if sha256(content).hexdigest() != expected["sha256"]:
-            raise CheckpointError(f"{path}: its contents were changed (the sha256 differs)")
-        files[name] = content
-    return files
+    return dict(files)
+
+
+def _read_file(path: Path, expected: dict[str, Any]) -> bytes:
+    """A file's bytes, compared with the manifest."""
+    with _incomplete_errors(path):
+        content = path.read_bytes()
+    _compare(path, len(content), sha256(content).hexdigest(), expected=expected)
+    return content
+
+
+def _check_file(path: Path, expected: dict[str, Any]) -> None:
+    """Compare a file with the manifest, without all of its bytes in memory."""
+    with _incomplete_errors(path), path.open("rb") as file:
+        digest = file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+    _compare(path, size, digest, expected=expected)
+
+
+@contextmanager
+def _incomplete_errors(path: Path) -> Iterator[None]:
+    """A block that reads a file of a checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; the checkpoint is incomplete") from None
+
+
+def _compare(path: Path, size: int, digest: str, *, expected: dict[str, Any]) -> None:
+    """Raise CheckpointError for a file that is not what the manifest says."""
+    if size != expected["bytes"]:
+        raise CheckpointError(
+            f"{path}: {size:,} bytes where the manifest says {expected['bytes']:,}; "
+            "it was cut off or changed"
+        )
+    if digest != expected["sha256"]:
+        raise CheckpointError(f"{path}: its contents were changed (the sha256 differs)")
 
 
 def _read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -128,7 +173,10 @@ def _read_manifest(checkpoint: Path) -> dict[str, Any]:
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says about itself, all its files checked."""
     path = checkpoint / FACTS
-    content = read_files(checkpoint, FACTS, WEIGHTS, OPTIMIZER)[FACTS]
+    files = _list_files(checkpoint, FACTS, WEIGHTS, OPTIMIZER)
+    for name, expected in files.items():
+        _check_file(checkpoint / name, expected)
+    content = _read_file(path, files[FACTS])
     try:
         facts = json.loads(content)
     except (ValueError, RecursionError):

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from phalanx.engine.step import StepOptions, compute_logits
 from phalanx.errors import DataError
 
+_Answers = dict[str, np.ndarray]  # columns with a row for each image
+
 
 class ValidBatch(NamedTuple):
     """Images to score; index -1 marks rows that only pad the batch or could not be read."""
@@ -67,26 +69,45 @@ def evaluate(
     *,
     options: StepOptions,
     interrupted: Callable[[], bool] = lambda: False,
+    gather: Callable[[_Answers | None], list[_Answers | None]] = lambda mine: [mine],
 ) -> Score | None:
-    """Score all batches; None when it was interrupted on the way."""
-    model.eval()
-    results = []
-    classes = 0
-    for batch in batches:
-        if interrupted():
-            return None
-        logits = compute_logits(model, batch.images, options)
-        classes = logits.shape[1]
-        results.append(_row_results(logits, batch))
-    if not results:
+    """Score all batches; None when it was interrupted on the way.
+
+    gather: gives the answers of all ranks, each of which scores other batches.
+    """
+    shares = gather(_answer(model, batches, options, interrupted))
+    if None in shares:
+        return None
+    answered = [share for share in shares if share]
+    if not answered:
         raise DataError("there is no image to score: the validation split is empty")
-    columns = {name: torch.cat([row[name] for row in results]).cpu().numpy() for name in results[0]}
-    real = columns["indices"] >= 0
-    if not real.any():
+    columns = {name: np.concatenate([share[name] for share in answered]) for name in answered[0]}
+    # ranks take turns with the batches; images that only pad one, or cannot be read, go first
+    in_order = np.argsort(columns["indices"], kind="stable")
+    places = in_order[np.count_nonzero(columns["indices"] < 0) :]
+    if not len(places):
         raise DataError(
             "there is no image to score: no image of the validation split can be decoded"
         )
-    return Score(**{name: column[real] for name, column in columns.items()}, classes=classes)
+    classes = int(columns.pop("classes")[0])
+    return Score(**{name: column[places] for name, column in columns.items()}, classes=classes)
+
+
+def _answer(
+    model: nn.Module,
+    batches: Iterable[ValidBatch],
+    options: StepOptions,
+    interrupted: Callable[[], bool],
+) -> _Answers | None:
+    """What the model says of each row, on the host; None when it was interrupted on the way."""
+    model.eval()
+    results = []
+    for batch in batches:
+        if interrupted():
+            return None
+        results.append(_row_results(compute_logits(model, batch.images, options), batch))
+    names = results[0] if results else ()
+    return {name: torch.cat([row[name] for row in results]).cpu().numpy() for name in names}
 
 
 def _row_results(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
@@ -98,4 +119,5 @@ def _row_results(logits: Tensor, batch: ValidBatch) -> dict[str, Tensor]:
         "ranked": best.indices,
         "confidence": best.values[:, 0],
         "losses": F.cross_entropy(logits, batch.labels, reduction="none"),
+        "classes": torch.full_like(batch.labels, logits.shape[1]),
     }

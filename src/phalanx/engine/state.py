@@ -1,6 +1,6 @@
 """What changes while training, and nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
+from phalanx.engine.replica_statistics import ReplicaStatistics
+from phalanx.engine.tensor_bytes import view_bytes
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.kernels.rounding import COUNTS
 from phalanx.optim.half_weights import HalfWeights
@@ -80,6 +82,12 @@ class Throughput:
         self.busy_s += busy_s
         self.wait_s += wait_s
 
+    @staticmethod
+    def slowest(ranks: Sequence["Throughput"]) -> "Throughput":
+        """That of several ranks which trained on the same images together."""
+        busy, wait = max(r.busy_s for r in ranks), max(r.wait_s for r in ranks)
+        return Throughput(ranks[0].images, busy, wait)
+
     @property
     def images_per_second(self) -> float | None:
         """Rate over all that was measured, or None."""
@@ -111,6 +119,7 @@ class TrainState:
     scaler: DynamicLossScale | None = None  # where the loss scale adapts by itself
     half: HalfWeights | None = None  # where weights have 16 bits
     offload: Offload | None = None  # where the optimizer's state lies in host memory
+    replicas: ReplicaStatistics | None = None  # where there are several
     average: WeightAverage | None = None  # the moving average of the weights, where it is wanted
     rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS
 
@@ -130,9 +139,16 @@ class TrainState:
         """Add an update to the average and the counts, without waiting for it."""
         if self.average is not None:
             self.average.update(self.step)
+            if self.replicas is not None:
+                self.replicas.update_average(self.step)
         if counts is not None:
             so_far = self.rounding_counts
             self.rounding_counts = counts if so_far is None else so_far + counts
+
+    def settle(self) -> None:
+        """Make the model ready to be scored or saved; where there are ranks, all must call it."""
+        if self.replicas is not None:
+            self.replicas.settle()
 
     def to_json(self) -> dict[str, Any]:
         """The part that is no tensor, under the names that checkpoints have always had."""
@@ -168,8 +184,8 @@ def hash_weights(tensors: dict[str, Tensor]) -> str:
     """sha256 over name, dtype, shape and bytes of all parameters and buffers, sorted by name."""
     digest = sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = tensors[name]
         dtype = str(tensor.dtype).removeprefix("torch.")
         digest.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(view_bytes(tensor))
     return digest.hexdigest()

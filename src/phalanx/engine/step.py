@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.loss import LOSSES
-from phalanx.engine.mixing import Mixing, mix_batch
+from phalanx.engine.mixing import Mixing, WeightedLabels, mix_batch
 from phalanx.engine.state import TrainState
 from phalanx.models.units import draw_dropout_noise, find_noise_sizes
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update
@@ -47,38 +47,81 @@ class StepOptions:
         return torch.autocast(self.device_type, dtype=self.half)
 
 
-_ForwardBackward = Callable[[Sequence[MicroBatch], float], Tensor]
+ForwardBackward = Callable[[Sequence[MicroBatch], float], Tensor]
 """Runs a step's passes with that loss scale and leaves the gradients in the model's parameters;
 gives [loss, top-1] of the whole global batch, still on the device."""
 
+RunPass = Callable[[Sequence[MicroBatch], float], Tensor]
+"""One forward and backward pass over micro-batches side by side, with that loss scale; gives the
+sums over its images of [loss, right answers], still on the device."""
 
-def build_forward_backward(
-    model: nn.Module, options: StepOptions, *, global_batch: int
-) -> _ForwardBackward:
-    """Passes one after the other on one device.
+
+def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> RunPass:
+    """Forward and backward of a model, which may be wrapped.
 
     Each loss is a sum divided by the images of the whole global batch, whoever computes the rest
     of them: the gradients add up to the same however a step is cut.
     """
-    seed, noise_sizes = options.seed, find_noise_sizes(model)
+    seed, noise_sizes = options.seed, find_noise_sizes(getattr(model, "module", model))
+
+    def run_pass(batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+        images, noise, targets = [], [], []
+        for raw, labels, first in batches:
+            mixed = mix_batch(raw, labels, first=first, seed=seed, mixing=options.mixing)
+            images.append(mixed.images)
+            targets.append(mixed.targets)
+            # what the model drops depends on the images' positions alone
+            noise.append(
+                draw_dropout_noise(
+                    noise_sizes, seed=seed, first=first, images=len(labels), device=raw.device
+                )
+            )
+        together, drops = _side_by_side(images), _join_noise(noise)
+        with options.autocast():
+            logits = _to_float32_or_64(model(together, drops) if drops else model(together))
+        loss = _sum_losses(logits, targets, options)
+        scaled = loss / global_batch if loss_scale == 1 else loss * (loss_scale / global_batch)
+        scaled.backward()
+        with torch.no_grad():  # of mixed images, the label of the one that was there first
+            labels = _side_by_side([batch.labels for batch in batches])
+            right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
+            return torch.stack([loss, right])
+
+    return run_pass
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    """What belongs to micro-batches as one batch of them."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _to_float32_or_64(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _sum_losses(
+    logits: Tensor, targets: list[tuple[WeightedLabels, ...]], options: StepOptions
+) -> Tensor:
+    """The summed loss of micro-batches that went side by side."""
+    images = [len(target[0].labels) for target in targets]
+    parts = (logits,) if len(images) == 1 else logits.split(images)
+    losses = [
+        LOSSES[options.loss](part, target, options.label_smoothing)
+        for part, target in zip(parts, targets, strict=True)
+    ]
+    return sum(losses[1:], losses[0])
+
+
+def _join_noise(noise: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The noise of micro-batches that run side by side."""
+    return {path: _side_by_side([one[path] for one in noise]) for path in noise[0]}
+
+
+def build_forward_backward(run_pass: RunPass, *, global_batch: int) -> ForwardBackward:
+    """Passes one after the other, of one replica in one process."""
 
     def forward_backward(passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
-        totals = []
-        for raw, labels, first in passes:
-            images, targets = mix_batch(raw, labels, first=first, seed=seed, mixing=options.mixing)
-            # what the model drops depends on the images' positions alone
-            noise = draw_dropout_noise(
-                noise_sizes, seed=seed, first=first, images=len(labels), device=images.device
-            )
-            with options.autocast():
-                logits = model(images, noise) if noise else model(images)
-            logits = logits.float()
-            loss = LOSSES[options.loss](logits, targets, options.label_smoothing)
-            scaled = loss / global_batch if loss_scale == 1 else loss * (loss_scale / global_batch)
-            scaled.backward()
-            with torch.no_grad():  # of mixed images, the label of the one that was there first
-                right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
-                totals.append(torch.stack([loss, right]))
+        totals = [run_pass([batch], loss_scale) for batch in passes]
         return sum(totals[1:], totals[0]) / global_batch
 
     return forward_backward
@@ -99,7 +142,7 @@ def train_step(
     lr: float,
     *,
     options: StepOptions,
-    forward_backward: _ForwardBackward,
+    forward_backward: ForwardBackward,
     loss_scale: float = 1.0,
 ) -> Tensor:
     """Accumulate the passes and update once; [loss, gradient norm, top-1], still on the device.

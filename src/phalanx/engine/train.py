@@ -103,12 +103,12 @@ def fit(state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: Metri
                 throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=wait_s)
         observer.on_step(step)
         if logging:
-            observer.on_log(state, interval)
+            observer.on_log(state, Throughput.slowest(deps.consensus.gather(interval)))
             state.sums, interval = MetricSums(), Throughput()
-        if not stop:
+        if plan.evaluate.due(step) and not stop:
             _score_if_due(state, plan, deps)
-        # the signal may have come while scoring: then the score is left to the resume
-        stop = _is_stopping(state, plan, deps)
+            # the signal may have come while scoring: then the score is left to the resume
+            stop = _is_stopping(state, plan, deps)
         if saving or stop:
             _read_metrics(state, metrics, deps)  # the signal may have come after the last look
             deps.save(state)
@@ -150,6 +150,7 @@ def _score_if_due(state: TrainState, plan: Plan, deps: LoopDependencies) -> None
     """Score at the points of the plan, once each; averaged weights beside the raw ones."""
     if not plan.evaluate.due(state.step) or state.step in state.scores:
         return
+    state.settle()
     score = deps.evaluate(state)
     if score is None:
         return

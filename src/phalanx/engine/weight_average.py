@@ -74,6 +74,10 @@ class WeightAverage:
         # find_mismatches lets old files go without counters
         _overwrite(self._averages, {**self._averages, **tensors})
 
+    def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace some of the averages."""
+        _overwrite({name: self._averages[name] for name in tensors}, tensors)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """A block in which the model has the averaged weights; then its own, bit for bit."""

@@ -21,6 +21,10 @@ class World:
     port: int
     restart: int = 0  # how often all ranks were started again
     joins_store: bool = False  # the launcher keeps the store that they meet at
+    supervised: bool = False  # the launcher is our own, which says what became of other ranks
+
+
+_RESTART = "PHALANX_RESTART"  # what our own supervisor sets, among others
 
 
 def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
@@ -55,6 +59,7 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
         local_size=local[1],
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=number("MASTER_PORT"),
-        restart=number("PHALANX_RESTART", environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        restart=number(_RESTART, environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        supervised=_RESTART in environment,
         joins_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from phalanx.assemble.signals import StopRequest, listening
 from phalanx.catalog.plugins import format_plugin_flag, loaded_plugins
 from phalanx.disk import file_lock, remove_dead_parts, write_atomically
 from phalanx.errors import (
@@ -27,6 +26,7 @@ from phalanx.errors import (
 )
 from phalanx.report.folder import is_run_folder, open_run
 from phalanx.report.page import write_report
+from phalanx.signals import StopRequest, listening
 from phalanx.sweep.page import render_page
 from phalanx.sweep.process import (
     TrialProcess,

@@ -230,7 +230,7 @@ def test_shares_are_slices_of_the_whole(folder):
     with Loader(spec, workers=0, **decoders) as loader:
         whole = next(loader.steps_from(3, 4, micro_batch=4))
         for replica in range(2):
-            own = next(loader.steps_from(3, 4, micro_batch=4, share=Share(replica, 2)))
+            own = next(loader.steps_from(3, 4, micro_batch=4, share=Share((replica,), 2)))
             for expected, batch in zip(whole[replica::2], own, strict=True):
                 assert torch.equal(batch.pixels, expected.pixels)
                 assert batch.indices.tolist() == expected.indices.tolist()

@@ -186,7 +186,7 @@ def test_the_shares_of_all_replicas_are_the_step_of_one(data, photos, workers, r
     with Loader(spec, workers=0) as alone, Loader(spec, workers=workers) as loader:
         whole = list(alone.steps_from(*steps, micro_batch=MICRO_BATCH))
         shares = [
-            list(loader.steps_from(*steps, micro_batch=MICRO_BATCH, share=Share(r, replicas)))
+            list(loader.steps_from(*steps, micro_batch=MICRO_BATCH, share=Share((r,), replicas)))
             for r in range(replicas)
         ]
     for number, expected in enumerate(whole):
@@ -206,9 +206,9 @@ def test_images_of_other_shares_are_not_read(tmp_path, workers):
         sorted((root / split).rglob("*.jpg"))[index].write_bytes(b"spoiled")
     for replica, bad in ((0, []), (1, [wanted[3, 2]])):
         with Loader(spec, workers=workers, max_bad=1) as loader:
-            [step] = loader.steps_from(0, 1, micro_batch=4, share=Share(replica, 2))
+            [step] = loader.steps_from(0, 1, micro_batch=4, share=Share((replica,), 2))
             assert len(step) == 3 and list(loader.bad["train"]) == bad
-            list(loader.evaluation(3, share=Share(replica, 2)))
+            list(loader.evaluation(3, share=Share((replica,), 2)))
             assert list(loader.bad["valid"]) == ([4] if replica else [])
 
 
@@ -217,7 +217,7 @@ def test_replicas_that_do_not_divide_the_slices_are_refused():
         Loader(embedded_spec(), workers=0) as loader,
         pytest.raises(ValueError, match="8 micro-batches do not divide among 3 replicas"),
     ):
-        next(loader.steps_from(0, 1, micro_batch=MICRO_BATCH, share=Share(0, 3)))
+        next(loader.steps_from(0, 1, micro_batch=MICRO_BATCH, share=Share((0,), 3)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -225,7 +225,7 @@ def test_replicas_that_do_not_divide_the_slices_are_refused():
 def test_shares_score_every_image_once(photos, workers, replicas):
     with Loader(photo_spec(photos), workers=workers) as loader:
         whole = list(loader.evaluation(3))  # eight images: two full batches and one padded
-        shares = [list(loader.evaluation(3, share=Share(r, replicas))) for r in range(replicas)]
+        shares = [list(loader.evaluation(3, share=Share((r,), replicas))) for r in range(replicas)]
     assert [len(share) for share in shares] == [len(whole[r::replicas]) for r in range(replicas)]
     for replica, share in enumerate(shares):
         for batch, expected in zip(share, whole[replica::replicas], strict=True):

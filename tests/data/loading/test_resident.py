@@ -45,10 +45,10 @@ def test_shares_are_slices_of_the_whole():
     with Loader(spec, workers=0, backend=lambda reader: ResidentBackend(reader, CPU)) as loader:
         whole = list(loader.steps_from(198, 202, micro_batch=10))
         for replica in range(2):
-            own = list(loader.steps_from(198, 202, micro_batch=10, share=Share(replica, 2)))
+            own = list(loader.steps_from(198, 202, micro_batch=10, share=Share((replica,), 2)))
             for expected, batches in zip(whole, own, strict=True):
                 assert_same(in_numpy(expected[replica::2]), in_numpy(batches))
-        scored = [in_numpy(loader.evaluation(500, share=Share(r, 2))) for r in range(2)]
+        scored = [in_numpy(loader.evaluation(500, share=Share((r,), 2))) for r in range(2)]
         assert_same(in_numpy(loader.evaluation(500)), [scored[0][0], scored[1][0], scored[0][1]])
 
 

@@ -126,11 +126,13 @@ class Loader:
         if order is None or order.global_batch % micro_batch:
             raise ValueError(f"micro-batches of {micro_batch} do not tile a step of {order}")
         slices = share.slices(order.global_batch // micro_batch)
+        takes_all = share == WHOLE
 
         def request(step: int) -> BatchRequest:
-            by_slice = order.positions(step).reshape(-1, micro_batch)
-            own = by_slice[slices.start :: slices.step].ravel()  # all of them without a copy
-            return BatchRequest(own, self.spec.size_at(step))
+            positions = order.positions(step)
+            if not takes_all:
+                positions = positions.reshape(-1, micro_batch)[slices].ravel()
+            return BatchRequest(positions, self.spec.size_at(step))
 
         for batch in self._open_stream("train", map(request, range(step, stop))):
             starts = range(0, len(batch.positions), micro_batch)
@@ -204,6 +206,22 @@ class Loader:
     def notes(self) -> dict[Split, dict[int, str]]:
         """The first images of each split smaller than what the model sees."""
         return {split: problems.notes for split, problems in self._problems.items()}
+
+    def copy_problems(self) -> dict[Split, ReadProblems]:
+        """What has come up so far, for another process; reading may go on in a thread."""
+        return {
+            split: ReadProblems(found.bad.copy(), found.notes.copy())
+            for split, found in self._problems.items()
+        }
+
+    def add_problems(self, others: Mapping[Split, ReadProblems]) -> None:
+        """Take in what another process, which reads the same splits, came across."""
+        for split, found in others.items():
+            own = self._problems[split]
+            for index, text in found.bad.items():
+                own.bad.setdefault(index, text)
+            for index, text in found.notes.items():
+                own.notes.setdefault(index, text)
 
     def recheck_bad(self, names: Collection[str]) -> None:
         """Read images that were bad before, which count as bad again.

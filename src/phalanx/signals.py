@@ -56,7 +56,9 @@ class StopRequest:
 
 
 @contextmanager
-def listening(stop: StopRequest, *, leave: Callable[[], None]) -> Iterator[None]:
+def listening(
+    stop: StopRequest, *, leave: Callable[[], None], prints: bool = True
+) -> Iterator[None]:
     """Take signals as requests to stop; `leave` puts the terminal right before an exit at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # a run inside somebody's thread: signals are theirs
@@ -70,7 +72,8 @@ def listening(stop: StopRequest, *, leave: Callable[[], None]) -> Iterator[None]
             stop.requested = True
             name = signal.Signals(number).name
             # straight to the terminal: a handler may interrupt a print, which must not print again
-            os.write(2, f"\n{name}: finishing this step and saving\n".encode())
+            text = f"\n{name}: finishing this step and saving\n" * prints
+            os.write(2, text.encode())
 
     before = {number: signal.signal(number, take) for number in _SIGNALS}
     try:

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def describe_environment() -> dict[str, str | int]:
         "processor": _processor_name(),
         "cores": count_cores(),
     }
+
+
+def hash_code() -> str:
+    """A digest of this program's own files, and of the torch beside it."""
+    digest = sha256((_installed_version("torch") or "").encode())
+    folder = Path(phalanx.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _installed_version(package: str) -> str | None:

@@ -1,0 +1,141 @@
+"""The place of this process in a run: which part of it is its own, and whom it works with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from phalanx.assemble.prepare import PreparedRun
+from phalanx.engine.consensus import Consensus
+from phalanx.engine.replica_statistics import ReplicaStatistics
+from phalanx.engine.replicas import build_replica_passes
+from phalanx.engine.step import ForwardBackward, StepOptions, build_forward_backward, build_pass
+from phalanx.parallel.gradients import LocalSum, OrderedSum, ReducedSum
+from phalanx.parallel.ranks import Ranks
+from phalanx.parallel.sync_norm import synchronise_norms
+from phalanx.parallel.watchdog import Watchdog
+from phalanx.plan.layout import Layout
+from phalanx.plan.plan import Plan
+from phalanx.plan.role import Role
+from phalanx.plan.share import Share
+
+_SPANS_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank of a layout; the only one where a process has the run to itself."""
+
+    layout: Layout
+    ranks: Ranks | None = None
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return 0 if self.ranks is None else self.ranks.rank
+
+    @property
+    def train_share(self) -> Share:
+        """The images of a step that it trains on."""
+        return Share(self.layout.replicas_of(self.rank), self.layout.replicas)
+
+    @property
+    def valid_share(self) -> Share:
+        """The batches that it scores."""
+        return Share((self.rank,), self.layout.ranks)
+
+    @cached_property
+    def consensus(self) -> Consensus:
+        """How it decides together with the others."""
+        return Consensus(self.ranks)
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Everybody's value, in the order of ranks."""
+        return self.consensus.gather(mine)
+
+    @property
+    def role(self) -> Role:
+        """What it does for the run besides computing."""
+        return Role(writes=self.rank == 0, prints=self.rank == 0)
+
+    def locate(self, rows: Sequence[int], plan: Plan) -> tuple[int, ...]:
+        """Which of a step's images went through the model here as these, counted from 0."""
+        slices, size = self._list_slices(plan.accumulation), plan.micro_batch
+        return tuple(slices[row // size] * size + row % size for row in rows)
+
+    def _list_slices(self, accumulation: int) -> list[int]:
+        """The slices of a step in the order in which they go through the model here."""
+        layout = self.layout
+        return [
+            number * layout.replicas + replica
+            for unit in layout.units_of(self.rank)
+            for number in range(accumulation)
+            for replica in unit
+        ]
+
+
+def find_place(plan: Plan, ranks: Ranks | None) -> Place:
+    """The place among these ranks; without any, one process runs all replicas of the plan."""
+    return Place(plan.layout if ranks else replace(plan.layout, ranks=1), ranks)
+
+
+def build_step_passes(
+    model: nn.Module,
+    options: StepOptions,
+    plan: Plan,
+    place: Place,
+    *,
+    bucket_mib: float,
+    statistics: Callable[[], ReplicaStatistics | None],
+) -> ForwardBackward:
+    """The passes of this place's part of a step, and the gradients of the whole of it.
+
+    Whatever wraps the model is made here, and only the step sees it: the state and checkpoints
+    hold the bare model.
+    """
+    layout, images = place.layout, plan.global_batch
+    if place.ranks is None and layout.replicas == 1:
+        return build_forward_backward(
+            build_pass(model, options, global_batch=images), global_batch=images
+        )
+    for members in layout.span_groups:
+        group = dist.new_group(list(members))
+        if place.rank in members:
+            synchronise_norms(model, group)
+    gradients = LocalSum(model)
+    if plan.determinism == "strict":
+        gradients = OrderedSum(model, bucket_mib=bucket_mib, ranks=layout.ranks)
+    elif place.ranks is not None:
+        gradients = ReducedSum(model, bucket_mib=bucket_mib)
+    return build_replica_passes(
+        build_pass(gradients.model, options, global_batch=images),
+        gradients,
+        layout,
+        rank=place.rank,
+        global_batch=images,
+        statistics=statistics,
+    )
+
+
+def build_watchdog(
+    place: Place, prepared: PreparedRun, steps_done: Callable[[], int]
+) -> Watchdog | None:
+    """What ends a rank that the others keep waiting too long, and says where it was."""
+    plan = prepared.plan
+    if place.ranks is None:
+        return None
+
+    def describe() -> str:
+        done, size = steps_done(), plan.micro_batch
+        slices = place.train_share.slices(plan.global_batch // size)
+        starts = [done * plan.global_batch + number * size for number in slices]
+        shown = ", ".join(f"{at:,} to {at + size - 1:,}" for at in starts[:_SPANS_SHOWN])
+        more = ", ..." if len(starts) > _SPANS_SHOWN else ""
+        return f"step {done + 1:,}, with the images at positions {shown}{more} of the stream"
+
+    report = prepared.run.path / f"hang-rank-{place.rank}.txt"
+    seconds = prepared.config.machine.rank_timeout
+    return Watchdog(seconds, describe, rank=place.rank, ranks=place.ranks.size, report=report)

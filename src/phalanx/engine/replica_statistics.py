@@ -1,0 +1,143 @@
+"""The running statistics of each replica, where a model has several.
+
+A model in memory has one set of buffers. Each replica's are kept here, and are put into the model
+for its passes. To score or save the model it gets the mean over all replicas.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.engine.weight_average import WeightAverage
+from phalanx.errors import CheckpointError
+from phalanx.models.weights import find_mismatches
+from phalanx.plan.averaging import ema_decay_at
+from phalanx.plan.layout import Layout
+
+_AVERAGE = "average"
+_Buffers = dict[str, Tensor]
+
+
+class ReplicaStatistics:
+    """What a rank knows of the replicas' buffers: those of its own units, and all when gathered.
+
+    Replicas of one unit see the same batches in their norms, and have one set of buffers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        *,
+        rank: int,
+        average: WeightAverage | None,
+        gather: Callable[[Any], list[Any]],
+    ) -> None:
+        parameters = dict(model.named_parameters())
+        self._buffers = {n: t for n, t in model.state_dict().items() if n not in parameters}
+        self._layout, self._units = layout, layout.units_of(rank)
+        self._average, self._gather = average, gather
+        self._rows: list[_Buffers] = []
+        self._averaged_rows: list[_Buffers] = []  # of floating-point buffers; empty without average
+        self._all: dict[str, Tensor] = {}  # as gathered last
+        self._begin_alike()
+
+    def _begin_alike(self) -> None:
+        """Let every replica begin with what the model and its average have."""
+        self._rows = [_clone(self._buffers) for _ in self._units]
+        if self._average is not None:
+            known = self._average.tensors()
+            averages = {name: known[name] for name, now in self._floating(self._buffers).items()}
+            self._averaged_rows = [_clone(averages) for _ in self._units]
+
+    @staticmethod
+    def _floating(buffers: _Buffers) -> _Buffers:
+        return {name: now for name, now in buffers.items() if now.is_floating_point()}
+
+    def enter(self, unit: int) -> None:
+        """Put the buffers of this rank's unit into the model."""
+        _copy(self._buffers, self._rows[unit])
+
+    def leave(self, unit: int) -> None:
+        """Take the unit's buffers back from the model."""
+        _copy(self._rows[unit], self._buffers)
+
+    @torch.no_grad()
+    def update_average(self, step: int) -> None:
+        """Let the moving averages follow, after `step` optimizer steps."""
+        assert self._average is not None
+        kept = ema_decay_at(self._average.decay, step)
+        for row, averages in zip(self._rows, self._averaged_rows, strict=True):
+            now = [row[name].to(average.dtype) for name, average in averages.items()]
+            if now:
+                torch._foreach_lerp_(list(averages.values()), now, 1 - kept)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Give the model, and its average, the mean over all replicas. All ranks must call it."""
+        mine = [_to_host(row) for row in self._rows], [_to_host(r) for r in self._averaged_rows]
+        everybody = self._gather(mine)
+        self._all = {}
+        for rank, (rows, averaged_rows) in enumerate(everybody):
+            for unit, row in zip(self._layout.units_of(rank), rows, strict=True):
+                self._note("", unit, row)
+            for unit, row in zip(self._layout.units_of(rank), averaged_rows, strict=False):
+                self._note(f"{_AVERAGE}/", unit, row)
+        means = {name: self._mean("", name) for name in self._buffers}
+        _copy(self._buffers, means)
+        if self._average is not None:
+            names = self._floating(self._buffers)
+            self._average.overwrite({n: self._mean(f"{_AVERAGE}/", n) for n in names})
+
+    def _note(self, prefix: str, unit: tuple[int, ...], row: _Buffers) -> None:
+        for replica in unit:
+            self._all |= {f"{prefix}{replica}/{name}": now for name, now in row.items()}
+
+    def _mean(self, prefix: str, name: str) -> Tensor:
+        """The mean of a buffer over all replicas; of counters, replica 0's."""
+        rows = [self._all[f"{prefix}{replica}/{name}"] for replica in range(self._layout.replicas)]
+        if not rows[0].is_floating_point():
+            return rows[0]
+        return torch.stack(rows).double().mean(0).to(rows[0].dtype)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every replica's buffers and their averages, as gathered by the last `settle`."""
+        return dict(self._all)
+
+    def load(self, tensors: Mapping[str, Tensor] | None, *, where: str) -> None:
+        """Take back what `tensors` gave; without it, all replicas begin with the model's own."""
+        self._begin_alike()
+        replicas = {name.partition("/")[0] for name in tensors or {}} - {_AVERAGE}
+        if tensors is None or len(replicas) != self._layout.replicas:
+            return  # a fork that has other replicas
+        has_average = any(name.startswith(_AVERAGE) for name in tensors)
+        for number, unit in enumerate(self._units):
+            self._fill(self._rows[number], tensors, f"{unit[0]}/", where)
+            if self._averaged_rows and has_average:
+                prefix = f"{_AVERAGE}/{unit[0]}/"
+                self._fill(self._averaged_rows[number], tensors, prefix, where)
+
+    @staticmethod
+    def _fill(row: _Buffers, tensors: Mapping[str, Tensor], prefix: str, where: str) -> None:
+        found = {name: tensors[prefix + name] for name in row if prefix + name in tensors}
+        problems = find_mismatches(row, found)
+        if problems:
+            raise CheckpointError(f"{where}: not the statistics of this model: {problems[0]}")
+        _copy(row, {**row, **found})
+
+
+def _clone(buffers: Mapping[str, Tensor]) -> _Buffers:
+    return {name: now.detach().clone() for name, now in buffers.items()}
+
+
+def _to_host(buffers: Mapping[str, Tensor]) -> _Buffers:
+    return {name: now.detach().cpu().clone() for name, now in buffers.items()}
+
+
+@torch.no_grad()
+def _copy(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    """Overwrite tensors in place, all at once."""
+    if targets:
+        torch._foreach_copy_(list(targets.values()), [sources[name] for name in targets])

@@ -1,0 +1,1 @@
+"""Ranks: how they start, meet, agree, and exchange what they computed."""

@@ -1,0 +1,173 @@
+"""How the gradients of all replicas become their sum, on every rank."""
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+_MIB = 2**20
+
+
+class LocalSum:
+    """One process: passes add to the gradients by themselves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def pass_context(self, *, last: bool) -> AbstractContextManager[Any]:
+        """What a pass runs in; `last` is a rank's last of a step."""
+        return nullcontext()
+
+    def end_round(self, ranks: int) -> None:
+        """So many ranks have run a unit each."""
+
+    def finish(self, totals: Tensor) -> Tensor:
+        """Leave the sums in the model's parameters; gives the [loss, right] of all units."""
+        return totals
+
+
+class ReducedSum(LocalSum):
+    """DistributedDataParallel with sums in place of means, sent while the last pass goes on."""
+
+    def __init__(self, model: nn.Module, *, bucket_mib: float) -> None:
+        devices = [next(model.parameters()).device] if _is_cuda(model) else None
+        with warnings.catch_warnings():
+            # what torch 2.13 recommends in place of broadcast_buffers is unknown to 2.11
+            warnings.simplefilter("ignore", FutureWarning)
+            wrapped = DistributedDataParallel(
+                model,
+                device_ids=devices,
+                bucket_cap_mb=bucket_mib,
+                broadcast_buffers=False,  # each replica has its own
+                init_sync=False,  # all ranks begin with the same weights
+                gradient_as_bucket_view=True,
+            )
+        wrapped.register_comm_hook(None, _sum_bucket)
+        super().__init__(wrapped)
+        self._wrapped = wrapped
+
+    def pass_context(self, *, last: bool) -> AbstractContextManager[Any]:
+        """Gradients travel in a rank's last pass, when its sum is complete."""
+        return nullcontext() if last else self._wrapped.no_sync()
+
+    def finish(self, totals: Tensor) -> Tensor:
+        """The gradients are summed up already."""
+        return _gather_rounds(totals)
+
+
+def _sum_bucket(
+    _: object,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """The sum of a bucket over all ranks; gloo sums no bfloat16, and 16 bits badly."""
+    buffer = bucket.buffer()
+    narrow = not buffer.is_cuda and buffer.element_size() < 4
+    wide = buffer.float() if narrow else buffer
+    work = dist.all_reduce(wide, async_op=True)
+    assert work is not None
+
+    def give(_: torch.futures.Future[Any]) -> Tensor:
+        return buffer.copy_(wide) if narrow else buffer
+
+    return work.get_future().then(give)
+
+
+class OrderedSum(LocalSum):
+    """Sums in the order of replicas, which are the same bits on any number of ranks.
+
+    After every round the gradients of all ranks are gathered, bucket by bucket, and added one
+    after the other.
+    """
+
+    def __init__(self, model: nn.Module, *, bucket_mib: float, ranks: int) -> None:
+        super().__init__(model)
+        self._bytes, self._ranks = int(bucket_mib * _MIB), ranks
+        self._buckets: list[_Bucket] = []
+        self._has_sum = False
+
+    def end_round(self, ranks: int) -> None:
+        """Add the gradients of the round's units, those of the first so many ranks."""
+        if not self._buckets:  # a weight that has no gradient now never has one
+            weights = [w for w in self.model.parameters() if w.grad is not None]
+            self._buckets = _fill_buckets(weights, self._bytes)
+        for bucket in self._buckets:
+            bucket.add(ranks, of=self._ranks, first=not self._has_sum)
+        self._has_sum = True
+
+    def finish(self, totals: Tensor) -> Tensor:
+        """Hand over the sums as the weights' gradients."""
+        for bucket in self._buckets:
+            bucket.hand_over()
+        self._has_sum = False
+        return _gather_rounds(totals) if self._ranks > 1 else totals
+
+
+class _Bucket:
+    """Weights of one type whose gradients lie one behind the other in memory."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._weights = list(weights)
+        size, like = sum(w.numel() for w in weights), weights[0]
+        self._sum = torch.zeros(size, dtype=like.dtype, device=like.device)
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """The parts of such memory in the shapes and layouts of the weights."""
+        parts = flat.split([weight.numel() for weight in self._weights])
+        return [
+            part.as_strided(weight.shape, weight.stride(), part.storage_offset())
+            for part, weight in zip(parts, self._weights, strict=True)
+        ]
+
+    @torch.no_grad()
+    def add(self, ranks: int, *, of: int, first: bool) -> None:
+        """Take the weights' gradients and add those of the first ranks, of all."""
+        own = torch.zeros_like(self._sum)
+        found = [w.grad for w in self._weights]
+        if all(gradient is not None for gradient in found):  # else none is left for this rank
+            torch._foreach_copy_(self._views(own), [g for g in found if g is not None])
+        for weight in self._weights:
+            weight.grad = None
+        gathered = own[None]
+        if of > 1:
+            gathered = torch.empty(of, len(own), dtype=own.dtype, device=own.device)
+            dist.all_gather(list(gathered), own)
+        for rank in range(ranks):
+            if first and rank == 0:
+                self._sum.copy_(gathered[0])
+            else:
+                self._sum.add_(gathered[rank])
+
+    def hand_over(self) -> None:
+        """Make the sum the gradients of the weights."""
+        for weight, view in zip(self._weights, self._views(self._sum), strict=True):
+            weight.grad = view
+
+
+def _fill_buckets(weights: Sequence[Tensor], size: int) -> list[_Bucket]:
+    """The weights in buckets of about that many bytes, each of one type."""
+    buckets: list[list[Tensor]] = []
+    taken = 0
+    for weight in sorted(weights, key=lambda w: str(w.dtype)):
+        own = weight.numel() * weight.element_size()
+        if not buckets or buckets[-1][0].dtype != weight.dtype or taken + own > size:
+            buckets.append([])
+            taken = 0
+        buckets[-1].append(weight)
+        taken += own
+    return [_Bucket(bucket) for bucket in buckets]
+
+
+def _gather_rounds(totals: Tensor) -> Tensor:
+    """Everybody's rows, [rounds, n] each, as they come when ranks take turns: [rounds * W, n]."""
+    gathered = [torch.empty_like(totals) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, totals)
+    return torch.stack(gathered, dim=1).flatten(0, 1)
+
+
+def _is_cuda(model: nn.Module) -> bool:
+    return next(model.parameters()).is_cuda

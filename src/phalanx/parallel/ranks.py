@@ -1,0 +1,184 @@
+"""The ranks of a run: how they meet, and what they tell each other."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from phalanx.errors import NetworkError
+from phalanx.plan.world import World
+
+Store = Any  # of torch.distributed, which hides it from type checkers
+_Value = TypeVar("_Value")
+_FAILED = "failed"  # the key under which the first rank to fail signs
+_LONGEST_SILENCE = 3.0  # seconds until a rank that fails has signed
+
+
+def open_store(world: World, *, timeout: float) -> Store:
+    """Where the ranks of a world meet; each restart has its own keys."""
+    return _open_store(world, world.restart, timeout)
+
+
+def find_in_earlier_store(world: World, key: str, *, timeout: float) -> str:
+    """What a key held before the launcher, which keeps the store, started the ranks again."""
+    for restart in reversed(range(world.restart)):
+        store = _open_store(world, restart, timeout)
+        if store.check([key]):
+            return str(store.get(key).decode())
+    return ""
+
+
+def wait_for_key(store: Store, key: str, *, timeout: float) -> str:
+    """What rank 0 has told under a key, once it has."""
+    try:
+        store.wait([key], timedelta(seconds=timeout))
+        return str(store.get(key).decode())
+    except (dist.DistError, RuntimeError) as error:
+        raise NetworkError(
+            f"rank 0 has not opened the run within {timeout:g} s; look at what it says, or wait "
+            "longer with --rank-timeout"
+        ) from error
+
+
+def _open_store(world: World, restart: int, timeout: float) -> Store:
+    is_master = world.rank == 0 and not world.joins_store
+    where = f"{world.address}:{world.port}"
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            world.address,
+            world.port,
+            is_master=is_master,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+        )
+    except (dist.DistError, RuntimeError) as error:
+        if is_master and "EADDRINUSE" in str(error):
+            raise NetworkError(
+                f"MASTER_PORT {world.port}: is in use by another program; choose another port"
+            ) from error
+        raise NetworkError(
+            f"rank {world.rank} on {socket.gethostname()}: rank 0 cannot be reached at {where} "
+            f"within {timeout:g} s; check MASTER_ADDR, MASTER_PORT and the firewall"
+        ) from error
+    return dist.PrefixStore(f"phalanx-{restart}", store)  # type: ignore[attr-defined]
+
+
+class Ranks:
+    """The process group of a run, seen from one of its ranks.
+
+    What is exchanged on the host goes over gloo; gradients go from device to device.
+    """
+
+    def __init__(self, world: World, store: Store, device: torch.device, *, timeout: float) -> None:
+        self.rank, self.size, self.world, self.store = world.rank, world.size, world, store
+        if world.address in ("127.0.0.1", "localhost") and sys.platform == "linux":
+            # gloo takes the address of the host's name otherwise, which need not be reachable
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        _await_all(world, store, timeout)
+        # beyond what a watchdog waits for, which tells more
+        limit = timedelta(seconds=2 * timeout + 60)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        own = dist.PrefixStore("ranks", store)  # type: ignore[attr-defined]
+        with peer_errors(self):
+            dist.init_process_group(
+                backend,
+                store=own,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=limit,
+                device_id=device if device.type == "cuda" else None,
+            )
+            self._host = dist.new_group(backend="gloo", timeout=limit)
+        self._flag = torch.zeros((), dtype=torch.int32)
+
+    def gather(self, value: _Value) -> list[_Value]:
+        """Everybody's value, in the order of ranks."""
+        values: list[_Value | None] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._host)
+        return values  # type: ignore[return-value]
+
+    def any(self, mine: bool) -> bool:
+        """Whether any rank says yes."""
+        self._flag.fill_(mine)
+        dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._host)
+        return bool(self._flag)
+
+    def refuse_differences(self, mine: Mapping[str, str]) -> None:
+        """Compare digests of what all ranks must have alike, by what they are of."""
+        everybody = self.gather((socket.gethostname(), dict(mine)))
+        expected = everybody[0][1]
+        for rank, (host, found) in enumerate(everybody):
+            other = [name for name, digest in found.items() if digest != expected.get(name)]
+            if other:
+                raise NetworkError(
+                    f"rank {rank} on {host}: its {' and '.join(other)} differ from rank 0's on "
+                    f"{everybody[0][0]}; all ranks must have the same"
+                )
+
+    def sign_failure(self) -> bool:
+        """Say that this rank has failed; False where another one did before."""
+        with suppress(dist.DistError, RuntimeError):
+            mine = str(self.rank)
+            return self.store.compare_set(_FAILED, "", mine).decode() == mine
+        return True
+
+    def has_other_failed(self) -> bool:
+        """Whether another rank has said that it failed, or says so in a moment."""
+        deadline = time.monotonic() + _LONGEST_SILENCE
+        while time.monotonic() < deadline:
+            with suppress(dist.DistError, RuntimeError):
+                if self.store.check([_FAILED]):
+                    return self.store.get(_FAILED).decode() != str(self.rank)
+            time.sleep(0.05)
+        return False
+
+    def close(self) -> None:
+        """Leave; the others may go on."""
+        if dist.is_initialized():
+            with suppress(dist.DistError, RuntimeError):
+                dist.destroy_process_group()
+
+
+def _await_all(world: World, store: Store, timeout: float) -> None:
+    """Wait until every rank is here; NetworkError names those that did not come."""
+    store.set(f"here/{world.rank}", socket.gethostname())
+    deadline = time.monotonic() + timeout
+    missing = list(range(world.size))
+    while missing and time.monotonic() < deadline:
+        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+        time.sleep(0.02 * bool(missing))
+    if missing:
+        names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        many = "rank" if len(missing) == 1 else "ranks"
+        raise NetworkError(
+            f"{many} {names} of {world.size} did not come within {timeout:g} s; look at what "
+            "their processes say, or wait longer with --rank-timeout"
+        )
+
+
+class PeersLost(NetworkError):
+    """The connection to another rank broke: something happened to that one."""
+
+
+@contextmanager
+def peer_errors(ranks: Ranks) -> Iterator[None]:
+    """A block in which a broken connection between ranks becomes PeersLost."""
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        is_ours = isinstance(error, dist.DistError) or any(
+            word in str(error) for word in ("gloo", "Gloo", "NCCL", "Connection", "process group")
+        )
+        if not is_ours:
+            raise
+        raise PeersLost(
+            f"rank {ranks.rank} of {ranks.size} on {socket.gethostname()}: lost the other ranks "
+            f"({str(error).strip().splitlines()[0]})"
+        ) from error

@@ -1,0 +1,196 @@
+"""The ranks of a run on one machine: started, restarted and ended together.
+
+how a rank ends                  what becomes of the others
+0                                they go on: they are about to end, too
+killed by a signal               killed at once; then all start again from the last checkpoint
+75, asked to stop                asked, too; they take the time they need to save
+8, no peers or no progress       have a moment to end otherwise; whoever hangs shows its stack
+any other exit code              have a moment to end by themselves; then they are killed
+
+The first of the last kind decides; with none, 75 does, then 8: a rank that lost its peers is
+seldom the one to blame.
+"""
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from phalanx.errors import EXIT_LEFT_AT_ONCE, EXIT_STOPPED, NetworkError
+from phalanx.parent_process import watch_parent
+from phalanx.units import format_plural
+
+_POLL_S = 0.05
+_GRACE_S = 5.0  # for the others to end by themselves; longer than a watchdog waits for its peers
+_LEAVE_S = 2.0  # after a second SIGINT
+_STACK_S = 1.0  # for a rank to show its stack
+_LOST_PEERS = NetworkError.exit_code
+_PIPE = "PHALANX_SUPERVISOR_PIPE"
+_Ranks = dict[int, "subprocess.Popen[bytes]"]
+
+
+def supervise(
+    command: Sequence[str],
+    ranks: int,
+    *,
+    progress: Callable[[], object],
+    say: Callable[[str], None],
+    max_restarts: int = 3,
+    environment: Mapping[str, str] | None = None,
+    way_out: str = "run the same command again to continue",
+) -> int:
+    """Run the command once for each rank, until all have ended; the exit code of them all.
+
+    progress: compared after each restart; what is new there makes the restarts count anew.
+    environment: variables for the ranks, beside our own and those of torch.distributed.
+    way_out: what to do when no restarts are left, to end that line with.
+    """
+    reached, in_a_row, restart = progress(), 0, 0
+    with _open_pipe() as pipe, _collect_signals() as came:
+        while True:
+            world = _describe_world(ranks, restart)
+            variables = {**os.environ, **(environment or {}), **world, _PIPE: str(pipe)}
+            with _start_ranks(command, variables, pipe) as living:
+                rank, code = _wait_for_end(living, came)
+                if code == _LOST_PEERS:
+                    _show_stacks(living, say)
+            if code >= 0:
+                return code
+            killed = f"rank {rank} was killed by {_name_signal(-code)}"
+            before, reached = reached, progress()
+            if came:
+                say(f"{killed} while all were asked to stop; {way_out}")
+                return EXIT_STOPPED
+            in_a_row = in_a_row + 1 if reached == before else 1
+            if in_a_row > max_restarts:
+                tried = f" after {format_plural(max_restarts, 'restart')} without a new checkpoint"
+                say(f"{killed}{tried if max_restarts else ''}; {way_out}")
+                return _LOST_PEERS
+            say(f"{killed}; all {ranks} ranks start again from the last checkpoint")
+            restart += 1
+
+
+def watch_supervisor() -> None:
+    """Make this rank end at once when its supervisor does, however that ends."""
+    pipe = os.environ.pop(_PIPE, None)  # it means nothing to the processes we start
+    if pipe is not None:
+        watch_parent(int(pipe), lambda: os._exit(_LOST_PEERS))
+
+
+def _describe_world(ranks: int, restart: int) -> dict[str, str]:
+    """The variables that all ranks share; the same port again might still be taken."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PHALANX_RESTART": str(restart),
+    }
+
+
+@contextmanager
+def _open_pipe() -> Iterator[int]:
+    """The end of a pipe that ranks watch; only this process holds the other one."""
+    watched, held = os.pipe()
+    try:
+        yield watched
+    finally:
+        os.close(watched)
+        os.close(held)
+
+
+@contextmanager
+def _collect_signals() -> Iterator[list[int]]:
+    """A block in which SIGINT and SIGTERM are only noted, in the list it is given."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came  # signals are somebody else's
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _start_ranks(
+    command: Sequence[str], variables: Mapping[str, str], pipe: int
+) -> Iterator[_Ranks]:
+    """The ranks' processes; whatever is left of them when the block ends is killed."""
+    living: _Ranks = {}
+    try:
+        for rank in range(int(variables["WORLD_SIZE"])):
+            living[rank] = subprocess.Popen(
+                command,
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                pass_fds=(pipe,),
+                start_new_session=True,  # Ctrl-C is for us, and we pass it on once
+            )
+        yield living
+    finally:
+        for process in living.values():
+            if process.poll() is None:
+                with suppress(ProcessLookupError, PermissionError):  # it has ended just now
+                    os.killpg(process.pid, signal.SIGKILL)  # with all it has started
+        for process in living.values():
+            process.wait()
+
+
+def _wait_for_end(living: _Ranks, came: list[int]) -> tuple[int, int]:
+    """The rank that decides how all have ended, and its exit code, negative for a signal.
+
+    Ranks are taken out of `living` as they end. Those that are left then will not end in time.
+    """
+    decisive, exit_code, deadline, passed_on = 0, 0, math.inf, 0
+    while living and time.monotonic() < deadline and exit_code >= 0:
+        time.sleep(_POLL_S)
+        for number in came[passed_on:]:
+            for process in living.values():
+                process.send_signal(number)
+            passed_on += 1
+            if passed_on > 1 and number == signal.SIGINT:
+                exit_code, deadline = EXIT_LEFT_AT_ONCE, time.monotonic() + _LEAVE_S
+        ended = [(p.returncode, rank) for rank, p in living.items() if p.poll() is not None]
+        for code, rank in sorted(ended):  # those killed by a signal first
+            del living[rank]
+            if _weigh(code) > _weigh(exit_code):
+                decisive, exit_code = rank, code
+                deadline = math.inf if code == EXIT_STOPPED else time.monotonic() + _GRACE_S
+        if exit_code == EXIT_STOPPED and not came:
+            came.append(signal.SIGTERM)  # somebody has asked this rank alone
+    return decisive, exit_code
+
+
+def _weigh(code: int) -> int:
+    """How much an exit code explains."""
+    return {0: 0, _LOST_PEERS: 1, EXIT_STOPPED: 2}.get(code, 3)
+
+
+def _show_stacks(hung: _Ranks, say: Callable[[str], None]) -> None:
+    """Let ranks that hang, or are stopped, show where: faulthandler prints it as they abort."""
+    for rank, process in hung.items():  # one after the other: their lines would mix
+        say(f"rank {rank} does not respond, and is aborted; it hangs here:")
+        process.send_signal(signal.SIGABRT)
+        process.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_STACK_S)
+
+
+def _name_signal(number: int) -> str:
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")

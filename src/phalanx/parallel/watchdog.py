@@ -1,0 +1,105 @@
+"""Ends a rank that makes no progress, and says where it hangs.
+
+A collective whose peer is gone, or waits in another one, may wait forever: without an error, and
+without ever returning to Python. Only another thread can say so.
+"""
+
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from phalanx.errors import NetworkError
+from phalanx.escapes import clean
+
+_PEERS_S = 2.0  # for the other ranks to say where they hang, before they lose this one
+_LAST_WORDS_S = 10.0  # if a disk or the reader of our errors hangs, too
+
+
+class Watchdog:
+    """A block that must call `beat()` every so often; else the process ends, with exit code 8.
+
+    describe: where we are, in words ("step 12 of epoch 3"). It must not wait for a device or a
+    lock: they may be what hangs.
+    report: a file for what is written to stderr.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        describe: Callable[[], str],
+        *,
+        rank: int,
+        ranks: int,
+        report: Path | None,
+    ):
+        self._seconds = seconds
+        self._describe = describe
+        self._who = f"rank {rank} of {ranks} on {socket.gethostname()}"
+        self._report = report
+        self._beats = 0
+        self._left = threading.Event()
+
+    def beat(self) -> None:
+        """There is progress."""
+        self._beats += 1
+
+    def __enter__(self) -> "Watchdog":
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._left.set()
+
+    def _watch(self) -> None:
+        # moments are counted instead of reading a clock: after a Ctrl-Z, time has passed, too
+        moment = min(1.0, self._seconds / 10)
+        beats, waited = self._beats, 0.0
+        while waited < self._seconds:
+            if self._left.wait(moment):
+                return
+            waited = waited + moment if beats == self._beats else 0.0
+            beats = self._beats
+        last = threading.Timer(_LAST_WORDS_S, os._exit, [NetworkError.exit_code])
+        last.daemon = True
+        last.start()
+        place = "an unknown place"
+        try:
+            place = self._describe()
+        finally:
+            self._end(place)
+
+    def _end(self, place: str) -> None:
+        """Write down where every thread is, and leave; this never returns."""
+        try:
+            head = f"{self._who}: no progress for {self._seconds:g} s, in {place}"
+            data = clean("\n".join([head, *_describe_threads(), ""])).encode(errors="replace")
+            with suppress(OSError):
+                os.write(2, data)  # in one piece: other ranks write at the same time
+            if self._report is not None:
+                with suppress(OSError):
+                    self._report.write_bytes(data)
+            time.sleep(_PEERS_S)
+        finally:
+            os._exit(NetworkError.exit_code)
+
+
+def enable_stack_dumps() -> None:
+    """Show the stacks of all threads when a signal such as SIGSEGV or SIGABRT ends the process."""
+    faulthandler.enable(2)
+
+
+def _describe_threads() -> Iterator[str]:
+    """The stack of every thread, innermost call last, without reading the sources from a disk."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        yield f"  thread {names.get(ident, ident)}:"
+        for place, line in reversed(list(traceback.walk_stack(frame))):
+            code = place.f_code
+            yield f'    File "{code.co_filename}", line {line}, in {code.co_qualname}'

@@ -1,0 +1,106 @@
+"""Training sessions on real ranks, or folded in this process, and what they end with.
+
+As a program, with the variables of a launcher, it is one rank: ranked_sessions.py CASES OUT
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.assemble.dataset_summary import plan_new_run
+from phalanx.assemble.session import Session
+from phalanx.config.read import read_settings
+from phalanx.optim.named_state import name_optimizer_state
+from phalanx.parallel.ranks import Ranks, open_store
+from phalanx.plan.world import read_world
+
+Case = Mapping[str, Any]  # flags, steps, float64
+TIMEOUT = 60.0
+
+
+def run_session(case: Case, ranks: Ranks | None = None) -> dict[str, Tensor]:
+    """Everything that a few steps leave, by name."""
+    settings, plan, _ = plan_new_run(read_settings(None, case["flags"]))
+    metrics = []
+    with Session(settings.config, plan, ranks=ranks) as session:
+        if case.get("float64"):
+            session.model.double()
+        state = session.state
+        for step_passes in session.feed.batches_from(0):
+            passes = step_passes
+            if case.get("float64"):
+                passes = [one._replace(images=one.images.double()) for one in passes]
+            metrics.append(session.train_step(passes, plan.lr(state.step)))
+        state.settle()
+        left = {f"weights {name}": t for name, t in state.model.state_dict().items()}
+        optimizer = name_optimizer_state(state.model, state.optimizer)
+        left |= {f"optimizer {name}": t for name, t in optimizer.items()}
+        if state.average is not None:
+            left |= {f"average {name}": t for name, t in state.average.tensors().items()}
+        if state.replicas is not None:
+            left |= {f"replica {name}": t for name, t in state.replicas.tensors().items()}
+        if state.scaler is not None:
+            left["loss scale"] = torch.tensor(state.scaler.scale)
+        left["metrics"] = torch.stack(metrics)
+        return {name: tensor.detach().clone() for name, tensor in left.items()}
+
+
+def run_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[dict[str, Tensor]]:
+    """What rank 0 of so many has in the end, for each case."""
+    listed, out = folder / f"cases-{ranks}.json", folder / f"out-{ranks}.pt"
+    listed.write_text(json.dumps([dict(case) for case in cases]))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(listed), str(out)],
+            env=launcher_variables(rank, ranks, port),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        errors = [process.communicate(timeout=600)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+    return torch.load(out, weights_only=True)
+
+
+def launcher_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """The environment of one rank, as torchrun makes it."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {**os.environ, **{name: str(value) for name, value in (own | meeting).items()}}
+
+
+def relative_difference(found: Tensor, expected: Tensor) -> float:
+    """The L2 norm of the difference, relative to that of what was expected."""
+    apart = torch.linalg.vector_norm((found - expected).double())
+    return float(apart / max(float(torch.linalg.vector_norm(expected.double())), 1e-300))
+
+
+def main() -> None:
+    """Run all cases as one rank."""
+    world = read_world()
+    assert world is not None
+    store = open_store(world, timeout=TIMEOUT)
+    ranks = Ranks(world, store, torch.device("cpu"), timeout=TIMEOUT)
+    results = [run_session(case, ranks) for case in json.loads(Path(sys.argv[1]).read_text())]
+    if world.rank == 0:
+        torch.save(results, sys.argv[2])
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main()
