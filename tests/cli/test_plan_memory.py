@@ -135,6 +135,11 @@ MODES = {
     "half adamw, averaged": {"precision": "16.16", "optimizer": "adamw", "ema_decay": 0.9},
     "accumulated": {"gradient_accumulation": 2},
     "recomputed": {"enable_recompute": "true"},
+    "folded": {"replicas": 3},
+    "folded, averaged": {"replicas": 3, "ema_decay": 0.9},
+    "side by side": {"replicas": 4, "bn_span": 2},
+    "in order": {"replicas": 3, "determinism": "strict", "gradient_accumulation": 2},
+    "in order, once": {"replicas": 3, "determinism": "strict"},
     "moved": {"batch_size": 2, "optimizer": "lamb", "precision": "16.16"},  # updates set the peak
 }
 
@@ -150,11 +155,12 @@ def test_a_real_step_takes_what_is_predicted(mode):
         with LiveBytes() as live:
             passes = [
                 MicroBatch(torch.rand(batch, 3, 28, 28), torch.arange(batch) % 9, first)
-                for first in range(plan.accumulation)
+                for first in range(plan.accumulation * plan.replicas)
             ]
             session.train_step(passes, 0.1)
-    waiting = (plan.accumulation - 1) * passes[0].images.nbytes  # those of later passes
-    lasting = found.weights + found.averages + found.optimizer
+    # of other passes; those that run side by side are copied
+    waiting = (len(passes) - (plan.layout.unit == 1)) * passes[0].images.nbytes
+    lasting = found.weights + found.averages + found.optimizer + found.sums + found.statistics
     assert found.peak - lasting == pytest.approx(live.peak - waiting, rel=0.05)
 
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.assemble.scorable import ScorableCheckpoint, plan_checkpoint
-from phalanx.config.read import read_settings
+from phalanx.config.read import dump_config, read_settings, read_stored_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.machine import count_cores
 from phalanx.plan.machine_choice import (
@@ -124,6 +125,7 @@ def test_a_batch_that_auto_cannot_keep_is_refused_with_ways_out(tmp_path):
 def test_a_number_is_not_replaced():
     settings = settings_with(replicas=16, devices=4)
     assert settle_replicas(settings) is settings
+    assert settle(replicas=3, devices=4).config.machine.replicas == 3
     assert settings_with().config.machine.replicas == 1, "one is the default"
 
 
@@ -155,6 +157,14 @@ def test_the_higher_layer_decides_between_accumulation_and_global_batch(tmp_path
 def test_a_global_batch_that_does_not_divide_is_reported_with_all_else():
     told = refusal(global_batch_size=100, lr_schedule="step")
     assert "100: is not a multiple of 64 = micro-batch 64 x replicas 1; use " in told
+
+
+def test_what_auto_found_is_stored_so_that_a_resume_reads_it():
+    config = settle(replicas="auto", devices=4, gradient_accumulation=4).config
+    stored = yaml.safe_load(dump_config(config))
+    assert (stored["replicas"], stored["gradient-accumulation"]) == (4, None)
+    again = read_stored_settings(stored, flags={}, where="run", name="demo").config
+    assert again == config and again.train.global_batch_size == 256
 
 
 # --- layouts ---
@@ -288,6 +298,14 @@ def test_a_launcher_with_more_ranks_than_named_devices_is_refused(launch):
     )
     launch(4, here=2)
     assert plan(device="cuda:0,2", replicas=4).layout.ranks == 4
+
+
+def test_ranks_of_our_own_are_no_launchers(launch, monkeypatch):
+    launch(4)
+    monkeypatch.setenv("PHALANX_RESTART", "0")
+    found = plan(replicas=8, devices=4)
+    assert (found.layout.ranks, found.warnings) == (4, ())
+    assert plan(replicas=4, devices=9).warnings[0].startswith("--devices 9: 4 replicas use only 4")
 
 
 # --- what has no effect ---

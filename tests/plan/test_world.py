@@ -44,7 +44,7 @@ def test_a_launcher_that_says_less_is_on_one_machine():
 
 def test_our_own_restarts_count():
     found = read_world({**TORCHRUN, "PHALANX_RESTART": "4"})
-    assert found is not None and found.restart == 4
+    assert found is not None and (found.restart, found.supervised) == (4, True)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ _KIB = 1024
 def predict_step_memory(config: Config, plan: Plan) -> Memory:
     """The memory of this run's largest step on each device; ConfigError where it is not known.
 
-    Replicas that run side by side are one larger batch. Where gradients are added in the order of
-    replicas, those of earlier ones are kept apart from those of the pass.
+    Replicas that run side by side are one larger batch, with one set of running statistics. Where
+    gradients are added in the order of replicas, their sum is kept apart from those of a pass.
     """
     variant, layout = build_variant(config), plan.layout
     found = predict_memory(
@@ -46,8 +46,8 @@ def predict_step_memory(config: Config, plan: Plan) -> Memory:
     if plan.replicas == 1:
         return found
     own = count_statistics_bytes(variant, num_classes=plan.num_classes)
-    statistics = own * len(layout.replicas_of(0))
-    sums = found.gradients if _keeps_sums(plan) else 0
+    statistics = own * layout.rounds * (2 if config.optim.ema_decay else 1)
+    sums = found.gradients if plan.determinism == "strict" else 0
     return replace(found, sums=sums, statistics=statistics, peak=found.peak + sums + statistics)
 
 
@@ -57,9 +57,11 @@ def predict_exchange(config: Config, plan: Plan, memory: Memory) -> Exchange:
     return count_exchange(plan, gradients=memory.gradients, statistics=own)
 
 
-def _keeps_sums(plan: Plan) -> bool:
-    """Whether gradients of a rank's earlier replicas wait in a sum of their own."""
-    return plan.determinism == "strict" and plan.layout.rounds > 1
+def _begins_with_gradients(plan: Plan) -> bool:
+    """Whether gradients are there before a pass: of passes before it, or as memory that DDP has."""
+    if plan.determinism == "strict":
+        return plan.accumulation > 1
+    return plan.accumulation * plan.layout.rounds > 1 or plan.layout.ranks > 1
 
 
 def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
@@ -76,7 +78,7 @@ def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
         optimizer=0 if offloaded else width * slots,
         update=update + (width * slots if offloaded else 0),
         average=_FULL_BYTES if options.ema_decay else 0,
-        accumulates=plan.accumulation * (1 if _keeps_sums(plan) else plan.layout.rounds) > 1,
+        accumulates=_begins_with_gradients(plan),
     )
 
 

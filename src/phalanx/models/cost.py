@@ -185,8 +185,8 @@ class Memory:
     gradients: int
     optimizer: int
     averages: int = 0  # of the weights, where they are made
-    sums: int = 0  # of the gradients of replicas that ran before, where these are kept apart
-    statistics: int = 0  # the running ones of each replica, where there are several
+    sums: int = 0  # of the gradients of all replicas, where they are kept apart
+    statistics: int = 0  # the running ones of replicas, where there are several
     activations: int  # there between the forward and the backward pass of a micro-batch
     working: int  # what the peak has beyond all these; below 0 where they are not there together
     peak: int

@@ -21,9 +21,9 @@ class Exchange:
 def count_exchange(plan: Plan, *, gradients: int, statistics: int) -> Exchange:
     """The exchange of a step, from the bytes of one model's gradients and statistics.
 
-    A ring adds up gradients in 2 (W-1)/W of their bytes. Under `--determinism strict` every rank
-    gets the gradients of all units, to add them in the order of replicas. Means and variances are
-    gathered by the ranks of a group, in every pass forward, and so are their gradients backward.
+    A ring adds up gradients in 2 (W-1)/W of their bytes, once a step. Under `--determinism strict`
+    every rank gets those of all others in each round, to add them in the order of replicas. Means
+    and variances are gathered in each pass by the ranks that share them, and their gradients, too.
     """
     layout = plan.layout
     others = layout.ranks - 1

@@ -25,7 +25,7 @@ class MachineChoice:
     precision: str
     threads: int  # of each rank
     devices: int = 1  # for a rank each
-    launched: bool = False  # the ranks are there, made by a launcher
+    launched: bool = False  # the ranks are there, made by a launcher other than `train`
 
 
 def choose_machine(config: Config) -> MachineChoice:
@@ -39,7 +39,7 @@ def choose_machine(config: Config) -> MachineChoice:
         precision=precision,
         threads=_share_threads(config, device),
         devices=_count_devices(config, device),
-        launched=read_world() is not None,
+        launched=_is_launched(),
     )
 
 
@@ -48,13 +48,19 @@ def reuse_machine(stored: Mapping[str, Any], config: Config, *, ranks: int) -> M
     chosen = MachineChoice(
         **stored,
         devices=_count_devices(config, stored["device"]),
-        launched=read_world() is not None,
+        launched=_is_launched(),
     )
     if config.machine.determinism == "strict" or plan_layout(config, chosen).ranks == ranks:
         return chosen
     # others share the cores now; sums change in their last digit anyway
     shared = min(chosen.threads, _share_threads(config, stored["device"]))
     return replace(chosen, threads=shared)
+
+
+def _is_launched() -> bool:
+    """Whether a launcher other than `train` itself has started this rank."""
+    world = read_world()
+    return world is not None and not world.supervised
 
 
 def _count_devices(config: Config, device: str) -> int:
