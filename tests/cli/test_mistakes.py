@@ -161,6 +161,15 @@ ELSEWHERE = [
     ("--epochs-per-ckpt 2", "it is --ckpts-per-epoch here, a rate: 1/N for every N epochs"),
     ("--rmsprop-epsilon 1", "it is --optimizer-eps here"),
     ("--abs-end-learning-rate 1", "it is --lr-end-ratio here, as a share of the peak"),
+    ("--num-replicas 4", "it is --replicas here, which fold onto fewer devices"),
+    ("--gpus 4", "it is --devices here, with --replicas auto for a replica on each"),
+    ("--sync-batchnorm", "it is --bn-span here, with the number of replicas"),
+    ("--total-batch-size 4", "it is --global-batch-size here"),
+    (
+        "--world-size 4",
+        "there is no option for it: `phalanx train --replicas N` starts a rank for each device, or "
+        "joins the ranks that torchrun started",
+    ),
 ]
 
 

@@ -135,11 +135,10 @@ MODES = {
     "half adamw, averaged": {"precision": "16.16", "optimizer": "adamw", "ema_decay": 0.9},
     "accumulated": {"gradient_accumulation": 2},
     "recomputed": {"enable_recompute": "true"},
-    "folded": {"replicas": 3},
-    "folded, averaged": {"replicas": 3, "ema_decay": 0.9},
-    "side by side": {"replicas": 4, "bn_span": 2},
-    "in order": {"replicas": 3, "determinism": "strict", "gradient_accumulation": 2},
-    "in order, once": {"replicas": 3, "determinism": "strict"},
+    "folded": {"replicas": 3, "batch_size": 4},
+    "folded, averaged": {"replicas": 3, "batch_size": 4, "ema_decay": 0.9},
+    "side by side": {"replicas": 4, "batch_size": 4, "bn_span": 2},
+    "in order": {"replicas": 3, "batch_size": 4, "determinism": "strict"},
     "moved": {"batch_size": 2, "optimizer": "lamb", "precision": "16.16"},  # updates set the peak
 }
 

@@ -153,6 +153,8 @@ def test_every_pass_of_a_rank_has_its_statistics(as_json):
 def test_sums_in_the_order_of_replicas_are_kept_apart(as_json):
     plain, strict = (as_json(replicas=4, determinism=how)["memory"] for how in ("seeded", "strict"))
     assert (plain["sums"], strict["sums"]) == (0, 4 * COUNT)
+    alone = as_json()["memory"]["peak"]
+    assert strict["peak"] == alone + strict["sums"] + strict["statistics"], "passes begin anew"
     assert strict.pop("peak") == sum(strict.values())
     assert as_json(determinism="strict")["memory"]["sums"] == 0
 

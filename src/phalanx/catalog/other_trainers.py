@@ -7,8 +7,8 @@ instead. Names are in lower case, with hyphens; each is in the table once.
 
 _REPLICAS = "--replicas, which fold onto fewer devices"
 _RANKS = (
-    "ranks are not configured: `phalanx train --replicas N` starts one for each device, and under "
-    "torchrun it joins those that are there"
+    "there is no option for it: `phalanx train --replicas N` starts a rank for each device, or "
+    "joins the ranks that torchrun started"
 )
 _SYNC_NORM = "--bn-span, with the number of replicas"
 _NO_PIPELINE = (
@@ -158,7 +158,7 @@ _TORCHVISION = {
 _LIGHTNING = {
     "accelerator": "--device, which is auto, cpu, cuda or mps",
     "gpus": "--devices, with --replicas auto for a replica on each",
-    "num-nodes": "start it on every machine with torchrun, whose ranks it joins",
+    "num-nodes": "start `phalanx train` on every machine with torchrun; it joins those ranks",
     "strategy": "--replicas, which train data-parallel",
     "sync-batchnorm": _SYNC_NORM,
     "max-epochs": "--epochs",
