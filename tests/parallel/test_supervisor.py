@@ -14,7 +14,7 @@ from phalanx.parallel import supervisor
 from phalanx.parallel.supervisor import supervise
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
-HANG = "time.sleep(600)\n"
+HANG = "time.sleep(30)\n"
 SUPERVISOR = """
 import sys
 from phalanx.parallel import supervisor
@@ -119,7 +119,7 @@ if restart == 2:
 wait_for(*(f"{restart}-{other}.pid" for other in range(4)))
 if rank == restart + 1:
     os.kill(os.getpid(), (signal.SIGKILL, signal.SIGSEGV)[restart])
-time.sleep(600)
+time.sleep(30)
 """
     assert run_ranks(tmp_path, code, ranks=4) == (
         0,
@@ -132,7 +132,7 @@ time.sleep(600)
     assert ports.count(ports[0]) == 4 and len(set(ports[0])) == 3
 
 
-KILLED = "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(600)"
+KILLED = "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(30)"
 
 
 def test_restarts_without_progress_are_used_up(tmp_path):
@@ -174,6 +174,19 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
 
 
+def test_a_rank_that_fails_since_another_was_killed_is_not_to_blame(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "_POLL_S", 0.3)  # both are seen at the same time
+    code = """
+if restart == 0 and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if restart == 0:
+    wait_for_end(1)
+    sys.exit(70)
+"""
+    code, said = run_ranks(tmp_path, code)
+    assert code == 0 and len(said) == 1
+
+
 # --- exit codes ---
 
 
@@ -206,7 +219,7 @@ sys.exit({codes}[1 - rank])
 
 
 def test_a_failure_ends_ranks_that_do_not_notice(tmp_path):
-    code = "wait_for('0-0.pid', '0-2.pid')\nsys.exit(3) if rank == 1 else time.sleep(600)"
+    code = "wait_for('0-0.pid', '0-2.pid')\nsys.exit(3) if rank == 1 else time.sleep(30)"
     assert run_ranks(tmp_path, code, ranks=3) == (3, [])
 
 
@@ -235,7 +248,7 @@ note("ready")
 if rank == 1:
     wait_for("0.txt", "2.txt")
     os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(600)
+time.sleep(30)
 """
     assert run_ranks(tmp_path, code, ranks=3) == (75, [])
     assert [read_notes(tmp_path, rank) for rank in range(3)] == [["ready", "15"]] * 3
@@ -343,8 +356,8 @@ if rank == 1:
     wait_for("0-0.pid", "0-2.pid", "0-9.pid")
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == 0:  # it has a process that does not watch us
-    write_pid(9, subprocess.Popen(["sleep", "600"]).pid)
-time.sleep(600)
+    write_pid(9, subprocess.Popen(["sleep", "30"]).pid)
+time.sleep(30)
 """
     with pytest.raises(RuntimeError, match="killed by SIGKILL"):
         run_ranks(tmp_path, code, ranks=3, say=fail)
@@ -397,6 +410,6 @@ if rank == 0:
     sys.exit(8)
 signal.signal(signal.SIGABRT, signal.SIG_IGN)
 note("ready")
-time.sleep(600)
+time.sleep(30)
 """
     assert run_ranks(tmp_path, code)[0] == 8

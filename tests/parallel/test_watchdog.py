@@ -43,11 +43,11 @@ with open_watchdog():
 
 def test_beats_keep_a_rank_alive_and_a_block_that_is_left_is_not_watched(tmp_path):
     code = """
-with open_watchdog() as dog:
-    for _ in range(20):
+with open_watchdog(seconds=0.25) as dog:
+    for _ in range(35):
         time.sleep(0.01)
         dog.beat()
-time.sleep(0.2)
+time.sleep(0.3)
 print("done")
 """
     process = start(tmp_path, code)

@@ -19,7 +19,7 @@ def open_watchdog(
 
 
 def wait_for_peers() -> None:
-    time.sleep(600)
+    time.sleep(10)
 
 
 exec(sys.argv[2])
