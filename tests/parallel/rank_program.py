@@ -27,8 +27,14 @@ def write_pid(number: int, pid: int) -> None:
 
 
 def wait_for(*names: str) -> None:
-    while not all((folder / name).exists() for name in names):
+    files = [folder / name for name in names]
+    while not all(file.exists() and file.stat().st_size for file in files):
         time.sleep(0.005)
+
+
+def hang() -> None:
+    time.sleep(20)
+    (folder / "outlived").touch()
 
 
 def wait_for_end(other: int) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from phalanx.parallel import supervisor
 from phalanx.parallel.supervisor import supervise
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
-HANG = "time.sleep(30)\n"
 SUPERVISOR = """
 import sys
 from phalanx.parallel import supervisor
@@ -53,6 +53,7 @@ def run_ranks(folder: Path, code: str, ranks: int = 2, **options) -> tuple[int, 
 def find_living(folder: Path) -> list[str]:
     files = list(folder.glob("*.pid"))
     assert files, "no rank has ever run"
+    assert not (folder / "outlived").exists()
     return [path.stem for path in files if is_running(int(path.read_text()))]
 
 
@@ -73,10 +74,15 @@ def start_supervisor(folder: Path, code: str, ranks: int = 2) -> "subprocess.Pop
         text=True,
         start_new_session=True,
     )
-    while not all(read_notes(folder, rank) for rank in range(ranks)):
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: all(read_notes(folder, rank) for rank in range(ranks)))
     return process
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def read_notes(folder: Path, rank: int) -> list[str]:
@@ -90,7 +96,7 @@ def read_notes(folder: Path, rank: int) -> list[str]:
 def test_every_rank_gets_its_place_in_the_world(tmp_path):
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PHALANX_RESTART"
     code = f"note(json.dumps([os.environ[name] for name in {names.split()} + ['MINE']]))"
-    done = run_ranks(tmp_path, code, ranks=3, environment={"MINE": "a", "RANK": "7"})
+    done = run_ranks(tmp_path, code, ranks=3, environment={"MINE": "a", "WORLD_SIZE": "7"})
     assert done == (0, [])
     worlds = [json.loads((tmp_path / f"{rank}.txt").read_text()) for rank in range(3)]
     port = worlds[0][5]
@@ -113,13 +119,13 @@ def test_only_rank_0_reads_our_input(tmp_path):
 
 def test_a_killed_rank_starts_all_ranks_again(tmp_path):
     code = """
-note(os.environ["MASTER_PORT"])
+(folder / f"{restart}-{rank}.port").write_text(os.environ["MASTER_PORT"])
 if restart == 2:
     sys.exit(0)
-wait_for(*(f"{restart}-{other}.pid" for other in range(4)))
+wait_for(*(f"{restart}-{other}.port" for other in range(4)))
 if rank == restart + 1:
     os.kill(os.getpid(), (signal.SIGKILL, signal.SIGSEGV)[restart])
-time.sleep(30)
+hang()
 """
     assert run_ranks(tmp_path, code, ranks=4) == (
         0,
@@ -128,11 +134,11 @@ time.sleep(30)
             "rank 2 was killed by SIGSEGV; all 4 ranks start again from the last checkpoint",
         ],
     )
-    ports = [read_notes(tmp_path, rank) for rank in range(4)]
-    assert ports.count(ports[0]) == 4 and len(set(ports[0])) == 3
+    ports = [{path.read_text() for path in tmp_path.glob(f"{n}-*.port")} for n in range(3)]
+    assert [len(port) for port in ports] == [1, 1, 1] and len(set.union(*ports)) == 3
 
 
-KILLED = "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(30)"
+KILLED = "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else hang()"
 
 
 def test_restarts_without_progress_are_used_up(tmp_path):
@@ -219,7 +225,7 @@ sys.exit({codes}[1 - rank])
 
 
 def test_a_failure_ends_ranks_that_do_not_notice(tmp_path):
-    code = "wait_for('0-0.pid', '0-2.pid')\nsys.exit(3) if rank == 1 else time.sleep(30)"
+    code = "wait_for('0-0.pid', '0-2.pid')\nsys.exit(3) if rank == 1 else hang()"
     assert run_ranks(tmp_path, code, ranks=3) == (3, [])
 
 
@@ -248,7 +254,7 @@ note("ready")
 if rank == 1:
     wait_for("0.txt", "2.txt")
     os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(30)
+hang()
 """
     assert run_ranks(tmp_path, code, ranks=3) == (75, [])
     assert [read_notes(tmp_path, rank) for rank in range(3)] == [["ready", "15"]] * 3
@@ -272,12 +278,10 @@ note("ready")
 
 
 def test_ctrl_c_reaches_every_rank_once_and_the_second_ends_them(tmp_path):
-    process = start_supervisor(tmp_path, LISTEN + HANG)
+    process = start_supervisor(tmp_path, LISTEN + "hang()")
     for count in (1, 2):
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
-        expected = ["ready", *["SIGINT"] * count]
-        while [read_notes(tmp_path, rank) for rank in range(2)] != [expected] * 2:
-            time.sleep(0.01)
+        wait_until(lambda n=count: all(len(read_notes(tmp_path, r)) > n for r in range(2)))
         time.sleep(0.05)
     assert process.communicate(timeout=20) == ("", None)
     assert [read_notes(tmp_path, rank) for rank in range(2)] == [["ready", "SIGINT", "SIGINT"]] * 2
@@ -295,7 +299,7 @@ def test_ranks_that_stop_have_the_time_they_need(tmp_path):
 
 
 def test_ranks_that_do_not_hear_are_killed_after_the_second_ctrl_c(tmp_path):
-    code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nnote('ready')\n" + HANG
+    code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nnote('ready')\nhang()"
     process = start_supervisor(tmp_path, code)
     process.send_signal(signal.SIGINT)
     time.sleep(0.05)
@@ -306,7 +310,7 @@ def test_ranks_that_do_not_hear_are_killed_after_the_second_ctrl_c(tmp_path):
 
 
 def test_a_rank_killed_while_it_stops_is_not_started_again(tmp_path):
-    code = "note('ready')\n" + HANG  # as a rank that has not taken signals yet
+    code = "note('ready')\nhang()"  # as a rank that has not taken signals yet
     process = start_supervisor(tmp_path, code)
     process.terminate()
     said, _ = process.communicate(timeout=20)
@@ -334,7 +338,7 @@ note("ready")
 
 
 def test_ranks_do_not_outlive_a_killed_supervisor(tmp_path):
-    process = start_supervisor(tmp_path, WATCHING + HANG, ranks=3)
+    process = start_supervisor(tmp_path, WATCHING + "hang()", ranks=3)
     assert len(find_living(tmp_path)) == 3
     process.kill()
     process.communicate(timeout=20)  # their output ends with the last one that holds it
@@ -357,13 +361,12 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == 0:  # it has a process that does not watch us
     write_pid(9, subprocess.Popen(["sleep", "30"]).pid)
-time.sleep(30)
+hang()
 """
     with pytest.raises(RuntimeError, match="killed by SIGKILL"):
         run_ranks(tmp_path, code, ranks=3, say=fail)
     assert len(list(tmp_path.glob("*.pid"))) == 4
-    while find_living(tmp_path):  # a signal that was sent to a process has yet to end it
-        time.sleep(0.01)
+    wait_until(lambda: not find_living(tmp_path))  # a process has yet to take its signal
 
 
 def test_a_command_that_does_not_exist_is_an_error(tmp_path):
@@ -410,6 +413,6 @@ if rank == 0:
     sys.exit(8)
 signal.signal(signal.SIGABRT, signal.SIG_IGN)
 note("ready")
-time.sleep(30)
+hang()
 """
     assert run_ranks(tmp_path, code)[0] == 8

@@ -68,26 +68,37 @@ def test_a_hang_ends_even_where_it_cannot_be_described(describe, tmp_path):
         assert ", in wait_for_peers\n" in shown
 
 
-def test_a_hang_ends_where_nobody_reads_and_nothing_can_be_written(tmp_path):
+HANG = "with open_watchdog():\n    wait_for_peers()"
+
+
+def test_a_hang_that_nobody_reads_about_is_in_the_report(tmp_path):
+    process = start(tmp_path, f"import os\nos.close(2)\n{HANG}")
+    assert process.communicate(timeout=20) == ("", "")
+    assert process.returncode == 8
+    assert ", in wait_for_peers\n" in (tmp_path / "hang.txt").read_text()
+
+
+def test_a_hang_ends_where_its_report_cannot_be_written(tmp_path):
     (tmp_path / "hang.txt").mkdir()
-    code = "import os\nos.close(2)\nwith open_watchdog():\n    wait_for_peers()"
-    process = start(tmp_path, code)
-    assert process.wait(timeout=20) == 8
-    process.communicate()
+    process = start(tmp_path, HANG)
+    _, shown = process.communicate(timeout=20)
+    assert process.returncode == 8
+    assert ", in wait_for_peers\n" in shown and "Error" not in shown
 
 
 @pytest.mark.slow
 def test_a_process_that_was_stopped_for_a_while_does_not_hang(tmp_path):
     code = """
-with open_watchdog(seconds=0.4):
+with open_watchdog(seconds=0.6):
     print("inside", flush=True)
-    for _ in range(15):
+    for _ in range(30):
         time.sleep(0.01)
 print("done")
 """
     process = start(tmp_path, code)
     assert process.stdout is not None and process.stdout.readline() == "inside\n"
+    time.sleep(0.1)
     process.send_signal(signal.SIGSTOP)
-    time.sleep(0.5)
+    time.sleep(0.8)
     process.send_signal(signal.SIGCONT)
     assert process.communicate(timeout=20) == ("done\n", "")
