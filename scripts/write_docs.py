@@ -11,7 +11,7 @@ from phalanx.catalog.models import (
     load_sizes,
 )
 from phalanx.catalog.other_trainers import TRAINERS
-from phalanx.config.schema import OPTIONS, TYPE_NAMES, Option
+from phalanx.config.schema import OPTIONS, Option
 from phalanx.models.cost import count_size
 from phalanx.units import format_si
 
@@ -25,7 +25,7 @@ Every option is a flag (`--batch-size 64`), a YAML key (`batch-size: 64`) and a 
 
 Note that **`--batch-size` is the micro-batch**, the images in one forward
 pass of one replica; the global batch of a step is micro-batch x `--gradient-accumulation` x
-`--replicas`.
+`--replicas`. Or give `--global-batch-size`, and the accumulation follows.
 
 "Resume" says whether `train --resume` may change the option. What may not be changed alters the
 maths: `train --fork RUN` starts a new run with it.
@@ -73,7 +73,7 @@ def option_row(option: Option) -> str:
     aliases = f" Also `--{'`, `--'.join(option.aliases)}`." if option.aliases else ""
     cells = (
         f"`--{option.name}`",
-        f"{TYPE_NAMES[option.type]}{limits}",
+        f"{option.wants}{limits}",
         option.auto or ("none" if option.default is None else f"`{option.default}`"),
         "yes" if option.resumable else "no",
         option.help + aliases,

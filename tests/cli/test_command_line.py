@@ -134,6 +134,10 @@ IMPOSSIBLE = (
     "--logs-per-epoch 1/3",
     "--training false --validation false",
     "--training false --ema-decay 2",
+    "--device cpu --replicas 2 --no-fold",
+    "--replicas 6 --bn-span 4",
+    "--global-batch-size 100",
+    "--device cpu --devices 3 --replicas auto",
 )
 WITHOUT_TORCH = """
 import json, sys
@@ -164,7 +168,6 @@ def test_help_plans_and_mistakes_never_import_torch():
         (["predict", "nowhere", "nothing.png"], 3),
         (["report", "nowhere"], 4),
         (["compare", "nowhere", "nowhere"], 4),
-        (["train", "--replicas", "2"], 2),
         *((["train", "demo", *pair.split()], 2) for pair in IMPOSSIBLE),
         (["bench", "overhead", "--pairs", "none"], 2),
     ]

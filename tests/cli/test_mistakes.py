@@ -93,8 +93,27 @@ VALUES = [
     ("train --epoch-tail drop --batch-size 9000", "--epoch-tail drop: 8000 images do not fill "),
     ("train --device nonsense", "--device: expected auto, cpu, cuda, cuda:0,2 or mps, got 'non"),
     ("train --data-dir x", "--data-dir: embedded does not read a folder; say what is there"),
-    ("train --replicas 2", "--replicas 2: train supports only one replica so far; for the same"
-     " global batch use --replicas 1 --gradient-accumulation 2"),
+    ("train --replicas many", "--replicas: expected a whole number or auto, got 'many'"),
+    ("train --replicas 0", "--replicas: must be at least 1, got 0"),
+    ("train --device cpu --replicas 16 --no-fold", "--no-fold: 16 replicas need 16 devices, and "
+     "there is 1; with --no-fold false, several replicas run on each device, one after the other"),
+    ("train --device cpu --devices 2 --replicas 3 --no-fold", "--no-fold: 3 replicas need 3 "
+     "devices, and there are 2; "),
+    ("train --device cuda:0,2 --devices 4 --replicas 4", "--devices 4: --device cuda:0,2 is only "
+     "2; use --devices 2, or --device cuda for all"),
+    ("train --device mps --devices 2 --replicas 2", "--devices 2: --device mps is only 1; use "
+     "--devices 1"),
+    ("train --bn-span 2", "--bn-span 2: there is only 1 replica; give --replicas 2, or a multiple"
+     " of that"),
+    ("train --replicas 12 --bn-span 5", "--bn-span 5: does not divide 12 replicas; use 1, 2, 3, 4"
+     ", 6 or 12"),
+    ("train --replicas 3 --batch-size 8 --global-batch-size 100", "--global-batch-size 100: is not"
+     " a multiple of 24 = micro-batch 8 x replicas 3; use --global-batch-size 96 or 120"),
+    ("train --device cpu --devices 4 --replicas auto", "--replicas auto: the global batch of 64, "
+     "which it keeps, is not a multiple of 256 = micro-batch 64 x replicas 4; use --batch-size 16 "
+     "--global-batch-size 64 or --global-batch-size 256"),
+    ("train --gradient-accumulation 2 --global-batch-size 128", "--gradient-accumulation: give "
+     "gradient-accumulation or global-batch-size, not both"),
     ("train --resume a --fork b", "--resume continues a run, --fork starts a new one from its"),
     ("data show --step 0", "--step: expected a step from 1 to 1,000, got '0'"),
     ("data show --step 1001", "--step: expected a step from 1 to 1,000, got '1001'"),
@@ -400,8 +419,3 @@ def test_a_device_that_is_not_here_is_refused(capsys):
         err = capsys.readouterr().err
         assert err.startswith("phalanx train: --device")
         assert "CUDA" in err and "--device cpu" in err and "Traceback" not in err
-
-
-def test_replicas_are_planned_though_not_trained(capsys):
-    assert main(["plan", "--replicas", "2"]) == 0
-    assert "replicas 2" in capsys.readouterr().out

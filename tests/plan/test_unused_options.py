@@ -46,6 +46,7 @@ UNUSED = [
     ("enable-fast-groupnorm", "true", {}, {"norm-type": "group", "norm-num-groups": "8"}),
     ("batchnorm-momentum", "0.2", {"norm-type": "none"}, {}),
     ("disable-stable-batchnorm", "true", {"norm-type": "none"}, {}),
+    ("bn-span", "2", {"norm-type": "none"}, {"replicas": "2"}),
     ("norm-eps", "1e-3", {"norm-type": "none"}, {}),
     ("zero-init-residual", "true", {"norm-type": "none"}, {}),
     ("normalization", "mean", {"normalization-location": "none"}, {}),

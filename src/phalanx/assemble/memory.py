@@ -1,6 +1,7 @@
 """The memory of a run: what a step should take, and what the process took in the end."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,8 +10,15 @@ from phalanx.assemble.build import is_offloaded
 from phalanx.assemble.torch_setup import pick_device
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.models.cost import HALF_BYTES, BytesPerWeight, Memory, predict_memory
+from phalanx.models.cost import (
+    HALF_BYTES,
+    BytesPerWeight,
+    Memory,
+    count_statistics_bytes,
+    predict_memory,
+)
 from phalanx.optim.build import OPTIMIZERS
+from phalanx.plan.exchange import Exchange, count_exchange
 from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
 from phalanx.report.summary import MemoryNote
@@ -20,16 +28,38 @@ _KIB = 1024
 
 
 def predict_step_memory(config: Config, plan: Plan) -> Memory:
-    """The memory of this run's largest step on each device; ConfigError where it is not known."""
-    return predict_memory(
-        build_variant(config),
+    """The memory of this run's largest step on each device; ConfigError where it is not known.
+
+    Replicas that run side by side are one larger batch. Where gradients are added in the order of
+    replicas, those of earlier ones are kept apart from those of the pass.
+    """
+    variant, layout = build_variant(config), plan.layout
+    found = predict_memory(
+        variant,
         num_classes=plan.num_classes,
-        batch=plan.micro_batch,
+        batch=plan.micro_batch * layout.unit,
         image_size=plan.image_size,
         per_weight=_count_bytes_per_weight(config, plan),
         half=plan.precision.startswith("16"),
         stored=plan.recompute_patterns,
     )
+    if plan.replicas == 1:
+        return found
+    own = count_statistics_bytes(variant, num_classes=plan.num_classes)
+    statistics = own * len(layout.replicas_of(0))
+    sums = found.gradients if _keeps_sums(plan) else 0
+    return replace(found, sums=sums, statistics=statistics, peak=found.peak + sums + statistics)
+
+
+def predict_exchange(config: Config, plan: Plan, memory: Memory) -> Exchange:
+    """What ranks send each other in a step of that memory."""
+    own = count_statistics_bytes(build_variant(config), num_classes=plan.num_classes)
+    return count_exchange(plan, gradients=memory.gradients, statistics=own)
+
+
+def _keeps_sums(plan: Plan) -> bool:
+    """Whether gradients of a rank's earlier replicas wait in a sum of their own."""
+    return plan.determinism == "strict" and plan.layout.rounds > 1
 
 
 def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
@@ -46,7 +76,7 @@ def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
         optimizer=0 if offloaded else width * slots,
         update=update + (width * slots if offloaded else 0),
         average=_FULL_BYTES if options.ema_decay else 0,
-        accumulates=plan.accumulation > 1,
+        accumulates=plan.accumulation * (1 if _keeps_sums(plan) else plan.layout.rounds) > 1,
     )
 
 

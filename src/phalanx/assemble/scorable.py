@@ -256,7 +256,10 @@ def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:
         classes=len(facts["classes"]),
     )
     settings = checkpoint.settings
-    return make_plan(settings.config, counts, checkpoint.machine, typed=settings.typed)
+    config = settings.config
+    machine = config.machine.model_copy(update={"no_fold": False})  # scoring needs one device
+    config = config.model_copy(update={"machine": machine})
+    return make_plan(config, counts, checkpoint.machine, typed=settings.typed)
 
 
 def list_consecutive(folder: Path, newest: ScorableCheckpoint) -> list[Path]:

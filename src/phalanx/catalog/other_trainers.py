@@ -5,9 +5,12 @@ semicolon or a colon. Any other answer is a sentence: there is no such option, a
 instead. Names are in lower case, with hyphens; each is in the table once.
 """
 
-_ONE_REPLICA = "train runs one replica so far; --gradient-accumulation gives the same global batch"
-_REPLICAS = f"--replicas, but {_ONE_REPLICA}"
-_ONE_PROCESS = f"there is no distributed training: {_ONE_REPLICA}"
+_REPLICAS = "--replicas, which fold onto fewer devices"
+_RANKS = (
+    "ranks are not configured: `phalanx train --replicas N` starts one for each device, and under "
+    "torchrun it joins those that are there"
+)
+_SYNC_NORM = "--bn-span, with the number of replicas"
 _NO_PIPELINE = (
     "a model is not split into stages, it trains on one device; to save memory, use "
     "--enable-recompute"
@@ -102,8 +105,8 @@ _TIMM = {
     "drop-block": "use --drop-path or --dropout-rate",
     "bn-momentum": "--batchnorm-momentum, the share of the new batch",
     "bn-eps": "--norm-eps",
-    "sync-bn": _ONE_PROCESS,
-    "dist-bn": _ONE_PROCESS,
+    "sync-bn": _SYNC_NORM,
+    "dist-bn": "each replica keeps its running statistics, and scores use their mean; leave it out",
     "model-ema": "--ema-decay, such as 0.9999",
     "model-ema-decay": "--ema-decay",
     "worker-seeding": "random numbers depend only on --seed; leave it out",
@@ -118,7 +121,7 @@ _TIMM = {
     "experiment": "--run-dir",
     "eval-metric": "the best checkpoint is the one with the highest top-1; leave it out",
     "tta": "--flip-averaging, which scores each image and its mirror image",
-    "local-rank": _ONE_PROCESS,
+    "local-rank": _RANKS,
     "log-wandb": _NO_TRACKER,
 }
 _TORCHVISION = {
@@ -139,8 +142,8 @@ _TORCHVISION = {
     "evaluate": _SCORE,
     "e": _SCORE,
     "random-erase": "--random-erasing",
-    "world-size": _ONE_PROCESS,
-    "dist-url": _ONE_PROCESS,
+    "world-size": _RANKS,
+    "dist-url": _RANKS,
     "gpu": "--device, such as cuda:0",
     "model-ema-steps": "--ema-decay; the average follows every step",
     "use-deterministic-algorithms": "--determinism strict",
@@ -154,11 +157,10 @@ _TORCHVISION = {
 }
 _LIGHTNING = {
     "accelerator": "--device, which is auto, cpu, cuda or mps",
-    "devices": f"--device, such as cuda:0; {_ONE_REPLICA}",
-    "gpus": f"--device, such as cuda:0; {_ONE_REPLICA}",
-    "num-nodes": _ONE_PROCESS,
-    "strategy": _ONE_PROCESS,
-    "sync-batchnorm": _ONE_PROCESS,
+    "gpus": "--devices, with --replicas auto for a replica on each",
+    "num-nodes": "start it on every machine with torchrun, whose ranks it joins",
+    "strategy": "--replicas, which train data-parallel",
+    "sync-batchnorm": _SYNC_NORM,
     "max-epochs": "--epochs",
     "max-steps": _MAX_STEPS,
     "max-time": "give --epochs or --steps; a stopped run continues with --resume",
@@ -261,15 +263,12 @@ _ULTRALYTICS = {
     "shear": _NO_SUCH_AUGMENT,
     "mosaic": _NO_SUCH_AUGMENT,
     "erasing": "--random-erasing",
-    "nbs": "--gradient-accumulation; the global batch is its product with --batch-size",
+    "nbs": "--global-batch-size",
 }
 _SEEDS = {
     "optimiser": "--optimizer",
     "micro-batch-size": "--batch-size",
-    "global-batch-size": "--batch-size and --gradient-accumulation; the global batch is their "
-    "product",
-    "total-batch-size": "--batch-size and --gradient-accumulation; the global batch is their "
-    "product",
+    "total-batch-size": "--global-batch-size",
     "gradient-accumulation-count": "--gradient-accumulation",
     "gradient-accumulation-factor": "--gradient-accumulation",
     "gradient-accumulation-steps": "--gradient-accumulation",
@@ -311,8 +310,6 @@ _SEEDS = {
     "norm-layer": "--norm-type",
     "norm-epsilon": "--norm-eps",
     "bn-decay": "--batchnorm-momentum, the share of the new batch: 1 less the decay",
-    "bn-span": _ONE_PROCESS,
-    "dbn-replica-group-size": _ONE_PROCESS,
     "stable-norm": "norms are stable unless --disable-stable-batchnorm is given",
     "group-dim": "--efficientnet-group-dim; of a ResNeXt it is in the name, such as "
     "resnext50_32x4d",
@@ -342,8 +339,9 @@ _SEEDS = {
     "replica": _REPLICAS,
     "replication-factor": _REPLICAS,
     "num-ipus": _REPLICAS,
-    "num-devices": _REPLICAS,
-    "distributed": _ONE_PROCESS,
+    "num-devices": "--devices, with --replicas auto for a replica on each",
+    "distributed": _RANKS,
+    "max-cross-replica-buffer-size": "--bucket-mib, in MiB",
     "ipus-per-replica": _NO_PIPELINE,
     "shards": _NO_PIPELINE,
     "pipeline": _NO_PIPELINE,

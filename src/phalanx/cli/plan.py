@@ -1,25 +1,38 @@
 """`phalanx plan`: every derived number, before anything runs."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from fractions import Fraction
+from itertools import zip_longest
 from math import floor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.averaging import count_kept_checkpoints
+from phalanx.plan.layout import describe_layout
 from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import DatasetSummary
     from phalanx.models.cost import Memory
+    from phalanx.plan.exchange import Exchange
     from phalanx.plan.plan import Plan
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
+_MOST_RANKS = 8  # rows of the table of ranks; of more, the middle is left out
+_MOST_UNITS = 6
+
+
+class _Prediction(NamedTuple):
+    """What of a plan needs the model itself."""
+
+    memory: "Memory"
+    exchange: "Exchange"
 
 
 @command(
@@ -38,7 +51,8 @@ _CURVE_WIDTH = 60
     options=ALL_OPTIONS,
     examples={
         "phalanx plan": "what `phalanx train` would do",
-        "phalanx plan imagenet-resnet50 --data-dir /imagenet --replicas 8": "on 8 devices",
+        "phalanx plan imagenet-resnet50 --replicas 16 --device cuda --devices 4": "on 4 GPUs, here "
+        "or not",
         "phalanx plan demo --epochs 3 --origin": "and where each value comes from",
         "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
     },
@@ -51,7 +65,8 @@ def _run(args: ParsedArgs) -> None:
 
     settings, plan, dataset = plan_new_run(settings, without_data=True)
     points = [plan.at(step) for step in _read_steps(args["--at"])]
-    memory = None if args["--no-memory"] else _predict_memory(settings.config, plan)
+    found = None if args["--no-memory"] else _predict(settings.config, plan)
+    known = found if isinstance(found, _Prediction) else None
     if args["--json"]:
         everything = {
             "name": settings.name,
@@ -62,12 +77,15 @@ def _run(args: ParsedArgs) -> None:
             "counts": dataset.source,
             "layout": dataset.layout,
             "ignored": dataset.ignored,
-            "memory": None if memory is None or isinstance(memory, str) else asdict(memory),
+            "ranks": _list_ranks(plan),
+            "statistics_groups": plan.layout.span_groups,
+            "exchange": asdict(known.exchange) if known else None,
+            "memory": asdict(known.memory) if known else None,
             "at": points,
         }
         print(json.dumps(everything, indent=2))
         return
-    for name, text in _list_rows(settings, plan, memory, dataset):
+    for name, text in _list_rows(settings, plan, found, dataset):
         print(f"{name:<14}{text}")
     for point in points:
         scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
@@ -78,15 +96,16 @@ def _run(args: ParsedArgs) -> None:
         _print_origins(settings)
 
 
-def _predict_memory(config: Config, plan: "Plan") -> "Memory | str":
-    """The memory a step should take, or why it is not known, as with some plugins' networks.
+def _predict(config: Config, plan: "Plan") -> _Prediction | str:
+    """What a step should take and exchange, or why it is not known, as with some plugins' networks.
 
     The only part of a plan that needs torch: whatever can be refused is refused before.
     """
-    from phalanx.assemble.memory import predict_step_memory
+    from phalanx.assemble.memory import predict_exchange, predict_step_memory
 
     try:
-        return predict_step_memory(config, plan)
+        memory = predict_step_memory(config, plan)
+        return _Prediction(memory, predict_exchange(config, plan, memory))
     except ConfigError as error:
         return f"not known: {error}"
 
@@ -100,15 +119,16 @@ def _read_steps(text: str | None) -> list[int]:
 
 
 def _list_rows(
-    settings: Settings, plan: "Plan", memory: "Memory | str | None", dataset: "DatasetSummary"
+    settings: Settings, plan: "Plan", found: _Prediction | str | None, dataset: "DatasetSummary"
 ) -> list[tuple[str, str]]:
     """The plan in words and a curve, by name."""
     from phalanx.data.layouts.image_files import describe_ignored
 
     config = settings.config
     ignored = describe_ignored(dataset.ignored).removeprefix("ignored ")
-    devices = f"{plan.replicas} replicas, " if plan.replicas > 1 else ""
-    threads = format_plural(plan.threads, "thread")
+    ranks = plan.layout.ranks
+    many = f"{ranks} processes on " if plan.device == "cpu" else f"{ranks} x "
+    threads = format_plural(plan.threads, "thread") + " each" * (ranks > 1)
     return [
         ("config", settings.name),
         ("model", f"{config.model.model}, {_describe_norm(config)}, {plan.num_classes} classes"),
@@ -117,8 +137,9 @@ def _list_rows(
         *[("layout", dataset.layout)] * bool(dataset.layout),
         *[("ignored", ignored)] * bool(ignored),
         ("image size", f"{plan.image_size} x {plan.image_size}{_describe_growth(plan)}"),
-        ("device", f"{devices}{plan.device}, {plan.precision}, {threads}"),
-        ("workers", f"{plan.workers}"),
+        ("device", f"{many * (ranks > 1)}{plan.device}, {plan.precision}, {threads}"),
+        *_describe_ranks(plan),
+        ("workers", f"{plan.workers}{' for each rank' * (ranks > 1)}"),
         (
             "global batch",
             f"{plan.global_batch:,} = micro-batch {plan.micro_batch} x "
@@ -142,9 +163,59 @@ def _list_rows(
         ("evaluations", _describe_evaluations(plan)),
         ("checkpoints", _describe_checkpoints(config, plan)),
         ("bad images", f"up to {plan.max_bad:,} are tolerated"),
-        *([("memory", _describe_memory(plan, memory, config))] if memory else []),
+        *_describe_prediction(plan, found, config),
         *(("note", warning) for warning in plan.warnings),
     ]
+
+
+def _list_ranks(plan: "Plan") -> list[dict[str, Any]]:
+    """What each rank does in a step, for JSON."""
+    ranks = []
+    for rank in range(plan.layout.ranks):
+        units = plan.layout.units_of(rank)
+        ranks.append({"rank": rank, "replicas": units, "passes": len(units) * plan.accumulation})
+    return ranks
+
+
+def _describe_ranks(plan: "Plan") -> list[tuple[str, str]]:
+    """Where the replicas run: a line, and a table where there are several ranks."""
+    layout = plan.layout
+    lines = [describe_layout(layout)] * (layout.replicas > 1)
+    if layout.ranks > 1:
+        header = ("rank", "replicas", "passes per step", "BatchNorm statistics")
+        numbers = [*range(layout.ranks)]
+        if layout.ranks > _MOST_RANKS:
+            numbers[_MOST_RANKS // 2 : -2] = []
+        cells = [header, *(_describe_rank(plan, rank) for rank in numbers)]
+        if layout.ranks > _MOST_RANKS:
+            cells.insert(_MOST_RANKS // 2 + 1, ("...", "", "", ""))
+        columns = [*zip(*cells, strict=True)][: 3 + (layout.bn_span > 1)]
+        widths = [max(map(len, column)) for column in columns]
+        for row in zip(*columns, strict=True):
+            lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
+    return [*zip_longest(["ranks"], lines, fillvalue="")] if lines else []
+
+
+def _describe_rank(plan: "Plan", rank: int) -> tuple[str, str, str, str]:
+    """The cells of a rank."""
+    units, partners = plan.layout.units_of(rank), plan.layout.partners_of(rank)
+    texts = [f"{unit[0]}-{unit[-1]}" if len(unit) > 1 else f"{unit[0]}" for unit in units]
+    noun = "rank" if len(partners) == 1 else "ranks"
+    shared = f"shared with {noun} {_shorten(map(str, partners))}"
+    return (
+        str(rank),
+        _shorten(texts),
+        f"{len(units) * plan.accumulation:,}",
+        shared if partners else "shared within each pass",
+    )
+
+
+def _shorten(words: Iterable[str]) -> str:
+    """The words with commas, without those in the middle where there are many."""
+    shown = [*words]
+    if len(shown) > _MOST_UNITS:
+        shown[_MOST_UNITS // 2 : -1] = ["..."]
+    return ", ".join(shown)
 
 
 def _describe_norm(config: Config) -> str:
@@ -213,14 +284,26 @@ def _describe_checkpoints(config: Config, plan: "Plan") -> str:
     return f"{saves:,}, the newest {kept}{' and the best' * (plan.evaluations > 0)} kept"
 
 
-def _describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> str:
+def _describe_prediction(
+    plan: "Plan", found: _Prediction | str | None, config: Config
+) -> list[tuple[str, str]]:
+    """The rows of memory and exchange, as far as they are known."""
+    if not isinstance(found, _Prediction):
+        return [("memory", found)] if found else []
+    rows = [("memory", _describe_memory(plan, found.memory, config))]
+    if plan.layout.ranks > 1:
+        rows.append(("exchange", _describe_exchange(found.exchange)))
+    return rows
+
+
+def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
     """What a step takes of a device at most, and what for."""
-    if isinstance(memory, str):
-        return memory
     parts = {
         "weights": memory.weights,
         **({"their average": memory.averages} if memory.averages > 0 else {}),
         "gradients": memory.gradients,
+        **({"sum of gradients": memory.sums} if memory.sums else {}),
+        **({"running statistics": memory.statistics} if memory.statistics else {}),
         "optimizer state": memory.optimizer,
         "activations": memory.activations,
         **({"working": memory.working} if memory.working > 0 else {}),
@@ -230,7 +313,16 @@ def _describe_memory(plan: "Plan", memory: "Memory | str", config: Config) -> st
         text += f", less {format_bytes(-memory.working)} that are not needed at the same time"
     offloaded = config.machine.offload_optimizer and plan.device.startswith("cuda")
     host = "; optimizer state in host memory" * offloaded
-    return f"peak {format_bytes(memory.peak)}: {text}{host}"
+    each = " in each process" if plan.device == "cpu" else " on each device"
+    each *= plan.layout.ranks > 1
+    return f"peak {format_bytes(memory.peak)}{each}: {text}{host}"
+
+
+def _describe_exchange(exchange: "Exchange") -> str:
+    """What each rank sends and receives in a step."""
+    parts = {"gradients": exchange.gradients, "BatchNorm statistics": exchange.statistics}
+    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    return f"each rank sends and receives {format_bytes(exchange.total)} per step: {text}"
 
 
 def _print_origins(settings: Settings) -> None:

@@ -21,7 +21,7 @@ from phalanx.config.combinations import family_has_option, find_conflicts, find_
 from phalanx.config.fields import check_dataset_name, find_model_name
 from phalanx.config.hints import suggest_option
 from phalanx.config.presets import Preset, find_preset
-from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Config, Option
+from phalanx.config.schema import OPTIONS, SPELLINGS, Config, Option
 from phalanx.config.text import OptionValue, parse_option_text, read_option_file
 from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.units import Duration, parse_duration
@@ -313,7 +313,7 @@ def _describe_error(option: Option, detail: ErrorDetails) -> str:
             return f"no choice is called {value!r}; {other or suggest(str(value), option.choices)}"
         case "value_error":
             return str(context["error"])
-    return f"expected {TYPE_NAMES[option.type]}, got {value!r}"
+    return f"expected {option.wants}, got {value!r}"
 
 
 def dump_config(config: Config) -> str:

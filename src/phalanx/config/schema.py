@@ -20,7 +20,7 @@ from phalanx.config.train_options import (
     TrainConfig,
 )
 
-TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 class Config(Section):
@@ -66,6 +66,12 @@ class Option:
     aliases: tuple[str, ...]
     low: float | None
     high: float | None
+
+    @property
+    def wants(self) -> str:
+        """What its values are, in words; auto is only named where nothing else is the default."""
+        auto = " or auto" * (self.optional and self.default is not None)
+        return f"{_TYPE_NAMES[self.type]}{auto}"
 
 
 def _iterate_options() -> Iterator[Option]:

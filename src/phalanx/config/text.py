@@ -10,7 +10,7 @@ import yaml
 
 from phalanx.config.fields import match_case
 from phalanx.config.hints import suggest_option
-from phalanx.config.schema import OPTIONS, SPELLINGS, TYPE_NAMES, Option
+from phalanx.config.schema import OPTIONS, SPELLINGS, Option
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
@@ -43,7 +43,7 @@ def parse_option_text(name: str, text: str) -> Any:
     option = OPTIONS[name]
     if option.optional and text.lower() in ("null", "none", *_AUTO * (option.type is not str)):
         return None
-    wanted = f"expected {TYPE_NAMES[option.type]}, got {text!r}"
+    wanted = f"expected {option.wants}, got {text!r}"
     if option.type is bool:
         if text.lower() in _TRUE_WORDS + FALSE_WORDS:
             return text.lower() in _TRUE_WORDS
@@ -210,7 +210,7 @@ def parse_option_node(name: str, node: yaml.Node) -> Any:
     try:
         return loader.construct_object(node)
     except (ValueError, yaml.YAMLError):
-        raise ValueError(f"expected {TYPE_NAMES[option.type]}, got {node.value!r}") from None
+        raise ValueError(f"expected {option.wants}, got {node.value!r}") from None
     finally:
         loader.dispose()
 

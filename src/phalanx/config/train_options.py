@@ -345,7 +345,7 @@ class MachineConfig(Section):
     )
     devices: int | None = option(
         None,
-        "Devices to use; a CPU counts as one, and as N with --devices N: each is a process.",
+        "How many devices to use, with a process each; on a CPU, how many processes.",
         low=1,
         high=65536,
         resumable=True,
@@ -353,12 +353,12 @@ class MachineConfig(Section):
     )
     no_fold: bool = option(
         False,
-        "Refuse to run several replicas on one device, one after the other.",
+        "Refuse to run several replicas on one device.",
         resumable=True,
     )
     bn_span: int = option(
         1,
-        "Replicas that share BatchNorm statistics.",
+        "How many replicas share the statistics of batch norm.",
         low=1,
         high=65536,
         aliases=("dbn-replica-group-size",),
@@ -372,7 +372,7 @@ class MachineConfig(Section):
     )
     rank_timeout: float = option(
         600.0,
-        "Seconds to wait for a rank that does not come, or makes no progress.",
+        "Seconds to wait for a rank that does not start or makes no progress.",
         low=1,
         high=86400,
         resumable=True,

@@ -185,6 +185,8 @@ class Memory:
     gradients: int
     optimizer: int
     averages: int = 0  # of the weights, where they are made
+    sums: int = 0  # of the gradients of replicas that ran before, where these are kept apart
+    statistics: int = 0  # the running ones of each replica, where there are several
     activations: int  # there between the forward and the backward pass of a micro-batch
     working: int  # what the peak has beyond all these; below 0 where they are not there together
     peak: int
@@ -232,6 +234,13 @@ def predict_memory(
         working=peak - weights - averages - gradients - optimizer - activations,
         peak=peak,
     )
+
+
+@lru_cache(maxsize=64)
+def count_statistics_bytes(variant: Variant, *, num_classes: int) -> int:
+    """Bytes of the means and variances that a model's batch norms keep."""
+    model = _build_on_meta(variant, num_classes=num_classes, half=False)
+    return sum(buffer.nbytes for buffer in model.buffers() if buffer.is_floating_point())
 
 
 class LiveBytes(TorchDispatchMode):

@@ -1,10 +1,13 @@
 """Which rank runs which replicas: arithmetic, whatever devices are there."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from phalanx.errors import ConfigError
 from phalanx.units import format_plural
+
+_MOST_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,17 @@ class Layout:
             return ()
         return tuple(tuple(range(first, first + apart)) for first in range(0, self.ranks, apart))
 
+    def partners_of(self, rank: int) -> tuple[int, ...]:
+        """The other ranks that a rank exchanges BatchNorm statistics with."""
+        apart = self.bn_span // self.unit
+        first = rank // apart * apart
+        return tuple(other for other in range(first, first + apart) if other != rank)
+
 
 def lay_out(replicas: int, *, devices: int, bn_span: int = 1) -> Layout:
     """The replicas on as many of the devices as they can use."""
     if replicas % bn_span:
-        fits = [span for span in range(1, replicas + 1) if replicas % span == 0]
-        raise ConfigError(
-            f"--bn-span {bn_span}: does not divide {format_plural(replicas, 'replica')}; use "
-            f"{_join_or(fits)}"
-        )
+        raise ConfigError(f"--bn-span {bn_span}: {_explain_span(bn_span, replicas)}")
     groups = replicas // bn_span
     if devices <= groups:
         return Layout(replicas, max(devices, 1), bn_span)
@@ -78,19 +83,59 @@ def lay_out(replicas: int, *, devices: int, bn_span: int = 1) -> Layout:
     return Layout(replicas, groups * split, bn_span)
 
 
-def _join_or(numbers: list[int]) -> str:
+def _explain_span(bn_span: int, replicas: int) -> str:
+    """Why so many replicas cannot share statistics, and which numbers could."""
+    if bn_span > replicas:
+        there = "is only 1 replica" if replicas == 1 else f"are only {replicas} replicas"
+        return f"there {there}; give --replicas {bn_span}, or a multiple of that"
+    fits = [span for span in range(1, replicas + 1) if replicas % span == 0]
+    if len(fits) > _MOST_LISTED:
+        fits = [max(n for n in fits if n < bn_span), min(n for n in fits if n > bn_span)]
+    return f"does not divide {replicas} replicas; use {_join(fits, 'or')}"
+
+
+def _join(numbers: Iterable[int], word: str) -> str:
     *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} {word} {last}" if most else last
 
 
-def count_accumulation(global_batch: int, *, micro_batch: int, replicas: int) -> int:
-    """Micro-batches of each replica in a step of that many images."""
+def count_accumulation(
+    global_batch: int, *, micro_batch: int, replicas: int, kept: bool = False
+) -> int:
+    """Micro-batches of each replica in a step of that many images.
+
+    kept: nobody asked for that many, they are what one replica had before --replicas auto.
+    """
     least = micro_batch * replicas
     if global_batch % least == 0:
         return global_batch // least
-    below, above = global_batch // least * least, -(-global_batch // least) * least
-    nearest = f"{below} or {above}" if below else f"{above}"
+    nearest = [n * least for n in (global_batch // least, global_batch // least + 1) if n]
+    ways = [f"--global-batch-size {_join(nearest, 'or')}"]
+    shared, left = divmod(global_batch, replicas)
+    if not left:
+        smaller = next(n for n in range(min(micro_batch, shared), 0, -1) if shared % n == 0)
+        # without its own option, the global batch would follow the smaller micro-batch
+        ways.insert(0, f"--batch-size {smaller}" + f" --global-batch-size {global_batch}" * kept)
+    what = f"--global-batch-size {global_batch}: is"
+    if kept:
+        what = f"--replicas auto: the global batch of {global_batch}, which it keeps, is"
     raise ConfigError(
-        f"--global-batch-size {global_batch}: is no multiple of {least} = micro-batch "
-        f"{micro_batch} x replicas {replicas}; the nearest {'are' if below else 'is'} {nearest}"
+        f"{what} not a multiple of {least} = micro-batch {micro_batch} x replicas {replicas}; "
+        f"use {' or '.join(ways)}"
     )
+
+
+def describe_layout(layout: Layout) -> str:
+    """Where the replicas run, in one line; empty where there is only one."""
+    replicas, each = f"{layout.replicas:,}", format_plural(layout.ranks, "device")
+    if layout.replicas == 1:
+        return ""
+    if not layout.folded:
+        return f"{replicas} replicas, one on each of {each}"
+    way = " one after the other"
+    if layout.unit > 1:
+        way = f" {layout.unit} at a time, side by side" if layout.rounds > 1 else " side by side"
+    counts = sorted({len(layout.replicas_of(rank)) for rank in (0, layout.ranks - 1)})
+    if layout.ranks == 1:
+        return f"{replicas} replicas folded onto {each}: they run{way}"
+    return f"{replicas} replicas folded onto {each}: {_join(counts, 'or')} on each,{way}"

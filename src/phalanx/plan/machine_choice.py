@@ -6,8 +6,8 @@ from typing import Any
 
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
-from phalanx.errors import ConfigError
-from phalanx.plan.layout import Layout, lay_out
+from phalanx.errors import ConfigError, name_place
+from phalanx.plan.layout import Layout, count_accumulation, lay_out
 from phalanx.plan.machine import count_devices, count_threads, resolve_device
 from phalanx.plan.world import read_world
 from phalanx.units import format_plural
@@ -74,19 +74,43 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
     """Who runs what; ConfigError where the config or its world does not allow it."""
     replicas, devices = config.machine.replicas, chosen.devices
     assert replicas is not None  # settled by `settle_replicas`
-    layout = lay_out(replicas, devices=devices, bn_span=config.machine.bn_span)
+    _refuse_unnamed_devices(config, chosen)
+    # no other norm has statistics of several images
+    span = config.machine.bn_span if config.model.norm_type == "batch" else 1
+    layout = lay_out(replicas, devices=devices, bn_span=span)
     if chosen.launched and layout.ranks != devices:
+        sharing = f" with --bn-span {span}" * (span > 1)
         raise ConfigError(
-            f"--replicas {replicas}: can use {layout.ranks} of the {devices} ranks that were "
-            f"started; start {layout.ranks}"
+            f"--replicas {replicas}: the launcher started {format_plural(devices, 'rank')}, and "
+            f"{format_plural(replicas, 'replica')}{sharing} can use only {layout.ranks}; start "
+            f"{layout.ranks}"
         )
     if config.machine.no_fold and layout.folded:
-        found = "is only 1" if devices == 1 else f"are only {devices}"
+        there = "there is" if devices == 1 else "there are"
+        found = f"the launcher started {devices}" if chosen.launched else f"{there} {devices}"
         raise ConfigError(
-            f"--no-fold: {replicas} replicas need {replicas} devices, and there {found}; leave out "
-            "--no-fold to run several replicas on each, one after the other"
+            f"--no-fold: {replicas} replicas need {replicas} devices, and {found}; with --no-fold "
+            "false, several replicas run on each device, one after the other"
         )
     return layout
+
+
+def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
+    """Devices that are named are no more than those."""
+    device, world = chosen.device, read_world()
+    if device != "mps" and ":" not in device:
+        return
+    named = count_devices(device)
+    if chosen.launched and world and world.local_size > named:
+        raise ConfigError(
+            f"--device {device}: the launcher started {world.local_size} ranks here, and this "
+            f"names {format_plural(named, 'device')}; start {named}, or name more"
+        )
+    if not chosen.launched and chosen.devices > named:
+        raise ConfigError(
+            f"--devices {chosen.devices}: --device {device} is only {named}; use --devices {named}"
+            f"{', or --device cuda for all' * (device != 'mps')}"
+        )
 
 
 def settle_replicas(settings: Settings) -> Settings:
@@ -98,13 +122,27 @@ def settle_replicas(settings: Settings) -> Settings:
     ranks = _count_devices(config, resolve_device(config.machine.device))
     if asked is not None and (read_world() is None or ranks <= asked):
         return settings
-    train, notes = config.train, settings.notes
+    train, notes, batch = config.train, settings.notes, config.data.batch_size
+    passes = train.gradient_accumulation or 1
     if asked is not None:
-        many = format_plural(ranks, "rank")
-        notes = (*notes, f"--replicas {asked}: the launcher started {many}, which are replicas all")
+        becomes = f" and a global batch of {batch * passes * ranks:,}"
+        notes += (
+            f"--replicas {asked}: the launcher started {ranks} ranks, which makes {ranks} replicas"
+            f"{becomes * (train.global_batch_size is None)}",
+        )
     elif train.global_batch_size is None:
-        batch = config.data.batch_size * (train.gradient_accumulation or 1)
-        train = train.model_copy(update={"global_batch_size": batch, "gradient_accumulation": None})
+        _check_kept_batch(settings, batch * passes, replicas=ranks)
+        update = {"global_batch_size": batch * passes, "gradient_accumulation": None}
+        train = train.model_copy(update=update)
     machine = config.machine.model_copy(update={"replicas": ranks})
     config = config.model_copy(update={"machine": machine, "train": train})
     return replace(settings, config=config, notes=notes)
+
+
+def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -> None:
+    """ConfigError where so many replicas cannot share the batch that one had."""
+    micro_batch = settings.config.data.batch_size
+    try:
+        count_accumulation(global_batch, micro_batch=micro_batch, replicas=replicas, kept=True)
+    except ConfigError as error:
+        raise ConfigError(name_place(str(error), settings.places)) from None

@@ -243,9 +243,7 @@ def _plan_pieces(
         *log_warnings,
         *save_warnings,
         *loss_scale_warnings(config, precision=chosen.precision),
-        *unused_option_warnings(
-            config, typed, device=chosen.device, precision=chosen.precision, workers=workers
-        ),
+        *unused_option_warnings(config, typed, chosen=chosen, layout=layout, workers=workers),
     )
     return _PlanPieces(layout, workers, growth, patterns, log, save, schedule, loss_scale, warnings)
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 from phalanx.catalog.datasets import DATASETS, PUBLISHED, Dataset
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.config.schema import OPTIONS, Config
+from phalanx.plan.layout import Layout
+from phalanx.plan.machine import resolve_device
+from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.model import build_variant
-from phalanx.units import parse_duration, parse_rate
+from phalanx.units import format_plural, parse_duration, parse_rate
 
 _SIXTEEN_BITS = ("16.32", "16.16")
 _RMSPROPS = ("rmsprop", "rmsprop_tf")
@@ -58,6 +61,7 @@ REQUIREMENTS = (
     _Requirement("enable-fast-groupnorm", "norm-type", ("group",)),
     _Requirement("batchnorm-momentum", "norm-type", ("batch",)),
     _Requirement("disable-stable-batchnorm", "norm-type", ("batch",)),
+    _Requirement("bn-span", "norm-type", ("batch",)),
     _Requirement("norm-eps", "norm-type", excluded=("none",)),
     _Requirement("zero-init-residual", "norm-type", excluded=("none",)),
     _Requirement("normalization", "normalization-location", excluded=("none",)),
@@ -74,12 +78,18 @@ REQUIREMENTS = (
 
 
 def unused_option_warnings(
-    config: Config, typed: Collection[str], *, device: str, precision: str, workers: int
+    config: Config,
+    typed: Collection[str],
+    *,
+    chosen: MachineChoice,
+    layout: Layout,
+    workers: int,
 ) -> Iterator[str]:
     """One line for each option that changes nothing.
 
     It was typed, or has another value than its own; what is off does nothing anyway.
     """
+    device, precision = chosen.device, chosen.precision
     values = config.flat() | {"precision": precision}
     wanted = {name for name in typed if values[name] not in (None, False)}
     given = {name for name, value in values.items() if value != OPTIONS[name].default} | wanted
@@ -93,6 +103,7 @@ def unused_option_warnings(
         if name in wanted:
             yield f"--{name} has no effect {reason}"
     yield from _list_special_cases(config, given, device=device, precision=precision)
+    yield from _list_idle_devices(config, given, chosen=chosen, layout=layout)
     reason = _describe_image_maker(config, device) or "without workers" * (workers == 0)
     for name in ("workers", "dataloader-rebatch-size") if reason else ():
         if name in given and values[name]:
@@ -120,6 +131,30 @@ def _list_special_cases(
             "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
             "leave it out"
         )
+
+
+def _list_idle_devices(
+    config: Config, given: Collection[str], *, chosen: MachineChoice, layout: Layout
+) -> Iterator[str]:
+    """What of the options for many devices has no effect with those that are used."""
+    options = config.machine
+    if layout.ranks == 1:
+        for name in ("bucket-mib", "rank-timeout"):
+            if name in given:
+                yield f"--{name} has no effect with one rank, which has no others to talk to"
+    if options.devices is not None and chosen.launched:
+        yield f"--devices {options.devices} has no effect: the launcher started the ranks"
+    elif options.devices is not None and options.devices > layout.ranks:
+        replicas = format_plural(layout.replicas, "replica")
+        span = f" with --bn-span {layout.bn_span}" * (layout.bn_span > 1)
+        use = "uses" if layout.replicas == 1 else "use"
+        yield (
+            f"--devices {options.devices}: {replicas}{span} {use} only {layout.ranks}; --replicas "
+            "auto trains one on each"
+        )
+    scoring = options.validation_device
+    if scoring is not None and resolve_device(scoring) == chosen.device:
+        yield f"--validation-device {scoring} has no effect: that is the device that trains"
 
 
 def _spell_effective(config: Config, values: dict[str, object]) -> dict[str, str]:

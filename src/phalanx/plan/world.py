@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from phalanx.errors import NetworkError
 
+_MOST_DIGITS = 9
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -32,21 +34,29 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
 
     def number(name: str, default: str | None = None) -> int:
         text = environment.get(name, default)
-        if text is None or not text.isdecimal():
+        if text is None or not text.isdecimal() or len(text) > _MOST_DIGITS:
+            got = "expected a whole number in the environment, got " + repr(text)
             raise NetworkError(
-                f"{name}: expected a whole number in the environment, got {text!r}; a launcher "
+                f"{name}: {'is not set in the environment' if text is None else got}; a launcher "
                 "such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
             )
         return int(text)
 
     rank, size = number("RANK"), number("WORLD_SIZE")
-    if rank >= size:
-        raise NetworkError(f"RANK {rank}: ranks of WORLD_SIZE {size} are numbered from 0")
+    local = number("LOCAL_RANK", str(rank)), number("LOCAL_WORLD_SIZE", str(size))
+    for one, all_of, prefix in ((rank, size, ""), (*local, "LOCAL_")):
+        if all_of < 1:
+            raise NetworkError(f"{prefix}WORLD_SIZE {all_of}: expected at least one rank")
+        if one >= all_of:
+            raise NetworkError(
+                f"{prefix}RANK {one}: ranks of {prefix}WORLD_SIZE {all_of} are numbered from 0 to "
+                f"{all_of - 1}"
+            )
     return World(
         rank=rank,
         size=size,
-        local_rank=number("LOCAL_RANK", str(rank)),
-        local_size=number("LOCAL_WORLD_SIZE", str(size)),
+        local_rank=local[0],
+        local_size=local[1],
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=number("MASTER_PORT"),
         restart=number(_RESTART, environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
