@@ -4,9 +4,8 @@ Like the ranks of a run it may watch its supervisor and show its stack; that is 
 since most of the many ranks of the tests need neither.
 """
 
-import json  # noqa: F401 - for the code that is given
 import os
-import signal  # noqa: F401
+import signal  # noqa: F401 - for the code that is given
 import sys
 import time
 from pathlib import Path

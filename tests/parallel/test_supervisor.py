@@ -95,7 +95,9 @@ def read_notes(folder: Path, rank: int) -> list[str]:
 
 def test_every_rank_gets_its_place_in_the_world(tmp_path):
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PHALANX_RESTART"
-    code = f"note(json.dumps([os.environ[name] for name in {names.split()} + ['MINE']]))"
+    code = (
+        f"import json; note(json.dumps([os.environ[name] for name in {names.split()} + ['MINE']]))"
+    )
     done = run_ranks(tmp_path, code, ranks=3, environment={"MINE": "a", "WORLD_SIZE": "7"})
     assert done == (0, [])
     worlds = [json.loads((tmp_path / f"{rank}.txt").read_text()) for rank in range(3)]
@@ -181,7 +183,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_rank_that_fails_since_another_was_killed_is_not_to_blame(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "_POLL_S", 0.3)  # both are seen at the same time
+    monkeypatch.setattr(supervisor, "_POLL_S", 0.15)  # both are seen at the same time
     code = """
 if restart == 0 and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -203,14 +205,10 @@ if restart == 0:
         ([0, 5], 5),
         ([70, 6], 70),
         ([8, 70], 70),
-        ([70, 8], 70),
         ([8, 8], 8),
-        ([0, 8], 8),
         ([75, 75], 75),
         ([75, 6], 6),
         ([8, 75], 75),
-        ([1, 75], 1),
-        ([130, 75], 130),
     ],
 )
 def test_the_exit_code_is_the_one_that_explains_most(codes, expected, tmp_path, patient):
@@ -344,6 +342,7 @@ def test_ranks_do_not_outlive_a_killed_supervisor(tmp_path):
     process.communicate(timeout=20)  # their output ends with the last one that holds it
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_is_no_supervisor_that_ends(tmp_path):
     code = WATCHING + "time.sleep(rank * 0.1)\nnote('end')"
     assert run_ranks(tmp_path, code) == (0, [])
@@ -405,6 +404,7 @@ train()
     assert "Fatal Python error: Aborted" in shown and "in train\n" in shown
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_show_its_stack_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "_STACK_S", 0.1)
     code = """
