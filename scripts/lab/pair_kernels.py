@@ -6,16 +6,23 @@ convolution of the block below. Here the reader works on the tile that the write
 
     pair_rows, pair_walk: out = ReLU(norm(a b^T) + residual), after = out w^T, sums of after
     skip_raw:             out = (a b + skip) where bits say so, its sums, raw = out^T x
+    skip_walk:            the same out and sums, after = out w
+
+Where skip_walk runs, the gradient g of a block's output comes with p = g (scale W), the larger part
+of dx = p + x Q + const (see step_kernels.py), so that g is not read again for it.
 
 Layouts, vectors, bits and tiles are those of step_kernels.py, and so are the results, rounding
 included: the second product takes `out` as it is stored.
 """
 # ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from step_kernels import (
     EVEN_PIXELS,
+    INPUT_TILES,
     MOST_ROWS,
     PLAIN,
     SHARED_MEMORY,
@@ -37,8 +44,10 @@ from torch import Tensor
 
 # The last column is how many blocks of rows are under way.
 PAIR_ROWS_TILES = make_tiles(
-    "BM", (64, 4, 3), (64, 4, 2), (64, 4, 4), (128, 8, 2), (128, 8, 3)
-)  # fmt: skip
+    "BM FETCH OCCUPANCY",
+    *((64, 1, 1, 4, 3), (64, 0, 2, 4, 3), (64, 1, 1, 4, 4), (64, 0, 2, 4, 2), (128, 0, 1, 8, 3)),
+    *((128, 1, 1, 8, 2),),
+)
 # OCCUPANCY 0: a program for every block of rows. The last column: blocks of columns under way.
 PAIR_WALK_TILES = make_tiles(
     "BM BN OCCUPANCY",
@@ -46,7 +55,12 @@ PAIR_WALK_TILES = make_tiles(
     *((64, 64, 2, 4, 2), (128, 64, 1, 8, 2), (128, 64, 1, 8, 3), (128, 128, 0, 8, 2)),
 )
 SKIP_RAW_TILES = make_tiles(
-    "BM OCCUPANCY", (128, 1, 8, 2), (64, 2, 4, 2), (64, 1, 4, 3), (64, 1, 4, 4), (128, 2, 8, 1)
+    "BM FETCH OCCUPANCY",
+    *((64, 1, 1, 4, 3), (64, 0, 2, 4, 3), (64, 1, 2, 4, 2), (64, 1, 1, 4, 4), (64, 0, 2, 4, 2)),
+    *((128, 0, 1, 8, 3), (128, 1, 1, 8, 2)),
+)
+SKIP_WALK_TILES = make_tiles(
+    "BM BN", (64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)
 )
 WIDEST_AFTER = 256  # columns of the second product, whose sums stay in registers
 
@@ -85,14 +99,28 @@ def load_rows(w, N: tl.constexpr, L: tl.constexpr, PART: tl.constexpr):
 
 
 @triton.jit
+def load_quarter(place, ok, M, FETCH: tl.constexpr):
+    """A masked load; without FETCH under a condition that always holds, as in close_columns."""
+    if FETCH:
+        value = tl.load(place, mask=ok, other=0.0)
+    else:
+        value = tl.zeros(place.shape, place.dtype.element_ty)
+        if M > 0:
+            value = tl.load(place, mask=ok, other=0.0)
+    return value
+
+
+@triton.jit
 def pair_rows(
     a, b, out, v, add, bits, w, after, s, M, P,
     N: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BITS: tl.constexpr,
-    BM: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+    BM: tl.constexpr, FETCH: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """The pair by programs that keep all of b [N, K] and w [L, N] and walk over every P-th block.
 
-    In quarters of the columns, for want of registers. The partial sums have P rows.
+    In quarters of the columns, for want of registers. FETCH: the residual is fetched a block ahead,
+    like the rows; else when it is needed, so that two programs fit on a multiprocessor. The partial
+    sums have P rows.
     """
     BN: tl.constexpr = N // 4
     first, n, k, j = tl.program_id(0), tl.arange(0, BN), tl.arange(0, K), tl.arange(0, L)
@@ -105,10 +133,10 @@ def pair_rows(
         m = row * BM + tl.arange(0, BM)
         ok, o = (m < M)[:, None], m[:, None] * N + n[None, :]
         rows = tl.load(a + m[:, None] * K + k[None, :], mask=ok, other=0.0)
-        add0 = tl.load(add + o, mask=ok, other=0.0)
-        add1 = tl.load(add + o + BN, mask=ok, other=0.0)
-        add2 = tl.load(add + o + 2 * BN, mask=ok, other=0.0)
-        add3 = tl.load(add + o + 3 * BN, mask=ok, other=0.0)
+        add0 = load_quarter(add + o, ok, M, FETCH)
+        add1 = load_quarter(add + o + BN, ok, M, FETCH)
+        add2 = load_quarter(add + o + 2 * BN, ok, M, FETCH)
+        add3 = load_quarter(add + o + 3 * BN, ok, M, FETCH)
         acc = tl.dot(rows, b0)
         part = close_columns(acc, add0, v, out, bits, m, M, 0, N, BITS, BM, BN)
         acc2 = tl.dot(part, w0)
@@ -161,13 +189,18 @@ def pair_walk(
 @triton.jit
 def skip_columns(
     rows, b, add, bits, out, s, m, M, row, H, W,
-    N: tl.constexpr, ADD: tl.constexpr, BM: tl.constexpr, PART: tl.constexpr,
+    N: tl.constexpr, ADD: tl.constexpr, BM: tl.constexpr, FETCH: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Part PART of four of skip_raw's `out`: stored with its sums, and returned as stored."""
     BN: tl.constexpr = N // 4
     n, ok = PART * BN + tl.arange(0, BN), (m < M)[:, None]
     byte = m[:, None] * (N // 8) + (PART * (BN // 8) + tl.arange(0, BN // 8))[None, :]
-    added = load_added(add, m, n, M, N, H, W, ADD)
+    if FETCH:
+        added = load_added(add, m, n, M, N, H, W, ADD)
+    else:
+        added = tl.zeros((BM, BN), add.dtype.element_ty)
+        if M > 0:  # as in close_columns
+            added = load_added(add, m, n, M, N, H, W, ADD)
     packed = tl.load(bits + byte, mask=ok, other=0)
     acc = tl.dot(rows, b) + added.to(tl.float32)
     acc = tl.where(unpack_bits(packed, BM, BN) > 0, acc, 0.0)
@@ -181,12 +214,12 @@ def skip_columns(
 def skip_raw(
     a, b, out, add, bits, s, x, raw, M, P, H, W,
     N: tl.constexpr, K: tl.constexpr, L: tl.constexpr, ADD: tl.constexpr,
-    BM: tl.constexpr, DEPTH: tl.constexpr,
+    BM: tl.constexpr, FETCH: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out = a b [K, N] + add where bits say so, its sums, and raw [P, N, L] = out^T x.
 
     By programs that keep b and walk over every P-th block of rows, in quarters of the columns. The
-    sums have a row for every block of rows. ADD as in `gemm`.
+    sums have a row for every block of rows. ADD as in `gemm`, FETCH as in pair_rows.
     """
     first, n = tl.program_id(0), tl.arange(0, N // 4)
     k, j = tl.arange(0, K), tl.arange(0, L)
@@ -199,19 +232,71 @@ def skip_raw(
         ok = (m < M)[:, None]
         rows = tl.load(a + m[:, None] * K + k[None, :], mask=ok, other=0.0)
         own = tl.load(x + m[:, None] * L + j[None, :], mask=ok, other=0.0)
-        part = skip_columns(rows, b0, add, bits, out, s, m, M, row, H, W, N, ADD, BM, 0)
+        part = skip_columns(rows, b0, add, bits, out, s, m, M, row, H, W, N, ADD, BM, FETCH, 0)
         raw0 = tl.dot(tl.trans(part), own, raw0)
-        part = skip_columns(rows, b1, add, bits, out, s, m, M, row, H, W, N, ADD, BM, 1)
+        part = skip_columns(rows, b1, add, bits, out, s, m, M, row, H, W, N, ADD, BM, FETCH, 1)
         raw1 = tl.dot(tl.trans(part), own, raw1)
-        part = skip_columns(rows, b2, add, bits, out, s, m, M, row, H, W, N, ADD, BM, 2)
+        part = skip_columns(rows, b2, add, bits, out, s, m, M, row, H, W, N, ADD, BM, FETCH, 2)
         raw2 = tl.dot(tl.trans(part), own, raw2)
-        part = skip_columns(rows, b3, add, bits, out, s, m, M, row, H, W, N, ADD, BM, 3)
+        part = skip_columns(rows, b3, add, bits, out, s, m, M, row, H, W, N, ADD, BM, FETCH, 3)
         raw3 = tl.dot(tl.trans(part), own, raw3)
     place = raw + (first * N + n)[:, None] * L + j[None, :]
     tl.store(place, raw0)
     tl.store(place + N // 4 * L, raw1)
     tl.store(place + N // 2 * L, raw2)
     tl.store(place + 3 * N // 4 * L, raw3)
+
+
+@triton.jit(do_not_specialize=["H", "W"])
+def skip_walk(
+    a, b, out, add, bits, s, w, after, M, H, W,
+    N: tl.constexpr, K: tl.constexpr, L: tl.constexpr, ADD: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """out = a b [K, N] + add where bits say so, with its sums, and after = out w [N, L].
+
+    A block of rows walks over the columns of `out`; a, b and w are descriptors. ADD as in `gemm`.
+    """
+    row = tl.program_id(0)
+    top = row * BM
+    m, j = top + tl.arange(0, BM), tl.arange(0, L)
+    ok, rows, acc2 = (m < M)[:, None], a.load([top, 0]), tl.zeros((BM, L), tl.float32)
+    for column in tl.range(0, N, BN, num_stages=DEPTH):
+        n = column + tl.arange(0, BN)
+        byte = m[:, None] * (N // 8) + (column // 8 + tl.arange(0, BN // 8))[None, :]
+        added = load_added(add, m, n, M, N, H, W, ADD)
+        packed = tl.load(bits + byte, mask=ok, other=0)
+        acc = tl.dot(rows, b.load([0, column])) + added.to(tl.float32)
+        acc = tl.where(unpack_bits(packed, BM, BN) > 0, acc, 0.0)
+        tl.store(s + row * N + n, tl.sum(acc, 0))
+        result = acc.to(out.dtype.element_ty)
+        tl.store(out + m[:, None] * N + n[None, :], result, mask=ok)
+        acc2 = tl.dot(result, w.load([column, 0]), acc2)
+    place = after + m[:, None] * L + j[None, :]
+    tl.store(place, acc2.to(after.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def fold_input_rows(w, u, q, v, N, K, BN: tl.constexpr, BK: tl.constexpr):
+    """fold_input with its scale and const as a scale and a shift: rows 2 and 3 of v [4, K]."""
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    j = tl.program_id(1) * BK + tl.arange(0, BK)
+    largest = tl.zeros((BN,), tl.float32)
+    for n0 in range(0, N, BN):
+        largest = tl.maximum(largest, tl.abs(tl.load(u + 3 * N + n0 + tl.arange(0, BN))))
+    top = tl.maximum(tl.max(largest, 0), 1e-30)
+    acc, total = tl.zeros((BK, BK), tl.float32), tl.zeros((BK,), tl.float32)
+    for n0 in range(0, N, BN):
+        n = n0 + tl.arange(0, BN)
+        left = tl.load(w + n[:, None] * K + k[None, :]).to(tl.float32)
+        right = tl.load(w + n[:, None] * K + j[None, :]).to(tl.float32)
+        total += tl.sum(left * tl.load(u + 4 * N + n)[:, None], 0)
+        left = left * (tl.load(u + 3 * N + n) / top)[:, None]
+        acc = tl.dot(tl.trans(left), right, acc, input_precision="tf32")
+    tl.store(q + k[:, None] * K + j[None, :], acc.to(q.dtype.element_ty))
+    first = (k < K) & (tl.program_id(1) == 0)
+    tl.store(v + 2 * K + k, tl.zeros((BK,), tl.float32) + top, mask=first)
+    tl.store(v + 3 * K + k, total, mask=first)
 
 
 # --- the kernels as functions of images ---
@@ -250,11 +335,13 @@ def pair_rows_launches(tensors: tuple, m: int, flags: dict[str, int]) -> list[La
     launches = []
     for t in PAIR_ROWS_TILES:
         bm, depth = t["BM"], t["num_stages"]
-        values = n * (k + columns) + bm * (k * depth + n * (depth - 1) + max(n // 4, columns))
-        if 2 * values > SHARED_MEMORY:
+        values = n * (k + columns) + bm * (k * depth + max(n // 4, columns))
+        values += bm * n * (depth - 1) * t["FETCH"]
+        occupancy = min(t["OCCUPANCY"], SHARED_MEMORY // (2 * values))
+        if not occupancy:
             continue
-        walkers = count_walkers(m, t)
-        own = {"BM": bm, "DEPTH": depth, "WARPS": t["num_warps"]}
+        walkers = count_walkers(m, t, occupancy)
+        own = {"BM": bm, "FETCH": t["FETCH"], "DEPTH": depth, "WARPS": t["num_warps"]}
         own |= {"num_warps": t["num_warps"], "num_stages": depth}
         args = (*tensors, m, walkers)
         launches.append(Launch(pair_rows, (walkers,), args, flags, t, {**flags, **own}))
@@ -269,7 +356,7 @@ def pair_walk_launches(tensors: tuple, m: int, flags: dict[str, int]) -> list[La
     for t in PAIR_WALK_TILES:
         bm, bn, depth = t["BM"], t["BN"], t["num_stages"]
         values = bm * k + depth * bn * (k + columns + bm)
-        if 2 * values + 1024 > SHARED_MEMORY or m < bm:
+        if 2 * values + 1024 > SHARED_MEMORY:
             continue
         walking = t["OCCUPANCY"] > 0
         programs = count_walkers(m, t, t["OCCUPANCY"]) if walking else triton.cdiv(m, bm)
@@ -300,15 +387,58 @@ def skip_with_raw(
     launches = []
     for t in SKIP_RAW_TILES:
         bm, depth = t["BM"], t["num_stages"]
-        values = n * k + bm * (k + columns) * depth + bm * n * max(depth - 1, 0) + bm * n // 4
+        values = n * k + bm * (k + columns) * depth + bm * n // 2
+        values += bm * n * (depth - 1) * t["FETCH"]
         occupancy = min(t["OCCUPANCY"], SHARED_MEMORY // (2 * values))
         if not occupancy:
             continue
         walkers = count_walkers(m, t, occupancy)
-        own = {"BM": bm, "DEPTH": depth, "num_warps": t["num_warps"], "num_stages": depth}
+        own = {"BM": bm, "FETCH": t["FETCH"], "DEPTH": depth}
+        own |= {"num_warps": t["num_warps"], "num_stages": depth}
         args = (a, b, out, add, bits, s, x, raw, m, walkers, high, wide)
         launches.append(Launch(skip_raw, (walkers,), args, flags, t, {**flags, **own}))
     used = launcher.run_fastest(f"skip with raw {m} {flags}", launches)
     rows, walkers = triton.cdiv(m, used.tile["BM"]), used.args[9]
     raw = add_rows(raw[: walkers * n * columns].view(1, walkers, n * columns), 1)
     return out, shorten(s[: rows * n].view(1, rows, n)), raw.view(n, columns)
+
+
+def input_fits(k: int, n: int, columns: int) -> bool:
+    """Whether a skip product k -> n can take along the product with the weight [n, columns]."""
+    return 128 <= k <= 256 and n % 128 == 0 and 128 <= columns <= WIDEST_AFTER
+
+
+def skip_with_input(
+    a: Tensor, b: Tensor, add: Tensor, bits: Tensor, w: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """a b + add where bits say so, its partial sums [1, G, N], and its product with w [N, L]."""
+    count, k, high, wide = a.shape
+    (n, columns), m = w.shape, count * high * wide
+    out = new_image(count, n, high, wide, a)
+    after = new_image(count, columns, high, wide, a)
+    adding = PLAIN if add.shape == out.shape else EVEN_PIXELS
+    flags = {"N": n, "K": k, "L": columns, "ADD": adding}
+    s = floats(triton.cdiv(m, 64) * n, like=a)  # as many as any tile needs
+    launches = []
+    for t in SKIP_WALK_TILES:
+        bm, bn, depth = t["BM"], t["BN"], t["num_stages"]
+        values = bm * k + depth * bn * (k + columns + bm)
+        if 2 * values + 1024 > SHARED_MEMORY:
+            continue
+        factors = (describe(flat(a), bm, k), describe(b, k, bn), out, add, bits, s)
+        args = (*factors, describe(w, bn, columns), after, m, high, wide)
+        grid = (triton.cdiv(m, bm),)
+        own = {**flags, **t, "DEPTH": depth}
+        launches.append(Launch(skip_walk, grid, args, flags, t, own))
+    used = launcher.run_fastest(f"skip with input {m} {flags}", launches)
+    rows = triton.cdiv(m, used.tile["BM"])
+    return out, shorten(s[: rows * n].view(1, rows, n)), after
+
+
+def fold_input_affine(weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """fold_back_input's q [K, K], and its scale and const as a scale and a shift."""
+    n, k = weight.shape
+    q, v = weight.new_empty((k, k)), floats(4, k, like=u)
+    grid: Any = lambda t: (k // t["BK"], k // t["BK"])  # noqa: E731
+    launcher.run(fold_input_rows, grid, (weight, u, q, v, n, k), INPUT_TILES)
+    return q, v

@@ -23,7 +23,8 @@ factors by the copy engine. `finish` lets the last program of a sum finish it, m
 pass's fold one kernel, and takes 16-bit products for that of the backward pass.
 `pairs` (on top of ahead) makes the last product of a block and the first convolution of the block
 above one kernel; `raw` does so with the product that ends a block's backward pass and the weight
-gradient of the block below (pair_kernels.py). Either only where it is measured to be faster.
+gradient of the block below; `input`, at 28 px and less, with the larger part of the input gradient
+of that block's last convolution (pair_kernels.py). Each only where it is measured to be faster.
 Every choice is measured by graphs, so that the time to launch does not count.
 """
 
@@ -49,12 +50,17 @@ from pair_kernels import (
     PAIR_ROWS_TILES,
     PAIR_WALK_TILES,
     SKIP_RAW_TILES,
+    SKIP_WALK_TILES,
+    fold_input_affine,
+    input_fits,
     pair,
     pair_fits,
     pair_rows,
     pair_walk,
     skip_fits,
     skip_raw,
+    skip_walk,
+    skip_with_input,
     skip_with_raw,
 )
 from step_kernels import (
@@ -126,6 +132,12 @@ class Variant:
     side: bool = False  # the convolutions' weight gradients run beside the rest
     pairs: bool = False  # a block's last product takes along the next block's first convolution
     raw: bool = False  # a block's input gradient takes along the weight gradient of the block below
+    input: bool = False  # or the product with the weight of that block's last convolution
+
+    @property
+    def meets(self) -> bool:
+        """Whether products of two blocks may be one kernel."""
+        return self.pairs or self.raw or self.input
 
     def allow(self) -> None:
         """Tell the launcher what it may use."""
@@ -143,8 +155,17 @@ VARIANTS = (
     Variant("ahead+finish", gram=True, bits=True, small=True, rows=True, ahead=True, finish=True),
     Variant("pairs", gram=True, bits=True, small=True, rows=True, ahead=True, pairs=True),
     Variant("raw", gram=True, bits=True, small=True, rows=True, ahead=True, raw=True),
+    Variant("input", gram=True, bits=True, small=True, rows=True, ahead=True, input=True),
     Variant(
-        "pairs+raw", gram=True, bits=True, small=True, rows=True, ahead=True, pairs=True, raw=True
+        "all",
+        gram=True,
+        bits=True,
+        small=True,
+        rows=True,
+        ahead=True,
+        pairs=True,
+        raw=True,
+        input=True,
     ),
 )
 
@@ -506,7 +527,18 @@ class GramBlock(Block):
         raw = self.own_weight_gradient(g, x) if own else raw_weight_gradient(g, x)
         wa, u = fold_back(raw, s, weight, tuple(saved), flat(conv.grad), m)
         self.weights.collect(norm, u)
-        q, const = fold_back_input(weight, u)
+        return self.joined_input(conv, (g, x), (wa, u), gate)
+
+    def joined_input(
+        self,
+        conv: Conv,
+        images: tuple[Tensor, Tensor],
+        folded: tuple[Tensor, Tensor],
+        gate: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the convolution's input from g and that input."""
+        (g, x), (wa, u) = images, folded
+        q, const = fold_back_input(conv.matrix, u)
         return product(g, wa, pre=(x, q, const[-1:]), affine=SHIFT, v=const, **gate)
 
     def backward(self, g: Tensor, s: Tensor, below: Block | None) -> tuple[Tensor, Tensor]:
@@ -550,6 +582,7 @@ class PairBlock(GramBlock):
     above: "PairBlock | None" = None
     given: tuple[Tensor, Tensor] | None = None  # the first convolution and its norm's vectors
     raw: Tensor | None = None  # the weight gradient of the last convolution
+    part: Tensor | None = None  # the gradient that comes in, times that convolution's weight
 
     def first(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The first convolution and its norm's vectors, from the block below if it has them."""
@@ -583,16 +616,39 @@ class PairBlock(GramBlock):
         raw, self.raw = self.raw, None
         return raw_weight_gradient(g, b1) if raw is None else raw
 
+    def joined_input(
+        self,
+        conv: Conv,
+        images: tuple[Tensor, Tensor],
+        folded: tuple[Tensor, Tensor],
+        gate: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the convolution's input, which the block above may have begun."""
+        if conv is not self.convs[2] or self.part is None:
+            return super().joined_input(conv, images, folded, gate)
+        part, self.part = self.part, None
+        q, v = fold_input_affine(conv.matrix, folded[1])
+        return product(images[1], q, affine=SCALE_SHIFT, v=v, add=part, **gate)
+
     def first_product(
         self, da: Tensor, dz: Tensor, gate: dict[str, Any], below: Block | None
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the block's input, and the weight gradient of the block below."""
+        """The gradient of the block's input, and what the block below would read it again for."""
         weight, plain = self.convs[0].matrix, super().first_product
-        if not self.variant.raw or not isinstance(below, PairBlock) or "bits" not in gate:
+        if not isinstance(below, PairBlock) or "bits" not in gate:
             return plain(da, dz, gate, below)
         b1 = below.saved[2][0]
-        if not skip_fits(*weight.shape, b1.shape[1]):
-            return plain(da, dz, gate, below)
+        if self.variant.raw and skip_fits(*weight.shape, b1.shape[1]):
+            return self.product_with_raw(da, dz, gate, below)
+        if self.variant.input and input_fits(*weight.shape, b1.shape[1]):
+            return self.product_with_input(da, dz, gate, below)
+        return plain(da, dz, gate, below)
+
+    def product_with_raw(
+        self, da: Tensor, dz: Tensor, gate: dict[str, Any], below: "PairBlock"
+    ) -> tuple[Tensor, Tensor]:
+        """With the weight gradient of the last convolution of the block below."""
+        weight, plain, b1 = self.convs[0].matrix, super().first_product, below.saved[2][0]
 
         def apart() -> tuple[Tensor, Tensor, Tensor]:
             g, s = plain(da, dz, gate, below)
@@ -601,6 +657,37 @@ class PairBlock(GramBlock):
         key = f"skip {tuple(da.shape)} {weight.shape} {dz.shape[2]} {da.dtype}"
         joined = lambda: skip_with_raw(da, weight, dz, gate["bits"], b1)  # noqa: E731
         g, s, below.raw = launcher.choose(key, {"joined": joined, "apart": apart})
+        return g, s
+
+    def product_with_input(
+        self, da: Tensor, dz: Tensor, gate: dict[str, Any], below: "PairBlock"
+    ) -> tuple[Tensor, Tensor]:
+        """With the product that begins the input gradient of that convolution.
+
+        Which way is faster is measured over both kernels that differ, the second with the block's
+        own weight and vectors in place of those that are not known yet.
+        """
+        weight, plain = self.convs[0].matrix, super().first_product
+        _, (*_, b, v2), (b1, v3, *_), _ = below.saved
+        last = below.convs[2].matrix
+        q, own = last[: last.shape[1]], {"act": KEEP_NORMAL, "gate": b, "gate_norm": v2}
+
+        def with_part() -> tuple[Tensor, Tensor, Tensor]:
+            scaled = torch.mul(last, v3[2][:, None], out=torch.empty_like(last))
+            return skip_with_input(da, weight, dz, gate["bits"], scaled)
+
+        def joined() -> None:
+            part = with_part()[2]
+            product(b1, q, affine=SCALE_SHIFT, v=v2, add=part, sums=WITH_GATE, **own)
+
+        def apart() -> None:
+            g, pre = plain(da, dz, gate, below)[0], (b1, q, v2[2, :1])
+            product(g, last, pre=pre, affine=SHIFT, v=v2, sums=WITH_GATE, **own)
+
+        key = f"input {tuple(da.shape)} {weight.shape} {dz.shape[2]} {da.dtype}"
+        if launcher.fastest(key, {"joined": joined, "apart": apart}) == "apart":
+            return plain(da, dz, gate, below)
+        g, s, below.part = with_part()
         return g, s
 
 
@@ -625,7 +712,7 @@ class Network:
         self.form, self.stem_norm = forms[0], w.norm("stem.norm", 64)
         self.side = SideStream(variant.side and device == "cuda")
         kind: Any = GramBlock if variant.gram else PlainBlock
-        if variant.pairs or variant.raw:
+        if variant.meets:
             kind = PairBlock
         self.blocks: list[Any] = []
         into = 64
@@ -813,6 +900,8 @@ def product_uses(device: str, dtype: torch.dtype) -> Iterator[tuple[str, dict[st
     keep = {"act": KEEP_NORMAL, "gate": gate, "gate_norm": v, "sums": WITH_GATE}
     yield "input gradient, gate", {**back, **keep}, torch.where(open_gate, shifted, 0)
     yield "input gradient", back, shifted
+    given = torch.where(open_gate, scaled + flat(add).double(), 0)
+    yield "input gradient, begun", {**forward, "add": add, **keep}, given
     joined = {"a": a, "b": b, "sums": TOTAL}
     keep = {"act": KEEP_POSITIVE, "gate": gate}
     wanted = torch.where(positive, rest, 0)
@@ -863,6 +952,13 @@ def check_products(device: str, dtype: torch.dtype, limit: float) -> list[dict[s
 
 
 NARROW_PAIRS = ((64, 256, 64), (64, 256, 128))  # channels of a pair: into, between, after
+SKIPS = (
+    (64, 256, False),
+    (128, 256, True),
+    (128, 512, False),
+    (256, 512, True),
+    (256, 1024, False),
+)
 WIDE_PAIRS = ((128, 512, 128), (128, 512, 256), (256, 1024, 256))
 
 
@@ -887,9 +983,9 @@ def pair_uses(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, list[Any],
             y = (y + flat(add).double()).relu()
             name = f"{kernel.__name__} {k} {width} {after}"
             yield kernel, tiles, name, partial(pair, a, b, v, add, bits, w), y
-    for k, even in ((64, False), (128, True)):
-        a, x, gate = image(k), image(64), image(256)
-        b, add = matrix(k, 256, k), image(256, size // 2 if even else size)
+    for k, width, even in SKIPS:
+        a, x, gate = image(k), image(64), image(width)
+        b, add = matrix(k, width, k), image(width, size // 2 if even else size)
         more = torch.zeros_like(gate)
         if even:
             more[:, :, ::2, ::2] = add
@@ -897,8 +993,13 @@ def pair_uses(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, list[Any],
         packed = packed_signs(gate)
         g = flat(a).double() @ b.double() + flat(more).double()
         g = torch.where(flat(gate) > 0, g, 0)
-        call = partial(skip_with_raw, a, b, add, packed, x)
-        yield skip_raw, SKIP_RAW_TILES, f"skip_raw {k} {even}", call, g
+        name = f"{k} {width} {even}"
+        if width == 256:
+            call = partial(skip_with_raw, a, b, add, packed, x)
+            yield skip_raw, SKIP_RAW_TILES, f"skip_raw {name}", call, g
+        else:
+            call = partial(skip_with_input, a, b, add, packed, matrix(width, width // 4, width))
+            yield skip_walk, SKIP_WALK_TILES, f"skip_walk {name}", call, g
 
 
 def pair_errors(kernel: Any, call: Any, wanted: Tensor) -> dict[str, float]:
@@ -911,6 +1012,10 @@ def pair_errors(kernel: Any, call: Any, wanted: Tensor) -> dict[str, float]:
         (_, s, raw), x = found, call.args[-1]
         second = {"sums": error(s.sum((0, 1)), wanted.sum(0))}
         return {**first, **second, "raw": error(raw, stored.t() @ flat(x).double())}
+    if kernel is skip_walk:
+        (_, s, after), w = found, call.args[-1]
+        second = {"sums": error(s.sum((0, 1)), wanted.sum(0))}
+        return {**first, **second, "after": error(flat(after), stored @ w.double())}
     (y, after, s), (*_, bits, w) = found, call.args
     product_two = stored @ w.double().t()
     sums = [product_two.sum(0), (product_two**2).sum(0)]
@@ -1455,12 +1560,12 @@ def checks(
     """Sections with their rows, or None for one that failed."""
     limit = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}.get(dtype, 1e-5)
     yield "product", report.attempt("products", check_products, device, dtype, limit)
-    if any(v.pairs or v.raw for v in chosen):
+    if any(v.meets for v in chosen):
         yield "pair", report.attempt("pairs", check_pairs, device, dtype, limit)
     yield "gram", report.attempt("gram", check_gram, device, dtype)
     yield "vectors", report.attempt("vectors", check_vectors, device, dtype)
     yield "stem", report.attempt("stem", check_stems, device, dtype)
-    for variant in (v for v in chosen if not (v.pairs or v.raw)):  # one block alone has no pairs
+    for variant in (v for v in chosen if not v.meets):  # one block alone has no pairs
         for layout in LAYOUTS[: 4 if device == "cuda" else 3]:
             row = report.attempt(f"block {layout}", check_block, variant, device, dtype, layout)
             yield "block", row and [row]
