@@ -302,6 +302,14 @@ def fold_input_rows(w, u, q, v, N, K, BN: tl.constexpr, BK: tl.constexpr):
 # --- the kernels as functions of images ---
 
 
+def run_allowed(key: str, launches: list[Launch]) -> Launch:
+    """Run the fastest of several ways that no check found wrong; fails where none is left."""
+    allowed = [x for x in launches if launcher.forced or x.ban_key not in launcher.banned]
+    if not allowed:
+        raise RuntimeError(f"no way is left for {key}")
+    return launcher.run_fastest(key, allowed)
+
+
 def pair_fits(k: int, n: int, after: int) -> bool:
     """Whether a last convolution k -> n and a first one n -> after can be a pair."""
     return k <= 256 and after <= WIDEST_AFTER and n % 128 == 0 and k & (k - 1) == 0
@@ -319,7 +327,7 @@ def pair(
     tensors = (a, b, out, v, add, bits, w, after, s)
     flags = {"N": n, "K": k, "L": after_channels, "BITS": bits is not None}
     launches = pair_rows_launches(tensors, m, flags) + pair_walk_launches(tensors, m, flags)
-    used = launcher.run_fastest(f"pair {m} {flags}", launches)
+    used = run_allowed(f"pair {m} {flags}", launches)
     rows = used.args[10] if used.kernel is pair_rows else triton.cdiv(m, used.tile["BM"])
     return out, after, shorten(s[: 2 * rows * after_channels].view(2, rows, after_channels))
 
@@ -397,7 +405,7 @@ def skip_with_raw(
         own |= {"num_warps": t["num_warps"], "num_stages": depth}
         args = (a, b, out, add, bits, s, x, raw, m, walkers, high, wide)
         launches.append(Launch(skip_raw, (walkers,), args, flags, t, {**flags, **own}))
-    used = launcher.run_fastest(f"skip with raw {m} {flags}", launches)
+    used = run_allowed(f"skip with raw {m} {flags}", launches)
     rows, walkers = triton.cdiv(m, used.tile["BM"]), used.args[9]
     raw = add_rows(raw[: walkers * n * columns].view(1, walkers, n * columns), 1)
     return out, shorten(s[: rows * n].view(1, rows, n)), raw.view(n, columns)
@@ -430,7 +438,7 @@ def skip_with_input(
         grid = (triton.cdiv(m, bm),)
         own = {**flags, **t, "DEPTH": depth}
         launches.append(Launch(skip_walk, grid, args, flags, t, own))
-    used = launcher.run_fastest(f"skip with input {m} {flags}", launches)
+    used = run_allowed(f"skip with input {m} {flags}", launches)
     rows = triton.cdiv(m, used.tile["BM"])
     return out, shorten(s[: rows * n].view(1, rows, n)), after
 
