@@ -901,7 +901,8 @@ def product_uses(device: str, dtype: torch.dtype) -> Iterator[tuple[str, dict[st
     yield "input gradient, gate", {**back, **keep}, torch.where(open_gate, shifted, 0)
     yield "input gradient", back, shifted
     given = torch.where(open_gate, scaled + flat(add).double(), 0)
-    yield "input gradient, begun", {**forward, "add": add, **keep}, given
+    begun = {"a": a, "b": b, "affine": SCALE_SHIFT, "v": v, "add": add}
+    yield "input gradient, begun", {**begun, **keep}, given
     joined = {"a": a, "b": b, "sums": TOTAL}
     keep = {"act": KEEP_POSITIVE, "gate": gate}
     wanted = torch.where(positive, rest, 0)
