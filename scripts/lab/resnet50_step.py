@@ -21,6 +21,10 @@ they fill what the many small kernels of the main one leave idle.
 `ahead` (on top of small+rows) lets products of many channels, at 28 px and less, fetch their
 factors by the copy engine. `finish` lets the last program of a sum finish it, makes the forward
 pass's fold one kernel, and takes 16-bit products for that of the backward pass.
+`pairs` (on top of ahead) makes the last product of a block and the first convolution of the block
+above one kernel; `raw` does so with the product that ends a block's backward pass and the weight
+gradient of the block below; `input`, at 28 px and less, with the larger part of the input gradient
+of that block's last convolution (pair_kernels.py). Each only where it is measured to be faster.
 Every choice is measured by graphs, so that the time to launch does not count.
 """
 
@@ -33,6 +37,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from itertools import product as product_of
 from pathlib import Path
 from statistics import median
@@ -40,6 +46,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pair_kernels import (
+    PAIR_ROWS_TILES,
+    PAIR_WALK_TILES,
+    SKIP_RAW_TILES,
+    SKIP_WALK_TILES,
+    fold_input_affine,
+    input_fits,
+    pair,
+    pair_fits,
+    pair_rows,
+    pair_walk,
+    skip_fits,
+    skip_raw,
+    skip_walk,
+    skip_with_input,
+    skip_with_raw,
+)
 from step_kernels import (
     AHEAD_TILES,
     EPS,
@@ -107,6 +130,14 @@ class Variant:
     ahead: bool = False  # products of many channels may fetch by the copy engine
     finish: bool = False  # sums are finished by their last program, folds are one kernel
     side: bool = False  # the convolutions' weight gradients run beside the rest
+    pairs: bool = False  # a block's last product takes along the next block's first convolution
+    raw: bool = False  # a block's input gradient takes along the weight gradient of the block below
+    input: bool = False  # or the product with the weight of that block's last convolution
+
+    @property
+    def meets(self) -> bool:
+        """Whether products of two blocks may be one kernel."""
+        return self.pairs or self.raw or self.input
 
     def allow(self) -> None:
         """Tell the launcher what it may use."""
@@ -122,6 +153,20 @@ VARIANTS = (
     Variant("ahead", gram=True, bits=True, small=True, rows=True, ahead=True),
     Variant("finish", gram=True, bits=True, small=True, rows=True, finish=True),
     Variant("ahead+finish", gram=True, bits=True, small=True, rows=True, ahead=True, finish=True),
+    Variant("pairs", gram=True, bits=True, small=True, rows=True, ahead=True, pairs=True),
+    Variant("raw", gram=True, bits=True, small=True, rows=True, ahead=True, raw=True),
+    Variant("input", gram=True, bits=True, small=True, rows=True, ahead=True, input=True),
+    Variant(
+        "all",
+        gram=True,
+        bits=True,
+        small=True,
+        rows=True,
+        ahead=True,
+        pairs=True,
+        raw=True,
+        input=True,
+    ),
 )
 
 
@@ -454,11 +499,18 @@ class GramBlock(Block):
         if self.variant.bits:
             shape = (added.numel() // added.shape[1], added.shape[1] // 8)
             self.bits = torch.empty(shape, device=x.device, dtype=torch.uint8)
-        weight = self.convs[2].matrix
-        options: Any = {"affine": SCALE_SHIFT, "v": v3, "add": added, "bits": self.bits}
-        y, _ = product(b1, weight, trans=True, act=RELU, **options)
+        y = self.last_product(b1, v3, added)
         self.saved = x, parts, last, short
         return y
+
+    def last_product(self, b1: Tensor, v3: Tensor, added: Tensor) -> Tensor:
+        """The block's output from its last convolution's input."""
+        options: Any = {"affine": SCALE_SHIFT, "v": v3, "add": added, "bits": self.bits}
+        return product(b1, self.convs[2].matrix, trans=True, act=RELU, **options)[0]
+
+    def own_weight_gradient(self, g: Tensor, b1: Tensor) -> Tensor:
+        """g^T b1 of the last convolution."""
+        return raw_weight_gradient(g, b1)
 
     def fold(self, conv: Conv, norm: Norm, x: Tensor, v: Tensor | None) -> tuple[Tensor, ...]:
         """The convolution's input and its norm's forward vectors, weight @ Cov and x's sums."""
@@ -471,10 +523,22 @@ class GramBlock(Block):
         """The gradient of the convolution's input, from g behind its norm with sums s."""
         x, *saved = parts
         m, weight = g.numel() // g.shape[1], conv.matrix
-        raw = raw_weight_gradient(g, x)
+        own = conv is self.convs[2]
+        raw = self.own_weight_gradient(g, x) if own else raw_weight_gradient(g, x)
         wa, u = fold_back(raw, s, weight, tuple(saved), flat(conv.grad), m)
         self.weights.collect(norm, u)
-        q, const = fold_back_input(weight, u)
+        return self.joined_input(conv, (g, x), (wa, u), gate)
+
+    def joined_input(
+        self,
+        conv: Conv,
+        images: tuple[Tensor, Tensor],
+        folded: tuple[Tensor, Tensor],
+        gate: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the convolution's input from g and that input."""
+        (g, x), (wa, u) = images, folded
+        q, const = fold_back_input(conv.matrix, u)
         return product(g, wa, pre=(x, q, const[-1:]), affine=SHIFT, v=const, **gate)
 
     def backward(self, g: Tensor, s: Tensor, below: Block | None) -> tuple[Tensor, Tensor]:
@@ -500,9 +564,131 @@ class GramBlock(Block):
             gate = {"gate": x} if below.bits is None else {"bits": below.bits}
             gate |= {"act": act, "sums": TOTAL}
             below.bits = None
-        result = product(da, first.matrix, add=dz, **gate)
+        result = self.first_product(da, dz, gate, below)
         self.side.end_block()
         return result
+
+    def first_product(
+        self, da: Tensor, dz: Tensor, gate: dict[str, Any], below: Block | None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the block's input with its partial sums; gate says what passes."""
+        return product(da, self.convs[0].matrix, add=dz, **gate)
+
+
+@dataclass
+class PairBlock(GramBlock):
+    """Where two blocks meet, the product that ends one takes along a product of the other."""
+
+    above: "PairBlock | None" = None
+    given: tuple[Tensor, Tensor] | None = None  # the first convolution and its norm's vectors
+    raw: Tensor | None = None  # the weight gradient of the last convolution
+    part: Tensor | None = None  # the gradient that comes in, times that convolution's weight
+
+    def first(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The first convolution and its norm's vectors, from the block below if it has them."""
+        given, self.given = self.given, None
+        return given or super().first(x)
+
+    def last_product(self, b1: Tensor, v3: Tensor, added: Tensor) -> Tensor:
+        """The block's output, and the first convolution of the block above."""
+        weight, above = self.convs[2].matrix, self.above
+        plain = super().last_product
+        if not self.variant.pairs or above is None:
+            return plain(b1, v3, added)
+        conv, norm = above.convs[0], above.norms[0]
+        if not pair_fits(*weight.shape[::-1], conv.matrix.shape[0]):
+            return plain(b1, v3, added)
+
+        def joined() -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            y, a, s = pair(b1, weight, v3, added, self.bits, conv.matrix)
+            return y, (a, finish(s, norm, y.numel() // y.shape[1]))
+
+        def apart() -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            y = plain(b1, v3, added)
+            return y, above.first(y)
+
+        key = f"pair {tuple(b1.shape)} {conv.matrix.shape} {b1.dtype}"
+        y, above.given = launcher.choose(key, {"joined": joined, "apart": apart})
+        return y
+
+    def own_weight_gradient(self, g: Tensor, b1: Tensor) -> Tensor:
+        """g^T b1 of the last convolution, from the block above if it has it."""
+        raw, self.raw = self.raw, None
+        return raw_weight_gradient(g, b1) if raw is None else raw
+
+    def joined_input(
+        self,
+        conv: Conv,
+        images: tuple[Tensor, Tensor],
+        folded: tuple[Tensor, Tensor],
+        gate: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the convolution's input, which the block above may have begun."""
+        if conv is not self.convs[2] or self.part is None:
+            return super().joined_input(conv, images, folded, gate)
+        part, self.part = self.part, None
+        q, v = fold_input_affine(conv.matrix, folded[1])
+        return product(images[1], q, affine=SCALE_SHIFT, v=v, add=part, **gate)
+
+    def first_product(
+        self, da: Tensor, dz: Tensor, gate: dict[str, Any], below: Block | None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the block's input, and what the block below would read it again for."""
+        weight, plain = self.convs[0].matrix, super().first_product
+        if not isinstance(below, PairBlock) or "bits" not in gate:
+            return plain(da, dz, gate, below)
+        b1 = below.saved[2][0]
+        if self.variant.raw and skip_fits(*weight.shape, b1.shape[1]):
+            return self.product_with_raw(da, dz, gate, below)
+        if self.variant.input and input_fits(*weight.shape, b1.shape[1]):
+            return self.product_with_input(da, dz, gate, below)
+        return plain(da, dz, gate, below)
+
+    def product_with_raw(
+        self, da: Tensor, dz: Tensor, gate: dict[str, Any], below: "PairBlock"
+    ) -> tuple[Tensor, Tensor]:
+        """With the weight gradient of the last convolution of the block below."""
+        weight, plain, b1 = self.convs[0].matrix, super().first_product, below.saved[2][0]
+
+        def apart() -> tuple[Tensor, Tensor, Tensor]:
+            g, s = plain(da, dz, gate, below)
+            return g, s, raw_weight_gradient(g, b1)
+
+        key = f"skip {tuple(da.shape)} {weight.shape} {dz.shape[2]} {da.dtype}"
+        joined = lambda: skip_with_raw(da, weight, dz, gate["bits"], b1)  # noqa: E731
+        g, s, below.raw = launcher.choose(key, {"joined": joined, "apart": apart})
+        return g, s
+
+    def product_with_input(
+        self, da: Tensor, dz: Tensor, gate: dict[str, Any], below: "PairBlock"
+    ) -> tuple[Tensor, Tensor]:
+        """With the product that begins the input gradient of that convolution.
+
+        Which way is faster is measured over both kernels that differ, the second with the block's
+        own weight and vectors in place of those that are not known yet.
+        """
+        weight, plain = self.convs[0].matrix, super().first_product
+        _, (*_, b, v2), (b1, v3, *_), _ = below.saved
+        last = below.convs[2].matrix
+        q, own = last[: last.shape[1]], {"act": KEEP_NORMAL, "gate": b, "gate_norm": v2}
+
+        def with_part() -> tuple[Tensor, Tensor, Tensor]:
+            scaled = torch.mul(last, v3[2][:, None], out=torch.empty_like(last))
+            return skip_with_input(da, weight, dz, gate["bits"], scaled)
+
+        def joined() -> None:
+            part = with_part()[2]
+            product(b1, q, affine=SCALE_SHIFT, v=v2, add=part, sums=WITH_GATE, **own)
+
+        def apart() -> None:
+            g, pre = plain(da, dz, gate, below)[0], (b1, q, v2[2, :1])
+            product(g, last, pre=pre, affine=SHIFT, v=v2, sums=WITH_GATE, **own)
+
+        key = f"input {tuple(da.shape)} {weight.shape} {dz.shape[2]} {da.dtype}"
+        if launcher.fastest(key, {"joined": joined, "apart": apart}) == "apart":
+            return plain(da, dz, gate, below)
+        g, s, below.part = with_part()
+        return g, s
 
 
 class Network:
@@ -525,8 +711,11 @@ class Network:
         self.stems = {form: Stem(form, self.stem, w, place) for form in forms}
         self.form, self.stem_norm = forms[0], w.norm("stem.norm", 64)
         self.side = SideStream(variant.side and device == "cuda")
-        kind = GramBlock if variant.gram else PlainBlock
-        self.blocks, into = [], 64
+        kind: Any = GramBlock if variant.gram else PlainBlock
+        if variant.meets:
+            kind = PairBlock
+        self.blocks: list[Any] = []
+        into = 64
         for stage, depth in enumerate(depths):
             width = 64 * 2**stage
             for i in range(depth):
@@ -547,6 +736,9 @@ class Network:
                     short = conv, w.norm(name + "short.norm", 4 * width)
                 self.blocks.append(kind(w, convs, norms, short, variant, self.side))
                 into = 4 * width
+        if kind is PairBlock:
+            for block, above in pairwise(self.blocks):
+                block.above = above
         place, values = w.take(classes, into, std=0.01)
         w.q[place].copy_(values)
         self.fc, self.fc_grad = (t[place].view(classes, into) for t in (w.q, w.g))
@@ -708,6 +900,9 @@ def product_uses(device: str, dtype: torch.dtype) -> Iterator[tuple[str, dict[st
     keep = {"act": KEEP_NORMAL, "gate": gate, "gate_norm": v, "sums": WITH_GATE}
     yield "input gradient, gate", {**back, **keep}, torch.where(open_gate, shifted, 0)
     yield "input gradient", back, shifted
+    given = torch.where(open_gate, scaled + flat(add).double(), 0)
+    begun = {"a": a, "b": b, "affine": SCALE_SHIFT, "v": v, "add": add}
+    yield "input gradient, begun", {**begun, **keep}, given
     joined = {"a": a, "b": b, "sums": TOTAL}
     keep = {"act": KEEP_POSITIVE, "gate": gate}
     wanted = torch.where(positive, rest, 0)
@@ -753,6 +948,115 @@ def check_products(device: str, dtype: torch.dtype, limit: float) -> list[dict[s
                 print(f"BANNED {key}: {found}", flush=True)
             else:
                 worst = {key: max(worst[key], found[key]) for key in worst}
+        rows.append({"use": name, "dtype": str(dtype), **rounded(worst)})
+    return rows
+
+
+NARROW_PAIRS = ((64, 256, 64), (64, 256, 128))  # channels of a pair: into, between, after
+SKIPS = (
+    (64, 256, False),
+    (128, 256, True),
+    (128, 512, False),
+    (256, 512, True),
+    (256, 1024, False),
+)
+WIDE_PAIRS = ((128, 512, 128), (128, 512, 256), (256, 1024, 256))
+
+
+def pair_uses(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, list[Any], str, Any, Any]]:
+    """Every kernel of pair_kernels.py with its tiles, a name, its call and what float64 gives."""
+    n, size = 4, 14  # 784 rows: no block of rows divides them
+
+    def image(channels: int, size: int = size) -> Tensor:
+        return random_image(n, channels, size, device, dtype)
+
+    def matrix(rows: int, columns: int, k: int) -> Tensor:
+        return torch.randn(rows, columns, device=device).to(dtype) / k**0.5
+
+    kernels: Any = ((pair_rows, PAIR_ROWS_TILES), (pair_walk, PAIR_WALK_TILES))
+    for kernel, tiles in kernels:
+        wide = kernel is pair_walk
+        for k, width, after in WIDE_PAIRS if wide else NARROW_PAIRS:
+            a, add, v = image(k), image(width), torch.randn(4, width, device=device)
+            b, w = matrix(width, k, k), matrix(after, width, width)
+            bits = torch.zeros(n * size * size, width // 8, device=device, dtype=torch.uint8)
+            y = flat(a).double() @ b.double().t() * v[2].double() + v[3].double()
+            y = (y + flat(add).double()).relu()
+            name = f"{kernel.__name__} {k} {width} {after}"
+            yield kernel, tiles, name, partial(pair, a, b, v, add, bits, w), y
+    for k, width, even in SKIPS:
+        a, x, gate = image(k), image(64), image(width)
+        b, add = matrix(k, width, k), image(width, size // 2 if even else size)
+        more = torch.zeros_like(gate)
+        if even:
+            more[:, :, ::2, ::2] = add
+        more = more if even else add
+        packed = packed_signs(gate)
+        g = flat(a).double() @ b.double() + flat(more).double()
+        g = torch.where(flat(gate) > 0, g, 0)
+        name = f"{k} {width} {even}"
+        if width == 256:
+            call = partial(skip_with_raw, a, b, add, packed, x)
+            yield skip_raw, SKIP_RAW_TILES, f"skip_raw {name}", call, g
+        else:
+            call = partial(skip_with_input, a, b, add, packed, matrix(width, width // 4, width))
+            yield skip_walk, SKIP_WALK_TILES, f"skip_walk {name}", call, g
+
+
+def pair_errors(kernel: Any, call: Any, wanted: Tensor, held: list[Any]) -> dict[str, float]:
+    """Errors against float64; the second product's against that of the stored first.
+
+    The results are held, so that no later one finds the right values in its memory.
+    """
+    found = call()
+    held.append(found)
+    if wanted.is_cuda:
+        torch.cuda.synchronize()  # so that a fault is this tile's
+    first, stored = {"result": error(flat(found[0]), wanted)}, flat(found[0]).double()
+    if kernel is skip_raw:
+        (_, s, raw), x = found, call.args[-1]
+        second = {"sums": error(s.sum((0, 1)), wanted.sum(0))}
+        return {**first, **second, "raw": error(raw, stored.t() @ flat(x).double())}
+    if kernel is skip_walk:
+        (_, s, after), w = found, call.args[-1]
+        second = {"sums": error(s.sum((0, 1)), wanted.sum(0))}
+        return {**first, **second, "after": error(flat(after), stored @ w.double())}
+    (y, after, s), (*_, bits, w) = found, call.args
+    product_two = stored @ w.double().t()
+    sums = [product_two.sum(0), (product_two**2).sum(0)]
+    worst = max(error(a, b) for a, b in zip(s.sum(1), sums, strict=True))
+    wrong = float((bits != packed_signs(y)).float().mean())
+    return {**first, "after": error(flat(after), product_two), "sums": worst, "bits": wrong}
+
+
+def check_pairs(device: str, dtype: torch.dtype, limit: float) -> list[dict[str, Any]]:
+    """The worst errors of each pair over all tiles; a tile that errs or fails is banned."""
+    torch.manual_seed(6)
+    rows, few = [], INTERPRETED or dtype == torch.bfloat16  # as in check_products
+    for kernel, tiles, name, call, wanted in pair_uses(device, dtype):
+        worst: dict[str, float] = {}
+        held: list[Any] = []
+        for tile in tiles[:2] if few else tiles:
+            launcher.forced = {kernel.__name__: tile}
+            launcher.multiprocessors = 2  # so that a program walks over several blocks of rows
+            try:
+                found = pair_errors(kernel, call, wanted, held)
+            except Exception as problem:
+                print(f"{name} {tile}: {str(problem)[:160]}", flush=True)
+                found = {"result": float("inf")}
+                if not device_answers(device):
+                    launcher.banned.add(ban_key(kernel, launcher.last_flags, tile))
+                    raise SystemExit(DEAD_DEVICE) from problem
+            finally:
+                launcher.forced, launcher.multiprocessors = {}, 132
+            if launcher.mode != "first":
+                continue
+            if not all(value < limit for value in found.values()):
+                key = ban_key(kernel, launcher.last_flags, tile)
+                launcher.banned.add(key)
+                print(f"BANNED {key}: {found}", flush=True)
+            else:
+                worst = {key: max(worst.get(key, 0.0), found[key]) for key in found}
         rows.append({"use": name, "dtype": str(dtype), **rounded(worst)})
     return rows
 
@@ -1124,7 +1428,9 @@ def prepare_all(
         report.add("prepared", {**row, "peak_gib": pair[1]["peak_gib"], "dtype": str(dtype)})
         ready[variant.name] = pair
     for row in launcher.timings:
-        if row.get("kernel", "gemm").startswith(("gemm", "outer", "pool", "norm_keep")):
+        if row.get("kernel", "gemm").startswith(
+            ("gemm", "outer", "pool", "norm_keep", "pair", "skip")
+        ):
             text = [f"{value}" for key, value in row.items() if key not in ("tile", "mb")]
             print(*text, *row.get("tile", {}).values(), flush=True)
     report.data["tiles"] = launcher.timings
@@ -1180,6 +1486,8 @@ def kernels(variant: str, dtype: str, replay: Callable[[], None], report: "Repor
         "gemm_",
         "rows_",
         "ahead_",
+        "pair_",
+        "skip_",
         "outer_",
         "norm_",
         "pool_",
@@ -1258,10 +1566,12 @@ def checks(
     """Sections with their rows, or None for one that failed."""
     limit = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}.get(dtype, 1e-5)
     yield "product", report.attempt("products", check_products, device, dtype, limit)
+    if any(v.meets for v in chosen):
+        yield "pair", report.attempt("pairs", check_pairs, device, dtype, limit)
     yield "gram", report.attempt("gram", check_gram, device, dtype)
     yield "vectors", report.attempt("vectors", check_vectors, device, dtype)
     yield "stem", report.attempt("stem", check_stems, device, dtype)
-    for variant in chosen:
+    for variant in (v for v in chosen if not v.meets):  # one block alone has no pairs
         for layout in LAYOUTS[: 4 if device == "cuda" else 3]:
             row = report.attempt(f"block {layout}", check_block, variant, device, dtype, layout)
             yield "block", row and [row]

@@ -1195,6 +1195,14 @@ class Launcher:
             self.timings.append({"choice": key, "ms": ms})
         return options[self.options[key]]()
 
+    def fastest(self, key: str, options: dict[str, Callable[[], Any]]) -> str:
+        """The name of the fastest of several ways, as `choose` finds it; their results are lost."""
+        if self.mode == "tune" and key not in self.options:
+            self.choose(key, options)
+        elif self.mode.startswith("record"):
+            self.first_result(key, options, every=True)
+        return self.options.get(key) or next(iter(options))
+
     def first_result(self, key: str, options: dict[str, Callable[[], Any]], every: bool) -> Any:
         """What the first way that works returns; every one is tried where `every` says so."""
         results = []

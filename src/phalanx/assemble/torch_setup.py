@@ -31,7 +31,7 @@ def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     device = _open_device(pick_device(plan.device, local_rank), "--device")
     if device.type == "cpu":
         _keep_freed_memory()
-    if device.type == "cuda":
+    if device.index:
         torch.cuda.set_device(device)  # for what names no device, such as NCCL
     return device
 

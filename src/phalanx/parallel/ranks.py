@@ -93,7 +93,7 @@ class Ranks:
                 rank=world.rank,
                 world_size=world.size,
                 timeout=limit,
-                device_id=device if device.type == "cuda" else None,
+                device_id=torch.device("cuda", device.index or 0) if backend == "nccl" else None,
             )
             self._host = dist.new_group(backend="gloo", timeout=limit)
         self._flag = torch.zeros((), dtype=torch.int32)

@@ -58,8 +58,7 @@ def supervise(
             variables = {**os.environ, **(environment or {}), **world, _PIPE: str(pipe)}
             with _start_ranks(command, variables, pipe) as living:
                 rank, code = _wait_for_end(living, came)
-                if code == _LOST_PEERS:
-                    _show_stacks(living, say)
+                _show_stacks(living if code == _LOST_PEERS else {}, say)
             if code >= 0:
                 return code
             killed = f"rank {rank} was killed by {_name_signal(-code)}"
@@ -143,11 +142,11 @@ def _start_ranks(
             )
         yield living
     finally:
-        for process in living.values():
-            if process.poll() is None:
-                with suppress(ProcessLookupError, PermissionError):  # it has ended just now
-                    os.killpg(process.pid, signal.SIGKILL)  # with all it has started
-        for process in living.values():
+        left = [process for process in living.values() if process.poll() is None]
+        for process in left:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended just now
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+        for process in left:
             process.wait()
 
 
