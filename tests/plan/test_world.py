@@ -69,5 +69,5 @@ def test_a_missing_port_is_named():
         read_world({name: text for name, text in TORCHRUN.items() if name != "MASTER_PORT"})
     assert str(caught.value) == (
         "MASTER_PORT: is not set in the environment; a launcher such as torchrun sets RANK, "
-        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        "WORLD_SIZE, MASTER_ADDR and MASTER_PORT; to run alone, unset RANK"
     )
