@@ -38,8 +38,8 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
             got = "expected a whole number in the environment, got " + repr(text)
             raise NetworkError(
                 f"{name}: {'is not set in the environment' if text is None else got}; a launcher "
-                "such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; to run alone, "
-                "unset RANK"
+                "such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; to run "
+                "alone, unset RANK"
             )
         return int(text)
 
