@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from phalanx.assemble.prepare import PreparedRun, prepare_resume
+from phalanx.assemble.prepare import PreparedRun
 from phalanx.engine.checkpoint_store import newest_checkpoint
 from phalanx.errors import DivergedError, FailedElsewhere, Stopped
 from phalanx.parallel.supervisor import supervise, watch_supervisor
@@ -50,17 +50,21 @@ def _say(line: str) -> None:
 
 
 def open_as_rank(
-    world: World, prepare: Callable[[], PreparedRun | None], flags: Mapping[str, str]
+    world: World,
+    prepare: Callable[[], PreparedRun | None],
+    reopen: Callable[[Path], PreparedRun],
+    *,
+    timeout: float = _TIMEOUT,
 ) -> "tuple[PreparedRun, Store] | None":
     """The run that the ranks of a world train, and the store they meet at; None if there is none.
 
-    Rank 0 prepares it and tells the others. flags: what they open it with.
+    Rank 0 prepares it and tells the others, which reopen it.
     """
     watch_supervisor()
     enable_stack_dumps()
-    timeout = float(flags.get("rank-timeout", _TIMEOUT))
     if world.rank == 0:
-        prepared = _find_restarted(world, flags, timeout) or prepare()
+        known = _find_restarted(world, timeout)
+        prepared = reopen(known) if known else prepare()
         from phalanx.parallel.ranks import open_store
 
         store = open_store(world, timeout=timeout)
@@ -70,17 +74,17 @@ def open_as_rank(
 
     store = open_store(world, timeout=timeout)
     path = wait_for_key(store, _RUN, timeout=timeout)
-    return (prepare_resume(Path(path), flags), store) if path else None
+    return (reopen(Path(path)), store) if path else None
 
 
-def _find_restarted(world: World, flags: Mapping[str, str], timeout: float) -> PreparedRun | None:
+def _find_restarted(world: World, timeout: float) -> Path | None:
     """The run that a world trained before its launcher started all its ranks again."""
     if not world.restart or world.supervised:
         return None
     from phalanx.parallel.ranks import find_in_earlier_store
 
     path = find_in_earlier_store(world, _RUN, timeout=timeout)
-    return prepare_resume(Path(path), flags) if path else None
+    return Path(path) if path else None
 
 
 def train_as_rank(
@@ -93,15 +97,15 @@ def train_as_rank(
     """
     from phalanx.assemble.torch_setup import prepare_torch
     from phalanx.assemble.train import train
-    from phalanx.parallel.ranks import PeersLost, Ranks, peer_errors
+    from phalanx.parallel.ranks import PeersLost, Ranks, has_other_failed, peer_errors, sign_failure
 
-    device = prepare_torch(prepared.plan, local_rank=world.local_rank)
-    ranks = Ranks(world, store, device, timeout=prepared.config.machine.rank_timeout)
+    timeout = prepared.config.machine.rank_timeout
     try:
-        with peer_errors(ranks):
+        device = prepare_torch(prepared.plan, local_rank=world.local_rank)
+        with peer_errors(world), Ranks(world, store, device, timeout=timeout) as ranks:
             return train(prepared, stream=stream, ranks=ranks) is not None
     except PeersLost as lost:
-        if world.supervised or ranks.has_other_failed():
+        if world.supervised or has_other_failed(world, store):
             raise FailedElsewhere from lost
         raise
     except (DivergedError, Stopped) as end:  # agreed by all
@@ -109,8 +113,6 @@ def train_as_rank(
             raise FailedElsewhere(end.exit_code) from end
         raise
     except Exception as failure:
-        if not ranks.sign_failure():
+        if not sign_failure(world, store):
             raise FailedElsewhere from failure
         raise
-    finally:
-        ranks.close()

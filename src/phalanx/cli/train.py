@@ -82,12 +82,16 @@ def _run(args: ParsedArgs) -> int:
 
 def _run_as_rank(args: ParsedArgs, world: World) -> int:
     """Train as one of several ranks; only one of them speaks."""
+    from phalanx.assemble.prepare import prepare_resume
     from phalanx.assemble.rank_launch import open_as_rank, train_as_rank
 
-    plugin = {name: value for name, value in args.flags.items() if name == "plugin"}
-    flags = args.flags if args["--resume"] else plugin
+    def reopen(run: Path) -> "PreparedRun":
+        plugin = {name: value for name, value in args.flags.items() if name == "plugin"}
+        flags = args.flags if args["--resume"] else plugin
+        return prepare_resume(run, flags, accept_changed_data=args["--accept-changed-data"])
+
     try:
-        opened = open_as_rank(world, lambda: _prepare(args), flags)
+        opened = open_as_rank(world, lambda: _prepare(args), reopen)
         if opened is None:
             return 0
         prepared, store = opened

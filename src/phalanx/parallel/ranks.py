@@ -77,7 +77,7 @@ class Ranks:
     """
 
     def __init__(self, world: World, store: Store, device: torch.device, *, timeout: float) -> None:
-        self.rank, self.size, self.world, self.store = world.rank, world.size, world, store
+        self.rank, self.size, self.world = world.rank, world.size, world
         if world.address in ("127.0.0.1", "localhost") and sys.platform == "linux":
             # gloo takes the address of the host's name otherwise, which need not be reachable
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -86,7 +86,7 @@ class Ranks:
         limit = timedelta(seconds=2 * timeout + 60)
         backend = "nccl" if device.type == "cuda" else "gloo"
         own = dist.PrefixStore("ranks", store)  # type: ignore[attr-defined]
-        with peer_errors(self):
+        with peer_errors(world):
             dist.init_process_group(
                 backend,
                 store=own,
@@ -122,28 +122,36 @@ class Ranks:
                     f"{everybody[0][0]}; all ranks must have the same"
                 )
 
-    def sign_failure(self) -> bool:
-        """Say that this rank has failed; False where another one did before."""
-        with suppress(dist.DistError, RuntimeError):
-            mine = str(self.rank)
-            return self.store.compare_set(_FAILED, "", mine).decode() == mine
-        return True
+    def __enter__(self) -> "Ranks":
+        return self
 
-    def has_other_failed(self) -> bool:
-        """Whether another rank has said that it failed, or says so in a moment."""
-        deadline = time.monotonic() + _LONGEST_SILENCE
-        while time.monotonic() < deadline:
-            with suppress(dist.DistError, RuntimeError):
-                if self.store.check([_FAILED]):
-                    return self.store.get(_FAILED).decode() != str(self.rank)
-            time.sleep(0.05)
-        return False
+    def __exit__(self, *failure: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Leave; the others may go on."""
         if dist.is_initialized():
             with suppress(dist.DistError, RuntimeError):
                 dist.destroy_process_group()
+
+
+def sign_failure(world: World, store: Store) -> bool:
+    """Say that this rank has failed; False where another one did before."""
+    mine = str(world.rank)
+    with suppress(dist.DistError, RuntimeError):
+        return bool(store.compare_set(_FAILED, "", mine).decode() == mine)
+    return True
+
+
+def has_other_failed(world: World, store: Store) -> bool:
+    """Whether another rank has said that it failed, or says so in a moment."""
+    deadline = time.monotonic() + _LONGEST_SILENCE
+    while time.monotonic() < deadline:
+        with suppress(dist.DistError, RuntimeError):
+            if store.check([_FAILED]):
+                return bool(store.get(_FAILED).decode() != str(world.rank))
+        time.sleep(0.05)
+    return False
 
 
 def _await_all(world: World, store: Store, timeout: float) -> None:
@@ -168,7 +176,7 @@ class PeersLost(NetworkError):
 
 
 @contextmanager
-def peer_errors(ranks: Ranks) -> Iterator[None]:
+def peer_errors(world: World) -> Iterator[None]:
     """A block in which a broken connection between ranks becomes PeersLost."""
     try:
         yield
@@ -179,6 +187,6 @@ def peer_errors(ranks: Ranks) -> Iterator[None]:
         if not is_ours:
             raise
         raise PeersLost(
-            f"rank {ranks.rank} of {ranks.size} on {socket.gethostname()}: lost the other ranks "
+            f"rank {world.rank} of {world.size} on {socket.gethostname()}: lost the other ranks "
             f"({str(error).strip().splitlines()[0]})"
         ) from error
