@@ -294,7 +294,7 @@ def open_feed(
         workers=plan.workers,
         max_bad=plan.max_bad,
         images_per_task=config.data.dataloader_rebatch_size,
-        cache=config.data.dataset_cache,
+        cache=place.layout.ranks if config.data.dataset_cache else 0,
         allocate=allocate_pinned if device.type == "cuda" else None,
         backend=_choose_backend(spec, device, config),
     )

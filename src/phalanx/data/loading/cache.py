@@ -46,9 +46,12 @@ class Cache:
 
 
 class SharedCaches:
-    """The memory behind the caches of both splits; `handle` is what a worker opens it by."""
+    """The memory behind the caches of both splits; `handle` is what a worker opens it by.
 
-    def __init__(self, sources: dict[Split, Source], where: str):
+    processes: how many, with this one, have such memory of their own.
+    """
+
+    def __init__(self, sources: dict[Split, Source], where: str, processes: int = 1):
         sizes = {split: _find_sizes(source) for split, source in sources.items()}
         total = sum(int(column.sum()) for column in sizes.values())
         if not total and any(is_cacheable(source) and len(source) for source in sources.values()):
@@ -56,7 +59,7 @@ class SharedCaches:
                 f"--dataset-cache: the index of {where} does not record how large its images are; "
                 "leave the option out, or `phalanx data build --to packed`"
             )
-        refuse_too_large(total, free_memory(), where)
+        refuse_too_large(total * processes, free_memory(), where)
         self.handle: dict[str, Any] = {"splits": {}}
         end = 0
         for split, column in sizes.items():

@@ -79,7 +79,8 @@ class Loader:
     Use it as a context manager, or call close. One iteration over the training steps and one over
     the validation images can be under way at a time; beginning another ends the first.
 
-    images_per_task: how many a worker fills at a time. cache: keep encoded images in memory.
+    images_per_task: how many a worker fills at a time. cache: how many processes of this machine,
+    with this one, keep encoded images in memory; 0 for none.
     allocate: where batches are put together, plain memory if not given. backend: makes the batches
     of a reader on the device, without workers.
     """
@@ -91,7 +92,7 @@ class Loader:
         workers: int,
         max_bad: int | None = None,
         images_per_task: int = _IMAGES_PER_TASK,
-        cache: bool = False,
+        cache: int = 0,
         allocate: _Allocate | None = None,
         backend: Callable[[Reader], BatchBackend] | None = None,
     ):
@@ -107,7 +108,7 @@ class Loader:
         self._caches: SharedCaches | None = None
         if cache:  # at once: where it does not fit, that is told before anything begins
             sources = {split: spec.open(split) for split in _SPLITS}
-            self._caches = SharedCaches(sources, spec.data_dir or spec.data)
+            self._caches = SharedCaches(sources, spec.data_dir or spec.data, processes=cache)
         self._problems = {split: ReadProblems() for split in _SPLITS}
         self._seen: dict[Split, SeenImages] = {}
         self._readers: dict[Split, Reader] = {}
