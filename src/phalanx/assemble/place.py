@@ -12,7 +12,9 @@ from phalanx.assemble.prepare import PreparedRun
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.replicas import build_replica_passes
+from phalanx.engine.state import TrainState, sum_bits
 from phalanx.engine.step import ForwardBackward, StepOptions, build_forward_backward, build_pass
+from phalanx.errors import NetworkError
 from phalanx.parallel.gradients import LocalSum, OrderedSum, ReducedSum
 from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.sync_norm import synchronise_norms
@@ -60,6 +62,19 @@ class Place:
     def role(self) -> Role:
         """What it does for the run besides computing."""
         return Role(writes=self.rank == 0, prints=self.rank == 0)
+
+    def refuse_drift(self, state: TrainState) -> None:
+        """Raise NetworkError where ranks, which all make the same updates, no longer agree."""
+        if self.ranks is None:
+            return
+        sums = self.gather(sum_bits(state.model))
+        other = next((rank for rank, bits in enumerate(sums) if bits != sums[0]), None)
+        if other is not None:
+            raise NetworkError(
+                f"step {state.step:,}: the weights of rank {other} are no longer those of rank 0, "
+                "and nothing of it was saved: a device or its memory may be faulty; resume the run "
+                "without that device"
+            )
 
     def locate(self, rows: Sequence[int], plan: Plan) -> tuple[int, ...]:
         """Which of a step's images went through the model here as these, counted from 0."""

@@ -293,6 +293,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         return session.train_step(passes, lr, probe=black_box.probe)
 
     def save(state: TrainState) -> None:
+        session.place.refuse_drift(state)
         state.settle()
         _collect_findings(training)
         if training.role.writes:

@@ -189,3 +189,11 @@ def hash_weights(tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name}\0{dtype}\0{tuple(tensor.shape)}\0".encode())
         digest.update(view_bytes(tensor))
     return digest.hexdigest()
+
+
+@torch.no_grad()
+def sum_bits(model: nn.Module) -> int:
+    """A quick checksum of a model's weights, wherever they are. Waits for the device."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [w.view(integers[w.element_size()]).sum(dtype=torch.int64) for w in model.parameters()]
+    return int(torch.stack(sums).sum())
