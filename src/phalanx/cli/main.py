@@ -1,5 +1,6 @@
 """The console script: finds the command, runs it, and turns mistakes into a line and a code."""
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -46,7 +47,9 @@ COMMANDS = {  # name: (module, what it does)
     "doctor": ("doctor", "check what this machine has and what is missing"),
 }
 _AGAIN = "run the same command again to continue"
-_GO_ON = {  # commands that a signal may stop at any moment, and how they go on
+_GO_ON: dict[
+    str | None, str
+] = {  # commands that a signal may stop at any moment, and how they go on
     "train": f"nothing is lost: {_AGAIN}",
     "average": f"the run's checkpoints are intact: {_AGAIN}",
     "data build": f"what has been built is kept: {_AGAIN}",
@@ -64,11 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_to_exit_code(name, rest)
         except KeyboardInterrupt as stop:
             how = f"stopped by {stop}" if isinstance(stop, Interrupted) else "stopped"
-            if name in _GO_ON:
-                _print_error(name, f"{how}; {_GO_ON[name]}")
-                return EXIT_STOPPED
-            _print_error(name, f"{how}; nothing was changed")
-            return EXIT_LEFT_AT_ONCE
+            if os.environ.get("RANK", "0") == "0":  # of several ranks, one says it
+                _print_error(name, f"{how}; {_GO_ON.get(name, 'nothing was changed')}")
+            return EXIT_STOPPED if name in _GO_ON else EXIT_LEFT_AT_ONCE
 
 
 def _run_to_exit_code(name: str | None, words: list[str]) -> int:

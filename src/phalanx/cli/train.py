@@ -100,6 +100,10 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
             has_result = train_as_rank(world, prepared, store, stream)
     except FailedElsewhere as end:
         return end.exit_code
+    except Stopped as end:
+        if world.rank:  # rank 0 says so
+            return end.exit_code
+        raise
     if has_result and not world.supervised:
         _print_result(prepared.run.path, as_json=args["--json"])
     return 0
