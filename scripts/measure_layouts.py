@@ -52,8 +52,10 @@ def describe_row(rows: Sequence[Row]) -> str:
     same = not any(row.where for row in rows)
     apart = "bit for bit" if same else f"{farthest.apart:.1e} ({farthest.where})"
     bound = f"{one.bound:g}" if one.bound else "bit for bit"
+    if not all(row.holds for row in rows):
+        bound += ", **missed**"
     cells = one.what, describe_numbers(one), layouts, str(rows[0].tensors), apart, bound
-    return "| " + " | ".join(cells) + f" |{'' if all(row.holds for row in rows) else ' **missed**'}"
+    return f"| {' | '.join(cells)} |"
 
 
 def gather(rows: Iterable[Row], comparisons: Sequence[Comparison]) -> Iterator[list[Row]]:

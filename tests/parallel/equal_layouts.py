@@ -151,7 +151,7 @@ def list_resumed(
 
 def save_early(flags: Mapping[str, str], ranks: int, *, data_dir: Path, folder: Path) -> str:
     """A checkpoint that so many ranks save after a few steps."""
-    saves = folder / f"saved-on-{ranks}"
+    saves = folder / f"saved-on-{ranks}-{flags.get('determinism')}"
     early = Comparison(what="", flags=flags, stop=SAVED_AT)
     case = early.case(data_dir, save=str(saves))
     if ranks == 1:
@@ -164,8 +164,9 @@ def save_early(flags: Mapping[str, str], ranks: int, *, data_dir: Path, folder: 
 def list_split_spans(*, data_dir: Path, folder: Path) -> list[Comparison]:
     """Batch norms that ranks share, in float32, at a step that is not the first.
 
-    Before that, the biases of norms are 0: after it, nothing but one gradient, and float32's own
-    error in that is more than the bound, with one replica as well.
+    Before it, each replica had norms of its own, as in a run that is forked with another span.
+    Before the first, biases of norms are 0, and after it nothing but a gradient, in which float32's
+    own error is more than the bound: with one replica, too.
     """
     start = save_early(EVERYTHING, 1, data_dir=data_dir, folder=folder)
     return [

@@ -22,6 +22,7 @@ from equal_layouts import (
 from small_runs import run_phalanx, small_run, start_phalanx
 
 QUICK_STRICT = ("EMA, clipping, cutmix, label smoothing, several buckets", "`adamw`")
+QUICK_SPANS = ("`--bn-span 1`", "`--bn-span 4`")
 QUICK_STEPS = 5
 RANKS = (1, 2, 3, 4)
 
@@ -36,17 +37,17 @@ def check(rows: Iterable[Row], *, count: int) -> None:
     ]
     assert not missed, "\n".join(missed)
     assert len(found) == count
-    assert all(row.tensors > 40 for row in found)
+    assert all(row.tensors > 20 for row in found)
 
 
 def test_two_ranks_leave_what_one_process_leaves(digits, tmp_path):
     where = {"data_dir": digits, "folder": tmp_path}
     chosen = [one for one in list_strict() if one.what in QUICK_STRICT]
     chosen += [one for one in list_near() if one.what == "5 replicas" and one.float64]
-    chosen += [one for one in list_spans() if one.what == "`--bn-span 4`"]
+    chosen += [one for one in list_spans() if one.what in QUICK_SPANS]
     chosen = [replace(one, flags={**one.flags, "steps": str(QUICK_STEPS)}) for one in chosen]
     chosen += list_resumed([1], **where, steps=QUICK_STEPS)
-    check(measure(chosen, [2], **where), count=5)
+    check(measure(chosen, [2], **where), count=6)
 
 
 @pytest.mark.slow
