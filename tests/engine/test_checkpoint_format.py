@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from phalanx.assemble.fork import prepare_fork
+from phalanx.assemble.session import Session
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.cli.main import main
@@ -29,6 +31,7 @@ from phalanx.errors import CheckpointError
 
 FORMAT_1 = Path(__file__).with_name("format_1")  # a run of the release of commit 80d9dec
 ONE_REPLICA = {"manifest.json", "facts.json", "weights.safetensors", "optimizer.safetensors"}
+STATISTICS, COUNTER = ("running_mean", "running_var"), "num_batches_tracked"
 KINDS = "bool uint8 int8 float8_e5m2 float8_e4m3fn int16 uint16 float16 bfloat16 int32 uint32 "
 KINDS += "float32 complex64 float64 int64 uint64"
 
@@ -231,6 +234,26 @@ def test_the_state_in_format_1_is_restored_bit_for_bit(old):
     for replica in state.replicas.replicas:
         for name, statistic in state.model.named_buffers():
             assert torch.equal(replica[name], statistic)
+
+
+def test_replicas_of_a_fork_begin_with_the_statistics_in_format_1(old, digits, tmp_path):
+    checkpoint = list_checkpoints(old / "checkpoints")[-1]
+    flags = {"replicas": "2", "run-dir": str(tmp_path / "fork"), "data-dir": str(digits)}
+    prepared = prepare_fork(checkpoint, {**flags, "epochs": "3"}, line="")
+    with Session(prepared.config, prepared.plan, start=prepared.start) as session:
+        session.state.settle()
+        assert session.state.replicas is not None
+        found = session.state.replicas.tensors()
+    stored = load_file(checkpoint / "weights.safetensors")
+    average = load_file(checkpoint / "average.safetensors")
+    assert hash_weights(session.model.state_dict()) == hash_weights(stored)
+    assert set(found) == {
+        *(f"{replica}/1.{name}" for replica in "01" for name in (*STATISTICS, COUNTER)),
+        *(f"average/{replica}/1.{name}" for replica in "01" for name in STATISTICS),
+    }
+    for name, statistic in found.items():
+        *averaged, _, own = name.split("/")
+        assert torch.equal(statistic, (average if averaged else stored)[own]), name
 
 
 def test_an_average_has_no_statistics_of_single_replicas(old, digits):

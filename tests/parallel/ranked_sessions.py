@@ -18,11 +18,13 @@ from torch import Tensor
 from phalanx.assemble.dataset_summary import plan_new_run
 from phalanx.assemble.session import Session
 from phalanx.config.read import read_settings
+from phalanx.engine.checkpoint import CheckpointSaver, load_checkpoint
 from phalanx.optim.named_state import name_optimizer_state
 from phalanx.parallel.ranks import Ranks, open_store
 from phalanx.plan.world import read_world
 
-Case = Mapping[str, Any]  # flags, steps, float64
+# flags; float64; start: a checkpoint to begin with; stop: the last step; save: a folder to save to
+Case = Mapping[str, Any]
 TIMEOUT = 60.0
 
 
@@ -34,12 +36,18 @@ def run_session(case: Case, ranks: Ranks | None = None) -> dict[str, Tensor]:
         if case.get("float64"):
             session.model.double()
         state = session.state
-        for step_passes in session.feed.batches_from(0):
+        if "start" in case:
+            load_checkpoint(state, Path(case["start"]))
+        for step_passes in session.feed.batches_from(state.step):
             passes = step_passes
             if case.get("float64"):
                 passes = [one._replace(images=one.images.double()) for one in passes]
             metrics.append(session.train_step(passes, plan.lr(state.step)))
+            if state.step == case.get("stop"):
+                break
         state.settle()
+        if "save" in case:
+            save_session(session, Path(case["save"]))
         left = {f"weights {name}": t for name, t in state.model.state_dict().items()}
         optimizer = name_optimizer_state(state.model, state.optimizer)
         left |= {f"optimizer {name}": t for name, t in optimizer.items()}
@@ -51,6 +59,20 @@ def run_session(case: Case, ranks: Ranks | None = None) -> dict[str, Tensor]:
             left["loss scale"] = torch.tensor(state.scaler.scale)
         left["metrics"] = torch.stack(metrics)
         return {name: tensor.detach().clone() for name, tensor in left.items()}
+
+
+def save_session(session: Session, folder: Path) -> None:
+    """A checkpoint, which all ranks find there afterwards."""
+    place = session.place
+    saver = CheckpointSaver(
+        folder,
+        keep=1,
+        run_facts={"norm_layout": "contiguous"},
+        writes=place.role.writes,
+        consensus=place.consensus,
+    )
+    saver.save(session.state)
+    saver.wait()
 
 
 def run_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[dict[str, Tensor]]:

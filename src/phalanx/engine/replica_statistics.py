@@ -113,10 +113,13 @@ class ReplicaStatistics:
         if tensors is None or len(replicas) != self._layout.replicas:
             return  # a fork that has other replicas
         has_average = any(name.startswith(_AVERAGE) for name in tensors)
+        span = self._layout.bn_span
         for number, unit in enumerate(self._units):
-            self._fill(self._rows[number], tensors, f"{unit[0]}/", where)
+            # of replicas that share statistics now, and may not have before, the first one's
+            first = unit[0] // span * span
+            self._fill(self._rows[number], tensors, f"{first}/", where)
             if self._averaged_rows and has_average:
-                prefix = f"{_AVERAGE}/{unit[0]}/"
+                prefix = f"{_AVERAGE}/{first}/"
                 self._fill(self._averaged_rows[number], tensors, prefix, where)
 
     @staticmethod
