@@ -189,8 +189,7 @@ def test_scoring_needs_no_more_than_one_device():
     settings = settings_with(replicas=4, no_fold=True)
     facts = {"plan": {"train_images": 80, "valid_images": 20}, "classes": ["a", "b"]}
     start = StartingPoint(checkpoint=Path("step-00000001"), facts=facts, use="score")
-    machine = MachineChoice(device="cpu", precision="32.32", threads=1)
-    checkpoint = ScorableCheckpoint(start=start, settings=settings, machine=machine, choice="")
+    checkpoint = ScorableCheckpoint(start=start, settings=settings, choice="")
     assert plan_checkpoint(checkpoint).layout.ranks == 1
 
 

@@ -96,7 +96,8 @@ def _describe_input(session: Session) -> InputNote | None:
     available = seen
     if wait < _KEPT_UP:
         one_core = 1 / (1 / rates["read"] + 1 / rates["both"])
-        available = max(needed, one_core * max(session.plan.workers, 1))
+        cores = max(session.plan.workers, 1) * session.place.layout.ranks
+        available = max(needed, one_core * cores)
     return InputNote(
         verdict=describe_bottleneck(
             available, needed, model=session.config.model.model, stages=stages

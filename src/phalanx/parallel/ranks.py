@@ -124,10 +124,7 @@ class Ranks:
 
     def sign_failure(self) -> bool:
         """Say that this rank has failed; False where another one did before."""
-        with suppress(dist.DistError, RuntimeError):
-            mine = str(self.rank)
-            return self.store.compare_set(_FAILED, "", mine).decode() == mine
-        return True
+        return sign_failure(self.store, self.rank)
 
     def has_other_failed(self) -> bool:
         """Whether another rank has said that it failed, or says so in a moment."""
@@ -161,6 +158,13 @@ def _await_all(world: World, store: Store, timeout: float) -> None:
             f"{many} {names} of {world.size} did not come within {timeout:g} s; look at what "
             "their processes say, or wait longer with --rank-timeout"
         )
+
+
+def sign_failure(store: Store, rank: int) -> bool:
+    """Say that a rank has failed; False where another one did before."""
+    with suppress(dist.DistError, RuntimeError):
+        return bool(store.compare_set(_FAILED, "", str(rank)).decode() == str(rank))
+    return True
 
 
 class PeersLost(NetworkError):

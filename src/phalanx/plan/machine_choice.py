@@ -25,7 +25,8 @@ class MachineChoice:
     precision: str
     threads: int  # of each rank
     devices: int = 1  # for a rank each
-    launched: bool = False  # the ranks are there, made by a launcher
+    launched: bool = False  # the ranks are there, made by a launcher other than our own
+    scoring: bool = False  # each device takes a share of the images, whatever the replicas
 
 
 def choose_machine(config: Config) -> MachineChoice:
@@ -39,7 +40,19 @@ def choose_machine(config: Config) -> MachineChoice:
         precision=precision,
         threads=_share_threads(config, device),
         devices=_count_devices(config, device),
-        launched=read_world() is not None,
+        launched=_is_launched(),
+    )
+
+
+def choose_scoring_machine(config: Config) -> MachineChoice:
+    """The same where a model is only scored: on one device, unless more are asked for."""
+    world, devices = read_world(), config.machine.devices or 1
+    here = world.local_size if world else devices
+    return replace(
+        choose_machine(config),
+        threads=config.machine.threads or max(1, count_threads() // here),
+        devices=world.size if world else devices,
+        scoring=True,
     )
 
 
@@ -48,13 +61,18 @@ def reuse_machine(stored: Mapping[str, Any], config: Config, *, ranks: int) -> M
     chosen = MachineChoice(
         **stored,
         devices=_count_devices(config, stored["device"]),
-        launched=read_world() is not None,
+        launched=_is_launched(),
     )
     if config.machine.determinism == "strict" or plan_layout(config, chosen).ranks == ranks:
         return chosen
     # others share the cores now; sums change in their last digit anyway
     shared = min(chosen.threads, _share_threads(config, stored["device"]))
     return replace(chosen, threads=shared)
+
+
+def _is_launched() -> bool:
+    world = read_world()
+    return world is not None and not world.supervised
 
 
 def _count_devices(config: Config, device: str) -> int:
@@ -75,6 +93,8 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
     replicas, devices = config.machine.replicas, chosen.devices
     assert replicas is not None  # settled by `settle_replicas`
     _refuse_unnamed_devices(config, chosen)
+    if chosen.scoring:
+        return Layout(devices, devices)
     # no other norm has statistics of several images
     span = config.machine.bn_span if config.model.norm_type == "batch" else 1
     layout = lay_out(replicas, devices=devices, bn_span=span)
