@@ -162,3 +162,8 @@ def test_the_checkpoint_is_the_best_unless_another_is_asked_for(run, tmp_path):
         phalanx.load(copy, checkpoint="newest")
     with pytest.raises(CheckpointError, match="no checkpoint of step 11 is kept, only of steps 10"):
         phalanx.predict(copy, Image.new("L", (9, 9)), checkpoint=11)
+
+
+def test_validate_has_no_ranks():
+    with pytest.raises(ConfigError, match="run: phalanx validate resnet8 --devices 2"):
+        phalanx.validate("resnet8", devices=2)

@@ -89,7 +89,13 @@ def validate(run: PathLike, *, checkpoint: str | int | None = None, **options: A
     from phalanx.assemble.scorable import ScorableCheckpoint, read_target
     from phalanx.assemble.score import open_untrained, score, score_checkpoint
     from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.errors import ConfigError
 
+    if options.get("devices", 1) not in (1, "1", None):
+        raise ConfigError(
+            f"devices={options['devices']}: validate scores in this process, on one device; leave "
+            f"it out, or run: phalanx validate {_path(run)} --devices {options['devices']}"
+        )
     found = read_target(str(_path(run)), _flags(options), wanted=_choice(checkpoint))
     with settings_restored():
         if isinstance(found, ScorableCheckpoint):

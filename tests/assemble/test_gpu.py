@@ -1,5 +1,6 @@
 """The same road on a CUDA device."""
 
+import csv
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
-from small_runs import small_run
+from small_runs import run_phalanx, small_run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,3 +76,35 @@ def test_mixing_trains_on_the_device(digits, tmp_path):
     mixed = {"mixup_alpha": 0.2, "cutmix_lambda_low": 0.5, "cutmix_lambda_high": 1.0}
     assert main(small_run(digits, tmp_path / "run", device="cuda", epochs=12, **mixed)) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["top1"] > 0.3
+
+
+def test_the_cpu_scores_while_the_gpu_trains(digits, tmp_path):
+    options = {"device": "cuda", "precision": "32.32", "determinism": "strict"}
+    rows = []
+    for name, more in (("gpu", {}), ("cpu", {"validation_device": "cpu"})):
+        assert main(small_run(digits, tmp_path / name, epochs=10, **options, **more)) == 0
+        with (tmp_path / name / "validation.csv").open(newline="") as file:
+            rows.append(list(csv.DictReader(file)))
+    summaries = [
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("gpu", "cpu")
+    ]
+    assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
+    assert [row["step"] for row in rows[0]] == [row["step"] for row in rows[1]]
+    for gpu, cpu in zip(*rows, strict=True):
+        assert (gpu["scored"], cpu["scored"]) == ("40", "40")
+        assert float(cpu["loss"]) == pytest.approx(float(gpu["loss"]), rel=1e-3)
+    told = (tmp_path / "cpu" / "log.txt").read_text()
+    assert "on cuda in 32.32" in told and "--validation-device" not in told
+
+
+def test_devices_that_are_not_asked_for_are_left_alone(digits, capsys):
+    words = ["validate", "resnet8", "--data", "mnist", "--data-dir", str(digits)]
+    words += ["--image-size", "12", "--device", "cuda", "--json"]
+    assert main(words) == 0
+    alone = json.loads(capsys.readouterr().out)
+    found = run_phalanx(*words, "--devices", "1")
+    assert found.returncode == 0 and json.loads(found.stdout)["scored"] == alone["scored"]
+    there = torch.cuda.device_count()
+    found = run_phalanx(*words, "--devices", there + 1)
+    assert found.returncode == 2
+    assert f"--device cuda:{there}: this machine has {there} CUDA device" in found.stderr

@@ -263,8 +263,8 @@ def test_the_options_of_the_seeds_are_taken(capsys):
     said = capsys.readouterr()
     assert said.out.startswith("resnet8: top-1 ") and "of 20 images" in said.out
     assert said.err == (
-        "resnet8 on generated, with random weights, so the score is chance\n"
         "note: --half-partials has no effect with --precision 32.32, only with 16.32 and 16.16\n"
+        "resnet8 on generated, with random weights, so the score is chance\n"
     )
 
 

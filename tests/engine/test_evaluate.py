@@ -130,3 +130,37 @@ def test_a_fresh_model_says_so(digits, capsys):
     captured = capsys.readouterr()
     assert captured.err == "resnet8 on mnist, with random weights, so the score is chance\n"
     assert json.loads(captured.out)["scored"] == 40
+
+
+# --- ranks, each with other batches ---
+
+
+def score_shares(shares):
+    """What every rank makes of the answers of all; each gives its own, and waits for the others."""
+    answers = []
+    for share in shares:
+        evaluate(Fixed(), share, options=RULE, gather=lambda mine: answers.append(mine) or [None])
+    return [evaluate(Fixed(), [], options=RULE, gather=lambda _: answers) for _ in shares]
+
+
+def test_shares_of_ranks_make_the_score_of_all():
+    good, bad = [0.0, 9.0, 0.0], [9.0, 0.0, 0.0]
+    first = batch([good, bad], [1, 1], [0, 1])
+    second = batch([bad, good], [1, 1], [2, -1])  # its other image cannot be read
+    third = batch([good, good], [1, 1], [4, -1])
+    alone = evaluate(Fixed(), [first, second, third], options=RULE)
+    for shares in ([[first, third], [second]], [[third], [], [second], [first]]):
+        for score in score_shares(shares):
+            assert (score.scored, score.hits, score.loss) == (4, 2, alone.loss)
+            assert score.indices.tolist() == [0, 1, 2, 4]
+            assert np.array_equal(score.ranked, alone.ranked)
+
+
+def test_a_score_that_one_rank_left_is_none_for_all():
+    whole = [batch([[0.0, 9.0]], [1], [0])]
+    assert evaluate(Fixed(), whole, options=RULE, gather=lambda mine: [mine, None]) is None
+
+
+def test_shares_without_any_image_are_refused():
+    with pytest.raises(DataError, match="the validation split is empty"):
+        evaluate(Fixed(), [], options=RULE, gather=lambda mine: [mine, mine])

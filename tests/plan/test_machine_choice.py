@@ -7,13 +7,15 @@ import pytest
 import yaml
 
 from phalanx.assemble.prepare import StartingPoint
-from phalanx.assemble.scorable import ScorableCheckpoint, plan_checkpoint
+from phalanx.assemble.scorable import ScorableCheckpoint, fit_scoring, plan_checkpoint
 from phalanx.config.read import dump_config, read_settings, read_stored_settings
 from phalanx.errors import ConfigError
+from phalanx.plan.layout import Layout
 from phalanx.plan.machine import count_cores
 from phalanx.plan.machine_choice import (
     MachineChoice,
     choose_machine,
+    choose_scoring_machine,
     plan_layout,
     reuse_machine,
     settle_replicas,
@@ -199,9 +201,37 @@ def test_scoring_needs_no_more_than_one_device():
     settings = settings_with(replicas=4, no_fold=True)
     facts = {"plan": {"train_images": 80, "valid_images": 20}, "classes": ["a", "b"]}
     start = StartingPoint(checkpoint=Path("step-00000001"), facts=facts, use="score")
-    machine = MachineChoice(device="cpu", precision="32.32", threads=1)
-    checkpoint = ScorableCheckpoint(start=start, settings=settings, machine=machine, choice="")
+    checkpoint = ScorableCheckpoint(start=start, settings=settings, choice="")
     assert plan_checkpoint(checkpoint).layout.ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "threads"),
+    [({}, 1, 8), ({"devices": "3"}, 3, 2), ({"devices": "1"}, 1, 8), ({"threads": "5"}, 1, 5)],
+)
+def test_a_checkpoint_is_scored_on_the_devices_that_are_asked_for_now(flags, ranks, threads):
+    trained = settings_with(replicas=4, devices=4, no_fold=True, bn_span=2).config.flat()
+    found = fit_scoring(read_stored_settings(trained, flags=flags, where="run", name="run"))
+    scoring = make_plan(found.config, FACTS, choose_scoring_machine(found.config))
+    assert (scoring.layout, scoring.threads) == (Layout(ranks, ranks), threads)
+    assert scoring.global_batch == 4 * scoring.micro_batch  # epochs are counted as in training
+
+
+def test_a_launchers_ranks_score_whatever_the_replicas_are(launch):
+    launch(6, here=2)
+    for replicas in ("auto", 1, 16):
+        config = fit_scoring(settings_with(replicas=replicas, devices=2)).config
+        scoring = make_plan(config, FACTS, choose_scoring_machine(config), typed=["devices"])
+        assert (scoring.layout, scoring.threads) == (Layout(6, 6), 4)
+        assert scoring.warnings == ("--devices 2 has no effect: the launcher started the ranks",)
+
+
+def test_our_own_ranks_do_what_devices_asks_for(launch, monkeypatch):
+    launch(2)
+    monkeypatch.setenv("PHALANX_RESTART", "0")
+    assert plan(replicas=2, devices=2).warnings == ()
+    config = fit_scoring(settings_with(devices=2)).config
+    assert make_plan(config, FACTS, choose_scoring_machine(config)).warnings == ()
 
 
 # --- threads and workers ---

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,6 +117,11 @@ class LoadedFeed:
         """What a person can find the validation images by."""
         return self.loader.names("valid", indices.tolist())
 
+    def digest_labels(self) -> str:
+        """What tells the validation images from others: a hash of their labels, in order."""
+        labels = np.ascontiguousarray(self.loader.source("valid").labels, np.int64)
+        return sha256(labels.tobytes()).hexdigest()
+
     def step_images(self, step: int) -> list[StepImage]:
         """The images of a step, counted from 1; for one that could not be read, its stand-in."""
         order, source, bad = self.loader.spec.order, self.loader.source("train"), self.loader.bad
@@ -134,7 +140,7 @@ class LoadedFeed:
         return {
             self.loader.names(split, [index])[0]: reason
             for split, found in self.loader.bad.items()
-            for index, reason in found.copy().items()  # reading goes on in another thread
+            for index, reason in sorted(found.copy().items())  # a thread may read on
         }
 
     def exchange_problems(self) -> None:
@@ -227,6 +233,10 @@ class _SyntheticFeed:
     def names(self, indices: NDArray[np.int64]) -> list[str]:
         """Made-up names for made-up images."""
         return [f"synthetic[{index}]" for index in indices.tolist()]
+
+    def digest_labels(self) -> str:
+        """How many there are: noise has no more to tell."""
+        return str(self._plan.valid_images)
 
     def step_images(self, step: int) -> list[StepImage]:
         """Made-up names: the same images for every pass."""

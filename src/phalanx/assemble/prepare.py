@@ -320,14 +320,18 @@ def start_from(checkpoint: Path | None, run: RunFolder) -> StartingPoint | None:
 def digest_run(prepared: PreparedRun) -> dict[str, str]:
     """What all ranks of a run must have alike, as digests by what they are of."""
     start = prepared.start
-    # where its files lie may differ from one machine to the next
-    options = {n: v for n, v in prepared.config.flat().items() if n not in _OWN_TO_A_MACHINE}
     values = {
-        "options": options,
-        "code": hash_code(),
         "data": prepared.dataset.fingerprints,
         "start": None if start is None else [start.use, start.facts["weights_sha256"]],
     }
+    return digest_values(prepared.config, values)
+
+
+def digest_values(config: Config, values: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of these values, of the code, and of the options."""
+    # where its files lie may differ from one machine to the next
+    options = {n: v for n, v in config.flat().items() if n not in _OWN_TO_A_MACHINE}
+    values = {"options": options, "code": hash_code(), **values}
     return {
         name: sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
         for name, value in values.items()

@@ -1,22 +1,31 @@
-"""One run on several ranks: start them here, or be one of them. Without torch until they meet."""
+"""One run or score on several ranks: start them here, or be one. Without torch until they meet."""
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.engine.checkpoint_store import newest_checkpoint
-from phalanx.errors import DivergedError, FailedElsewhere, Stopped
+from phalanx.errors import (
+    EXIT_LEFT_AT_ONCE,
+    DivergedError,
+    FailedElsewhere,
+    Stopped,
+)
 from phalanx.parallel.supervisor import supervise, watch_supervisor
 from phalanx.parallel.watchdog import enable_stack_dumps
 from phalanx.plan.world import World
 
 if TYPE_CHECKING:
-    from phalanx.parallel.ranks import Store
+    from phalanx.parallel.ranks import Ranks, Store
+    from phalanx.plan.plan import Plan
 
 _RUN = "run"  # the key under which rank 0 tells the others the run folder
+_READY = "ready"  # ... that it found nothing wrong
+_Prepared = TypeVar("_Prepared")
 _TIMEOUT = 600.0  # seconds; where a rank has to wait for the run that says how long
 
 
@@ -36,7 +45,7 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         ],
         prepared.plan.layout.ranks,
         progress=lambda: newest_checkpoint(run.checkpoints),
-        say=_say,
+        say=lambda line: _say("train", line),
         way_out=f"continue with: phalanx train --resume {run.path}{run.plugin_flag}",
     )
     trained = newest_checkpoint(run.checkpoints) or (run.path / "metrics.jsonl").exists()
@@ -45,23 +54,36 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
     return code
 
 
-def _say(line: str) -> None:
-    os.write(2, f"phalanx train: {line}\n".encode())
+def start_scoring_ranks(words: Sequence[str], ranks: int) -> int:
+    """Run `phalanx validate` with these words on ranks of this machine; the exit code of all."""
+    code = supervise(
+        [sys.executable, "-m", "phalanx", "validate", *words],
+        ranks,
+        progress=lambda: None,
+        say=lambda line: _say("validate", line),
+        max_restarts=0,  # nothing is kept that a restart could continue from
+        way_out="run the same command again",
+    )
+    return EXIT_LEFT_AT_ONCE if code == Stopped.exit_code else code
+
+
+def _say(command: str, line: str) -> None:
+    os.write(2, f"phalanx {command}: {line}\n".encode())
 
 
 def open_as_rank(
     world: World,
     prepare: Callable[[], PreparedRun | None],
     reopen: Callable[[Path], PreparedRun],
-    *,
-    timeout: float = _TIMEOUT,
+    flags: Mapping[str, str],
 ) -> "tuple[PreparedRun, Store] | None":
     """The run that the ranks of a world train, and the store they meet at; None if there is none.
 
-    Rank 0 prepares it and tells the others, which reopen it.
+    Rank 0 prepares it and tells the others, which reopen it. flags: those of the command.
     """
     watch_supervisor()
     enable_stack_dumps()
+    timeout = _read_timeout(flags)
     if world.rank == 0:
         known = _find_restarted(world, timeout)
         prepared = reopen(known) if known else prepare()
@@ -90,23 +112,60 @@ def _find_restarted(world: World, timeout: float) -> Path | None:
 def train_as_rank(
     world: World, prepared: PreparedRun, store: "Store", stream: TextIO | None = None
 ) -> bool:
-    """Train as one of the ranks; whether this one has the result.
+    """Train as one of the ranks; whether this one has the result."""
+    from phalanx.assemble.train import train
 
-    A failure of this rank's own is raised, with its number; one that another rank tells is
-    raised as FailedElsewhere.
+    with join_ranks(world, store, prepared.plan, prepared.config.machine.rank_timeout) as ranks:
+        return train(prepared, stream=stream, ranks=ranks) is not None
+
+
+def prepare_as_rank(
+    world: World, prepare: Callable[[], _Prepared], flags: Mapping[str, str]
+) -> "tuple[_Prepared, Store]":
+    """What every rank prepares for itself, and the store they meet at.
+
+    Rank 0 goes first: what is wrong for all of them is told once.
+    """
+    watch_supervisor()
+    enable_stack_dumps()
+    prepared = prepare() if world.rank == 0 else None
+    from phalanx.parallel.ranks import open_store, wait_for_key
+
+    timeout = _read_timeout(flags)
+    store = open_store(world, timeout=timeout)
+    if prepared is not None:
+        store.set(_READY, "")
+        return prepared, store
+    wait_for_key(store, _READY, timeout=timeout)
+    return prepare(), store
+
+
+def _read_timeout(flags: Mapping[str, str]) -> float:
+    """How long to wait for other ranks; what is wrong with the option is told by rank 0."""
+    with suppress(ValueError):
+        return max(1.0, float(flags.get("rank-timeout", _TIMEOUT)))
+    return _TIMEOUT
+
+
+@contextmanager
+def join_ranks(world: World, store: "Store", plan: "Plan", timeout: float) -> Iterator["Ranks"]:
+    """A block in which this process works with the other ranks of its world.
+
+    A failure of this rank's own is raised; one that another rank tells is raised as
+    FailedElsewhere.
     """
     from phalanx.assemble.torch_setup import prepare_torch
-    from phalanx.assemble.train import train
     from phalanx.parallel.ranks import PeersLost, Ranks, has_other_failed, peer_errors, sign_failure
 
-    timeout = prepared.config.machine.rank_timeout
     try:
-        device = prepare_torch(prepared.plan, local_rank=world.local_rank)
+        device = prepare_torch(plan, local_rank=world.local_rank)
         with peer_errors(world), Ranks(world, store, device, timeout=timeout) as ranks:
-            return train(prepared, stream=stream, ranks=ranks) is not None
+            yield ranks
     except PeersLost as lost:
         if world.supervised or has_other_failed(world, store):
             raise FailedElsewhere from lost
+        raise
+    except FailedElsewhere:
         raise
     except (DivergedError, Stopped) as end:  # agreed by all
         if world.rank:

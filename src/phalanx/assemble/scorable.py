@@ -1,11 +1,16 @@
 """Checkpoints that a model is scored from: found, read and planned, without torch."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.assemble.dataset_summary import choose_normalization
+from phalanx.assemble.dataset_summary import (
+    DatasetSummary,
+    choose_normalization,
+    fit_settings,
+    inspect_dataset,
+)
 from phalanx.assemble.find_data import infer_data, read_with_data
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.catalog.models import MODELS, OLD_NAMES
@@ -23,7 +28,7 @@ from phalanx.engine.checkpoint_store import (
 )
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.plan.averaging import count_consecutive
-from phalanx.plan.machine_choice import MachineChoice, choose_machine
+from phalanx.plan.machine_choice import choose_scoring_machine
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 from phalanx.report.folder import RunFolder, open_run
 
@@ -38,7 +43,6 @@ class ScorableCheckpoint:
 
     start: StartingPoint
     settings: Settings
-    machine: MachineChoice
     choice: str = ""  # which one of its run it is, for a person; empty where it was named itself
 
 
@@ -145,9 +149,20 @@ def read_checkpoint(
     start = StartingPoint(
         checkpoint=checkpoint, facts=facts, use="score average" if averaged else "score"
     )
-    return ScorableCheckpoint(
-        start=start, settings=settings, machine=choose_machine(settings.config), choice=choice
-    )
+    return ScorableCheckpoint(start=start, settings=fit_scoring(settings), choice=choice)
+
+
+def fit_scoring(settings: Settings) -> Settings:
+    """The settings of a training as scoring takes them: on the devices that were asked for now."""
+    config = settings.config
+    asked = config.machine.devices if settings.origins.get("devices") == "flag" else None
+    update = {
+        "devices": asked,
+        "validation_device": None,  # for while another device trains
+        "replicas": config.machine.replicas or 1,  # which counts the images of a step
+    }
+    machine = config.machine.model_copy(update=update)
+    return replace(settings, config=config.model_copy(update={"machine": machine}))
 
 
 def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
@@ -256,10 +271,22 @@ def plan_checkpoint(checkpoint: ScorableCheckpoint) -> Plan:
         classes=len(facts["classes"]),
     )
     settings = checkpoint.settings
-    config = settings.config
-    machine = config.machine.model_copy(update={"no_fold": False})  # scoring needs one device
-    config = config.model_copy(update={"machine": machine})
-    return make_plan(config, counts, checkpoint.machine, typed=settings.typed)
+    machine = choose_scoring_machine(settings.config)
+    return make_plan(settings.config, counts, machine, typed=settings.typed)
+
+
+def plan_untrained(settings: Settings) -> tuple[Plan, DatasetSummary]:
+    """The plan of scoring the model that a config would begin to train, and its data."""
+    dataset = inspect_dataset(settings.config)
+    fitted = fit_settings(fit_scoring(settings), dataset.counts)
+    plan = make_plan(
+        fitted.config,
+        dataset.counts,
+        choose_scoring_machine(fitted.config),
+        places=fitted.places,
+        typed=fitted.typed,
+    )
+    return replace(plan, warnings=(*fitted.notes, *plan.warnings)), dataset
 
 
 def list_consecutive(folder: Path, newest: ScorableCheckpoint) -> list[Path]:

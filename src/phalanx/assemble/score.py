@@ -1,7 +1,8 @@
 """Score and predict: a checkpoint, or a fresh model, on any data."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -12,34 +13,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phalanx.assemble.dataset_summary import build_read_limits, plan_run
+from phalanx.assemble.dataset_summary import build_read_limits
 from phalanx.assemble.feed import build_normaliser
-from phalanx.assemble.prepare import refuse_missing_weights
+from phalanx.assemble.prepare import digest_values, refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
-from phalanx.assemble.scorable import ScorableCheckpoint, plan_checkpoint
+from phalanx.assemble.scorable import (
+    ScorableCheckpoint,
+    fit_scoring,
+    plan_checkpoint,
+    plan_untrained,
+)
 from phalanx.assemble.session import Session
 from phalanx.assemble.torch_setup import apply_settings, settings_restored
 from phalanx.config.read import Settings
 from phalanx.data.formats.decode import BadImage
 from phalanx.data.loading.image_inputs import ImageInputs, NamedImage, collect_images
 from phalanx.data.transforms.transform import build_transform
-from phalanx.engine.evaluate import Score
+from phalanx.engine.evaluate import Score, ValidBatch
+from phalanx.engine.state import hash_weights
 from phalanx.errors import DataError
+from phalanx.parallel.ranks import Ranks
+from phalanx.parallel.watchdog import Watchdog
 from phalanx.report.records import ScoreRow
 
 
-def open_checkpoint(checkpoint: ScorableCheckpoint) -> Session:
+def open_checkpoint(checkpoint: ScorableCheckpoint, ranks: Ranks | None = None) -> Session:
     """The session of a checkpoint: its model with its weights or their average."""
     size = checkpoint.start.facts["preprocessing"]["image_size"]
     plan = replace(plan_checkpoint(checkpoint), image_size=size)
-    return Session(checkpoint.settings.config, plan, start=checkpoint.start)
+    return Session(checkpoint.settings.config, plan, start=checkpoint.start, ranks=ranks)
 
 
-def open_untrained(settings: Settings) -> Session:
+def open_untrained(settings: Settings, ranks: Ranks | None = None) -> Session:
     """The model that a config would begin to train."""
     refuse_missing_weights(settings.config)
-    plan, dataset = plan_run(settings)
-    return Session(settings.config, plan, classes=dataset.classes)
+    plan, dataset = plan_untrained(settings)
+    config = fit_scoring(settings).config
+    return Session(config, plan, classes=dataset.classes, ranks=ranks)
 
 
 class ScoredModel(NamedTuple):
@@ -54,22 +64,65 @@ def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
     """Score a model on the validation images; the session is closed with it.
 
     passes: over all images, for the speed alone; the first, which warms up, is not counted then.
+    Where there are ranks, each scores its share, and all get the score of all.
     """
     with session:
-        feed, rates = session.scoring_feed, []
-        for _ in range(passes):
-            began = time.perf_counter()
-            found = session.evaluate(feed.validation())
-            assert isinstance(found, Score)
-            rates.append(found.scored / (time.perf_counter() - began))
-            row = make_score_row(found, session.plan, step=step)
+        feed, rates, gather = session.scoring_feed, [], session.place.gather
+        with _watch_ranks(session) as beat:
+            _refuse_differences(session)
+            for _ in range(passes):
+                gather(None)  # ranks begin together
+                began = time.perf_counter()
+                found = session.evaluate(beat(batch) for batch in feed.validation())
+                assert isinstance(found, Score)
+                slowest = max(gather(time.perf_counter() - began))
+                rates.append(found.scored / slowest)
+                row = make_score_row(found, session.plan, step=step)
+            feed.exchange_problems()
         return ScoredModel(row, feed.bad_images(), median(rates[1:] or rates))
 
 
-def score_checkpoint(checkpoint: ScorableCheckpoint, *, passes: int = 1) -> ScoredModel:
+def _refuse_differences(session: Session) -> None:
+    """Compare what all ranks must have alike for their shares to make one score."""
+    if session.place.ranks is not None:
+        values = {
+            "weights": hash_weights(session.model.state_dict()),
+            "validation images": session.scoring_feed.digest_labels(),
+        }
+        session.place.ranks.refuse_differences(digest_values(session.config, values))
+
+
+@contextmanager
+def _watch_ranks(session: Session) -> Iterator[Callable[[ValidBatch], ValidBatch]]:
+    """A block that ends the process if other ranks keep it waiting too long between batches."""
+    ranks, done = session.place.ranks, 0
+    if ranks is None:
+        yield lambda batch: batch
+        return
+
+    def beat(batch: ValidBatch) -> ValidBatch:
+        nonlocal done
+        done += 1
+        watchdog.beat()
+        return batch
+
+    watchdog = Watchdog(
+        session.config.machine.rank_timeout,
+        lambda: f"its share of a score, after {done:,} of its batches",
+        rank=ranks.rank,
+        ranks=ranks.size,
+        report=None,
+    )
+    with watchdog:
+        yield beat
+
+
+def score_checkpoint(
+    checkpoint: ScorableCheckpoint, *, passes: int = 1, ranks: Ranks | None = None
+) -> ScoredModel:
     """Score a checkpoint on the validation images."""
     step = checkpoint.start.facts["state"]["step"]
-    return score(open_checkpoint(checkpoint), step=step, passes=passes)
+    return score(open_checkpoint(checkpoint, ranks), step=step, passes=passes)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ class Session:
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
         self.place = find_place(plan, ranks)
-        self.device = prepare_torch(plan, local_rank=ranks.world.local_rank if ranks else 0)
+        local_rank = ranks.world.local_rank if ranks else 0
+        self.device = prepare_torch(plan, local_rank=local_rank)
         self.memory = MemoryMeter(self.device)  # from before the first weight
         self.preprocessing = build_preprocessing(config, plan)
         if start is not None and start.weights_only:
@@ -68,7 +69,7 @@ class Session:
             self.classes = tuple(start.facts["classes"])
             with content_errors(start.checkpoint / FACTS):
                 self.preprocessing = Preprocessing(**start.facts["preprocessing"])
-        self.scoring_device = find_scoring_device(config, self.device)
+        self.scoring_device = find_scoring_device(config, self.device, local_rank=local_rank)
         self.normaliser = build_normaliser(self.preprocessing, self.device, config)
         self.options = build_step_options(config, plan, self.device)
         self.model = build_network(config, plan, self.device)

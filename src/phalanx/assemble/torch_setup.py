@@ -10,7 +10,7 @@ import torch
 
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.plan.machine import resolve_device
+from phalanx.plan.machine import count_devices, resolve_device
 from phalanx.plan.plan import Plan
 
 _WITHOUT_AMX = "AVX512_CORE_BF16"  # the most that oneDNN has below matrix tiles
@@ -36,12 +36,19 @@ def prepare_torch(plan: Plan, *, local_rank: int = 0) -> torch.device:
     return device
 
 
-def find_scoring_device(config: Config, device: torch.device) -> torch.device:
-    """The device that scores while another one, or the same, trains."""
+def find_scoring_device(
+    config: Config, device: torch.device, *, local_rank: int = 0
+) -> torch.device:
+    """The device that scores while another one, or the same, trains.
+
+    Ranks take turns with those that are named: one device alone serves them all.
+    """
     name = config.machine.validation_device
     if name is None:
         return device
-    found = _open_device(pick_device(resolve_device(name)), "--validation-device")
+    name = resolve_device(name)
+    turn = local_rank % count_devices(name) if ":" in name else local_rank
+    found = _open_device(pick_device(name, turn), "--validation-device")
     is_same = found.type == device.type and (found.index or 0) == (device.index or 0)
     return device if is_same else found
 

@@ -69,7 +69,13 @@ class ParsedArgs:
     values: dict[str, Any]  # of the command's own arguments, by name
     flags: dict[str, str]  # options of the run, as text
     problems: tuple[str, ...]  # what was not understood, to be reported with the rest
-    line: str  # as it was typed
+    command: str
+    words: tuple[str, ...]  # after the command, as they were typed
+
+    @property
+    def line(self) -> str:
+        """The whole command line."""
+        return " ".join(["phalanx", self.command, *self.words])
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -202,8 +208,7 @@ def parse_args(command: Command, argv: Sequence[str]) -> ParsedArgs:
     flags = {
         name: values.pop(f"option {name}") for name in command.options if f"option {name}" in values
     }
-    line = " ".join(["phalanx", command.name, *argv])
-    return ParsedArgs(values, flags, tuple(problems), line)
+    return ParsedArgs(values, flags, tuple(problems), command.name, tuple(argv))
 
 
 def _split_off_unknown(

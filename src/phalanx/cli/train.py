@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.command import ALL_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.crash import bug_reports, told_by_rank
-from phalanx.cli.validate import score_all, score_untrained
+from phalanx.cli.validate import prepare_checkpoints, prepare_untrained
 from phalanx.config.text import FALSE_WORDS
 from phalanx.errors import ConfigError, FailedElsewhere, Stopped
 from phalanx.plan.world import World, read_world
@@ -91,7 +91,7 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
         return prepare_resume(run, flags, accept_changed_data=args["--accept-changed-data"])
 
     try:
-        opened = open_as_rank(world, lambda: _prepare(args), reopen)
+        opened = open_as_rank(world, lambda: _prepare(args), reopen, args.flags)
         if opened is None:
             return 0
         prepared, store = opened
@@ -134,7 +134,7 @@ def _prepare(args: ParsedArgs) -> "PreparedRun | None":
 
     settings = fetch_missing(args.read_settings(), lambda line: print(line, file=sys.stderr))
     if not settings.config.train.training:
-        score_untrained(settings.config.model.model, settings, args)
+        prepare_untrained(settings.config.model.model, settings, args).run()
         return None
     from phalanx.assemble.prepare import prepare_new
 
@@ -146,7 +146,7 @@ def _prepare_resume(args: ParsedArgs) -> "PreparedRun | None":
     args.refuse_problems()
     if args.flags.get("training", "").lower() in FALSE_WORDS:
         del args.flags["training"]
-        score_all(args["--resume"], args, every=True)  # as by `validate --all`
+        prepare_checkpoints(args["--resume"], args, every=True).run()  # as by `validate --all`
         return None
     from phalanx.assemble.prepare import prepare_resume, remake_finished
 

@@ -2,9 +2,10 @@
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from phalanx.cli.command import (
     LAYOUT_OPTIONS,
@@ -14,19 +15,24 @@ from phalanx.cli.command import (
     ParsedArgs,
     command,
 )
-from phalanx.errors import CheckpointError, ConfigError
+from phalanx.cli.crash import told_by_rank
+from phalanx.errors import EXIT_LEFT_AT_ONCE, CheckpointError, ConfigError, FailedElsewhere
+from phalanx.plan.world import World, read_world
+from phalanx.signals import Interrupted
 from phalanx.units import format_count
 
 if TYPE_CHECKING:
     from phalanx.assemble.scorable import ScorableCheckpoint
     from phalanx.assemble.score import ScoredModel
     from phalanx.config.read import Settings
+    from phalanx.config.schema import Config
+    from phalanx.parallel.ranks import Ranks
     from phalanx.plan.plan import Plan
 
 _SCORING_OPTIONS = (
     "data", "data-dir", "val-split", *LAYOUT_OPTIONS, "valid-batch-size", "workers", "device",
-    "precision", "half-partials", "eight-bit-io", "threads", "seed", "flip-averaging",
-    "eval-crop", "normalization", "exif-orientation", *LIMIT_OPTIONS,
+    "devices", "rank-timeout", "precision", "half-partials", "eight-bit-io", "threads", "seed",
+    "flip-averaging", "eval-crop", "normalization", "exif-orientation", *LIMIT_OPTIONS,
 )  # fmt: skip
 _FRESH_MODEL_OPTIONS = ("model", "image-size", *MODEL_OPTIONS)  # a checkpoint brings its own
 CHECKPOINT_FLAG = Argument(
@@ -66,6 +72,7 @@ CHECKPOINT_FLAG = Argument(
         "phalanx validate runs/demo --checkpoint last": "its newest one",
         "phalanx validate runs/demo/checkpoints/best --json": "one checkpoint, for a script",
         "phalanx validate runs/demo --all": "all checkpoints of a run, averages too",
+        "phalanx validate runs/demo --devices 2": "with two processes, each on half of the images",
         "phalanx validate runs/cats --data-dir more-cats": "other images of its classes",
         "phalanx validate resnet8": "what an untrained model scores",
         "phalanx validate imagenet-resnet50 --init-weights resnet50.safetensors "
@@ -75,8 +82,44 @@ CHECKPOINT_FLAG = Argument(
         ),
     },
 )
-def _run(args: ParsedArgs) -> None:
-    """Score what was named, one line each."""
+def _run(args: ParsedArgs) -> int:
+    """Score what was named, one line each: here, on ranks of our own, or as a launcher's rank."""
+    world = read_world()
+    if world is not None:
+        return _run_as_rank(args, world)
+    scoring = _prepare(args)
+    ranks = scoring.plan.layout.ranks
+    if ranks == 1:
+        scoring.run()
+        return 0
+    from phalanx.assemble.rank_launch import start_scoring_ranks
+
+    code = start_scoring_ranks(args.words, ranks)
+    if code == EXIT_LEFT_AT_ONCE:
+        raise KeyboardInterrupt  # the ranks leave it to us to say so
+    return code
+
+
+def _run_as_rank(args: ParsedArgs, world: World) -> int:
+    """Score a share as one of several ranks; only one of them speaks."""
+    from phalanx.assemble.rank_launch import join_ranks, prepare_as_rank
+
+    try:
+        scoring, store = prepare_as_rank(world, lambda: _prepare(args), args.flags)
+        plan, timeout = scoring.plan, scoring.config.machine.rank_timeout
+        with told_by_rank(world, None), join_ranks(world, store, plan, timeout) as ranks:
+            scoring.run(ranks)
+    except FailedElsewhere as end:
+        return end.exit_code
+    except Interrupted:
+        if world.rank or world.supervised:
+            return EXIT_LEFT_AT_ONCE
+        raise
+    return 0
+
+
+def _prepare(args: ParsedArgs) -> "_Scoring":
+    """What is to be scored; mistakes are reported before any of it."""
     args.refuse_problems()
     args.load_plugins()
     passes = args.read_int("--repeat", 1, 10_000)
@@ -89,12 +132,11 @@ def _run(args: ParsedArgs) -> None:
     settings = read_untrained(target, args.flags)
     if settings is None:
         _refuse_model_options(target, args)
-        score_all(target, args, every=args["--all"], passes=passes)
-        return
+        return prepare_checkpoints(target, args, every=args["--all"], passes=passes)
     if args["--all"] or args["--checkpoint"]:
         given = "--all" if args["--all"] else f"--checkpoint {args['--checkpoint']}"
         raise ConfigError(f"{given}: {target} is not a run, so it has no checkpoints; leave it out")
-    score_untrained(target, settings, args, passes=passes)
+    return prepare_untrained(target, settings, args, passes=passes)
 
 
 def _read_target_name(args: ParsedArgs) -> str:
@@ -122,42 +164,87 @@ def _refuse_model_options(target: str, args: ParsedArgs) -> None:
             )
 
 
-def score_untrained(
+class _Model(NamedTuple):
+    """A model to be scored."""
+
+    name: str
+    note: str  # what a person should know before
+    score: "Callable[[Ranks | None], ScoredModel]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scoring:
+    """Models to be scored, checked without torch."""
+
+    models: Sequence[_Model]
+    plan: "Plan"  # of the first of them, as is the config
+    config: "Config"
+    args: ParsedArgs
+
+    def run(self, ranks: "Ranks | None" = None) -> None:
+        """Score and print; where there are ranks, each scores its share, and one prints."""
+        prints = ranks is None or ranks.rank == 0
+        if prints:
+            self._print_unused()
+        for name, note, score in self.models:
+            if prints and note:
+                print(note, file=sys.stderr)
+            scored = score(ranks)
+            if prints:
+                print_score(name, scored, as_json=self.args["--json"])
+
+    def _print_unused(self) -> None:
+        """Say which of the given options change nothing; the notes on training are left out."""
+        given = tuple(f"--{name} " for name in self.args.flags if name != "valid-batch-size")
+        for note in self.plan.warnings:
+            if note.startswith(given) and "has no effect" in note:
+                print(f"note: {note}", file=sys.stderr)
+
+
+def prepare_untrained(
     target: str, settings: "Settings", args: ParsedArgs, *, passes: int = 1
-) -> None:
-    """Score a model as it would begin to be trained."""
-    from phalanx.assemble.dataset_summary import plan_run
+) -> _Scoring:
+    """A model to be scored as it would begin to be trained."""
     from phalanx.assemble.prepare import refuse_missing_weights
+    from phalanx.assemble.scorable import plan_untrained
 
     config = settings.config
     refuse_missing_weights(config)
-    plan, _ = plan_run(settings)  # what cannot be is refused before torch is imported
+    plan, _ = plan_untrained(settings)  # what cannot be is refused before torch is imported
     model, weights = config.model.model, config.model.init_weights
     what = model if target == model else f"{target}: {model}"
     begin = f"the weights of {weights}" if weights else "random weights, so the score is chance"
-    print(f"{what} on {config.data.data}, with {begin}", file=sys.stderr)
-    _print_unused(plan, args)
 
-    from phalanx.assemble.score import open_untrained, score
+    def score_model(ranks: "Ranks | None") -> "ScoredModel":
+        from phalanx.assemble.score import open_untrained, score
 
-    scored = score(open_untrained(settings), passes=passes)
-    print_score(target, scored, as_json=args["--json"])
+        return score(open_untrained(settings, ranks), passes=passes)
+
+    one = _Model(target, f"{what} on {config.data.data}, with {begin}", score_model)
+    return _Scoring(models=[one], plan=plan, config=config, args=args)
 
 
-def score_all(target: str, args: ParsedArgs, *, every: bool, passes: int = 1) -> None:
-    """Score the checkpoints that a path stands for; mistakes are reported before any of them."""
+def prepare_checkpoints(target: str, args: ParsedArgs, *, every: bool, passes: int = 1) -> _Scoring:
+    """The checkpoints that a path stands for, to be scored."""
     from phalanx.assemble.scorable import plan_checkpoint
 
     checkpoints = _read_checkpoints(target, args, every=every)
-    _print_unused(plan_checkpoint(checkpoints[0]), args)
 
-    from phalanx.assemble.score import score_checkpoint
+    def build_model(checkpoint: "ScorableCheckpoint") -> _Model:
+        def score_model(ranks: "Ranks | None") -> "ScoredModel":
+            from phalanx.assemble.score import score_checkpoint
 
-    for checkpoint in checkpoints:
-        if checkpoint.choice:
-            print(f"{target}: {checkpoint.choice}", file=sys.stderr)
-        scored = score_checkpoint(checkpoint, passes=passes)
-        print_score(str(checkpoint.start.path), scored, as_json=args["--json"])
+            return score_checkpoint(checkpoint, passes=passes, ranks=ranks)
+
+        note = f"{target}: {checkpoint.choice}" if checkpoint.choice else ""
+        return _Model(str(checkpoint.start.path), note, score_model)
+
+    return _Scoring(
+        models=[build_model(one) for one in checkpoints],
+        plan=plan_checkpoint(checkpoints[0]),
+        config=checkpoints[0].settings.config,
+        args=args,
+    )
 
 
 def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[ScorableCheckpoint]":
@@ -181,14 +268,6 @@ def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[Sc
             f"{path}: holds {len(checkpoints)} checkpoints; name one, or score each with --all"
         )
     return [read_checkpoint(path, flags, wanted=wanted)]  # knows what to say where there is none
-
-
-def _print_unused(plan: "Plan", args: ParsedArgs) -> None:
-    """Say which of the given options change nothing; the notes on training are left out."""
-    given = tuple(f"--{name} " for name in args.flags if name != "valid-batch-size")
-    for note in plan.warnings:
-        if note.startswith(given) and "has no effect" in note:
-            print(f"note: {note}", file=sys.stderr)
 
 
 def print_score(name: str, scored: "ScoredModel", *, as_json: bool) -> None:

@@ -25,7 +25,8 @@ class MachineChoice:
     precision: str
     threads: int  # of each rank
     devices: int = 1  # for a rank each
-    launched: bool = False  # the ranks are there, made by a launcher other than `train`
+    launched: bool = False  # the ranks are there, made by a launcher other than our own
+    scoring: bool = False  # each device takes a share of the images, whatever the replicas
 
 
 def choose_machine(config: Config) -> MachineChoice:
@@ -40,6 +41,18 @@ def choose_machine(config: Config) -> MachineChoice:
         threads=_share_threads(config, device),
         devices=_count_devices(config, device),
         launched=_is_launched(),
+    )
+
+
+def choose_scoring_machine(config: Config) -> MachineChoice:
+    """The same where a model is only scored: on one device, unless more are asked for."""
+    world, devices = read_world(), config.machine.devices or 1
+    here = world.local_size if world else devices
+    return replace(
+        choose_machine(config),
+        threads=config.machine.threads or max(1, count_threads() // here),
+        devices=world.size if world else devices,
+        scoring=True,
     )
 
 
@@ -81,6 +94,8 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
     replicas, devices = config.machine.replicas, chosen.devices
     assert replicas is not None  # settled by `settle_replicas`
     _refuse_unnamed_devices(config, chosen)
+    if chosen.scoring:
+        return Layout(devices, devices)
     # no other norm has statistics of several images
     span = config.machine.bn_span if config.model.norm_type == "batch" else 1
     layout = lay_out(replicas, devices=devices, bn_span=span)
