@@ -3,21 +3,22 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from phalanx.assemble.prepare import PreparedRun, prepare_resume
 from phalanx.engine.checkpoint_store import newest_checkpoint
-from phalanx.errors import DivergedError, FailedElsewhere, Stopped
+from phalanx.errors import DivergedError, FailedElsewhere, NetworkError, Stopped
 from phalanx.parallel.supervisor import supervise, watch_supervisor
 from phalanx.parallel.watchdog import enable_stack_dumps
 from phalanx.plan.world import World
+from phalanx.signals import Interrupted
 
 if TYPE_CHECKING:
     from phalanx.parallel.ranks import Store
 
 _RUN = "run"  # the key under which rank 0 tells the others the run folder
-_TIMEOUT = 600.0  # seconds; where a rank has to wait for the run that says how long
 
 
 def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: bool = False) -> int:
@@ -40,7 +41,8 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         way_out=f"continue with: phalanx train --resume {run.path}{run.plugin_flag}",
     )
     trained = newest_checkpoint(run.checkpoints) or (run.path / "metrics.jsonl").exists()
-    if prepared.fresh and code not in (0, Stopped.exit_code) and not trained:
+    goes_on = (0, Stopped.exit_code, NetworkError.exit_code)
+    if prepared.fresh and code not in goes_on and not trained:
         run.discard()  # made by this command, which cannot begin it
     return code
 
@@ -50,15 +52,21 @@ def _say(line: str) -> None:
 
 
 def open_as_rank(
-    world: World, prepare: Callable[[], PreparedRun | None], flags: Mapping[str, str]
+    world: World,
+    prepare: Callable[[], PreparedRun | None],
+    flags: Mapping[str, str],
+    *,
+    timeout: float,
 ) -> "tuple[PreparedRun, Store] | None":
     """The run that the ranks of a world train, and the store they meet at; None if there is none.
 
-    Rank 0 prepares it and tells the others. flags: what they open it with.
+    Rank 0 prepares it and tells the others. flags: what they open it with. timeout: how long, in
+    seconds, a rank waits for those.
     """
     watch_supervisor()
     enable_stack_dumps()
-    timeout = float(flags.get("rank-timeout", _TIMEOUT))
+    # what torch's C++ warns of when a rank ends, on every other one, would bury the reason
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if world.rank == 0:
         prepared = _find_restarted(world, flags, timeout) or prepare()
         from phalanx.parallel.ranks import open_store
@@ -101,8 +109,9 @@ def train_as_rank(
         with peer_errors(ranks):
             return train(prepared, stream=stream, ranks=ranks) is not None
     except PeersLost as lost:
-        if world.supervised or ranks.has_other_failed():
-            raise FailedElsewhere from lost
+        with suppress(Interrupted):  # the launcher asks all to leave, and tells why
+            if world.supervised or ranks.has_other_failed():
+                raise FailedElsewhere from lost
         raise
     except (DivergedError, Stopped) as end:  # agreed by all
         if world.rank:

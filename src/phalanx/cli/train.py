@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from phalanx.assemble.prepare import PreparedRun
     from phalanx.report.folder import RunFolder
 
+_RANK_TIMEOUT, _DAY = 600.0, 86_400.0  # seconds
+
 
 @command(
     "train",
@@ -87,7 +89,9 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
     plugin = {name: value for name, value in args.flags.items() if name == "plugin"}
     flags = args.flags if args["--resume"] else plugin
     try:
-        opened = open_as_rank(world, lambda: _prepare(args), flags)
+        opened = open_as_rank(
+            world, lambda: _prepare(args), flags, timeout=_read_rank_timeout(args)
+        )
         if opened is None:
             return 0
         prepared, store = opened
@@ -99,6 +103,14 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
     if has_result and not world.supervised:
         _print_result(prepared.run.path, as_json=args["--json"])
     return 0
+
+
+def _read_rank_timeout(args: ParsedArgs) -> float:
+    """How long this rank waits for the others; rank 0, which opens the run, tells of mistakes."""
+    try:
+        return min(max(1.0, float(args.flags["rank-timeout"])), _DAY)
+    except (KeyError, ValueError):
+        return _RANK_TIMEOUT
 
 
 def _prepare(args: ParsedArgs) -> "PreparedRun | None":

@@ -51,6 +51,8 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
     is_master = world.rank == 0 and not world.joins_store
     where = f"{world.address}:{world.port}"
     try:
+        if not is_master:
+            _await_listener(world, timeout)
         store = dist.TCPStore(  # type: ignore[attr-defined]
             world.address,
             world.port,
@@ -58,7 +60,7 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout),
         )
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, OSError) as error:
         if is_master and "EADDRINUSE" in str(error):
             raise NetworkError(
                 f"MASTER_PORT {world.port}: is in use by another program; choose another port"
@@ -68,6 +70,19 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
             f"within {timeout:g} s; check MASTER_ADDR, MASTER_PORT and the firewall"
         ) from error
     return dist.PrefixStore(f"phalanx-{restart}", store)  # type: ignore[attr-defined]
+
+
+def _await_listener(world: World, timeout: float) -> None:
+    """Wait until somebody listens where the ranks meet; torch would wait twice, and log pages."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((world.address, world.port), timeout=timeout).close()
+            return
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
 
 
 class Ranks:

@@ -25,7 +25,7 @@ class MachineChoice:
     precision: str
     threads: int  # of each rank
     devices: int = 1  # for a rank each
-    launched: bool = False  # the ranks are there, made by a launcher
+    launched: bool = False  # the ranks are there, made by a launcher that is not our own
 
 
 def choose_machine(config: Config) -> MachineChoice:
@@ -39,7 +39,7 @@ def choose_machine(config: Config) -> MachineChoice:
         precision=precision,
         threads=_share_threads(config, device),
         devices=_count_devices(config, device),
-        launched=read_world() is not None,
+        launched=_is_launched(),
     )
 
 
@@ -48,13 +48,18 @@ def reuse_machine(stored: Mapping[str, Any], config: Config, *, ranks: int) -> M
     chosen = MachineChoice(
         **stored,
         devices=_count_devices(config, stored["device"]),
-        launched=read_world() is not None,
+        launched=_is_launched(),
     )
     if config.machine.determinism == "strict" or plan_layout(config, chosen).ranks == ranks:
         return chosen
     # others share the cores now; sums change in their last digit anyway
     shared = min(chosen.threads, _share_threads(config, stored["device"]))
     return replace(chosen, threads=shared)
+
+
+def _is_launched() -> bool:
+    world = read_world()
+    return world is not None and not world.supervised
 
 
 def _count_devices(config: Config, device: str) -> int:
@@ -111,6 +116,23 @@ def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
             f"--devices {chosen.devices}: --device {device} is only {named}; use --devices {named}"
             f"{', or --device cuda for all' * (device != 'mps')}"
         )
+
+
+def refuse_missing_devices(device: str, ranks: int) -> None:
+    """ConfigError where so many ranks are more than the GPUs that this machine shows."""
+    world, there = read_world(), count_devices(device)
+    here = world.local_size if world else ranks
+    if not device.startswith("cuda") or here <= there:
+        return
+    gpus = "there is only 1 GPU" if there == 1 else f"there are only {there} GPUs"
+    if world:
+        raise ConfigError(
+            f"--device {device}: the launcher started {here} ranks here, and {gpus}; start {there}"
+        )
+    raise ConfigError(
+        f"--devices {here}: {gpus} here; with --devices {there}, several replicas run on each, one "
+        "after the other"
+    )
 
 
 def settle_replicas(settings: Settings) -> Settings:
