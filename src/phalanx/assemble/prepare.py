@@ -332,7 +332,9 @@ def digest_run(prepared: PreparedRun) -> dict[str, str]:
         "options": options,
         "code": hash_code(),
         "data": prepared.dataset.fingerprints,
-        "start": None if start is None else [start.use, start.facts["weights_sha256"]],
+        "weights to start from": None
+        if start is None
+        else [start.use, start.facts["weights_sha256"]],
     }
     return {
         name: sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,6 +13,7 @@ from phalanx.errors import DivergedError, FailedElsewhere, NetworkError, Stopped
 from phalanx.parallel.supervisor import supervise, watch_supervisor
 from phalanx.parallel.watchdog import enable_stack_dumps
 from phalanx.plan.world import World
+from phalanx.report.folder import is_run_folder
 from phalanx.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def open_as_rank(
     flags: Mapping[str, str],
     *,
     timeout: float,
+    accept_changed_data: bool,
 ) -> "tuple[PreparedRun, Store] | None":
     """The run that the ranks of a world train, and the store they meet at; None if there is none.
 
@@ -71,14 +73,28 @@ def open_as_rank(
         prepared = _find_restarted(world, flags, timeout) or prepare()
         from phalanx.parallel.ranks import open_store
 
-        store = open_store(world, timeout=timeout)
-        store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
+        with _discarding(prepared):
+            store = open_store(world, timeout=timeout)
+            store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
         return None if prepared is None else (prepared, store)
     from phalanx.parallel.ranks import open_store, wait_for_key
 
     store = open_store(world, timeout=timeout)
     path = wait_for_key(store, _RUN, timeout=timeout)
-    return (prepare_resume(Path(path), flags), store) if path else None
+    if not path:
+        return None
+    return prepare_resume(Path(path), flags, accept_changed_data=accept_changed_data), store
+
+
+@contextmanager
+def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
+    """A block that a new run does not outlive if its ranks cannot meet."""
+    try:
+        yield
+    except NetworkError:
+        if prepared is not None and prepared.fresh:
+            prepared.run.discard()
+        raise
 
 
 def _find_restarted(world: World, flags: Mapping[str, str], timeout: float) -> PreparedRun | None:
@@ -88,7 +104,8 @@ def _find_restarted(world: World, flags: Mapping[str, str], timeout: float) -> P
     from phalanx.parallel.ranks import find_in_earlier_store
 
     path = find_in_earlier_store(world, _RUN, timeout=timeout)
-    return prepare_resume(Path(path), flags) if path else None
+    # it is gone where the ranks could not meet
+    return prepare_resume(Path(path), flags) if path and is_run_folder(Path(path)) else None
 
 
 def train_as_rank(
@@ -104,7 +121,8 @@ def train_as_rank(
     from phalanx.parallel.ranks import PeersLost, Ranks, peer_errors
 
     device = prepare_torch(prepared.plan, local_rank=world.local_rank)
-    ranks = Ranks(world, store, device, timeout=prepared.config.machine.rank_timeout)
+    with _discarding(prepared):
+        ranks = Ranks(world, store, device, timeout=prepared.config.machine.rank_timeout)
     try:
         with peer_errors(ranks):
             return train(prepared, stream=stream, ranks=ranks) is not None

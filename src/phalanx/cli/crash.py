@@ -46,7 +46,7 @@ def bug_reports(folder: Path | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def told_by_rank(world: World, folder: Path) -> Iterator[None]:
+def told_by_rank(world: World, folder: Path | None) -> Iterator[None]:
     """A block of one rank: what fails there is told with the rank, its host and its traceback."""
     try:
         with bug_reports(folder):

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,9 +89,14 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
     plugin = {name: value for name, value in args.flags.items() if name == "plugin"}
     flags = args.flags if args["--resume"] else plugin
     try:
-        opened = open_as_rank(
-            world, lambda: _prepare(args), flags, timeout=_read_rank_timeout(args)
-        )
+        with told_by_rank(world, None) if world.rank else nullcontext():
+            opened = open_as_rank(
+                world,
+                lambda: _prepare(args),
+                flags,
+                timeout=_read_rank_timeout(args),
+                accept_changed_data=args["--accept-changed-data"],
+            )
         if opened is None:
             return 0
         prepared, store = opened

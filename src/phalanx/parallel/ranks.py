@@ -51,7 +51,9 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
     is_master = world.rank == 0 and not world.joins_store
     where = f"{world.address}:{world.port}"
     try:
-        if not is_master:
+        if is_master:
+            socket.getaddrinfo(world.address, world.port)
+        else:
             _await_listener(world, timeout)
         store = dist.TCPStore(  # type: ignore[attr-defined]
             world.address,
@@ -133,7 +135,7 @@ class Ranks:
             other = [name for name, digest in found.items() if digest != expected.get(name)]
             if other:
                 raise NetworkError(
-                    f"rank {rank} on {host}: its {' and '.join(other)} differ from rank 0's on "
+                    f"rank {rank} on {host}: has other {' and '.join(other)} than rank 0 on "
                     f"{everybody[0][0]}; all ranks must have the same"
                 )
 
@@ -171,10 +173,10 @@ def _await_all(world: World, store: Store, timeout: float) -> None:
         time.sleep(0.02 * bool(missing))
     if missing:
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        many = "rank" if len(missing) == 1 else "ranks"
+        who, say = ("rank", "it says") if len(missing) == 1 else ("ranks", "they say")
         raise NetworkError(
-            f"{many} {names} of {world.size} did not come within {timeout:g} s; look at what "
-            "their processes say, or wait longer with --rank-timeout"
+            f"{who} {names} of {world.size} did not come within {timeout:g} s; look at what {say}, "
+            "or wait longer with --rank-timeout"
         )
 
 
