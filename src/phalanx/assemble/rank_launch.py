@@ -126,6 +126,8 @@ def train_as_rank(
     try:
         with peer_errors(ranks):
             return train(prepared, stream=stream, ranks=ranks) is not None
+    except FailedElsewhere:
+        raise  # it must not sign before the rank that has failed does
     except PeersLost as lost:
         with suppress(Interrupted):  # the launcher asks all to leave, and tells why
             if world.supervised or ranks.has_other_failed():
