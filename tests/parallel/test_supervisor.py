@@ -14,6 +14,7 @@ import pytest
 from phalanx.parallel import supervisor
 from phalanx.parallel.supervisor import supervise
 
+LOST = "the ranks have lost each other; run the same command again to continue"
 PROGRAM = Path(__file__).with_name("rank_program.py")
 SUPERVISOR = """
 import sys
@@ -219,7 +220,7 @@ if rank == 0:
     wait_for_end(1)
 sys.exit({codes}[1 - rank])
 """
-    assert run_ranks(tmp_path, code) == (expected, [])
+    assert run_ranks(tmp_path, code) == (expected, [LOST] * (expected == 8))
 
 
 def test_a_failure_ends_ranks_that_do_not_notice(tmp_path):
@@ -396,10 +397,8 @@ if rank == 0:
     sys.exit(8)
 train()
 """
-    assert run_ranks(tmp_path, code) == (
-        8,
-        ["rank 1 does not respond, and is aborted; it hangs here:"],
-    )
+    hung = "rank 1 does not respond, and is aborted; it hangs here:"
+    assert run_ranks(tmp_path, code) == (8, [hung, LOST])
     shown = capfd.readouterr().err
     assert "Fatal Python error: Aborted" in shown and "in train\n" in shown
 

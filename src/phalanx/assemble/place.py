@@ -144,12 +144,16 @@ def build_watchdog(
         return None
 
     def describe() -> str:
-        done, size = steps_done(), plan.micro_batch
-        slices = place.train_share.slices(plan.global_batch // size)
-        starts = [done * plan.global_batch + number * size for number in slices]
+        # all of the step's: a rank that was stopped cannot tell its own
+        done, size, images = steps_done(), plan.micro_batch, plan.global_batch
+        slices = place.train_share.slices(images // size)
+        starts = [done * images + number * size for number in slices]
         shown = ", ".join(f"{at:,} to {at + size - 1:,}" for at in starts[:_SPANS_SHOWN])
         more = ", ..." if len(starts) > _SPANS_SHOWN else ""
-        return f"step {done + 1:,}, with the images at positions {shown}{more} of the stream"
+        return (
+            f"step {done + 1:,}, with the images at positions {shown}{more} of the stream, out of "
+            f"the step's {done * images:,} to {(done + 1) * images - 1:,}"
+        )
 
     report = prepared.run.path / f"hang-rank-{place.rank}.txt"
     seconds = prepared.config.machine.rank_timeout

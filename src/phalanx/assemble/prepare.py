@@ -26,7 +26,7 @@ from phalanx.engine.checkpoint_store import (
     remove_leftovers,
 )
 from phalanx.errors import CheckpointError, ConfigError, DataError
-from phalanx.plan.machine_choice import choose_machine, reuse_machine
+from phalanx.plan.machine_choice import choose_machine, refuse_missing_devices, reuse_machine
 from phalanx.plan.plan import Plan, make_plan
 from phalanx.report.environment import describe_environment, hash_code
 from phalanx.report.folder import RunFolder, create_run, open_run
@@ -120,12 +120,14 @@ def write_run(
     parent: dict[str, Any] | None,
 ) -> RunFolder:
     """Create the run folder with everything that is known before training."""
+    refuse_missing_devices(plan.device, plan.layout.ranks)
     facts = {
         "name": settings.name,
         "command": line,
         "origins": settings.origins,
         "chosen": _choice_in(plan),
         "plan": plan.facts(),
+        "notes": list(plan.warnings),
         "environment": describe_environment(),
         "classes": list(dataset.classes),
         "data": dataset.fingerprints,
@@ -186,6 +188,10 @@ def prepare_resume(
     if not accept_changed_data:
         _refuse_other_data(dataset, facts, run)
     plan = make_plan(settings.config, dataset.counts, machine)
+    refuse_missing_devices(plan.device, plan.layout.ranks)
+    if start is None or start.use == "fork":  # nothing is trained: what was noted still matters
+        notes = dict.fromkeys((*facts.get("notes", ()), *plan.warnings))
+        plan = replace(plan, warnings=tuple(notes))
     return PreparedRun(
         run=run,
         settings=settings,
@@ -322,7 +328,9 @@ def digest_run(prepared: PreparedRun) -> dict[str, str]:
     start = prepared.start
     values = {
         "data": prepared.dataset.fingerprints,
-        "start": None if start is None else [start.use, start.facts["weights_sha256"]],
+        "weights to start from": None
+        if start is None
+        else [start.use, start.facts["weights_sha256"]],
     }
     return digest_values(prepared.config, values)
 

@@ -13,11 +13,14 @@ from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     DivergedError,
     FailedElsewhere,
+    NetworkError,
     Stopped,
 )
 from phalanx.parallel.supervisor import supervise, watch_supervisor
 from phalanx.parallel.watchdog import enable_stack_dumps
 from phalanx.plan.world import World
+from phalanx.report.folder import is_run_folder
+from phalanx.signals import Interrupted
 
 if TYPE_CHECKING:
     from phalanx.parallel.ranks import Ranks, Store
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 _RUN = "run"  # the key under which rank 0 tells the others the run folder
 _READY = "ready"  # ... that it found nothing wrong
 _Prepared = TypeVar("_Prepared")
-_TIMEOUT = 600.0  # seconds; where a rank has to wait for the run that says how long
+_TIMEOUT, _DAY = 600.0, 86_400.0  # seconds; until the run says how long, and at most
 
 
 def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: bool = False) -> int:
@@ -48,9 +51,8 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         say=lambda line: _say("train", line),
         way_out=f"continue with: phalanx train --resume {run.path}{run.plugin_flag}",
     )
-    trained = newest_checkpoint(run.checkpoints) or (run.path / "metrics.jsonl").exists()
-    if prepared.fresh and code not in (0, Stopped.exit_code) and not trained:
-        run.discard()  # made by this command, which cannot begin it
+    if code not in (0, Stopped.exit_code):
+        _discard_unbegun(prepared)
     return code
 
 
@@ -81,22 +83,49 @@ def open_as_rank(
 
     Rank 0 prepares it and tells the others, which reopen it. flags: those of the command.
     """
-    watch_supervisor()
-    enable_stack_dumps()
+    _begin_as_rank()
     timeout = _read_timeout(flags)
     if world.rank == 0:
         known = _find_restarted(world, timeout)
         prepared = reopen(known) if known else prepare()
         from phalanx.parallel.ranks import open_store
 
-        store = open_store(world, timeout=timeout)
-        store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
+        with _discarding(prepared):
+            store = open_store(world, timeout=timeout)
+            store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
         return None if prepared is None else (prepared, store)
     from phalanx.parallel.ranks import open_store, wait_for_key
 
     store = open_store(world, timeout=timeout)
     path = wait_for_key(store, _RUN, timeout=timeout)
     return (reopen(Path(path)), store) if path else None
+
+
+def _begin_as_rank() -> None:
+    """What a rank does before anything else."""
+    watch_supervisor()
+    enable_stack_dumps()
+    # what torch's C++ warns of when a rank ends, on every other one, would bury the reason
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+@contextmanager
+def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
+    """A block that a new run does not outlive if its ranks cannot meet."""
+    try:
+        yield
+    except NetworkError:
+        if prepared is not None:
+            _discard_unbegun(prepared)
+        raise
+
+
+def _discard_unbegun(prepared: PreparedRun) -> None:
+    """Remove a run that this command made and could not begin."""
+    run = prepared.run
+    trained = newest_checkpoint(run.checkpoints) or (run.path / "metrics.jsonl").exists()
+    if prepared.fresh and not trained:
+        run.discard()
 
 
 def _find_restarted(world: World, timeout: float) -> Path | None:
@@ -106,7 +135,8 @@ def _find_restarted(world: World, timeout: float) -> Path | None:
     from phalanx.parallel.ranks import find_in_earlier_store
 
     path = find_in_earlier_store(world, _RUN, timeout=timeout)
-    return Path(path) if path else None
+    # it is gone where the ranks could not meet
+    return Path(path) if path and is_run_folder(Path(path)) else None
 
 
 def train_as_rank(
@@ -115,7 +145,8 @@ def train_as_rank(
     """Train as one of the ranks; whether this one has the result."""
     from phalanx.assemble.train import train
 
-    with join_ranks(world, store, prepared.plan, prepared.config.machine.rank_timeout) as ranks:
+    timeout = prepared.config.machine.rank_timeout
+    with _discarding(prepared), join_ranks(world, store, prepared.plan, timeout) as ranks:
         return train(prepared, stream=stream, ranks=ranks) is not None
 
 
@@ -126,8 +157,7 @@ def prepare_as_rank(
 
     Rank 0 goes first: what is wrong for all of them is told once.
     """
-    watch_supervisor()
-    enable_stack_dumps()
+    _begin_as_rank()
     prepared = prepare() if world.rank == 0 else None
     from phalanx.parallel.ranks import open_store, wait_for_key
 
@@ -143,7 +173,7 @@ def prepare_as_rank(
 def _read_timeout(flags: Mapping[str, str]) -> float:
     """How long to wait for other ranks; what is wrong with the option is told by rank 0."""
     with suppress(ValueError):
-        return max(1.0, float(flags.get("rank-timeout", _TIMEOUT)))
+        return min(max(1.0, float(flags.get("rank-timeout", _TIMEOUT))), _DAY)
     return _TIMEOUT
 
 
@@ -162,8 +192,9 @@ def join_ranks(world: World, store: "Store", plan: "Plan", timeout: float) -> It
         with peer_errors(world), Ranks(world, store, device, timeout=timeout) as ranks:
             yield ranks
     except PeersLost as lost:
-        if world.supervised or has_other_failed(world, store):
-            raise FailedElsewhere from lost
+        with suppress(Interrupted):  # the launcher asks all to leave, and tells why
+            if world.supervised or has_other_failed(world, store):
+                raise FailedElsewhere from lost
         raise
     except FailedElsewhere:
         raise

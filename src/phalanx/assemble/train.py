@@ -40,6 +40,7 @@ from phalanx.errors import DivergedError, Stopped, UserError
 from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
+from phalanx.plan.layout import describe_devices, describe_layout
 from phalanx.plan.model import build_variant
 from phalanx.plan.role import Role
 from phalanx.report.console import Console
@@ -219,13 +220,16 @@ def _announce(training: TrainingRun) -> None:
     """Say what is about to happen."""
     prepared, plan, console = training.prepared, training.prepared.plan, training.console
     config, start, snapshots = prepared.config, prepared.start, prepared.dataset.snapshots
+    layout = training.session.place.layout
     console.print(
         f"{config.model.model} on {config.data.data}: {format_plural(plan.train_images, 'image')}, "
         f"{format_plural(plan.total_steps, 'step')} of {plan.global_batch:,}, "
         f"{format_plural(plan.epochs, 'epoch')}, "
-        f"on {plan.device} in {plan.precision}"
+        f"on {describe_devices(plan.device, layout.ranks)} in {plan.precision}"
     )
     console.print(f"run folder {prepared.run.path}")
+    if layout.replicas > 1:
+        console.print(describe_layout(layout))
     dataset = prepared.dataset
     for line in (dataset.layout, describe_ignored(dataset.ignored)):
         if line:

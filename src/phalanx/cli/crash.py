@@ -55,11 +55,10 @@ def told_by_rank(world: World, folder: Path | None) -> Iterator[None]:
         raise  # of all ranks, or with the rank in it
     except (UserError, Bug) as failure:
         where = f"rank {world.rank} of {world.size} on {socket.gethostname()}"
-        told = f"{where}: {failure}"
-        if isinstance(failure, UserError):
+        if isinstance(failure, UserError):  # a bug says it itself
             text = _format_traceback(failure)
-            told += f" (traceback in {_write(text, folder, f'{_NAME}-rank-{world.rank}')})"
-        failure.args = (told,)
+            where += f" (traceback in {_write(text, folder, f'{_NAME}-rank-{world.rank}')})"
+        failure.args = (f"{where}: {failure}",)
         raise
 
 

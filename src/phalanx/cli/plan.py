@@ -13,7 +13,7 @@ from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.averaging import count_kept_checkpoints
-from phalanx.plan.layout import describe_layout
+from phalanx.plan.layout import describe_devices, describe_layout
 from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ def _list_rows(
     config = settings.config
     ignored = describe_ignored(dataset.ignored).removeprefix("ignored ")
     ranks = plan.layout.ranks
-    many = f"{ranks} processes on " if plan.device == "cpu" else f"{ranks} x "
     threads = format_plural(plan.threads, "thread") + " each" * (ranks > 1)
     return [
         ("config", settings.name),
@@ -137,7 +136,7 @@ def _list_rows(
         *[("layout", dataset.layout)] * bool(dataset.layout),
         *[("ignored", ignored)] * bool(ignored),
         ("image size", f"{plan.image_size} x {plan.image_size}{_describe_growth(plan)}"),
-        ("device", f"{many * (ranks > 1)}{plan.device}, {plan.precision}, {threads}"),
+        ("device", f"{describe_devices(plan.device, ranks)}, {plan.precision}, {threads}"),
         *_describe_ranks(plan),
         ("workers", f"{plan.workers}{' for each rank' * (ranks > 1)}"),
         (

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,7 +91,8 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
         return prepare_resume(run, flags, accept_changed_data=args["--accept-changed-data"])
 
     try:
-        opened = open_as_rank(world, lambda: _prepare(args), reopen, args.flags)
+        with told_by_rank(world, None) if world.rank else nullcontext():
+            opened = open_as_rank(world, lambda: _prepare(args), reopen, args.flags)
         if opened is None:
             return 0
         prepared, store = opened

@@ -51,6 +51,10 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
     is_master = world.rank == 0 and not world.joins_store
     where = f"{world.address}:{world.port}"
     try:
+        if is_master:
+            socket.getaddrinfo(world.address, world.port)
+        else:
+            _await_listener(world, timeout)
         store = dist.TCPStore(  # type: ignore[attr-defined]
             world.address,
             world.port,
@@ -58,7 +62,7 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout),
         )
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, OSError) as error:
         if is_master and "EADDRINUSE" in str(error):
             raise NetworkError(
                 f"MASTER_PORT {world.port}: is in use by another program; choose another port"
@@ -68,6 +72,19 @@ def _open_store(world: World, restart: int, timeout: float) -> Store:
             f"within {timeout:g} s; check MASTER_ADDR, MASTER_PORT and the firewall"
         ) from error
     return dist.PrefixStore(f"phalanx-{restart}", store)  # type: ignore[attr-defined]
+
+
+def _await_listener(world: World, timeout: float) -> None:
+    """Wait until somebody listens where the ranks meet; torch would wait twice, and log pages."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((world.address, world.port), timeout=timeout).close()
+            return
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
 
 
 class Ranks:
@@ -118,7 +135,7 @@ class Ranks:
             other = [name for name, digest in found.items() if digest != expected.get(name)]
             if other:
                 raise NetworkError(
-                    f"rank {rank} on {host}: its {' and '.join(other)} differ from rank 0's on "
+                    f"rank {rank} on {host}: has other {' and '.join(other)} than rank 0 on "
                     f"{everybody[0][0]}; all ranks must have the same"
                 )
 
@@ -164,10 +181,10 @@ def _await_all(world: World, store: Store, timeout: float) -> None:
         time.sleep(0.02 * bool(missing))
     if missing:
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        many = "rank" if len(missing) == 1 else "ranks"
+        who, say = ("rank", "it says") if len(missing) == 1 else ("ranks", "they say")
         raise NetworkError(
-            f"{many} {names} of {world.size} did not come within {timeout:g} s; look at what "
-            "their processes say, or wait longer with --rank-timeout"
+            f"{who} {names} of {world.size} did not come within {timeout:g} s; look at what {say}, "
+            "or wait longer with --rank-timeout"
         )
 
 

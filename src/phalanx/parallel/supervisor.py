@@ -59,6 +59,8 @@ def supervise(
             with _start_ranks(command, variables, pipe) as living:
                 rank, code = _wait_for_end(living, came)
                 _show_stacks(living if code == _LOST_PEERS else {}, say)
+            if code == _LOST_PEERS:
+                say(f"the ranks have lost each other; {way_out}")
             if code >= 0:
                 return code
             killed = f"rank {rank} was killed by {_name_signal(-code)}"

@@ -125,6 +125,17 @@ def count_accumulation(
     )
 
 
+def describe_devices(device: str, ranks: int) -> str:
+    """What so many ranks compute on; a CPU is one device, whatever runs on it.
+
+    >>> describe_devices("cpu", 2)
+    '2 processes on cpu'
+    """
+    if ranks == 1:
+        return device
+    return f"{ranks} processes on {device}" if device == "cpu" else f"{ranks} x {device}"
+
+
 def describe_layout(layout: Layout) -> str:
     """Where the replicas run, in one line; empty where there is only one."""
     replicas, each = f"{layout.replicas:,}", format_plural(layout.ranks, "device")

@@ -25,7 +25,7 @@ class MachineChoice:
     precision: str
     threads: int  # of each rank
     devices: int = 1  # for a rank each
-    launched: bool = False  # the ranks are there, made by a launcher other than our own
+    launched: bool = False  # the ranks are there, made by a launcher that is not our own
     scoring: bool = False  # each device takes a share of the images, whatever the replicas
 
 
@@ -132,6 +132,23 @@ def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
             f"--devices {chosen.devices}: --device {device} is only {named}; use --devices {named}"
             f"{', or --device cuda for all' * (device != 'mps')}"
         )
+
+
+def refuse_missing_devices(device: str, ranks: int) -> None:
+    """ConfigError where so many ranks are more than the GPUs that this machine shows."""
+    world, there = read_world(), count_devices(device)
+    here = world.local_size if world else ranks
+    if not device.startswith("cuda") or here <= there:
+        return
+    gpus = "there is only 1 GPU" if there == 1 else f"there are only {there} GPUs"
+    if world:
+        raise ConfigError(
+            f"--device {device}: the launcher started {here} ranks here, and {gpus}; start {there}"
+        )
+    raise ConfigError(
+        f"--devices {here}: {gpus} here; with --devices {there}, several replicas run on each, one "
+        "after the other"
+    )
 
 
 def settle_replicas(settings: Settings) -> Settings:

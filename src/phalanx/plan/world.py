@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import NetworkError
 
-_MOST_DIGITS = 9
+_MOST_DIGITS, _HIGHEST_PORT = 9, 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,16 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
                 f"{prefix}RANK {one}: ranks of {prefix}WORLD_SIZE {all_of} are numbered from 0 to "
                 f"{all_of - 1}"
             )
+    port = number("MASTER_PORT")
+    if not 0 < port <= _HIGHEST_PORT:
+        raise NetworkError(f"MASTER_PORT {port}: expected a number from 1 to {_HIGHEST_PORT}")
     return World(
         rank=rank,
         size=size,
         local_rank=local[0],
         local_size=local[1],
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
-        port=number("MASTER_PORT"),
+        port=port,
         restart=number(_RESTART, environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         supervised=_RESTART in environment,
         joins_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
