@@ -4,11 +4,13 @@ import json
 from math import isfinite
 
 import pytest
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from phalanx.catalog.models import MODELS
 from phalanx.cli.main import main
 from phalanx.config.presets import builtin_preset_folder
+from phalanx.config.read import read_settings
 from phalanx.models.build import build_model
 
 NAMES = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
@@ -16,11 +18,20 @@ SMALL = {"image-size": 64, "batch-size": 4, "gradient-accumulation": 2, "steps":
 SMALL |= {"warmup-epoch": "1st", "iterations": 8, "device": "cpu", "workers": 0}
 
 
+def small_options(name: str) -> dict[str, object]:
+    """As little work as shows all parts: of many replicas, two groups that share statistics."""
+    machine = read_settings(name).config.machine
+    if machine.replicas == 1:
+        return SMALL
+    fewer = {"replicas": 2 * machine.bn_span, "gradient-accumulation": 1, "image-size": 32}
+    return {**SMALL, **fewer}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_takes_steps(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [f"--{option}={value}" for option, value in SMALL.items()]
+    words = [f"--{option}={value}" for option, value in small_options(name).items()]
     made = ["--data=generated", "--validation-mode=none", "--run-dir=run"]
     if name.startswith("finetune-"):
         model = MODELS[name.removeprefix("finetune-")]
@@ -31,3 +42,29 @@ def test_a_preset_takes_steps(name, tmp_path, monkeypatch):
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_the_16_replicas_of_a_recipe_fold_onto_one_device(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = "--image-size 32 --batch-size 2 --gradient-accumulation 1 --device cpu --workers 0"
+    made = "--data generated --steps 2 --validation-mode none --run-dir run"
+    assert main(["train", "tf1-resnet50-mlperf-1920", *small.split(), *made.split()]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert all(isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
+    plan = json.loads((tmp_path / "run/run.json").read_text())["plan"]
+    assert (plan["replicas"], plan["bn_span"], plan["ranks"], plan["global_batch"]) == (
+        16,
+        2,
+        1,
+        32,
+    )
+    folder = tmp_path / "run/checkpoints/step-00000002"
+    each, mean = (
+        load_file(folder / "replicas.safetensors"),
+        load_file(folder / "weights.safetensors"),
+    )
+    means = torch.stack([each[f"{replica}/bn1.running_mean"] for replica in range(16)])
+    assert torch.equal(means[::2], means[1::2]), "two replicas share their statistics"
+    assert len(means[::2].unique(dim=0)) == 8, "and no others"
+    torch.testing.assert_close(mean["bn1.running_mean"], means.mean(0))

@@ -104,7 +104,7 @@ VALUES = [
     ("train --device mps --devices 2 --replicas 2", "--devices 2: --device mps is only 1; use "
      "--devices 1"),
     ("train --bn-span 2", "--bn-span 2: there is only 1 replica; give --replicas 2, or a multiple"
-     " of that"),
+     " of that, or --bn-span 1"),
     ("train --replicas 12 --bn-span 5", "--bn-span 5: does not divide 12 replicas; use 1, 2, 3, 4"
      ", 6 or 12"),
     ("train --replicas 3 --batch-size 8 --global-batch-size 100", "--global-batch-size 100: is not"

@@ -86,9 +86,9 @@ def test_a_span_that_does_not_divide_is_answered_with_those_that_do(replicas, sp
     told = str(caught.value)
     assert told.startswith(f"--bn-span {span}: ") and len(told) < 120
     if span > replicas:
-        assert told.endswith(
-            f"are only {replicas} replicas; give --replicas {span}, or a multiple of that"
-        )
+        ways = f"--replicas {span}, or a multiple of that, or --bn-span {replicas}"
+        assert told.endswith(f"are only {replicas} replicas; give {ways}")
+        lay_out(replicas, devices=1, bn_span=replicas)
         return
     ways = [int(word) for word in told.partition("; use ")[2].replace(" or ", ", ").split(", ")]
     fits = [n for n in range(1, replicas + 1) if replicas % n == 0]

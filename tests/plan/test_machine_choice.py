@@ -110,6 +110,16 @@ def test_auto_keeps_the_global_batch():
     assert (given.replicas, given.accumulation) == (4, 4)
 
 
+@pytest.mark.parametrize("number", ["16", "'16'"])
+def test_auto_keeps_the_global_batch_of_the_replicas_it_replaces(tmp_path, number):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"extends: demo\nbatch-size: 4\ngradient-accumulation: 3\nreplicas: {number}\n")
+    flags = {"device": "cpu", "devices": "8", "replicas": "auto"}
+    settled = settle_replicas(read_settings(str(file), flags))
+    found = make_plan(settled.config, FACTS, choose_machine(settled.config))
+    assert (found.replicas, found.accumulation, found.global_batch) == (8, 6, 4 * 3 * 16)
+
+
 def test_a_batch_that_auto_cannot_keep_is_refused_with_ways_out(tmp_path):
     told = "the global batch of 64, which it keeps, is not a multiple of 256 = micro-batch 64 x "
     told += "replicas 4; use --batch-size 16 --global-batch-size 64 or --global-batch-size 256"

@@ -48,6 +48,7 @@ class Settings:
     required: str | None = None  # the option that the preset is nothing without
     made_for: Duration | None = None  # the length of the preset, or of the run a fork is from
     notes: tuple[str, ...] = ()  # what was understood otherwise than it was written
+    numbered_replicas: int = 1  # as given last in a number; what auto takes the place of
 
     @property
     def missing(self) -> str:
@@ -233,7 +234,9 @@ def merge_layers(layers: list[_Layer], problems: list[str], *, name: str) -> Set
         option: merged[option].origin if option in merged else "default" for option in OPTIONS
     }
     places = {key: given.where for key, given in merged.items()}
-    return Settings(config, origins, name, places, notes=notes)
+    texts = [str(_value(layer, "replicas")) for layer in layers]
+    numbered = [1, *(int(text) for text in texts if text.isdecimal())][-1]
+    return Settings(config, origins, name, places, notes=notes, numbered_replicas=numbered)
 
 
 def _drop_exclusive(merged: _Layer, layer: _Layer, problems: list[str]) -> None:

@@ -87,7 +87,8 @@ def _explain_span(bn_span: int, replicas: int) -> str:
     """Why so many replicas cannot share statistics, and which numbers could."""
     if bn_span > replicas:
         there = "is only 1 replica" if replicas == 1 else f"are only {replicas} replicas"
-        return f"there {there}; give --replicas {bn_span}, or a multiple of that"
+        ways = f"--replicas {bn_span}, or a multiple of that, or --bn-span {replicas}"
+        return f"there {there}; give {ways}"
     fits = [span for span in range(1, replicas + 1) if replicas % span == 0]
     if len(fits) > _MOST_LISTED:
         fits = [max(n for n in fits if n < bn_span), min(n for n in fits if n > bn_span)]

@@ -169,8 +169,9 @@ def settle_replicas(settings: Settings) -> Settings:
             f"{becomes * (train.global_batch_size is None)}",
         )
     elif train.global_batch_size is None:
-        _check_kept_batch(settings, batch * passes, replicas=ranks)
-        update = {"global_batch_size": batch * passes, "gradient_accumulation": None}
+        kept = batch * passes * settings.numbered_replicas
+        _check_kept_batch(settings, kept, replicas=ranks)
+        update = {"global_batch_size": kept, "gradient_accumulation": None}
         train = train.model_copy(update=update)
     machine = config.machine.model_copy(update={"replicas": ranks})
     config = config.model_copy(update={"machine": machine, "train": train})
@@ -178,7 +179,7 @@ def settle_replicas(settings: Settings) -> Settings:
 
 
 def _check_kept_batch(settings: Settings, global_batch: int, *, replicas: int) -> None:
-    """ConfigError where so many replicas cannot share the batch that one had."""
+    """ConfigError where so many replicas cannot share the batch that was made for others."""
     micro_batch = settings.config.data.batch_size
     try:
         count_accumulation(global_batch, micro_batch=micro_batch, replicas=replicas, kept=True)
