@@ -51,7 +51,7 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         say=lambda line: _say("train", line),
         way_out=f"continue with: phalanx train --resume {run.path}{run.plugin_flag}",
     )
-    if code not in (0, Stopped.exit_code):
+    if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can go on
         _discard_unbegun(prepared)
     return code
 
