@@ -236,6 +236,20 @@ def test_a_size_needs_no_data(tmp_path, monkeypatch, capsys):
     assert ask(capsys, "find", "batch-size", *words)["largest"] == 2
 
 
+def test_a_size_is_tried_with_the_replicas_that_share_statistics(tiny, monkeypatch, capsys):
+    whole, counted = session.train_step, []
+
+    def count(state, passes, *rest, **named):
+        counted.append([len(batch.labels) for batch in passes])
+        return whole(state, passes, *rest, **named)
+
+    monkeypatch.setattr(session, "train_step", count)
+    words = [*tiny, "--replicas=4", "--bn-span=2", "--most=8", "--seconds=0.01"]
+    told = ask(capsys, "find", "batch-size", *words)
+    assert (told["largest"], told["global_batch"]) == (8, 16), "of a replica"
+    assert counted[0] == [8] * 4, "two passes of two micro-batches side by side"
+
+
 @pytest.mark.parametrize("room", [2, 3, 5, 8, 9, 100, 1000, 4095])
 def test_the_largest_size_is_found_to_a_sixteenth(room):
     tried = []

@@ -158,7 +158,8 @@ def test_the_input_is_timed(photos, capsys):
     ]  # fmt: skip
     assert all(rate["images_per_second"] > 0 for rate in found["stages"])
     assert found["one_worker"] > 0 and found["eaten"] > 0 and "resnet8 needs" in found["verdict"]
-    assert main(["data", "bench", str(photos), *words, "--seconds", "0.1"]) == 0
+    folded = [*words, "--batch-size=2", "--replicas=4", "--bn-span=2"]
+    assert main(["data", "bench", str(photos), *folded, "--seconds", "0.1"]) == 0
     assert "all together" in capsys.readouterr().out
     assert main(["data", "bench", str(photos), "--seconds", "soon"]) == 2
     assert main(["data", "bench", str(photos), *words, "--steps", "4"]) == 2

@@ -100,7 +100,7 @@ def measure_feeding(settings: Settings, *, seconds: float) -> Feeding:
 
 def _time_batches(session: Session, plan: Plan, seconds: float) -> float:
     """Images a second that arrive on the device, the first batches aside."""
-    whole = replace(plan, accumulation=1, micro_batch=plan.global_batch)
+    whole = replace(plan, accumulation=1, micro_batch=plan.global_batch // plan.replicas)
     with session.open_feed(whole) as feed:
         steps = feed.batches_from(0)
         for _ in range(_WARM_UP_BATCHES):

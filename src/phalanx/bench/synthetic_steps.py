@@ -8,18 +8,22 @@ import torch
 from phalanx.assemble.session import Session
 from phalanx.config.schema import Config
 from phalanx.engine.step import MicroBatch
+from phalanx.plan.layout import Layout
 from phalanx.plan.plan import Plan
 
 
 def build_synthetic_step(config: Config, plan: Plan, *, waits: bool = True) -> Callable[[], int]:
     """A call that takes one step of one replica, waits for it if asked to, and gives its images.
 
-    Weights do not move: the learning rate is 0.
+    Where replicas share statistics side by side, it is a step of so many. Weights do not move: the
+    learning rate is 0.
     """
     fresh = config.model.model_copy(update={"init_weights": None, "reset_head": False})
-    rows, images = plan.micro_batch, plan.micro_batch * plan.accumulation
+    unit, rows = plan.layout.unit, plan.micro_batch
+    images = rows * plan.accumulation * unit
     config = config.model_copy(update={"model": fresh})
-    session = Session(config, replace(plan, global_batch=images))
+    alone = Layout(unit, bn_span=unit)
+    session = Session(config, replace(plan, layout=alone, global_batch=images))
     shape = (rows, 3, plan.image_size, plan.image_size)
     pixels = torch.empty(shape, device=session.device, memory_format=torch.channels_last).normal_()
     labels = torch.arange(rows, device=session.device) % plan.num_classes
