@@ -143,7 +143,8 @@ def test_a_stop_goes_on_with_more_ranks_and_with_none(digits, tmp_path):
     launched.process.terminate()
     done = launched.end()
     assert done.returncode == 75, done.stderr
-    (line,) = done.stderr.splitlines()
+    _, heard, line = done.stderr.splitlines()
+    assert heard == "SIGTERM: finishing this step and saving"
     assert line.startswith("phalanx train: stopped by SIGTERM") and f"--resume {run}" in line
     launched = Launched("train", "--resume", run, "--devices=4", run=run)
     launched.wait_for_steps(40)
