@@ -79,6 +79,7 @@ def main() -> None:
         split = list_split_spans(data_dir=digits, folder=folder)
         chosen = [*list_strict(), *resumed, *list_near(), *split]
         chosen += [*list_one_replica(), *list_spans(), *list_first_steps()]
+        chosen.sort(key=lambda one: list(AGAINST).index(one.against))
         rows = list(measure(chosen, ranks, data_dir=digits, folder=folder))
     for against, some in groupby(gather(rows, chosen), key=lambda rows: rows[0].comparison.against):
         print(f"\nAgainst {AGAINST[against]}:\n")
