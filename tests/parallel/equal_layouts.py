@@ -166,7 +166,7 @@ def list_split_spans(*, data_dir: Path, folder: Path) -> list[Comparison]:
 
     Before it, each replica had norms of its own, as in a run that is forked with another span.
     Before the first, biases of norms are 0, and after it nothing but a gradient, in which float32's
-    own error is more than the bound: with one replica, too.
+    own error is as large as the bound.
     """
     start = save_early(EVERYTHING, 1, data_dir=data_dir, folder=folder)
     return [
