@@ -18,6 +18,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "parallel")]
 from equal_layouts import (  # noqa: E402 - found by the lines above
     Comparison,
     Row,
+    list_first_steps,
     list_near,
     list_one_replica,
     list_resumed,
@@ -33,6 +34,7 @@ AGAINST = {
     "folded": "the same folded into one process",
     "one replica": "1 replica, accumulation 8; trained parameters only",
     "plain torch": "plain torch, one model for each group of replicas",
+    "float64": "the same in float64, folded",
 }
 
 
@@ -76,7 +78,8 @@ def main() -> None:
         resumed = list_resumed([1, 2, 4], data_dir=digits, folder=folder)
         split = list_split_spans(data_dir=digits, folder=folder)
         chosen = [*list_strict(), *resumed, *list_near(), *split]
-        chosen += [*list_one_replica(), *list_spans()]
+        chosen += [*list_one_replica(), *list_spans(), *list_first_steps()]
+        chosen.sort(key=lambda one: list(AGAINST).index(one.against))
         rows = list(measure(chosen, ranks, data_dir=digits, folder=folder))
     for against, some in groupby(gather(rows, chosen), key=lambda rows: rows[0].comparison.against):
         print(f"\nAgainst {AGAINST[against]}:\n")

@@ -94,7 +94,7 @@ class Comparison:
     bound: float = 0.0  # on the relative L2 of each tensor; 0: bit for bit
     ranks: Sequence[int] = (2, 3, 4)
     float64: bool = False
-    against: str = "folded"  # or "one replica", or "plain torch"
+    against: str = "folded"  # or "one replica", "plain torch", "float64"
     start: str = ""  # a checkpoint that they begin with
     stop: int | None = None  # the step they stop after
     resumed: bool = False  # what they are held against has gone all the way by itself
@@ -166,7 +166,7 @@ def list_split_spans(*, data_dir: Path, folder: Path) -> list[Comparison]:
 
     Before it, each replica had norms of its own, as in a run that is forked with another span.
     Before the first, biases of norms are 0, and after it nothing but a gradient, in which float32's
-    own error is more than the bound: with one replica, too.
+    own error is as large as the bound.
     """
     start = save_early(EVERYTHING, 1, data_dir=data_dir, folder=folder)
     return [
@@ -237,6 +237,27 @@ def list_spans() -> list[Comparison]:
     ]
 
 
+def list_first_steps() -> list[Comparison]:
+    """A first step in float32 with norms that ranks share, and what float32 loses in it anyway."""
+    alone = {"replicas": "1", "batch-size": "16"}
+    some = [
+        ("1 replica of 16 images", alone, "float64", ()),
+        ("`--bn-span 4`", {"bn-span": "4"}, "float64", (2, 4)),
+        ("`--bn-span 4`", {"bn-span": "4"}, "folded", (2, 4)),
+    ]
+    return [
+        Comparison(
+            what=f"{what}, first step",
+            flags={**flags, **ONE_STEP},
+            bound=1e-5,
+            against=against,
+            compared=WEIGHTS,
+            ranks=ranks,
+        )
+        for what, flags, against, ranks in some
+    ]
+
+
 # --- what it is held against ---
 
 
@@ -247,8 +268,8 @@ def find_expected(comparison: Comparison, data_dir: Path) -> Left:
         del case["start"]
     if comparison.against == "plain torch":
         return run_plainly(case)
-    if comparison.against == "folded":
-        return run_session(case)
+    if comparison.against in ("folded", "float64"):
+        return run_session({**case, "float64": case["float64"] or comparison.against == "float64"})
     flags = case["flags"]
     passes = int(flags["replicas"]) * int(flags["gradient-accumulation"])
     alone = {**flags, "replicas": "1", "gradient-accumulation": str(passes)}
