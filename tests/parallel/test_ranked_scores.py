@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -162,6 +163,17 @@ ENDLESS += ("--repeat", "10000", "--devices", "2")
 BEGUN = "resnet8 on generated, with random weights, so the score is chance\n"
 
 
+@pytest.fixture
+def endless() -> Iterator[subprocess.Popen[str]]:
+    """Two ranks that score again and again, and have begun."""
+    process = start_phalanx(*ENDLESS)
+    try:
+        assert process.stderr.readline() == BEGUN
+        yield process
+    finally:
+        process.kill()
+
+
 def list_children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(word) for word in text.split()]
@@ -169,14 +181,12 @@ def list_children(pid: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_ranks_with_one_line(number):
-    process = start_phalanx(*ENDLESS)
-    assert process.stderr.readline() == BEGUN
+def test_a_signal_ends_all_ranks_with_one_line(endless, number):
     time.sleep(1)
-    ranks = list_children(process.pid)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (
+    ranks = list_children(endless.pid)
+    endless.send_signal(number)
+    out, err = endless.communicate(timeout=60)
+    assert (endless.returncode, out, err) == (
         LEFT, "", "phalanx validate: stopped; nothing was changed\n",
     )  # fmt: skip
     assert len(ranks) == 2 and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
@@ -184,13 +194,11 @@ def test_a_signal_ends_all_ranks_with_one_line(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_score(rank):
-    process = start_phalanx(*ENDLESS)
-    assert process.stderr.readline() == BEGUN
-    os.kill(list_children(process.pid)[rank], signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+def test_a_killed_rank_ends_the_score(endless, rank):
+    os.kill(list_children(endless.pid)[rank], signal.SIGKILL)
+    out, err = endless.communicate(timeout=60)
     told = f"phalanx validate: rank {rank} was killed by SIGKILL; run the same command again\n"
-    assert (process.returncode, out, err) == (NETWORK, "", told)
+    assert (endless.returncode, out, err) == (NETWORK, "", told)
 
 
 @pytest.mark.slow
