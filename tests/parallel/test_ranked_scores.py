@@ -4,13 +4,18 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ranked_scores import score_model, score_on_ranks
+from ranked_sessions import launcher_variables
 
 from phalanx.cli.main import main
 from phalanx.engine.evaluate import Score
@@ -49,20 +54,23 @@ def check_answers(ranks: int, sizes: tuple[str, ...], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
-    """Fifteen validation images, one of which cannot be read."""
+    """Fifteen validation images, of which each of two ranks has a bad one if batches are of two."""
     folder = write_photos(tmp_path_factory.mktemp("photos"), {"train": 4, "val": 5}, size=(24, 20))
-    (folder / "val" / "fish" / "fish 003.jpg").write_bytes(b"no image")
+    for name in ("cat/cat 002.jpg", "fish/fish 003.jpg"):
+        (folder / "val" / name).write_bytes(b"no image")
     return folder
 
 
-def test_validate_starts_ranks_and_names_a_bad_image_once(photos, capsys):
+def test_validate_starts_ranks_and_names_bad_images_once(photos, capsys):
     words = ["validate", "resnet8", "--data-dir", str(photos), "--image-size", "16"]
     words += ["--valid-batch-size", "2", "--workers", "0", "--device", "cpu"]
     assert main(words) == 0
     alone = capsys.readouterr()
     found = run_phalanx(*words, "--devices", "2")
     assert (found.returncode, found.stderr) == (0, alone.err)
-    assert found.stderr.count("fish 003.jpg") == 1 and "of 14 images" in found.stdout
+    for name in ("cat 002.jpg", "fish 003.jpg"):
+        assert found.stderr.count(name) == 1
+    assert "of 13 images" in found.stdout
     assert re.sub("[^ ]+ images/s", "", found.stdout) == re.sub("[^ ]+ images/s", "", alone.out)
 
 
@@ -98,11 +106,72 @@ def read_rows(lines: str) -> list[dict]:
     return rows
 
 
+# --- ranks of a launcher ---
+
+
+def launch(*ranks_words: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code and output of each rank of a world where every one has its own words."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "phalanx", "validate", "resnet8", *words],
+            env=launcher_variables(rank, len(ranks_words), port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, words in enumerate(ranks_words)
+    ]
+    said = [process.communicate(timeout=120) for process in processes]
+    return [(process.returncode, *said[rank]) for rank, process in enumerate(processes)]
+
+
+SMALL = ["--data", "generated", "--image-size", "16", "--device", "cpu", "--json"]
+
+
+@pytest.mark.slow
+def test_a_launchers_ranks_score_together_and_one_speaks(capsys):
+    assert main(["validate", "resnet8", *SMALL]) == 0
+    alone = capsys.readouterr()
+    first, second = launch(SMALL, SMALL)
+    assert (first[0], read_rows(first[1]), first[2]) == (0, read_rows(alone.out), BEGUN)
+    assert second == (0, "", "")
+
+
+@pytest.mark.slow
+def test_ranks_with_other_weights_are_refused():
+    first, second = launch(SMALL, [*SMALL, "--seed", "7"])
+    told = r"phalanx validate: rank 1 on \S+: its options and weights differ from rank 0's on \S+; "
+    assert first[:2] == second[:2] == (NETWORK, "")
+    said = (first[2] + second[2]).removeprefix(BEGUN)
+    assert re.fullmatch(told + "all ranks must have the same\n", said)
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_by_the_first_rank_of_a_launcher():
+    wrong = ["--data", "generated", "--valid-batch-size", "many", "--rank-timeout", "5"]
+    first, second = launch(wrong, wrong)
+    assert first[0] == CONFIG and "--valid-batch-size" in first[2]
+    assert second[0] == NETWORK and "rank 0 cannot be reached" in second[2]
+
+
 # --- what may happen to ranks ---
 
 ENDLESS = ("validate", "resnet8", "--data", "generated", "--image-size", "16", "--device", "cpu")
 ENDLESS += ("--repeat", "10000", "--devices", "2")
 BEGUN = "resnet8 on generated, with random weights, so the score is chance\n"
+
+
+@pytest.fixture
+def endless() -> Iterator[subprocess.Popen[str]]:
+    """Two ranks that score again and again, and have begun."""
+    process = start_phalanx(*ENDLESS)
+    try:
+        assert process.stderr.readline() == BEGUN
+        yield process
+    finally:
+        process.kill()
 
 
 def list_children(pid: int) -> list[int]:
@@ -112,14 +181,12 @@ def list_children(pid: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_ranks_with_one_line(number):
-    process = start_phalanx(*ENDLESS)
-    assert process.stderr.readline() == BEGUN
+def test_a_signal_ends_all_ranks_with_one_line(endless, number):
     time.sleep(1)
-    ranks = list_children(process.pid)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (
+    ranks = list_children(endless.pid)
+    endless.send_signal(number)
+    out, err = endless.communicate(timeout=60)
+    assert (endless.returncode, out, err) == (
         LEFT, "", "phalanx validate: stopped; nothing was changed\n",
     )  # fmt: skip
     assert len(ranks) == 2 and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
@@ -127,13 +194,11 @@ def test_a_signal_ends_all_ranks_with_one_line(number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_score(rank):
-    process = start_phalanx(*ENDLESS)
-    assert process.stderr.readline() == BEGUN
-    os.kill(list_children(process.pid)[rank], signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+def test_a_killed_rank_ends_the_score(endless, rank):
+    os.kill(list_children(endless.pid)[rank], signal.SIGKILL)
+    out, err = endless.communicate(timeout=60)
     told = f"phalanx validate: rank {rank} was killed by SIGKILL; run the same command again\n"
-    assert (process.returncode, out, err) == (NETWORK, "", told)
+    assert (endless.returncode, out, err) == (NETWORK, "", told)
 
 
 @pytest.mark.slow
