@@ -158,7 +158,7 @@ def test_a_real_step_takes_what_is_predicted(mode):
             ]
             session.train_step(passes, 0.1)
     # of other passes; those that run side by side are copied
-    waiting = (len(passes) - (plan.layout.unit == 1)) * passes[0].images.nbytes
+    waiting = (len(passes) - (plan.layout.turn_size == 1)) * passes[0].images.nbytes
     lasting = found.weights + found.averages + found.optimizer + found.sums + found.statistics
     assert found.peak - lasting == pytest.approx(live.peak - waiting, rel=0.05)
 

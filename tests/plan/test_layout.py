@@ -26,7 +26,7 @@ def test_every_replica_is_run_once(layout):
 
 @given(layouts())
 def test_rounds_go_through_the_replicas_in_order(layout):
-    own = [layout.units_of(rank) for rank in range(layout.ranks)]
+    own = [layout.turns_of(rank) for rank in range(layout.ranks)]
     assert max(map(len, own)) == layout.rounds <= min(map(len, own)) + 1
     walk = [
         own[rank][turn]
@@ -35,24 +35,24 @@ def test_rounds_go_through_the_replicas_in_order(layout):
         if turn < len(own[rank])
     ]
     assert list(chain.from_iterable(walk)) == list(range(layout.replicas))
-    assert len(walk) == layout.units and {len(unit) for unit in walk} == {layout.unit}
+    assert len(walk) == layout.turns and {len(turn) for turn in walk} == {layout.turn_size}
 
 
 @given(layouts())
 def test_who_shares_statistics_is_together_or_exchanges_them(layout):
-    """A group of replicas is one unit, or the units of one round on the ranks of one span group."""
+    """A group of replicas is one turn, or the turns of one round on the ranks of one span group."""
     for first in range(0, layout.replicas, layout.bn_span):
         group = set(range(first, first + layout.bn_span))
-        units = [
-            (rank, unit)
+        turns = [
+            (rank, turn)
             for rank in range(layout.ranks)
-            for unit in layout.units_of(rank)
-            if group & set(unit)
+            for turn in layout.turns_of(rank)
+            if group & set(turn)
         ]
-        assert set(chain.from_iterable(unit for _, unit in units)) == group
-        if len(units) > 1:
-            assert tuple(rank for rank, _ in units) in layout.span_groups
-            assert layout.rounds == 1, "ranks that exchange statistics run one unit each"
+        assert set(chain.from_iterable(turn for _, turn in turns)) == group
+        if len(turns) > 1:
+            assert tuple(rank for rank, _ in turns) in layout.span_groups
+            assert layout.rounds == 1, "ranks that exchange statistics run one turn each"
 
 
 @given(layouts())
@@ -61,7 +61,7 @@ def test_span_groups_hold_all_ranks_or_none(layout):
     assert ranks in ([], list(range(layout.ranks)))
     for rank in range(layout.ranks):
         partners = layout.partners_of(rank)
-        assert rank not in partners and len(partners) == layout.bn_span // layout.unit - 1
+        assert rank not in partners and len(partners) == layout.bn_span // layout.turn_size - 1
         assert all(rank in layout.partners_of(other) for other in partners)
 
 
@@ -73,7 +73,7 @@ def test_as_many_devices_are_used_as_replicas_allow(span, groups, devices):
     assert layout.folded == (layout.ranks < replicas)
     assert lay_out(replicas, devices=layout.ranks, bn_span=span) == layout, "others change nothing"
     if devices >= replicas:
-        assert (layout.ranks, layout.unit, layout.rounds) == (replicas, 1, 1)
+        assert (layout.ranks, layout.turn_size, layout.rounds) == (replicas, 1, 1)
     if span == 1:
         assert layout.ranks == min(devices, replicas)
 

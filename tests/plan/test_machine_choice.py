@@ -201,10 +201,10 @@ def test_a_problem_of_the_layout_is_reported_with_others():
 
 
 def test_only_batch_norm_has_statistics_to_share():
-    assert plan(replicas=4, bn_span=4).layout.unit == 4
+    assert plan(replicas=4, bn_span=4).layout.turn_size == 4
     for norm in ("group", "none"):
         layout = plan(replicas=4, bn_span=3, norm_type=norm, norm_num_groups=8).layout
-        assert (layout.bn_span, layout.unit) == (1, 1)
+        assert (layout.bn_span, layout.turn_size) == (1, 1)
 
 
 def test_scoring_needs_no_more_than_one_device():

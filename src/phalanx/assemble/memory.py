@@ -37,7 +37,7 @@ def predict_step_memory(config: Config, plan: Plan) -> Memory:
     found = predict_memory(
         variant,
         num_classes=plan.num_classes,
-        batch=plan.micro_batch * layout.unit,
+        batch=plan.micro_batch * layout.turn_size,
         image_size=plan.image_size,
         per_weight=_count_bytes_per_weight(config, plan),
         half=plan.precision.startswith("16"),

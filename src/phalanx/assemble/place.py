@@ -86,9 +86,9 @@ class Place:
         layout = self.layout
         return [
             number * layout.replicas + replica
-            for unit in layout.units_of(self.rank)
+            for turn in layout.turns_of(self.rank)
             for number in range(accumulation)
-            for replica in unit
+            for replica in turn
         ]
 
 

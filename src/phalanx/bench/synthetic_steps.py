@@ -19,10 +19,10 @@ def build_synthetic_step(config: Config, plan: Plan, *, waits: bool = True) -> C
     learning rate is 0.
     """
     fresh = config.model.model_copy(update={"init_weights": None, "reset_head": False})
-    unit, rows = plan.layout.unit, plan.micro_batch
-    images = rows * plan.accumulation * unit
+    turn, rows = plan.layout.turn_size, plan.micro_batch
+    images = rows * plan.accumulation * turn
     config = config.model_copy(update={"model": fresh})
-    alone = Layout(unit, bn_span=unit)
+    alone = Layout(turn, bn_span=turn)
     session = Session(config, replace(plan, layout=alone, global_batch=images))
     shape = (rows, 3, plan.image_size, plan.image_size)
     pixels = torch.empty(shape, device=session.device, memory_format=torch.channels_last).normal_()

@@ -171,8 +171,8 @@ def _list_ranks(plan: "Plan") -> list[dict[str, Any]]:
     """What each rank does in a step, for JSON."""
     ranks = []
     for rank in range(plan.layout.ranks):
-        units = plan.layout.units_of(rank)
-        ranks.append({"rank": rank, "replicas": units, "passes": len(units) * plan.accumulation})
+        turns = plan.layout.turns_of(rank)
+        ranks.append({"rank": rank, "replicas": turns, "passes": len(turns) * plan.accumulation})
     return ranks
 
 
@@ -197,14 +197,14 @@ def _describe_ranks(plan: "Plan") -> list[tuple[str, str]]:
 
 def _describe_rank(plan: "Plan", rank: int) -> tuple[str, str, str, str]:
     """The cells of a rank."""
-    units, partners = plan.layout.units_of(rank), plan.layout.partners_of(rank)
-    texts = [f"{unit[0]}-{unit[-1]}" if len(unit) > 1 else f"{unit[0]}" for unit in units]
+    turns, partners = plan.layout.turns_of(rank), plan.layout.partners_of(rank)
+    texts = [f"{turn[0]}-{turn[-1]}" if len(turn) > 1 else f"{turn[0]}" for turn in turns]
     noun = "rank" if len(partners) == 1 else "ranks"
     shared = f"shared with {noun} {_shorten(map(str, partners))}"
     return (
         str(rank),
         _shorten(texts),
-        f"{len(units) * plan.accumulation:,}",
+        f"{len(turns) * plan.accumulation:,}",
         shared if partners else "shared within each pass",
     )
 

@@ -21,9 +21,9 @@ _Buffers = dict[str, Tensor]
 
 
 class ReplicaStatistics:
-    """What a rank knows of the replicas' buffers: those of its own units, and all when gathered.
+    """What a rank knows of the replicas' buffers: those of its own turns, and all when gathered.
 
-    Replicas of one unit see the same batches in their norms, and have one set of buffers.
+    Replicas of one turn see the same batches in their norms, and have one set of buffers.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ReplicaStatistics:
     ) -> None:
         parameters = dict(model.named_parameters())
         self._buffers = {n: t for n, t in model.state_dict().items() if n not in parameters}
-        self._layout, self._units = layout, layout.units_of(rank)
+        self._layout, self._turns = layout, layout.turns_of(rank)
         self._average, self._gather = average, gather
         self._rows: list[_Buffers] = []
         self._averaged_rows: list[_Buffers] = []  # of floating-point buffers; empty without average
@@ -46,23 +46,23 @@ class ReplicaStatistics:
 
     def _begin_alike(self) -> None:
         """Let every replica begin with what the model and its average have."""
-        self._rows = [_clone(self._buffers) for _ in self._units]
+        self._rows = [_clone(self._buffers) for _ in self._turns]
         if self._average is not None:
             known = self._average.tensors()
             averages = {name: known[name] for name, now in self._floating(self._buffers).items()}
-            self._averaged_rows = [_clone(averages) for _ in self._units]
+            self._averaged_rows = [_clone(averages) for _ in self._turns]
 
     @staticmethod
     def _floating(buffers: _Buffers) -> _Buffers:
         return {name: now for name, now in buffers.items() if now.is_floating_point()}
 
-    def enter(self, unit: int) -> None:
-        """Put the buffers of this rank's unit into the model."""
-        _copy(self._buffers, self._rows[unit])
+    def enter(self, turn: int) -> None:
+        """Put the buffers of this rank's turn into the model."""
+        _copy(self._buffers, self._rows[turn])
 
-    def leave(self, unit: int) -> None:
-        """Take the unit's buffers back from the model."""
-        _copy(self._rows[unit], self._buffers)
+    def leave(self, turn: int) -> None:
+        """Take the turn's buffers back from the model."""
+        _copy(self._rows[turn], self._buffers)
 
     @torch.no_grad()
     def update_average(self, step: int) -> None:
@@ -81,18 +81,18 @@ class ReplicaStatistics:
         everybody = self._gather(mine)
         self._all = {}
         for rank, (rows, averaged_rows) in enumerate(everybody):
-            for unit, row in zip(self._layout.units_of(rank), rows, strict=True):
-                self._note("", unit, row)
-            for unit, row in zip(self._layout.units_of(rank), averaged_rows, strict=False):
-                self._note(f"{_AVERAGE}/", unit, row)
+            for turn, row in zip(self._layout.turns_of(rank), rows, strict=True):
+                self._note("", turn, row)
+            for turn, row in zip(self._layout.turns_of(rank), averaged_rows, strict=False):
+                self._note(f"{_AVERAGE}/", turn, row)
         means = {name: self._mean("", name) for name in self._buffers}
         _copy(self._buffers, means)
         if self._average is not None:
             names = self._floating(self._buffers)
             self._average.overwrite({n: self._mean(f"{_AVERAGE}/", n) for n in names})
 
-    def _note(self, prefix: str, unit: tuple[int, ...], row: _Buffers) -> None:
-        for replica in unit:
+    def _note(self, prefix: str, turn: tuple[int, ...], row: _Buffers) -> None:
+        for replica in turn:
             self._all |= {f"{prefix}{replica}/{name}": now for name, now in row.items()}
 
     def _mean(self, prefix: str, name: str) -> Tensor:
@@ -114,9 +114,9 @@ class ReplicaStatistics:
             return  # a fork that has other replicas
         has_average = any(name.startswith(_AVERAGE) for name in tensors)
         span = self._layout.bn_span
-        for number, unit in enumerate(self._units):
+        for number, turn in enumerate(self._turns):
             # of replicas that share statistics now, and may not have before, the first one's
-            first = unit[0] // span * span
+            first = turn[0] // span * span
             self._fill(self._rows[number], tensors, f"{first}/", where)
             if self._averaged_rows and has_average:
                 prefix = f"{_AVERAGE}/{first}/"

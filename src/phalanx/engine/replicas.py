@@ -31,22 +31,22 @@ def build_replica_passes(
     global_batch: int,
     statistics: Callable[[], ReplicaStatistics | None],
 ) -> ForwardBackward:
-    """Passes of this rank's units one after the other, each with its own running statistics.
+    """Passes of this rank's turns one after the other, each with its own running statistics.
 
     A step's passes come in the order of their slices: pass n of every replica, then n + 1.
     """
-    units, own = layout.units_of(rank), len(layout.replicas_of(rank))
+    turns, own = layout.turns_of(rank), len(layout.replicas_of(rank))
 
-    def run_unit(number: int, passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
-        """All passes of this rank's unit; the sums over them of [loss, right answers]."""
-        kept, firsts = statistics(), range(number * layout.unit, len(passes), own)
+    def run_turn(number: int, passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+        """All passes of this rank's turn; the sums over them of [loss, right answers]."""
+        kept, firsts = statistics(), range(number * layout.turn_size, len(passes), own)
         if kept is not None:
             kept.enter(number)
         totals = []
         for first in firsts:
-            last = number == len(units) - 1 and first == firsts[-1]
+            last = number == len(turns) - 1 and first == firsts[-1]
             with gradients.pass_context(last=last):
-                totals.append(run_pass(passes[first : first + layout.unit], loss_scale))
+                totals.append(run_pass(passes[first : first + layout.turn_size], loss_scale))
         if kept is not None:
             kept.leave(number)
         return sum(totals[1:], totals[0])
@@ -54,11 +54,11 @@ def build_replica_passes(
     def forward_backward(passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
         totals = []
         for number in range(layout.rounds):
-            if number < len(units):
-                totals.append(run_unit(number, passes, loss_scale))
-            else:  # the last round has a unit for some of the ranks only
+            if number < len(turns):
+                totals.append(run_turn(number, passes, loss_scale))
+            else:  # the last round has a turn for some of the ranks only
                 totals.append(torch.zeros_like(totals[0]))
-            gradients.end_round(min(layout.ranks, layout.units - number * layout.ranks))
-        return gradients.finish(torch.stack(totals))[: layout.units].sum(0) / global_batch
+            gradients.end_round(min(layout.ranks, layout.turns - number * layout.ranks))
+        return gradients.finish(torch.stack(totals))[: layout.turns].sum(0) / global_batch
 
     return forward_backward

@@ -24,10 +24,10 @@ class LocalSum:
         return nullcontext()
 
     def end_round(self, ranks: int) -> None:
-        """So many ranks have run a unit each."""
+        """So many ranks have run a turn each."""
 
     def finish(self, totals: Tensor) -> Tensor:
-        """Leave the sums in the model's parameters; gives the [loss, right] of all units."""
+        """Leave the sums in the model's parameters; gives the [loss, right] of all turns."""
         return totals
 
 
@@ -91,7 +91,7 @@ class OrderedSum(LocalSum):
         self._has_sum = False
 
     def end_round(self, ranks: int) -> None:
-        """Add the gradients of the round's units, those of the first so many ranks."""
+        """Add the gradients of the round's turns, those of the first so many ranks."""
         if not self._buckets:  # a weight that has no gradient now never has one
             weights = [w for w in self.model.parameters() if w.grad is not None]
             self._buckets = _fill_buckets(weights, self._bytes)

@@ -30,5 +30,5 @@ def count_exchange(plan: Plan, *, gradients: int, statistics: int) -> Exchange:
     moved = 2 * others * gradients // layout.ranks
     if plan.determinism == "strict":
         moved = layout.rounds * others * gradients
-    apart = layout.bn_span // layout.unit
+    apart = layout.bn_span // layout.turn_size
     return Exchange(gradients=moved, statistics=2 * plan.accumulation * (apart - 1) * statistics)

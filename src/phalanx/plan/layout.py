@@ -16,9 +16,9 @@ class Layout:
 
     Replicas that share BatchNorm statistics (`bn_span` of them, 0 to k-1, k to 2k-1, ...) run side
     by side in one pass. Where there are more ranks than such groups, each group is split over
-    several ranks, which exchange their statistics. What a rank runs in one pass is a unit. Units
-    go round the ranks: rank w of W runs units w, W + w, 2W + w, ..., one after the other. So after
-    round n the units 0 to nW - 1 are done, in the order of their replicas.
+    several ranks, which exchange their statistics. What a rank runs in one pass is a turn. Turns
+    go round the ranks: rank w of W runs turns w, W + w, 2W + w, ..., one after the other. So after
+    round n the turns 0 to nW - 1 are done, in the order of their replicas.
     """
 
     replicas: int = 1
@@ -26,47 +26,47 @@ class Layout:
     bn_span: int = 1
 
     @cached_property
-    def unit(self) -> int:
+    def turn_size(self) -> int:
         """How many replicas run side by side."""
         return self.bn_span // max(1, self.ranks * self.bn_span // self.replicas)
 
     @property
-    def units(self) -> int:
+    def turns(self) -> int:
         """How many passes over different replicas a step has."""
-        return self.replicas // self.unit
+        return self.replicas // self.turn_size
 
     @property
     def folded(self) -> bool:
         """Whether some rank stands in for several devices."""
-        return self.units > self.ranks or self.unit > 1
+        return self.turns > self.ranks or self.turn_size > 1
 
     @property
     def rounds(self) -> int:
-        """How many units the busiest rank runs, one after the other."""
-        return -(-self.units // self.ranks)
+        """How many turns the busiest rank runs, one after the other."""
+        return -(-self.turns // self.ranks)
 
-    def units_of(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """The replicas of each unit that a rank runs, in order."""
+    def turns_of(self, rank: int) -> tuple[tuple[int, ...], ...]:
+        """The replicas of each turn that a rank runs, in order."""
         return tuple(
-            tuple(range(number * self.unit, (number + 1) * self.unit))
-            for number in range(rank, self.units, self.ranks)
+            tuple(range(number * self.turn_size, (number + 1) * self.turn_size))
+            for number in range(rank, self.turns, self.ranks)
         )
 
     def replicas_of(self, rank: int) -> tuple[int, ...]:
         """All replicas that a rank runs, in order."""
-        return tuple(replica for unit in self.units_of(rank) for replica in unit)
+        return tuple(replica for turn in self.turns_of(rank) for replica in turn)
 
     @property
     def span_groups(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that exchange BatchNorm statistics with each other; none where none must."""
-        apart = self.bn_span // self.unit
+        apart = self.bn_span // self.turn_size
         if apart == 1:
             return ()
         return tuple(tuple(range(first, first + apart)) for first in range(0, self.ranks, apart))
 
     def partners_of(self, rank: int) -> tuple[int, ...]:
         """The other ranks that a rank exchanges BatchNorm statistics with."""
-        apart = self.bn_span // self.unit
+        apart = self.bn_span // self.turn_size
         first = rank // apart * apart
         return tuple(other for other in range(first, first + apart) if other != rank)
 
@@ -145,8 +145,10 @@ def describe_layout(layout: Layout) -> str:
     if not layout.folded:
         return f"{replicas} replicas, one on each of {each}"
     way = " one after the other"
-    if layout.unit > 1:
-        way = f" {layout.unit} at a time, side by side" if layout.rounds > 1 else " side by side"
+    if layout.turn_size > 1:
+        way = (
+            f" {layout.turn_size} at a time, side by side" if layout.rounds > 1 else " side by side"
+        )
     counts = sorted({len(layout.replicas_of(rank)) for rank in (0, layout.ranks - 1)})
     if layout.ranks == 1:
         return f"{replicas} replicas folded onto {each}: they run{way}"
