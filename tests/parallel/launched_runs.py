@@ -49,13 +49,28 @@ class Launched:
 
     def rank(self, number: int, *, timeout: float = 60) -> int:
         """The process of a rank, once it is there."""
-        return wait_for(lambda: find_ranks(self.process.pid).get(number), timeout=timeout)
+        return self._wait_for(lambda: find_ranks(self.process.pid).get(number), timeout)
 
     def wait_for_steps(self, steps: int, *, timeout: float = 60) -> None:
         """Until that many steps are recorded."""
         assert self.run is not None
         run = self.run
-        wait_for(lambda: count_steps(run) >= steps or None, timeout=timeout)
+        self._wait_for(lambda: count_steps(run) >= steps or None, timeout)
+
+    def _wait_for(self, look: Callable[[], _Found | None], timeout: float) -> _Found:
+        """What `look` finds while the command runs."""
+
+        def look_if_alive() -> _Found | None:
+            found = look()
+            assert found is not None or self.process.poll() is None, self.process.communicate()
+            return found
+
+        try:
+            return wait_for(look_if_alive, timeout=timeout)
+        except BaseException:
+            self.process.kill()  # its ranks leave with it
+            self.process.communicate()
+            raise
 
     def end(self) -> subprocess.CompletedProcess[str]:
         """How it ended and what it said; nothing of it runs any more."""

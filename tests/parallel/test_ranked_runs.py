@@ -62,7 +62,7 @@ def test_two_kills_end_like_none(digits, tmp_path, capsys):
     assert "on cpu in 32.32" in told[0]
     assert told[2] == "2 replicas folded onto 1 device: they run one after the other"
     # the note is of what was typed, which the ranks, that open the run, cannot know
-    launched = Launched(*ranked_run(digits, run, epochs=4, lr_batch=16), run=run)
+    launched = Launched(*ranked_run(digits, run, epochs=4, ckpts_per_epoch=4), run=run)
     kill(launched.rank(1))  # before it could do anything
     launched.wait_for_steps(8)
     kill(launched.rank(0))
@@ -74,7 +74,7 @@ def test_two_kills_end_like_none(digits, tmp_path, capsys):
     first, _, layout, note, *_ = done.stdout.splitlines()
     assert first.endswith("4 epochs, on 2 processes on cpu in 32.32")
     assert layout == "2 replicas, one on each of 2 devices"
-    assert note.startswith("note: --lr-batch has no effect with --lr")
+    assert note.startswith("note: --ckpts-per-epoch 4: an epoch has 6 steps")
     assert done.stdout.count("note: ") == 1 and done.stdout.count("resumed at step ") == 1
 
 
@@ -145,7 +145,7 @@ def test_a_stop_goes_on_with_more_ranks_and_with_none(digits, tmp_path):
     assert done.returncode == 75, done.stderr
     _, heard, line = done.stderr.splitlines()
     assert heard == "SIGTERM: finishing this step and saving"
-    assert line.startswith("phalanx train: stopped by SIGTERM") and f"--resume {run}" in line
+    assert line.startswith("phalanx train: stopped after step ") and f"--resume {run}" in line
     launched = Launched("train", "--resume", run, "--devices=4", run=run)
     launched.wait_for_steps(40)
     os.killpg(launched.process.pid, signal.SIGINT)  # as a terminal does it
