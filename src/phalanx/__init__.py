@@ -70,14 +70,16 @@ def train(
 def _train_on_ranks(prepared: "PreparedRun", flags: dict[str, str]) -> "Summary":
     """Train in processes of their own; what went wrong there is on standard error."""
     from phalanx.assemble.rank_launch import start_ranks
-    from phalanx.errors import NetworkError, Stopped
+    from phalanx.errors import NetworkError, Stopped, UserError
     from phalanx.report.summary import read_summary
 
     code = start_ranks(prepared, flags)
     if code == Stopped.exit_code:
         raise Stopped(f"stopped; continue with phalanx.train(resume={str(prepared.run.path)!r})")
     if code:
-        raise NetworkError(f"{prepared.run.path}: a rank failed with exit code {code}")
+        kinds = {kind.exit_code: kind for kind in UserError.__subclasses__()}
+        kind = kinds.get(code, NetworkError)
+        raise kind(f"{prepared.run.path}: a rank failed, and said why on standard error")
     return read_summary(prepared.run.path)
 
 

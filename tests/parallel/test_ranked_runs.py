@@ -291,9 +291,9 @@ def test_a_stopped_rank_is_a_hang_that_every_rank_shows(stopped, digits, tmp_pat
     own = first + 8 * other
     positions = f"positions {own:,} to {own + 7:,} of the stream, out of the step's {first:,} to "
     assert positions in done.stderr
-    assert f"rank {stopped} does not respond, and is aborted; it hangs here:" in done.stderr
+    assert f"rank {stopped} is not responding and will be aborted; it hangs here:" in done.stderr
     assert done.stderr.count("in fit\n") >= 2, "both stacks"
-    way_out = f"the ranks have lost each other; continue with: phalanx train --resume {run}"
+    way_out = f"the ranks lost contact with each other; continue with: phalanx train --resume {run}"
     assert done.stderr.splitlines()[-1] == f"phalanx train: {way_out}"
     assert (run / f"hang-rank-{other}.txt").exists()
 
@@ -368,7 +368,7 @@ def test_ranks_that_cannot_meet(digits, tmp_path):
     assert (done.returncode, done.stderr) == (8, f"phalanx train: {taken}\n")
     done = Launched(*words, **world_variables(0, 3)).end()
     assert done.returncode == 8 and done.stderr.count("\n") == 1
-    assert "ranks 1, 2 of 3 did not come within 1 s; look at what they say" in done.stderr
+    assert "ranks 1, 2 of 3 did not start within 1 s; check their output" in done.stderr
     done = Launched(*words, **world_variables(1, 3, port)).end()
     assert done.returncode == 8 and done.stderr.count("\n") == 1
     assert f"rank 0 cannot be reached at 127.0.0.1:{port} within 1 s" in done.stderr
@@ -388,7 +388,7 @@ def test_ranks_that_differ_are_refused(digits, tmp_path):
     run, host = tmp_path / "run", socket.gethostname()
     words = [*ranked_run(digits, run, launched=True, epochs=1), "--rank-timeout=30"]
     told = start_two(words, words, **other_code)
-    assert f"rank 1 on {host}: has other code than rank 0 on {host}; all ranks" in told
+    assert f"rank 1 on {host} has different code from rank 0 on {host}; all ranks" in told
     assert not run.exists()
     launched = Launched(*ranked_run(digits, run, epochs=99), run=run)
     launched.wait_for_steps(8)
@@ -396,11 +396,11 @@ def test_ranks_that_differ_are_refused(digits, tmp_path):
     assert launched.end().returncode == 75
     resume = ["train", "--resume", str(run), "--rank-timeout=30"]
     told = start_two([*resume, "--bucket-mib=1"], [*resume, "--bucket-mib=2"])
-    assert "has other options than rank 0" in told
+    assert "has different options from rank 0" in told
     data = make_digits(tmp_path / "data", train=96, valid=40, seed=2)
     resume.append("--accept-changed-data")
     told = start_two(resume, [*resume, f"--data-dir={data}"])
-    assert "has other data than rank 0" in told
+    assert "has different data from rank 0" in told
 
 
 def start_two(first: list[str], second: list[str], **variables: str) -> str:

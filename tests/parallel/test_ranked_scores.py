@@ -142,7 +142,7 @@ def test_a_launchers_ranks_score_together_and_one_speaks(capsys):
 @pytest.mark.slow
 def test_ranks_with_other_weights_are_refused():
     first, second = launch(SMALL, [*SMALL, "--seed", "7"])
-    told = r"phalanx validate: rank 1 on \S+: its options and weights differ from rank 0's on \S+; "
+    told = r"phalanx validate: rank 1 on \S+ has different options and weights from rank 0 on \S+; "
     assert first[:2] == second[:2] == (NETWORK, "")
     said = (first[2] + second[2]).removeprefix(BEGUN)
     assert re.fullmatch(told + "all ranks must have the same\n", said)
@@ -205,5 +205,7 @@ def test_a_killed_rank_ends_the_score(endless, rank):
 def test_what_fails_on_a_rank_is_told_once():
     found = run_phalanx("validate", "resnet8", "--devices", 2, "--device", "cuda")
     assert found.returncode == CONFIG and found.stdout == ""
-    told = r"phalanx validate: rank [01] of 2 on \S+: --device: torch finds no CUDA device here; "
-    assert re.fullmatch(told + r"use --device cpu \(traceback in \S+\)\n", found.stderr)
+    told = (
+        r"phalanx validate: rank [01] of 2 on \S+ \(traceback in \S+\): --device: torch finds no "
+    )
+    assert re.fullmatch(told + "CUDA device here; use --device cpu\n", found.stderr)

@@ -14,7 +14,7 @@ import pytest
 from phalanx.parallel import supervisor
 from phalanx.parallel.supervisor import supervise
 
-LOST = "the ranks have lost each other; run the same command again to continue"
+LOST = "the ranks lost contact with each other; run the same command again to continue"
 PROGRAM = Path(__file__).with_name("rank_program.py")
 SUPERVISOR = """
 import sys
@@ -397,7 +397,7 @@ if rank == 0:
     sys.exit(8)
 train()
 """
-    hung = "rank 1 does not respond, and is aborted; it hangs here:"
+    hung = "rank 1 is not responding and will be aborted; it hangs here:"
     assert run_ranks(tmp_path, code) == (8, [hung, LOST])
     shown = capfd.readouterr().err
     assert "Fatal Python error: Aborted" in shown and "in train\n" in shown

@@ -357,7 +357,10 @@ def take_over(prepared: PreparedRun) -> PreparedRun:
     remove_dead_parts(run.path)
     if run.config_text != dump_config(settings.config):
         write_atomically(run.config, dump_config(settings.config))
-        run.update_facts(origins=settings.origins, chosen=_choice_in(prepared.plan))
+        chosen, before = _choice_in(prepared.plan), run.facts["chosen"]
+        if chosen["device"] == before["device"]:  # other ranks share the cores in their own way
+            chosen["threads"] = before["threads"]
+        run.update_facts(origins=settings.origins, chosen=chosen)
     start = _find_start(run)
     if start is not None and start.use == "resume":
         _refuse_missing_history(replace(prepared, start=start), start)

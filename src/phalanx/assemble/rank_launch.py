@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from phalanx.plan.plan import Plan
 
 _RUN = "run"  # the key under which rank 0 tells the others the run folder
+_LEFT = "left"  # ... that counts those who found nothing to do
 _READY = "ready"  # ... that it found nothing wrong
 _Prepared = TypeVar("_Prepared")
 _TIMEOUT, _DAY = 600.0, 86_400.0  # seconds; until the run says how long, and at most
@@ -88,17 +89,22 @@ def open_as_rank(
     if world.rank == 0:
         known = _find_restarted(world, timeout)
         prepared = reopen(known) if known else prepare()
-        from phalanx.parallel.ranks import open_store
+        from phalanx.parallel.ranks import await_count, open_store
 
         with _discarding(prepared):
             store = open_store(world, timeout=timeout)
             store.set(_RUN, "" if prepared is None else str(prepared.run.path.absolute()))
+        if prepared is None:
+            await_count(store, _LEFT, world.size - 1, timeout=timeout)  # the store goes with us
         return None if prepared is None else (prepared, store)
     from phalanx.parallel.ranks import open_store, wait_for_key
 
     store = open_store(world, timeout=timeout)
     path = wait_for_key(store, _RUN, timeout=timeout)
-    return (reopen(Path(path)), store) if path else None
+    if not path:
+        store.add(_LEFT, 1)
+        return None
+    return reopen(Path(path)), store
 
 
 def _begin_as_rank() -> None:
@@ -114,7 +120,7 @@ def _discarding(prepared: PreparedRun | None) -> Iterator[None]:
     """A block that a new run does not outlive if its ranks cannot meet."""
     try:
         yield
-    except NetworkError:
+    except (NetworkError, FailedElsewhere):
         if prepared is not None:
             _discard_unbegun(prepared)
         raise
@@ -193,7 +199,7 @@ def join_ranks(world: World, store: "Store", plan: "Plan", timeout: float) -> It
             yield ranks
     except PeersLost as lost:
         with suppress(Interrupted):  # the launcher asks all to leave, and tells why
-            if world.supervised or has_other_failed(world, store):
+            if has_other_failed(world, store) or not sign_failure(world, store):
                 raise FailedElsewhere from lost
         raise
     except FailedElsewhere:

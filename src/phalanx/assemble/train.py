@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from phalanx.assemble.average import average_run
@@ -338,9 +339,11 @@ def _collect_findings(training: TrainingRun) -> None:
     state, feed, valid = session.state, session.feed, session.valid_feed
     for found in gather(feed.bad_images() | valid.bad_images()):
         state.bad_images |= found
-    everything_seen = gather(feed.seen() | valid.seen())
-    for split, checksums in (pair for seen in everything_seen for pair in seen.items()):
-        state.seen[split] = np.maximum(state.seen.get(split, 0), checksums)
+    seen: dict[str, NDArray[np.uint32]] = {}
+    for one in (part for parts in gather((feed.seen(), valid.seen())) for part in parts):
+        for split, checksums in one.items():
+            seen[split] = np.maximum(seen[split], checksums) if split in seen else checksums
+    state.seen = seen
     state.throughput = Throughput.slowest(gather(state.throughput))
 
 

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from phalanx.errors import (
@@ -56,8 +56,11 @@ def told_by_rank(world: World, folder: Path | None) -> Iterator[None]:
     except (UserError, Bug) as failure:
         where = f"rank {world.rank} of {world.size} on {socket.gethostname()}"
         if isinstance(failure, UserError):  # a bug says it itself
-            text = _format_traceback(failure)
-            where += f" (traceback in {_write(text, folder, f'{_NAME}-rank-{world.rank}')})"
+            # a run that has not begun is removed, and its folder must be free again
+            begun = folder if folder and (folder / "metrics.jsonl").exists() else None
+            with suppress(OSError):  # the disk may be what the failure is about
+                path = _write(_format_traceback(failure), begun, f"{_NAME}-rank-{world.rank}")
+                where += f" (traceback in {path})"
         failure.args = (f"{where}: {failure}",)
         raise
 

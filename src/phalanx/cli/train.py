@@ -153,7 +153,9 @@ def _prepare_resume(args: ParsedArgs) -> "PreparedRun | None":
 
     run = Path(args["--resume"])
     if remake_finished(run, args.flags) is not None:
-        _print_result(run, as_json=args["--json"])
+        world = read_world()
+        if world is None or not world.supervised:  # else our supervisor prints it
+            _print_result(run, as_json=args["--json"])
         return None
     return prepare_resume(run, args.flags, accept_changed_data=args["--accept-changed-data"])
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -105,7 +106,8 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
     from phalanx.assemble.rank_launch import join_ranks, prepare_as_rank
 
     try:
-        scoring, store = prepare_as_rank(world, lambda: _prepare(args), args.flags)
+        with told_by_rank(world, None) if world.rank else nullcontext():
+            scoring, store = prepare_as_rank(world, lambda: _prepare(args), args.flags)
         plan, timeout = scoring.plan, scoring.config.machine.rank_timeout
         with told_by_rank(world, None), join_ranks(world, store, plan, timeout) as ranks:
             scoring.run(ranks)

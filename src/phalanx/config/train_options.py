@@ -202,7 +202,6 @@ class TrainConfig(Section):
         None,
         "Images of one optimizer step over all replicas, instead of --gradient-accumulation.",
         low=1,
-        high=2**40,
         auto="micro-batch x accumulation x replicas",
     )
     seed: int = option(0, "Seed of all random numbers.", low=0, high=2**63 - 1)

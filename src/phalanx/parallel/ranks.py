@@ -18,6 +18,7 @@ from phalanx.plan.world import World
 Store = Any  # of torch.distributed, which hides it from type checkers
 _Value = TypeVar("_Value")
 _FAILED = "failed"  # the key under which the first rank to fail signs
+_POLL_S = 0.02
 _LONGEST_SILENCE = 3.0  # seconds until a rank that fails has signed
 
 
@@ -45,6 +46,13 @@ def wait_for_key(store: Store, key: str, *, timeout: float) -> str:
             f"rank 0 has not opened the run within {timeout:g} s; look at what it says, or wait "
             "longer with --rank-timeout"
         ) from error
+
+
+def await_count(store: Store, key: str, count: int, *, timeout: float) -> None:
+    """Return once so many ranks have counted themselves under a key, or none comes any more."""
+    deadline = time.monotonic() + timeout
+    while store.add(key, 0) < count and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def _open_store(world: World, restart: int, timeout: float) -> Store:
@@ -135,7 +143,7 @@ class Ranks:
             other = [name for name, digest in found.items() if digest != expected.get(name)]
             if other:
                 raise NetworkError(
-                    f"rank {rank} on {host}: has other {' and '.join(other)} than rank 0 on "
+                    f"rank {rank} on {host} has different {' and '.join(other)} from rank 0 on "
                     f"{everybody[0][0]}; all ranks must have the same"
                 )
 
@@ -157,7 +165,7 @@ def sign_failure(world: World, store: Store) -> bool:
     mine = str(world.rank)
     with suppress(dist.DistError, RuntimeError):
         return bool(store.compare_set(_FAILED, "", mine).decode() == mine)
-    return True
+    return world.rank == 0  # the store goes with rank 0, which has said why
 
 
 def has_other_failed(world: World, store: Store) -> bool:
@@ -181,10 +189,10 @@ def _await_all(world: World, store: Store, timeout: float) -> None:
         time.sleep(0.02 * bool(missing))
     if missing:
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        who, say = ("rank", "it says") if len(missing) == 1 else ("ranks", "they say")
+        who, whose = ("rank", "its") if len(missing) == 1 else ("ranks", "their")
         raise NetworkError(
-            f"{who} {names} of {world.size} did not come within {timeout:g} s; look at what {say}, "
-            "or wait longer with --rank-timeout"
+            f"{who} {names} of {world.size} did not start within {timeout:g} s; check {whose} "
+            "output, or wait longer with --rank-timeout"
         )
 
 

@@ -60,7 +60,7 @@ def supervise(
                 rank, code = _wait_for_end(living, came)
                 _show_stacks(living if code == _LOST_PEERS else {}, say)
             if code == _LOST_PEERS:
-                say(f"the ranks have lost each other; {way_out}")
+                say(f"the ranks lost contact with each other; {way_out}")
             if code >= 0:
                 return code
             killed = f"rank {rank} was killed by {_name_signal(-code)}"
@@ -94,6 +94,7 @@ def _describe_world(ranks: int, restart: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "PHALANX_RESTART": str(restart),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 keeps the store, whoever started us
     }
 
 
@@ -185,7 +186,7 @@ def _weigh(code: int) -> int:
 def _show_stacks(hung: _Ranks, say: Callable[[str], None]) -> None:
     """Let ranks that hang, or are stopped, show where: faulthandler prints it as they abort."""
     for rank, process in hung.items():  # one after the other: their lines would mix
-        say(f"rank {rank} does not respond, and is aborted; it hangs here:")
+        say(f"rank {rank} is not responding and will be aborted; it hangs here:")
         process.send_signal(signal.SIGABRT)
         process.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):

@@ -66,8 +66,7 @@ def reuse_machine(stored: Mapping[str, Any], config: Config, *, ranks: int) -> M
     if config.machine.determinism == "strict" or plan_layout(config, chosen).ranks == ranks:
         return chosen
     # others share the cores now; sums change in their last digit anyway
-    shared = min(chosen.threads, _share_threads(config, stored["device"]))
-    return replace(chosen, threads=shared)
+    return replace(chosen, threads=_share_threads(config, stored["device"]))
 
 
 def _is_launched() -> bool:
