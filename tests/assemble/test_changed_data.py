@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from phalanx.cli.main import main
 from phalanx.data.formats.sources import open_source
@@ -184,3 +185,14 @@ def test_other_names_of_classes_stop_the_resume(photos, tmp_path, capsys):
     assert main(["train", "--resume", str(run)]) == 3
     assert "its classes have changed: 'dog' then, 'wolf' now" in capsys.readouterr().err
     assert main(["train", "--resume", str(run), "--accept-changed-data"]) == 0
+
+
+def test_a_fork_onto_other_images_knows_only_those_it_has_read(photos, tmp_path):
+    run, fork, data = tmp_path / "run", tmp_path / "fork", tmp_path / "data"
+    assert main(words_of("folder", photos / "folder", run)) == 0
+    shutil.copytree(photos / "folder", data)
+    (data / "train" / "dog" / "7.jpg").unlink()
+    words = ["train", "--fork", run, "--run-dir", fork, "--data-dir", data, "--epochs", 4]
+    assert main([*map(str, words)]) == 0
+    seen = load_file(sorted((fork / "checkpoints").glob("step-*"))[-1] / "seen.safetensors")
+    assert len(seen["train"]) == 15 and seen["train"].all()
