@@ -21,8 +21,7 @@ from phalanx.parallel.sync_norm import synchronise_norms
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.layout import Layout
 from phalanx.plan.plan import Plan
-from phalanx.plan.role import Role
-from phalanx.plan.share import Share
+from phalanx.plan.share import Role, Share
 
 _SPANS_SHOWN = 4
 

@@ -43,7 +43,7 @@ from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.layout import describe_devices, describe_layout
 from phalanx.plan.model import build_variant
-from phalanx.plan.role import Role
+from phalanx.plan.share import Role
 from phalanx.report.console import Console
 from phalanx.report.environment import describe_environment
 from phalanx.report.page import write_report

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 ALL_OPTIONS = tuple(OPTIONS)
 _LISTS = (*LIST_OPTIONS, "device")  # cuda:0,2
+_WORD_LISTS = (
+    "pipeline-splits",
+    "recompute-checkpoints",
+    "sharding-exclude-filter",
+    "sharding-include-filter",
+)
 _NUMBER = re.compile(
     r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE
 )  # or a length of training, or a size and until when images have it
@@ -269,7 +275,7 @@ def _is_item(word: str, name: str) -> bool:
     """Whether the word, perhaps with a bracket or a comma, could go on with a list."""
     if name == "plugin":
         return word.rstrip(",").isidentifier() and not is_preset(word) and has_module(word)
-    if name == "recompute-checkpoints":  # a preset or a file is what the command is about
+    if name in _WORD_LISTS:  # a preset or a file is what the command is about
         is_file = os.path.exists(word) or word.endswith((".yaml", ".yml"))
         return not (word.startswith("-") or is_file or is_preset(word))
     if name == "device" and os.path.exists(word):  # a folder called 7, after --device cpu
