@@ -48,17 +48,25 @@ def run_session(case: Case, ranks: Ranks | None = None) -> dict[str, Tensor]:
         state.settle()
         if "save" in case:
             save_session(session, Path(case["save"]))
-        left = {f"weights {name}": t for name, t in state.model.state_dict().items()}
-        optimizer = name_optimizer_state(state.model, state.optimizer)
-        left |= {f"optimizer {name}": t for name, t in optimizer.items()}
-        if state.average is not None:
-            left |= {f"average {name}": t for name, t in state.average.tensors().items()}
-        if state.replicas is not None:
-            left |= {f"replica {name}": t for name, t in state.replicas.tensors().items()}
+        left = list_tensors(session)
         if state.scaler is not None:
             left["loss scale"] = torch.tensor(state.scaler.scale)
         left["metrics"] = torch.stack(metrics)
         return {name: tensor.detach().clone() for name, tensor in left.items()}
+
+
+def list_tensors(session: Session) -> dict[str, Tensor]:
+    """The tensors of a state, of all stages, by name."""
+    state, links = session.state, session.place.links
+    found = {f"weights {name}": t for name, t in state.model.state_dict().items()}
+    optimizer = name_optimizer_state(state.model, state.optimizer)
+    found |= {f"optimizer {name}": t for name, t in optimizer.items()}
+    if state.average is not None:
+        found |= {f"average {name}": t for name, t in state.average.tensors().items()}
+    if state.replicas is not None:
+        found |= {f"replica {name}": t for name, t in state.replicas.tensors().items()}
+    parts = [found] if links is None else links.gather(found)
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def save_session(session: Session, folder: Path) -> None:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.errors import NetworkError
+from phalanx.parallel.stage_links import StageLinks
+from phalanx.plan.layout import Layout
 from phalanx.plan.world import World
 
 Store = Any  # of torch.distributed, which hides it from type checkers
@@ -122,6 +124,19 @@ class Ranks:
             )
             self._host = dist.new_group(backend="gloo", timeout=limit)
         self._flag = torch.zeros((), dtype=torch.int32)
+        self._device = device
+        self._links: dict[Layout, StageLinks] = {}
+
+    def link_stages(self, layout: Layout) -> StageLinks | None:
+        """The ties of this rank's stage to others; None where no model is cut.
+
+        All ranks must call it, in the same order for several layouts.
+        """
+        if layout.stages == 1:
+            return None
+        if layout not in self._links:
+            self._links[layout] = StageLinks(layout, self.rank, self._device)
+        return self._links[layout]
 
     def gather(self, value: _Value) -> list[_Value]:
         """Everybody's value, in the order of ranks."""
