@@ -200,7 +200,7 @@ class Session:
     @cached_property
     def _staged_scoring(self) -> StagedScoring:
         assert self.place.links is not None
-        return StagedScoring(self.model, self.place.links)
+        return StagedScoring(self.model, self.place.links, self.place.gather)
 
     def evaluate(
         self, batches: Iterable[ValidBatch], *, interrupted: Callable[[], bool] = lambda: False
@@ -209,11 +209,11 @@ class Session:
 
         Where there are ranks, each has its share of the batches, and all get the score of all.
         """
-        model, options = self.model, self.options
+        model, options, gather = self.model, self.options, self.place.gather
         if self.place.scores_in_stages:
             staged = self._staged_scoring
             batches = staged.share(iter(batches), interrupted)
-            model, interrupted = staged, lambda: staged.interrupted
+            model, interrupted, gather = staged, lambda: staged.interrupted, staged.gather
         elif self.scoring_device != self.device or self.place.links is not None:
             model = self._scoring_model
             model.load_state_dict(self.gather_weights())
@@ -223,7 +223,7 @@ class Session:
             batches,
             options=options,
             interrupted=interrupted,
-            gather=self.place.gather,
+            gather=gather,
         )
 
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:

@@ -1,7 +1,7 @@
 """The passes of one stage of a model, in training and in evaluation."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -115,13 +115,19 @@ class _StageTurn:
 class StagedScoring(nn.Module):
     """One stage's part in scoring: to be called with batches of images, as the whole model would.
 
-    The last stage gives the logits, and other stages numbers that mean nothing.
+    The last stage gives the logits, and other stages zeros for a single class.
     """
 
-    def __init__(self, part: nn.Module, links: StageLinks) -> None:
+    def __init__(
+        self, part: nn.Module, links: StageLinks, gather: Callable[[Any], list[Any]]
+    ) -> None:
         super().__init__()
-        self._part, self._links = part, links
+        self._part, self._links, self._gather_all = part, links, gather
         self.interrupted = False
+
+    def gather(self, mine: Any) -> list[Any]:
+        """The answers of the last stages; None from any stage says that it was interrupted."""
+        return self._gather_all(mine if self._links.is_last or mine is None else {})
 
     def forward(self, images: Tensor) -> Tensor:
         """The stage's output; of all but the last stage, of no use."""
@@ -136,7 +142,7 @@ class StagedScoring(nn.Module):
     def share(
         self, batches: Iterator[ValidBatch], interrupted: Callable[[], bool]
     ) -> Iterator[ValidBatch]:
-        """The batches of the first stage, in all of them; only the last has rows that count."""
+        """The batches of the first stage, in all of them; only the last has their labels."""
         links, self.interrupted = self._links, False
         for batch in batches:
             header = torch.tensor([interrupted(), len(batch.labels)], device=batch.labels.device)
@@ -145,9 +151,8 @@ class StagedScoring(nn.Module):
             numbers = torch.zeros(2, rows, dtype=batch.labels.dtype, device=batch.labels.device)
             if links.is_first:
                 numbers = torch.stack([batch.labels, batch.indices])
-            labels, indices = links.broadcast(numbers, stage=0)
-            if not links.is_last:
-                indices = torch.full_like(indices, -1)
+            numbers = links.broadcast(numbers, stage=0)
+            labels, indices = numbers if links.is_last else torch.zeros_like(numbers)
             images = (
                 batch.images
                 if links.is_first
