@@ -86,8 +86,11 @@ def needs_cuts(config: Config) -> bool:
     return options.pipeline_splits is None and (options.pipeline or (options.shards or 1) > 1)
 
 
-def plan_pipeline(config: Config, *, accumulation: int) -> Pipeline | None:
-    """The stages of a run; None where its model is not cut. ConfigError for what cannot be."""
+def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | None:
+    """The stages of a run; None where its model is not cut. ConfigError for what cannot be.
+
+    accumulation: micro-batches of a replica in a step; None where nothing is trained.
+    """
     options, names = config.pipeline, list_splits(config)
     if not names:
         return None
@@ -103,7 +106,8 @@ def plan_pipeline(config: Config, *, accumulation: int) -> Pipeline | None:
             f"--pipeline-splits names {len(names)}; give --shards {stages}, or 1 to run all stages "
             "on one device"
         )
-    if shards > accumulation and options.pipeline_schedule != "Sequential":
+    is_short = accumulation is not None and accumulation < shards
+    if is_short and options.pipeline_schedule != "Sequential":
         raise ConfigError(
             f"--gradient-accumulation {accumulation}: a pipeline of {shards} stages needs at least "
             f"{shards} micro-batches per step; use --gradient-accumulation {shards}, fewer stages, "

@@ -245,7 +245,8 @@ def _plan_pieces(
     with problems.collect():
         layout = plan_layout(config, chosen)
     with problems.collect():
-        pipeline = plan_pipeline(config, accumulation=_count_accumulation(config))
+        accumulation = None if chosen.scoring else _count_accumulation(config)
+        pipeline = plan_pipeline(config, accumulation=accumulation)
         shifts = describe_shifts(config)
     with problems.collect():
         patterns = plan_recomputation(config)
