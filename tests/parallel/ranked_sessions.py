@@ -87,11 +87,17 @@ def run_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[dict[s
     """What rank 0 of so many has in the end, for each case."""
     listed, out = folder / f"cases-{ranks}.json", folder / f"out-{ranks}.pt"
     listed.write_text(json.dumps([dict(case) for case in cases]))
+    run_ranks([__file__, listed, out], ranks)
+    return torch.load(out, weights_only=True)
+
+
+def run_ranks(words: Sequence[str | Path], ranks: int) -> None:
+    """Run a program as so many ranks to their end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, str(listed), str(out)],
+            [sys.executable, *map(str, words)],
             env=launcher_variables(rank, ranks, port),
             stderr=subprocess.PIPE,
             text=True,
@@ -104,7 +110,6 @@ def run_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[dict[s
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
-    return torch.load(out, weights_only=True)
 
 
 def launcher_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
