@@ -1,6 +1,6 @@
 """The passes of one stage of a model, in training and in evaluation."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ def build_stage_turn(
     ) -> Tensor:
         labelled = _label(passes, links)
         turn = _StageTurn(parts, links, labelled, loss_scale)
+        links.begin()
         steps = order(len(passes))
         incoming = turn.expect(steps[0])
         for place, one in enumerate(steps):
@@ -71,17 +72,11 @@ class _StageTurn:
         dtype = torch.float64 if wide else torch.float32
         self.totals = torch.zeros(2, dtype=dtype, device=passes[0][0].labels.device)
 
-    @property
-    def _kind(self) -> Hashable:
-        """What all passes have that send tensors of one shape."""
-        batches = self._passes[0]
-        return "train", len(batches), batches[0].images.shape
-
     def expect(self, one: Pass) -> Incoming | None:
         """Be ready for what a pass needs of a neighbour; None where it needs nothing yet."""
         if one.kind == "forward":
-            return None if self._links.is_first else self._links.expect_input(self._kind)
-        return None if self._links.is_last else self._links.expect_gradient(self._kind)
+            return None if self._links.is_first else self._links.expect_input()
+        return None if self._links.is_last else self._links.expect_gradient()
 
     def run(self, one: Pass, arrived: Incoming | None) -> None:
         """Run a pass with what a neighbour has sent for it."""
@@ -99,7 +94,7 @@ class _StageTurn:
             x = arrived.wait().requires_grad_()
         output = parts.forward(x, batches)
         if not links.is_last:
-            links.send_output(output, self._kind)
+            links.send_output(output)
             return _Held(x, output)
         loss, totals = parts.measure(output, batches, mixes, self._loss_scale)
         self.totals += totals
@@ -131,12 +126,13 @@ class StagedScoring(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """The stage's output; of all but the last stage, of no use."""
-        links, kind = self._links, ("score", images.shape)
-        x = images if links.is_first else links.expect_input(kind).wait()
+        links = self._links
+        links.begin()
+        x = images if links.is_first else links.expect_input().wait()
         output: Tensor = self._part(x)
         if links.is_last:
             return output
-        links.send_output(output, kind)
+        links.send_output(output)
         return torch.zeros(len(images), 1, device=output.device)
 
     def share(

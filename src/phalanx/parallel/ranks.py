@@ -45,8 +45,8 @@ def wait_for_key(store: Store, key: str, *, timeout: float) -> str:
         return str(store.get(key).decode())
     except (dist.DistError, RuntimeError) as error:
         raise NetworkError(
-            f"rank 0 has not opened the run within {timeout:g} s; look at what it says, or wait "
-            "longer with --rank-timeout"
+            f"rank 0 was not ready within {timeout:g} s; check its output, or wait longer with "
+            "--rank-timeout"
         ) from error
 
 

@@ -4,7 +4,7 @@ torch.distributed.pipelining keeps two buffers for every micro-batch of a step a
 1,024 of them where a step accumulates so many. Here a stage has those of the passes under way.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -69,8 +69,8 @@ class StageLinks:
             group = dist.new_group(list(layout.peers_of(stage)))
             if stage == self.stage:
                 self.peers: _Group = group  # the same stage of all pipelines
-        self._received: dict[Hashable, _Spec] = {}
-        self._sent: dict[Hashable, _Spec] = {}
+        self._input: _Spec | None = None
+        self._output: _Spec | None = None
         self._sending: dict[_Group, tuple[Any, Tensor]] = {}  # the last of each way
 
     @property
@@ -85,36 +85,39 @@ class StageLinks:
 
     # --- activations and gradients ---
 
-    def send_output(self, output: Tensor, kind: Hashable) -> None:
-        """Send what the next stage goes on with; outputs of one kind have the same shape."""
+    def begin(self) -> None:
+        """Be ready for passes whose tensors may have other shapes and types than those before."""
+        self._input = self._output = None
+
+    def send_output(self, output: Tensor) -> None:
+        """Send what the next stage goes on with; before the first one, what they all are like."""
         target = self._members[self.stage + 1]
-        if kind not in self._sent:
-            self._sent[kind] = _Spec(tuple(output.shape), output.dtype)
+        if self._output is None:
+            self._output = _Spec(tuple(output.shape), output.dtype)
             numbers = [_TYPES.index(output.dtype), output.dim(), *output.shape]
             header = torch.tensor(numbers + [0] * (_MOST_DIMENSIONS - len(numbers)))
             dist.send(header, target, group=self._host)
         self._send(output, target, self._down)
 
-    def expect_input(self, kind: Hashable) -> Incoming:
+    def expect_input(self) -> Incoming:
         """Be ready for what the stage before sends."""
         source = self._members[self.stage - 1]
-        if kind not in self._received:
+        if self._input is None:
             header = torch.zeros(_MOST_DIMENSIONS, dtype=torch.int64)
             dist.recv(header, source, group=self._host)
             dtype, dimensions, *shape = header.tolist()
-            self._received[kind] = _Spec(tuple(shape[:dimensions]), _TYPES[dtype])
-        return Incoming(self._received[kind], self._device, source, self._down)
+            self._input = _Spec(tuple(shape[:dimensions]), _TYPES[dtype])
+        return Incoming(self._input, self._device, source, self._down)
 
     def send_gradient(self, gradient: Tensor) -> None:
         """Send the gradient of what the stage before has sent."""
         self._send(gradient, self._members[self.stage - 1], self._up)
 
-    def expect_gradient(self, kind: Hashable) -> Incoming | None:
-        """Be ready for the gradient of an output; None before the first of its kind was sent."""
-        if kind not in self._sent:
+    def expect_gradient(self) -> Incoming | None:
+        """Be ready for the gradient of an output; None before the first output was sent."""
+        if self._output is None:
             return None
-        source = self._members[self.stage + 1]
-        return Incoming(self._sent[kind], self._device, source, self._up)
+        return Incoming(self._output, self._device, self._members[self.stage + 1], self._up)
 
     def _send(self, tensor: Tensor, target: int, group: _Group) -> None:
         """Send while computing goes on; of each way, one tensor is under way."""

@@ -134,7 +134,8 @@ def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
         )
     if not chosen.launched and chosen.devices > named:
         raise ConfigError(
-            f"--devices {chosen.devices}: --device {device} is only {named}; use --devices {named}"
+            f"--devices {chosen.devices}: --device {device} names only "
+            f"{format_plural(named, 'device')}; use --devices {named}"
             f"{', or --device cuda for all' * (device != 'mps')}"
         )
 

@@ -123,6 +123,8 @@ def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | Non
 def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
     """Refuse splits between which nothing is left: every stage has a unit or more."""
     for before, split in pairwise([Split("the model", units[0], ""), *splits]):
+        if split.name == before.name:
+            raise ConfigError(f"--pipeline-splits {split.name}: is there twice; leave one out")
         if units.index(split.unit) <= units.index(before.unit):
             raise ConfigError(
                 f"--pipeline-splits {split.name}: starts at {split.unit}, and {before.name} at "
