@@ -110,7 +110,7 @@ class Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         _await_all(world, store, timeout)
         # beyond what a watchdog waits for, which tells more
-        limit = timedelta(seconds=2 * timeout + 60)
+        self._limit = limit = timedelta(seconds=2 * timeout + 60)
         backend = "nccl" if device.type == "cuda" else "gloo"
         own = dist.PrefixStore("ranks", store)  # type: ignore[attr-defined]
         with peer_errors(world):
@@ -135,7 +135,7 @@ class Ranks:
         if layout.stages == 1:
             return None
         if layout not in self._links:
-            self._links[layout] = StageLinks(layout, self.rank, self._device)
+            self._links[layout] = StageLinks(layout, self.rank, self._device, timeout=self._limit)
         return self._links[layout]
 
     def gather(self, value: _Value) -> list[_Value]:

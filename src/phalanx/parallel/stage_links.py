@@ -5,6 +5,8 @@ torch.distributed.pipelining keeps two buffers for every micro-batch of a step a
 """
 
 from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -56,17 +58,20 @@ class StageLinks:
     ranks must make theirs at the same time.
     """
 
-    def __init__(self, layout: Layout, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: Layout, rank: int, device: torch.device, *, timeout: timedelta
+    ) -> None:
         self._device = device
+        new_group = partial(dist.new_group, timeout=timeout)
         self.stage, self._members = layout.stage_of(rank), layout.ranks_of(layout.pipeline_of(rank))
         for pipeline in range(layout.pipelines):
             members = list(layout.ranks_of(pipeline))
-            groups = dist.new_group(members), dist.new_group(members)
-            host = dist.new_group(members, backend="gloo")
+            groups = new_group(members), new_group(members)
+            host = new_group(members, backend="gloo")
             if rank in members:
                 (self._down, self._up), self._host = groups, host
         for stage in range(layout.stages):
-            group = dist.new_group(list(layout.peers_of(stage)))
+            group = new_group(list(layout.peers_of(stage)))
             if stage == self.stage:
                 self.peers: _Group = group  # the same stage of all pipelines
         self._input: _Spec | None = None
