@@ -1,5 +1,6 @@
 """Two hosts on one machine: network namespaces with a cable between them."""
 
+import itertools
 import os
 import re
 import shutil
@@ -17,7 +18,8 @@ NAMES = ("hosta", "hostb")
 ADDRESSES = dict(zip(NAMES, ("10.77.0.1", "10.77.0.2"), strict=True))
 NETWORK, INTERFACE = "10.77.0.0/24", "cable0"
 _LONGEST = 300  # seconds; what takes longer hangs
-_OURS = re.compile(r"phalanx-(\d+)-host[ab]")
+_OURS = re.compile(r"phalanx-(\d+)-\d+-host[ab]")
+_NUMBERS = itertools.count()
 # in mounts of its own, where only it sees the names; `ip netns exec` would hide /sys/fs/cgroup
 _ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 
@@ -108,7 +110,8 @@ def open_hosts(*, own_name: str | None = None) -> Iterator[Hosts]:
     """
     _skip_without_namespaces()
     _remove_leftovers()
-    spaces = {host: f"phalanx-{os.getpid()}-{host}" for host in NAMES}
+    number = next(_NUMBERS)  # a test may have several pairs of hosts
+    spaces = {host: f"phalanx-{os.getpid()}-{number}-{host}" for host in NAMES}
     with TemporaryDirectory(prefix="phalanx-hosts-") as folder:
         names = {host: Path(folder, host) for host in NAMES}
         for host, path in names.items():
@@ -142,7 +145,7 @@ def _skip_without_namespaces() -> None:
         pytest.skip(f"needs {', '.join(missing)} (apt-get install iproute2 util-linux)")
     if os.geteuid() != 0:
         pytest.skip("needs root, to make network namespaces")
-    name = f"phalanx-{os.getpid()}-hosta"
+    name = f"phalanx-{os.getpid()}-{next(_NUMBERS)}-hosta"
     tried = _try("ip", "netns", "add", name)
     if tried.returncode:
         pytest.skip(f"network namespaces cannot be made here: {tried.stderr.strip()}")

@@ -16,7 +16,7 @@ from tf_workers import start_workers
 
 pytestmark = pytest.mark.slow
 PHALANX = [sys.executable, "-m", "phalanx"]
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4"]
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
 FORWARDED = [word for name in ("PATH", "PYTHONPATH", "OMP_NUM_THREADS") for word in ("-x", name)]
 
 
@@ -80,29 +80,45 @@ def skip_without_open_mpi() -> None:
 
 def test_open_mpi_on_one_host(hosts, words, run, expected):
     skip_without_open_mpi()
-    done = hosts.run("hosta", [*MPIRUN, *PHALANX, *words])
+    done = hosts.run("hosta", [*MPIRUN, "-np", 4, *PHALANX, *words])
     assert done.returncode == 0, done.stderr
     assert show("mpirun -np 4", run) == expected
 
 
-@pytest.mark.parametrize("first", NAMES)
-def test_open_mpi_on_two_hosts(first, hosts, words, run, expected, tmp_path):
+@pytest.fixture
+def mpirun(hosts, tmp_path):
+    """mpirun on hosta, with the options by which it reaches hostb."""
     skip_without_open_mpi()
-    second = next(name for name in NAMES if name != first)
     with open_ssh_server(hosts, tmp_path / "ssh") as way:
-        given = [*MPIRUN, "--mca", "plm_rsh_args", " ".join(way)]
+        reach = ["--mca", "plm_rsh_args", " ".join(way)]
         for part in ("oob", "btl"):
-            given += ["--mca", f"{part}_tcp_if_include", NETWORK]
-        given += ["--host", f"{ADDRESSES[first]}:2,{ADDRESSES[second]}:2", *FORWARDED]
-        done = hosts.run("hosta", [*given, *PHALANX, *words])
-        if first == "hostb":  # and rank 0 with it, which nobody was told
-            assert done.returncode == 8, done.stderr
-            assert "mpirun runs on another host; give it the address of rank 0's" in done.stderr
-            assert not run.exists()
-            address = ["-x", f"MASTER_ADDR={ADDRESSES['hostb']}"]
-            done = hosts.run("hosta", [*given, *address, *PHALANX, *words])
+            reach += ["--mca", f"{part}_tcp_if_include", NETWORK]
+        yield [*MPIRUN, *reach, *FORWARDED]
+
+
+def test_open_mpi_on_two_hosts(hosts, mpirun, words, run, expected):
+    both = ["--host", ",".join(f"{ADDRESSES[host]}:2" for host in NAMES)]
+    done = hosts.run("hosta", [*mpirun, "-np", 4, *both, *PHALANX, *words])
     assert done.returncode == 0, done.stderr
-    assert show(f"mpirun -np 4 --host {first}:2,{second}:2", run) == expected
+    assert show("mpirun -np 4 --host hosta:2,hostb:2", run) == expected
+
+
+def test_open_mpi_with_rank_0_on_another_host(hosts, mpirun, words, run, expected):
+    def split(*variables: str) -> list[object]:
+        """The run with ranks 0 and 1 on hostb, the other two on hosta."""
+        first, second = (
+            [*variables, "-np", 2, "--host", f"{ADDRESSES[host]}:2", *PHALANX, *words]
+            for host in reversed(NAMES)
+        )
+        return [*mpirun, *first, ":", *second]
+
+    done = hosts.run("hosta", split())
+    assert done.returncode == 8, done.stderr
+    assert "mpirun runs on another host; give it the address of rank 0's host" in done.stderr
+    assert not run.exists()
+    done = hosts.run("hosta", split("-x", f"MASTER_ADDR={ADDRESSES['hostb']}"))
+    assert done.returncode == 0, done.stderr
+    assert show("mpirun with rank 0 on hostb, and -x MASTER_ADDR", run) == expected
 
 
 def test_tf_config_on_two_hosts_that_call_themselves_the_loopback(words, run, expected):
