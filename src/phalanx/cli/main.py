@@ -1,6 +1,5 @@
 """The console script: finds the command, runs it, and turns mistakes into a line and a code."""
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from phalanx.errors import (
     UserError,
     suggest,
 )
+from phalanx.plan.world import is_first_rank
 from phalanx.report.terminal import ReaderLeft, cleaned_output
 from phalanx.signals import Interrupted, interrupting
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_to_exit_code(name, rest)
         except KeyboardInterrupt as stop:
             how = f"stopped by {stop}" if isinstance(stop, Interrupted) else "stopped"
-            if os.environ.get("RANK", "0") == "0":  # of several ranks, one says it
+            if is_first_rank():
                 _print_error(name, f"{how}; {_GO_ON.get(name, 'nothing was changed')}")
             return EXIT_STOPPED if name in _GO_ON else EXIT_LEFT_AT_ONCE
 
