@@ -44,6 +44,7 @@ COMMANDS = {  # name: (module, what it does)
     "sweep": ("sweep", "search training options: grid, random or TPE, with pruning"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
+    "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
     "doctor": ("doctor", "check what this machine has and what is missing"),
 }
 _AGAIN = "run the same command again to continue"
@@ -106,7 +107,7 @@ def _run_command(name: str | None, words: list[str]) -> int:
         return _show_overview(words)
     module, _ = COMMANDS[name]
     import_module(f"phalanx.cli.{module}")
-    from phalanx.cli.command import REGISTERED, parse_args
+    from phalanx.cli.command import REGISTERED, ParsedArgs, parse_args
 
     command = REGISTERED[name]
     if any(word in ("--help", "-h") for word in words):
@@ -114,6 +115,8 @@ def _run_command(name: str | None, words: list[str]) -> int:
 
         show_command_help(command, words)
         return 0
+    if command.takes_command:
+        return command.run(ParsedArgs({}, {}, (), name, tuple(words))) or 0
     return command.run(parse_args(command, words)) or 0
 
 
