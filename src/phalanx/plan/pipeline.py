@@ -1,6 +1,6 @@
 """Stages of a model: where they begin, and in which order each of them runs its passes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -52,8 +52,13 @@ class Pipeline:
                 f"--pipeline-splits: no unit is called {missing[0]!r}; there are "
                 f"{', '.join(units[:8])}{', ...' * (len(units) > 8)}"
             )
+        check_order([Split(start, start, "") for start in self.starts], units)
         places = [0, *map(units.index, self.starts), len(units)]
         return tuple(tuple(units[first:end]) for first, end in pairwise(places))
+
+    def order(self, stage: int, *, passes: int) -> list[Pass]:
+        """What a stage does with so many micro-batches, in order."""
+        return order_passes(self.schedule, stage=stage, stages=self.stages, passes=passes)
 
 
 # --- what the options ask for ---
@@ -101,7 +106,7 @@ def plan_pipeline(config: Config, *, accumulation: int) -> Pipeline | None:
         raise ConfigError(
             f"--shards {shards}: needs {format_plural(shards - 1, 'split')}, and "
             f"--pipeline-splits names {len(names)}; give --shards {stages}, or 1 to run all stages "
-            "on one device"
+            "on one device, or --pipeline-splits none for stages of about the same cost"
         )
     if shards > accumulation and options.pipeline_schedule != "Sequential":
         raise ConfigError(
@@ -135,26 +140,32 @@ def describe_shifts(config: Config) -> tuple[str, ...]:
     return tuple(f"--pipeline-splits: {split.shifted}" for split in splits if split.shifted)
 
 
-def choose_starts(config: Config, costs: dict[str, float]) -> tuple[str, ...]:
+def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
+    """The places of the units that may begin a stage; ConfigError where they are too few."""
+    stages = config.pipeline.shards
+    if stages is None or stages == 1:
+        many = "nobody says how many stages" if stages is None else "--shards 1 is a single stage"
+        raise ConfigError(
+            f"--pipeline: {many}; give --shards N, or name where they start with --pipeline-splits"
+        )
+    allowed = [0, *(place for place in range(1, len(units)) if _may_cut(config, units[place]))]
+    if stages > len(allowed):
+        left = "" if len(allowed) == len(units) else " that the sharding filters leave"
+        has = f"{config.model.model} has only {format_plural(len(allowed), 'unit')}{left}"
+        most = f"give --shards {len(allowed)} or less"
+        if len(allowed) == 1:
+            most = "leave out --shards"
+        raise ConfigError(f"--shards {stages}: {has}, and a stage has at least one; {most}")
+    return allowed
+
+
+def choose_starts(config: Config, costs: Mapping[str, float]) -> tuple[str, ...]:
     """Where stages begin so that the costliest costs least; of the units that may begin one.
 
     costs: of every unit, in the order of the data.
     """
-    options, units = config.pipeline, [*costs]
-    if options.shards is None:
-        raise ConfigError(
-            "--pipeline: nobody says how many stages; give --shards N, or name where they start "
-            "with --pipeline-splits"
-        )
-    allowed = [0, *(place for place in range(1, len(units)) if _may_cut(config, units[place]))]
-    stages = options.shards
-    if stages > len(allowed):
-        left = "" if len(allowed) == len(units) else " that the sharding filters leave"
-        has = f"{config.model.model} has only {format_plural(len(allowed), 'unit')}{left}"
-        raise ConfigError(
-            f"--shards {stages}: {has}, and a stage has at least one; give --shards {len(allowed)} "
-            "or less"
-        )
+    units = [*costs]
+    allowed, stages = list_cuts(config, units), count_stages(config)
     ends = [*allowed[1:], len(units)]
     sums = [sum([*costs.values()][:end]) for end in ends]
     # best[n]: the least that the costliest of some stages costs, up to the n-th end, and their cuts
