@@ -209,17 +209,22 @@ def choose_cuts(settings: Settings, counts: DatasetCounts) -> Settings:
     image_size = choose_image_size(config)
     costs = estimate_costs(variant, num_classes=counts.classes, image_size=image_size)
     starts = ",".join(choose_starts(config, costs))
-    note = f"--pipeline-splits {starts}: chosen so that {count_stages(config)} stages cost about "
+    stages = format_plural(count_stages(config), "stage")
+    notes = [f"--pipeline-splits {starts}: chosen so that {stages} cost about the same"]
     changes = {"pipeline_splits": starts}
     if is_sharded(config):
         changes["pipeline_schedule"] = "Sequential"
+        if "pipeline-schedule" in settings.typed:
+            notes.append(
+                f"--pipeline-schedule {config.pipeline.pipeline_schedule} has no effect with "
+                "--shards alone, whose stages take turns; --pipeline lets them work at once"
+            )
     options = config.pipeline.model_copy(update=changes)
-    origins = {name.replace("_", "-"): CHOSEN_ORIGIN for name in changes}
     return replace(
         settings,
         config=config.model_copy(update={"pipeline": options}),
-        origins=settings.origins | origins,
-        notes=(*settings.notes, f"{note}the same"),
+        origins=settings.origins | {name.replace("_", "-"): CHOSEN_ORIGIN for name in changes},
+        notes=(*settings.notes, *notes),
     )
 
 

@@ -17,7 +17,6 @@ from phalanx.models.cost import (
     count_statistics_bytes,
     predict_memory,
 )
-from phalanx.optim.build import OPTIMIZERS
 from phalanx.models.stage_cost import (
     PassSpec,
     StageCost,
@@ -25,6 +24,7 @@ from phalanx.models.stage_cost import (
     list_units,
     predict_stages,
 )
+from phalanx.optim.build import OPTIMIZERS
 from phalanx.plan.exchange import Exchange, count_exchange
 from phalanx.plan.model import build_variant
 from phalanx.plan.pipeline import count_in_flight

@@ -219,7 +219,7 @@ def predict_memory(
     ).memory
 
 
-class TracedPass(NamedTuple):
+class _TracedPass(NamedTuple):
     """What became of a pass on the meta device."""
 
     memory: Memory
@@ -235,7 +235,7 @@ def trace_pass(
     recomputes: bool,
     is_last: bool = True,
     in_flight: int = 1,
-) -> TracedPass:
+) -> _TracedPass:
     """The memory of the passes of a model, or of a stage with so many micro-batches in flight.
 
     Each of these keeps its activations. A stage also holds the input and the gradient that it has
@@ -271,7 +271,7 @@ def trace_pass(
         working=peak - lasting - gradients - in_flight * activations - transfers,
         peak=peak,
     )
-    return TracedPass(memory, output)
+    return _TracedPass(memory, output)
 
 
 @lru_cache(maxsize=64)

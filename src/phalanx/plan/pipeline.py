@@ -150,12 +150,12 @@ def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
         )
     allowed = [0, *(place for place in range(1, len(units)) if _may_cut(config, units[place]))]
     if stages > len(allowed):
-        left = "" if len(allowed) == len(units) else " that the sharding filters leave"
-        has = f"{config.model.model} has only {format_plural(len(allowed), 'unit')}{left}"
-        most = f"give --shards {len(allowed)} or less"
-        if len(allowed) == 1:
-            most = "leave out --shards"
-        raise ConfigError(f"--shards {stages}: {has}, and a stage has at least one; {most}")
+        most, model = len(allowed), config.model.model
+        has = f"{model} has only {format_plural(most, 'unit')}, and a stage has at least one"
+        if most < len(units):
+            has = f"the sharding filters leave room for only {format_plural(most, 'stage')} of {model}"
+        way_out = f"give --shards {most} or less" if most > 1 else "leave it out"
+        raise ConfigError(f"--shards {stages}: {has}; {way_out}")
     return allowed
 
 
