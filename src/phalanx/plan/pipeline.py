@@ -153,7 +153,8 @@ def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
         most, model = len(allowed), config.model.model
         has = f"{model} has only {format_plural(most, 'unit')}, and a stage has at least one"
         if most < len(units):
-            has = f"the sharding filters leave room for only {format_plural(most, 'stage')} of {model}"
+            room = format_plural(most, "stage")
+            has = f"the sharding filters leave room for only {room} of {model}"
         way_out = f"give --shards {most} or less" if most > 1 else "leave it out"
         raise ConfigError(f"--shards {stages}: {has}; {way_out}")
     return allowed
