@@ -71,6 +71,7 @@ class ModelPart(UnitModel):
 
     def __init__(self, whole: UnitModel, units: Sequence[str]) -> None:
         super().__init__()
+        self.is_first = units[0] == next(iter(whole.units))
         for unit in units:
             self.units[unit] = whole.units[unit]
             for path in whole.units[unit]:
@@ -93,7 +94,9 @@ class ModelPart(UnitModel):
 
 def pick_own(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those tensors of a whole model that belong to this one: all, unless it is a part."""
-    own = model.state_dict() if isinstance(model, ModelPart) else tensors
+    if not isinstance(model, ModelPart):
+        return dict(tensors)
+    own = model.state_dict()  # an optimizer's tensors have a weight's name, a colon, and their own
     return {name: tensor for name, tensor in tensors.items() if name.partition(":")[0] in own}
 
 

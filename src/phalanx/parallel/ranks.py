@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.errors import NetworkError
+from phalanx.parallel.stage_links import StageLinks
+from phalanx.plan.layout import Layout
 from phalanx.plan.world import World
 
 Store = Any  # of torch.distributed, which hides it from type checkers
@@ -43,8 +45,8 @@ def wait_for_key(store: Store, key: str, *, timeout: float) -> str:
         return str(store.get(key).decode())
     except (dist.DistError, RuntimeError) as error:
         raise NetworkError(
-            f"rank 0 has not opened the run within {timeout:g} s; look at what it says, or wait "
-            "longer with --rank-timeout"
+            f"rank 0 was not ready within {timeout:g} s; check its output, or wait longer with "
+            "--rank-timeout"
         ) from error
 
 
@@ -108,7 +110,7 @@ class Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         _await_all(world, store, timeout)
         # beyond what a watchdog waits for, which tells more
-        limit = timedelta(seconds=2 * timeout + 60)
+        self._limit = limit = timedelta(seconds=2 * timeout + 60)
         backend = "nccl" if device.type == "cuda" else "gloo"
         own = dist.PrefixStore("ranks", store)  # type: ignore[attr-defined]
         with peer_errors(world):
@@ -122,6 +124,19 @@ class Ranks:
             )
             self._host = dist.new_group(backend="gloo", timeout=limit)
         self._flag = torch.zeros((), dtype=torch.int32)
+        self._device = device
+        self._links: dict[Layout, StageLinks] = {}
+
+    def link_stages(self, layout: Layout) -> StageLinks | None:
+        """The ties of this rank's stage to others; None where no model is cut.
+
+        All ranks must call it, in the same order for several layouts.
+        """
+        if layout.stages == 1:
+            return None
+        if layout not in self._links:
+            self._links[layout] = StageLinks(layout, self.rank, self._device, timeout=self._limit)
+        return self._links[layout]
 
     def gather(self, value: _Value) -> list[_Value]:
         """Everybody's value, in the order of ranks."""

@@ -174,36 +174,31 @@ def describe_devices(device: str, ranks: int) -> str:
 def describe_layout(layout: Layout, *, stages: int = 1) -> str:
     """Where the replicas and stages run, in one line; empty where there is one of each.
 
-    stages: of the model; they are folded where the layout has fewer.
+    stages: of the model. Where the layout has fewer, they are folded.
 
-    >>> describe_layout(Layout(4, 4, stages=2), stages=2)
-    '4 replicas of 2 stages folded onto 4 devices: 2 on each pair, one after the other'
+    >>> describe_layout(Layout(2, 4, stages=2), stages=2)
+    '2 replicas of 2 stages, one stage on each of 4 devices'
     """
-    devices = format_plural(layout.ranks, "device")
-    what = f"{layout.replicas:,} replicas" if layout.replicas > 1 else "1 replica"
-    what += f" of {stages} stages" * (stages > 1)
-    if layout.replicas == stages == 1:
+    if layout.stages < stages:
+        replicas = describe_layout(layout)
+        fold = f"{stages} stages folded into one: activations between splits are recomputed"
+        return f"{replicas}; {fold}" if replicas else fold
+    what, each = f"{layout.replicas:,} replicas", format_plural(layout.ranks, "device")
+    if stages > 1:
+        what = f"{what} of {stages} stages" if layout.replicas > 1 else f"{stages} stages"
+        if not layout.folded:
+            return f"{what}, one stage on each of {each}"
+    elif layout.replicas == 1:
         return ""
-    recomputed = "; stages are folded: activations between splits are computed again"
-    recomputed *= layout.stages < stages
     if not layout.folded:
-        return f"{what}, {_describe_one_each(layout, stages)}{recomputed}"
+        return f"{what}, one on each of {each}"
     way = " one after the other"
     if layout.turn_size > 1:
         way = (
             f" {layout.turn_size} at a time, side by side" if layout.rounds > 1 else " side by side"
         )
-    counts = sorted({len(layout.replicas_of(rank)) for rank in (0, layout.ranks - 1)})
     if layout.pipelines == 1:
-        return f"{what} folded onto {devices}: they run{way}{recomputed}"
-    each = {1: "", 2: " pair"}.get(layout.stages, f" {layout.stages}")
-    many = f"{_join(counts, 'or')} on each{each},"
-    return f"{what} folded onto {devices}: {many}{way}{recomputed}"
-
-
-def _describe_one_each(layout: Layout, stages: int) -> str:
-    """Where replicas run that have devices of their own."""
-    devices = format_plural(layout.ranks, "device")
-    if layout.stages > 1:
-        return f"a stage on each of {devices}"
-    return f"one on each of {devices}" if layout.ranks > 1 else f"on {devices}"
+        return f"{what} folded onto {each}: they run{way}"
+    counts = sorted({len(layout.replicas_of(rank)) for rank in (0, layout.ranks - 1)})
+    where = "each" if stages == 1 else f"every {stages}"
+    return f"{what} folded onto {each}: {_join(counts, 'or')} on {where},{way}"

@@ -9,7 +9,7 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, name_place
 from phalanx.plan.layout import Layout, count_accumulation, lay_out
 from phalanx.plan.machine import count_devices, count_threads, resolve_device
-from phalanx.plan.pipeline import count_stages
+from phalanx.plan.pipeline import count_stages, needs_cuts
 from phalanx.plan.world import read_world
 from phalanx.units import format_plural
 
@@ -97,8 +97,8 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
     _refuse_unnamed_devices(config, chosen)
     stages = count_stages(config)
     if chosen.scoring:
-        if not config.pipeline.pipeline_validation_model or devices < stages:
-            stages = 1
+        in_stages = config.pipeline.pipeline_validation_model and not needs_cuts(config)
+        stages = stages if in_stages and devices >= stages else 1
         return Layout(devices // stages, devices // stages * stages, stages=stages)
     # no other norm has statistics of several images
     span = config.machine.bn_span if config.model.norm_type == "batch" else 1
@@ -134,7 +134,8 @@ def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
         )
     if not chosen.launched and chosen.devices > named:
         raise ConfigError(
-            f"--devices {chosen.devices}: --device {device} is only {named}; use --devices {named}"
+            f"--devices {chosen.devices}: --device {device} names only "
+            f"{format_plural(named, 'device')}; use --devices {named}"
             f"{', or --device cuda for all' * (device != 'mps')}"
         )
 

@@ -91,8 +91,11 @@ def needs_cuts(config: Config) -> bool:
     return options.pipeline_splits is None and (options.pipeline or (options.shards or 1) > 1)
 
 
-def plan_pipeline(config: Config, *, accumulation: int) -> Pipeline | None:
-    """The stages of a run; None where its model is not cut. ConfigError for what cannot be."""
+def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | None:
+    """The stages of a run; None where its model is not cut. ConfigError for what cannot be.
+
+    accumulation: micro-batches of a replica in a step; None where nothing is trained.
+    """
     options, names = config.pipeline, list_splits(config)
     if not names:
         return None
@@ -108,7 +111,8 @@ def plan_pipeline(config: Config, *, accumulation: int) -> Pipeline | None:
             f"--pipeline-splits names {len(names)}; give --shards {stages}, or 1 to run all stages "
             "on one device, or --pipeline-splits none for stages of about the same cost"
         )
-    if shards > accumulation and options.pipeline_schedule != "Sequential":
+    is_short = accumulation is not None and accumulation < shards
+    if is_short and options.pipeline_schedule != "Sequential":
         raise ConfigError(
             f"--gradient-accumulation {accumulation}: a pipeline of {shards} stages needs at least "
             f"{shards} micro-batches per step; use --gradient-accumulation {shards}, fewer stages, "
@@ -124,6 +128,8 @@ def plan_pipeline(config: Config, *, accumulation: int) -> Pipeline | None:
 def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
     """Refuse splits between which nothing is left: every stage has a unit or more."""
     for before, split in pairwise([Split("the model", units[0], ""), *splits]):
+        if split.name == before.name:
+            raise ConfigError(f"--pipeline-splits {split.name}: is there twice; leave one out")
         if units.index(split.unit) <= units.index(before.unit):
             raise ConfigError(
                 f"--pipeline-splits {split.name}: starts at {split.unit}, and {before.name} at "

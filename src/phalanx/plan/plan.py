@@ -114,7 +114,7 @@ class Plan:
         plain = {name: value for name, value in asdict(self).items() if name not in left_out}
         plain |= asdict(self.layout)
         plain["stages"] = self.stages
-        plain["splits"] = list(self.pipeline.starts) if self.pipeline else []
+        plain["splits"] = ",".join(self.pipeline.starts) if self.pipeline else ""
         plain["steps_per_epoch"] = float(self.steps_per_epoch)
         plain["epochs"] = self.epochs
         plain["growth"] = ",".join(f"{size}:{end}st" for end, size in self.growth)
@@ -245,7 +245,8 @@ def _plan_pieces(
     with problems.collect():
         layout = plan_layout(config, chosen)
     with problems.collect():
-        pipeline = plan_pipeline(config, accumulation=_count_accumulation(config))
+        accumulation = None if chosen.scoring else _count_accumulation(config)
+        pipeline = plan_pipeline(config, accumulation=accumulation)
         shifts = describe_shifts(config)
     with problems.collect():
         patterns = plan_recomputation(config)
