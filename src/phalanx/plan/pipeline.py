@@ -1,5 +1,6 @@
 """Stages of a model: where they begin, and in which order each of them runs its passes."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -241,23 +242,26 @@ def time_passes(
     orders: Sequence[Sequence[Pass]], *, forward: Sequence[float], backward: Sequence[float]
 ) -> list[TimedPass]:
     """When each stage runs its passes, given what one costs it; what they send takes no time."""
+    costs = {"forward": forward, "backward": backward}
     done: dict[tuple[int, Pass], float] = {}
-    clocks, places = [0.0] * len(orders), [0] * len(orders)
+    clocks, waiting = [0.0] * len(orders), [deque(order) for order in orders]
     timed: list[TimedPass] = []
-    while len(done) < sum(map(len, orders)):
-        for stage, order in enumerate(orders):
-            while places[stage] < len(order):
-                one = order[places[stage]]
-                ahead = stage - 1 if one.kind == "forward" else stage + 1
-                needs = (ahead, one) if 0 <= ahead < len(orders) else None
-                if needs is not None and needs not in done:
-                    break
-                start = max(clocks[stage], done[needs] if needs else 0.0)
-                cost = (forward if one.kind == "forward" else backward)[stage]
-                clocks[stage] = done[stage, one] = start + cost
-                timed.append(TimedPass(stage, one, start, start + cost))
-                places[stage] += 1
+    while any(waiting):
+        for stage, own in enumerate(waiting):
+            while own and (ready := _find_arrival(own[0], stage, done, len(orders))) is not None:
+                one = own.popleft()
+                start = max(clocks[stage], ready)
+                clocks[stage] = done[stage, one] = start + costs[one.kind][stage]
+                timed.append(TimedPass(stage, one, start, clocks[stage]))
     return sorted(timed, key=lambda one: (one.start, one.stage))
+
+
+def _find_arrival(
+    one: Pass, stage: int, done: Mapping[tuple[int, Pass], float], stages: int
+) -> float | None:
+    """When what a pass needs of another stage is there; None where that is not known yet."""
+    source = stage - 1 if one.kind == "forward" else stage + 1
+    return done.get((source, one)) if 0 <= source < stages else 0.0
 
 
 def measure_bubble(timed: Sequence[TimedPass]) -> float:
