@@ -1,6 +1,7 @@
 """Stages of a model: where they begin, and in which order each of them runs its passes."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -52,8 +53,13 @@ class Pipeline:
                 f"--pipeline-splits: no unit is called {missing[0]!r}; there are "
                 f"{', '.join(units[:8])}{', ...' * (len(units) > 8)}"
             )
+        check_order([Split(start, start, "") for start in self.starts], units)
         places = [0, *map(units.index, self.starts), len(units)]
         return tuple(tuple(units[first:end]) for first, end in pairwise(places))
+
+    def order(self, stage: int, *, passes: int) -> list[Pass]:
+        """What a stage does with so many micro-batches, in order."""
+        return order_passes(self.schedule, stage=stage, stages=self.stages, passes=passes)
 
 
 # --- what the options ask for ---
@@ -104,7 +110,7 @@ def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | Non
         raise ConfigError(
             f"--shards {shards}: needs {format_plural(shards - 1, 'split')}, and "
             f"--pipeline-splits names {len(names)}; give --shards {stages}, or 1 to run all stages "
-            "on one device"
+            "on one device, or --pipeline-splits none for stages of about the same cost"
         )
     is_short = accumulation is not None and accumulation < shards
     if is_short and options.pipeline_schedule != "Sequential":
@@ -141,26 +147,33 @@ def describe_shifts(config: Config) -> tuple[str, ...]:
     return tuple(f"--pipeline-splits: {split.shifted}" for split in splits if split.shifted)
 
 
-def choose_starts(config: Config, costs: dict[str, float]) -> tuple[str, ...]:
+def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
+    """The places of the units that may begin a stage; ConfigError where they are too few."""
+    stages = config.pipeline.shards
+    if stages is None or stages == 1:
+        many = "nobody says how many stages" if stages is None else "--shards 1 is a single stage"
+        raise ConfigError(
+            f"--pipeline: {many}; give --shards N, or name where they start with --pipeline-splits"
+        )
+    allowed = [0, *(place for place in range(1, len(units)) if _may_cut(config, units[place]))]
+    if stages > len(allowed):
+        most, model = len(allowed), config.model.model
+        has = f"{model} has only {format_plural(most, 'unit')}, and a stage has at least one"
+        if most < len(units):
+            room = format_plural(most, "stage")
+            has = f"the sharding filters leave room for only {room} of {model}"
+        way_out = f"give --shards {most} or less" if most > 1 else "leave it out"
+        raise ConfigError(f"--shards {stages}: {has}; {way_out}")
+    return allowed
+
+
+def choose_starts(config: Config, costs: Mapping[str, float]) -> tuple[str, ...]:
     """Where stages begin so that the costliest costs least; of the units that may begin one.
 
     costs: of every unit, in the order of the data.
     """
-    options, units = config.pipeline, [*costs]
-    if options.shards is None:
-        raise ConfigError(
-            "--pipeline: nobody says how many stages; give --shards N, or name where they start "
-            "with --pipeline-splits"
-        )
-    allowed = [0, *(place for place in range(1, len(units)) if _may_cut(config, units[place]))]
-    stages = options.shards
-    if stages > len(allowed):
-        left = "" if len(allowed) == len(units) else " that the sharding filters leave"
-        has = f"{config.model.model} has only {format_plural(len(allowed), 'unit')}{left}"
-        raise ConfigError(
-            f"--shards {stages}: {has}, and a stage has at least one; give --shards {len(allowed)} "
-            "or less"
-        )
+    units = [*costs]
+    allowed, stages = list_cuts(config, units), count_stages(config)
     ends = [*allowed[1:], len(units)]
     sums = [sum([*costs.values()][:end]) for end in ends]
     # best[n]: the least that the costliest of some stages costs, up to the n-th end, and their cuts
@@ -229,23 +242,26 @@ def time_passes(
     orders: Sequence[Sequence[Pass]], *, forward: Sequence[float], backward: Sequence[float]
 ) -> list[TimedPass]:
     """When each stage runs its passes, given what one costs it; what they send takes no time."""
+    costs = {"forward": forward, "backward": backward}
     done: dict[tuple[int, Pass], float] = {}
-    clocks, places = [0.0] * len(orders), [0] * len(orders)
+    clocks, waiting = [0.0] * len(orders), [deque(order) for order in orders]
     timed: list[TimedPass] = []
-    while len(done) < sum(map(len, orders)):
-        for stage, order in enumerate(orders):
-            while places[stage] < len(order):
-                one = order[places[stage]]
-                ahead = stage - 1 if one.kind == "forward" else stage + 1
-                needs = (ahead, one) if 0 <= ahead < len(orders) else None
-                if needs is not None and needs not in done:
-                    break
-                start = max(clocks[stage], done[needs] if needs else 0.0)
-                cost = (forward if one.kind == "forward" else backward)[stage]
-                clocks[stage] = done[stage, one] = start + cost
-                timed.append(TimedPass(stage, one, start, start + cost))
-                places[stage] += 1
+    while any(waiting):
+        for stage, own in enumerate(waiting):
+            while own and (ready := _find_arrival(own[0], stage, done, len(orders))) is not None:
+                one = own.popleft()
+                start = max(clocks[stage], ready)
+                clocks[stage] = done[stage, one] = start + costs[one.kind][stage]
+                timed.append(TimedPass(stage, one, start, clocks[stage]))
     return sorted(timed, key=lambda one: (one.start, one.stage))
+
+
+def _find_arrival(
+    one: Pass, stage: int, done: Mapping[tuple[int, Pass], float], stages: int
+) -> float | None:
+    """When what a pass needs of another stage is there; None where that is not known yet."""
+    source = stage - 1 if one.kind == "forward" else stage + 1
+    return done.get((source, one)) if 0 <= source < stages else 0.0
 
 
 def measure_bubble(timed: Sequence[TimedPass]) -> float:
