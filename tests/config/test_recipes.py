@@ -17,6 +17,7 @@ from phalanx.cli.main import main
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
 from phalanx.config.schema import Config
+from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 
@@ -342,6 +343,15 @@ def test_a_flag_leaves_the_model_of_a_recipe_whole(name):
     plan = plan_whole(read_settings(name, {"pipeline-splits": "none"}).config)
     assert plan.pipeline is None
     assert plan.recompute_patterns == (), "its recomputation is another option"
+
+
+@pytest.mark.parametrize(
+    "flags", [{"model": "resnet18"}, {"gradient-accumulation": "1"}], ids=lambda flags: [*flags][0]
+)
+def test_who_changes_what_the_stages_need_is_told_of_the_way_out(flags):
+    with pytest.raises(ConfigError, match="--pipeline-splits none"):
+        plan_whole(read_settings("tf1-resnet50-bn", flags).config)
+    plan_whole(read_settings("tf1-resnet50-bn", {**flags, "pipeline-splits": "none"}).config)
 
 
 @pytest.mark.parametrize("name", STARTS)
