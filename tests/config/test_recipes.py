@@ -346,7 +346,7 @@ def test_a_flag_leaves_the_model_of_a_recipe_whole(name):
 
 
 @pytest.mark.parametrize(
-    "flags", [{"model": "resnet18"}, {"gradient-accumulation": "1"}], ids=lambda flags: [*flags][0]
+    "flags", [{"model": "resnet18"}, {"gradient-accumulation": "1"}], ids=["model", "accumulation"]
 )
 def test_who_changes_what_the_stages_need_is_told_of_the_way_out(flags):
     with pytest.raises(ConfigError, match="--pipeline-splits none"):
