@@ -103,7 +103,10 @@ def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | Non
     variant, model = build_variant(config), config.model.model
     splits = [Split(name, name, "") for name in names]  # only the network itself knows its units
     if not isinstance(variant, OwnVariant):
-        splits = [find_split(variant, name, model=model) for name in names]
+        try:
+            splits = [find_split(variant, name, model=model) for name in names]
+        except ConfigError as error:  # a preset names them, and the user names another model
+            raise ConfigError(f"{error}; --pipeline-splits none leaves the model whole") from None
         check_order(splits, variant.units)
     stages, shards = len(names) + 1, options.shards or len(names) + 1
     if shards not in (1, stages):
@@ -116,8 +119,8 @@ def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | Non
     if is_short and options.pipeline_schedule != "Sequential":
         raise ConfigError(
             f"--gradient-accumulation {accumulation}: a pipeline of {shards} stages needs at least "
-            f"{shards} micro-batches per step; use --gradient-accumulation {shards}, fewer stages, "
-            "or --pipeline-schedule Sequential"
+            f"{shards} micro-batches per step; use --gradient-accumulation {shards}, "
+            "--pipeline-schedule Sequential, or --pipeline-splits none for one stage"
         )
     return Pipeline(
         starts=tuple(split.unit for split in splits),
