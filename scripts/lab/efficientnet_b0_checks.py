@@ -1,6 +1,6 @@
-"""Checks of the EfficientNet kernels against float64 on random data: largest error over largest value.
+"""Checks of the EfficientNet kernels against float64 on random data.
 
-Beside each error stands that of plain torch at the same precision where there is one step to compare.
+An error is the largest difference over the largest value.
 """
 
 from collections.abc import Callable, Iterator
@@ -155,8 +155,7 @@ def list_checks(small: bool) -> Iterator[tuple[str, Callable[..., Errors], tuple
         (112, 32, 16),
         (56, 144, 24),
         (14, 672, 112),
-        (7, 1152, 192),
-        (7, 1152, 320),
+        (14, 480, 80),
     ):
         yield f"project {c} {p}", check_project, (4, side, c, p)
 

@@ -59,7 +59,7 @@ def time_rounds(step: Callable[[], None], rounds: int = 7, each: int = 12) -> li
 def list_kernels(
     step: Callable[[], None], own: frozenset[str] = frozenset(), count: int = 3
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Milliseconds and launches a step by kind of kernel, and every kernel's; `own` names are kinds."""
+    """Milliseconds and launches a step by kind of kernel (`own` are kinds), and by kernel."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

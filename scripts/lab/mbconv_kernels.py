@@ -9,7 +9,7 @@ No pass over an image is needed for the sums of the norm before a squeeze-excite
 g = (d * gate + dmean) * silu'(z), they follow from sums by image of d * silu', d * silu' * x (from
 backward's pass for the gate) and of silu', silu' * x (from forward's pass for the mean).
 """
-# ruff: noqa: PLR0913, PLR0917, C901, PLR0912, PLR0915  (kernels take sizes one by one)
+# ruff: noqa: PLR0913, PLR0917, SIM108  (kernels take sizes one by one)
 
 import triton
 import triton.language as tl
@@ -32,7 +32,7 @@ def reduce_rows(
     dy, x, v, keep, s, M, PIXELS, C8, G,
     KIND: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums s [2, G, C]. STATISTICS: x and x * x. SILU, KEEP: a gradient and gradient * x."""
+    """Partial sums s [2, G, C]. STATISTICS: x, x * x. SILU, KEEP: gradient, gradient * x."""
     C = C8 * 8
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     okc = c < C
@@ -237,7 +237,7 @@ def excite(
     t, w1, b1, w2, b2, mean, hidden, gate, N, PIXELS, C, R,
     SPLIT: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """gate = sigmoid(w2 silu(w1 mean + b1) + b2) for BI images and BC channels; keeps mean, hidden."""
+    """gate = sigmoid(w2 silu(w1 mean + b1) + b2) for BI images and BC channels."""
     n, r = tl.program_id(0) * BI + tl.arange(0, BI), tl.arange(0, RP)
     inner = tl.zeros((BI, RP), tl.float32)
     for k0 in range(0, C, BK):

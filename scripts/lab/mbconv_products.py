@@ -1,15 +1,16 @@
 """Triton products of an EfficientNet step: 1x1 convolutions with what stands around them.
 
     expand:        c = x w^T and the sums of c for its norm
-    expand_back:   dc = a ds + b c + const with c computed anew from x; dx = dc w (+ add), dw = dc^T x
-    stem, stem_back: the same for the first convolution, whose rows are gathered from the image
+    expand_back:   dc = a ds + b c + const, c computed anew; dx = dc w (+ add), dw = dc^T x
     project:       p = (silu(norm(d)) * gate) w^T and the sums of p for its norm
-    project_back:  dt = dp w, its sums by image (see mbconv_kernels.py), dw = dp^T (silu(norm(d)) gate)
+    project_back:  dt = dp w, its sums by image, dw = dp^T (silu(norm(d)) * gate)
+
+With STEM the rows of x are gathered from the image: the first convolution.
 
 Programs keep weights and partial sums and walk over the rows. Narrow channels are multiples of
 eight, handed over by eighths (K8, P8); blocks are powers of two around them.
 """
-# ruff: noqa: PLR0913, PLR0917, C901, PLR0912, PLR0915  (kernels take sizes one by one)
+# ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
 
 import triton
 import triton.language as tl
