@@ -113,26 +113,33 @@ class Block:
     def convolve(self, raw: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The depthwise convolution and its sums."""
         stride, weight = self.shape.stride, self.half("depthwise")
-        if not self.variant.depthwise:
+
+        def by_cudnn() -> tuple[Tensor, Tensor]:
             a = ops.apply(SILU, raw, v)
-            self.kept["a"] = a
             kernel = weight.permute(2, 0, 1)[:, None].contiguous()
-            self.kept["kernel"] = kernel
+            if not self.variant.depthwise:  # else backward computes it anew
+                self.kept |= {"a": a, "kernel": kernel}
             pad, groups = self.shape.kernel // 2, self.shape.middle
             d = F.conv2d(a.permute(0, 3, 1, 2), kernel, None, stride, pad, 1, groups)
             d = d.permute(0, 2, 3, 1).contiguous()
             return d, ops.reduce(STATISTICS, d)
-        ways = {
-            "load": lambda: convolve(raw, weight, v, stride),
+
+        if not self.variant.depthwise:
+            return by_cudnn()
+        ways: dict[str, Any] = {
             "pass": lambda: convolve(ops.apply(SILU, raw, v), weight, None, stride),
+            "cudnn": by_cudnn,
         }
+        if stride == 2 and self.shape.kernel == 3:
+            ways["load"] = lambda: convolve(raw, weight, v, stride)
         return self.choose("convolve", raw, ways)
 
     def project(self, d: Tensor, v: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
         """The last product and its sums."""
 
         def apart() -> tuple[Tensor, Tensor]:
-            p = as_image(rows(ops.apply(GATE, d, v, gate=gate)) @ self.half("project").T, d)
+            gated = self.kept["gated"] = ops.apply(GATE, d, v, gate=gate)
+            p = as_image(rows(gated) @ self.half("project").T, d)
             return p, ops.reduce(STATISTICS, p)
 
         ways: dict[str, Any] = {}
@@ -170,8 +177,9 @@ class Block:
         weight, grad = self.half("project"), self.grad("project")
 
         def apart() -> tuple[Tensor, Tensor]:
-            gated = rows(ops.apply(GATE, d, v2, gate=gate))
-            ops.multiply(rows(dp).T, gated, grad)
+            gated = self.kept.get("gated")  # where the forward product was own, it was not kept
+            gated = ops.apply(GATE, d, v2, gate=gate) if gated is None else gated
+            ops.multiply(rows(dp).T, rows(gated), grad)
             dt = as_image(rows(dp) @ weight, d)
             return dt, ops.image_sums(d, v2, dt)
 

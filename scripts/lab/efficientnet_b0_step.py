@@ -17,6 +17,7 @@ checks all kernels and a small network on a CPU.
 
 import argparse
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -193,10 +194,39 @@ def prepare(variant: Variant, dtype: torch.dtype, batch: int, report: Report) ->
     return {"step": step, "replay": replay, "gradients": gradients, "floors": floors, **row}
 
 
+def adopt_tiles(variants: list[Variant], dtype: torch.dtype, batch: int, other: int) -> None:
+    """Give the kernels of another batch size the tiles and choices found for `batch`."""
+    for key, name in list(launcher.options.items()):
+        launcher.options[key.replace(f"({batch}, ", f"({other}, ")] = name
+    launcher.mode, original = "first", launcher.run_fastest
+    for variant in variants:
+        orders: list[list[str]] = []
+        for size in (batch, other):
+            keys: list[str] = []
+
+            def run(key: str, launches: list[Any], keys: list[str] = keys) -> Any:
+                keys.append(key)
+                return launches[0]
+
+            launcher.run_fastest = run  # type: ignore[method-assign]
+            Step(variant, dtype, size)()
+            orders.append(keys)
+            gc.collect()
+        launcher.run_fastest = original  # type: ignore[method-assign]
+        for own, new in zip(*orders, strict=True):
+            launcher.tiles[new] = launcher.tiles.get(own) or launcher.tiles.get(new) or []
+    torch.cuda.empty_cache()
+
+
 def measure(dtype: torch.dtype, batch: int, words: argparse.Namespace, report: Report) -> None:
     """Images/s of the variants in turns, then their kernels."""
-    launcher.mode, ready = "tune", {}
-    for variant in chosen(words):
+    ready: dict[str, Any] = {}
+    variants = chosen(words)
+    if batch != words.batch:
+        variants = variants[-1:]
+        adopt_tiles(variants, dtype, words.batch, batch)
+    launcher.mode = "tune"
+    for variant in variants:
         made = report.attempt(f"prepare {variant.name}", prepare, variant, dtype, batch, report)
         if made:
             ready[variant.name] = made
@@ -237,6 +267,8 @@ def show_choices(report: Report) -> None:
         print(row["choice"], *(f"{k}={v}" for k, v in row["ms"].items()), flush=True)
     report.data["tiles"] = launcher.timings
     report.save()
+    state = json.dumps({"tiles": launcher.tiles, "options": launcher.options})
+    report.path.with_name("tiles.json").write_text(state, encoding="utf-8")
 
 
 def run(words: argparse.Namespace, report: Report) -> None:  # noqa: C901  a list of parts
@@ -246,6 +278,9 @@ def run(words: argparse.Namespace, report: Report) -> None:  # noqa: C901  a lis
         check(torch.float32, words, report)
         return
     torch.backends.cudnn.benchmark = True
+    if words.tiles and words.tiles.exists():
+        known = json.loads(words.tiles.read_text(encoding="utf-8"))
+        launcher.tiles, launcher.options = known["tiles"], known["options"]
     words.rate = copy_rate()
     report.add("device", {"copy_tb_per_s": words.rate, "name": torch.cuda.get_device_name()})
     torch.cuda.empty_cache()
@@ -280,7 +315,8 @@ def main() -> None:
     parser.add_argument("--parts", default="check,depthwise,peer,measure")
     parser.add_argument("--dtypes", default="float16,bfloat16")
     parser.add_argument("--batches", default="256")
-    parser.add_argument("--variants", default="plain,norms,depthwise,expand,all")
+    parser.add_argument("--variants", default="plain,norms,depthwise,expand")
+    parser.add_argument("--tiles", type=Path, help="an earlier run's tiles.json")
     parser.add_argument("--seconds", type=float, default=400)
     words = parser.parse_args()
     words.batch = int(words.batches.split(",")[0])

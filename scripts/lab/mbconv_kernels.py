@@ -19,12 +19,18 @@ STATISTICS, SILU, KEEP, GATE, ADD = (tl.constexpr(i) for i in range(5))
 
 
 @triton.jit
-def silu_parts(x, v, c, C, okc):
+def silu_parts(x, scale, shift):
     """silu(z) and its derivative, where z is the normalised x."""
-    z = x * tl.load(v + 2 * C + c, mask=okc, other=0.0)[None, :]
-    z += tl.load(v + 3 * C + c, mask=okc, other=0.0)[None, :]
+    z = x * scale + shift
     p = sigmoid(z)
     return z * p, p * (1 + z * (1 - p))
+
+
+@triton.jit
+def load_affine(v, c, C, okc):
+    """A norm's scale and shift."""
+    scale = tl.load(v + 2 * C + c, mask=okc, other=0.0)[None, :]
+    return scale, tl.load(v + 3 * C + c, mask=okc, other=0.0)[None, :]
 
 
 @triton.jit(do_not_specialize=["M", "PIXELS", "C8", "G"])
@@ -36,6 +42,8 @@ def reduce_rows(
     C = C8 * 8
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     okc = c < C
+    if KIND == SILU:
+        scale, shift = load_affine(v, c, C, okc)
     total, product = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for r in range(g * BM, M, G * BM):
         m = r + tl.arange(0, BM)
@@ -46,7 +54,7 @@ def reduce_rows(
         else:
             d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
         if KIND == SILU:
-            _, slope = silu_parts(value, v, c, C, okc)
+            _, slope = silu_parts(value, scale, shift)
             d *= slope
         if KIND == KEEP:
             d *= tl.load(keep + m // PIXELS, mask=m < M, other=0.0)[:, None]
@@ -67,11 +75,11 @@ def apply_rows(
     okc, n = c < C, m // PIXELS
     o, ok = m[:, None] * C + c[None, :], (m < M)[:, None] & okc[None, :]
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+    scale, shift = load_affine(v, c, C, okc)
     if (KIND == SILU) | (KIND == GATE):
-        value, _ = silu_parts(value, v, c, C, okc)
+        value, _ = silu_parts(value, scale, shift)
     else:
-        value *= tl.load(v + 2 * C + c, mask=okc, other=0.0)[None, :]
-        value += tl.load(v + 3 * C + c, mask=okc, other=0.0)[None, :]
+        value = value * scale + shift
         value *= tl.load(keep + n, mask=m < M, other=0.0)[:, None]
     if KIND == GATE:
         value *= tl.load(gate + n[:, None] * C + c[None, :], mask=ok, other=0.0)
@@ -105,12 +113,25 @@ def apply_rows_back(
     if KIND == KEEP:
         d *= tl.load(keep + n, mask=m < M, other=0.0)[:, None]
     if (KIND == SILU) | (KIND == GATE):
-        _, slope = silu_parts(value, v, c, C, okc)
+        scale, shift = load_affine(v, c, C, okc)
+        _, slope = silu_parts(value, scale, shift)
         d *= slope
     d = d * tl.load(u + c, mask=okc, other=0.0)[None, :]
     d += value * tl.load(u + C + c, mask=okc, other=0.0)[None, :]
     d += tl.load(u + 2 * C + c, mask=okc, other=0.0)[None, :]
     tl.store(dx + o, d.to(dx.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def image_terms(dy, x, o, ok, scale, shift, BACK: tl.constexpr):
+    """What the pixels at o add to the three tables."""
+    value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+    act, slope = silu_parts(value, scale, shift)
+    if BACK:
+        d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+        act *= d
+        slope *= d
+    return act, slope, slope * value
 
 
 @triton.jit(do_not_specialize=["N", "PIXELS", "C8", "SPLIT"])
@@ -124,17 +145,19 @@ def sum_images(
     first, last = unit * rows, (unit + 1) * rows
     s0, s1 = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     s2 = tl.zeros((BM, BC), tl.float32)
-    for r in range(first, last, BM):
-        m = r + tl.arange(0, BM)
+    scale, shift = load_affine(v, c, C, okc)
+    whole = first + rows // BM * BM
+    for r in range(first, whole, BM):
+        o = (r + tl.arange(0, BM))[:, None] * C + c[None, :]
+        t0, t1, t2 = image_terms(dy, x, o, okc[None, :], scale, shift, BACK)
+        s0, s1, s2 = s0 + t0, s1 + t1, s2 + t2
+    if whole < last:
+        m = whole + tl.arange(0, BM)
         o, ok = m[:, None] * C + c[None, :], (m < last)[:, None] & okc[None, :]
-        value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
-        act, slope = silu_parts(value, v, c, C, okc)
-        d = 1.0
-        if BACK:
-            d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
-        s0 += tl.where(ok, d * act, 0.0)
-        s1 += tl.where(ok, d * slope, 0.0)
-        s2 += tl.where(ok, d * slope * value, 0.0)
+        t0, t1, t2 = image_terms(dy, x, o, ok, scale, shift, BACK)
+        s0 += tl.where(ok, t0, 0.0)
+        s1 += tl.where(ok, t1, 0.0)
+        s2 += tl.where(ok, t2, 0.0)
     place = ((unit % SPLIT) * N + unit // SPLIT) * C + c
     plane = SPLIT * N * C
     tl.store(t + place, tl.sum(s0, 0), mask=okc)

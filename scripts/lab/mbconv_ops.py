@@ -18,6 +18,9 @@ EPS, MOMENTUM = 1e-5, 0.1
 ROW_TILES = make_tiles(
     "BM BC", (32, 64, 4, 1), (64, 32, 4, 1), (16, 128, 4, 1), (128, 16, 4, 1), (64, 64, 8, 1)
 )
+IMAGE_TILES = make_tiles(
+    "BM BC", (32, 64, 4, 1), (64, 32, 4, 1), (16, 64, 2, 1), (16, 128, 4, 1), (32, 32, 2, 1)
+)
 EXPAND_TILES = make_tiles(
     "BM BN DEPTH WARPS",
     *((128, 64, 2, 4, 4, 1), (128, 128, 2, 8, 8, 1), (64, 128, 3, 4, 4, 1), (128, 32, 3, 4, 4, 1)),
@@ -145,7 +148,7 @@ def image_sums(x: Tensor, v: Tensor, dy: Tensor | None = None) -> Tensor:
     t = floats(3, parts, n, c, like=x)
     args = (x if dy is None else dy, x, v, t, n, h * w, c // 8, parts)
     grid = lambda t: (n * parts, triton.cdiv(c, t["BC"]))  # noqa: E731
-    tiles = fitting(ROW_TILES, BC=power(c))
+    tiles = fitting(IMAGE_TILES, BC=power(c))
     launcher.run(kernels.sum_images, grid, args, tiles, BACK=int(dy is not None))
     return t
 
@@ -195,7 +198,7 @@ def finish_images(
     grads = excite.grads if excite else (v,) * 4
     args = (t, forward, mean, hidden, gate, dhidden, dmean, *grads, v, u)
     args += (norm.weight_grad, norm.bias_grad, m, n, c, r)
-    tiles = make_tiles("BI BC", (32, 16, 4, 1), (64, 16, 4, 1), (64, 32, 4, 1))
+    tiles = make_tiles("BI BC", (32, 16, 4, 1), (64, 16, 4, 1), (128, 16, 8, 1), (256, 16, 8, 1))
     flags = {"SPLIT": parts, "EXCITE": int(excite is not None), "RP": power(r)}
     grid = lambda t: (triton.cdiv(c, t["BC"]),)  # noqa: E731
     launcher.run(kernels.excite_back_weights, grid, args, tiles, **flags)

@@ -14,7 +14,7 @@ eight, handed over by eighths (K8, P8); blocks are powers of two around them.
 
 import triton
 import triton.language as tl
-from mbconv_kernels import silu_parts
+from mbconv_kernels import load_affine, silu_parts
 from step_kernels import add_own_rows
 
 
@@ -146,7 +146,8 @@ def project(
             okk = k < D
             ok = (m < M)[:, None] & okk[None, :]
             value = tl.load(d + m[:, None] * D + k[None, :], mask=ok, other=0.0).to(tl.float32)
-            act, _ = silu_parts(value, v, k, D, okk)
+            scale, shift = load_affine(v, k, D, okk)
+            act, _ = silu_parts(value, scale, shift)
             act *= tl.load(gate + n[:, None] * D + k[None, :], mask=ok, other=0.0)
             okw = (j < P)[:, None] & okk[None, :]
             weights = tl.load(w + j[:, None] * D + k[None, :], mask=okw, other=0.0)
@@ -174,6 +175,7 @@ def project_back(
     okw = (j < P)[:, None] & okc[None, :]
     weights = tl.load(w + j[:, None] * D + c[None, :], mask=okw, other=0.0)
     dweights = tl.zeros((PP, BC), tl.float32)
+    scale, shift = load_affine(v, c, D, okc)
     for unit in range(g, N * SPLIT, G):
         n, last = unit // SPLIT, (unit + 1) * rows
         own = tl.load(gate + n * D + c, mask=okc, other=0.0)[None, :]
@@ -188,7 +190,7 @@ def project_back(
             back = tl.dot(grad, weights).to(dt.dtype.element_ty)
             tl.store(dt + o, back, mask=ok)
             exact = back.to(tl.float32)
-            act, slope = silu_parts(value, v, c, D, okc)
+            act, slope = silu_parts(value, scale, shift)
             dweights = tl.dot(tl.trans(grad), (act * own).to(weights.dtype), dweights)
             s0 += exact * act
             slope *= exact
