@@ -1,14 +1,17 @@
 """A whole EfficientNet-B0 training step in one CUDA graph, in several variants.
 
     python scripts/lab/efficientnet_b0_step.py --out DIR [--parts check,depthwise,peer,measure]
-        [--dtypes float16,bfloat16] [--batches 256] [--variants plain,norms,...] [--seconds 400]
+        [--dtypes float16,bfloat16] [--batches 256,512] [--variants plain,norms,depthwise,expand]
+        [--tiles tiles.json] [--seconds 400]
 
 check compares kernels and network with float64, depthwise sets cuDNN's depthwise convolutions
 beside the own ones, peer measures timm's compiled module in a process of its own, measure times the
 variants in turns and lists their kernels with the floors of their bytes. A step is noise, forward,
 backward and RMSprop with momentum with the 16-bit copy of the weights; images are synthetic and on
 the device.
-Everything is printed and kept in DIR/efficientnet_b0_step.json.
+Everything is printed and kept in DIR/efficientnet_b0_step.json; DIR/tiles.json has what
+was tuned, for --tiles of a later run. LAB_SIGMOID=tanh takes the cheaper sigmoid. The first batch
+size is tuned; further ones, for the last variant only, take over its tiles.
 
     TRITON_INTERPRET=1 python scripts/lab/efficientnet_b0_step.py --device cpu
 
@@ -149,11 +152,11 @@ def check(dtype: torch.dtype, words: argparse.Namespace, report: Report | None) 
             report.add("network", {"variant": variant.name, "dtype": str(dtype), **row}, 600)
 
 
-def start_peer(words: argparse.Namespace, dtype: str) -> subprocess.Popen[bytes]:
+def measure_peer(words: argparse.Namespace, dtype: str) -> None:
     """timm's module, compiled, by another process."""
     script = Path(__file__).with_name("efficientnet_b0_peers.py")
     command = [sys.executable, str(script), "--out", str(words.out), "--dtype", dtype]
-    return subprocess.Popen([*command, "--batch", str(words.batch)])
+    subprocess.run([*command, "--batch", str(words.batch)], check=False)
 
 
 def count_floors(step: Step) -> dict[str, float]:
@@ -284,11 +287,10 @@ def run(words: argparse.Namespace, report: Report) -> None:  # noqa: C901  a lis
     words.rate = copy_rate()
     report.add("device", {"copy_tb_per_s": words.rate, "name": torch.cuda.get_device_name()})
     torch.cuda.empty_cache()
-    peer = start_peer(words, words.dtypes.split(",")[0]) if "peer" in words.parts else None
-    words.batch = int(words.batches.split(",")[0])
+    if "peer" in words.parts:  # alone: compiling beside it slows its host down
+        for name in words.dtypes.split(","):
+            measure_peer(words, name)
     compile_all(words, report)
-    if peer:
-        peer.wait()
     if "check" in words.parts:
         launcher.mode = "first"
         for dtype in dtypes:
