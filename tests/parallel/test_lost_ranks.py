@@ -3,13 +3,7 @@
 import socket
 
 import pytest
-from launched_runs import (
-    Launched,
-    assert_same_result,
-    kill,
-    ranked_run,
-    world_variables,
-)
+from launched_runs import Launched, assert_same_result, kill, ranked_run, world_variables
 from test_ranked_runs import FAILING, run_folded
 
 pytestmark = pytest.mark.slow

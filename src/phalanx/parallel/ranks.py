@@ -200,8 +200,9 @@ def sign_failure(world: World, store: Store, exit_code: int) -> int | None:
     with suppress(dist.DistError, RuntimeError):
         signed = store.compare_set(_FAILED, "", mine).decode()
         return None if signed == mine else int(signed.split()[1])
-    # nobody can be asked any more: one of each host speaks
-    return None if world.local_rank == 0 else exit_code
+    # the store is gone with rank 0: the next one of its host speaks, and the first of each other
+    first = 1 if world.rank == world.local_rank else 0
+    return None if world.local_rank <= first else exit_code
 
 
 def find_failure(world: World, store: Store) -> int | None:
