@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 
 import pytest
 from launched_runs import assert_same_result, count_steps, ranked_run, wait_for
@@ -32,7 +33,10 @@ def cut_off(digits, tmp_path):
         wait_for(lambda: count_steps(run) >= 10 or None, timeout=120)
         assert all(process.poll() is None for process in started)
         hosts.cut()
+        start = time.monotonic()
         ended = [(process.communicate(timeout=120)[1], process.returncode) for process in started]
+        waited = time.monotonic() - start
+        print(f"\nall ranks ended {waited:.0f} s after the cut, with --rank-timeout {TIMEOUT}")
         assert_told(ended, run)
         assert count_steps(run) < 240, "it was over before the cut"
         yield hosts, run
