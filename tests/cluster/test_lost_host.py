@@ -53,6 +53,22 @@ def assert_told(ended, run):
         assert all(re.search(rf"rank \d of 4 on {host}: ", line) for line in told), ended
 
 
+def test_a_host_that_does_not_see_the_run_says_so(digits, tmp_path):
+    (tmp_path / "runs").mkdir()
+    words = ranked_run(digits, tmp_path / "runs" / "run", ranks=4, launched=True, epochs=1)
+    hide = 'mount -t tmpfs none "$0" && exec "$@"'  # seen by this process alone
+    with open_hosts() as hosts:
+        started = start_workers(hosts, words, {"hostb": ["sh", "-c", hide, tmp_path / "runs"]})
+        ended = [(process.communicate(timeout=120)[1], process.returncode) for process in started]
+    codes = [code for _, code in ended]
+    assert codes[:2] == [8, 8] and sorted(codes[2:]) == [4, 8], ended
+    (line,) = [line for error, _ in ended for line in error.splitlines()]
+    assert " of 4 on hostb (traceback in " in line
+    told = "rank 0 has opened the run there, and this host does not see it; give --run-dir a folder"
+    assert line.endswith(f"{tmp_path}/runs/run: {told} that all hosts share")
+    assert not (tmp_path / "runs" / "run").exists()
+
+
 def test_a_run_goes_on_when_the_host_is_back(cut_off, straight):
     hosts, run = cut_off
     hosts.mend()
