@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 HOME = Path(__file__).parents[1]
@@ -130,8 +129,8 @@ class Fleet:
             variables = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank % each,
                          "LOCAL_WORLD_SIZE": each, "MASTER_ADDR": ADDRESSES[NAMES[0]],
                          "MASTER_PORT": port}  # fmt: skip
-            words = [sys.executable, __file__, "rank", json.dumps(flags),
-                     json.dumps({name: str(value) for name, value in variables.items()})]  # fmt: skip
+            texts = json.dumps({name: str(value) for name, value in variables.items()})
+            words = [sys.executable, __file__, "rank", json.dumps(flags), texts]
             env = {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": INTERFACE}
             self._processes.append(
                 hosts.popen(NAMES[rank // each], words, env, stdin=subprocess.PIPE, stderr=None)
@@ -162,9 +161,7 @@ def measure(path: Path, flags: dict[str, str], ranks: int, speeds: list[float], 
     sys.path.insert(0, str(HOME / "tests" / "cluster"))
     from hosts import open_hosts
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HOME
-    )
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True, cwd=HOME)
     rows: list[dict[str, Any]] = []
     with open_hosts() as hosts:
         fleet = Fleet(hosts, flags, ranks)
@@ -177,7 +174,7 @@ def measure(path: Path, flags: dict[str, str], ranks: int, speeds: list[float], 
                              "load": os.getloadavg()[0]})  # fmt: skip
                 print(f"round {number} {what} {mbit:g} Mbit/s: {show(times)}", flush=True)
         fleet.close()
-    found = {"commit": commit.stdout.strip(), "ranks": ranks, "flags": flags, "rows": rows}
+    found = {"commit": commit.strip(), "ranks": ranks, "flags": flags, "rows": rows}
     path.write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -9,6 +9,14 @@ from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
+from phalanx.cli.plan_network import (
+    NETWORK_ARGS,
+    NetworkArgs,
+    NetworkPrediction,
+    describe_network,
+    predict_network,
+    read_network_args,
+)
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
@@ -33,6 +41,7 @@ class _Prediction(NamedTuple):
 
     memory: "Memory"
     exchange: "Exchange"
+    network: NetworkPrediction | None  # where one was asked for
 
 
 @command(
@@ -46,26 +55,32 @@ class _Prediction(NamedTuple):
         "Skip the memory prediction, which takes a few seconds.",
         switch=True,
     ),
+    *NETWORK_ARGS,
     JSON_FLAG,
-    usage="[PRESET|FILE] [--option value]... [--at STEPS] [--origin] [--json]",
+    usage="[PRESET|FILE] [--option value]... [--network GBIT] [--at STEPS] [--origin] [--json]",
     options=ALL_OPTIONS,
     examples={
         "phalanx plan": "what `phalanx train` would do",
         "phalanx plan imagenet-resnet50 --replicas 16 --device cuda --devices 4": "on 4 GPUs, here "
         "or not",
+        "phalanx plan imagenet-resnet50 --device cuda --devices 64 --replicas 64 --network 100 "
+        "--hosts 8": "with what a step takes of 100 Gbit/s",
         "phalanx plan demo --epochs 3 --origin": "and where each value comes from",
         "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
     },
 )
 def _run(args: ParsedArgs) -> None:
     """Print the plan of a config."""
-    settings = args.read_settings()
+    settings, wanted = args.read_settings(), read_network_args(args)
 
     from phalanx.assemble.dataset_summary import plan_new_run
+    from phalanx.plan.exchange import count_hosts
 
     settings, plan, dataset = plan_new_run(settings, without_data=True)
     points = [plan.at(step) for step in _read_steps(args["--at"])]
-    found = None if args["--no-memory"] else _predict(settings.config, plan)
+    if wanted is not None:
+        count_hosts(plan, wanted.hosts)  # refused before torch is imported
+    found = None if args["--no-memory"] else _predict(settings.config, plan, dataset, wanted)
     known = found if isinstance(found, _Prediction) else None
     if args["--json"]:
         everything = {
@@ -81,6 +96,7 @@ def _run(args: ParsedArgs) -> None:
             "statistics_groups": plan.layout.span_groups,
             "exchange": asdict(known.exchange) if known else None,
             "memory": asdict(known.memory) if known else None,
+            "network": known.network.facts() if known and known.network else None,
             "at": points,
         }
         print(json.dumps(everything, indent=2))
@@ -96,7 +112,9 @@ def _run(args: ParsedArgs) -> None:
         _print_origins(settings)
 
 
-def _predict(config: Config, plan: "Plan") -> _Prediction | str:
+def _predict(
+    config: Config, plan: "Plan", dataset: "DatasetSummary", wanted: NetworkArgs | None
+) -> _Prediction | str:
     """What a step should take and exchange, or why it is not known, as with some plugins' networks.
 
     The only part of a plan that needs torch: whatever can be refused is refused before.
@@ -105,9 +123,11 @@ def _predict(config: Config, plan: "Plan") -> _Prediction | str:
 
     try:
         memory = predict_step_memory(config, plan)
-        return _Prediction(memory, predict_exchange(config, plan, memory))
+        exchange = predict_exchange(config, plan, memory)
     except ConfigError as error:
         return f"not known: {error}"
+    network = wanted and predict_network(wanted, plan, config, exchange, dataset)
+    return _Prediction(memory, exchange, network)
 
 
 def _read_steps(text: str | None) -> list[int]:
@@ -292,7 +312,7 @@ def _describe_prediction(
     rows = [("memory", _describe_memory(plan, found.memory, config))]
     if plan.layout.ranks > 1:
         rows.append(("exchange", _describe_exchange(found.exchange)))
-    return rows
+    return [*rows, *(describe_network(found.network, plan) if found.network else [])]
 
 
 def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:

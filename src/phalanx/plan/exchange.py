@@ -1,8 +1,22 @@
-"""What ranks send each other in a step: arithmetic, in bytes."""
+"""What ranks send each other in a step, in bytes, and how long a network takes for it: arithmetic.
 
+The model of the network, its constants and how it compares with measurements: docs/scale.md.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
 
+from phalanx.errors import ConfigError
 from phalanx.plan.plan import Plan
+
+_LINK_SHARE = 0.95  # of a link's bandwidth that a ring gets; a bare all-reduce over gloo and TCP
+_GLOO_PAIR_SHARE = 0.62  # that a gather gets where two ranks share one connection; the same
+_BACKWARD_SHARE = 0.6  # of a step's compute time with one pass; the rest: forward pass and update
+_MIB = 2**20
+_BITS = 8e-9  # Gbit of a byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +46,134 @@ def count_exchange(plan: Plan, *, gradients: int, statistics: int) -> Exchange:
         moved = layout.rounds * others * gradients
     apart = layout.bn_span // layout.turn_size
     return Exchange(gradients=moved, statistics=2 * plan.accumulation * (apart - 1) * statistics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Hosts with a link each, which carries as much in either direction at the same time."""
+
+    gbit: float  # a second, in each direction
+    hosts: int
+
+    def time(self, size: float, share: float = _LINK_SHARE) -> float:
+        """Seconds that so many bytes take on a link, of which they get a share."""
+        return size * _BITS / (self.gbit * share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUse:
+    """What goes through the busiest host's link in a step, by what it is."""
+
+    sizes: dict[str, int]  # bytes in each direction
+    seconds: dict[str, float]
+    tree_s: float | None  # of the gradients, if a tree added them up; None where none can
+    before_end_s: float  # of the gradients, what can go before the last backward pass ends
+
+    @property
+    def total_s(self) -> float:
+        """One after the other."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step that all ranks share."""
+
+    compute_s: float
+    communication_s: float
+    hidden_s: float  # of the communication, while the last backward pass goes on
+
+    @property
+    def total_s(self) -> float:
+        """From one update to the next."""
+        return self.compute_s + self.communication_s - self.hidden_s
+
+
+def count_hosts(plan: Plan, hosts: int | None) -> int:
+    """The hosts that so many are meant for; without a number, one for each rank."""
+    ranks = plan.layout.ranks
+    if hosts is not None and ranks % hosts:
+        raise ConfigError(
+            f"--hosts {hosts}: does not divide {ranks} devices; every host has as many"
+        )
+    return hosts or ranks
+
+
+def time_exchange(
+    plan: Plan,
+    exchange: Mapping[str, int],
+    network: Network,
+    *,
+    bucket_mib: float,
+    stages: int = 1,
+) -> LinkUse:
+    """What a network takes for the bytes that each rank sends in a step, by what they are.
+
+    Ranks are numbered host by host. What stays within a host costs nothing. DDP sends a bucket of
+    gradients as soon as it is full, the last one when the last backward pass ends; sums in the
+    order of replicas come after that.
+    """
+    ranks, is_strict = plan.layout.ranks, plan.determinism == "strict"
+    members = ranks // stages  # that add up the same gradients
+    shares = dict.fromkeys(exchange, _LINK_SHARE)
+    if is_strict and plan.device == "cpu" and members == 2:
+        shares["gradients"] = _GLOO_PAIR_SHARE
+    senders = _count_senders(plan, ranks // network.hosts, stages=stages)
+    sizes = {kind: size * senders[kind] for kind, size in exchange.items()}
+    seconds = {kind: network.time(size, shares[kind]) for kind, size in sizes.items()}
+    if is_strict or members == 1:
+        return LinkUse(sizes=sizes, seconds=seconds, tree_s=None, before_end_s=0.0)
+    doubled = exchange["gradients"] * members / (members - 1)  # what a tree moves
+    buckets = ceil(doubled / 2 / (bucket_mib * _MIB))
+    return LinkUse(
+        sizes=sizes,
+        seconds=seconds,
+        tree_s=network.time(doubled * senders["gradients"]),
+        before_end_s=seconds["gradients"] * (1 - 1 / buckets),
+    )
+
+
+def _count_senders(plan: Plan, per_host: int, *, stages: int) -> dict[str, int]:
+    """How many ranks of the busiest host send to other hosts, by what they send."""
+    ranks = plan.layout.ranks
+    rings = [range(stage, ranks, stages) for stage in range(stages)]
+    pipelines = [range(first, first + stages) for first in range(0, ranks, stages)]
+    return {
+        "gradients": _count_leaving(map(_close_ring, rings), per_host),
+        "statistics": _count_leaving(map(_close_ring, plan.layout.span_groups), per_host),
+        "activations": _count_leaving(pipelines, per_host),
+    }
+
+
+def _close_ring(members: Sequence[int]) -> Sequence[int]:
+    return [*members, members[0]]
+
+
+def _count_leaving(chains: Iterable[Sequence[int]], per_host: int) -> int:
+    """How often the busiest host sends to another one, where each rank sends to the next."""
+    leaving = Counter(
+        one // per_host
+        for chain in chains
+        for one, other in pairwise(chain)
+        if one // per_host != other // per_host
+    )
+    return max(leaving.values(), default=0)
+
+
+def predict_step_time(
+    plan: Plan,
+    use: LinkUse,
+    *,
+    images_per_second: float,
+    stages: int = 1,
+    bubble: float = 0.0,
+) -> StepTime:
+    """The step of a plan, from what one device trains alone.
+
+    A pipeline divides the work among its stages, and idles for a share of the time (`bubble`).
+    """
+    passes = plan.accumulation * plan.layout.rounds
+    images = plan.micro_batch * passes * plan.layout.turn_size
+    compute = images / images_per_second / stages / (1 - bubble)
+    hidden = min(use.before_end_s, _BACKWARD_SHARE * compute / passes)
+    return StepTime(compute_s=compute, communication_s=use.total_s, hidden_s=hidden)
