@@ -7,10 +7,11 @@ Two network namespaces stand in for hosts (root; tests/cluster/hosts.py), a queu
 tbf) limits the cable between them. Each host has half of the ranks, processes that stay for the
 whole measurement. In each round they take turns at
 parts: forward and backward pass apart, of a model that no rank shares;
-alone: steps that no rank shares, all processes at the same time, so that cores are as busy;
 reduce, gather: collectives of BARE_MIB without any training, at each bandwidth;
-ddp, strict: steps that all ranks share, at each bandwidth.
-`compare` predicts from `alone` and the constants of the package, and from nothing else.
+alone: steps that no rank shares, all processes at the same time, so that cores are as busy;
+ddp, strict: steps that all ranks share, at each bandwidth, with `alone` before and after.
+`compare` predicts each block of shared steps as `phalanx plan --network` does, from the steps alone
+beside it and the package's constants, and from nothing else.
 """
 
 import argparse
@@ -20,8 +21,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 HOME = Path(__file__).parents[1]
@@ -36,9 +39,8 @@ OPTIONS = {
     "device": "cpu",
     "threads": "1",
 }
-STEPS = {"parts": 5, "alone": 5, "reduce": 2, "gather": 2, "ddp": 2, "strict": 2}
-FAST = 1000.0  # Mbit/s, from where on a block has more steps
-MORE = 3
+STEPS = {"parts": 6, "alone": 6, "reduce": 2, "gather": 2, "ddp": 2, "strict": 2}
+FAST, MORE = 1000.0, 3  # from so many Mbit/s on, blocks that use the network have more steps
 
 
 # --- one rank ---
@@ -142,7 +144,8 @@ class Fleet:
         if mbit != self._limited:
             self._hosts.limit(mbit or None)
             self._limited = mbit
-        count = STEPS[what] * (MORE if mbit >= FAST or mbit == UNLIMITED else 1)
+        is_quick = what not in ("parts", "alone") and (mbit >= FAST or mbit == UNLIMITED)
+        count = STEPS[what] * (MORE if is_quick else 1)
         for process in self._processes:
             process.stdin.write(json.dumps([what, count]) + "\n")
             process.stdin.flush()
@@ -182,9 +185,87 @@ def list_blocks(speeds: list[float]) -> Iterator[tuple[str, float]]:
     """What a round consists of."""
     yield "parts", UNLIMITED
     for mbit in (UNLIMITED, *speeds):
-        yield "alone", UNLIMITED
-        for what in ("reduce", "gather", "ddp", "strict"):
-            yield what, mbit
+        yield from (("reduce", mbit), ("gather", mbit), ("alone", UNLIMITED))
+        yield from (("ddp", mbit), ("alone", UNLIMITED), ("strict", mbit), ("alone", UNLIMITED))
+
+
+# --- beside the prediction ---
+
+
+def compare(path: Path) -> None:
+    """Print what was predicted and what was measured, as tables."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows, ranks = found["rows"], found["ranks"]
+    first = [row for row in rows if row["what"] == "parts"]
+    shares = [median(part[1] / sum(part) for part in row["times"][0]) for row in first]
+    print(f"\n{ranks} ranks on 2 hosts, commit {found['commit']}: {found['flags']}")
+    print(f"backward of both passes: {spread(shares)}")
+    print("\n| Mbit/s | of it, ring | of it, gather |\n|---:|---|---|")
+    for mbit in list_speeds(rows):
+        shown = [spread(rate_collective(row, ranks) / (mbit or 1000) for row in rows
+                        if (row["what"], row["mbit"]) == (what, mbit))
+                 for what in ("reduce", "gather")]  # fmt: skip
+        print(f"| {mbit or 'no limit, in Gbit/s'} | {shown[0]} | {shown[1]} |")
+    print("\n| sums | Mbit/s | alone, s | predicted, s | measured, s | predicted / measured | n |")
+    print("|---|---:|---|---|---|---|---:|")
+    for what in ("ddp", "strict"):
+        predict = build_prediction(found["flags"], ranks, what)
+        for mbit in list_speeds(rows):
+            places = [n for n, row in enumerate(rows) if (row["what"], row["mbit"]) == (what, mbit)]
+            alone = [median([*flat(rows[n - 1]), *flat(rows[n + 1])]) for n in places]
+            taken = [median(flat(rows[n])) for n in places]
+            if not mbit:
+                cells = [spread(alone), "", spread(taken), ""]
+            else:
+                expected = [predict(mbit, seconds) for seconds in alone]
+                ratios = [one / other for one, other in zip(expected, taken, strict=True)]
+                cells = [spread(alone), spread(expected), spread(taken), f"**{spread(ratios)}**"]
+            print(f"| {what} | {mbit or 'no limit'} | {' | '.join(cells)} | {len(places)} |")
+
+
+def list_speeds(rows: list[dict[str, Any]]) -> list[float]:
+    """The bandwidths of a measurement, slowest first."""
+    return sorted({row["mbit"] for row in rows}, key=lambda mbit: mbit or 1e9)
+
+
+def flat(row: dict[str, Any]) -> list[float]:
+    """The steps of a block, of all ranks."""
+    return [seconds for times in row["times"] for seconds in times]
+
+
+def rate_collective(row: dict[str, Any], ranks: int) -> float:
+    """Mbit/s of the link in each direction, of a bare collective."""
+    sent = 2 * (ranks - 1) / ranks if row["what"] == "reduce" else ranks - 1
+    return sent * BARE_MIB * 2**20 * 8e-6 / median(flat(row))
+
+
+def build_prediction(
+    flags: dict[str, str], ranks: int, what: str
+) -> Callable[[float, float], float]:
+    """Seconds of a step at some Mbit/s, from those of a step alone."""
+    from phalanx.assemble.dataset_summary import plan_new_run
+    from phalanx.assemble.memory import predict_exchange, predict_step_memory
+    from phalanx.config.read import read_settings
+    from phalanx.plan.exchange import Network, predict_step_time, time_exchange
+
+    more = {"replicas": str(ranks), "devices": str(ranks)}
+    more |= {"determinism": "strict"} if what == "strict" else {}
+    settings, plan, _ = plan_new_run(read_settings(None, {**flags, **more}))
+    config = settings.config
+    exchange = asdict(predict_exchange(config, plan, predict_step_memory(config, plan)))
+
+    def predict(mbit: float, alone: float) -> float:
+        network = Network(gbit=mbit / 1000, hosts=2)
+        use = time_exchange(plan, exchange, network, bucket_mib=config.machine.bucket_mib)
+        return predict_step_time(plan, use, images_per_second=plan.micro_batch / alone).total_s
+
+    return predict
+
+
+def spread(values: Iterable[float]) -> str:
+    """The median, and the range."""
+    known = sorted(values)
+    return f"{median(known):.3g} ({known[0]:.3g} to {known[-1]:.3g})"
 
 
 def show(times: list[list[Any]]) -> str:
@@ -212,6 +293,9 @@ def main() -> None:
     if given.what == "measure":
         speeds = [float(word) for word in given.mbit.split(",")]
         measure(given.files[0], OPTIONS | flags, given.ranks, speeds, given.rounds)
+    else:
+        for path in given.files:
+            compare(path)
     return None
 
 
