@@ -160,7 +160,9 @@ def _describe_step(found: NetworkPrediction, plan: "Plan") -> list[tuple[str, st
     parts = f"compute {_format_time(step.compute_s)} + communication "
     parts += _format_time(step.communication_s)
     if step.hidden_s:
-        parts += f", of which {_format_time(step.hidden_s)} behind the backward pass"
+        parts += f" - {_format_time(step.hidden_s)} of it behind the backward pass"
+    if step.host_s:
+        parts += f" + copies and sums {_format_time(step.host_s)}"
     rate, ranks = plan.global_batch / step.total_s, plan.layout.ranks
     speed = f"{rate:,.0f} images/s"
     if ranks > 1:

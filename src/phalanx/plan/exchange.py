@@ -12,8 +12,10 @@ from math import ceil
 from phalanx.errors import ConfigError
 from phalanx.plan.plan import Plan
 
+# measured apart from the steps that they predict, see docs/scale.md
 _LINK_SHARE = 0.95  # of a link's bandwidth that a ring gets; a bare all-reduce over gloo and TCP
 _GLOO_PAIR_SHARE = 0.62  # that a gather gets where two ranks share one connection; the same
+_REDUCE_GBIT, _GATHER_GBIT = 7.4, 2.0  # of gradients that gloo and a core copy and add in a second
 _BACKWARD_SHARE = 0.55  # of a pass and its update; 0.52 to 0.60 on a GPU and a CPU
 _MIB = 2**20
 _BITS = 8e-9  # Gbit of a byte
@@ -68,6 +70,7 @@ class LinkUse:
     seconds: dict[str, float]
     tree_s: float | None  # of the gradients, if a tree added them up; None where none can
     before_end_s: float  # of the gradients, what can go before the last backward pass ends
+    host_s: float  # of a processor that copies and adds them, whatever the network
 
     @property
     def total_s(self) -> float:
@@ -80,13 +83,14 @@ class StepTime:
     """Seconds of a step that all ranks share."""
 
     compute_s: float
+    host_s: float  # for copying and adding what was exchanged
     communication_s: float
     hidden_s: float  # of the communication, while the last backward pass goes on
 
     @property
     def total_s(self) -> float:
         """From one update to the next."""
-        return self.compute_s + self.communication_s - self.hidden_s
+        return self.compute_s + self.host_s + self.communication_s - self.hidden_s
 
 
 def count_hosts(plan: Plan, hosts: int | None) -> int:
@@ -109,8 +113,8 @@ def time_exchange(
 ) -> LinkUse:
     """What a network takes for the bytes that each rank sends in a step, by what they are.
 
-    Ranks are numbered host by host. What stays within a host costs nothing. DDP sends a bucket of
-    gradients as soon as it is full, the last one when the last backward pass ends; sums in the
+    Ranks are numbered host by host. What stays within a host takes no network. DDP sends a bucket
+    of gradients as soon as it is full, the last one when the last backward pass ends; sums in the
     order of replicas come after that.
     """
     ranks, is_strict = plan.layout.ranks, plan.determinism == "strict"
@@ -121,15 +125,17 @@ def time_exchange(
     senders = _count_senders(plan, ranks // network.hosts, stages=stages)
     sizes = {kind: size * senders[kind] for kind, size in exchange.items()}
     seconds = {kind: network.time(size, shares[kind]) for kind, size in sizes.items()}
-    if is_strict or members == 1:
-        return LinkUse(sizes=sizes, seconds=seconds, tree_s=None, before_end_s=0.0)
-    doubled = exchange["gradients"] * members / (members - 1)  # what a tree moves
-    buckets = ceil(doubled / 2 / (bucket_mib * _MIB))
+    tree_s, before_end_s, host_s = None, 0.0, 0.0
+    if members > 1 and plan.device == "cpu":
+        speed = _GATHER_GBIT if is_strict else _REDUCE_GBIT
+        host_s = exchange["gradients"] * _BITS / speed
+    if members > 1 and not is_strict:
+        doubled = exchange["gradients"] * members / (members - 1)  # what a tree moves
+        buckets = max(1, ceil(doubled / 2 / (bucket_mib * _MIB)))
+        tree_s = network.time(doubled * senders["gradients"])
+        before_end_s = seconds["gradients"] * (1 - 1 / buckets)
     return LinkUse(
-        sizes=sizes,
-        seconds=seconds,
-        tree_s=network.time(doubled * senders["gradients"]),
-        before_end_s=seconds["gradients"] * (1 - 1 / buckets),
+        sizes=sizes, seconds=seconds, tree_s=tree_s, before_end_s=before_end_s, host_s=host_s
     )
 
 
@@ -176,4 +182,6 @@ def predict_step_time(
     images = plan.micro_batch * passes * plan.layout.turn_size
     compute = images / images_per_second / stages / (1 - bubble)
     hidden = min(use.before_end_s, _BACKWARD_SHARE * compute / passes)
-    return StepTime(compute_s=compute, communication_s=use.total_s, hidden_s=hidden)
+    return StepTime(
+        compute_s=compute, host_s=use.host_s, communication_s=use.total_s, hidden_s=hidden
+    )

@@ -1,0 +1,170 @@
+"""How long a network takes for a step, against what one would work out by hand."""
+
+import pytest
+
+from phalanx.config.read import read_settings
+from phalanx.errors import ConfigError
+from phalanx.plan.exchange import (
+    Network,
+    count_hosts,
+    predict_step_time,
+    time_exchange,
+)
+from phalanx.plan.machine_choice import MachineChoice
+from phalanx.plan.plan import DatasetCounts, make_plan
+
+SECOND = 118_750_000  # bytes: 0.95 of what 1 Gbit/s carries in a second
+PAIR = 77_500_000  # 0.62 of it: two ranks over gloo that gather through one connection
+
+
+def plan_for(ranks, *, device="cuda", **options):
+    """A plan of 64 images for each replica, which has a rank of its own unless told."""
+    flags = {"replicas": ranks, **{name.replace("_", "-"): v for name, v in options.items()}}
+    config = read_settings("demo", {name: str(value) for name, value in flags.items()}).config
+    machine = MachineChoice(device=device, precision="32.32", threads=1, devices=ranks)
+    facts = DatasetCounts(train_images=8000, valid_images=2000, classes=10)
+    return make_plan(config, facts, machine)
+
+
+def time_gradients(plan, size=SECOND, *, hosts, stages=1, gbit=1.0, bucket_mib=25):
+    network = Network(gbit=gbit, hosts=hosts)
+    return time_exchange(plan, {"gradients": size}, network, bucket_mib=bucket_mib, stages=stages)
+
+
+# --- bytes on a link ---
+
+
+@pytest.mark.parametrize("gbit", [0.1, 1.0, 400.0])
+def test_time_is_bytes_over_the_link(gbit):
+    use = time_gradients(plan_for(4), hosts=4, gbit=gbit)
+    assert use.sizes == {"gradients": SECOND}
+    assert use.total_s == use.seconds["gradients"] == pytest.approx(1 / gbit)
+
+
+@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 1), (4, 1), (8, 1)])
+def test_a_ring_leaves_each_host_once(hosts, sent):
+    assert time_gradients(plan_for(8), hosts=hosts).sizes["gradients"] == sent * SECOND
+
+
+@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 2), (4, 2), (8, 1)])
+def test_every_stage_has_a_ring_of_its_own(hosts, sent):
+    use = time_gradients(plan_for(8), hosts=hosts, stages=2)
+    assert use.sizes["gradients"] == sent * SECOND
+
+
+@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 0), (4, 1), (8, 1)])
+def test_stages_on_other_hosts_are_sent_to(hosts, sent):
+    moved = {"gradients": 0, "activations": 1000}
+    network = Network(gbit=1, hosts=hosts)
+    use = time_exchange(plan_for(8), moved, network, bucket_mib=25, stages=4)
+    assert use.sizes["activations"] == sent * 1000
+
+
+@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 0), (4, 1), (8, 1)])
+def test_statistics_leave_a_host_where_their_group_does(hosts, sent):
+    network, moved = Network(gbit=1, hosts=hosts), {"gradients": 0, "statistics": 500}
+    use = time_exchange(plan_for(8, bn_span=4), moved, network, bucket_mib=25)
+    assert use.sizes["statistics"] == sent * 500
+
+
+def test_a_tree_moves_all_twice():
+    use = time_gradients(plan_for(4), hosts=4)
+    assert use.tree_s == pytest.approx(4 / 3), "a ring moves 2 * 3/4 of the gradients"
+    assert time_gradients(plan_for(4, determinism="strict"), hosts=4).tree_s is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "device", "size"),
+    [(2, "cpu", PAIR), (2, "cuda", SECOND), (4, "cpu", SECOND)],
+)
+def test_two_ranks_of_gloo_gather_more_slowly(ranks, device, size):
+    strict = plan_for(ranks, device=device, determinism="strict")
+    assert time_gradients(strict, size, hosts=ranks).total_s == pytest.approx(1)
+    reduced = plan_for(ranks, device=device)
+    assert time_gradients(reduced, hosts=ranks).total_s == pytest.approx(1)
+
+
+def test_a_cpu_copies_and_adds_whatever_the_network():
+    for hosts in (1, 2, 4):
+        reduced = time_gradients(plan_for(4, device="cpu"), 925_000_000, hosts=hosts)
+        assert reduced.host_s == pytest.approx(1), "7.4 Gbit/s"
+        strict = plan_for(4, device="cpu", determinism="strict")
+        assert time_gradients(strict, 250_000_000, hosts=hosts).host_s == pytest.approx(1)
+    assert time_gradients(plan_for(4), hosts=4).host_s == 0, "a GPU is not measured"
+    assert time_gradients(plan_for(1, device="cpu"), 0, hosts=1).host_s == 0
+
+
+# --- hosts ---
+
+
+def test_hosts_have_the_same_number_of_devices():
+    plan = plan_for(6)
+    assert [count_hosts(plan, hosts) for hosts in (None, 1, 2, 3, 6)] == [6, 1, 2, 3, 6]
+    for hosts in (4, 12):
+        message = f"^--hosts {hosts}: does not divide 6 devices; every host has as many$"
+        with pytest.raises(ConfigError, match=message):
+            count_hosts(plan, hosts)
+
+
+# --- a step ---
+
+
+def test_all_but_the_last_bucket_can_hide_behind_the_backward_pass():
+    # four ranks: a ring of SECOND bytes adds up 2/3 of them, 75.5 MiB
+    plan = plan_for(4)
+    for bucket_mib, buckets in {100: 1, 40: 2, 25: 4, 1: 76}.items():
+        use = time_gradients(plan, hosts=4, bucket_mib=bucket_mib)
+        assert use.before_end_s == pytest.approx(1 - 1 / buckets)
+    assert time_gradients(plan_for(4, determinism="strict"), hosts=4).before_end_s == 0
+
+
+@pytest.mark.parametrize(
+    ("rate", "compute", "hidden"),
+    [(640, 0.1, 0.055), (64, 1, 0.55), (32, 2, 0.75), (6.4, 10, 0.75)],
+)
+def test_a_step_is_compute_and_what_does_not_hide(rate, compute, hidden):
+    plan = plan_for(4)
+    step = predict_step_time(plan, time_gradients(plan, hosts=4), images_per_second=rate)
+    assert (step.compute_s, step.hidden_s) == pytest.approx((compute, hidden))
+    assert step.communication_s == pytest.approx(1)
+    assert step.total_s == pytest.approx(compute + 1 - hidden)
+
+
+def test_only_the_last_pass_hides_anything():
+    plan = plan_for(4, gradient_accumulation=5)
+    step = predict_step_time(plan, time_gradients(plan, hosts=4), images_per_second=320)
+    assert (step.compute_s, step.hidden_s) == pytest.approx((1, 0.11))
+
+
+def test_ordered_sums_hide_nothing():
+    plan = plan_for(4, determinism="strict")
+    step = predict_step_time(plan, time_gradients(plan, hosts=4), images_per_second=64)
+    assert step.total_s == pytest.approx(2)
+    plan = plan_for(4, device="cpu", determinism="strict")
+    step = predict_step_time(plan, time_gradients(plan, hosts=4), images_per_second=64)
+    assert step.host_s == pytest.approx(0.475)
+    assert step.total_s == pytest.approx(2.475)
+
+
+def test_the_busiest_rank_counts():
+    # five replicas on four ranks: two rounds; four side by side: one pass of all their images
+    folded = plan_for(4, replicas=5)
+    step = predict_step_time(folded, time_gradients(folded, hosts=4), images_per_second=64)
+    assert (step.compute_s, step.hidden_s) == pytest.approx((2, 0.55))
+    together = plan_for(2, replicas=8, bn_span=4)
+    step = predict_step_time(together, time_gradients(together, hosts=2), images_per_second=64)
+    assert (step.compute_s, step.hidden_s) == pytest.approx((4, 0.8)), "five buckets"
+
+
+def test_stages_divide_the_work_and_idle():
+    plan = plan_for(4, gradient_accumulation=6)
+    use = time_gradients(plan, 0, hosts=4, stages=2)
+    step = predict_step_time(plan, use, images_per_second=64, stages=2, bubble=0.25)
+    assert step.total_s == pytest.approx(6 / 2 / 0.75)
+
+
+def test_one_rank_waits_for_nobody():
+    plan = plan_for(1)
+    use = time_gradients(plan, 0, hosts=1)
+    assert (use.total_s, use.tree_s, use.before_end_s) == (0, None, 0)
+    assert predict_step_time(plan, use, images_per_second=128).total_s == 0.5
