@@ -49,7 +49,7 @@ def test_in_words(told):
         "                                               52.6 ms  instead, if a tree added them up",
         "              BatchNorm statistics   15.8 KiB  1.36 ms",
         "step time     121 ms = compute 80 ms + communication 40.8 ms + copies and sums 0.506 ms",
-        "              2,110 images/s, 0.66 of 4 devices without a network",
+        "              2,111 images/s, 0.66 of 4 devices without a network",
     ]
 
 
