@@ -196,10 +196,13 @@ def compare(path: Path) -> None:
     """Print what was predicted and what was measured, as tables."""
     found = json.loads(path.read_text(encoding="utf-8"))
     rows, ranks = found["rows"], found["ranks"]
-    first = [row for row in rows if row["what"] == "parts"]
-    shares = [median(part[1] / sum(part) for part in row["times"][0]) for row in first]
+    shares = []
+    for number in {row["round"] for row in rows}:
+        blocks = {row["what"]: row for row in rows if row["round"] == number}
+        backward = median(part[1] for times in blocks["parts"]["times"] for part in times)
+        shares.append(backward / median(flat(blocks["alone"])))
     print(f"\n{ranks} ranks on 2 hosts, commit {found['commit']}: {found['flags']}")
-    print(f"backward of both passes: {spread(shares)}")
+    print(f"backward pass, of a step alone: {spread(shares)}")
     print("\n| Mbit/s | of it, ring | of it, gather |\n|---:|---|---|")
     for mbit in list_speeds(rows):
         shown = [spread(rate_collective(row, ranks) / (mbit or 1000) for row in rows
