@@ -40,7 +40,7 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("engine",),
     ("report", "assemble"),
     ("export", "serve", "lightning"),
-    ("bench", "sweep"),
+    ("bench", "sweep", "launch"),
     ("cli",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}
@@ -72,10 +72,12 @@ OPTION_NAMES = [
     "lr-scheduler-freq", "lr-staircase", "max-bad", "max-file-mib", "max-pixels", "mixup-alpha",
     "model", "momentum", "no-fetch", "no-fold", "norm-eps", "norm-num-groups", "norm-type",
     "normalization", "normalization-location", "offload-optimizer", "optimizer", "optimizer-eps",
-    "padding", "plugin", "precision", "progressive-resolution", "random-erasing", "rank-timeout",
+    "padding", "pipeline", "pipeline-schedule", "pipeline-splits", "pipeline-validation-model",
+    "plugin", "precision", "progressive-resolution", "random-erasing", "rank-timeout",
     "recompute-checkpoints",
     "repeated-augmentation", "replicas", "reset-head", "rmsprop-decay", "rmsprop-start",
-    "run-dir", "seed", "shortcut-type", "smoothing-over", "stage1-projection", "steps",
+    "run-dir", "seed", "sharding-exclude-filter", "sharding-include-filter", "shards",
+    "shortcut-type", "smoothing-over", "stage1-projection", "steps",
     "stride-in", "threads", "training", "trust-coefficient", "trust-decay", "use-bbox-info",
     "val-split", "valid-batch-size", "valid-split",
     "validation", "validation-device", "validation-frequency", "validation-mode",
@@ -290,7 +292,9 @@ def is_torch_free(path: Path) -> bool:
     single = ("parallel/supervisor.py", "parallel/watchdog.py", *single)
     if path.as_posix() in ON_DEVICE:
         return False
-    return room_of(path) in (*rooms, "sweep", "cli", "__init__") or path.as_posix() in single
+    return (
+        room_of(path) in (*rooms, "sweep", "launch", "cli", "__init__") or path.as_posix() in single
+    )
 
 
 def test_most_rooms_never_import_torch():

@@ -23,7 +23,7 @@ from phalanx.engine.checkpoint_store import list_checkpoints
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import hash_weights
 from phalanx.errors import DiskError, DivergedError, Stopped
-from phalanx.plan.role import Role
+from phalanx.plan.share import Role
 from small_runs import small_run
 
 

@@ -99,10 +99,10 @@ VALUES = [
      "there is 1; with --no-fold false, several replicas run on each device, one after the other"),
     ("train --device cpu --devices 2 --replicas 3 --no-fold", "--no-fold: 3 replicas need 3 "
      "devices, and there are 2; "),
-    ("train --device cuda:0,2 --devices 4 --replicas 4", "--devices 4: --device cuda:0,2 is only "
-     "2; use --devices 2, or --device cuda for all"),
-    ("train --device mps --devices 2 --replicas 2", "--devices 2: --device mps is only 1; use "
-     "--devices 1"),
+    ("train --device cuda:0,2 --devices 4 --replicas 4", "--devices 4: --device cuda:0,2 names "
+     "only 2 devices; use --devices 2, or --device cuda for all"),
+    ("train --device mps --devices 2 --replicas 2", "--devices 2: --device mps names only 1 "
+     "device; use --devices 1"),
     ("train --bn-span 2", "--bn-span 2: there is only 1 replica; give --replicas 2, or a multiple"
      " of that, or --bn-span 1"),
     ("train --replicas 12 --bn-span 5", "--bn-span 5: does not divide 12 replicas; use 1, 2, 3, 4"

@@ -75,7 +75,7 @@ def test_as_json(as_json):
     found = as_json("demo", *FOUR, "--images-per-second=640", "--bucket-mib=0.1")
     ring = 2 * 3 / 4 * 4 * COUNT
     step = found.pop("step")
-    assert found["sizes"] == {"gradients": ring, "statistics": 0}
+    assert found["sizes"] == {"gradients": ring, "statistics": 0, "activations": 0}
     assert found["communication_s"] == found["seconds"]["gradients"]
     assert found["communication_s"] == pytest.approx(ring / RATE)
     assert (found["gbit"], found["hosts"]) == (0.1, 4)
@@ -94,6 +94,23 @@ def test_as_json(as_json):
     )
     assert as_json("demo", *FOUR)["step"] is None
     assert as_json("demo", "--device=cpu") is None
+
+
+def test_stages_send_to_other_hosts(told, capsys):
+    words = ("demo", *FOUR, "--replicas=2", "--pipeline-splits=layer2/0", "--batch-size=32",
+             "--gradient-accumulation=4", "--images-per-second=320", "--json")  # fmt: skip
+    sizes = {}
+    for hosts in (1, 2, 4):
+        assert main(["plan", *words, f"--hosts={hosts}"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        step, sizes[hosts] = found["network"]["step"], found["network"]["sizes"]
+        assert step["compute_s"] == pytest.approx(4 * 32 / 320 / 2 / (1 - found["bubble"]))
+        assert 0 < found["bubble"] < 0.5 and step["hidden_s"] == 0
+    sent = found["exchange"]
+    assert sizes[1] == {"gradients": 0, "statistics": 0, "activations": 0}
+    assert sizes[2] == sizes[1] | {"gradients": 2 * sent["gradients"]}, "both stages' rings"
+    assert sizes[4] == sent and sent["activations"] > 0
+    assert "              activations and their gradients " in "\n".join(told(*words[:-1]))
 
 
 def test_images_that_come_over_the_same_links(told, as_json):

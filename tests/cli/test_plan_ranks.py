@@ -166,11 +166,12 @@ def test_gradients_go_round_once_and_in_strict_order_every_time(as_json):
         == {
             "gradients": 0,
             "statistics": 0,
+            "activations": 0,
         }
     )
     for replicas in (4, 16):
         found = as_json(replicas=replicas, devices=4)["exchange"]
-        assert found == {"gradients": RING * 4 * COUNT, "statistics": 0}
+        assert found == {"gradients": RING * 4 * COUNT, "statistics": 0, "activations": 0}
         found = as_json(replicas=replicas, devices=4, determinism="strict")["exchange"]
         assert found["gradients"] == replicas / 4 * 3 * 4 * COUNT
 

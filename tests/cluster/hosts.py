@@ -1,5 +1,6 @@
 """Two hosts on one machine: network namespaces with a cable between them."""
 
+import itertools
 import os
 import re
 import shutil
@@ -17,7 +18,8 @@ NAMES = ("hosta", "hostb")
 ADDRESSES = dict(zip(NAMES, ("10.77.0.1", "10.77.0.2"), strict=True))
 NETWORK, INTERFACE = "10.77.0.0/24", "cable0"
 _LONGEST = 300  # seconds; what takes longer hangs
-_OURS = re.compile(r"phalanx-(\d+)-host[ab]")
+_OURS = re.compile(r"phalanx-(\d+)-\d+-host[ab]")
+_NUMBERS = itertools.count()
 # in mounts of its own, where only it sees the names; `ip netns exec` would hide /sys/fs/cgroup
 _ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 
@@ -25,7 +27,7 @@ _ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 class Hosts:
     """Runs commands on either of two hosts, which share all but the network and the names."""
 
-    def __init__(self, spaces: Mapping[str, str], names: Path) -> None:
+    def __init__(self, spaces: Mapping[str, str], names: Mapping[str, Path]) -> None:
         self._spaces = spaces
         self._names = names
         self._started: list[subprocess.Popen[str]] = []
@@ -42,7 +44,7 @@ class Hosts:
         variables = {name: str(value) for name, value in (env or {}).items()}
         given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
         process = subprocess.Popen(
-            [*enter, "sh", "-c", _ENTER, "sh", str(self._names), host, *map(str, words)],
+            [*enter, "sh", "-c", _ENTER, "sh", str(self._names[host]), host, *map(str, words)],
             text=True,
             env={**os.environ, **variables},
             **(given | options),
@@ -100,18 +102,22 @@ class Hosts:
 
 
 @contextmanager
-def open_hosts() -> Iterator[Hosts]:
+def open_hosts(*, own_name: str | None = None) -> Iterator[Hosts]:
     """Two hosts that reach each other by name; skips the test where that is not possible.
 
-    Whatever still runs on them when the block ends is killed.
+    own_name: the address that each of them knows itself by, if not that of the cable: Debian puts
+    127.0.1.1 there. Whatever still runs on them when the block ends is killed.
     """
     _skip_without_namespaces()
     _remove_leftovers()
-    spaces = {host: f"phalanx-{os.getpid()}-{host}" for host in NAMES}
+    number = next(_NUMBERS)  # a test may have several pairs of hosts
+    spaces = {host: f"phalanx-{os.getpid()}-{number}-{host}" for host in NAMES}
     with TemporaryDirectory(prefix="phalanx-hosts-") as folder:
-        names = Path(folder, "hosts")
-        known = {"localhost": "127.0.0.1", **ADDRESSES}
-        names.write_text("".join(f"{address} {name}\n" for name, address in known.items()))
+        names = {host: Path(folder, host) for host in NAMES}
+        for host, path in names.items():
+            known = {"localhost": "127.0.0.1", **ADDRESSES}
+            known |= {host: own_name} if own_name else {}
+            path.write_text("".join(f"{address} {name}\n" for name, address in known.items()))
         hosts = Hosts(spaces, names)
         try:
             _connect(spaces)
@@ -139,7 +145,7 @@ def _skip_without_namespaces() -> None:
         pytest.skip(f"needs {', '.join(missing)} (apt-get install iproute2 util-linux)")
     if os.geteuid() != 0:
         pytest.skip("needs root, to make network namespaces")
-    name = f"phalanx-{os.getpid()}-hosta"
+    name = f"phalanx-{os.getpid()}-{next(_NUMBERS)}-hosta"
     tried = _try("ip", "netns", "add", name)
     if tried.returncode:
         pytest.skip(f"network namespaces cannot be made here: {tried.stderr.strip()}")

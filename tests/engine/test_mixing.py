@@ -1,5 +1,7 @@
 """Mixup and cutmix: images and labels, by the ancestors' numbers and by hand."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -9,14 +11,31 @@ from phalanx.engine.loss import binary_cross_entropy, cross_entropy, smoothing_o
 from phalanx.engine.mixing import (
     Mixing,
     draw_kept,
+    draw_mix,
     draw_shares,
-    mix_batch,
+    mix_images,
+    mix_labels,
     mix_up,
     paste_box,
+    place_box,
     share_targets,
 )
 from phalanx.engine.mixing import WeightedLabels as Goal
+from phalanx.engine.step import MicroBatch
 from phalanx.plan.draws import draw_beta
+
+
+class Mixed(NamedTuple):
+    """A micro-batch as the model sees it."""
+
+    images: torch.Tensor
+    targets: tuple[Goal, ...]
+
+
+def mix_batch(images, labels, *, first, seed, mixing):
+    batch = MicroBatch(images, labels, first)
+    mix = draw_mix(batch, first=first, seed=seed, mixing=mixing)
+    return Mixed(mix_images(images, mix), mix_labels(labels, mix))
 
 
 def plain_images(*values, size=8):
@@ -42,7 +61,8 @@ def test_mixup_labels_are_those_of_the_image_before():
 
 
 def test_cutmix_pastes_a_quarter_of_the_image_two_places_on():  # the ancestors' test: 0.75
-    pasted, area = paste_box(plain_images(1.0, 2.0, 3.0), 0.75, seed=0, first=0)
+    box = place_box(0.75, height=8, width=8, seed=0, first=0)
+    pasted, area = paste_box(plain_images(1.0, 2.0, 3.0), box), box.left
     assert area == 0.75
     sums = pasted.sum((1, 2, 3)) / 3
     assert sums.tolist() == [48 * 1 + 16 * 2, 48 * 2 + 16 * 3, 48 * 3 + 16 * 1]
@@ -54,11 +74,11 @@ def test_cutmix_pastes_a_quarter_of_the_image_two_places_on():  # the ancestors'
 def test_the_box_lies_inside_anywhere_and_its_real_area_counts():
     corners, areas = set(), set()
     for first in range(300):
-        pasted, area = paste_box(plain_images(0.0, 1.0, 0.0, size=9), 0.7, seed=1, first=first)
-        box = pasted[0, 0].nonzero()
-        corners.add(tuple(box[0].tolist()))
-        areas.add(area)
-        assert len(box) == round((1 - area) * 81)
+        box = place_box(0.7, height=9, width=9, seed=1, first=first)
+        pasted = paste_box(plain_images(0.0, 1.0, 0.0, size=9), box)[0, 0].nonzero()
+        corners.add(tuple(pasted[0].tolist()))
+        areas.add(box.left)
+        assert len(pasted) == round((1 - box.left) * 81)
     assert areas == {1 - 25 / 81}  # sides of 0.5477 x 9, rounded
     assert corners == {(top, left) for top in range(5) for left in range(5)}
 

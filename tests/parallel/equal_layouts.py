@@ -1,6 +1,6 @@
 """What must come out the same however replicas are laid out, and how far apart it comes out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +94,7 @@ class Comparison:
     bound: float = 0.0  # on the relative L2 of each tensor; 0: bit for bit
     ranks: Sequence[int] = (2, 3, 4)
     float64: bool = False
-    against: str = "folded"  # or "one replica", "plain torch", "float64"
+    against: str = "folded"  # or "one replica", "one stage", "plain torch", "float64"
     start: str = ""  # a checkpoint that they begin with
     stop: int | None = None  # the step they stop after
     resumed: bool = False  # what they are held against has gone all the way by itself
@@ -268,6 +268,9 @@ def find_expected(comparison: Comparison, data_dir: Path) -> Left:
         del case["start"]
     if comparison.against == "plain torch":
         return run_plainly(case)
+    if comparison.against == "one stage":
+        whole = {n: text for n, text in case["flags"].items() if not n.startswith("pipeline")}
+        return run_session({**case, "flags": whole})
     if comparison.against in ("folded", "float64"):
         return run_session({**case, "float64": case["float64"] or comparison.against == "float64"})
     flags = case["flags"]
@@ -362,3 +365,17 @@ def compare(comparison: Comparison, ranks: int, found: Left, expected: Left) -> 
             continue
         apart, where = max((apart, where), (relative_difference(one, other), name))
     return Row(comparison, ranks, apart, where, len(names))
+
+
+def check(rows: Iterable[Row], *, count: int) -> None:
+    """Fail unless there are so many rows, and all of them hold."""
+    found = list(rows)
+    missed = [
+        f"{row.comparison.what}, against {row.comparison.against}, {row.ranks} ranks: "
+        f"{row.where} is {row.apart:.1e} apart"
+        for row in found
+        if not row.holds
+    ]
+    assert not missed, "\n".join(missed)
+    assert len(found) == count
+    assert all(row.tensors > 20 for row in found)

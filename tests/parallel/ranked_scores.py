@@ -4,15 +4,13 @@ As a program, with the variables of a launcher, it is one rank: ranked_scores.py
 """
 
 import json
-import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from ranked_sessions import TIMEOUT, launcher_variables
+from ranked_sessions import TIMEOUT, run_ranks
 
 from phalanx.assemble.scorable import read_untrained
 from phalanx.assemble.score import open_untrained
@@ -37,23 +35,7 @@ def score_on_ranks(cases: Sequence[Mapping[str, str]], ranks: int, folder: Path)
     """What rank 0 of so many has in the end, for the flags of each case."""
     listed, out = folder / "cases.json", folder / "scores.npz"
     listed.write_text(json.dumps(cases))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(listed), str(out)],
-            env=launcher_variables(rank, ranks, port),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        errors = [process.communicate(timeout=600)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+    run_ranks([__file__, listed, out], ranks)
     with np.load(out) as kept:
         return [
             Score(**{name: kept[f"{name} {number}"] for name in COLUMNS}, classes=10)

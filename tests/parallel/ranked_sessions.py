@@ -48,17 +48,25 @@ def run_session(case: Case, ranks: Ranks | None = None) -> dict[str, Tensor]:
         state.settle()
         if "save" in case:
             save_session(session, Path(case["save"]))
-        left = {f"weights {name}": t for name, t in state.model.state_dict().items()}
-        optimizer = name_optimizer_state(state.model, state.optimizer)
-        left |= {f"optimizer {name}": t for name, t in optimizer.items()}
-        if state.average is not None:
-            left |= {f"average {name}": t for name, t in state.average.tensors().items()}
-        if state.replicas is not None:
-            left |= {f"replica {name}": t for name, t in state.replicas.tensors().items()}
+        left = list_tensors(session)
         if state.scaler is not None:
             left["loss scale"] = torch.tensor(state.scaler.scale)
         left["metrics"] = torch.stack(metrics)
         return {name: tensor.detach().clone() for name, tensor in left.items()}
+
+
+def list_tensors(session: Session) -> dict[str, Tensor]:
+    """The tensors of a state, of all stages, by name."""
+    state, links = session.state, session.place.links
+    found = {f"weights {name}": t for name, t in state.model.state_dict().items()}
+    optimizer = name_optimizer_state(state.model, state.optimizer)
+    found |= {f"optimizer {name}": t for name, t in optimizer.items()}
+    if state.average is not None:
+        found |= {f"average {name}": t for name, t in state.average.tensors().items()}
+    if state.replicas is not None:
+        found |= {f"replica {name}": t for name, t in state.replicas.tensors().items()}
+    parts = [found] if links is None else links.gather(found)
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def save_session(session: Session, folder: Path) -> None:
@@ -79,11 +87,17 @@ def run_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[dict[s
     """What rank 0 of so many has in the end, for each case."""
     listed, out = folder / f"cases-{ranks}.json", folder / f"out-{ranks}.pt"
     listed.write_text(json.dumps([dict(case) for case in cases]))
+    run_ranks([__file__, listed, out], ranks)
+    return torch.load(out, weights_only=True)
+
+
+def run_ranks(words: Sequence[str | Path], ranks: int) -> None:
+    """Run a program as so many ranks to their end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, str(listed), str(out)],
+            [sys.executable, *map(str, words)],
             env=launcher_variables(rank, ranks, port),
             stderr=subprocess.PIPE,
             text=True,
@@ -96,7 +110,6 @@ def run_on_ranks(cases: Sequence[Case], ranks: int, folder: Path) -> list[dict[s
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
-    return torch.load(out, weights_only=True)
 
 
 def launcher_variables(rank: int, ranks: int, port: int) -> dict[str, str]:

@@ -3,13 +3,12 @@
 import json
 import signal
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from equal_layouts import (
-    Row,
+    check,
     list_near,
     list_one_replica,
     list_resumed,
@@ -25,19 +24,6 @@ QUICK_STRICT = ("EMA, clipping, cutmix, label smoothing, several buckets", "`ada
 QUICK_SPANS = ("`--bn-span 1`", "`--bn-span 4`")
 QUICK_STEPS = 5
 RANKS = (1, 2, 3, 4)
-
-
-def check(rows: Iterable[Row], *, count: int) -> None:
-    found = list(rows)
-    missed = [
-        f"{row.comparison.what}, against {row.comparison.against}, {row.ranks} ranks: "
-        f"{row.where} is {row.apart:.1e} apart"
-        for row in found
-        if not row.holds
-    ]
-    assert not missed, "\n".join(missed)
-    assert len(found) == count
-    assert all(row.tensors > 20 for row in found)
 
 
 def test_two_ranks_leave_what_one_process_leaves(digits, tmp_path):

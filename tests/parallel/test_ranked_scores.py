@@ -43,6 +43,9 @@ def test_answers_and_counts_of_any_ranks_are_those_of_one(tmp_path, ranks):
 
 def check_answers(ranks: int, sizes: tuple[str, ...], folder: Path) -> None:
     cases = [{"valid-batch-size": size, "image-size": "16"} for size in sizes]
+    staged = {"pipeline-splits": "layer2/0", "pipeline-validation-model": "true"}
+    if ranks % 2 == 0:
+        cases, sizes = [*cases, *(case | staged for case in cases)], sizes * 2
     for size, found in zip(sizes, score_on_ranks(cases, ranks, folder), strict=True):
         alone = score_alone(size)
         assert found.indices.tolist() == list(range(1500))

@@ -186,8 +186,8 @@ def test_replicas_fold_onto_what_is_there_unless_that_is_refused():
     found = plan(replicas=16, devices=4)
     assert (found.replicas, found.layout.ranks, found.layout.rounds) == (16, 4, 4)
     assert refusal(replicas=16, devices=4, no_fold=True) == (
-        "--no-fold: 16 replicas need 16 devices, and there are 4; with --no-fold false, several "
-        "replicas run on each device, one after the other"
+        "--no-fold: 16 replicas need 16 devices, and there are 4; with --no-fold false, each "
+        "device runs several of them, one after the other"
     )
     assert refusal(replicas=2, bn_span=2, no_fold=True).startswith("--no-fold: 2 replicas need 2")
     assert not plan(replicas=16, devices=16, no_fold=True).layout.folded

@@ -1,5 +1,7 @@
 """How long a network takes for a step, against what one would work out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from phalanx.config.read import read_settings
@@ -17,18 +19,22 @@ SECOND = 118_750_000  # bytes: 0.95 of what 1 Gbit/s carries in a second
 PAIR = 77_500_000  # 0.62 of it: two ranks over gloo that gather through one connection
 
 
-def plan_for(ranks, *, device="cuda", **options):
-    """A plan of 64 images for each replica, which has a rank of its own unless told."""
-    flags = {"replicas": ranks, **{name.replace("_", "-"): v for name, v in options.items()}}
+def plan_for(ranks, *, device="cuda", stages=1, **options):
+    """A plan of 64 images for each replica, which has a rank for each stage unless told."""
+    flags = {
+        "replicas": ranks // stages,
+        **{name.replace("_", "-"): v for name, v in options.items()},
+    }
     config = read_settings("demo", {name: str(value) for name, value in flags.items()}).config
     machine = MachineChoice(device=device, precision="32.32", threads=1, devices=ranks)
     facts = DatasetCounts(train_images=8000, valid_images=2000, classes=10)
-    return make_plan(config, facts, machine)
+    plan = make_plan(config, facts, machine)
+    return replace(plan, layout=replace(plan.layout, ranks=ranks, stages=stages))
 
 
-def time_gradients(plan, size=SECOND, *, hosts, stages=1, gbit=1.0, bucket_mib=25):
+def time_gradients(plan, size=SECOND, *, hosts, gbit=1.0, bucket_mib=25):
     network = Network(gbit=gbit, hosts=hosts)
-    return time_exchange(plan, {"gradients": size}, network, bucket_mib=bucket_mib, stages=stages)
+    return time_exchange(plan, {"gradients": size}, network, bucket_mib=bucket_mib)
 
 
 # --- bytes on a link ---
@@ -48,7 +54,7 @@ def test_a_ring_leaves_each_host_once(hosts, sent):
 
 @pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 2), (4, 2), (8, 1)])
 def test_every_stage_has_a_ring_of_its_own(hosts, sent):
-    use = time_gradients(plan_for(8), hosts=hosts, stages=2)
+    use = time_gradients(plan_for(8, stages=2), hosts=hosts)
     assert use.sizes["gradients"] == sent * SECOND
 
 
@@ -56,7 +62,7 @@ def test_every_stage_has_a_ring_of_its_own(hosts, sent):
 def test_stages_on_other_hosts_are_sent_to(hosts, sent):
     moved = {"gradients": 0, "activations": 1000}
     network = Network(gbit=1, hosts=hosts)
-    use = time_exchange(plan_for(8), moved, network, bucket_mib=25, stages=4)
+    use = time_exchange(plan_for(8, stages=4), moved, network, bucket_mib=25)
     assert use.sizes["activations"] == sent * 1000
 
 
@@ -157,10 +163,12 @@ def test_the_busiest_rank_counts():
 
 
 def test_stages_divide_the_work_and_idle():
-    plan = plan_for(4, gradient_accumulation=6)
-    use = time_gradients(plan, 0, hosts=4, stages=2)
-    step = predict_step_time(plan, use, images_per_second=64, stages=2, bubble=0.25)
-    assert step.total_s == pytest.approx(6 / 2 / 0.75)
+    plan = plan_for(4, stages=2, gradient_accumulation=6)
+    use = time_gradients(plan, hosts=4)
+    step = predict_step_time(plan, use, images_per_second=64, bubble=0.25)
+    assert (step.compute_s, step.communication_s) == pytest.approx((6 / 2 / 0.75, 1))
+    assert step.hidden_s == 0, "their sums come after all passes"
+    assert use.tree_s == pytest.approx(2), "of two pipelines"
 
 
 def test_one_rank_waits_for_nobody():

@@ -19,6 +19,7 @@ from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import enable_recomputation
+from phalanx.models.units import ModelPart, to_unit_model
 from phalanx.models.weights import (
     find_mismatches,
     load_tensors,
@@ -35,11 +36,19 @@ from phalanx.units import parse_betas
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of norms; no parameters
 
 
-def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module:
+def build_network(
+    config: Config,
+    plan: Plan,
+    device: torch.device,
+    *,
+    stage: int | None = None,
+    with_init_weights: bool = False,
+) -> nn.Module:
     """The model with its first weights, in the memory layout convolutions are fastest in.
 
     A plugin's network draws its own, from torch's generators: they are seeded for it, and then put
-    back, because whoever calls us from Python has a use for them, too.
+    back, because whoever calls us from Python has a use for them, too. stage: the only one to keep.
+    with_init_weights: those of --init-weights in the place of the first ones, if any are named.
     """
     variant = build_variant(config)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -53,12 +62,23 @@ def build_network(config: Config, plan: Plan, device: torch.device) -> nn.Module
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(getattr(torch, plan.half_type))
+    if with_init_weights:
+        _load_init_weights(model, config)
+    if stage is not None:
+        model = cut_stage(model, plan, stage)
     if plan.recompute_patterns is not None:
         enable_recomputation(model, plan.recompute_patterns, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def load_init_weights(model: nn.Module, config: Config) -> None:
+def cut_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
+    """One stage of a model."""
+    assert plan.pipeline is not None
+    whole = to_unit_model(model)
+    return ModelPart(whole, plan.pipeline.cut([*whole.units])[stage])
+
+
+def _load_init_weights(model: nn.Module, config: Config) -> None:
     """Replace a fresh model's weights by those of --init-weights, if any are named."""
     if config.model.init_weights is None:
         return
@@ -143,6 +163,8 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
         state.replicas = ReplicaStatistics(
             model, place.layout, rank=place.rank, average=state.average, gather=place.gather
         )
+    if place.links is not None and place.layout.pipeline_of(place.rank) == 0:
+        state.collect = place.links.collect
     return state
 
 

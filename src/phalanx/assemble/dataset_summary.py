@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phalanx.catalog.datasets import DATASETS
+from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.data.formats.detect import count_ignored, describe_found, locate_dataset
@@ -22,7 +23,9 @@ from phalanx.data.transforms.transform import CENTRE_SHARE, TransformSpec
 from phalanx.data.verify.manifest import find_manifest
 from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import choose_machine, settle_replicas
+from phalanx.plan.model import build_variant, choose_image_size
 from phalanx.plan.order import Order
+from phalanx.plan.pipeline import choose_starts, count_stages, is_sharded, list_cuts, needs_cuts
 from phalanx.plan.plan import (
     DatasetCounts,
     Plan,
@@ -35,6 +38,7 @@ from phalanx.plan.schedule import count_start
 from phalanx.units import RunLength, format_plural, parse_pair
 
 MADE_UP = ("generated", "synthetic")
+CHOSEN_ORIGIN = "chosen"  # of what is found out when a run is made, and stored with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +197,46 @@ def plan_new_run(settings: Settings, *, without_data: bool = False) -> _PlannedR
     if config.augment.use_bbox_info and is_cropped and not dataset.has_boxes:
         note = "--use-bbox-info has no effect: no image of this data has a box"
         fitted = replace(fitted, notes=(*fitted.notes, note))
+    if needs_cuts(config):
+        plan_settings(fitted, dataset.counts)  # refuses what is wrong without importing torch
+        fitted = choose_cuts(fitted, dataset.counts)
     return _PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
+
+
+def choose_cuts(settings: Settings, counts: DatasetCounts) -> Settings:
+    """The settings with the names of units that stages begin with, where nobody gave them.
+
+    Without --pipeline the stages take turns.
+    """
+    config = settings.config
+    if not needs_cuts(config):
+        return settings
+    variant = build_variant(config)
+    if not isinstance(variant, OwnVariant):
+        list_cuts(config, variant.units)
+
+    from phalanx.models.stage_cost import estimate_costs
+
+    image_size = choose_image_size(config)
+    costs = estimate_costs(variant, num_classes=counts.classes, image_size=image_size)
+    starts = ",".join(choose_starts(config, costs))
+    stages = format_plural(count_stages(config), "stage")
+    notes = [f"--pipeline-splits {starts}: chosen so that {stages} cost about the same"]
+    changes = {"pipeline_splits": starts}
+    if is_sharded(config):
+        changes["pipeline_schedule"] = "Sequential"
+        if "pipeline-schedule" in settings.typed:
+            notes.append(
+                f"--pipeline-schedule {config.pipeline.pipeline_schedule} has no effect with "
+                "--shards alone, whose stages take turns; --pipeline lets them work at once"
+            )
+    options = config.pipeline.model_copy(update=changes)
+    return replace(
+        settings,
+        config=config.model_copy(update={"pipeline": options}),
+        origins=settings.origins | {name.replace("_", "-"): CHOSEN_ORIGIN for name in changes},
+        notes=(*settings.notes, *notes),
+    )
 
 
 def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:

@@ -62,6 +62,9 @@ class LoadedFeed:
 
     def batches_from(self, step: int) -> Iterator[list[MicroBatch]]:
         """The passes of each step from that one on."""
+        if not self._place.reads():
+            yield from self._blank_steps(step)
+            return
         steps = self.loader.steps_from(
             step,
             self._plan.total_steps,
@@ -74,8 +77,27 @@ class LoadedFeed:
                 for batch in passes
             ]
 
+    def _blank_steps(self, step: int) -> Iterator[list[MicroBatch]]:
+        """The same for a stage that gets no images: where they stand in the stream, and how large.
+
+        Nothing is read.
+        """
+        spec, plan, rows = self.loader.spec, self._plan, self._plan.micro_batch
+        assert spec.order is not None
+        for now in range(step, plan.total_steps):
+            positions = spec.order.positions(now)
+            slices = self._place.train_share.slices(plan.global_batch // rows)
+            firsts = [int(positions[number * rows]) for number in slices]
+            blank = _blank_batch(rows, spec.size_at(now), self._normaliser.device)
+            yield [MicroBatch(blank.images, blank.labels, first) for first in firsts]
+
     def validation(self) -> Iterator[ValidBatch]:
         """Every validation image of this place's share once."""
+        if not self._place.reads(scoring=True):
+            rows, images = self._plan.valid_batch, len(self.loader.source("valid"))
+            blank = _blank_batch(rows, self.loader.spec.image_size, self._normaliser.device)
+            yield from [blank] * len(self._place.valid_share.batches(-(-images // rows)))
+            return
         own = self.loader.evaluation(self._plan.valid_batch, self._place.valid_share)
         batches = ([batch] for batch in own)
         for (batch,) in self._on_device(batches, "valid"):
@@ -185,6 +207,13 @@ class LoadedFeed:
                 if not isinstance(image, BadImage):
                     reader.transform.apply_evaluation(image, pictures[row])
         return pictures
+
+
+def _blank_batch(rows: int, size: int, device: torch.device) -> ValidBatch:
+    """Images that are elsewhere: a shape without values."""
+    images = torch.empty(rows, 3, size, size, device="meta")
+    labels = torch.zeros(rows, dtype=torch.int64, device=device)
+    return ValidBatch(images, labels, torch.full_like(labels, -1))
 
 
 def _describe_small(notes: list[str], split: Split) -> str:

@@ -17,9 +17,17 @@ from phalanx.models.cost import (
     count_statistics_bytes,
     predict_memory,
 )
+from phalanx.models.stage_cost import (
+    PassSpec,
+    StageCost,
+    StageSpec,
+    list_units,
+    predict_stages,
+)
 from phalanx.optim.build import OPTIMIZERS
 from phalanx.plan.exchange import Exchange, count_exchange
 from phalanx.plan.model import build_variant
+from phalanx.plan.pipeline import count_in_flight
 from phalanx.plan.plan import Plan
 from phalanx.report.summary import MemoryNote
 
@@ -27,41 +35,90 @@ _FULL_BYTES = 4
 _KIB = 1024
 
 
-def predict_step_memory(config: Config, plan: Plan) -> Memory:
+def predict_step_memory(config: Config, plan: Plan, *, stage: int | None = None) -> Memory:
     """The memory of this run's largest step on each device; ConfigError where it is not known.
 
-    Replicas that run side by side are one larger batch, with one set of running statistics. Where
-    gradients are added in the order of replicas, their sum is kept apart from those of a pass.
+    stage: that of one stage; without it, that of the stage which needs most. Replicas that run side
+    by side are one larger batch, with one set of running statistics. Where gradients are added in
+    the order of replicas, their sum is kept apart from those of a pass.
     """
-    variant, layout = build_variant(config), plan.layout
-    found = predict_memory(
-        variant,
+    if plan.layout.stages > 1:
+        found = [one.memory for one in predict_stage_costs(config, plan)]
+        return max(found, key=lambda memory: memory.peak) if stage is None else found[stage]
+    variant, one_pass = build_variant(config), _build_pass_spec(plan)
+    memory = predict_memory(
+        variant, **vars(one_pass), per_weight=_count_bytes_per_weight(config, plan)
+    )
+    own = count_statistics_bytes(variant, num_classes=plan.num_classes)
+    return _add_replicas(memory, own, config, plan)
+
+
+def _build_pass_spec(plan: Plan) -> PassSpec:
+    """What one pass of the largest images is like."""
+    return PassSpec(
         num_classes=plan.num_classes,
-        batch=plan.micro_batch * layout.turn_size,
+        batch=plan.micro_batch * plan.layout.turn_size,
         image_size=plan.image_size,
-        per_weight=_count_bytes_per_weight(config, plan),
         half=plan.precision.startswith("16"),
         stored=plan.recompute_patterns,
     )
+
+
+def _add_replicas(memory: Memory, statistics: int, config: Config, plan: Plan) -> Memory:
+    """With what a rank keeps for its replicas; statistics: the bytes of one replica's."""
     if plan.replicas == 1:
-        return found
-    own = count_statistics_bytes(variant, num_classes=plan.num_classes)
-    statistics = own * layout.rounds * (2 if config.optim.ema_decay else 1)
-    sums = found.gradients if plan.determinism == "strict" else 0
-    return replace(found, sums=sums, statistics=statistics, peak=found.peak + sums + statistics)
+        return memory
+    statistics *= plan.layout.rounds * (2 if config.optim.ema_decay else 1)
+    sums = memory.gradients if plan.determinism == "strict" else 0
+    peak = memory.peak + sums + statistics
+    return replace(memory, sums=sums, statistics=statistics, peak=peak)
+
+
+def predict_stage_costs(config: Config, plan: Plan) -> list[StageCost]:
+    """What each stage of a model costs that is cut; memory as if all had devices of their own."""
+    pipeline, variant = plan.pipeline, build_variant(config)
+    assert pipeline is not None
+    units = list_units(variant, num_classes=plan.num_classes, image_size=plan.image_size)
+    specs = tuple(
+        StageSpec(
+            units=names, in_flight=count_in_flight(pipeline.order(stage, passes=plan.accumulation))
+        )
+        for stage, names in enumerate(pipeline.cut(units))
+    )
+    found = predict_stages(
+        variant,
+        _build_pass_spec(plan),
+        per_weight=_count_bytes_per_weight(config, plan),
+        stages=specs,
+    )
+    return [
+        replace(one, memory=_add_replicas(one.memory, one.statistics, config, plan))
+        for one in found
+    ]
 
 
 def predict_exchange(config: Config, plan: Plan, memory: Memory) -> Exchange:
-    """What ranks send each other in a step of that memory."""
-    own = count_statistics_bytes(build_variant(config), num_classes=plan.num_classes)
-    return count_exchange(plan, gradients=memory.gradients, statistics=own)
+    """What ranks send each other in a step of that memory; of stages, those who send most."""
+    if plan.layout.stages == 1:
+        own = count_statistics_bytes(build_variant(config), num_classes=plan.num_classes)
+        return count_exchange(plan, gradients=memory.gradients, statistics=own)
+    exchanges = [
+        count_exchange(
+            plan,
+            gradients=one.memory.gradients,
+            statistics=one.statistics,
+            activations=one.received + one.sent,
+        )
+        for one in predict_stage_costs(config, plan)
+    ]
+    return max(exchanges, key=lambda exchange: exchange.total)
 
 
 def _begins_with_gradients(plan: Plan) -> bool:
     """Whether gradients are there before a pass: of passes before it, or as memory that DDP has."""
     if plan.determinism == "strict":
         return plan.accumulation > 1
-    return plan.accumulation * plan.layout.rounds > 1 or plan.layout.ranks > 1
+    return plan.accumulation * plan.layout.rounds > 1 or plan.layout.pipelines > 1
 
 
 def _count_bytes_per_weight(config: Config, plan: Plan) -> BytesPerWeight:
@@ -124,11 +181,16 @@ class MemoryMeter:
         return peak_resident() - self._start or None if self.device.type == "cpu" else None
 
 
-def describe_memory(meter: MemoryMeter, config: Config, plan: Plan) -> MemoryNote:
-    """Predicted beside measured; the measure is taken first, for the prediction needs some too."""
+def describe_memory(
+    meter: MemoryMeter, config: Config, plan: Plan, *, stage: int = 0
+) -> MemoryNote:
+    """Predicted beside measured; the measure is taken first, for the prediction needs some too.
+
+    stage: that this rank runs; rank 0, which writes the summary, runs the first.
+    """
     measured = meter.rise()
     try:
-        predicted = predict_step_memory(config, plan).peak
+        predicted = predict_step_memory(config, plan, stage=stage).peak
     except ConfigError:  # a plugin's network that needs values
         predicted = None
     return MemoryNote(predicted=predicted, measured=measured)

@@ -5,24 +5,35 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from phalanx.assemble.prepare import PreparedRun
+from phalanx.assemble.rank_launch import find_way_on
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.replica_statistics import ReplicaStatistics
-from phalanx.engine.replicas import build_replica_passes
+from phalanx.engine.replicas import build_replica_passes, build_turn
+from phalanx.engine.stages import build_stage_turn
 from phalanx.engine.state import TrainState, sum_bits
-from phalanx.engine.step import ForwardBackward, StepOptions, build_forward_backward, build_pass
+from phalanx.engine.step import (
+    ForwardBackward,
+    JoinNorms,
+    PassParts,
+    StepOptions,
+    build_forward_backward,
+    build_pass,
+)
 from phalanx.errors import NetworkError
-from phalanx.parallel.gradients import LocalSum, OrderedSum, ReducedSum
+from phalanx.parallel.gradients import LocalSum, OrderedSum, ReducedSum, StageSum
 from phalanx.parallel.ranks import Ranks
+from phalanx.parallel.stage_links import StageLinks, StageNorms
 from phalanx.parallel.sync_norm import synchronise_norms
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.layout import Layout
+from phalanx.plan.pipeline import Pass, order_passes
 from phalanx.plan.plan import Plan
-from phalanx.plan.role import Role
-from phalanx.plan.share import Share
+from phalanx.plan.share import Role, Share
 
 _SPANS_SHOWN = 4
 
@@ -33,6 +44,8 @@ class Place:
 
     layout: Layout
     ranks: Ranks | None = None
+    links: StageLinks | None = None  # where it has one stage of the model
+    scores_in_stages: bool = False
 
     @property
     def rank(self) -> int:
@@ -47,7 +60,19 @@ class Place:
     @property
     def valid_share(self) -> Share:
         """The batches that it scores."""
+        if self.scores_in_stages:
+            return Share((self.layout.pipeline_of(self.rank),), self.layout.pipelines)
         return Share((self.rank,), self.layout.ranks)
+
+    @property
+    def stage(self) -> int | None:
+        """The stage of the model that it has; None where it has all of it."""
+        return None if self.links is None else self.links.stage
+
+    def reads(self, *, scoring: bool = False) -> bool:
+        """Whether images come in here; later stages get what the ones before make of them."""
+        in_stages = self.scores_in_stages if scoring else self.links is not None
+        return self.links is None or self.links.is_first or not in_stages
 
     @cached_property
     def consensus(self) -> Consensus:
@@ -67,14 +92,15 @@ class Place:
         """Raise NetworkError where ranks, which all make the same updates, no longer agree."""
         if self.ranks is None:
             return
-        sums = self.gather(sum_bits(state.model))
-        other = next((rank for rank, bits in enumerate(sums) if bits != sums[0]), None)
-        if other is not None:
-            raise NetworkError(
-                f"step {state.step:,}: the weights of rank {other} are no longer those of rank 0, "
-                "and nothing of it was saved: a device or its memory may be faulty; resume the run "
-                "without that device"
-            )
+        sums, stages = self.gather(sum_bits(state.model)), self.layout.stages
+        for rank, bits in enumerate(sums):
+            first = rank % stages  # the same stage of the first pipeline
+            if bits != sums[first]:
+                raise NetworkError(
+                    f"step {state.step:,}: the weights of rank {rank} differ from those of rank "
+                    f"{first}, so this step was not saved. A device or its memory may be faulty: "
+                    "resume without it"
+                )
 
     def locate(self, rows: Sequence[int], plan: Plan) -> tuple[int, ...]:
         """Which of a step's images went through the model here as these, counted from 0."""
@@ -92,9 +118,12 @@ class Place:
         ]
 
 
-def find_place(plan: Plan, ranks: Ranks | None) -> Place:
+def find_place(plan: Plan, ranks: Ranks | None, *, scores_in_stages: bool = False) -> Place:
     """The place among these ranks; without any, one process runs all replicas of the plan."""
-    return Place(plan.layout if ranks else replace(plan.layout, ranks=1), ranks)
+    if ranks is None:
+        return Place(replace(plan.layout, ranks=1, stages=1))
+    links = ranks.link_stages(plan.layout)
+    return Place(plan.layout, ranks, links, scores_in_stages and links is not None)
 
 
 def build_step_passes(
@@ -120,13 +149,15 @@ def build_step_passes(
         group = dist.new_group(list(members))
         if place.rank in members:
             synchronise_norms(model, group)
-    gradients = LocalSum(model)
-    if plan.determinism == "strict":
-        gradients = OrderedSum(model, bucket_mib=bucket_mib, ranks=layout.ranks)
-    elif place.ranks is not None:
-        gradients = ReducedSum(model, bucket_mib=bucket_mib)
+    gradients = _build_sum(model, plan, place, bucket_mib)
+    if place.links is None:
+        run_pass = build_pass(gradients.model, options, global_batch=images)
+        run_turn = build_turn(run_pass, gradients)
+    else:
+        parts = PassParts(model, options, global_batch=images)
+        run_turn = build_stage_turn(parts, place.links, lambda count: _order(plan, place, count))
     return build_replica_passes(
-        build_pass(gradients.model, options, global_batch=images),
+        run_turn,
         gradients,
         layout,
         rank=place.rank,
@@ -135,12 +166,44 @@ def build_step_passes(
     )
 
 
+def _order(plan: Plan, place: Place, passes: int) -> list[Pass]:
+    """What this place's stage does for so many micro-batches."""
+    assert plan.pipeline is not None and place.stage is not None
+    return order_passes(
+        plan.pipeline.schedule, stage=place.stage, stages=place.layout.stages, passes=passes
+    )
+
+
+def _build_sum(model: nn.Module, plan: Plan, place: Place, bucket_mib: float) -> LocalSum:
+    """How gradients are added up: by whoever has the same stage of the model."""
+    pipelines, links = place.layout.pipelines, place.links
+    if plan.determinism == "strict":
+        group = links.peers if links else None
+        return OrderedSum(model, bucket_mib=bucket_mib, ranks=pipelines, group=group)
+    if links is not None and pipelines > 1:
+        return StageSum(model, bucket_mib=bucket_mib, group=links.peers)
+    if place.ranks is not None and links is None:
+        return ReducedSum(model, bucket_mib=bucket_mib)
+    return LocalSum(model)
+
+
+def build_norm_joiner(place: Place, optimizer: torch.optim.Optimizer) -> JoinNorms:
+    """What gives the norms of all gradients of a model; to be called after the first passes."""
+    if place.links is None:
+        return lambda norms: norms
+    counts = [
+        sum(weight.grad is not None for weight in group["params"])
+        for group in optimizer.param_groups
+    ]
+    return StageNorms(place.links, counts)
+
+
 def build_watchdog(
     place: Place, prepared: PreparedRun, steps_done: Callable[[], int]
 ) -> Watchdog | None:
     """What ends a rank that the others keep waiting too long, and says where it was."""
-    plan = prepared.plan
-    if place.ranks is None:
+    plan, ranks = prepared.plan, place.ranks
+    if ranks is None:
         return None
 
     def describe() -> str:
@@ -157,4 +220,11 @@ def build_watchdog(
 
     report = prepared.run.path / f"hang-rank-{place.rank}.txt"
     seconds = prepared.config.machine.rank_timeout
-    return Watchdog(seconds, describe, rank=place.rank, ranks=place.ranks.size, report=report)
+    return Watchdog(
+        seconds,
+        describe,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        report=report,
+        find_way_on=lambda: find_way_on(ranks.world, prepared.run),
+    )

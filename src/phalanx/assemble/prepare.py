@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from phalanx.assemble.dataset_summary import (
     DatasetSummary,
+    choose_cuts,
     inspect_dataset,
     plan_new_run,
 )
@@ -187,7 +188,9 @@ def prepare_resume(
     dataset = inspect_dataset(settings.config)
     if not accept_changed_data:
         _refuse_other_data(dataset, facts, run)
+    settings = choose_cuts(settings, dataset.counts)  # stages may be asked for at a resume
     plan = make_plan(settings.config, dataset.counts, machine)
+    plan = replace(plan, warnings=(*settings.notes, *plan.warnings))
     refuse_missing_devices(plan.device, plan.layout.ranks)
     if start is None or start.use == "fork":  # nothing is trained: what was noted still matters
         notes = dict.fromkeys((*facts.get("notes", ()), *plan.warnings))
@@ -206,13 +209,8 @@ def prepare_resume(
 def _read_run_facts(run: RunFolder) -> dict[str, Any]:
     """What run.json holds, with all that a resume needs."""
     facts = run.facts
-    for name, kind in {
-        "name": str,
-        "origins": dict,
-        "chosen": dict,
-        "data": dict,
-        "plan": dict,
-    }.items():
+    kinds = {"name": str, "origins": dict, "chosen": dict, "data": dict, "plan": dict}
+    for name, kind in kinds.items():
         if not isinstance(facts.get(name), kind):
             raise CheckpointError(f"{run.run}: is damaged, it has no {name}; restore it")
     if {*facts["chosen"]} != {"device", "precision", "threads"}:

@@ -6,7 +6,7 @@ from phalanx.assemble.feed import Feed
 from phalanx.engine.evaluate import Score
 from phalanx.engine.state import StepMetrics, Throughput, TrainState
 from phalanx.plan.plan import Plan
-from phalanx.plan.role import Role
+from phalanx.plan.share import Role
 from phalanx.report.console import Console
 from phalanx.report.predictions import (
     Prediction,

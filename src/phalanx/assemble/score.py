@@ -86,7 +86,7 @@ def _refuse_differences(session: Session) -> None:
     """Compare what all ranks must have alike for their shares to make one score."""
     if session.place.ranks is not None:
         values = {
-            "weights": hash_weights(session.model.state_dict()),
+            "weights": hash_weights(session.gather_weights()),
             "validation images": session.scoring_feed.digest_labels(),
         }
         session.place.ranks.refuse_differences(digest_values(session.config, values))

@@ -16,7 +16,6 @@ from phalanx.assemble.build import (
     build_network,
     build_state,
     build_step_options,
-    load_init_weights,
 )
 from phalanx.assemble.dataset_summary import (
     Preprocessing,
@@ -25,7 +24,7 @@ from phalanx.assemble.dataset_summary import (
 )
 from phalanx.assemble.feed import Feed, LoadedFeed, build_normaliser, open_feed
 from phalanx.assemble.memory import MemoryMeter
-from phalanx.assemble.place import build_step_passes, find_place
+from phalanx.assemble.place import build_norm_joiner, build_step_passes, find_place
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
@@ -34,8 +33,15 @@ from phalanx.engine.checkpoint import content_errors, load_checkpoint, load_weig
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, read_files
 from phalanx.engine.evaluate import Score, ValidBatch, evaluate
 from phalanx.engine.probe import Probe
+from phalanx.engine.stages import StagedScoring
 from phalanx.engine.state import MetricSums, Throughput, TrainState
-from phalanx.engine.step import ForwardBackward, MicroBatch, compute_logits, train_step
+from phalanx.engine.step import (
+    ForwardBackward,
+    JoinNorms,
+    MicroBatch,
+    compute_logits,
+    train_step,
+)
 from phalanx.errors import DataError
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
@@ -59,7 +65,9 @@ class Session:
         ranks: Ranks | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
-        self.place = find_place(plan, ranks)
+        self.place = find_place(
+            plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
+        )
         local_rank = ranks.world.local_rank if ranks else 0
         self.device = prepare_torch(plan, local_rank=local_rank)
         self.memory = MemoryMeter(self.device)  # from before the first weight
@@ -72,13 +80,13 @@ class Session:
         self.scoring_device = find_scoring_device(config, self.device, local_rank=local_rank)
         self.normaliser = build_normaliser(self.preprocessing, self.device, config)
         self.options = build_step_options(config, plan, self.device)
-        self.model = build_network(config, plan, self.device)
+        self.model = build_network(
+            config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
+        )
         self._start, self._exits = start, ExitStack()
-        if start is None:
-            load_init_weights(self.model, config)
-        elif not start.weights_only:
+        if start is not None and not start.weights_only:
             self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
-        else:
+        elif start is not None:
             file = AVERAGE_WEIGHTS if start.use == "score average" else WEIGHTS
             content = read_files(start.checkpoint, file)[file]
             load_weights(self.model, content, where=start.checkpoint / file)
@@ -166,11 +174,33 @@ class Session:
                 options=self.options,
                 forward_backward=self._forward_backward,
                 loss_scale=self.plan.loss_scale.at(self.state.step),
+                join_norms=self._join_norms,
             )
+
+    def _join_norms(self, norms: Tensor) -> Tensor:
+        """The norms of all gradients of the model, from those that are here."""
+        return self._norm_joiner(norms)
+
+    @cached_property
+    def _norm_joiner(self) -> JoinNorms:
+        return build_norm_joiner(self.place, self.state.optimizer)
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """Weights and buffers of the whole model; where it has stages, all of them must ask."""
+        own, links = self.model.state_dict(), self.place.links
+        if links is None:
+            return own
+        host = {name: tensor.detach().cpu() for name, tensor in own.items()}
+        return {name: tensor for part in links.gather(host) for name, tensor in part.items()}
 
     @cached_property
     def _scoring_model(self) -> nn.Module:
         return build_network(self.config, self.plan, self.scoring_device)
+
+    @cached_property
+    def _staged_scoring(self) -> StagedScoring:
+        assert self.place.links is not None
+        return StagedScoring(self.model, self.place.links, self.place.gather)
 
     def evaluate(
         self, batches: Iterable[ValidBatch], *, interrupted: Callable[[], bool] = lambda: False
@@ -179,17 +209,21 @@ class Session:
 
         Where there are ranks, each has its share of the batches, and all get the score of all.
         """
-        model, options = self.model, self.options
-        if self.scoring_device != self.device:
+        model, options, gather = self.model, self.options, self.place.gather
+        if self.place.scores_in_stages:
+            staged = self._staged_scoring
+            batches = staged.share(iter(batches), interrupted)
+            model, interrupted, gather = staged, lambda: staged.interrupted, staged.gather
+        elif self.scoring_device != self.device or self.place.links is not None:
             model = self._scoring_model
-            model.load_state_dict(self.model.state_dict())
+            model.load_state_dict(self.gather_weights())
             options = build_step_options(self.config, self.plan, self.scoring_device)
         return evaluate(
             model,
             batches,
             options=options,
             interrupted=interrupted,
-            gather=self.place.gather,
+            gather=gather,
         )
 
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:

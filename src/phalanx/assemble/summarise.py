@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+from torch import Tensor
+
 from phalanx.assemble.feed import LoadedFeed
 from phalanx.assemble.memory import describe_memory
 from phalanx.assemble.prepare import PreparedRun
@@ -19,8 +21,8 @@ _SECONDS, _SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
 _KEPT_UP = 0.05  # waits of less than this share of the time are no limit, as the report says
 
 
-def summarise_run(prepared: PreparedRun, session: Session) -> Summary:
-    """The result of a run that has come to its end."""
+def summarise_run(prepared: PreparedRun, session: Session, weights: dict[str, Tensor]) -> Summary:
+    """The result of a run that has come to its end with these weights."""
     state, run, plan = session.state, prepared.run, session.plan
     best = find_best(run.checkpoints, state.scores)
     newest = newest_checkpoint(run.checkpoints)
@@ -35,7 +37,7 @@ def summarise_run(prepared: PreparedRun, session: Session) -> Summary:
         interval95=row.interval95 if row else None,
         images_per_second=state.throughput.images_per_second,
         data_wait=state.throughput.data_wait,
-        weights_sha256=hash_weights(state.model.state_dict()),
+        weights_sha256=hash_weights(weights),
         best=None if best is None else BestScore(step=best, top1=state.scores[best]),
         checkpoint=str(newest.relative_to(run.path)) if newest else None,
         bad_images=tuple(sorted(state.bad_images.values())),
@@ -52,8 +54,8 @@ def _describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
     if plan.precision == "32.32":
         return None
     counts = dict.fromkeys(COUNTS, 0.0)
-    if state.rounding_counts is not None:
-        counts = dict(zip(COUNTS, state.rounding_counts.tolist(), strict=True))
+    if state.total_counts is not None:
+        counts = dict(zip(COUNTS, state.total_counts.tolist(), strict=True))
 
     def share(part: str, whole: str) -> float | None:
         return counts[part] / counts[whole] if counts[whole] else None

@@ -43,7 +43,7 @@ from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.layout import describe_devices, describe_layout
 from phalanx.plan.model import build_variant
-from phalanx.plan.role import Role
+from phalanx.plan.share import Role
 from phalanx.report.console import Console
 from phalanx.report.environment import describe_environment
 from phalanx.report.page import write_report
@@ -102,10 +102,11 @@ def train(
         _run_loop(training)
         training.session.state.settle()
         _collect_findings(training)
+        weights = training.session.gather_weights()
         if not role.writes:
             return None
         _average_last(training)
-        summary = _finish(training)
+        summary = _finish(training, weights)
     write_report(prepared.run)
     return summary
 
@@ -229,8 +230,8 @@ def _announce(training: TrainingRun) -> None:
         f"on {describe_devices(plan.device, layout.ranks)} in {plan.precision}"
     )
     console.print(f"run folder {prepared.run.path}")
-    if layout.replicas > 1:
-        console.print(describe_layout(layout))
+    if layout.replicas > 1 or plan.stages > 1:
+        console.print(describe_layout(layout, stages=plan.stages))
     dataset = prepared.dataset
     for line in (dataset.layout, describe_ignored(dataset.ignored)):
         if line:
@@ -387,13 +388,13 @@ def _average_last(training: TrainingRun) -> None:
     training.console.print(f"{what}: top-1 {after}, the newest alone {before}")
 
 
-def _finish(training: TrainingRun) -> Summary:
+def _finish(training: TrainingRun, weights: dict[str, Tensor]) -> Summary:
     """Write what came out."""
     state, run = training.session.state, training.prepared.run
     training.records.flush(sync=True)
     if newest_checkpoint(run.checkpoints) is not None:
         keep = count_kept_checkpoints(training.session.config)
         prune_checkpoints(run.checkpoints, keep=keep, scores=state.scores)
-    summary = summarise_run(training.prepared, training.session)
+    summary = summarise_run(training.prepared, training.session, weights)
     write_summary(run.path, summary)
     return summary

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 ALL_OPTIONS = tuple(OPTIONS)
 _LISTS = (*LIST_OPTIONS, "device")  # cuda:0,2
+_WORD_LISTS = (
+    "pipeline-splits",
+    "recompute-checkpoints",
+    "sharding-exclude-filter",
+    "sharding-include-filter",
+)
 _NUMBER = re.compile(
     r"\[?(\d+:)?\.?\d[\d./]*(e-?\d+)?(ep|st|%)?\]?,?", re.IGNORECASE
 )  # or a length of training, or a size and until when images have it
@@ -165,6 +171,7 @@ class Command:
     options: tuple[str, ...]
     examples: dict[str, str]
     run: _Run
+    takes_command: bool = False  # its words have another command in them
 
 
 REGISTERED: dict[str, Command] = {}  # the commands of the files imported so far
@@ -177,15 +184,18 @@ def command(
     usage: str,
     options: tuple[str, ...] = (),
     examples: dict[str, str],
+    takes_command: bool = False,
 ) -> Callable[[_Run], _Run]:
     """Make a command of the function below it, which may give an exit code.
 
     usage: what follows the name. options: those of a run that it takes. examples: command lines,
-    and what each does.
+    and what each does. takes_command: it gets its words as they are, and takes them apart itself.
     """
 
     def register(run: _Run) -> _Run:
-        REGISTERED[name] = Command(name, summary, arguments, usage, options, examples, run)
+        REGISTERED[name] = Command(
+            name, summary, arguments, usage, options, examples, run, takes_command
+        )
         return run
 
     return register
@@ -269,7 +279,7 @@ def _is_item(word: str, name: str) -> bool:
     """Whether the word, perhaps with a bracket or a comma, could go on with a list."""
     if name == "plugin":
         return word.rstrip(",").isidentifier() and not is_preset(word) and has_module(word)
-    if name == "recompute-checkpoints":  # a preset or a file is what the command is about
+    if name in _WORD_LISTS:  # a preset or a file is what the command is about
         is_file = os.path.exists(word) or word.endswith((".yaml", ".yml"))
         return not (word.startswith("-") or is_file or is_preset(word))
     if name == "device" and os.path.exists(word):  # a folder called 7, after --device cpu

@@ -14,6 +14,7 @@ from phalanx.config.read import merge_layers, read_flags
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, join_problems, suggest
 from phalanx.plan.model import build_variant, check_variant
+from phalanx.plan.pipeline import check_order
 from phalanx.units import format_bytes, format_si
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def _count_model(args: ParsedArgs) -> _ModelCounts:
     ]
     own = isinstance(variant, OwnVariant)
     splits = [] if own else [find_split(variant, split, model=name) for split in split_names]
-    _check_order(splits, variant.units)
+    check_order(splits, variant.units)
 
     from phalanx.models.cost import count_units
 
@@ -221,7 +222,7 @@ def _count_model(args: ParsedArgs) -> _ModelCounts:
     if own:  # only the network itself knows its units
         names = [unit.name for unit in units]
         splits = [_find_own_split(split, names) for split in split_names]
-        _check_order(splits, names)
+        check_order(splits, names)
     return _ModelCounts(
         name=name,
         variant=variant,
@@ -252,16 +253,6 @@ def _find_own_split(name: str, units: Sequence[str]) -> Split:
     if name not in units:
         raise ConfigError(f"--pipeline-splits: no unit is called {name!r}; {suggest(name, units)}")
     return Split(name, name, "")
-
-
-def _check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
-    """Refuse splits between which nothing is left: every stage has a unit or more."""
-    for before, split in pairwise([Split("the model", units[0], ""), *splits]):
-        if units.index(split.unit) <= units.index(before.unit):
-            raise ConfigError(
-                f"--pipeline-splits {split.name}: starts at {split.unit}, and {before.name} at "
-                f"{before.unit}; list them in forward order, at least one unit apart"
-            )
 
 
 def _print_units(counts: _ModelCounts) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from fractions import Fraction
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +13,19 @@ from phalanx.cli.plan_network import (
     NETWORK_ARGS,
     NetworkArgs,
     NetworkPrediction,
+    describe_exchange,
     describe_network,
     predict_network,
     read_network_args,
+)
+from phalanx.cli.plan_stages import (
+    build_picture,
+    describe_choice,
+    describe_stages,
+    draw_step,
+    find_picture_file,
+    list_stages,
+    write_picture,
 )
 from phalanx.config.read import Settings
 from phalanx.config.schema import Config
@@ -27,13 +37,16 @@ from phalanx.units import format_bytes, format_plural
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import DatasetSummary
     from phalanx.models.cost import Memory
+    from phalanx.models.stage_cost import StageCost
     from phalanx.plan.exchange import Exchange
     from phalanx.plan.plan import Plan
+    from phalanx.report.step_picture import StepPicture
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
 _MOST_RANKS = 8  # rows of the table of ranks; of more, the middle is left out
 _MOST_UNITS = 6
+_RANK_HEADER = ("rank", "stage", "replicas", "passes per step", "BatchNorm statistics")
 
 
 class _Prediction(NamedTuple):
@@ -41,6 +54,8 @@ class _Prediction(NamedTuple):
 
     memory: "Memory"
     exchange: "Exchange"
+    stages: "list[StageCost]"  # none where the model is not cut
+    picture: "StepPicture"
     network: NetworkPrediction | None  # where one was asked for
 
 
@@ -55,6 +70,7 @@ class _Prediction(NamedTuple):
         "Skip the memory prediction, which takes a few seconds.",
         switch=True,
     ),
+    Argument("--picture", "Draw a step over time into this file, a PNG.", metavar="FILE"),
     *NETWORK_ARGS,
     JSON_FLAG,
     usage="[PRESET|FILE] [--option value]... [--network GBIT] [--at STEPS] [--origin] [--json]",
@@ -63,6 +79,8 @@ class _Prediction(NamedTuple):
         "phalanx plan": "what `phalanx train` would do",
         "phalanx plan imagenet-resnet50 --replicas 16 --device cuda --devices 4": "on 4 GPUs, here "
         "or not",
+        "phalanx plan imagenet-resnet50 --shards 4 --pipeline --devices 4 --picture p.png": "in "
+        "four stages, drawn over time",
         "phalanx plan imagenet-resnet50 --device cuda --devices 64 --replicas 64 --network 100 "
         "--hosts 8": "with what a step takes of 100 Gbit/s",
         "phalanx plan demo --epochs 3 --origin": "and where each value comes from",
@@ -72,6 +90,7 @@ class _Prediction(NamedTuple):
 def _run(args: ParsedArgs) -> None:
     """Print the plan of a config."""
     settings, wanted = args.read_settings(), read_network_args(args)
+    file = find_picture_file(args)
 
     from phalanx.assemble.dataset_summary import plan_new_run
     from phalanx.plan.exchange import count_hosts
@@ -82,6 +101,8 @@ def _run(args: ParsedArgs) -> None:
         count_hosts(plan, wanted.hosts)  # refused before torch is imported
     found = None if args["--no-memory"] else _predict(settings.config, plan, dataset, wanted)
     known = found if isinstance(found, _Prediction) else None
+    if file is not None:
+        write_picture(known.picture if known else str(found), file)
     if args["--json"]:
         everything = {
             "name": settings.name,
@@ -93,6 +114,8 @@ def _run(args: ParsedArgs) -> None:
             "layout": dataset.layout,
             "ignored": dataset.ignored,
             "ranks": _list_ranks(plan),
+            "stages": list_stages(plan, known.stages) if known else None,
+            "bubble": known.picture.bubble if known else None,
             "statistics_groups": plan.layout.span_groups,
             "exchange": asdict(known.exchange) if known else None,
             "memory": asdict(known.memory) if known else None,
@@ -119,15 +142,23 @@ def _predict(
 
     The only part of a plan that needs torch: whatever can be refused is refused before.
     """
-    from phalanx.assemble.memory import predict_exchange, predict_step_memory
+    from phalanx.assemble.memory import (
+        predict_exchange,
+        predict_stage_costs,
+        predict_step_memory,
+    )
 
     try:
         memory = predict_step_memory(config, plan)
-        exchange = predict_exchange(config, plan, memory)
+        stages = predict_stage_costs(config, plan) if plan.pipeline else []
     except ConfigError as error:
         return f"not known: {error}"
-    network = wanted and predict_network(wanted, plan, config, exchange, dataset)
-    return _Prediction(memory, exchange, network)
+    exchange = predict_exchange(config, plan, memory)
+    footer = describe_exchange(plan, exchange) if plan.layout.ranks > 1 else ""
+    picture = build_picture(config, plan, stages, footer=footer)
+    bubble = picture.bubble if plan.layout.stages > 1 else 0.0
+    network = wanted and predict_network(wanted, plan, config, exchange, dataset, bubble=bubble)
+    return _Prediction(memory, exchange, stages, picture, network)
 
 
 def _read_steps(text: str | None) -> list[int]:
@@ -183,6 +214,7 @@ def _list_rows(
         ("checkpoints", _describe_checkpoints(config, plan)),
         ("bad images", f"up to {plan.max_bad:,} are tolerated"),
         *_describe_prediction(plan, found, config),
+        *_describe_picture(settings, plan, found),
         *(("note", warning) for warning in plan.warnings),
     ]
 
@@ -192,30 +224,31 @@ def _list_ranks(plan: "Plan") -> list[dict[str, Any]]:
     ranks = []
     for rank in range(plan.layout.ranks):
         turns = plan.layout.turns_of(rank)
-        ranks.append({"rank": rank, "replicas": turns, "passes": len(turns) * plan.accumulation})
+        stage, passes = plan.layout.stage_of(rank), len(turns) * plan.accumulation
+        ranks.append({"rank": rank, "stage": stage, "replicas": turns, "passes": passes})
     return ranks
 
 
 def _describe_ranks(plan: "Plan") -> list[tuple[str, str]]:
     """Where the replicas run: a line, and a table where there are several ranks."""
     layout = plan.layout
-    lines = [describe_layout(layout)] * (layout.replicas > 1)
+    lines = [line] if (line := describe_layout(layout, stages=plan.stages)) else []
     if layout.ranks > 1:
-        header = ("rank", "replicas", "passes per step", "BatchNorm statistics")
         numbers = [*range(layout.ranks)]
         if layout.ranks > _MOST_RANKS:
             numbers[_MOST_RANKS // 2 : -2] = []
-        cells = [header, *(_describe_rank(plan, rank) for rank in numbers)]
+        cells = [_RANK_HEADER, *(_describe_rank(plan, rank) for rank in numbers)]
         if layout.ranks > _MOST_RANKS:
-            cells.insert(_MOST_RANKS // 2 + 1, ("...", "", "", ""))
-        columns = [*zip(*cells, strict=True)][: 3 + (layout.bn_span > 1)]
+            cells.insert(_MOST_RANKS // 2 + 1, ("...", *[""] * (len(_RANK_HEADER) - 1)))
+        shown = (True, layout.stages > 1, True, True, layout.bn_span > 1)
+        columns = [*compress(zip(*cells, strict=True), shown)]
         widths = [max(map(len, column)) for column in columns]
         for row in zip(*columns, strict=True):
             lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
     return [*zip_longest(["ranks"], lines, fillvalue="")] if lines else []
 
 
-def _describe_rank(plan: "Plan", rank: int) -> tuple[str, str, str, str]:
+def _describe_rank(plan: "Plan", rank: int) -> tuple[str, ...]:
     """The cells of a rank."""
     turns, partners = plan.layout.turns_of(rank), plan.layout.partners_of(rank)
     texts = [f"{turn[0]}-{turn[-1]}" if len(turn) > 1 else f"{turn[0]}" for turn in turns]
@@ -223,6 +256,7 @@ def _describe_rank(plan: "Plan", rank: int) -> tuple[str, str, str, str]:
     shared = f"shared with {noun} {_shorten(map(str, partners))}"
     return (
         str(rank),
+        str(plan.layout.stage_of(rank)),
         _shorten(texts),
         f"{len(turns) * plan.accumulation:,}",
         shared if partners else "shared within each pass",
@@ -311,8 +345,23 @@ def _describe_prediction(
         return [("memory", found)] if found else []
     rows = [("memory", _describe_memory(plan, found.memory, config))]
     if plan.layout.ranks > 1:
-        rows.append(("exchange", _describe_exchange(found.exchange)))
-    return [*rows, *(describe_network(found.network, plan) if found.network else [])]
+        rows.append(("exchange", describe_exchange(plan, found.exchange)))
+    return rows
+
+
+def _describe_picture(
+    settings: Settings, plan: "Plan", found: _Prediction | str | None
+) -> list[tuple[str, str]]:
+    """The rows about stages, a step over time where several devices share it, and a network."""
+    from phalanx.assemble.dataset_summary import CHOSEN_ORIGIN
+
+    known = found if isinstance(found, _Prediction) else None
+    rows = describe_stages(settings.config, plan, known.stages if known else None)
+    if known and settings.origins["pipeline-splits"] == CHOSEN_ORIGIN:
+        rows += describe_choice(known.stages)
+    if known and (plan.stages > 1 or plan.layout.ranks > 1):
+        rows += draw_step(plan, known.picture)
+    return [*rows, *(describe_network(known.network, plan) if known and known.network else [])]
 
 
 def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
@@ -325,6 +374,7 @@ def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
         **({"running statistics": memory.statistics} if memory.statistics else {}),
         "optimizer state": memory.optimizer,
         "activations": memory.activations,
+        **({"transfers": memory.transfers} if memory.transfers else {}),
         **({"working": memory.working} if memory.working > 0 else {}),
     }
     text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
@@ -334,14 +384,9 @@ def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
     host = "; optimizer state in host memory" * offloaded
     each = " in each process" if plan.device == "cpu" else " on each device"
     each *= plan.layout.ranks > 1
+    if plan.layout.stages > 1:
+        each = " for the stage that needs most"
     return f"peak {format_bytes(memory.peak)}{each}: {text}{host}"
-
-
-def _describe_exchange(exchange: "Exchange") -> str:
-    """What each rank sends and receives in a step."""
-    parts = {"gradients": exchange.gradients, "BatchNorm statistics": exchange.statistics}
-    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-    return f"each rank sends and receives {format_bytes(exchange.total)} per step: {text}"
 
 
 def _print_origins(settings: Settings) -> None:

@@ -30,7 +30,7 @@ _MADE_HERE = ("generated", "synthetic")
 _NAMES = {
     "gradients": "gradients",
     "statistics": "BatchNorm statistics",
-    "activations": "activations",
+    "activations": "activations and their gradients",
 }
 
 
@@ -98,6 +98,8 @@ def predict_network(
     config: Config,
     exchange: "Exchange",
     dataset: "DatasetSummary",
+    *,
+    bubble: float,
 ) -> NetworkPrediction:
     """What a step of the plan takes of a network, and how long it is."""
     from phalanx.plan.exchange import Network, count_hosts, predict_step_time, time_exchange
@@ -106,7 +108,8 @@ def predict_network(
     use = time_exchange(plan, asdict(exchange), network, bucket_mib=config.machine.bucket_mib)
     step = None
     if wanted.images_per_second is not None:
-        step = predict_step_time(plan, use, images_per_second=wanted.images_per_second)
+        rate = wanted.images_per_second
+        step = predict_step_time(plan, use, images_per_second=rate, bubble=bubble)
     stays = DATASETS[config.data.data].in_memory or config.data.data in _MADE_HERE
     pixels = 3.0 * plan.image_size**2
     size = 0.0 if stays else dataset.image_bytes or pixels
@@ -114,6 +117,18 @@ def predict_network(
     return NetworkPrediction(
         network=network, use=use, step=step, image_bytes=size, input_bytes=read
     )
+
+
+def describe_exchange(plan: "Plan", exchange: "Exchange") -> str:
+    """What each rank sends and receives in a step."""
+    parts = {
+        "gradients": exchange.gradients,
+        "BatchNorm statistics": exchange.statistics,
+        "activations and their gradients": exchange.activations,
+    }
+    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    total = f"{'up to ' * (plan.layout.stages > 1)}{format_bytes(exchange.total)}"
+    return f"each rank sends and receives {total} per step: {text}"
 
 
 def describe_network(found: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from phalanx.config.data_options import AugmentConfig, DataConfig
 from phalanx.config.fields import Section
 from phalanx.config.model_options import EfficientNetConfig, ModelConfig, ResNetConfig
+from phalanx.config.pipeline_options import PipelineConfig
 from phalanx.config.train_options import (
     LossConfig,
     MachineConfig,
@@ -37,6 +38,7 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
     machine: MachineConfig = MachineConfig()
+    pipeline: PipelineConfig = PipelineConfig()
 
     def flat(self) -> dict[str, Any]:
         """Every option's value under its flag's name."""

@@ -24,7 +24,8 @@ _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d)\s+(?=(?:ep|st|%)(?:\s|$))")
 
 LIST_OPTIONS = (  # whose text is a list, with commas or spaces
     "adam-betas", "crop-ratio", "crop-scale", "lr-decay", "lr-drop-after", "lr-epoch-decay",
-    "plugin", "progressive-resolution", "recompute-checkpoints",
+    "pipeline-splits", "plugin", "progressive-resolution", "recompute-checkpoints",
+    "sharding-exclude-filter", "sharding-include-filter",
 )  # fmt: skip
 _AUTO = ("auto",)  # of numbers: left to be found out, as null
 

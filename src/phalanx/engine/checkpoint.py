@@ -32,6 +32,7 @@ from phalanx.engine.consensus import Consensus
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.engine.tensor_bytes import iterate_safetensors
 from phalanx.errors import CheckpointError, DivergedError
+from phalanx.models.units import pick_own
 from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
@@ -57,7 +58,10 @@ class _Snapshot:
 
 
 def take_snapshot(state: TrainState) -> _Snapshot:
-    """Copy the state to host memory. Waits for the device."""
+    """Copy the state to host memory. Waits for the device.
+
+    Where the model has stages, all of them must call it, and the first gets everything.
+    """
 
     def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -70,11 +74,12 @@ def take_snapshot(state: TrainState) -> _Snapshot:
     values = json.loads(json.dumps(state.to_json()))
     optimizer = name_optimizer_state(state.model, state.optimizer)
     average = {} if state.average is None else state.average.tensors()
+    collect = state.collect or dict
     return _Snapshot(
-        weights=copied(state.model.state_dict()),
-        optimizer=copied(optimizer),
-        average=copied(average),
-        replicas=None if state.replicas is None else copied(state.replicas.tensors()),
+        weights=collect(copied(state.model.state_dict())),
+        optimizer=collect(copied(optimizer)),
+        average=collect(copied(average)),
+        replicas=None if state.replicas is None else collect(copied(state.replicas.tensors())),
         values=values,
         seen={split: checksums.copy() for split, checksums in state.seen.items()},
     )
@@ -103,8 +108,10 @@ class CheckpointSaver:
     def save(self, state: TrainState) -> None:
         """Copy the state now and write it while training goes on."""
         self.wait()
+        if not self._writes and state.collect is None:
+            return
+        snapshot = take_snapshot(state)
         if self._writes:
-            snapshot = take_snapshot(state)
             self._thread = Thread(target=self._write, args=(snapshot,), name="saver")
             self._thread.start()
 
@@ -170,7 +177,8 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
     files = read_files(checkpoint, WEIGHTS, OPTIMIZER, FACTS)
     load_weights(state.model, files[WEIGHTS], where=checkpoint / WEIGHTS)
     with content_errors(checkpoint / OPTIMIZER):
-        restore_optimizer_state(state.model, state.optimizer, tensors_from_bytes(files[OPTIMIZER]))
+        kept = pick_own(state.model, tensors_from_bytes(files[OPTIMIZER]))
+        restore_optimizer_state(state.model, state.optimizer, kept)
     if state.offload is not None:
         state.offload.to_host()
     with content_errors(checkpoint / FACTS):
@@ -179,7 +187,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
         state.seen = arrays_from_bytes(files[_SEEN]) if _SEEN in files else {}
     if state.average is not None and AVERAGE_WEIGHTS in files:
         with content_errors(checkpoint / AVERAGE_WEIGHTS):
-            averages = tensors_from_bytes(files[AVERAGE_WEIGHTS])
+            averages = pick_own(state.model, tensors_from_bytes(files[AVERAGE_WEIGHTS]))
             state.average.load(averages, where=str(checkpoint / AVERAGE_WEIGHTS))
     elif state.average is not None:  # a fork that begins to average
         state.average.reset()
@@ -193,7 +201,7 @@ def load_checkpoint(state: TrainState, checkpoint: Path) -> None:
 def load_weights(model: nn.Module, content: bytes, *, where: Path) -> None:
     """Fill a model from a checkpoint's weights; names and shapes must be exactly its own."""
     with content_errors(where):
-        tensors = tensors_from_bytes(content)
+        tensors = pick_own(model, tensors_from_bytes(content))
     load_tensors(model, tensors, where=str(where))
 
 

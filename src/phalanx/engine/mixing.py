@@ -7,7 +7,7 @@ Chance is a function of the images' places in the training stream.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -43,29 +43,64 @@ class WeightedLabels(NamedTuple):
     weights: Tensor | None = None  # [N]
 
 
-class _Mixed(NamedTuple):
-    """A micro-batch as the model sees it, and what its answer is held against."""
+class Mix(NamedTuple):
+    """What chance decides for a micro-batch: how its images are mixed, and its labels alike."""
 
-    images: Tensor
-    targets: tuple[WeightedLabels, ...]
+    own: Tensor | None  # [N], what each image keeps of itself in mixup
+    box: "Box | None"  # of cutmix
+    repeats: int  # times an image comes in a row: partners stand so much further apart
 
 
-def mix_batch(images: Tensor, labels: Tensor, *, first: int, seed: int, mixing: Mixing) -> _Mixed:
-    """The images mixed as their places in the stream, `first` and following, decide."""
-    targets: tuple[WeightedLabels, ...] = (WeightedLabels(labels),)
+class Box(NamedTuple):
+    """The pixels that a partner gives to an image, and what is left of the image itself."""
+
+    rows: slice
+    columns: slice
+    left: float  # share of the area
+
+
+def draw_mix(batch: "_Images", *, first: int, seed: int, mixing: Mixing) -> Mix:
+    """How the images at places `first` and following of the stream are mixed."""
+    own = box = None
     if mixing.mixup_alpha:
-        shares = draw_shares(mixing.mixup_alpha, seed=seed, first=first, images=len(labels))
-        own = torch.from_numpy(shares).to(images.device, images.dtype, non_blocking=True)
-        away = _MIXUP_PARTNER * mixing.repeats
-        images = mix_up(images, own, away)
-        targets = (WeightedLabels(labels, own), WeightedLabels(_rolled(labels, away), 1 - own))
+        shares = draw_shares(mixing.mixup_alpha, seed=seed, first=first, images=len(batch.labels))
+        device, dtype = batch.labels.device, batch.images.dtype
+        own = torch.from_numpy(shares).to(device, dtype, non_blocking=True)
     if mixing.cutmix:
         kept = draw_kept(mixing, seed=seed, first=first)
-        away = _CUTMIX_PARTNER * mixing.repeats
-        images, area = paste_box(images, kept, seed=seed, first=first, away=away)
-        if area < 1:
-            targets = share_targets(targets, area, away)
-    return _Mixed(images, targets)
+        height, width = batch.images.shape[2:]
+        box = place_box(kept, height=height, width=width, seed=seed, first=first)
+    return Mix(own, box, mixing.repeats)
+
+
+class _Images(Protocol):
+    """A micro-batch; of one whose images are elsewhere, their shape and type are known."""
+
+    @property
+    def images(self) -> Tensor: ...
+
+    @property
+    def labels(self) -> Tensor: ...
+
+
+def mix_images(images: Tensor, mix: Mix) -> Tensor:
+    """The images as the model sees them."""
+    if mix.own is not None:
+        images = mix_up(images, mix.own, _MIXUP_PARTNER * mix.repeats)
+    if mix.box is not None:
+        images = paste_box(images, mix.box, _CUTMIX_PARTNER * mix.repeats)
+    return images
+
+
+def mix_labels(labels: Tensor, mix: Mix) -> tuple[WeightedLabels, ...]:
+    """What the model's answers are held against."""
+    targets: tuple[WeightedLabels, ...] = (WeightedLabels(labels),)
+    if mix.own is not None:
+        others = _rolled(labels, _MIXUP_PARTNER * mix.repeats)
+        targets = (WeightedLabels(labels, mix.own), WeightedLabels(others, 1 - mix.own))
+    if mix.box is not None:
+        targets = share_targets(targets, mix.box.left, _CUTMIX_PARTNER * mix.repeats)
+    return targets
 
 
 def draw_shares(alpha: float, *, seed: int, first: int, images: int) -> np.ndarray:
@@ -96,21 +131,24 @@ def draw_kept(mixing: Mixing, *, seed: int, first: int) -> float:
     return 1.0 if skip < max(none, mixing.cutmix_skip) else kept
 
 
-def paste_box(
-    images: Tensor, kept: float, *, seed: int, first: int, away: int = _CUTMIX_PARTNER
-) -> tuple[Tensor, float]:
-    """The images with a box of their partners in them, and the share of the area that is left."""
-    height, width = images.shape[2:]
+def place_box(kept: float, *, height: int, width: int, seed: int, first: int) -> Box | None:
+    """Where the box goes that leaves this share of the area; None where it has no pixel."""
     side = math.sqrt(1 - kept)
     tall, wide = round(side * height), round(side * width)
     if not tall * wide:
-        return images, 1.0
+        return None
     down, right = (float(draw_uniform(seed, "cutmix-place", [first], lane)[0]) for lane in (0, 1))
     top, left = int(down * (height - tall + 1)), int(right * (width - wide + 1))
-    box = (slice(None), slice(None), slice(top, top + tall), slice(left, left + wide))
+    area = 1 - tall * wide / (height * width)
+    return Box(slice(top, top + tall), slice(left, left + wide), area)
+
+
+def paste_box(images: Tensor, box: Box, away: int = _CUTMIX_PARTNER) -> Tensor:
+    """The images with a box of their partners in them."""
     pasted = images.clone()
-    pasted[box] = _rolled(images[box], away)
-    return pasted, 1 - tall * wide / (height * width)
+    inside = (slice(None), slice(None), box.rows, box.columns)
+    pasted[inside] = _rolled(images[inside], away)
+    return pasted
 
 
 def share_targets(

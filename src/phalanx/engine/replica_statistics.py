@@ -37,7 +37,7 @@ class ReplicaStatistics:
     ) -> None:
         parameters = dict(model.named_parameters())
         self._buffers = {n: t for n, t in model.state_dict().items() if n not in parameters}
-        self._layout, self._turns = layout, layout.turns_of(rank)
+        self._layout, self._rank, self._turns = layout, rank, layout.turns_of(rank)
         self._average, self._gather = average, gather
         self._rows: list[_Buffers] = []
         self._averaged_rows: list[_Buffers] = []  # of floating-point buffers; empty without average
@@ -80,7 +80,8 @@ class ReplicaStatistics:
         mine = [_to_host(row) for row in self._rows], [_to_host(r) for r in self._averaged_rows]
         everybody = self._gather(mine)
         self._all = {}
-        for rank, (rows, averaged_rows) in enumerate(everybody):
+        for rank in self._layout.peers_of(self._rank):  # others have other stages
+            rows, averaged_rows = everybody[rank]
             for turn, row in zip(self._layout.turns_of(rank), rows, strict=True):
                 self._note("", turn, row)
             for turn, row in zip(self._layout.turns_of(rank), averaged_rows, strict=False):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phalanx.engine.replica_statistics import ReplicaStatistics
-from phalanx.engine.step import ForwardBackward, MicroBatch, RunPass
+from phalanx.engine.step import ForwardBackward, MicroBatch, RunPass, RunTurn
 from phalanx.plan.layout import Layout
 
 
@@ -22,8 +22,23 @@ class _GradientSum(Protocol):
     def finish(self, totals: Tensor) -> Tensor: ...
 
 
+def build_turn(run_pass: RunPass, gradients: _GradientSum) -> RunTurn:
+    """The passes of a turn one after the other."""
+
+    def run_turn(
+        passes: Sequence[Sequence[MicroBatch]], loss_scale: float, is_last: bool
+    ) -> Tensor:
+        totals = []
+        for number, batches in enumerate(passes, start=1):
+            with gradients.pass_context(last=is_last and number == len(passes)):
+                totals.append(run_pass(batches, loss_scale))
+        return sum(totals[1:], totals[0])
+
+    return run_turn
+
+
 def build_replica_passes(
-    run_pass: RunPass,
+    run_turn: RunTurn,
     gradients: _GradientSum,
     layout: Layout,
     *,
@@ -37,28 +52,28 @@ def build_replica_passes(
     """
     turns, own = layout.turns_of(rank), len(layout.replicas_of(rank))
 
-    def run_turn(number: int, passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def run_own_turn(number: int, batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
         """All passes of this rank's turn; the sums over them of [loss, right answers]."""
-        kept, firsts = statistics(), range(number * layout.turn_size, len(passes), own)
+        kept, size = statistics(), layout.turn_size
         if kept is not None:
             kept.enter(number)
-        totals = []
-        for first in firsts:
-            last = number == len(turns) - 1 and first == firsts[-1]
-            with gradients.pass_context(last=last):
-                totals.append(run_pass(passes[first : first + layout.turn_size], loss_scale))
+        passes = [
+            batches[first : first + size] for first in range(number * size, len(batches), own)
+        ]
+        totals = run_turn(passes, loss_scale, number == len(turns) - 1)
         if kept is not None:
             kept.leave(number)
-        return sum(totals[1:], totals[0])
+        return totals
 
-    def forward_backward(passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def forward_backward(batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
         totals = []
         for number in range(layout.rounds):
             if number < len(turns):
-                totals.append(run_turn(number, passes, loss_scale))
+                totals.append(run_own_turn(number, batches, loss_scale))
             else:  # the last round has a turn for some of the ranks only
                 totals.append(torch.zeros_like(totals[0]))
-            gradients.end_round(min(layout.ranks, layout.turns - number * layout.ranks))
+            done = number * layout.pipelines
+            gradients.end_round(min(layout.pipelines, layout.turns - done))
         return gradients.finish(torch.stack(totals))[: layout.turns].sum(0) / global_batch
 
     return forward_backward

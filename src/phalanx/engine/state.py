@@ -1,6 +1,6 @@
 """What changes while training, and nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -17,6 +17,7 @@ from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.tensor_bytes import view_bytes
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.kernels.rounding import COUNTS
+from phalanx.models.units import ModelPart
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.offload import Offload
 
@@ -122,6 +123,9 @@ class TrainState:
     replicas: ReplicaStatistics | None = None  # where there are several
     average: WeightAverage | None = None  # the moving average of the weights, where it is wanted
     rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS
+    # where the model is one stage: makes the tensors of all stages one mapping, in the first stage
+    collect: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    _all_counts: Tensor | None = None  # of all stages, as collected last
 
     @contextmanager
     def update_context(self) -> Iterator[Tensor | None]:
@@ -149,10 +153,19 @@ class TrainState:
         """Make the model ready to be scored or saved; where there are ranks, all must call it."""
         if self.replicas is not None:
             self.replicas.settle()
+        if self.collect is not None and self.rounding_counts is not None:
+            name = next(name for name, _ in self.model.named_parameters())
+            counts = self.collect({name: self.rounding_counts.cpu()})
+            self._all_counts = torch.stack([*counts.values()]).sum(0) if counts else None
+
+    @property
+    def total_counts(self) -> Tensor | None:
+        """What became of roundings in the whole model, at the last `settle` where it has stages."""
+        return self.rounding_counts if self.collect is None else self._all_counts
 
     def to_json(self) -> dict[str, Any]:
         """The part that is no tensor, under the names that checkpoints have always had."""
-        counts = self.rounding_counts
+        counts = self.total_counts
         return {
             "step": self.step,
             "scores": {str(step): top1 for step, top1 in self.scores.items()},
@@ -173,7 +186,8 @@ class TrainState:
         self.bad_images = dict(values["bad_images"])
         if self.scaler is not None:
             self.scaler = DynamicLossScale.from_json(values["scaler"])
-        if values.get("counts") is not None:
+        is_later_stage = isinstance(self.model, ModelPart) and not self.model.is_first
+        if values.get("counts") is not None and not is_later_stage:
             device = next(self.model.parameters()).device
             missing = len(COUNTS) - len(values["counts"])  # the first release counted fewer
             counts = [*values["counts"], *[0.0] * missing]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.loss import LOSSES
-from phalanx.engine.mixing import Mixing, WeightedLabels, mix_batch
+from phalanx.engine.mixing import Mix, Mixing, WeightedLabels, draw_mix, mix_images, mix_labels
 from phalanx.engine.state import TrainState
 from phalanx.models.units import draw_dropout_noise, find_noise_sizes
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update
@@ -55,37 +55,85 @@ RunPass = Callable[[Sequence[MicroBatch], float], Tensor]
 """One forward and backward pass over micro-batches side by side, with that loss scale; gives the
 sums over its images of [loss, right answers], still on the device."""
 
+RunTurn = Callable[[Sequence[Sequence[MicroBatch]], float, bool], Tensor]
+"""All passes of a turn with that loss scale, and whether it is the rank's last of the step; gives
+the sums over its images of [loss, right answers]."""
 
-def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> RunPass:
-    """Forward and backward of a model, which may be wrapped.
+JoinNorms = Callable[[Tensor], Tensor]
+
+
+class PassParts:
+    """What a forward and a backward pass are made of, of a model or one stage of it.
 
     Each loss is a sum divided by the images of the whole global batch, whoever computes the rest
     of them: the gradients add up to the same however a step is cut.
     """
-    seed, noise_sizes = options.seed, find_noise_sizes(getattr(model, "module", model))
 
-    def run_pass(batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
-        images, noise, targets = [], [], []
-        for raw, labels, first in batches:
-            mixed = mix_batch(raw, labels, first=first, seed=seed, mixing=options.mixing)
-            images.append(mixed.images)
-            targets.append(mixed.targets)
-            # what the model drops depends on the images' positions alone
-            noise.append(
-                draw_dropout_noise(
-                    noise_sizes, seed=seed, first=first, images=len(labels), device=raw.device
-                )
+    def __init__(self, model: nn.Module, options: StepOptions, *, global_batch: int) -> None:
+        self._model, self._options, self._global_batch = model, options, global_batch
+        self._noise_sizes = find_noise_sizes(getattr(model, "module", model))
+
+    def draw_mixes(self, batches: Sequence[MicroBatch]) -> list[Mix]:
+        """How the images of each micro-batch are mixed."""
+        options = self._options
+        return [
+            draw_mix(batch, first=batch.first, seed=options.seed, mixing=options.mixing)
+            for batch in batches
+        ]
+
+    def join_images(self, batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> Tensor:
+        """The images of micro-batches side by side, as the model sees them."""
+        pairs = zip(batches, mixes, strict=True)
+        return _side_by_side([mix_images(batch.images, mix) for batch, mix in pairs])
+
+    def forward(self, x: Tensor, batches: Sequence[MicroBatch]) -> Tensor:
+        """What the model makes of its input."""
+        # what the model drops depends on the images' positions alone
+        noise = [
+            draw_dropout_noise(
+                self._noise_sizes,
+                seed=self._options.seed,
+                first=batch.first,
+                images=len(batch.labels),
+                device=x.device,
             )
-        together, drops = _side_by_side(images), _join_noise(noise)
-        with options.autocast():
-            logits = _to_float32_or_64(model(together, drops) if drops else model(together))
+            for batch in batches
+        ]
+        drops = _join_noise(noise)
+        with self._options.autocast():
+            out: Tensor = self._model(x, drops) if drops else self._model(x)
+            return out
+
+    def measure(
+        self,
+        logits: Tensor,
+        batches: Sequence[MicroBatch],
+        mixes: Sequence[Mix],
+        loss_scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss to go back from, and the sums over the images of [loss, right answers]."""
+        logits, options = _to_float32_or_64(logits), self._options
+        pairs = zip(batches, mixes, strict=True)
+        targets = [mix_labels(batch.labels, mix) for batch, mix in pairs]
         loss = _sum_losses(logits, targets, options)
-        scaled = loss / global_batch if loss_scale == 1 else loss * (loss_scale / global_batch)
-        scaled.backward()
+        images = self._global_batch
+        scaled = loss / images if loss_scale == 1 else loss * (loss_scale / images)
         with torch.no_grad():  # of mixed images, the label of the one that was there first
             labels = _side_by_side([batch.labels for batch in batches])
             right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
-            return torch.stack([loss, right])
+            return scaled, torch.stack([loss, right])
+
+
+def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> RunPass:
+    """Forward and backward of a model, which may be wrapped."""
+    parts = PassParts(model, options, global_batch=global_batch)
+
+    def run_pass(batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+        mixes = parts.draw_mixes(batches)
+        logits = parts.forward(parts.join_images(batches, mixes), batches)
+        loss, totals = parts.measure(logits, batches, mixes, loss_scale)
+        loss.backward()
+        return totals
 
     return run_pass
 
@@ -144,12 +192,13 @@ def train_step(
     options: StepOptions,
     forward_backward: ForwardBackward,
     loss_scale: float = 1.0,
+    join_norms: JoinNorms = lambda norms: norms,
 ) -> Tensor:
     """Accumulate the passes and update once; [loss, gradient norm, top-1], still on the device.
 
     Waits for nothing: only log points and saves read values. A dynamic loss scale waits for one
     number, whether the gradients are finite; where they are not, nothing is updated and the norm
-    is given as 0.
+    is given as 0. join_norms: gives the norms of all gradients of a model from those that are here.
     """
     if not state.model.training:
         state.model.train()
@@ -159,7 +208,7 @@ def train_step(
     state.step += 1
     with state.update_context() as counts:
         gradients = collect_gradients(state.optimizer)
-        grad_norm = _unscale_and_clip(gradients, scale, options)
+        grad_norm = _unscale_and_clip(gradients, scale, options, join_norms)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
             scaler.after_overflow(state.step)
             state.optimizer.zero_grad(set_to_none=True)
@@ -174,19 +223,22 @@ def train_step(
 
 
 @torch.no_grad()
-def _unscale_and_clip(gradients: list[Tensor], scale: float, options: StepOptions) -> Tensor:
+def _unscale_and_clip(
+    gradients: list[Tensor], scale: float, options: StepOptions, join_norms: JoinNorms
+) -> Tensor:
     """The norm of all gradients, after the loss scale is taken out and before they are clipped."""
     if scale != 1:
         torch._foreach_mul_(gradients, 1 / scale)
-    norm = _global_norm(gradients)  # without metrics, too: it shows whether all are finite
+    # without metrics, too: it shows whether all are finite
+    norm = _global_norm(gradients, join_norms)
     if options.clip_value:
         torch._foreach_clamp_min_(gradients, -options.clip_value)
         torch._foreach_clamp_max_(gradients, options.clip_value)
     if options.clip_norm:
-        ratio = options.clip_norm / (_global_norm(gradients) + 1e-6)
+        ratio = options.clip_norm / (_global_norm(gradients, join_norms) + 1e-6)
         torch._foreach_mul_(gradients, ratio.clamp(max=1.0))
     return norm
 
 
-def _global_norm(gradients: list[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+def _global_norm(gradients: list[Tensor], join_norms: JoinNorms) -> Tensor:
+    return torch.linalg.vector_norm(join_norms(torch.stack(torch._foreach_norm(gradients))))

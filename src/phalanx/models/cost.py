@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def count_units(
     variant: Variant, *, num_classes: int, batch: int, image_size: int, half: bool = False
 ) -> list[UnitCount]:
     """The figures of every unit in the order of the data; half: activations as 16.32 keeps them."""
-    model = to_unit_model(_build_on_meta(variant, num_classes=num_classes, half=half))
+    model = to_unit_model(build_on_meta(variant, num_classes=num_classes, half=half))
     images = torch.empty(batch, 3, image_size, image_size, device="meta")
     try:
         return count_model(model, images)
@@ -56,7 +56,7 @@ def count_units(
         raise _cannot_count(error) from error
 
 
-def _build_on_meta(variant: Variant, *, num_classes: int, half: bool) -> nn.Module:
+def build_on_meta(variant: Variant, *, num_classes: int, half: bool) -> nn.Module:
     """A network of shapes without values; half: its tensors have the bits of 16.32."""
     full_norms = variant.norm.full_precision
     # these norms pass the device to autocast, which does not know meta; emulate_autocast does it
@@ -188,6 +188,7 @@ class Memory:
     sums: int = 0  # of the gradients of all replicas, where they are kept apart
     statistics: int = 0  # the running ones of replicas, where there are several
     activations: int  # there between the forward and the backward pass of a micro-batch
+    transfers: int = 0  # between stages: what waits to be sent, or was received ahead of its pass
     working: int  # what the peak has beyond all these; below 0 where they are not there together
     peak: int
 
@@ -208,38 +209,75 @@ def predict_memory(
     half: as 16.32 computes; weights that have 16 bits themselves are not copied for it. Not
     included: what libraries take for themselves, and images that wait for later steps.
     """
-    model = _build_on_meta(variant, num_classes=num_classes, half=half).train()
+    model = build_on_meta(variant, num_classes=num_classes, half=half).train()
     if stored is not None:
         enable_recomputation(model, stored, variant=variant)
+    images = torch.empty(batch, 3, image_size, image_size, device="meta")
+    copied = half and per_weight.weight != HALF_BYTES
+    return trace_pass(
+        model, images, per_weight=per_weight, copied=copied, recomputes=stored is not None
+    ).memory
+
+
+class _TracedPass(NamedTuple):
+    """What became of a pass on the meta device."""
+
+    memory: Memory
+    output: Tensor
+
+
+def trace_pass(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    per_weight: BytesPerWeight,
+    copied: bool,
+    recomputes: bool,
+    is_last: bool = True,
+    in_flight: int = 1,
+) -> _TracedPass:
+    """The memory of the passes of a model, or of a stage with so many micro-batches in flight.
+
+    Each of these keeps its activations. A stage also holds the input and the gradient that it has
+    received ahead of their passes, and a gradient until it is sent; outputs are kept anyway.
+
+    x: requires a gradient where another stage has sent it. copied: autocast copies the weights of
+    its layers for a pass. Autograd keeps the copies for the backward pass, unless they are made
+    again there.
+    """
     count = sum(weight.numel() for weight in model.parameters())
     gradients, optimizer = count * per_weight.gradient, count * per_weight.optimizer
     live = LiveBytes(gradients if per_weight.accumulates else 0)
     averages = count * per_weight.average
-    # autocast copies the weights of its layers for a pass; autograd keeps the copies for the
-    # backward pass, unless they are made again there
-    copied = _autocast_weights(model) if half and per_weight.weight != HALF_BYTES else []
-    saved = copied if stored is None else []
+    copies = _autocast_weights(model) if copied else []
+    saved = [] if recomputes else copies
     width = 0 if per_weight.accumulates else per_weight.gradient
     _count_gradients(model, live, width=width, copied=saved)
-    shape = (batch, 3, image_size, image_size)
-    activations = _run_pass(model, shape, live=live, copied=copied, saved=saved)
+    activations, output = _run_pass(
+        model, x, live=live, copied=copies, saved=saved, is_last=is_last
+    )
+    transfers = 2 * x.nbytes * x.requires_grad + output.nbytes * (not is_last)
+    passes = live.peak + (in_flight - 1) * activations + transfers
     weights = count * per_weight.weight + sum(buffer.nbytes for buffer in model.buffers())
-    peak = weights + averages + optimizer + max(live.peak, gradients + count * per_weight.update)
-    return Memory(
+    lasting = weights + averages + optimizer
+    peak = lasting + max(passes, gradients + count * per_weight.update)
+    memory = Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         averages=averages,
-        activations=activations,
-        working=peak - weights - averages - gradients - optimizer - activations,
+        activations=in_flight * activations,
+        transfers=transfers,
+        working=peak - lasting - gradients - in_flight * activations - transfers,
         peak=peak,
     )
+    return _TracedPass(memory, output)
 
 
 @lru_cache(maxsize=64)
 def count_statistics_bytes(variant: Variant, *, num_classes: int) -> int:
     """Bytes of the means and variances that a model's batch norms keep."""
-    model = _build_on_meta(variant, num_classes=num_classes, half=False)
+    model = build_on_meta(variant, num_classes=num_classes, half=False)
     return sum(buffer.nbytes for buffer in model.buffers() if buffer.is_floating_point())
 
 
@@ -317,35 +355,39 @@ def _count_gradients(
 
 def _run_pass(
     model: nn.Module,
-    shape: tuple[int, ...],
+    received: Tensor,
     *,
     live: LiveBytes,
     copied: list[Tensor],
     saved: list[Tensor],
-) -> int:
+    is_last: bool,
+) -> tuple[int, Tensor]:
     """Forward, loss and backward under the count; gives the bytes that are alive between them.
 
     The copies that autocast makes are freed when it ends, except for those that autograd saved.
     """
-    start, sizes = live.bytes, find_noise_sizes(model)
+    start, sizes, batch = live.bytes, find_noise_sizes(model), len(received)
     live.add(_half_bytes(copied))
     try:
         with torch.device("meta"), live:
-            images = torch.empty(shape)
-            noise = {path: torch.empty(shape[0], size) for path, size in sizes.items()}
-            logits = model(images, noise) if noise else model(images)
+            x = torch.empty_like(received).requires_grad_(received.requires_grad)
+            noise = {path: torch.empty(batch, size) for path, size in sizes.items()}
+            output = model(x, noise) if noise else model(x)
             live.add(_half_bytes(saved) - _half_bytes(copied))
             between = live.bytes - start
-            labels = torch.empty(shape[0], dtype=torch.long)
-            cross_entropy(logits.float(), labels).backward()
+            if is_last:
+                labels = torch.empty(batch, dtype=torch.long)
+                cross_entropy(output.float(), labels).backward()
+            else:
+                output.backward(torch.empty_like(output))
     except (RuntimeError, ValueError) as error:
         reason = str(error).rstrip(".")
         if "meta tensor" in reason:  # a plugin's network that looks at values
             raise _cannot_count(error) from error
         raise ConfigError(
-            f"a batch of {' x '.join(map(str, shape))} cannot be trained on: {reason}; "
+            f"a batch of {' x '.join(map(str, received.shape))} cannot be trained on: {reason}; "
             "try another --batch-size or --image-size"
         ) from error
     except Exception as error:  # of a plugin
         raise _cannot_count(error) from error
-    return between
+    return between, output.detach()

@@ -36,7 +36,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.catalog.variant import Variant
-from phalanx.models.units import UnitModel
+from phalanx.models.units import ModelPart, UnitModel
 from phalanx.plan.recompute import find_kept_modules, match_modules
 
 _Key = tuple[Any, ...]
@@ -55,6 +55,9 @@ def enable_recomputation(
     stay as they were, and passes without gradients run as before.
     """
     paths = find_kept_modules(variant, patterns, model="the model") or _find_paths(model, patterns)
+    if isinstance(model, ModelPart):
+        there = {path.replace(".", "/") for path, _ in model.named_modules()}
+        paths = tuple(path for path in paths if path in there)
     recorder = _ForwardRecorder()
     model.register_forward_pre_hook(recorder.start)
     for path in paths:

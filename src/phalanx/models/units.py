@@ -5,7 +5,7 @@ counter-based draws of phalanx.plan.draws, made on the device: a number is a pur
 seed, the module's path, and the image's position in the training stream.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -61,6 +61,43 @@ class UnitModel(nn.Module):
             module = self.get_submodule(path)
             x = module(x, noise[path]) if noise and path in noise else module(x)
         return x
+
+
+class ModelPart(UnitModel):
+    """Some units of a model in a row: a stage, whose modules have the names they have in the whole.
+
+    The whole model is left without them.
+    """
+
+    def __init__(self, whole: UnitModel, units: Sequence[str]) -> None:
+        super().__init__()
+        self.is_first = units[0] == next(iter(whole.units))
+        for unit in units:
+            self.units[unit] = whole.units[unit]
+            for path in whole.units[unit]:
+                self._hang(path, whole.get_submodule(path))
+        modules = {path for paths in self.units.values() for path in paths}
+        self.noise_sizes = {
+            path: size for path, size in find_noise_sizes(whole).items() if path in modules
+        }
+
+    def _hang(self, path: str, module: nn.Module) -> None:
+        """Add a module at a path, with empty modules for what leads there."""
+        *parents, name = path.split(".")
+        holder: nn.Module = self
+        for parent in parents:
+            if not hasattr(holder, parent):
+                holder.add_module(parent, nn.Module())
+            holder = holder.get_submodule(parent)
+        holder.add_module(name, module)
+
+
+def pick_own(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those tensors of a whole model that belong to this one: all, unless it is a part."""
+    if not isinstance(model, ModelPart):
+        return dict(tensors)
+    own = model.state_dict()  # an optimizer's tensors have a weight's name, a colon, and their own
+    return {name: tensor for name, tensor in tensors.items() if name.partition(":")[0] in own}
 
 
 def to_unit_model(model: nn.Module) -> UnitModel:

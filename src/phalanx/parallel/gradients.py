@@ -1,7 +1,10 @@
-"""How the gradients of all replicas become their sum, on every rank."""
+"""How the gradients of all replicas become their sum, on every rank that has them.
+
+Where a model is cut into stages, those are the ranks with the same stage.
+"""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -64,17 +67,51 @@ def _sum_bucket(
     _: object,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """The sum of a bucket over all ranks; gloo sums no bfloat16, and 16 bits badly."""
-    buffer = bucket.buffer()
-    narrow = not buffer.is_cuda and buffer.element_size() < 4
-    wide = buffer.float() if narrow else buffer
-    work = dist.all_reduce(wide, async_op=True)
-    assert work is not None
+    """The sum of a bucket over all ranks."""
+    started = _Sum(bucket.buffer(), None)
+    return started.work.get_future().then(lambda _: started.take())
 
-    def give(_: torch.futures.Future[Any]) -> Tensor:
-        return buffer.copy_(wide) if narrow else buffer
 
-    return work.get_future().then(give)
+class _Sum:
+    """A sum over the ranks of a group that is under way."""
+
+    def __init__(self, buffer: Tensor, group: Any) -> None:
+        self._buffer = buffer
+        # gloo sums no bfloat16, and 16 bits badly
+        self._narrow = not buffer.is_cuda and buffer.element_size() < 4
+        self._wide = buffer.float() if self._narrow else buffer
+        self.work: Any = dist.all_reduce(self._wide, group=group, async_op=True)
+
+    def wait(self) -> None:
+        """Return once it is there."""
+        self.work.wait()
+        self.take()
+
+    def take(self) -> Tensor:
+        """The sum, in the place of what was to be added."""
+        return self._buffer.copy_(self._wide) if self._narrow else self._buffer
+
+
+class StageSum(LocalSum):
+    """Sums over the ranks of a group, sent when a step's passes are done.
+
+    A stage has several micro-batches under way, which DistributedDataParallel cannot follow.
+    """
+
+    def __init__(self, model: nn.Module, *, bucket_mib: float, group: Any) -> None:
+        super().__init__(model)
+        self._bytes, self._group = int(bucket_mib * _MIB), group
+        self._buckets: list[_Bucket] = []
+
+    def finish(self, totals: Tensor) -> Tensor:
+        """Add up the gradients, all buckets at the same time."""
+        if not self._buckets:
+            self._buckets = _fill_buckets(_find_trained(self.model), self._bytes)
+        works = [bucket.start_sum(self._group) for bucket in self._buckets]
+        for bucket, work in zip(self._buckets, works, strict=True):
+            work.wait()
+            bucket.hand_over()
+        return _gather_rounds(totals, self._group)
 
 
 class OrderedSum(LocalSum):
@@ -84,19 +121,20 @@ class OrderedSum(LocalSum):
     after the other.
     """
 
-    def __init__(self, model: nn.Module, *, bucket_mib: float, ranks: int) -> None:
+    def __init__(
+        self, model: nn.Module, *, bucket_mib: float, ranks: int, group: Any = None
+    ) -> None:
         super().__init__(model)
-        self._bytes, self._ranks = int(bucket_mib * _MIB), ranks
+        self._bytes, self._ranks, self._group = int(bucket_mib * _MIB), ranks, group
         self._buckets: list[_Bucket] = []
         self._has_sum = False
 
     def end_round(self, ranks: int) -> None:
         """Add the gradients of the round's turns, those of the first so many ranks."""
-        if not self._buckets:  # a weight that has no gradient now never has one
-            weights = [w for w in self.model.parameters() if w.grad is not None]
-            self._buckets = _fill_buckets(weights, self._bytes)
+        if not self._buckets:
+            self._buckets = _fill_buckets(_find_trained(self.model), self._bytes)
         for bucket in self._buckets:
-            bucket.add(ranks, of=self._ranks, first=not self._has_sum)
+            bucket.add(ranks, self._gather, first=not self._has_sum)
         self._has_sum = True
 
     def finish(self, totals: Tensor) -> Tensor:
@@ -104,7 +142,15 @@ class OrderedSum(LocalSum):
         for bucket in self._buckets:
             bucket.hand_over()
         self._has_sum = False
-        return _gather_rounds(totals) if self._ranks > 1 else totals
+        return _gather_rounds(totals, self._group) if self._ranks > 1 else totals
+
+    def _gather(self, own: Tensor) -> Tensor:
+        """The values of all ranks, [ranks, n]."""
+        if self._ranks == 1:
+            return own[None]
+        gathered = torch.empty(self._ranks, len(own), dtype=own.dtype, device=own.device)
+        dist.all_gather(list(gathered), own, group=self._group)
+        return gathered
 
 
 class _Bucket:
@@ -124,28 +170,41 @@ class _Bucket:
         ]
 
     @torch.no_grad()
-    def add(self, ranks: int, *, of: int, first: bool) -> None:
+    def add(self, ranks: int, gather: Callable[[Tensor], Tensor], *, first: bool) -> None:
         """Take the weights' gradients and add those of the first ranks, of all."""
         own = torch.zeros_like(self._sum)
-        found = [w.grad for w in self._weights]
-        if all(gradient is not None for gradient in found):  # else none is left for this rank
-            torch._foreach_copy_(self._views(own), [g for g in found if g is not None])
-        for weight in self._weights:
-            weight.grad = None
-        gathered = own[None]
-        if of > 1:
-            gathered = torch.empty(of, len(own), dtype=own.dtype, device=own.device)
-            dist.all_gather(list(gathered), own)
+        self._take_gradients(own)
+        gathered = gather(own)
         for rank in range(ranks):
             if first and rank == 0:
                 self._sum.copy_(gathered[0])
             else:
                 self._sum.add_(gathered[rank])
 
+    @torch.no_grad()
+    def start_sum(self, group: Any) -> "_Sum":
+        """Take the weights' gradients and begin to add up those of a group."""
+        self._sum.zero_()
+        self._take_gradients(self._sum)
+        return _Sum(self._sum, group)
+
+    def _take_gradients(self, flat: Tensor) -> None:
+        """Move the weights' gradients into such memory."""
+        found = [w.grad for w in self._weights]
+        if all(gradient is not None for gradient in found):  # else none is left for this rank
+            torch._foreach_copy_(self._views(flat), [g for g in found if g is not None])
+        for weight in self._weights:
+            weight.grad = None
+
     def hand_over(self) -> None:
         """Make the sum the gradients of the weights."""
         for weight, view in zip(self._weights, self._views(self._sum), strict=True):
             weight.grad = view
+
+
+def _find_trained(model: nn.Module) -> list[Tensor]:
+    """The weights that have gradients; one that has none now never has one."""
+    return [weight for weight in model.parameters() if weight.grad is not None]
 
 
 def _fill_buckets(weights: Sequence[Tensor], size: int) -> list[_Bucket]:
@@ -162,10 +221,10 @@ def _fill_buckets(weights: Sequence[Tensor], size: int) -> list[_Bucket]:
     return [_Bucket(bucket) for bucket in buckets]
 
 
-def _gather_rounds(totals: Tensor) -> Tensor:
+def _gather_rounds(totals: Tensor, group: Any = None) -> Tensor:
     """Everybody's rows, [rounds, n] each, as they come when ranks take turns: [rounds * W, n]."""
-    gathered = [torch.empty_like(totals) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, totals)
+    gathered = [torch.empty_like(totals) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, totals, group=group)
     return torch.stack(gathered, dim=1).flatten(0, 1)
 
 

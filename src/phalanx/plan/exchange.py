@@ -10,6 +10,7 @@ from itertools import pairwise
 from math import ceil
 
 from phalanx.errors import ConfigError
+from phalanx.plan.layout import Layout
 from phalanx.plan.plan import Plan
 
 # measured apart from the steps that they predict, see docs/scale.md
@@ -27,27 +28,35 @@ class Exchange:
 
     gradients: int
     statistics: int  # of batch norms whose replicas are on several ranks
+    activations: int = 0  # and their gradients, between stages: of the rank that has most of them
 
     @property
     def total(self) -> int:
         """All of them; the few numbers of the metrics are not counted."""
-        return self.gradients + self.statistics
+        return self.gradients + self.statistics + self.activations
 
 
-def count_exchange(plan: Plan, *, gradients: int, statistics: int) -> Exchange:
-    """The exchange of a step, from the bytes of one model's gradients and statistics.
+def count_exchange(
+    plan: Plan, *, gradients: int, statistics: int, activations: int = 0
+) -> Exchange:
+    """The exchange of a step, from the bytes of one stage's gradients, statistics and activations.
 
-    A ring adds up gradients in 2 (W-1)/W of their bytes, once a step. Under `--determinism strict`
+    A ring adds up gradients in 2 (P-1)/P of their bytes, once a step. Under `--determinism strict`
     every rank gets those of all others in each round, to add them in the order of replicas. Means
     and variances are gathered in each pass by the ranks that share them, and their gradients, too.
+    activations: what a rank gets in one pass, activations of the stage before it and gradients of
+    the stage behind it.
     """
     layout = plan.layout
-    others = layout.ranks - 1
-    moved = 2 * others * gradients // layout.ranks
+    others, passes = layout.pipelines - 1, plan.accumulation * layout.rounds
+    moved = 2 * others * gradients // layout.pipelines
     if plan.determinism == "strict":
         moved = layout.rounds * others * gradients
-    apart = layout.bn_span // layout.turn_size
-    return Exchange(gradients=moved, statistics=2 * plan.accumulation * (apart - 1) * statistics)
+    return Exchange(
+        gradients=moved,
+        statistics=2 * passes * (layout.span_pipelines - 1) * statistics,
+        activations=passes * activations,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,25 +113,20 @@ def count_hosts(plan: Plan, hosts: int | None) -> int:
 
 
 def time_exchange(
-    plan: Plan,
-    exchange: Mapping[str, int],
-    network: Network,
-    *,
-    bucket_mib: float,
-    stages: int = 1,
+    plan: Plan, exchange: Mapping[str, int], network: Network, *, bucket_mib: float
 ) -> LinkUse:
     """What a network takes for the bytes that each rank sends in a step, by what they are.
 
     Ranks are numbered host by host. What stays within a host takes no network. DDP sends a bucket
-    of gradients as soon as it is full, the last one when the last backward pass ends; sums in the
-    order of replicas come after that.
+    of gradients as soon as it is full, the last one when the last backward pass ends; sums of
+    stages, or in the order of replicas, come after that.
     """
-    ranks, is_strict = plan.layout.ranks, plan.determinism == "strict"
-    members = ranks // stages  # that add up the same gradients
+    layout, is_strict = plan.layout, plan.determinism == "strict"
+    members = layout.pipelines  # that add up the same gradients
     shares = dict.fromkeys(exchange, _LINK_SHARE)
     if is_strict and plan.device == "cpu" and members == 2:
         shares["gradients"] = _GLOO_PAIR_SHARE
-    senders = _count_senders(plan, ranks // network.hosts, stages=stages)
+    senders = _count_senders(layout, layout.ranks // network.hosts)
     sizes = {kind: size * senders[kind] for kind, size in exchange.items()}
     seconds = {kind: network.time(size, shares[kind]) for kind, size in sizes.items()}
     tree_s, before_end_s, host_s = None, 0.0, 0.0
@@ -133,20 +137,19 @@ def time_exchange(
         doubled = exchange["gradients"] * members / (members - 1)  # what a tree moves
         buckets = max(1, ceil(doubled / 2 / (bucket_mib * _MIB)))
         tree_s = network.time(doubled * senders["gradients"])
-        before_end_s = seconds["gradients"] * (1 - 1 / buckets)
+        before_end_s = (layout.stages == 1) * seconds["gradients"] * (1 - 1 / buckets)
     return LinkUse(
         sizes=sizes, seconds=seconds, tree_s=tree_s, before_end_s=before_end_s, host_s=host_s
     )
 
 
-def _count_senders(plan: Plan, per_host: int, *, stages: int) -> dict[str, int]:
+def _count_senders(layout: Layout, per_host: int) -> dict[str, int]:
     """How many ranks of the busiest host send to other hosts, by what they send."""
-    ranks = plan.layout.ranks
-    rings = [range(stage, ranks, stages) for stage in range(stages)]
-    pipelines = [range(first, first + stages) for first in range(0, ranks, stages)]
+    rings = [layout.peers_of(stage) for stage in range(layout.stages)]
+    pipelines = [layout.ranks_of(number) for number in range(layout.pipelines)]
     return {
         "gradients": _count_leaving(map(_close_ring, rings), per_host),
-        "statistics": _count_leaving(map(_close_ring, plan.layout.span_groups), per_host),
+        "statistics": _count_leaving(map(_close_ring, layout.span_groups), per_host),
         "activations": _count_leaving(pipelines, per_host),
     }
 
@@ -167,20 +170,16 @@ def _count_leaving(chains: Iterable[Sequence[int]], per_host: int) -> int:
 
 
 def predict_step_time(
-    plan: Plan,
-    use: LinkUse,
-    *,
-    images_per_second: float,
-    stages: int = 1,
-    bubble: float = 0.0,
+    plan: Plan, use: LinkUse, *, images_per_second: float, bubble: float = 0.0
 ) -> StepTime:
     """The step of a plan, from what one device trains alone.
 
-    A pipeline divides the work among its stages, and idles for a share of the time (`bubble`).
+    A pipeline divides the work among its stages, which idle for a share of the time (`bubble`).
     """
-    passes = plan.accumulation * plan.layout.rounds
-    images = plan.micro_batch * passes * plan.layout.turn_size
-    compute = images / images_per_second / stages / (1 - bubble)
+    layout = plan.layout
+    passes = plan.accumulation * layout.rounds
+    images = plan.micro_batch * passes * layout.turn_size
+    compute = images / images_per_second / layout.stages / (1 - bubble)
     hidden = min(use.before_end_s, _BACKWARD_SHARE * compute / passes)
     return StepTime(
         compute_s=compute, host_s=use.host_s, communication_s=use.total_s, hidden_s=hidden

@@ -1,4 +1,4 @@
-"""Which rank runs which replicas: arithmetic, whatever devices are there."""
+"""Which rank runs which replicas and stages: arithmetic, whatever devices are there."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,21 +14,52 @@ _MOST_LISTED = 10
 class Layout:
     """The replicas of a run over its ranks, one device each.
 
+    Where a model is cut into stages, so many ranks in a row are a pipeline, which runs a replica
+    together: rank p * stages + s is stage s of pipeline p. Otherwise each rank is a pipeline by
+    itself.
+
     Replicas that share BatchNorm statistics (`bn_span` of them, 0 to k-1, k to 2k-1, ...) run side
-    by side in one pass. Where there are more ranks than such groups, each group is split over
-    several ranks, which exchange their statistics. What a rank runs in one pass is a turn. Turns
-    go round the ranks: rank w of W runs turns w, W + w, 2W + w, ..., one after the other. So after
-    round n the turns 0 to nW - 1 are done, in the order of their replicas.
+    by side in one pass. Where there are more pipelines than such groups, each group is split over
+    several pipelines, which exchange their statistics. What a pipeline runs in one pass is a turn.
+    Turns go round the pipelines: pipeline p of P runs turns p, P + p, 2P + p, ..., one after the
+    other. So after round n the turns 0 to nP - 1 are done, in the order of their replicas.
     """
 
     replicas: int = 1
     ranks: int = 1
     bn_span: int = 1
+    stages: int = 1  # on ranks of their own
+
+    @property
+    def pipelines(self) -> int:
+        """How many replicas, or turns of them, run at the same time."""
+        return self.ranks // self.stages
+
+    def stage_of(self, rank: int) -> int:
+        """The stage that a rank runs."""
+        return rank % self.stages
+
+    def pipeline_of(self, rank: int) -> int:
+        """The pipeline that a rank belongs to."""
+        return rank // self.stages
+
+    def ranks_of(self, pipeline: int) -> tuple[int, ...]:
+        """The ranks of a pipeline, by stage."""
+        return tuple(range(pipeline * self.stages, (pipeline + 1) * self.stages))
+
+    def peers_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks that run the same stage as one, itself included, by pipeline."""
+        return tuple(range(self.stage_of(rank), self.ranks, self.stages))
 
     @cached_property
     def turn_size(self) -> int:
         """How many replicas run side by side."""
-        return self.bn_span // max(1, self.ranks * self.bn_span // self.replicas)
+        return self.bn_span // self.span_pipelines
+
+    @property
+    def span_pipelines(self) -> int:
+        """How many pipelines share the statistics of one group of replicas."""
+        return max(1, self.pipelines * self.bn_span // self.replicas)
 
     @property
     def turns(self) -> int:
@@ -37,19 +68,19 @@ class Layout:
 
     @property
     def folded(self) -> bool:
-        """Whether some rank stands in for several devices."""
-        return self.turns > self.ranks or self.turn_size > 1
+        """Whether some rank stands in for several devices; the plan knows of folded stages."""
+        return self.turns > self.pipelines or self.turn_size > 1
 
     @property
     def rounds(self) -> int:
-        """How many turns the busiest rank runs, one after the other."""
-        return -(-self.turns // self.ranks)
+        """How many turns the busiest pipeline runs, one after the other."""
+        return -(-self.turns // self.pipelines)
 
     def turns_of(self, rank: int) -> tuple[tuple[int, ...], ...]:
         """The replicas of each turn that a rank runs, in order."""
         return tuple(
             tuple(range(number * self.turn_size, (number + 1) * self.turn_size))
-            for number in range(rank, self.turns, self.ranks)
+            for number in range(self.pipeline_of(rank), self.turns, self.pipelines)
         )
 
     def replicas_of(self, rank: int) -> tuple[int, ...]:
@@ -59,28 +90,31 @@ class Layout:
     @property
     def span_groups(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that exchange BatchNorm statistics with each other; none where none must."""
-        apart = self.bn_span // self.turn_size
-        if apart == 1:
-            return ()
-        return tuple(tuple(range(first, first + apart)) for first in range(0, self.ranks, apart))
+        groups = {(rank, *self.partners_of(rank)) for rank in range(self.ranks)}
+        return tuple(sorted({tuple(sorted(group)) for group in groups if len(group) > 1}))
 
     def partners_of(self, rank: int) -> tuple[int, ...]:
         """The other ranks that a rank exchanges BatchNorm statistics with."""
-        apart = self.bn_span // self.turn_size
-        first = rank // apart * apart
-        return tuple(other for other in range(first, first + apart) if other != rank)
+        apart, peers = self.span_pipelines, self.peers_of(rank)
+        first = self.pipeline_of(rank) // apart * apart
+        return tuple(other for other in peers[first : first + apart] if other != rank)
 
 
-def lay_out(replicas: int, *, devices: int, bn_span: int = 1) -> Layout:
-    """The replicas on as many of the devices as they can use."""
+def lay_out(replicas: int, *, devices: int, bn_span: int = 1, stages: int = 1) -> Layout:
+    """The replicas on as many of the devices as they can use.
+
+    Stages are on devices of their own where these are enough for one replica at least.
+    """
     if replicas % bn_span:
         raise ConfigError(f"--bn-span {bn_span}: {_explain_span(bn_span, replicas)}")
-    groups = replicas // bn_span
-    if devices <= groups:
-        return Layout(replicas, max(devices, 1), bn_span)
-    # each group gets as many ranks as share it evenly
-    split = max(n for n in range(1, bn_span + 1) if bn_span % n == 0 and n * groups <= devices)
-    return Layout(replicas, groups * split, bn_span)
+    if devices < stages:
+        stages = 1
+    pipelines, groups = max(1, devices // stages), replicas // bn_span
+    if pipelines > groups:
+        # each group gets as many pipelines as share it evenly
+        shares = (n for n in range(1, bn_span + 1) if bn_span % n == 0 and n * groups <= pipelines)
+        pipelines = groups * max(shares)
+    return Layout(replicas, pipelines * stages, bn_span, stages)
 
 
 def _explain_span(bn_span: int, replicas: int) -> str:
@@ -137,19 +171,34 @@ def describe_devices(device: str, ranks: int) -> str:
     return f"{ranks} processes on {device}" if device == "cpu" else f"{ranks} x {device}"
 
 
-def describe_layout(layout: Layout) -> str:
-    """Where the replicas run, in one line; empty where there is only one."""
-    replicas, each = f"{layout.replicas:,}", format_plural(layout.ranks, "device")
-    if layout.replicas == 1:
+def describe_layout(layout: Layout, *, stages: int = 1) -> str:
+    """Where the replicas and stages run, in one line; empty where there is one of each.
+
+    stages: of the model. Where the layout has fewer, they are folded.
+
+    >>> describe_layout(Layout(2, 4, stages=2), stages=2)
+    '2 replicas of 2 stages, one stage on each of 4 devices'
+    """
+    if layout.stages < stages:
+        replicas = describe_layout(layout)
+        fold = f"{stages} stages folded into one: activations between splits are recomputed"
+        return f"{replicas}; {fold}" if replicas else fold
+    what, each = f"{layout.replicas:,} replicas", format_plural(layout.ranks, "device")
+    if stages > 1:
+        what = f"{what} of {stages} stages" if layout.replicas > 1 else f"{stages} stages"
+        if not layout.folded:
+            return f"{what}, one stage on each of {each}"
+    elif layout.replicas == 1:
         return ""
     if not layout.folded:
-        return f"{replicas} replicas, one on each of {each}"
+        return f"{what}, one on each of {each}"
     way = " one after the other"
     if layout.turn_size > 1:
         way = (
             f" {layout.turn_size} at a time, side by side" if layout.rounds > 1 else " side by side"
         )
+    if layout.pipelines == 1:
+        return f"{what} folded onto {each}: they run{way}"
     counts = sorted({len(layout.replicas_of(rank)) for rank in (0, layout.ranks - 1)})
-    if layout.ranks == 1:
-        return f"{replicas} replicas folded onto {each}: they run{way}"
-    return f"{replicas} replicas folded onto {each}: {_join(counts, 'or')} on each,{way}"
+    where = "each" if stages == 1 else f"every {stages}"
+    return f"{what} folded onto {each}: {_join(counts, 'or')} on {where},{way}"

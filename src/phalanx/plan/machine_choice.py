@@ -9,6 +9,7 @@ from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, name_place
 from phalanx.plan.layout import Layout, count_accumulation, lay_out
 from phalanx.plan.machine import count_devices, count_threads, resolve_device
+from phalanx.plan.pipeline import count_stages, needs_cuts
 from phalanx.plan.world import read_world
 from phalanx.units import format_plural
 
@@ -84,7 +85,8 @@ def _count_devices(config: Config, device: str) -> int:
 def _share_threads(config: Config, device: str) -> int:
     """Torch threads of each rank: as asked, else its part of this machine's."""
     world, replicas = read_world(), config.machine.replicas or 1
-    here = world.local_size if world else min(replicas, _count_devices(config, device))
+    wanted = replicas * count_stages(config)
+    here = world.local_size if world else min(wanted, _count_devices(config, device))
     return config.machine.threads or max(1, count_threads() // here)
 
 
@@ -93,24 +95,28 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
     replicas, devices = config.machine.replicas, chosen.devices
     assert replicas is not None  # settled by `settle_replicas`
     _refuse_unnamed_devices(config, chosen)
+    stages = count_stages(config)
     if chosen.scoring:
-        return Layout(devices, devices)
+        in_stages = config.pipeline.pipeline_validation_model and not needs_cuts(config)
+        stages = stages if in_stages and devices >= stages else 1
+        return Layout(devices // stages, devices // stages * stages, stages=stages)
     # no other norm has statistics of several images
     span = config.machine.bn_span if config.model.norm_type == "batch" else 1
-    layout = lay_out(replicas, devices=devices, bn_span=span)
+    layout = lay_out(replicas, devices=devices, bn_span=span, stages=stages)
     if chosen.launched and layout.ranks != devices:
-        sharing = f" with --bn-span {span}" * (span > 1)
+        sharing = f" of {stages} stages" * (stages > 1) + f" with --bn-span {span}" * (span > 1)
         raise ConfigError(
             f"--replicas {replicas}: the launcher started {format_plural(devices, 'rank')}, and "
             f"{format_plural(replicas, 'replica')}{sharing} can use only {layout.ranks}; start "
-            f"{layout.ranks}"
+            f"{layout.ranks}{f' or {replicas * stages}' * (layout.stages < stages)}"
         )
-    if config.machine.no_fold and layout.folded:
+    if config.machine.no_fold and (layout.folded or layout.stages < stages):
         there = "there is" if devices == 1 else "there are"
         found = f"the launcher started {devices}" if chosen.launched else f"{there} {devices}"
+        what = format_plural(replicas, "replica") + f" of {stages} stages" * (stages > 1)
         raise ConfigError(
-            f"--no-fold: {replicas} replicas need {replicas} devices, and {found}; with --no-fold "
-            "false, several replicas run on each device, one after the other"
+            f"--no-fold: {what} need {replicas * stages} devices, and {found}; with --no-fold "
+            "false, each device runs several of them, one after the other"
         )
     return layout
 
@@ -128,7 +134,8 @@ def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:
         )
     if not chosen.launched and chosen.devices > named:
         raise ConfigError(
-            f"--devices {chosen.devices}: --device {device} is only {named}; use --devices {named}"
+            f"--devices {chosen.devices}: --device {device} names only "
+            f"{format_plural(named, 'device')}; use --devices {named}"
             f"{', or --device cuda for all' * (device != 'mps')}"
         )
 
@@ -156,23 +163,29 @@ def settle_replicas(settings: Settings) -> Settings:
     Where a launcher has started more ranks than that, there is a replica for each.
     """
     config, asked = settings.config, settings.config.machine.replicas
-    ranks = _count_devices(config, resolve_device(config.machine.device))
-    if asked is not None and (read_world() is None or ranks <= asked):
+    ranks, stages = (
+        _count_devices(config, resolve_device(config.machine.device)),
+        count_stages(config),
+    )
+    room = max(1, ranks // stages)  # for so many replicas
+    if asked is not None and (read_world() is None or room <= asked or ranks % stages):
         return settings
     train, notes, batch = config.train, settings.notes, config.data.batch_size
     passes = train.gradient_accumulation or 1
     if asked is not None:
-        becomes = f" and a global batch of {batch * passes * ranks:,}"
+        becomes = f" and a global batch of {batch * passes * room:,}"
+        each = f" of {stages} stages" * (stages > 1)
         notes += (
-            f"--replicas {asked}: the launcher started {ranks} ranks, which makes {ranks} replicas"
+            f"--replicas {asked}: the launcher started {ranks} ranks, which makes {room} "
+            f"replicas{each}"
             f"{becomes * (train.global_batch_size is None)}",
         )
     elif train.global_batch_size is None:
         kept = batch * passes * settings.numbered_replicas
-        _check_kept_batch(settings, kept, replicas=ranks)
+        _check_kept_batch(settings, kept, replicas=room)
         update = {"global_batch_size": kept, "gradient_accumulation": None}
         train = train.model_copy(update=update)
-    machine = config.machine.model_copy(update={"replicas": ranks})
+    machine = config.machine.model_copy(update={"replicas": room})
     config = config.model_copy(update={"machine": machine, "train": train})
     return replace(settings, config=config, notes=notes)
 

@@ -16,7 +16,8 @@ from phalanx.plan.loss_scale import LossScale, loss_scale_warnings, make_loss_sc
 from phalanx.plan.machine import count_cores
 from phalanx.plan.machine_choice import MachineChoice, plan_layout
 from phalanx.plan.model import Growth, check_image_sizes, choose_image_size, plan_resolutions
-from phalanx.plan.recompute import plan_recomputation
+from phalanx.plan.pipeline import Pipeline, describe_shifts, plan_pipeline
+from phalanx.plan.recompute import keep_splits, plan_recomputation
 from phalanx.plan.schedule import (
     Schedule,
     count_start,
@@ -63,6 +64,7 @@ class Plan:
     micro_batch: int
     accumulation: int
     layout: Layout
+    pipeline: Pipeline | None  # where the model is cut into stages
     global_batch: int
     steps_per_epoch: Fraction
     total_steps: int
@@ -80,6 +82,11 @@ class Plan:
     def replicas(self) -> int:
         """Copies of the model that share a step."""
         return self.layout.replicas
+
+    @property
+    def stages(self) -> int:
+        """Parts that the model is cut into, whether or not they have devices of their own."""
+        return self.pipeline.stages if self.pipeline else 1
 
     @property
     def epochs(self) -> float:
@@ -103,9 +110,11 @@ class Plan:
         """The plan as plain numbers, for JSON and tables."""
         events = {"log": self.log, "evaluate": self.evaluate, "save": self.save}
         left_out = (*events, "schedule", "loss_scale", "warnings", "growth", "recompute_patterns")
-        left_out += ("layout",)
+        left_out += ("layout", "pipeline")
         plain = {name: value for name, value in asdict(self).items() if name not in left_out}
         plain |= asdict(self.layout)
+        plain["stages"] = self.stages
+        plain["splits"] = ",".join(self.pipeline.starts) if self.pipeline else ""
         plain["steps_per_epoch"] = float(self.steps_per_epoch)
         plain["epochs"] = self.epochs
         plain["growth"] = ",".join(f"{size}:{end}st" for end, size in self.growth)
@@ -179,6 +188,7 @@ class _PlanPieces(NamedTuple):
     """What of a plan may be refused, each by itself, and what may not be meant."""
 
     layout: Layout
+    pipeline: Pipeline | None
     workers: int
     growth: Growth
     recompute_patterns: tuple[str, ...] | None
@@ -233,19 +243,28 @@ def _plan_pieces(
             save_warnings = save_warnings or describe_carried_tail(save, CKPTS)
         check_averaging(config, saves=save.count())
     with problems.collect():
-        patterns = plan_recomputation(config)
-    with problems.collect():
         layout = plan_layout(config, chosen)
+    with problems.collect():
+        accumulation = None if chosen.scoring else _count_accumulation(config)
+        pipeline = plan_pipeline(config, accumulation=accumulation)
+        shifts = describe_shifts(config)
+    with problems.collect():
+        patterns = plan_recomputation(config)
     problems.refuse()
+    if pipeline is not None:
+        patterns = keep_splits(pipeline, config, patterns, folded=layout.stages == 1)
     workers = _choose_workers(config, layout.ranks)
     warnings = (
+        *shifts,
         *schedule_notes,
         *log_warnings,
         *save_warnings,
         *loss_scale_warnings(config, precision=chosen.precision),
         *unused_option_warnings(config, typed, chosen=chosen, layout=layout, workers=workers),
     )
-    return _PlanPieces(layout, workers, growth, patterns, log, save, schedule, loss_scale, warnings)
+    return _PlanPieces(
+        layout, pipeline, workers, growth, patterns, log, save, schedule, loss_scale, warnings
+    )
 
 
 def _plan_schedule(

@@ -15,6 +15,7 @@ from phalanx.catalog.variant import OwnVariant, Variant
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
+from phalanx.plan.pipeline import Pipeline
 
 _Names = Mapping[str, tuple[str, ...]]  # what a module may be called, and the modules it means
 
@@ -63,6 +64,23 @@ def plan_recomputation(config: Config) -> tuple[str, ...] | None:
         # refuses what matches nothing
         find_kept_modules(variant, patterns, model=config.model.model)
     return patterns
+
+
+def keep_splits(
+    pipeline: Pipeline, config: Config, patterns: tuple[str, ...] | None, *, folded: bool
+) -> tuple[str, ...] | None:
+    """The same for a model in stages: what goes from one stage to the next is kept.
+
+    Folded stages always compute the rest again. Those on devices of their own do so where it is
+    asked for, and get what is kept from the stage before.
+    """
+    if patterns is None and not folded:
+        return None
+    variant = build_variant(config)
+    if isinstance(variant, OwnVariant):  # only the network itself knows its units
+        return patterns or ()
+    ends = tuple(stage[-1] for stage in pipeline.cut(variant.units)[:-1])
+    return (*(patterns or ()), *ends)
 
 
 def split_patterns(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The part of a step's images that one process takes."""
+"""What one process does for a run: the part of a step's images it takes, and what it writes."""
 
 from dataclasses import dataclass
 
@@ -33,3 +33,11 @@ class Share:
 
 
 WHOLE = Share()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """Whether this process writes the run folder, and whether it prints. One of a run does each."""
+
+    writes: bool = True
+    prints: bool = True

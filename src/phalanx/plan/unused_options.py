@@ -10,6 +10,7 @@ from phalanx.plan.layout import Layout
 from phalanx.plan.machine import resolve_device
 from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.model import build_variant
+from phalanx.plan.pipeline import count_stages
 from phalanx.units import format_plural, parse_duration, parse_rate
 
 _SIXTEEN_BITS = ("16.32", "16.16")
@@ -17,6 +18,7 @@ _RMSPROPS = ("rmsprop", "rmsprop_tf")
 _ADAMS = ("adamw", "lamb")
 _FOR_PHOTOGRAPHS = ("crop-scale", "crop-ratio", "use-bbox-info", "eval-crop")
 _FOR_FILES = ("max-bad", "max-file-mib", "max-pixels", "dataset-cache")
+_FILTERS = ("sharding-include-filter", "sharding-exclude-filter")
 _AUGMENTATIONS = ("color-jitter", "auto-augment", "random-erasing")
 
 
@@ -103,6 +105,7 @@ def unused_option_warnings(
         if name in wanted:
             yield f"--{name} has no effect {reason}"
     yield from _list_special_cases(config, given, device=device, precision=precision)
+    yield from _list_idle_stages(config, given, typed)
     yield from _list_idle_devices(config, given, chosen=chosen, layout=layout)
     reason = _describe_image_maker(config, device) or "without workers" * (workers == 0)
     for name in ("workers", "dataloader-rebatch-size") if reason else ():
@@ -133,6 +136,22 @@ def _list_special_cases(
         )
 
 
+def _list_idle_stages(
+    config: Config, given: Collection[str], typed: Collection[str]
+) -> Iterator[str]:
+    """What of the options for stages has no effect."""
+    pipelined = config.pipeline.pipeline or "pipeline-splits" in typed
+    whole = count_stages(config) == 1 and config.pipeline.pipeline_splits is None
+    for name in ("pipeline-schedule", "pipeline-validation-model", *_FILTERS) if whole else ():
+        if name in given:
+            asks = "--shards" if name in _FILTERS else "--shards or --pipeline-splits"
+            yield f"--{name} has no effect without stages; {asks} would make them"
+    for name in _FILTERS if pipelined and not whole else ():
+        if name in given:
+            why = "--pipeline" if config.pipeline.pipeline else "--pipeline-splits"
+            yield f"--{name} has no effect with {why}, only where --shards alone cuts a model"
+
+
 def _list_idle_devices(
     config: Config, given: Collection[str], *, chosen: MachineChoice, layout: Layout
 ) -> Iterator[str]:
@@ -145,16 +164,26 @@ def _list_idle_devices(
     if options.devices is not None and chosen.launched:
         yield f"--devices {options.devices} has no effect: the launcher started the ranks"
     elif options.devices is not None and options.devices > layout.ranks:
-        replicas = format_plural(layout.replicas, "replica")
+        replicas, stages = format_plural(layout.replicas, "replica"), count_stages(config)
+        replicas += f" of {stages} stages" * (stages > 1)
         span = f" with --bn-span {layout.bn_span}" * (layout.bn_span > 1)
         use = "uses" if layout.replicas == 1 else "use"
         yield (
-            f"--devices {options.devices}: {replicas}{span} {use} only {layout.ranks}; --replicas "
-            "auto trains one on each"
+            f"--devices {options.devices}: {replicas}{span} {use} only {layout.ranks}; "
+            f"{_suggest_use(options.devices, layout, stages)}"
         )
     scoring = options.validation_device
     if scoring is not None and resolve_device(scoring) == chosen.device:
         yield f"--validation-device {scoring} has no effect: that is the device that trains"
+
+
+def _suggest_use(devices: int, layout: Layout, stages: int) -> str:
+    """What makes use of devices that are left over."""
+    if layout.stages < stages:
+        return f"stages have devices of their own from {stages} on"
+    if devices // stages <= layout.pipelines:
+        return f"the next replica needs {stages} of its own"
+    return f"--replicas auto trains one on {f'every {stages}' if stages > 1 else 'each'}"
 
 
 def _spell_effective(config: Config, values: dict[str, object]) -> dict[str, str]:

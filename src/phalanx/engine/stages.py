@@ -1,0 +1,158 @@
+"""The passes of one stage of a model, in training and in evaluation."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.engine.evaluate import ValidBatch
+from phalanx.engine.step import MicroBatch, PassParts, RunTurn
+from phalanx.parallel.stage_links import Incoming, StageLinks
+from phalanx.plan.pipeline import Pass
+
+
+class _Held(NamedTuple):
+    """What a stage keeps of a micro-batch between its forward and its backward pass."""
+
+    input: Tensor
+    output: Tensor  # of the last stage, the loss
+
+
+def build_stage_turn(
+    parts: PassParts, links: StageLinks, order: Callable[[int], Sequence[Pass]]
+) -> RunTurn:
+    """The passes of a turn through one stage.
+
+    order: what a stage does for so many micro-batches. The next thing that must be received is
+    expected while a pass goes on.
+    """
+
+    def run_turn(
+        passes: Sequence[Sequence[MicroBatch]], loss_scale: float, is_last: bool
+    ) -> Tensor:
+        labelled = _label(passes, links)
+        turn = _StageTurn(parts, links, labelled, loss_scale)
+        links.begin()
+        steps = order(len(passes))
+        incoming = turn.expect(steps[0])
+        for place, one in enumerate(steps):
+            arrived = incoming or turn.expect(one)
+            incoming = turn.expect(steps[place + 1]) if place + 1 < len(steps) else None
+            turn.run(one, arrived)
+        links.flush()
+        return links.broadcast(turn.totals, stage=-1)
+
+    return run_turn
+
+
+def _label(
+    passes: Sequence[Sequence[MicroBatch]], links: StageLinks
+) -> list[tuple[MicroBatch, ...]]:
+    """The micro-batches, in the last stage with the labels that they have in the first."""
+    labels = links.pass_labels(torch.stack([one.labels for batches in passes for one in batches]))
+    rows = iter(labels)
+    return [tuple(one._replace(labels=next(rows)) for one in batches) for batches in passes]
+
+
+class _StageTurn:
+    """One turn under way in one stage."""
+
+    def __init__(
+        self,
+        parts: PassParts,
+        links: StageLinks,
+        passes: Sequence[Sequence[MicroBatch]],
+        loss_scale: float,
+    ) -> None:
+        self._parts, self._links = parts, links
+        self._passes, self._loss_scale = passes, loss_scale
+        self._held: dict[int, _Held] = {}
+        wide = passes[0][0].images.dtype == torch.float64
+        dtype = torch.float64 if wide else torch.float32
+        self.totals = torch.zeros(2, dtype=dtype, device=passes[0][0].labels.device)
+
+    def expect(self, one: Pass) -> Incoming | None:
+        """Be ready for what a pass needs of a neighbour; None where it needs nothing yet."""
+        if one.kind == "forward":
+            return None if self._links.is_first else self._links.expect_input()
+        return None if self._links.is_last else self._links.expect_gradient()
+
+    def run(self, one: Pass, arrived: Incoming | None) -> None:
+        """Run a pass with what a neighbour has sent for it."""
+        if one.kind == "forward":
+            self._held[one.number] = self._go_forward(self._passes[one.number], arrived)
+        else:
+            self._go_back(self._held.pop(one.number), arrived)
+
+    def _go_forward(self, batches: Sequence[MicroBatch], arrived: Incoming | None) -> _Held:
+        parts, links = self._parts, self._links
+        mixes = parts.draw_mixes(batches) if links.is_first or links.is_last else []
+        if arrived is None:
+            x = parts.join_images(batches, mixes)
+        else:
+            x = arrived.wait().requires_grad_()
+        output = parts.forward(x, batches)
+        if not links.is_last:
+            links.send_output(output)
+            return _Held(x, output)
+        loss, totals = parts.measure(output, batches, mixes, self._loss_scale)
+        self.totals += totals
+        return _Held(x, loss)
+
+    def _go_back(self, held: _Held, arrived: Incoming | None) -> None:
+        gradient = None if arrived is None else arrived.wait()
+        torch.autograd.backward(held.output, gradient)
+        if held.input.grad is not None:
+            self._links.send_gradient(held.input.grad)
+
+
+class StagedScoring(nn.Module):
+    """One stage's part in scoring: to be called with batches of images, as the whole model would.
+
+    The last stage gives the logits, and other stages zeros for a single class.
+    """
+
+    def __init__(
+        self, part: nn.Module, links: StageLinks, gather: Callable[[Any], list[Any]]
+    ) -> None:
+        super().__init__()
+        self._part, self._links, self._gather_all = part, links, gather
+        self.interrupted = False
+
+    def gather(self, mine: Any) -> list[Any]:
+        """The answers of the last stages; None from any stage says that it was interrupted."""
+        return self._gather_all(mine if self._links.is_last or mine is None else {})
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The stage's output; of all but the last stage, of no use."""
+        links = self._links
+        links.begin()
+        x = images if links.is_first else links.expect_input().wait()
+        output: Tensor = self._part(x)
+        if links.is_last:
+            return output
+        links.send_output(output)
+        return torch.zeros(len(images), 1, device=output.device)
+
+    def share(
+        self, batches: Iterator[ValidBatch], interrupted: Callable[[], bool]
+    ) -> Iterator[ValidBatch]:
+        """The batches of the first stage, in all of them; only the last has their labels."""
+        links, self.interrupted = self._links, False
+        for batch in batches:
+            header = torch.tensor([interrupted(), len(batch.labels)], device=batch.labels.device)
+            stop, rows = links.broadcast(header, stage=0).tolist()
+            self.interrupted = bool(stop)
+            numbers = torch.zeros(2, rows, dtype=batch.labels.dtype, device=batch.labels.device)
+            if links.is_first:
+                numbers = torch.stack([batch.labels, batch.indices])
+            numbers = links.broadcast(numbers, stage=0)
+            labels, indices = numbers if links.is_last else torch.zeros_like(numbers)
+            images = (
+                batch.images
+                if links.is_first
+                else batch.images.new_empty((rows, *batch.images.shape[1:]))
+            )
+            yield ValidBatch(images, labels, indices)
+        links.flush()

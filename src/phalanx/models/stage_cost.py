@@ -1,0 +1,128 @@
+"""What the stages of a model cost: their share of the time, and the memory of each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from phalanx.catalog.variant import Variant
+from phalanx.models.cost import (
+    HALF_BYTES,
+    BytesPerWeight,
+    Memory,
+    UnitCount,
+    build_on_meta,
+    count_units,
+    trace_pass,
+)
+from phalanx.models.recompute import enable_recomputation
+from phalanx.models.units import ModelPart, to_unit_model
+
+# Time that a number takes which is kept for the backward pass, in that of a multiply-add. Norms and
+# activations are bound by memory; without them the first layers would be taken for cheap. Measured
+# on a CPU: docs/pipelines.md.
+_MACS_PER_ACTIVATION = 24
+_COUNTED_BATCH = 2  # a batch norm refuses less
+_FULL_BYTES = 4
+
+
+@lru_cache(maxsize=64)
+def _count(variant: Variant, num_classes: int, image_size: int) -> tuple[UnitCount, ...]:
+    return tuple(
+        count_units(variant, num_classes=num_classes, batch=_COUNTED_BATCH, image_size=image_size)
+    )
+
+
+def estimate_costs(variant: Variant, *, num_classes: int, image_size: int) -> dict[str, float]:
+    """What the passes of one image through each unit cost, in multiply-adds of a forward pass."""
+    kept = _FULL_BYTES * _COUNTED_BATCH
+    return {
+        unit.name: unit.macs + _MACS_PER_ACTIVATION * unit.activation_bytes / kept
+        for unit in _count(variant, num_classes, image_size)
+    }
+
+
+def list_units(variant: Variant, *, num_classes: int, image_size: int) -> list[str]:
+    """The names of a network's units in the order of the data, for a plugin's, too."""
+    return [unit.name for unit in _count(variant, num_classes, image_size)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """A stage to be looked at."""
+
+    units: tuple[str, ...]
+    in_flight: int  # micro-batches whose forward pass is done and whose backward pass is not
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassSpec:
+    """What a pass through a model is like."""
+
+    num_classes: int
+    batch: int
+    image_size: int
+    half: bool = False  # as 16.32 computes
+    stored: tuple[str, ...] | None = None  # recomputation's patterns, None without it
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost:
+    """The figures of one stage; bytes are those of one micro-batch."""
+
+    units: tuple[str, ...]
+    parameters: int
+    share: float  # of the time that the whole model takes
+    in_flight: int
+    received: int  # bytes of activations from the stage before
+    sent: int  # ... to the stage behind
+    statistics: int  # bytes of its batch norms' running means and variances
+    memory: Memory
+
+
+@lru_cache(maxsize=64)
+def predict_stages(
+    variant: Variant,
+    one_pass: PassSpec,
+    *,
+    per_weight: BytesPerWeight,
+    stages: Sequence[StageSpec],
+) -> tuple[StageCost, ...]:
+    """The figures of every stage on a device of its own."""
+    costs = estimate_costs(
+        variant, num_classes=one_pass.num_classes, image_size=one_pass.image_size
+    )
+    whole = to_unit_model(
+        build_on_meta(variant, num_classes=one_pass.num_classes, half=one_pass.half)
+    )
+    size = one_pass.image_size
+    x = torch.empty(one_pass.batch, 3, size, size, device="meta")
+    found: list[StageCost] = []
+    for place, spec in enumerate(stages):
+        part, is_last = ModelPart(whole, spec.units).train(), place == len(stages) - 1
+        if one_pass.stored is not None:
+            enable_recomputation(part, one_pass.stored, variant=variant)
+        memory, output = trace_pass(
+            part,
+            x,
+            per_weight=per_weight,
+            copied=one_pass.half and per_weight.weight != HALF_BYTES,
+            recomputes=one_pass.stored is not None,
+            is_last=is_last,
+            in_flight=spec.in_flight,
+        )
+        found.append(
+            StageCost(
+                units=spec.units,
+                parameters=sum(weight.numel() for weight in part.parameters()),
+                share=sum(costs[unit] for unit in spec.units) / sum(costs.values()),
+                in_flight=spec.in_flight,
+                received=x.nbytes if place else 0,
+                sent=0 if is_last else output.nbytes,
+                statistics=sum(t.nbytes for t in part.buffers() if t.is_floating_point()),
+                memory=memory,
+            )
+        )
+        x = output.requires_grad_()
+    return tuple(found)

@@ -1,0 +1,199 @@
+"""What the stages of a pipeline send each other.
+
+torch.distributed.pipelining keeps two buffers for every micro-batch of a step as long as it lives:
+1,024 of them where a step accumulates so many. Here a stage has those of the passes under way.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from phalanx.plan.layout import Layout
+
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_MOST_DIMENSIONS = 8
+_Group = Any  # of torch.distributed, which hides it from type checkers
+
+
+class _Spec(NamedTuple):
+    """What a tensor must be that is received."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Incoming:
+    """A tensor on its way here."""
+
+    def __init__(self, spec: _Spec, device: torch.device, source: int, group: _Group) -> None:
+        self._buffer = torch.empty(_to_sent_shape(spec.shape), dtype=spec.dtype, device=device)
+        self._work = dist.irecv(self._buffer, source, group=group)
+
+    def wait(self) -> Tensor:
+        """The tensor, once it is there, laid out in memory as it was at its sender."""
+        assert self._work is not None
+        self._work.wait()
+        return self._buffer.permute(0, 3, 1, 2) if self._buffer.dim() == 4 else self._buffer
+
+
+def _to_sent_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Images lie in memory channel by channel for each pixel, and are sent so."""
+    return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape
+
+
+def _to_sent(tensor: Tensor) -> Tensor:
+    return (tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor).contiguous()
+
+
+class StageLinks:
+    """One stage's ties to the others of its pipeline, and to the same stage of other pipelines.
+
+    Activations go down to the next stage and gradients up to the one before. Each way has a group
+    of its own: in one, two ranks that send to each other would wait for each other on a GPU. All
+    ranks must make theirs at the same time.
+    """
+
+    def __init__(
+        self, layout: Layout, rank: int, device: torch.device, *, timeout: timedelta
+    ) -> None:
+        self._device = device
+        new_group = partial(dist.new_group, timeout=timeout)
+        self.stage, self._members = layout.stage_of(rank), layout.ranks_of(layout.pipeline_of(rank))
+        for pipeline in range(layout.pipelines):
+            members = list(layout.ranks_of(pipeline))
+            groups = new_group(members), new_group(members)
+            host = new_group(members, backend="gloo")
+            if rank in members:
+                (self._down, self._up), self._host = groups, host
+        for stage in range(layout.stages):
+            group = new_group(list(layout.peers_of(stage)))
+            if stage == self.stage:
+                self.peers: _Group = group  # the same stage of all pipelines
+        self._input: _Spec | None = None
+        self._output: _Spec | None = None
+        self._sending: dict[_Group, tuple[Any, Tensor]] = {}  # the last of each way
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it gets the images."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it gives the answers."""
+        return self.stage == len(self._members) - 1
+
+    # --- activations and gradients ---
+
+    def begin(self) -> None:
+        """Be ready for passes whose tensors may have other shapes and types than those before."""
+        self._input = self._output = None
+
+    def send_output(self, output: Tensor) -> None:
+        """Send what the next stage goes on with; before the first one, what they all are like."""
+        target = self._members[self.stage + 1]
+        if self._output is None:
+            self._output = _Spec(tuple(output.shape), output.dtype)
+            numbers = [_TYPES.index(output.dtype), output.dim(), *output.shape]
+            header = torch.tensor(numbers + [0] * (_MOST_DIMENSIONS - len(numbers)))
+            dist.send(header, target, group=self._host)
+        self._send(output, target, self._down)
+
+    def expect_input(self) -> Incoming:
+        """Be ready for what the stage before sends."""
+        source = self._members[self.stage - 1]
+        if self._input is None:
+            header = torch.zeros(_MOST_DIMENSIONS, dtype=torch.int64)
+            dist.recv(header, source, group=self._host)
+            dtype, dimensions, *shape = header.tolist()
+            self._input = _Spec(tuple(shape[:dimensions]), _TYPES[dtype])
+        return Incoming(self._input, self._device, source, self._down)
+
+    def send_gradient(self, gradient: Tensor) -> None:
+        """Send the gradient of what the stage before has sent."""
+        self._send(gradient, self._members[self.stage - 1], self._up)
+
+    def expect_gradient(self) -> Incoming | None:
+        """Be ready for the gradient of an output; None before the first output was sent."""
+        if self._output is None:
+            return None
+        return Incoming(self._output, self._device, self._members[self.stage + 1], self._up)
+
+    def _send(self, tensor: Tensor, target: int, group: _Group) -> None:
+        """Send while computing goes on; of each way, one tensor is under way."""
+        self._await_sent(group)
+        sent = _to_sent(tensor.detach())
+        self._sending[group] = dist.isend(sent, target, group=group), sent
+
+    def _await_sent(self, group: _Group) -> None:
+        if group in self._sending:
+            self._sending.pop(group)[0].wait()
+
+    def flush(self) -> None:
+        """Return once everything that was sent has arrived."""
+        for group in (self._down, self._up):
+            self._await_sent(group)
+
+    # --- what all stages must know ---
+
+    def pass_labels(self, labels: Tensor) -> Tensor:
+        """The labels that the first stage has, in the last one; others keep theirs."""
+        if self.is_first:
+            dist.send(labels, self._members[-1], group=self._down)
+        elif self.is_last:
+            labels = torch.empty_like(labels)
+            dist.recv(labels, self._members[0], group=self._down)
+        return labels
+
+    def broadcast(self, numbers: Tensor, *, stage: int) -> Tensor:
+        """The numbers of one stage, everywhere; all have as many."""
+        numbers = numbers.contiguous()
+        dist.broadcast(numbers, self._members[stage], group=self._down)
+        return numbers
+
+    def add_up(self, numbers: Tensor) -> Tensor:
+        """The sum over all stages."""
+        dist.all_reduce(numbers, group=self._down)
+        return numbers
+
+    def gather(self, mine: Any) -> list[Any]:
+        """The values of all stages, in their order."""
+        values: list[Any] = [None] * len(self._members)
+        dist.all_gather_object(values, mine, group=self._host)
+        return values
+
+    def collect(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all stages, in the first of them; elsewhere none."""
+        parts: list[Any] | None = [None] * len(self._members) if self.is_first else None
+        dist.gather_object(dict(mine), parts, dst=self._members[0], group=self._host)
+        return {name: tensor for part in parts or () for name, tensor in part.items()}
+
+
+class StageNorms:
+    """The norms of all gradients of a model, from those of each stage, in the model's order.
+
+    counts: of this stage, the gradients in each of its optimizer's groups.
+    """
+
+    def __init__(self, links: StageLinks, counts: list[int]) -> None:
+        self._links = links
+        everybody = links.gather(counts)
+        self._places: list[int] = []
+        first = 0
+        for group in range(len(counts)):
+            for stage, theirs in enumerate(everybody):
+                if stage == links.stage:
+                    self._places += range(first, first + theirs[group])
+                first += theirs[group]
+        self._all = first
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        """Everybody's; adding zeros changes no bit, so that the order of sums does not matter."""
+        everywhere = torch.zeros(self._all, dtype=norms.dtype, device=norms.device)
+        everywhere[self._places] = norms
+        return self._links.add_up(everywhere)

@@ -1,0 +1,270 @@
+"""Stages of a model: where they begin, and in which order each of them runs its passes."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from phalanx.catalog.splits import Split, find_split
+from phalanx.catalog.variant import OwnVariant
+from phalanx.config.schema import Config
+from phalanx.errors import ConfigError
+from phalanx.plan.model import build_variant
+from phalanx.units import format_plural
+
+_GROUP = 2  # micro-batches of a group for each stage
+
+
+class Pass(NamedTuple):
+    """What a stage does with one micro-batch."""
+
+    kind: Literal["forward", "backward"]
+    number: int  # of the micro-batch
+
+
+class TimedPass(NamedTuple):
+    """A pass with its place in time."""
+
+    stage: int
+    what: Pass
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A model cut into stages."""
+
+    starts: tuple[str, ...]  # the units that all stages but the first begin with
+    schedule: str
+    devices: int  # of a replica: one for each stage, or 1 for all of them
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return len(self.starts) + 1
+
+    def cut(self, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """The units of each stage, of all in the order of the data."""
+        missing = [start for start in self.starts if start not in units]
+        if missing:
+            raise ConfigError(
+                f"--pipeline-splits: no unit is called {missing[0]!r}; there are "
+                f"{', '.join(units[:8])}{', ...' * (len(units) > 8)}"
+            )
+        check_order([Split(start, start, "") for start in self.starts], units)
+        places = [0, *map(units.index, self.starts), len(units)]
+        return tuple(tuple(units[first:end]) for first, end in pairwise(places))
+
+    def order(self, stage: int, *, passes: int) -> list[Pass]:
+        """What a stage does with so many micro-batches, in order."""
+        return order_passes(self.schedule, stage=stage, stages=self.stages, passes=passes)
+
+
+# --- what the options ask for ---
+
+
+def is_sharded(config: Config) -> bool:
+    """Whether a model is cut by itself, and its stages take turns."""
+    options = config.pipeline
+    return (options.shards or 1) > 1 and not options.pipeline and options.pipeline_splits is None
+
+
+def list_splits(config: Config) -> list[str]:
+    """The names that the user gave for splits."""
+    return _split_words(config.pipeline.pipeline_splits)
+
+
+def _split_words(text: str | None) -> list[str]:
+    """Names with commas, in brackets or without."""
+    return [word.strip() for word in (text or "").strip(" []").split(",") if word.strip()]
+
+
+def count_stages(config: Config) -> int:
+    """The devices of one replica."""
+    return config.pipeline.shards or len(list_splits(config)) + 1
+
+
+def needs_cuts(config: Config) -> bool:
+    """Whether a pipeline is asked for, and nobody said where its stages begin."""
+    options = config.pipeline
+    return options.pipeline_splits is None and (options.pipeline or (options.shards or 1) > 1)
+
+
+def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | None:
+    """The stages of a run; None where its model is not cut. ConfigError for what cannot be.
+
+    accumulation: micro-batches of a replica in a step; None where nothing is trained.
+    """
+    options, names = config.pipeline, list_splits(config)
+    if not names:
+        return None
+    variant, model = build_variant(config), config.model.model
+    splits = [Split(name, name, "") for name in names]  # only the network itself knows its units
+    if not isinstance(variant, OwnVariant):
+        splits = [find_split(variant, name, model=model) for name in names]
+        check_order(splits, variant.units)
+    stages, shards = len(names) + 1, options.shards or len(names) + 1
+    if shards not in (1, stages):
+        raise ConfigError(
+            f"--shards {shards}: needs {format_plural(shards - 1, 'split')}, and "
+            f"--pipeline-splits names {len(names)}; give --shards {stages}, or 1 to run all stages "
+            "on one device, or --pipeline-splits none for stages of about the same cost"
+        )
+    is_short = accumulation is not None and accumulation < shards
+    if is_short and options.pipeline_schedule != "Sequential":
+        raise ConfigError(
+            f"--gradient-accumulation {accumulation}: a pipeline of {shards} stages needs at least "
+            f"{shards} micro-batches per step; use --gradient-accumulation {shards}, fewer stages, "
+            "or --pipeline-schedule Sequential"
+        )
+    return Pipeline(
+        starts=tuple(split.unit for split in splits),
+        schedule=options.pipeline_schedule,
+        devices=shards,
+    )
+
+
+def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
+    """Refuse splits between which nothing is left: every stage has a unit or more."""
+    for before, split in pairwise([Split("the model", units[0], ""), *splits]):
+        if split.name == before.name:
+            raise ConfigError(f"--pipeline-splits {split.name}: is there twice; leave one out")
+        if units.index(split.unit) <= units.index(before.unit):
+            raise ConfigError(
+                f"--pipeline-splits {split.name}: starts at {split.unit}, and {before.name} at "
+                f"{before.unit}; list them in forward order, at least one unit apart"
+            )
+
+
+def describe_shifts(config: Config) -> tuple[str, ...]:
+    """A line for each split whose name points into a unit."""
+    variant, model = build_variant(config), config.model.model
+    if isinstance(variant, OwnVariant):
+        return ()
+    splits = [find_split(variant, name, model=model) for name in list_splits(config)]
+    return tuple(f"--pipeline-splits: {split.shifted}" for split in splits if split.shifted)
+
+
+def list_cuts(config: Config, units: Sequence[str]) -> list[int]:
+    """The places of the units that may begin a stage; ConfigError where they are too few."""
+    stages = config.pipeline.shards
+    if stages is None or stages == 1:
+        many = "nobody says how many stages" if stages is None else "--shards 1 is a single stage"
+        raise ConfigError(
+            f"--pipeline: {many}; give --shards N, or name where they start with --pipeline-splits"
+        )
+    allowed = [0, *(place for place in range(1, len(units)) if _may_cut(config, units[place]))]
+    if stages > len(allowed):
+        most, model = len(allowed), config.model.model
+        has = f"{model} has only {format_plural(most, 'unit')}, and a stage has at least one"
+        if most < len(units):
+            room = format_plural(most, "stage")
+            has = f"the sharding filters leave room for only {room} of {model}"
+        way_out = f"give --shards {most} or less" if most > 1 else "leave it out"
+        raise ConfigError(f"--shards {stages}: {has}; {way_out}")
+    return allowed
+
+
+def choose_starts(config: Config, costs: Mapping[str, float]) -> tuple[str, ...]:
+    """Where stages begin so that the costliest costs least; of the units that may begin one.
+
+    costs: of every unit, in the order of the data.
+    """
+    units = [*costs]
+    allowed, stages = list_cuts(config, units), count_stages(config)
+    ends = [*allowed[1:], len(units)]
+    sums = [sum([*costs.values()][:end]) for end in ends]
+    # best[n]: the least that the costliest of some stages costs, up to the n-th end, and their cuts
+    best: list[tuple[float, tuple[int, ...]]] = [(total, ()) for total in sums]
+    for stage in range(1, stages):
+        best = [
+            min(
+                (max(best[before][0], sums[last] - sums[before]), (*best[before][1], before))
+                for before in range(stage - 1, last)
+            )
+            if last >= stage
+            else (float("inf"), ())
+            for last in range(len(ends))
+        ]
+    return tuple(units[ends[before]] for before in best[-1][1])
+
+
+def _may_cut(config: Config, unit: str) -> bool:
+    """Whether the filters of sharding let a stage begin with a unit; a pipeline has none."""
+    if config.pipeline.pipeline:
+        return True
+    include = _split_words(config.pipeline.sharding_include_filter) or [""]
+    exclude = _split_words(config.pipeline.sharding_exclude_filter)
+    return any(word in unit for word in include) and not any(word in unit for word in exclude)
+
+
+# --- the order of passes ---
+
+
+def order_passes(schedule: str, *, stage: int, stages: int, passes: int) -> list[Pass]:
+    """What a stage does in a step, in order. Backward passes come in the order of micro-batches.
+
+    Interleaved: each stage runs as many forward passes ahead as there are stages from it on, then
+    a backward and a forward pass in turns. Otherwise groups of micro-batches go forward, then back.
+
+    >>> [f"{p.kind[0]}{p.number}" for p in order_passes("Interleaved", stage=0, stages=2, passes=3)]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+    """
+    if schedule == "Interleaved":
+        ahead = min(stages - stage, passes)
+        order = [Pass("forward", number) for number in range(ahead)]
+        for number in range(passes):
+            order.append(Pass("backward", number))
+            if number + ahead < passes:
+                order.append(Pass("forward", number + ahead))
+        return order
+    size = 1 if schedule == "Sequential" else _GROUP * stages
+    order = []
+    for first in range(0, passes, size):
+        group = range(first, min(first + size, passes))
+        order += [Pass("forward", number) for number in group]
+        order += [Pass("backward", number) for number in group]
+    return order
+
+
+def count_in_flight(order: Sequence[Pass]) -> int:
+    """The most micro-batches whose forward pass is done and whose backward pass is not."""
+    held = most = 0
+    for one in order:
+        held += 1 if one.kind == "forward" else -1
+        most = max(most, held)
+    return most
+
+
+def time_passes(
+    orders: Sequence[Sequence[Pass]], *, forward: Sequence[float], backward: Sequence[float]
+) -> list[TimedPass]:
+    """When each stage runs its passes, given what one costs it; what they send takes no time."""
+    costs = {"forward": forward, "backward": backward}
+    done: dict[tuple[int, Pass], float] = {}
+    clocks, waiting = [0.0] * len(orders), [deque(order) for order in orders]
+    timed: list[TimedPass] = []
+    while any(waiting):
+        for stage, own in enumerate(waiting):
+            while own and (ready := _find_arrival(own[0], stage, done, len(orders))) is not None:
+                one = own.popleft()
+                start = max(clocks[stage], ready)
+                clocks[stage] = done[stage, one] = start + costs[one.kind][stage]
+                timed.append(TimedPass(stage, one, start, clocks[stage]))
+    return sorted(timed, key=lambda one: (one.start, one.stage))
+
+
+def _find_arrival(
+    one: Pass, stage: int, done: Mapping[tuple[int, Pass], float], stages: int
+) -> float | None:
+    """When what a pass needs of another stage is there; None where that is not known yet."""
+    source = stage - 1 if one.kind == "forward" else stage + 1
+    return done.get((source, one)) if 0 <= source < stages else 0.0
+
+
+def measure_bubble(timed: Sequence[TimedPass]) -> float:
+    """The share of the stages' time in which they wait for each other."""
+    end, stages = max(one.end for one in timed), 1 + max(one.stage for one in timed)
+    return 1 - sum(one.end - one.start for one in timed) / (end * stages)
