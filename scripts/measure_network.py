@@ -9,7 +9,8 @@ whole measurement. In each round they take turns at
 parts: forward and backward pass apart, of a model that no rank shares;
 reduce, gather: collectives of BARE_MIB without any training, at each bandwidth;
 alone: steps that no rank shares, all processes at the same time, so that cores are as busy;
-ddp, strict: steps that all ranks share, at each bandwidth, with `alone` before and after.
+ddp, strict, stages: steps that all ranks share, at each bandwidth, with `alone` before and after;
+those of --modes.
 `compare` predicts each block of shared steps as `phalanx plan --network` does, from the steps alone
 beside it and the package's constants, and from nothing else.
 """
@@ -39,14 +40,19 @@ OPTIONS = {
     "device": "cpu",
     "threads": "1",
 }
-STEPS = {"parts": 6, "alone": 6, "reduce": 2, "gather": 2, "ddp": 2, "strict": 2}
+MODES = {  # options of the runs that ranks share; a pipeline has two stages
+    "ddp": {},
+    "strict": {"determinism": "strict"},
+    "stages": {"pipeline-splits": "layer3/0", "gradient-accumulation": "4"},
+}
+STEPS = {"parts": 6, "alone": 6, "reduce": 2, "gather": 2, "ddp": 2, "strict": 2, "stages": 2}
 FAST, MORE = 1000.0, 3  # from so many Mbit/s on, blocks that use the network have more steps
 
 
 # --- one rank ---
 
 
-def run_rank(flags: dict[str, str], variables: dict[str, str]) -> None:
+def run_rank(flags: dict[str, str], variables: dict[str, str], modes: list[str]) -> None:
     """Do what the lines on the standard input say, and answer with seconds."""
     import torch
     import torch.distributed as dist
@@ -64,13 +70,12 @@ def run_rank(flags: dict[str, str], variables: dict[str, str]) -> None:
 
     bare = plan(replicas="1")
     os.environ |= variables  # from here on one of several
-    world, size = read_world(), variables["WORLD_SIZE"]
+    world = read_world()
     assert world is not None
     ranks = Ranks(world, open_store(world, timeout=60), prepare_torch(bare[1]), timeout=600)
     sessions = {
         "alone": Session(*bare),
-        "ddp": Session(*plan(replicas=size), ranks=ranks),
-        "strict": Session(*plan(replicas=size, determinism="strict"), ranks=ranks),
+        **{mode: Session(*plan(**share(mode, world.size)), ranks=ranks) for mode in modes},
     }
     batches = {name: next(session.feed.batches_from(0)) for name, session in sessions.items()}
     numbers = torch.zeros(BARE_MIB * 2**20 // 4)
@@ -107,6 +112,11 @@ def run_rank(flags: dict[str, str], variables: dict[str, str]) -> None:
     ranks.close()
 
 
+def share(mode: str, ranks: int) -> dict[str, str]:
+    """The options of a run that so many ranks share."""
+    return {**MODES[mode], "replicas": str(ranks // 2 if mode == "stages" else ranks)}
+
+
 def time_call(call: Callable[[], object]) -> float:
     """Seconds of a call."""
     begin = time.perf_counter()
@@ -120,7 +130,7 @@ def time_call(call: Callable[[], object]) -> float:
 class Fleet:
     """The ranks on two hosts."""
 
-    def __init__(self, hosts: Any, flags: dict[str, str], count: int) -> None:
+    def __init__(self, hosts: Any, flags: dict[str, str], count: int, modes: list[str]) -> None:
         from hosts import ADDRESSES, INTERFACE, NAMES
 
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -132,7 +142,7 @@ class Fleet:
                          "LOCAL_WORLD_SIZE": each, "MASTER_ADDR": ADDRESSES[NAMES[0]],
                          "MASTER_PORT": port}  # fmt: skip
             texts = json.dumps({name: str(value) for name, value in variables.items()})
-            words = [sys.executable, __file__, "rank", json.dumps(flags), texts]
+            words = [sys.executable, __file__, "rank", json.dumps(flags), texts, json.dumps(modes)]
             env = {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": INTERFACE}
             self._processes.append(
                 hosts.popen(NAMES[rank // each], words, env, stdin=subprocess.PIPE, stderr=None)
@@ -159,34 +169,36 @@ class Fleet:
             process.wait()
 
 
-def measure(path: Path, flags: dict[str, str], ranks: int, speeds: list[float], n: int) -> None:
+def measure(path: Path, flags: dict[str, str], given: argparse.Namespace) -> None:
     """Write all times to a file, as JSON."""
+    speeds, modes = [float(word) for word in given.mbit.split(",")], given.modes.split(",")
     sys.path.insert(0, str(HOME / "tests" / "cluster"))
     from hosts import open_hosts
 
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], text=True, cwd=HOME)
     rows: list[dict[str, Any]] = []
     with open_hosts() as hosts:
-        fleet = Fleet(hosts, flags, ranks)
-        for what in ("parts", "alone", "ddp", "strict"):  # to warm up; DDP makes its buckets anew
+        fleet = Fleet(hosts, flags, given.ranks, modes)
+        for what in ("parts", "alone", *modes):  # to warm up; DDP makes its buckets anew
             fleet.do(what)
-        for number in range(n):
-            for what, mbit in list_blocks(speeds):
+        for number in range(given.rounds):
+            for what, mbit in list_blocks(speeds, modes):
                 times = fleet.do(what, mbit)
                 rows.append({"round": number, "what": what, "mbit": mbit, "times": times,
                              "load": os.getloadavg()[0]})  # fmt: skip
                 print(f"round {number} {what} {mbit:g} Mbit/s: {show(times)}", flush=True)
         fleet.close()
-    found = {"commit": commit.strip(), "ranks": ranks, "flags": flags, "rows": rows}
+    found = {"commit": commit.strip(), "ranks": given.ranks, "flags": flags, "rows": rows}
     path.write_text(json.dumps(found), encoding="utf-8")
 
 
-def list_blocks(speeds: list[float]) -> Iterator[tuple[str, float]]:
+def list_blocks(speeds: list[float], modes: list[str]) -> Iterator[tuple[str, float]]:
     """What a round consists of."""
     yield "parts", UNLIMITED
     for mbit in (UNLIMITED, *speeds):
         yield from (("reduce", mbit), ("gather", mbit), ("alone", UNLIMITED))
-        yield from (("ddp", mbit), ("alone", UNLIMITED), ("strict", mbit), ("alone", UNLIMITED))
+        for mode in modes:
+            yield from ((mode, mbit), ("alone", UNLIMITED))
 
 
 # --- beside the prediction ---
@@ -211,7 +223,7 @@ def compare(path: Path) -> None:
         print(f"| {mbit or 'no limit, in Gbit/s'} | {shown[0]} | {shown[1]} |")
     print("\n| sums | Mbit/s | alone, s | predicted, s | measured, s | predicted / measured | n |")
     print("|---|---:|---|---|---|---|---:|")
-    for what in ("ddp", "strict"):
+    for what in (mode for mode in MODES if any(row["what"] == mode for row in rows)):
         predict = build_prediction(found["flags"], ranks, what)
         for mbit in list_speeds(rows):
             places = [n for n, row in enumerate(rows) if (row["what"], row["mbit"]) == (what, mbit)]
@@ -247,20 +259,27 @@ def build_prediction(
 ) -> Callable[[float, float], float]:
     """Seconds of a step at some Mbit/s, from those of a step alone."""
     from phalanx.assemble.dataset_summary import plan_new_run
-    from phalanx.assemble.memory import predict_exchange, predict_step_memory
+    from phalanx.assemble.memory import (
+        predict_exchange,
+        predict_stage_costs,
+        predict_step_memory,
+    )
+    from phalanx.cli.plan_stages import build_picture
     from phalanx.config.read import read_settings
     from phalanx.plan.exchange import Network, predict_step_time, time_exchange
 
-    more = {"replicas": str(ranks), "devices": str(ranks)}
-    more |= {"determinism": "strict"} if what == "strict" else {}
+    more = {**share(what, ranks), "devices": str(ranks)}
     settings, plan, _ = plan_new_run(read_settings(None, {**flags, **more}))
-    config = settings.config
+    config, bubble = settings.config, 0.0
     exchange = asdict(predict_exchange(config, plan, predict_step_memory(config, plan)))
+    if plan.pipeline:
+        bubble = build_picture(config, plan, predict_stage_costs(config, plan), footer="").bubble
 
     def predict(mbit: float, alone: float) -> float:
         network = Network(gbit=mbit / 1000, hosts=2)
         use = time_exchange(plan, exchange, network, bucket_mib=config.machine.bucket_mib)
-        return predict_step_time(plan, use, images_per_second=plan.micro_batch / alone).total_s
+        rate = plan.micro_batch / alone
+        return predict_step_time(plan, use, images_per_second=rate, bubble=bubble).total_s
 
     return predict
 
@@ -282,20 +301,20 @@ def show(times: list[list[Any]]) -> str:
 def main() -> None:
     """Read the command line; options of a run follow ours."""
     if sys.argv[1] == "rank":
-        return run_rank(json.loads(sys.argv[2]), json.loads(sys.argv[3]))
+        return run_rank(*map(json.loads, sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["measure", "compare"])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mbit", default="100,500,2000")
+    parser.add_argument("--modes", default="ddp,strict")
     parser.add_argument("--rounds", type=int, default=5)
     given, rest = parser.parse_known_args()
     flags = {
         name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
     }
     if given.what == "measure":
-        speeds = [float(word) for word in given.mbit.split(",")]
-        measure(given.files[0], OPTIONS | flags, given.ranks, speeds, given.rounds)
+        measure(given.files[0], OPTIONS | flags, given)
     else:
         for path in given.files:
             compare(path)
