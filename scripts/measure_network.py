@@ -220,7 +220,7 @@ def compare(path: Path) -> None:
         shown = [spread(rate_collective(row, ranks) / (mbit or 1000) for row in rows
                         if (row["what"], row["mbit"]) == (what, mbit))
                  for what in ("reduce", "gather")]  # fmt: skip
-        print(f"| {mbit or 'no limit, in Gbit/s'} | {shown[0]} | {shown[1]} |")
+        print(f"| {f'{mbit:,.0f}' if mbit else 'no limit, in Gbit/s'} | {shown[0]} | {shown[1]} |")
     print("\n| sums | Mbit/s | alone, s | predicted, s | measured, s | predicted / measured | n |")
     print("|---|---:|---|---|---|---|---:|")
     for what in (mode for mode in MODES if any(row["what"] == mode for row in rows)):
@@ -235,7 +235,8 @@ def compare(path: Path) -> None:
                 expected = [predict(mbit, seconds) for seconds in alone]
                 ratios = [one / other for one, other in zip(expected, taken, strict=True)]
                 cells = [spread(alone), spread(expected), spread(taken), f"**{spread(ratios)}**"]
-            print(f"| {what} | {mbit or 'no limit'} | {' | '.join(cells)} | {len(places)} |")
+            name = f"{mbit:,.0f}" if mbit else "no limit"
+            print(f"| {what} | {name} | {' | '.join(cells)} | {len(places)} |")
 
 
 def list_speeds(rows: list[dict[str, Any]]) -> list[float]:
