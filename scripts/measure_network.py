@@ -267,20 +267,30 @@ def build_prediction(
     )
     from phalanx.cli.plan_stages import build_picture
     from phalanx.config.read import read_settings
-    from phalanx.plan.exchange import Network, predict_step_time, time_exchange
+    from phalanx.plan.exchange import (
+        Network,
+        predict_step_time,
+        time_exchange,
+        time_stage_waits,
+    )
 
     more = {**share(what, ranks), "devices": str(ranks)}
     settings, plan, _ = plan_new_run(read_settings(None, {**flags, **more}))
     config, bubble = settings.config, 0.0
     exchange = asdict(predict_exchange(config, plan, predict_step_memory(config, plan)))
-    if plan.pipeline:
-        bubble = build_picture(config, plan, predict_stage_costs(config, plan), footer="").bubble
+    costs = predict_stage_costs(config, plan) if plan.pipeline else []
+    if costs:
+        bubble = build_picture(config, plan, costs, footer="").bubble
+    by_stage = {"shares": [one.share for one in costs], "received": [one.received for one in costs]}
 
     def predict(mbit: float, alone: float) -> float:
         network = Network(gbit=mbit / 1000, hosts=2)
         use = time_exchange(plan, exchange, network, bucket_mib=config.machine.bucket_mib)
         rate = plan.micro_batch / alone
-        return predict_step_time(plan, use, images_per_second=rate, bubble=bubble).total_s
+        waits = time_stage_waits(plan, network, **by_stage, images_per_second=rate)
+        return predict_step_time(
+            plan, use, images_per_second=rate, bubble=bubble, stage_waits_s=waits
+        ).total_s
 
     return predict
 

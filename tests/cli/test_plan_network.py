@@ -106,6 +106,8 @@ def test_stages_send_to_other_hosts(told, capsys):
         step, sizes[hosts] = found["network"]["step"], found["network"]["sizes"]
         assert step["compute_s"] == pytest.approx(4 * 32 / 320 / 2 / (1 - found["bubble"]))
         assert 0 < found["bubble"] < 0.5 and step["hidden_s"] == 0
+        gradients = found["network"]["seconds"]["gradients"]
+        assert (step["communication_s"] > gradients) == (hosts == 4), "stages wait for each other"
     sent = found["exchange"]
     assert sizes[1] == {"gradients": 0, "statistics": 0, "activations": 0}
     assert sizes[2] == sizes[1] | {"gradients": 2 * sent["gradients"]}, "both stages' rings"

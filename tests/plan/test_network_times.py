@@ -11,8 +11,10 @@ from phalanx.plan.exchange import (
     count_hosts,
     predict_step_time,
     time_exchange,
+    time_stage_waits,
 )
 from phalanx.plan.machine_choice import MachineChoice
+from phalanx.plan.pipeline import Pipeline, order_passes, time_passes
 from phalanx.plan.plan import DatasetCounts, make_plan
 
 SECOND = 118_750_000  # bytes: 0.95 of what 1 Gbit/s carries in a second
@@ -176,3 +178,47 @@ def test_one_rank_waits_for_nobody():
     use = time_gradients(plan, 0, hosts=1)
     assert (use.total_s, use.tree_s, use.before_end_s) == (0, None, 0)
     assert predict_step_time(plan, use, images_per_second=128).total_s == 0.5
+
+
+# --- stages that wait ---
+
+
+@pytest.mark.parametrize(
+    ("way", "ends"),
+    [
+        (0, {0: [1, 2, 7, 9], 1: [2, 3, 5, 7]}),
+        (0.5, {0: [1, 2, 8, 10], 1: [2.5, 3.5, 5.5, 7.5]}),
+        (3, {0: [1, 2, 15, 18], 1: [5, 8, 10, 12]}),  # the second goes when the first is there
+    ],
+)
+def test_what_is_sent_takes_its_time(way, ends):
+    orders = [order_passes("Grouped", stage=stage, stages=2, passes=2) for stage in (0, 1)]
+    timed = time_passes(orders, forward=[1, 1], backward=[2, 2], transfers=[way])
+    assert {stage: [one.end for one in timed if one.stage == stage] for stage in (0, 1)} == ends
+
+
+@pytest.mark.parametrize(("received", "waits"), [(0, 0), (SECOND / 12, 1 / 6), (SECOND / 2, 1.5)])
+def test_only_what_stages_wait_for_counts(received, waits):
+    # as above: a forward pass takes a sixth of a second, a backward pass two
+    pipeline = Pipeline(starts=("layer2/0",), schedule="Grouped", devices=2)
+    for ranks, replicas, rounds in ((2, 1, 1), (4, 2, 1), (2, 3, 3)):
+        plan = plan_for(ranks, stages=2, replicas=replicas, gradient_accumulation=2)
+        plan = replace(plan, pipeline=pipeline)
+        figures = {"shares": [0.5, 0.5], "received": [0, received], "images_per_second": 64}
+        apart = time_stage_waits(plan, Network(gbit=1, hosts=ranks), **figures)
+        assert apart == pytest.approx(rounds * waits)
+        together = time_stage_waits(plan, Network(gbit=1, hosts=ranks // 2), **figures)
+        assert together == 0, "both stages of a pipeline are on one host"
+        use = time_exchange(
+            plan,
+            {"gradients": SECOND, "activations": 4 * SECOND},
+            Network(gbit=1, hosts=ranks),
+            bucket_mib=25,
+        )
+        step = predict_step_time(plan, use, images_per_second=64, stage_waits_s=apart)
+        assert step.communication_s == pytest.approx((ranks > 2) + apart)
+
+
+def test_without_stages_nobody_waits():
+    figures = {"shares": [], "received": [], "images_per_second": 64}
+    assert time_stage_waits(plan_for(4), Network(gbit=1, hosts=4), **figures) == 0

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.catalog.plugins import has_module, load_plugins
-from phalanx.config.hints import suggest_option
+from phalanx.config.hints import explain_device_counts, suggest_option
 from phalanx.config.presets import is_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import LIST_OPTIONS
@@ -252,6 +252,8 @@ def _split_off_unknown(
         else:
             known.append(word)
             skip = False
+    if "--shards" in flags:
+        problems += explain_device_counts(argv)
     return known, problems
 
 

@@ -147,11 +147,8 @@ def _read_inner(words: Sequence[str]) -> _Inner:
     pair, first = " ".join(words[:2]), words[0] if words else ""
     name = next((known for known in (pair, first) if known in _INNER), None)
     if name is None:
-        known = [*_INNER, "bench"]
-        what = "a command is missing after --" if not first else f"{first!r} is no command for --"
-        if first == "bench":
-            what, known = f"{pair!r} is no command for --", list(_INNER)
-        raise ConfigError(f"{what}; {suggest(first, known)}")
+        what = f"{first!r} is no command for --" if first else "a command is missing after --"
+        raise ConfigError(f"{what}; {suggest(first, _INNER)}")
     import_module(f"phalanx.cli.{_INNER[name]}")
     args = parse_args(REGISTERED[name], words[len(name.split()) :])
     if name == "train" and not (args["--resume"] or args["--fork"]):

@@ -13,6 +13,7 @@ from phalanx.cli.plan_network import (
     NETWORK_ARGS,
     NetworkArgs,
     NetworkPrediction,
+    StepFigures,
     describe_exchange,
     describe_network,
     predict_network,
@@ -156,8 +157,8 @@ def _predict(
     exchange = predict_exchange(config, plan, memory)
     footer = describe_exchange(plan, exchange) if plan.layout.ranks > 1 else ""
     picture = build_picture(config, plan, stages, footer=footer)
-    bubble = picture.bubble if plan.layout.stages > 1 else 0.0
-    network = wanted and predict_network(wanted, plan, config, exchange, dataset, bubble=bubble)
+    figures = StepFigures(exchange, stages, picture.bubble)
+    network = wanted and predict_network(wanted, plan, config, figures, dataset)
     return _Prediction(memory, exchange, stages, picture, network)
 
 

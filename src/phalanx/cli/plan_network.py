@@ -1,5 +1,6 @@
 """`phalanx plan --network`: what a step takes of the links between hosts, and how long it is."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import DatasetSummary
+    from phalanx.models.stage_cost import StageCost
     from phalanx.plan.exchange import Exchange, LinkUse, Network, StepTime
     from phalanx.plan.plan import Plan
 
@@ -40,6 +42,14 @@ class NetworkArgs(NamedTuple):
     gbit: float
     hosts: int | None
     images_per_second: float | None
+
+
+class StepFigures(NamedTuple):
+    """What of a step the prediction needs."""
+
+    exchange: "Exchange"
+    stages: "Sequence[StageCost]"
+    bubble: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +106,38 @@ def predict_network(
     wanted: NetworkArgs,
     plan: "Plan",
     config: Config,
-    exchange: "Exchange",
+    known: StepFigures,
     dataset: "DatasetSummary",
-    *,
-    bubble: float,
 ) -> NetworkPrediction:
     """What a step of the plan takes of a network, and how long it is."""
-    from phalanx.plan.exchange import Network, count_hosts, predict_step_time, time_exchange
+    from phalanx.plan.exchange import (
+        Network,
+        count_hosts,
+        predict_step_time,
+        time_exchange,
+        time_stage_waits,
+    )
 
     network = Network(gbit=wanted.gbit, hosts=count_hosts(plan, wanted.hosts))
-    use = time_exchange(plan, asdict(exchange), network, bucket_mib=config.machine.bucket_mib)
+    sent = asdict(known.exchange)
+    use = time_exchange(plan, sent, network, bucket_mib=config.machine.bucket_mib)
     step = None
     if wanted.images_per_second is not None:
         rate = wanted.images_per_second
-        step = predict_step_time(plan, use, images_per_second=rate, bubble=bubble)
+        waits = time_stage_waits(
+            plan,
+            network,
+            shares=[stage.share for stage in known.stages],
+            received=[stage.received for stage in known.stages],
+            images_per_second=rate,
+        )
+        step = predict_step_time(
+            plan,
+            use,
+            images_per_second=rate,
+            bubble=known.bubble if plan.layout.stages > 1 else 0.0,
+            stage_waits_s=waits,
+        )
     stays = DATASETS[config.data.data].in_memory or config.data.data in _MADE_HERE
     pixels = 3.0 * plan.image_size**2
     size = 0.0 if stays else dataset.image_bytes or pixels
@@ -144,7 +172,7 @@ def describe_network(found: NetworkPrediction, plan: "Plan") -> list[tuple[str, 
 def _list_uses(found: NetworkPrediction, plan: "Plan") -> list[str]:
     """A line for each kind of bytes on a host's link."""
     use, way = found.use, "gathered from all" if plan.determinism == "strict" else "ring all-reduce"
-    notes = {"gradients": way}
+    notes = {"gradients": way, "activations": "on their way while stages compute"}
     cells = [
         (_NAMES[kind], format_bytes(size), _format_time(use.seconds[kind]), notes.get(kind, ""))
         for kind, size in use.sizes.items()

@@ -128,10 +128,11 @@ class _Running:
             reader.start()
 
     def _read(self, stream: IO[bytes], show: _Show, is_error: bool) -> None:
-        for raw in stream:
-            line = raw.decode(errors="replace").rstrip("\r\n")
-            for shown in self.output.read(line) if is_error else [line]:
-                show(self.line.host, shown, is_error)
+        with stream:
+            for raw in stream:
+                line = raw.decode(errors="replace").rstrip("\r\n")
+                for shown in self.output.read(line) if is_error else [line]:
+                    show(self.line.host, shown, is_error)
         for shown in self.output.close() if is_error else []:
             show(self.line.host, shown, True)
 

@@ -70,6 +70,8 @@ def split_words(words: Sequence[str], environment: Mapping[str, str]) -> LaunchW
             _read_mpi_word(found, word, rest, environment)
         elif name in _MPI_ARGS:
             _read_mpi_args(found, name, value if equals else _take(rest, name), environment)
+        elif name == "--ssh-args":  # whose value looks like an option
+            found.own.append(f"{name}={value if equals else _take(rest, name)}")
         elif name == "--allow-run-as-root":
             found.mpi_args.append(name)
         elif name == _TIMEOUT:

@@ -11,6 +11,7 @@ from math import ceil
 
 from phalanx.errors import ConfigError
 from phalanx.plan.layout import Layout
+from phalanx.plan.pipeline import time_passes
 from phalanx.plan.plan import Plan
 
 # measured apart from the steps that they predict, see docs/scale.md
@@ -18,6 +19,7 @@ _LINK_SHARE = 0.95  # of a link's bandwidth that a ring gets; a bare all-reduce 
 _GLOO_PAIR_SHARE = 0.62  # that a gather gets where two ranks share one connection; the same
 _REDUCE_GBIT, _GATHER_GBIT = 7.4, 2.0  # of gradients that gloo and a core copy and add in a second
 _BACKWARD_SHARE = 0.55  # of a pass and its update; 0.52 to 0.60 on a GPU and a CPU
+_FORWARD_SHARE = 1 / 3  # of a pass of a stage, as in the drawing of a step
 _MIB = 2**20
 _BITS = 8e-9  # Gbit of a byte
 
@@ -169,18 +171,60 @@ def _count_leaving(chains: Iterable[Sequence[int]], per_host: int) -> int:
     return max(leaving.values(), default=0)
 
 
+def time_stage_waits(
+    plan: Plan,
+    network: Network,
+    *,
+    shares: Sequence[float],
+    received: Sequence[int],
+    images_per_second: float,
+) -> float:
+    """Seconds that a step takes longer because stages on other hosts wait for what they are sent.
+
+    shares: of the model's time, by stage; received: the bytes that each gets for a forward pass.
+    """
+    layout, pipeline = plan.layout, plan.pipeline
+    if pipeline is None or layout.stages == 1:
+        return 0.0
+    per_host, stages = layout.ranks // network.hosts, range(layout.stages)
+    pass_s = plan.micro_batch * layout.turn_size / images_per_second
+    forward = [share * _FORWARD_SHARE * pass_s for share in shares]
+    backward = [share * pass_s for share in shares]
+    if plan.recompute_patterns is None:
+        backward = [both - one for both, one in zip(backward, forward, strict=True)]
+    transfers = []
+    for stage in stages[1:]:
+        pairs = ((rank - 1, rank) for rank in range(stage, layout.ranks, layout.stages))
+        apart = any(one // per_host != other // per_host for one, other in pairs)
+        transfers.append(network.time(received[stage]) if apart else 0.0)
+    orders = [pipeline.order(stage, passes=plan.accumulation) for stage in stages]
+    ends = [
+        max(one.end for one in time_passes(orders, forward=forward, backward=backward, transfers=t))
+        for t in ((), transfers)
+    ]
+    return layout.rounds * (ends[1] - ends[0])
+
+
 def predict_step_time(
-    plan: Plan, use: LinkUse, *, images_per_second: float, bubble: float = 0.0
+    plan: Plan,
+    use: LinkUse,
+    *,
+    images_per_second: float,
+    bubble: float = 0.0,
+    stage_waits_s: float = 0.0,
 ) -> StepTime:
     """The step of a plan, from what one device trains alone.
 
     A pipeline divides the work among its stages, which idle for a share of the time (`bubble`).
+    What they send is on its way while they compute: only the time that they wait for it counts.
     """
     layout = plan.layout
     passes = plan.accumulation * layout.rounds
     images = plan.micro_batch * passes * layout.turn_size
     compute = images / images_per_second / layout.stages / (1 - bubble)
-    hidden = min(use.before_end_s, _BACKWARD_SHARE * compute / passes)
     return StepTime(
-        compute_s=compute, host_s=use.host_s, communication_s=use.total_s, hidden_s=hidden
+        compute_s=compute,
+        host_s=use.host_s,
+        communication_s=use.total_s - use.seconds.get("activations", 0.0) + stage_waits_s,
+        hidden_s=min(use.before_end_s, _BACKWARD_SHARE * compute / passes),
     )

@@ -14,6 +14,7 @@ from phalanx.plan.pipeline import TimedPass, measure_bubble
 _FILL = {"forward": "░", "backward": "▓"}
 _COLOURS = {"forward": "#56b4e9", "backward": "#e69f00"}  # told apart by colour-blind readers, too
 _IDLE, _INK = "#eeeeee", "#333333"
+_FEWEST_COLUMNS = 16  # of a drawing, however narrow the terminal is
 _MOST_COLUMNS = 4  # of a pass that takes a unit of time
 _CUT_COLUMNS = 2  # the same where the whole step does not fit
 _SHORTEST = 0.5  # shorter passes may have no column
@@ -69,7 +70,7 @@ class StepPicture:
 def draw_text(picture: StepPicture, width: int) -> list[str]:
     """The picture in lines of so many characters, with a legend."""
     labels = max(map(len, picture.rows)) + 2
-    room = max(width - labels, 20)
+    room = max(width - labels, _FEWEST_COLUMNS)
     scale = min(room / picture.end, _MOST_COLUMNS)
     shortest = min(one.end - one.start for one in picture.passes)
     least = 1 / max(shortest, _SHORTEST)  # a column for every pass
