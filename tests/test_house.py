@@ -40,7 +40,7 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("engine",),
     ("report", "assemble"),
     ("export", "serve", "lightning"),
-    ("bench", "sweep"),
+    ("bench", "sweep", "launch"),
     ("cli",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}
@@ -292,7 +292,9 @@ def is_torch_free(path: Path) -> bool:
     single = ("parallel/supervisor.py", "parallel/watchdog.py", *single)
     if path.as_posix() in ON_DEVICE:
         return False
-    return room_of(path) in (*rooms, "sweep", "cli", "__init__") or path.as_posix() in single
+    return (
+        room_of(path) in (*rooms, "sweep", "launch", "cli", "__init__") or path.as_posix() in single
+    )
 
 
 def test_most_rooms_never_import_torch():

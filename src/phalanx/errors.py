@@ -7,6 +7,7 @@ UserError                 exit  what it is about
   DivergedError              5  training that left the finite numbers
   DiskError                  6  no space, no permission, a write that did not read back
   NetworkError               8  the network, or a rank that failed, differs or never came
+    RanksLost               75  the same in mid-run: starting again goes on
 Bug                         70  a mistake of Phalanx itself; the traceback is in a file
 Stopped                     75  a signal came; what is done is kept, and starting again goes on
 (signal)                   130  a signal came; left at once, and nothing was changed
@@ -66,6 +67,12 @@ class NetworkError(UserError):
     """Ranks that cannot reach each other, do not agree, or have lost one of them."""
 
     exit_code = 8
+
+
+class RanksLost(NetworkError):
+    """Other ranks are gone; what was saved is kept, and starting again goes on from there."""
+
+    exit_code = EXIT_STOPPED
 
 
 class Bug(Exception):

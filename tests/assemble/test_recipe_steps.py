@@ -12,6 +12,7 @@ from phalanx.cli.main import main
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
 from phalanx.models.build import build_model
+from phalanx.plan.pipeline import count_stages
 
 NAMES = sorted(path.stem for path in builtin_preset_folder().glob("*.yaml"))
 SMALL = {"image-size": 64, "batch-size": 4, "gradient-accumulation": 2, "steps": 3}
@@ -20,10 +21,11 @@ SMALL |= {"warmup-epoch": "1st", "iterations": 8, "device": "cpu", "workers": 0}
 
 def small_options(name: str) -> dict[str, object]:
     """As little work as shows all parts: of many replicas, two groups that share statistics."""
-    machine = read_settings(name).config.machine
+    config = read_settings(name).config
+    machine, stages = config.machine, count_stages(config)  # of a pipeline: a micro-batch for each
     if machine.replicas == 1:
-        return SMALL
-    fewer = {"replicas": 2 * machine.bn_span, "gradient-accumulation": 1, "image-size": 32}
+        return {**SMALL, "gradient-accumulation": max(2, stages)}
+    fewer = {"replicas": 2 * machine.bn_span, "gradient-accumulation": stages, "image-size": 32}
     return {**SMALL, **fewer}
 
 
@@ -68,3 +70,18 @@ def test_the_16_replicas_of_a_recipe_fold_onto_one_device(tmp_path, monkeypatch)
     assert torch.equal(means[::2], means[1::2]), "two replicas share their statistics"
     assert len(means[::2].unique(dim=0)) == 8, "and no others"
     torch.testing.assert_close(mean["bn1.running_mean"], means.mean(0))
+
+
+@pytest.mark.slow
+def test_the_16_devices_of_a_pipeline_fold_onto_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = "--image-size 32 --batch-size 2 --gradient-accumulation 4 --device cpu --workers 0"
+    made = "--data generated --steps 2 --validation-mode none --determinism strict"
+    words = ["train", "tf1-resnet50-bn", *small.split(), *made.split()]
+    assert main([*words, "--run-dir=folded"]) == 0
+    assert "4 replicas of 4 stages folded onto 1 device" in capsys.readouterr().out
+    whole = "--pipeline-splits none --enable-recompute false --run-dir=whole"
+    assert main([*words, *whole.split()]) == 0
+    names = "checkpoints/step-00000002/weights.safetensors"
+    folded, kept = (load_file(tmp_path / run / names) for run in ("folded", "whole"))
+    assert all(torch.equal(folded[name], kept[name]) for name in kept), "stages change no number"

@@ -165,6 +165,7 @@ ELSEWHERE = [
     ("--gpus 4", "it is --devices here, with --replicas auto for a replica on each"),
     ("--sync-batchnorm", "it is --bn-span here, with the number of replicas"),
     ("--total-batch-size 4", "it is --global-batch-size here"),
+    ("--ipus-per-replica 2", "it is --shards here, the devices of one replica"),
     (
         "--world-size 4",
         "there is no option for it: `phalanx train --replicas N` starts a rank for each device, or "
@@ -181,6 +182,31 @@ def test_what_other_programs_call_an_option_is_answered_with_ours(fail, words, h
     Path("mine.yaml").write_text(f"{flag.removeprefix('--')}: 1\n")
     said = fail("plan", "mine.yaml", code=CONFIG)
     assert said.endswith(f"mine.yaml:1: {flag.removeprefix('--')}: no such option; {hint}")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "--num-ipus 6 --replication-factor 4",
+            "--num-ipus 6: the number of devices must be a multiple of the replication factor, 4; "
+            "use 4 or 8",
+        ),
+        (
+            "--num-ipus=4 --replication-factor=2 --batch-size=30",
+            "--batch-size 30: the batch size must be a multiple of the number of devices, 4; use "
+            "28 or 32",
+        ),
+        (
+            "--num_ipus 8 --replication_factor 4 --batch-size 32",
+            "--num-ipus 8 --replication-factor 4: write --replicas 4 --shards 2 --batch-size 8",
+        ),
+    ],
+)
+def test_the_counts_of_the_popart_program_are_worked_out(fail, words, told):
+    said = fail("train", "demo", *words.split(), code=CONFIG).splitlines()
+    assert said[0] == "phalanx train: 3 problems:" and said[-1].strip() == told
+    assert "it is --shards here" in said[1] and "it is --replicas here" in said[2]
 
 
 def test_a_command_without_options_of_a_run_hints_at_none(fail):

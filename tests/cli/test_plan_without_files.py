@@ -72,7 +72,7 @@ def test_a_plan_of_published_counts_says_that_no_file_was_looked_at(capsys, few)
 @pytest.mark.parametrize("name", ["imagenet-resnet50", "tf1-resnet50-gn", "tf2-resnet50-8k-bn"])
 def test_a_part_of_imagenet_is_planned_with_its_own_counts(name, capsys, few):
     words = ("--data-dir", str(few), "--batch-size", "2", "--gradient-accumulation", "1")
-    told = plan_json(capsys, name, *words, "--warmup-epoch", "0")
+    told = plan_json(capsys, name, *words, "--warmup-epoch", "0", "--pipeline-splits", "none")
     counts = [told["plan"][key] for key in ("train_images", "valid_images", "num_classes")]
     assert (told["counts"], counts) == ("counted", [12, 3, 3])
 

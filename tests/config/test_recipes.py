@@ -17,6 +17,7 @@ from phalanx.cli.main import main
 from phalanx.config.presets import builtin_preset_folder
 from phalanx.config.read import read_settings
 from phalanx.config.schema import Config
+from phalanx.errors import ConfigError
 from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
 
@@ -289,6 +290,75 @@ SPANS = {  # sections 3.1 to 3.3: BN_span, and in TF2 dbn-replica-group-size
     "tf2-resnet50-mlperf-2304": 2,
     "tf2-resnet50-lars": 2,
 }
+
+
+SEVEN_STAGES = ("layer1/1", "layer2/0", "layer2/1", "layer2/3", "layer3/1", "layer3/4")
+FOUR_STAGES = ("layer2/0", "layer3/0", "layer3/4")
+STARTS = {  # pipeline_splits of the entries: the first unit of every stage but the first
+    "tf1-resnet50-bn": FOUR_STAGES,
+    "tf1-resnet50-mlperf-1920": SEVEN_STAGES,
+    "tf1-resnet50-mlperf-2304": ("layer1/1", "layer2/0", "layer3/0"),
+    "tf1-resnet50-mlperf-2560": SEVEN_STAGES,
+    "tf1-resnet50-lars": SEVEN_STAGES,
+    "tf1-resnext101": ("layer3/4",),
+    "tf1-efficientnet-b4-g1": ("blocks/1/1", "blocks/3/1", "blocks/5/2"),
+    "tf1-efficientnet-b4-g16": ("blocks/1/2", "blocks/3/2", "blocks/5/0"),
+    "tf1-efficientnet-b4-lars-gn": ("blocks/3/0",),
+    "tf1-efficientnet-b4-lars-bn": tuple(
+        f"blocks/{stage}/{block}"
+        for stage, blocks in enumerate([(0, 1, 2, 3), (0, 2), (0, 2), (0, 3), (0, 4)], start=1)
+        for block in blocks
+    ),
+    "tf2-resnet50-8k-bn": ("layer1/2", "layer2/1", "layer3/2"),
+    "tf2-resnet50-8k-gn": ("layer1/2", "layer2/1", "layer3/2"),
+    "tf2-resnet50-16k-bn": ("layer1/2", "layer2/1", "layer3/2"),
+    "tf2-resnet50-mlperf-1920": SEVEN_STAGES,
+    "tf2-resnet50-mlperf-2304": ("layer1/1", "layer2/0", "layer3/0"),
+    "tf2-resnet50-lars": SEVEN_STAGES,
+    "pl-resnet50-pipelined": ("layer1/2", "layer2/3", "layer3/4"),
+    "pl-efficientnet-b0-768": ("blocks/2/1",),
+    "pl-efficientnet-b0-800": ("blocks/3/0",),
+    "pl-efficientnet-b4-g16": ("blocks/3/1",),
+    "pl-efficientnet-b4-g1": ("blocks/1/1", "blocks/3/0", "blocks/4/5"),
+}
+# shards=1 or device-mapping=[0, ...] with Sequential: stages only say what is kept
+ON_ONE_DEVICE = [name for name in STARTS if name in SPANS]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_the_stages_of_its_original(name):
+    config = read_settings(name).config
+    plan = plan_whole(config)
+    assert config.machine.enable_recompute == (name in STARTS)
+    if name not in STARTS:
+        assert plan.pipeline is None
+        return
+    assert plan.pipeline is not None and plan.pipeline.starts == STARTS[name]
+    wanted = ("Sequential", 1) if name in ON_ONE_DEVICE else ("Grouped", len(STARTS[name]) + 1)
+    assert (plan.pipeline.schedule, plan.pipeline.devices) == wanted
+
+
+@pytest.mark.parametrize("name", ["tf1-resnet50-bn", "tf1-resnet50-mlperf-1920"])
+def test_a_flag_leaves_the_model_of_a_recipe_whole(name):
+    plan = plan_whole(read_settings(name, {"pipeline-splits": "none"}).config)
+    assert plan.pipeline is None
+    assert plan.recompute_patterns == (), "its recomputation is another option"
+
+
+@pytest.mark.parametrize(
+    "flags", [{"model": "resnet18"}, {"gradient-accumulation": "1"}], ids=["model", "accumulation"]
+)
+def test_who_changes_what_the_stages_need_is_told_of_the_way_out(flags):
+    with pytest.raises(ConfigError, match="--pipeline-splits none"):
+        plan_whole(read_settings("tf1-resnet50-bn", flags).config)
+    plan_whole(read_settings("tf1-resnet50-bn", {**flags, "pipeline-splits": "none"}).config)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_nobody_is_told_where_the_stages_of_a_preset_begin(name):
+    settings = read_settings(name)
+    plan = make_plan(settings.config, IMAGENET, ON_THE_CPU, typed=settings.typed)
+    assert not [line for line in plan.warnings if "pipeline-splits" in line]
 
 
 @pytest.mark.parametrize("name", RECIPES)

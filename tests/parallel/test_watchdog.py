@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("watched_program.py")
+HANG = "with open_watchdog():\n    wait_for_peers()"
 
 
 def start(folder: Path, code: str) -> "subprocess.Popen[str]":
@@ -41,6 +42,16 @@ with open_watchdog():
     assert (tmp_path / "hang.txt").read_text() == shown
 
 
+def test_a_hang_of_a_run_that_can_go_on_says_how(tmp_path):
+    process = start(tmp_path, HANG.replace("()", '(find_way_on=lambda: "phalanx go on")', 1))
+    _, shown = process.communicate(timeout=20)
+    assert process.returncode == 75
+    assert shown.splitlines()[-1] == (
+        f"phalanx: rank 1 of 4 on {socket.gethostname()}: another rank, or the network, is gone or "
+        "hangs; continue with: phalanx go on"
+    )
+
+
 def test_beats_keep_a_rank_alive_and_a_block_that_is_left_is_not_watched(tmp_path):
     code = """
 with open_watchdog(seconds=0.2) as dog:
@@ -66,9 +77,6 @@ def test_a_hang_ends_even_where_it_cannot_be_described(describe, tmp_path):
     if describe != "wait_for_peers":
         assert "no progress for 0.1 s, in an unknown place\n" in shown
         assert ", in wait_for_peers\n" in shown
-
-
-HANG = "with open_watchdog():\n    wait_for_peers()"
 
 
 def test_a_hang_that_nobody_reads_about_is_in_the_report(tmp_path):

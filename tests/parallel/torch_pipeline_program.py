@@ -64,7 +64,7 @@ def run_in_torch(session: Session, passes: list[MicroBatch]) -> tuple[nn.Module,
         stage, len(passes), loss_fn=loss, scale_grads=False
     )
     if links.is_first:
-        schedule.step(torch.cat([one.images for one in passes]))
+        schedule.step(torch.cat([one.images for one in passes]).contiguous())
     else:
         schedule.step(target=torch.cat([one.labels for one in passes]))
     infos = [*stage.args_recv_info.values(), *getattr(stage, "grad_recv_info", {}).values()]

@@ -65,13 +65,13 @@ def build_network(
     if with_init_weights:
         _load_init_weights(model, config)
     if stage is not None:
-        model = cut_stage(model, plan, stage)
+        model = _cut_stage(model, plan, stage)
     if plan.recompute_patterns is not None:
         enable_recomputation(model, plan.recompute_patterns, variant=variant)
     return model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def cut_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
+def _cut_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
     """One stage of a model."""
     assert plan.pipeline is not None
     whole = to_unit_model(model)

@@ -1,6 +1,7 @@
 """The memory of a run: what a step should take, and what the process took in the end."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,15 +183,18 @@ class MemoryMeter:
 
 
 def describe_memory(
-    meter: MemoryMeter, config: Config, plan: Plan, *, stage: int = 0
-) -> MemoryNote:
-    """Predicted beside measured; the measure is taken first, for the prediction needs some too.
+    rises: Sequence[int | None], config: Config, plan: Plan
+) -> tuple[MemoryNote, ...]:
+    """For each stage what was predicted beside what was measured; rises: by rank.
 
-    stage: that this rank runs; rank 0, which writes the summary, runs the first.
+    Of several pipelines the one counts that had most of a stage.
     """
-    measured = meter.rise()
-    try:
-        predicted = predict_step_memory(config, plan, stage=stage).peak
-    except ConfigError:  # a plugin's network that needs values
-        predicted = None
-    return MemoryNote(predicted=predicted, measured=measured)
+    notes = []
+    for stage in range(plan.layout.stages):
+        measured = [rise for rise in rises[stage :: plan.layout.stages] if rise is not None]
+        try:
+            predicted = predict_step_memory(config, plan, stage=stage).peak
+        except ConfigError:  # a plugin's network that needs values
+            predicted = None
+        notes.append(MemoryNote(predicted=predicted, measured=max(measured, default=None)))
+    return tuple(notes)

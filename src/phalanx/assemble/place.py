@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.assemble.prepare import PreparedRun
+from phalanx.assemble.rank_launch import find_way_on
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.replicas import build_replica_passes, build_turn
@@ -201,8 +202,8 @@ def build_watchdog(
     place: Place, prepared: PreparedRun, steps_done: Callable[[], int]
 ) -> Watchdog | None:
     """What ends a rank that the others keep waiting too long, and says where it was."""
-    plan = prepared.plan
-    if place.ranks is None:
+    plan, ranks = prepared.plan, place.ranks
+    if ranks is None:
         return None
 
     def describe() -> str:
@@ -219,4 +220,11 @@ def build_watchdog(
 
     report = prepared.run.path / f"hang-rank-{place.rank}.txt"
     seconds = prepared.config.machine.rank_timeout
-    return Watchdog(seconds, describe, rank=place.rank, ranks=place.ranks.size, report=report)
+    return Watchdog(
+        seconds,
+        describe,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        report=report,
+        find_way_on=lambda: find_way_on(ranks.world, prepared.run),
+    )

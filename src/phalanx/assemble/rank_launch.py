@@ -11,15 +11,17 @@ from phalanx.assemble.prepare import PreparedRun
 from phalanx.engine.checkpoint_store import newest_checkpoint
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
+    Bug,
     DivergedError,
     FailedElsewhere,
     NetworkError,
+    RanksLost,
     Stopped,
 )
 from phalanx.parallel.supervisor import supervise, watch_supervisor
 from phalanx.parallel.watchdog import enable_stack_dumps
 from phalanx.plan.world import World
-from phalanx.report.folder import is_run_folder
+from phalanx.report.folder import RunFolder, is_run_folder
 from phalanx.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
         prepared.plan.layout.ranks,
         progress=lambda: newest_checkpoint(run.checkpoints),
         say=lambda line: _say("train", line),
-        way_out=f"continue with: phalanx train --resume {run.path}{run.plugin_flag}",
+        way_out=f"continue with: {run.resume_command}",
     )
     if code not in (0, Stopped.exit_code, NetworkError.exit_code):  # these can go on
         _discard_unbegun(prepared)
@@ -151,9 +153,19 @@ def train_as_rank(
     """Train as one of the ranks; whether this one has the result."""
     from phalanx.assemble.train import train
 
-    timeout = prepared.config.machine.rank_timeout
-    with _discarding(prepared), join_ranks(world, store, prepared.plan, timeout) as ranks:
+    plan, timeout = prepared.plan, prepared.config.machine.rank_timeout
+    joined = join_ranks(world, store, plan, timeout, lambda: find_way_on(world, prepared.run))
+    with _discarding(prepared), joined as ranks:
         return train(prepared, stream=stream, ranks=ranks) is not None
+
+
+def find_way_on(world: World, run: RunFolder) -> str:
+    """The command that continues a run whose ranks have lost each other; empty if there is none.
+
+    Our own supervisor knows more, and says it.
+    """
+    is_kept = not world.supervised and newest_checkpoint(run.checkpoints) is not None
+    return run.resume_command if is_kept else ""
 
 
 def prepare_as_rank(
@@ -184,23 +196,46 @@ def _read_timeout(flags: Mapping[str, str]) -> float:
 
 
 @contextmanager
-def join_ranks(world: World, store: "Store", plan: "Plan", timeout: float) -> Iterator["Ranks"]:
+def join_ranks(
+    world: World,
+    store: "Store",
+    plan: "Plan",
+    timeout: float,
+    find_way_on: Callable[[], str] = str,
+) -> Iterator["Ranks"]:
     """A block in which this process works with the other ranks of its world.
 
     A failure of this rank's own is raised; one that another rank tells is raised as
-    FailedElsewhere.
+    FailedElsewhere. find_way_on: the command that continues what is lost with a rank, or nothing.
     """
     from phalanx.assemble.torch_setup import prepare_torch
-    from phalanx.parallel.ranks import PeersLost, Ranks, has_other_failed, peer_errors, sign_failure
+    from phalanx.parallel.ranks import (
+        PeersLost,
+        Ranks,
+        find_failure,
+        leave_store,
+        peer_errors,
+        sign_failure,
+    )
 
+    way_on: Callable[[], str] = str
     try:
         device = prepare_torch(plan, local_rank=world.local_rank)
         with peer_errors(world), Ranks(world, store, device, timeout=timeout) as ranks:
+            way_on = find_way_on  # ranks that cannot even begin would not the next time either
             yield ranks
     except PeersLost as lost:
+        command, told = way_on(), None
+        code = RanksLost.exit_code if command else NetworkError.exit_code
         with suppress(Interrupted):  # the launcher asks all to leave, and tells why
-            if has_other_failed(world, store) or not sign_failure(world, store):
-                raise FailedElsewhere from lost
+            told = find_failure(world, store)
+            told = sign_failure(world, store, code) if told is None else told
+            leave_store(world, store)
+        if told is not None:
+            is_kept = told == RanksLost.exit_code
+            raise FailedElsewhere(told if is_kept else NetworkError.exit_code) from lost
+        if command:
+            raise RanksLost(f"{lost}; continue with: {command}") from lost
         raise
     except FailedElsewhere:
         raise
@@ -209,6 +244,8 @@ def join_ranks(world: World, store: "Store", plan: "Plan", timeout: float) -> It
             raise FailedElsewhere(end.exit_code) from end
         raise
     except Exception as failure:
-        if not sign_failure(world, store):
+        told = sign_failure(world, store, getattr(failure, "exit_code", Bug.exit_code))
+        leave_store(world, store)
+        if told is not None:
             raise FailedElsewhere from failure
         raise

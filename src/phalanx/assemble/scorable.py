@@ -68,7 +68,7 @@ def _list_kept(run: RunFolder) -> dict[int, Path]:
     if kept:
         return kept
     if not run.summary.exists():
-        way_out = f"continue it: phalanx train --resume {run.path}{run.plugin_flag}"
+        way_out = f"continue it: {run.resume_command}"
     elif run.options.get("ckpts-per-epoch") == "0":
         way_out = "it was trained with --ckpts-per-epoch 0, which keeps no weights; train it again"
     else:

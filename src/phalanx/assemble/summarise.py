@@ -1,6 +1,7 @@
 """What came out of a run: the numbers of summary.json."""
 
 from contextlib import suppress
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,12 +22,26 @@ _SECONDS, _SAMPLES = 0.03, 16  # for each stage: a glance, not a benchmark
 _KEPT_UP = 0.05  # waits of less than this share of the time are no limit, as the report says
 
 
-def summarise_run(prepared: PreparedRun, session: Session, weights: dict[str, Tensor]) -> Summary:
-    """The result of a run that has come to its end with these weights."""
+class RunEnd(NamedTuple):
+    """What only all ranks together know of a run that has come to its end."""
+
+    weights: dict[str, Tensor]  # of the whole model
+    rises: list[int | None]  # how far the memory of each rank rose
+
+
+def gather_end(session: Session) -> RunEnd:
+    """Ask all ranks; all must call it."""
+    rises = session.place.gather(session.memory.rise())  # before weights are gathered
+    return RunEnd(session.gather_weights(), rises)
+
+
+def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summary:
+    """The result of a run that has come to its end."""
     state, run, plan = session.state, prepared.run, session.plan
     best = find_best(run.checkpoints, state.scores)
     newest = newest_checkpoint(run.checkpoints)
     row = next(iter(read_scores(run.path)[-1:]), None)
+    memory = describe_memory(end.rises, prepared.config, plan)
     return Summary(
         steps=state.step,
         epochs=plan.epochs,
@@ -37,7 +52,7 @@ def summarise_run(prepared: PreparedRun, session: Session, weights: dict[str, Te
         interval95=row.interval95 if row else None,
         images_per_second=state.throughput.images_per_second,
         data_wait=state.throughput.data_wait,
-        weights_sha256=hash_weights(weights),
+        weights_sha256=hash_weights(end.weights),
         best=None if best is None else BestScore(step=best, top1=state.scores[best]),
         checkpoint=str(newest.relative_to(run.path)) if newest else None,
         bad_images=tuple(sorted(state.bad_images.values())),
@@ -45,7 +60,8 @@ def summarise_run(prepared: PreparedRun, session: Session, weights: dict[str, Te
         input=_describe_input(session),
         averaged_top1=read_averaged_top1(run.path).get(state.step),
         numerics=_describe_numerics(state, plan),
-        memory=describe_memory(session.memory, prepared.config, plan),
+        memory=memory[0],
+        memory_by_stage=memory if len(memory) > 1 else (),
     )
 
 

@@ -19,7 +19,7 @@ from phalanx.assemble.place import Place, build_watchdog, find_place
 from phalanx.assemble.prepare import PreparedRun, digest_run, start_from, take_over
 from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
-from phalanx.assemble.summarise import summarise_run
+from phalanx.assemble.summarise import RunEnd, gather_end, summarise_run
 from phalanx.data.layouts.image_files import describe_ignored
 from phalanx.engine.checkpoint import CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
@@ -102,11 +102,11 @@ def train(
         _run_loop(training)
         training.session.state.settle()
         _collect_findings(training)
-        weights = training.session.gather_weights()
+        end = gather_end(training.session)
         if not role.writes:
             return None
         _average_last(training)
-        summary = _finish(training, weights)
+        summary = _finish(training, end)
     write_report(prepared.run)
     return summary
 
@@ -388,13 +388,13 @@ def _average_last(training: TrainingRun) -> None:
     training.console.print(f"{what}: top-1 {after}, the newest alone {before}")
 
 
-def _finish(training: TrainingRun, weights: dict[str, Tensor]) -> Summary:
+def _finish(training: TrainingRun, end: RunEnd) -> Summary:
     """Write what came out."""
     state, run = training.session.state, training.prepared.run
     training.records.flush(sync=True)
     if newest_checkpoint(run.checkpoints) is not None:
         keep = count_kept_checkpoints(training.session.config)
         prune_checkpoints(run.checkpoints, keep=keep, scores=state.scores)
-    summary = summarise_run(training.prepared, training.session, weights)
+    summary = summarise_run(training.prepared, training.session, end)
     write_summary(run.path, summary)
     return summary

@@ -11,10 +11,7 @@ _RANKS = (
     "joins the ranks that torchrun started"
 )
 _SYNC_NORM = "--bn-span, with the number of replicas"
-_NO_PIPELINE = (
-    "a model is not split into stages, it trains on one device; to save memory, use "
-    "--enable-recompute"
-)
+_SHARDS = "--shards, the devices of one replica"
 _NO_HARDWARE = "this is a setting of IPU hardware; leave it out"
 _NO_TRACKER = (
     "no tracker is connected: metrics.jsonl and report.html in --run-dir have every number"
@@ -338,16 +335,13 @@ _SEEDS = {
     "num-replicas": _REPLICAS,
     "replica": _REPLICAS,
     "replication-factor": _REPLICAS,
-    "num-ipus": _REPLICAS,
+    "num-ipus": f"{_SHARDS}: num-ipus / replication-factor",
     "num-devices": "--devices, with --replicas auto for a replica on each",
     "distributed": _RANKS,
     "max-cross-replica-buffer-size": "--bucket-mib, in MiB",
-    "ipus-per-replica": _NO_PIPELINE,
-    "shards": _NO_PIPELINE,
-    "pipeline": _NO_PIPELINE,
-    "pipeline-splits": _NO_PIPELINE,
-    "pipeline-schedule": _NO_PIPELINE,
-    "pipeline-validation-model": _NO_PIPELINE,
+    "ipus-per-replica": _SHARDS,
+    "auto-sharding": "--shards N, which cuts a model by itself",
+    "device-mapping": "stages have a device each, in order; --shards 1 runs all of them on one",
     "available-memory-proportion": _NO_HARDWARE,
     "num-io-tiles": _NO_HARDWARE,
     "prefetch-depth": _NO_HARDWARE,

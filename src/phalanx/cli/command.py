@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.catalog.plugins import has_module, load_plugins
-from phalanx.config.hints import suggest_option
+from phalanx.config.hints import explain_device_counts, suggest_option
 from phalanx.config.presets import is_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import LIST_OPTIONS
@@ -171,6 +171,7 @@ class Command:
     options: tuple[str, ...]
     examples: dict[str, str]
     run: _Run
+    takes_command: bool = False  # its words have another command in them
 
 
 REGISTERED: dict[str, Command] = {}  # the commands of the files imported so far
@@ -183,15 +184,18 @@ def command(
     usage: str,
     options: tuple[str, ...] = (),
     examples: dict[str, str],
+    takes_command: bool = False,
 ) -> Callable[[_Run], _Run]:
     """Make a command of the function below it, which may give an exit code.
 
     usage: what follows the name. options: those of a run that it takes. examples: command lines,
-    and what each does.
+    and what each does. takes_command: it gets its words as they are, and takes them apart itself.
     """
 
     def register(run: _Run) -> _Run:
-        REGISTERED[name] = Command(name, summary, arguments, usage, options, examples, run)
+        REGISTERED[name] = Command(
+            name, summary, arguments, usage, options, examples, run, takes_command
+        )
         return run
 
     return register
@@ -248,6 +252,8 @@ def _split_off_unknown(
         else:
             known.append(word)
             skip = False
+    if "--shards" in flags:
+        problems += explain_device_counts(argv)
     return known, problems
 
 

@@ -1,6 +1,5 @@
 """The console script: finds the command, runs it, and turns mistakes into a line and a code."""
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from phalanx.errors import (
     UserError,
     suggest,
 )
+from phalanx.plan.world import is_first_rank
 from phalanx.report.terminal import ReaderLeft, cleaned_output
 from phalanx.signals import Interrupted, interrupting
 
@@ -44,6 +44,7 @@ COMMANDS = {  # name: (module, what it does)
     "sweep": ("sweep", "search training options: grid, random or TPE, with pruning"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
+    "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
     "doctor": ("doctor", "check what this machine has and what is missing"),
 }
 _AGAIN = "run the same command again to continue"
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_to_exit_code(name, rest)
         except KeyboardInterrupt as stop:
             how = f"stopped by {stop}" if isinstance(stop, Interrupted) else "stopped"
-            if os.environ.get("RANK", "0") == "0":  # of several ranks, one says it
+            if is_first_rank():
                 _print_error(name, f"{how}; {_GO_ON.get(name, 'nothing was changed')}")
             return EXIT_STOPPED if name in _GO_ON else EXIT_LEFT_AT_ONCE
 
@@ -106,7 +107,7 @@ def _run_command(name: str | None, words: list[str]) -> int:
         return _show_overview(words)
     module, _ = COMMANDS[name]
     import_module(f"phalanx.cli.{module}")
-    from phalanx.cli.command import REGISTERED, parse_args
+    from phalanx.cli.command import REGISTERED, ParsedArgs, parse_args
 
     command = REGISTERED[name]
     if any(word in ("--help", "-h") for word in words):
@@ -114,6 +115,8 @@ def _run_command(name: str | None, words: list[str]) -> int:
 
         show_command_help(command, words)
         return 0
+    if command.takes_command:
+        return command.run(ParsedArgs({}, {}, (), name, tuple(words))) or 0
     return command.run(parse_args(command, words)) or 0
 
 

@@ -169,9 +169,7 @@ def _resumable(run: "RunFolder") -> Iterator[None]:
         what = str(stop)
         if isinstance(stop, Interrupted):  # outside of the loop: while opening or closing the run
             what = f"stopped by {stop} before the first step or after the last; nothing is lost"
-        raise Stopped(
-            f"{what}; continue with: phalanx train --resume {run.path}{run.plugin_flag}"
-        ) from None
+        raise Stopped(f"{what}; continue with: {run.resume_command}") from None
 
 
 def _print_result(folder: Path, *, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """The way out of an option that does not exist: another trainer's word, or a slip."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
 from phalanx.catalog.other_trainers import OTHER_NAMES
@@ -10,6 +10,7 @@ from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.errors import suggest
 
 _FLAG = re.compile(r"--([a-z0-9-]+)")
+_DEVICE_COUNT = re.compile(r"--(num-ipus|replication-factor|batch-size)[= ](\d{1,9})(?!\S)")
 
 
 def suggest_option(word: str, known: Collection[str], given: Collection[str] = ()) -> str:
@@ -36,6 +37,47 @@ def suggest_option(word: str, known: Collection[str], given: Collection[str] = (
         return f"write --{positive.name} false"
     nearest = next(iter(get_close_matches(word, known, n=1)), "")
     return _refer_to(nearest.lstrip("-"), beside, suggest(word, known))
+
+
+def explain_device_counts(words: Sequence[str]) -> list[str]:
+    """What --num-ipus and --replication-factor of the PopART program come to, or how they do not.
+
+    Its rules are told in its words. There, --batch-size counts the images of all replicas.
+
+    >>> explain_device_counts("--num-ipus 8 --replication-factor=4 --batch-size 32".split())
+    ['--num-ipus 8 --replication-factor 4: write --replicas 4 --shards 2 --batch-size 8']
+    """
+    found = _DEVICE_COUNT.findall(" ".join(words).replace("_", "-"))
+    counts = {name: int(number) for name, number in found}
+    replicas = counts.get("replication-factor", 1)
+    devices, images = counts.get("num-ipus", replicas), counts.get("batch-size", 0)
+    if not {"num-ipus", "replication-factor"} & counts.keys() or devices * replicas == 0:
+        return []
+    problems = []
+    if devices % replicas:
+        problems.append(
+            f"--num-ipus {devices}: the number of devices must be a multiple of the replication "
+            f"factor, {_say_multiples(devices, replicas)}"
+        )
+    if images % devices:
+        problems.append(
+            f"--batch-size {images}: the batch size must be a multiple of the number of devices, "
+            f"{_say_multiples(images, devices)}"
+        )
+    theirs = " ".join(f"--{name} {n}" for name, n in counts.items() if name != "batch-size")
+    ours = f"--replicas {replicas} --shards {devices // replicas}"
+    ours += f" --batch-size {images // replicas}" if images else ""
+    return problems or [f"{theirs}: write {ours}"]
+
+
+def _say_multiples(number: int, of: int) -> str:
+    """A number and the multiples of it that are nearest to another.
+
+    >>> _say_multiples(6, 4), _say_multiples(3, 4)
+    ('4; use 4 or 8', '4; use 4')
+    """
+    below = number // of * of
+    return f"{of}; use {f'{below} or ' * (below > 0)}{below + of}"
 
 
 def _to_flag_name(word: str) -> str:

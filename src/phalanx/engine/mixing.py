@@ -47,11 +47,11 @@ class Mix(NamedTuple):
     """What chance decides for a micro-batch: how its images are mixed, and its labels alike."""
 
     own: Tensor | None  # [N], what each image keeps of itself in mixup
-    box: "Box | None"  # of cutmix
+    box: "_Box | None"  # of cutmix
     repeats: int  # times an image comes in a row: partners stand so much further apart
 
 
-class Box(NamedTuple):
+class _Box(NamedTuple):
     """The pixels that a partner gives to an image, and what is left of the image itself."""
 
     rows: slice
@@ -131,7 +131,7 @@ def draw_kept(mixing: Mixing, *, seed: int, first: int) -> float:
     return 1.0 if skip < max(none, mixing.cutmix_skip) else kept
 
 
-def place_box(kept: float, *, height: int, width: int, seed: int, first: int) -> Box | None:
+def place_box(kept: float, *, height: int, width: int, seed: int, first: int) -> _Box | None:
     """Where the box goes that leaves this share of the area; None where it has no pixel."""
     side = math.sqrt(1 - kept)
     tall, wide = round(side * height), round(side * width)
@@ -140,10 +140,10 @@ def place_box(kept: float, *, height: int, width: int, seed: int, first: int) ->
     down, right = (float(draw_uniform(seed, "cutmix-place", [first], lane)[0]) for lane in (0, 1))
     top, left = int(down * (height - tall + 1)), int(right * (width - wide + 1))
     area = 1 - tall * wide / (height * width)
-    return Box(slice(top, top + tall), slice(left, left + wide), area)
+    return _Box(slice(top, top + tall), slice(left, left + wide), area)
 
 
-def paste_box(images: Tensor, box: Box, away: int = _CUTMIX_PARTNER) -> Tensor:
+def paste_box(images: Tensor, box: _Box, away: int = _CUTMIX_PARTNER) -> Tensor:
     """The images with a box of their partners in them."""
     pasted = images.clone()
     inside = (slice(None), slice(None), box.rows, box.columns)

@@ -1,8 +1,8 @@
 """The ranks of a run: how they meet, and what they tell each other."""
 
+import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,21 +12,57 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from phalanx.errors import NetworkError
+from phalanx.errors import FailedElsewhere, NetworkError
+from phalanx.parallel.interfaces import find_interface, find_own_address, is_loopback
 from phalanx.parallel.stage_links import StageLinks
 from phalanx.plan.layout import Layout
 from phalanx.plan.world import World
+from phalanx.units import format_plural
 
 Store = Any  # of torch.distributed, which hides it from type checkers
 _Value = TypeVar("_Value")
-_FAILED = "failed"  # the key under which the first rank to fail signs
+_FAILED = "failed"  # the key under which the first rank to fail signs, with its exit code
+_TOLD = "told"  # ... that counts those who know of it
 _POLL_S = 0.02
 _LONGEST_SILENCE = 3.0  # seconds until a rank that fails has signed
 
 
 def open_store(world: World, *, timeout: float) -> Store:
-    """Where the ranks of a world meet; each restart has its own keys."""
-    return _open_store(world, world.restart, timeout)
+    """Where the ranks of a world meet; each restart has its own keys.
+
+    NetworkError where this rank was told of another world than rank 0.
+    """
+    store = _open_store(world, world.restart, timeout)
+    with peer_errors(world):
+        problem = _introduce(world, store, timeout)
+    if problem:
+        if sign_failure(world, store, NetworkError.exit_code) is not None:
+            raise FailedElsewhere
+        raise NetworkError(problem)
+    return store
+
+
+def _introduce(world: World, store: Store, timeout: float) -> str:
+    """Tell the others who we are; what is wrong with that, in words."""
+    host, address = socket.gethostname(), find_own_address(world.address)
+    if store.add(f"came/{world.rank}", 1) > 1:
+        return (
+            f"rank {world.rank} on {host}: another process has already come as rank {world.rank}; "
+            "each must have its own number"
+        )
+    mine = {"host": host, "address": address, "size": world.size, "members": [*world.members]}
+    store.set(f"here/{world.rank}", json.dumps(mine))
+    if world.rank == 0:
+        return ""
+    first = json.loads(wait_for_key(store, "here/0", timeout=timeout))
+    if first["size"] != world.size:
+        told = f"{world.told_by} tells of {format_plural(world.size, 'rank')}"
+        what = f"{told}, and that of rank 0 on {first['host']} of {first['size']}"
+    elif first["members"] != mine["members"]:
+        what = f"{world.told_by} lists other ranks than that of rank 0 on {first['host']}"
+    else:
+        return ""
+    return f"rank {world.rank} on {host}: {what}; all ranks must have the same"
 
 
 def find_in_earlier_store(world: World, key: str, *, timeout: float) -> str:
@@ -105,10 +141,8 @@ class Ranks:
 
     def __init__(self, world: World, store: Store, device: torch.device, *, timeout: float) -> None:
         self.rank, self.size, self.world = world.rank, world.size, world
-        if world.address in ("127.0.0.1", "localhost") and sys.platform == "linux":
-            # gloo takes the address of the host's name otherwise, which need not be reachable
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        _await_all(world, store, timeout)
+        addresses = _await_all(world, store, timeout)
+        _choose_interface(world, addresses)
         # beyond what a watchdog waits for, which tells more
         self._limit = limit = timedelta(seconds=2 * timeout + 60)
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -175,32 +209,44 @@ class Ranks:
                 dist.destroy_process_group()
 
 
-def sign_failure(world: World, store: Store) -> bool:
-    """Say that this rank has failed; False where another one did before."""
-    mine = str(world.rank)
+def sign_failure(world: World, store: Store, exit_code: int) -> int | None:
+    """Say that this rank has failed; the code of another one that did before, else None."""
+    mine = f"{world.rank} {exit_code}"
     with suppress(dist.DistError, RuntimeError):
-        return bool(store.compare_set(_FAILED, "", mine).decode() == mine)
-    return world.rank == 0  # the store goes with rank 0, which has said why
+        signed = store.compare_set(_FAILED, "", mine).decode()
+        return None if signed == mine else int(signed.split()[1])
+    # nobody can be asked any more: one of each host speaks
+    return None if world.local_rank == 0 else exit_code
 
 
-def has_other_failed(world: World, store: Store) -> bool:
-    """Whether another rank has said that it failed, or says so in a moment."""
+def find_failure(world: World, store: Store) -> int | None:
+    """The exit code of another rank that has failed, or says so in a moment; else None."""
     deadline = time.monotonic() + _LONGEST_SILENCE
     while time.monotonic() < deadline:
         with suppress(dist.DistError, RuntimeError):
             if store.check([_FAILED]):
-                return bool(store.get(_FAILED).decode() != str(world.rank))
+                rank, code = store.get(_FAILED).decode().split()
+                return int(code) if int(rank) != world.rank else None
         time.sleep(0.05)
-    return False
+    return None
 
 
-def _await_all(world: World, store: Store, timeout: float) -> None:
-    """Wait until every rank is here; NetworkError names those that did not come."""
-    store.set(f"here/{world.rank}", socket.gethostname())
+def leave_store(world: World, store: Store) -> None:
+    """Leave after a failure: rank 0, whose store goes with it, once all others know of it."""
+    with suppress(dist.DistError, RuntimeError):
+        store.add(_TOLD, 1)
+        if world.rank == 0 and not world.joins_store:
+            await_count(store, _TOLD, world.size, timeout=_LONGEST_SILENCE)
+
+
+def _await_all(world: World, store: Store, timeout: float) -> list[str]:
+    """Wait until every rank is here; their addresses. NetworkError names those that do not come."""
     deadline = time.monotonic() + timeout
     missing = list(range(world.size))
     while missing and time.monotonic() < deadline:
         missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+        if store.check([_FAILED]):
+            raise PeersLost(f"rank {world.rank} of {world.size}: another rank could not begin")
         time.sleep(0.02 * bool(missing))
     if missing:
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
@@ -209,6 +255,22 @@ def _await_all(world: World, store: Store, timeout: float) -> None:
             f"{who} {names} of {world.size} did not start within {timeout:g} s; check {whose} "
             "output, or wait longer with --rank-timeout"
         )
+    return [json.loads(store.get(f"here/{rank}"))["address"] for rank in range(world.size)]
+
+
+def _choose_interface(world: World, addresses: list[str]) -> None:
+    """Make gloo use the interface that reaches the other ranks, unless the user names one.
+
+    It would take that of the host's own name, which need not be reachable by others.
+    """
+    own = addresses[world.rank]
+    if is_loopback(own) and world.local_size < world.size:
+        # where ranks meet at a name that its own host knows as the loopback
+        peer = next((other for other in addresses if not is_loopback(other)), "")
+        own = find_own_address(peer) if peer else own
+    name = find_interface(own)
+    if name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 class PeersLost(NetworkError):

@@ -52,7 +52,7 @@ def supervise(
     way_out: what to do when no restarts are left, to end that line with.
     """
     reached, in_a_row, restart = progress(), 0, 0
-    with _open_pipe() as pipe, _collect_signals() as came:
+    with _open_pipe() as pipe, collect_signals() as came:
         while True:
             world = _describe_world(ranks, restart)
             variables = {**os.environ, **(environment or {}), **world, _PIPE: str(pipe)}
@@ -110,7 +110,7 @@ def _open_pipe() -> Iterator[int]:
 
 
 @contextmanager
-def _collect_signals() -> Iterator[list[int]]:
+def collect_signals() -> Iterator[list[int]]:
     """A block in which SIGINT and SIGTERM are only noted, in the list it is given."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.errors import NetworkError
+from phalanx.errors import NetworkError, RanksLost
 from phalanx.escapes import clean
 
 _PEERS_S = 2.0  # for the other ranks to say where they hang, before they lose this one
@@ -23,10 +23,12 @@ _LAST_WORDS_S = 10.0  # if a disk or the reader of our errors hangs, too
 
 
 class Watchdog:
-    """A block that must call `beat()` every so often; else the process ends, with exit code 8.
+    """A block that must call `beat()` every so often; else the process ends.
+
+    The exit code is 8; 75 where `find_way_on` names a command that continues what is lost.
 
     describe: where we are, in words ("step 12 of epoch 3"). It must not wait for a device or a
-    lock: they may be what hangs.
+    lock: they may be what hangs. The same goes for find_way_on.
     report: a file for what is written to stderr.
     """
 
@@ -38,11 +40,13 @@ class Watchdog:
         rank: int,
         ranks: int,
         report: Path | None,
+        find_way_on: Callable[[], str] = str,
     ):
         self._seconds = seconds
         self._describe = describe
         self._who = f"rank {rank} of {ranks} on {socket.gethostname()}"
         self._report = report
+        self._find_way_on = find_way_on
         self._beats = 0
         self._left = threading.Event()
 
@@ -77,6 +81,7 @@ class Watchdog:
 
     def _end(self, place: str) -> None:
         """Write down where every thread is, and leave; this never returns."""
+        code = NetworkError.exit_code
         try:
             head = f"{self._who}: no progress for {self._seconds:g} s, in {place}"
             data = clean("\n".join([head, *_describe_threads(), ""])).encode(errors="replace")
@@ -85,9 +90,16 @@ class Watchdog:
             if self._report is not None:
                 with suppress(OSError):
                     self._report.write_bytes(data)
+            way_on = self._find_way_on()
+            if way_on:
+                code = RanksLost.exit_code
+                gone = "another rank, or the network, is gone or hangs"
+                last_line = f"phalanx: {self._who}: {gone}; continue with: {way_on}\n"
+                with suppress(OSError):
+                    os.write(2, clean(last_line).encode(errors="replace"))
             time.sleep(_PEERS_S)
         finally:
-            os._exit(NetworkError.exit_code)
+            os._exit(code)
 
 
 def enable_stack_dumps() -> None:

@@ -68,28 +68,30 @@ class Pipeline:
 def is_sharded(config: Config) -> bool:
     """Whether a model is cut by itself, and its stages take turns."""
     options = config.pipeline
-    return (options.shards or 1) > 1 and not options.pipeline and options.pipeline_splits is None
+    return (options.shards or 1) > 1 and not options.pipeline and not _list_splits(config)
 
 
-def list_splits(config: Config) -> list[str]:
+def _list_splits(config: Config) -> list[str]:
     """The names that the user gave for splits."""
     return _split_words(config.pipeline.pipeline_splits)
 
 
 def _split_words(text: str | None) -> list[str]:
-    """Names with commas, in brackets or without."""
+    """Names with commas, in brackets or without; none of them for `none`."""
+    if (text or "").lower() == "none":
+        return []
     return [word.strip() for word in (text or "").strip(" []").split(",") if word.strip()]
 
 
 def count_stages(config: Config) -> int:
     """The devices of one replica."""
-    return config.pipeline.shards or len(list_splits(config)) + 1
+    return config.pipeline.shards or len(_list_splits(config)) + 1
 
 
 def needs_cuts(config: Config) -> bool:
     """Whether a pipeline is asked for, and nobody said where its stages begin."""
     options = config.pipeline
-    return options.pipeline_splits is None and (options.pipeline or (options.shards or 1) > 1)
+    return not _list_splits(config) and (options.pipeline or (options.shards or 1) > 1)
 
 
 def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | None:
@@ -97,13 +99,16 @@ def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | Non
 
     accumulation: micro-batches of a replica in a step; None where nothing is trained.
     """
-    options, names = config.pipeline, list_splits(config)
+    options, names = config.pipeline, _list_splits(config)
     if not names:
         return None
     variant, model = build_variant(config), config.model.model
     splits = [Split(name, name, "") for name in names]  # only the network itself knows its units
     if not isinstance(variant, OwnVariant):
-        splits = [find_split(variant, name, model=model) for name in names]
+        try:
+            splits = [find_split(variant, name, model=model) for name in names]
+        except ConfigError as error:  # a preset names them, and the user names another model
+            raise ConfigError(f"{error}; --pipeline-splits none leaves the model whole") from None
         check_order(splits, variant.units)
     stages, shards = len(names) + 1, options.shards or len(names) + 1
     if shards not in (1, stages):
@@ -116,8 +121,8 @@ def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | Non
     if is_short and options.pipeline_schedule != "Sequential":
         raise ConfigError(
             f"--gradient-accumulation {accumulation}: a pipeline of {shards} stages needs at least "
-            f"{shards} micro-batches per step; use --gradient-accumulation {shards}, fewer stages, "
-            "or --pipeline-schedule Sequential"
+            f"{shards} micro-batches per step; use --gradient-accumulation {shards}, "
+            "--pipeline-schedule Sequential, or --pipeline-splits none for one stage"
         )
     return Pipeline(
         starts=tuple(split.unit for split in splits),
@@ -143,7 +148,7 @@ def describe_shifts(config: Config) -> tuple[str, ...]:
     variant, model = build_variant(config), config.model.model
     if isinstance(variant, OwnVariant):
         return ()
-    splits = [find_split(variant, name, model=model) for name in list_splits(config)]
+    splits = [find_split(variant, name, model=model) for name in _list_splits(config)]
     return tuple(f"--pipeline-splits: {split.shifted}" for split in splits if split.shifted)
 
 

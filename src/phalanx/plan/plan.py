@@ -247,7 +247,7 @@ def _plan_pieces(
     with problems.collect():
         accumulation = None if chosen.scoring else _count_accumulation(config)
         pipeline = plan_pipeline(config, accumulation=accumulation)
-        shifts = describe_shifts(config)
+        shifts = describe_shifts(config) if "pipeline-splits" in typed else ()
     with problems.collect():
         patterns = plan_recomputation(config)
     problems.refuse()

@@ -138,6 +138,11 @@ class RunFolder:
         return format_plugin_flag(names if names not in ("null", "") else None)
 
     @property
+    def resume_command(self) -> str:
+        """What continues this run."""
+        return f"phalanx train --resume {self.path}{self.plugin_flag}"
+
+    @property
     def fork_command(self) -> str:
         """What starts a new run from this one."""
         return f"phalanx train --fork {self.path} --run-dir NEW{self.plugin_flag}"

@@ -84,7 +84,8 @@ class Summary(_NoOtherKeys):
     input: InputNote | None = None
     averaged_top1: float | None = None  # of the averaged weights, where there are any
     numerics: Numerics | None = None
-    memory: MemoryNote | None = None
+    memory: MemoryNote | None = None  # of rank 0
+    memory_by_stage: tuple[MemoryNote, ...] = ()  # where stages have devices of their own
 
 
 def write_summary(folder: Path, summary: Summary) -> None:

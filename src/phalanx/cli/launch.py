@@ -1,0 +1,317 @@
+"""`phalanx launch`: a command on the ranks of one host or many, by another launcher."""
+
+import os
+import shlex
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from phalanx.cli.command import REGISTERED, Argument, ParsedArgs, command, parse_args
+from phalanx.disk import write_atomically
+from phalanx.errors import ConfigError, suggest
+from phalanx.launch.hosts import (
+    HostLayout,
+    check_instances,
+    divide_devices,
+    is_this_host,
+    lay_out_ranks,
+    read_hosts,
+    strip_user,
+)
+from phalanx.launch.job_files import JOB_FILES, Job, write_job_file
+from phalanx.launch.lines import LAUNCHERS, RankCommand, write_lines, write_probe_lines
+from phalanx.launch.run import refuse_missing_programs, refuse_unreachable, run_lines
+from phalanx.launch.words import LaunchWords, split_words
+from phalanx.report.terminal import clean, raw_stream, silence
+from phalanx.units import format_plural
+
+_INNER = {  # the commands that ranks can run, and the files they are in
+    "train": "train",
+    "validate": "validate",
+    "bench overhead": "bench",
+    "bench determinism": "bench",
+}
+_PORT, _HIGHEST_PORT = 29_500, 65_535  # torchrun's own
+_MOST = 100_000
+
+
+@command(
+    "launch",
+    "Run train, validate or bench on several devices of several hosts: starts torchrun on every "
+    "host, by ssh on others, or srun or mpirun, passes on their output and signals, and ends with "
+    "the exit code of the ranks.",
+    Argument("--num-replicas", "Copies of the model; train gets it as --replicas."),
+    Argument(
+        "--devices-per-replica",
+        "Devices that share a copy; where there are several, train gets it as --shards.  [1]",
+    ),
+    Argument(
+        "--num-devices", "The same as a total: the number of devices of all replicas together."
+    ),
+    Argument(
+        "--num-instances",
+        "What an older launcher called its processes; here every device has a process. Counts as "
+        "--num-replicas where that is not given.",
+    ),
+    Argument("--host", "Names or addresses, with commas; the first one is where ranks meet."),
+    Argument("--nodes", "How many hosts, where Slurm or Kubernetes is to choose them."),
+    Argument(
+        "-x",
+        "A variable for the ranks: with the value it has here, or with this one.",
+        metavar="-x NAME[=VALUE]",
+    ),
+    Argument("--tag-output", "Begin every line with the host or rank it is from.", switch=True),
+    Argument("--launcher", "torchrun, srun or mpirun.  [srun in a Slurm job, else torchrun]"),
+    Argument("--interface", "The network interface ranks talk over, or a subnet: 10.1.3.0/24."),
+    Argument("--master-addr", "torchrun: where ranks meet.  [the first host]"),
+    Argument("--master-port", "torchrun: the port there.  [29500; on one host a free one]"),
+    Argument("--ssh-args", 'Options for ssh, as one word: "-p 2222 -i KEY".'),
+    Argument("--dry-run", "Print the lines that would be started, and stop.", switch=True),
+    Argument(
+        "--write",
+        "Write a job in place of starting one: sbatch FILE or pytorchjob FILE.",
+        metavar="--write KIND FILE",
+        many=True,
+    ),
+    Argument("--image", "The container image of a PyTorchJob.  [phalanx:latest]"),
+    usage="--num-replicas R [--devices-per-replica D] [--host H1,H2] [-x NAME[=VALUE]]... "
+    "[--dry-run | --write KIND FILE] -- train|validate|bench ...",
+    examples={
+        "phalanx launch --num-replicas 4 -- train imagenet-resnet50 --data-dir ~/imagenet": (
+            "four GPUs of this machine, by torchrun"
+        ),
+        "phalanx launch --num-replicas 16 --host node1,node2 -x PYTHONPATH -- train demo": (
+            "eight devices on each of two hosts, by ssh"
+        ),
+        "phalanx launch --num-replicas 4 --host node1,node2 --dry-run -- validate runs/demo": (
+            "only the lines, ready to paste"
+        ),
+        "phalanx launch --num-replicas 4 --launcher mpirun --host node1,node2 -- train demo": (
+            "by Open MPI"
+        ),
+        "phalanx launch --num-replicas 8 --nodes 2 --write sbatch demo.sh -- train demo": (
+            "a Slurm job that goes on after preemption; sbatch demo.sh submits it"
+        ),
+    },
+    takes_command=True,
+)
+def _run(args: ParsedArgs) -> int:
+    """Check everything, then start the lines, print them, or write a file."""
+    words = split_words(args.words, os.environ)
+    own = parse_args(REGISTERED["launch"], words.own)
+    own.refuse_problems()
+    inner = _read_inner(words.command)
+    launcher = _choose_launcher(own)
+    layout = _read_layout(own, launcher, words.notes)
+    rank_command = RankCommand(
+        layout=layout,
+        words=_complete_inner(inner, layout, words),
+        folder=Path.cwd(),
+        variables=words.variables,
+        interface=own["--interface"] or words.interface,
+        tag_output=own["--tag-output"] or words.tag_output,
+        ssh_args=tuple(_split_ssh_args(own["--ssh-args"] or "")),
+        mpi_args=tuple(words.mpi_args),
+        master=_choose_master(own, layout),
+    )
+    if words.mpi_args and launcher != "mpirun":
+        text = shlex.join(words.mpi_args)
+        words.notes.append(f"{text}: is for --launcher mpirun and was left out")
+    for note in words.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if own["--write"]:
+        _write_file(own["--write"], _describe_job(own, inner, rank_command, args.line))
+        return 0
+    return _start(launcher, rank_command, dry_run=own["--dry-run"])
+
+
+@dataclass(frozen=True)
+class _Inner:
+    """The command after --, understood."""
+
+    name: str
+    args: ParsedArgs
+
+    @property
+    def flags(self) -> Mapping[str, str]:
+        """The options of a run among its words."""
+        return self.args.flags
+
+
+def _read_inner(words: Sequence[str]) -> _Inner:
+    """The command after --, with its mistakes found as that command finds them."""
+    pair, first = " ".join(words[:2]), words[0] if words else ""
+    name = next((known for known in (pair, first) if known in _INNER), None)
+    if name is None:
+        what = f"{first!r} is no command for --" if first else "a command is missing after --"
+        raise ConfigError(f"{what}; {suggest(first, _INNER)}")
+    import_module(f"phalanx.cli.{_INNER[name]}")
+    args = parse_args(REGISTERED[name], words[len(name.split()) :])
+    if name == "train" and not (args["--resume"] or args["--fork"]):
+        args.read_settings()
+    else:
+        args.refuse_problems()
+    return _Inner(name, args)
+
+
+def _complete_inner(inner: _Inner, layout: HostLayout, words: LaunchWords) -> tuple[str, ...]:
+    """The command's words, with what the options of launch say about it."""
+    added: dict[str, str] = {}
+    if inner.name == "train" and not inner.args["--resume"]:  # a run keeps its replicas
+        added["replicas"] = str(layout.replicas)
+        if layout.devices_per_replica > 1 and "pipeline-splits" not in inner.flags:
+            added["shards"] = str(layout.devices_per_replica)
+    if words.timeout is not None and inner.name in ("train", "validate"):
+        added["rank-timeout"] = words.timeout
+    more = [(f"--{name}", text) for name, text in added.items() if name not in inner.flags]
+    return (*words.command, *(word for pair in more for word in pair))
+
+
+def _choose_launcher(own: ParsedArgs) -> str:
+    """The launcher that is asked for, or the one that belongs here."""
+    asked = own["--launcher"]
+    if asked is None:
+        return "srun" if "SLURM_JOB_ID" in os.environ else "torchrun"
+    if asked not in LAUNCHERS:
+        raise ConfigError(f"--launcher {asked}: no such launcher; {suggest(asked, LAUNCHERS)}")
+    return str(asked)
+
+
+def _read_layout(own: ParsedArgs, launcher: str, notes: list[str]) -> HostLayout:
+    """How many ranks there are, and on which hosts."""
+
+    def number(flag: str) -> int | None:
+        return None if own[flag] is None else own.read_int(flag, 1, _MOST)
+
+    hosts = read_hosts(own["--host"]) if own["--host"] is not None else ()
+    instances, replicas = number("--num-instances"), number("--num-replicas")
+    replicas = replicas or instances
+    if replicas is None:
+        raise ConfigError(
+            "--num-replicas: say how many copies of the model there are to be, each on a device of "
+            "its own; with --devices-per-replica each is spread over several"
+        )
+    devices, total = number("--devices-per-replica"), number("--num-devices")
+    if devices and total and devices * replicas != total:
+        raise ConfigError(
+            f"--num-devices {total}: {replicas} replicas of {devices} devices are "
+            f"{replicas * devices}; leave one of the two out"
+        )
+    devices = devices or (divide_devices(total, replicas) if total else 1)
+    nodes = number("--nodes")
+    if hosts and nodes not in (None, len(hosts)):
+        raise ConfigError(f"--nodes {nodes}: --host names {len(hosts)}; leave --nodes out")
+    layout = lay_out_ranks(
+        hosts=hosts,
+        nodes=len(hosts) or nodes or _count_nodes(own, launcher),
+        replicas=replicas,
+        devices_per_replica=devices,
+    )
+    if instances is not None:
+        check_instances(instances, replicas)
+        if instances != layout.ranks:
+            ranks = format_plural(layout.ranks, "rank")
+            notes.append(
+                f"--num-instances {instances}: every device has a process here: {ranks} start"
+            )
+    if (layout.nodes or 1) > 1 and not (hosts or own["--write"] or launcher == "srun"):
+        raise ConfigError(f"--nodes {nodes}: {launcher} must know the hosts; name them with --host")
+    return layout
+
+
+def _count_nodes(own: ParsedArgs, launcher: str) -> int | None:
+    """How many hosts there are where nobody said; a Slurm job knows its own."""
+    if launcher != "srun" or own["--write"]:
+        return 1
+    text = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _split_ssh_args(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--ssh-args: {error} in {text!r}") from None
+
+
+def _choose_master(own: ParsedArgs, layout: HostLayout) -> tuple[str, int]:
+    """Where torchrun's ranks meet: a name that the other hosts know, too."""
+    first = strip_user(layout.hosts[0]) if layout.hosts else "127.0.0.1"
+    alone = (layout.nodes or 1) == 1
+    if own["--master-addr"]:
+        first = own["--master-addr"]
+    elif alone and is_this_host(first):
+        first = "127.0.0.1"
+    elif not alone and first in ("localhost", "127.0.0.1"):
+        first = socket.gethostname()
+    if own["--master-port"] is not None:
+        return first, own.read_int("--master-port", 1, _HIGHEST_PORT, noun="a port")
+    if not alone or first != "127.0.0.1":
+        return first, _PORT
+    with socket.create_server(("127.0.0.1", 0)) as server:  # another run may have torchrun's own
+        return first, int(server.getsockname()[1])
+
+
+def _start(launcher: str, rank_command: RankCommand, *, dry_run: bool) -> int:
+    """Print the lines, or run them until they have ended."""
+    lines = write_lines(launcher, rank_command)
+    if dry_run:
+        for line in lines:
+            print(line.text)
+        if len(lines) > 1:
+            print("note: these lines must run at the same time", file=sys.stderr)
+        return 0
+    refuse_missing_programs(lines)
+    refuse_unreachable(write_probe_lines(rank_command) if launcher == "mpirun" else lines)
+    lock = threading.Lock()
+    tags = rank_command.tag_output and launcher == "torchrun"  # the others do it themselves
+
+    def show(host: str, text: str, is_error: bool) -> None:
+        stream = raw_stream(sys.stderr if is_error else sys.stdout)
+        with lock:
+            try:
+                print(clean(f"[{host}] {text}" if tags else text), file=stream, flush=True)
+            except OSError:  # nobody listens any more, and the ranks go on in silence
+                silence(stream)
+
+    def say(text: str) -> None:
+        if text:
+            show("launch", f"phalanx launch: {text}", True)
+
+    return run_lines(lines, show=show, say=say)
+
+
+def _describe_job(own: ParsedArgs, inner: _Inner, rank_command: RankCommand, line: str) -> Job:
+    """The job of a file for a scheduler."""
+    kind = own["--write"][0]
+    if len(own["--write"]) != 2 or kind not in JOB_FILES:
+        raise ConfigError(
+            f"--write {' '.join(own['--write'])}: expected {' or '.join(JOB_FILES)} and the name "
+            "of a file, as in: --write sbatch job.sh"
+        )
+    trains = inner.name == "train"
+    resumed = trains and inner.args["--resume"]
+    preset = inner.args.preset_name if trains else None
+    return Job(
+        command=rank_command,
+        name=f"phalanx-{Path(preset or inner.name).stem}",
+        line=clean(line).replace("\n", " "),
+        run_dir=inner.flags.get("run-dir"),
+        resumes=trains and not resumed,
+        uses_gpus=not inner.flags.get("device", "").startswith("cpu"),
+        image=own["--image"] or "phalanx:latest",
+    )
+
+
+def _write_file(write: Sequence[str], job: Job) -> None:
+    """Write the file, unless there is one, and say what to do with it."""
+    kind, path = write[0], Path(write[1])
+    if path.exists():
+        raise ConfigError(f"--write {kind} {path}: exists already; remove it, or name another file")
+    write_atomically(path, write_job_file(kind, job))
+    submit = {"sbatch": "sbatch", "pytorchjob": "kubectl apply -f"}[kind]
+    print(f"wrote {path}; submit it with: {submit} {shlex.quote(str(path))}")

@@ -1,0 +1,49 @@
+"""Which of a host's network interfaces reaches the other ranks."""
+
+import socket
+import struct
+import sys
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR, of Linux
+_LOOPBACK = "lo"
+
+
+def find_own_address(peer: str) -> str:
+    """This host's address on the way to a peer; empty where there is no way."""
+    with suppress(OSError):
+        for family, kind, _, _, where in socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(where)  # nothing is sent
+                return str(probe.getsockname()[0])
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address reaches only this host."""
+    return bool(address) and ip_address(address.partition("%")[0]).is_loopback
+
+
+def find_interface(address: str) -> str | None:
+    """The name of the interface that has one of this host's addresses; None if not known."""
+    if sys.platform != "linux" or not address:
+        return None
+    if is_loopback(address):
+        return _LOOPBACK
+    import fcntl
+
+    wanted = ip_address(address.partition("%")[0])
+    with suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            found, _, _, _, _, name = line.split()
+            if wanted.version == 6 and wanted.packed.hex() == found:
+                return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            with suppress(OSError):  # it has none
+                if fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)[20:24] == wanted.packed:
+                    return name
+    return None
