@@ -9,8 +9,8 @@ whole measurement. In each round they take turns at
 parts: forward and backward pass apart, of a model that no rank shares;
 reduce, gather: collectives of BARE_MIB without any training, at each bandwidth;
 alone: steps that no rank shares, all processes at the same time, so that cores are as busy;
-ddp, strict, stages, interleaved: steps that all ranks share, at each bandwidth, with `alone` before and after;
-those of --modes.
+ddp, strict, stages, interleaved: steps that all ranks share, at each bandwidth, with `alone` before
+and after; those of --modes.
 `compare` predicts each block of shared steps as `phalanx plan --network` does, from the steps alone
 beside it and the package's constants, and from nothing else.
 """
