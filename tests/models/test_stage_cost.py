@@ -24,7 +24,7 @@ from phalanx.models.units import ModelPart, UnitModel
 from phalanx.plan.pipeline import Pass, Pipeline, count_in_flight
 
 BARE = BytesPerWeight(weight=0, optimizer=0, accumulates=True)
-BATCH, SIZE, CLASSES, PASSES = 4, 32, 10, 16
+BATCH, SIZE, CLASSES, PASSES = 4, 32, 10, 9
 RESNET8 = MODELS["resnet8"]
 
 

@@ -260,3 +260,64 @@ def test_the_plan_and_the_feed_agree_on_which_sets_may_lie_on_a_gpu(options):
     assert can_keep_on_device(config) == (
         stays_unasked(torch.device("cuda"), config) and not why_not
     )
+
+
+# --- stages ---
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (
+            {"pipeline_schedule": "Interleaved"},
+            "--pipeline-schedule has no effect without stages; --shards or --pipeline-splits "
+            "would make them",
+        ),
+        (
+            {"pipeline_validation_model": "true"},
+            "--pipeline-validation-model has no effect without stages; --shards or "
+            "--pipeline-splits would make them",
+        ),
+        (
+            {"sharding_include_filter": "layer", "shards": "1"},
+            "--sharding-include-filter has no effect without stages; --shards would make them",
+        ),
+        (
+            {"sharding_exclude_filter": "head", "shards": "2", "pipeline": "true"},
+            "--sharding-exclude-filter has no effect with --pipeline, only where --shards alone "
+            "cuts a model",
+        ),
+        (
+            {
+                "sharding_exclude_filter": "head",
+                "pipeline_splits": "layer2/0",
+                "pipeline_schedule": "Sequential",
+            },
+            "--sharding-exclude-filter has no effect with --pipeline-splits, only where --shards "
+            "alone cuts a model",
+        ),
+    ],
+)
+def test_options_for_stages_need_some(flags, told):
+    assert typed_notes(**flags) == [told]
+
+
+def test_stages_have_use_for_their_options():
+    assert typed_notes(shards="2", sharding_include_filter="layer2") == []
+    named = {"pipeline_splits": "layer2/0", "gradient_accumulation": "2"}
+    assert typed_notes(**named, pipeline_validation_model="true") == []
+    assert typed_notes(**named, pipeline_schedule="Interleaved", shards="1") == []
+
+
+@pytest.mark.parametrize(
+    ("replicas", "devices", "told"),
+    [
+        ("2", 9, "2 replicas of 4 stages use only 8; the next replica needs 4 of its own"),
+        ("2", 12, "2 replicas of 4 stages use only 8; --replicas auto trains one on every 4"),
+        ("1", 3, "1 replica of 4 stages uses only 1; stages have devices of their own from 4 on"),
+    ],
+)
+def test_devices_that_stages_leave_over_are_told(replicas, devices, told):
+    chosen = MachineChoice(device="cpu", precision="32.32", threads=1, devices=devices)
+    flags = {"replicas": replicas, "devices": str(devices), "shards": "4"}
+    assert typed_notes(chosen=chosen, **flags) == [f"--devices {devices}: {told}"]
