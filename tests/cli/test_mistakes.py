@@ -96,7 +96,7 @@ VALUES = [
     ("train --replicas many", "--replicas: expected a whole number or auto, got 'many'"),
     ("train --replicas 0", "--replicas: must be at least 1, got 0"),
     ("train --device cpu --replicas 16 --no-fold", "--no-fold: 16 replicas need 16 devices, and "
-     "there is 1; with --no-fold false, several replicas run on each device, one after the other"),
+     "there is 1; with --no-fold false, each device runs several of them, one after the other"),
     ("train --device cpu --devices 2 --replicas 3 --no-fold", "--no-fold: 3 replicas need 3 "
      "devices, and there are 2; "),
     ("train --device cuda:0,2 --devices 4 --replicas 4", "--devices 4: --device cuda:0,2 names "
