@@ -184,6 +184,6 @@ def _label_axes(axes: Any, picture: StepPicture, copies: int, end: float) -> Non
     lines = [f"time, in forward passes of an average stage{cut}", picture.footer]
     axes.set_xlabel("\n".join(filter(None, lines)))
     bubble = f"; bubble {picture.bubble:.1%}" if len(picture.rows) > 1 else ""
-    many = f", x {picture.pipelines}" if picture.pipelines > copies else ""
+    many = f"; one of {picture.pipelines} pipelines" if picture.pipelines > copies else ""
     axes.set_title(f"{picture.title}{many}{bubble}", fontsize=10, loc="left")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
