@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 
 import pytest
 from launched_runs import assert_same_result, count_steps, ranked_run, wait_for
@@ -32,7 +33,10 @@ def cut_off(digits, tmp_path):
         wait_for(lambda: count_steps(run) >= 10 or None, timeout=120)
         assert all(process.poll() is None for process in started)
         hosts.cut()
+        start = time.monotonic()
         ended = [(process.communicate(timeout=120)[1], process.returncode) for process in started]
+        waited = time.monotonic() - start
+        print(f"\nall ranks ended {waited:.0f} s after the cut, with --rank-timeout {TIMEOUT}")
         assert_told(ended, run)
         assert count_steps(run) < 240, "it was over before the cut"
         yield hosts, run
@@ -47,6 +51,22 @@ def assert_told(ended, run):
         told = [line for line in last if line.startswith("phalanx")]
         assert told and all(line.endswith(way_out) for line in told), ended
         assert all(re.search(rf"rank \d of 4 on {host}: ", line) for line in told), ended
+
+
+def test_a_host_that_does_not_see_the_run_says_so(digits, tmp_path):
+    (tmp_path / "runs").mkdir()
+    words = ranked_run(digits, tmp_path / "runs" / "run", ranks=4, launched=True, epochs=1)
+    hide = 'mount -t tmpfs none "$0" && exec "$@"'  # seen by this process alone
+    with open_hosts() as hosts:
+        started = start_workers(hosts, words, {"hostb": ["sh", "-c", hide, tmp_path / "runs"]})
+        ended = [(process.communicate(timeout=120)[1], process.returncode) for process in started]
+    codes = [code for _, code in ended]
+    assert codes[:2] == [8, 8] and sorted(codes[2:]) == [4, 8], ended
+    (line,) = [line for error, _ in ended for line in error.splitlines()]
+    assert " of 4 on hostb (traceback in " in line
+    told = "rank 0 has opened the run there, and this host does not see it; give --run-dir a folder"
+    assert line.endswith(f"{tmp_path}/runs/run: {told} that all hosts share")
+    assert not (tmp_path / "runs" / "run").exists()
 
 
 def test_a_run_goes_on_when_the_host_is_back(cut_off, straight):

@@ -4,24 +4,27 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hosts import NAMES, Hosts
 
 _WORKERS = [f"{host}:{port}" for host in NAMES for port in (2222, 2223)]
 
 
-def start_workers(hosts: Hosts, words: Sequence[object]) -> list["subprocess.Popen[str]"]:
-    """`phalanx` with these words as each of the four workers, in the order of their ranks."""
+def start_workers(
+    hosts: Hosts, words: Sequence[object], before: Mapping[str, Sequence[object]] | None = None
+) -> list["subprocess.Popen[str]"]:
+    """`phalanx` with these words as each of the four workers, in the order of their ranks.
+
+    before: by host, the words of a command that runs it.
+    """
     assert not {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} & os.environ.keys()
-    return [
-        hosts.popen(
-            worker.partition(":")[0],
-            [sys.executable, "-m", "phalanx", *words],
-            {"TF_CONFIG": tf_config(_WORKERS, index)},
-        )
-        for index, worker in enumerate(_WORKERS)
-    ]
+    started = []
+    for index, worker in enumerate(_WORKERS):
+        host = worker.partition(":")[0]
+        command = [*(before or {}).get(host, []), sys.executable, "-m", "phalanx", *words]
+        started.append(hosts.popen(host, command, {"TF_CONFIG": tf_config(_WORKERS, index)}))
+    return started
 
 
 def tf_config(workers: Sequence[str], index: int) -> str:

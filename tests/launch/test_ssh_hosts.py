@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from local_ssh_server import HOSTS, SSHD, ssh_server
+from loopback_ssh import HOSTS, SSHD, ssh_server
 
 from phalanx.engine.checkpoint_store import newest_checkpoint
 from phalanx.errors import NetworkError

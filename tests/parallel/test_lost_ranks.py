@@ -3,13 +3,7 @@
 import socket
 
 import pytest
-from launched_runs import (
-    Launched,
-    assert_same_result,
-    kill,
-    ranked_run,
-    world_variables,
-)
+from launched_runs import Launched, assert_same_result, kill, ranked_run, world_variables
 from test_ranked_runs import FAILING, run_folded
 
 pytestmark = pytest.mark.slow
@@ -63,3 +57,18 @@ def test_a_rank_that_fails_by_itself_is_not_started_again(failing, digits, tmp_p
     assert codes == ([70, 8] if failing == "0" else [8, 70]), ended
     told = "".join(done.stderr for done in ended)
     assert told.count("\n") == 1 and "ValueError: no more" in told
+
+
+def test_a_rank_that_cannot_open_the_run_does_not_keep_the_others_waiting(digits, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "mine.py").write_text("")
+    run = tmp_path / "run"
+    words = ranked_run(digits, run, launched=True, plugin="mine", epochs=1)
+    world = {**world_variables(0, 2), "LOCAL_WORLD_SIZE": 2}
+    folders = (tmp_path, tmp_path / "other")  # a plugin that only the first host has
+    ranks = [Launched(*words, cwd=cwd, **(world | {"RANK": n})) for n, cwd in enumerate(folders)]
+    ended = [rank.end() for rank in ranks]  # the timeout is 600 s
+    assert [done.returncode for done in ended] == [8, 2], ended
+    told = "".join(done.stderr for done in ended)
+    assert told.count("\n") == 1 and told.startswith(f"phalanx train: rank 1 of 2 on {HOST} (")
+    assert not run.exists()

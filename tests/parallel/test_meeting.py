@@ -17,6 +17,7 @@ from phalanx.parallel.ranks import (
     find_failure,
     leave_store,
     open_store,
+    peer_errors,
     sign_failure,
 )
 from phalanx.plan.world import World
@@ -103,8 +104,20 @@ def test_a_failure_that_nobody_can_be_told_is_told_once_a_host(first):
         def compare_set(self, *_):
             raise RuntimeError("the store is on the host that is gone")
 
-    assert sign_failure(replace(first, rank=2), Gone(), 75) is None
-    assert sign_failure(replace(first, rank=3, local_rank=1), Gone(), 75) == 75
+    world = replace(first, size=6, local_size=3)
+    silent = [sign_failure(replace(world, rank=n, local_rank=n % 3), Gone(), 75) for n in range(6)]
+    assert silent[1:] == [None, 75, None, 75, 75], "rank 0 is gone"
+
+
+def test_a_broken_connection_is_told_without_the_lines_of_other_code(first):
+    gloo = (
+        "[/__w/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:5. This is so"
+    )
+    with pytest.raises(PeersLost) as caught, peer_errors(first):
+        raise RuntimeError(gloo)
+    assert str(caught.value) == (
+        f"rank 0 of 2 on {HOST}: lost the other ranks (Connection closed by peer [10.0.0.2]:5)"
+    )
 
 
 # --- interfaces ---

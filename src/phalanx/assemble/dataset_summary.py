@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
@@ -48,6 +50,7 @@ class DatasetSummary:
     fingerprints: dict[str, Any]  # by split
     snapshots: dict[str, str] = field(default_factory=dict)  # of files and their times, by split
     manifest: str | None = None  # id of the content, where `data verify` has looked at it
+    image_bytes: float | None = None  # of a training image as it is stored, in the mean
     has_boxes: bool = True  # of some images' objects; where nobody looked, they are believed in
     source: str = "counted"  # or "published", where nobody looked at the files, or "made up"
     layout: str = ""  # how a folder was understood
@@ -81,6 +84,7 @@ def inspect_dataset(config: Config) -> DatasetSummary:
             for split, source in sources.items()
             if isinstance(source, IndexedSource)
         },
+        image_bytes=_find_image_bytes(sources["train"]),
         has_boxes=_has_boxes(sources["train"]),
         manifest=find_manifest(Path(folder).expanduser(), fingerprints) if folder else None,
         layout="; ".join(_describe_data(config, len(sources["valid"]))),
@@ -120,6 +124,12 @@ def build_layout_options(config: Config) -> LayoutOptions:
     )
 
 
+def _find_image_bytes(source: Source) -> float | None:
+    """How large a stored image is in the mean, where an index knows; bad ones have no size."""
+    sizes = source.index.sizes if isinstance(source, IndexedSource) else np.zeros(0)
+    return float(sizes[sizes > 0].mean()) if (sizes > 0).any() else None
+
+
 def _has_boxes(source: Source) -> bool:
     """Whether any image has a box around its object."""
     index = getattr(source, "index", None)  # of a plugin: maybe none, and yet boxes
@@ -153,6 +163,7 @@ def summarise_published(config: Config) -> DatasetSummary | None:
         counts=DatasetCounts(train_images=train, valid_images=valid, classes=classes),
         classes=dataset.classes or (),
         fingerprints={},
+        image_bytes=dataset.image_bytes,
         source="published",
     )
 

@@ -12,11 +12,13 @@ from phalanx.engine.checkpoint_store import newest_checkpoint
 from phalanx.errors import (
     EXIT_LEFT_AT_ONCE,
     Bug,
+    CheckpointError,
     DivergedError,
     FailedElsewhere,
     NetworkError,
     RanksLost,
     Stopped,
+    UserError,
 )
 from phalanx.parallel.supervisor import supervise, watch_supervisor
 from phalanx.parallel.watchdog import enable_stack_dumps
@@ -106,7 +108,26 @@ def open_as_rank(
     if not path:
         store.add(_LEFT, 1)
         return None
-    return reopen(Path(path)), store
+    with _telling(world, store):
+        if not is_run_folder(Path(path)):
+            raise CheckpointError(
+                f"{path}: rank 0 has opened the run there, and this host does not see it; give "
+                "--run-dir a folder that all hosts share"
+            )
+        return reopen(Path(path)), store
+
+
+@contextmanager
+def _telling(world: World, store: "Store") -> Iterator[None]:
+    """A block of one rank that the others would wait for in vain if it failed."""
+    from phalanx.parallel.ranks import sign_failure
+
+    try:
+        yield
+    except UserError as failure:
+        if sign_failure(world, store, failure.exit_code) is not None:
+            raise FailedElsewhere from failure
+        raise
 
 
 def _begin_as_rank() -> None:
@@ -185,7 +206,8 @@ def prepare_as_rank(
         store.set(_READY, "")
         return prepared, store
     wait_for_key(store, _READY, timeout=timeout)
-    return prepare(), store
+    with _telling(world, store):
+        return prepare(), store
 
 
 def _read_timeout(flags: Mapping[str, str]) -> float:

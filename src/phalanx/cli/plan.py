@@ -9,6 +9,16 @@ from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
+from phalanx.cli.plan_network import (
+    NETWORK_ARGS,
+    NetworkArgs,
+    NetworkPrediction,
+    StepFigures,
+    describe_exchange,
+    describe_network,
+    predict_network,
+    read_network_args,
+)
 from phalanx.cli.plan_stages import (
     build_picture,
     describe_choice,
@@ -47,6 +57,7 @@ class _Prediction(NamedTuple):
     exchange: "Exchange"
     stages: "list[StageCost]"  # none where the model is not cut
     picture: "StepPicture"
+    network: NetworkPrediction | None  # where one was asked for
 
 
 @command(
@@ -61,8 +72,9 @@ class _Prediction(NamedTuple):
         switch=True,
     ),
     Argument("--picture", "A file that ends in .png: draw a step over time into it."),
+    *NETWORK_ARGS,
     JSON_FLAG,
-    usage="[PRESET|FILE] [--option value]... [--at STEPS] [--origin] [--json]",
+    usage="[PRESET|FILE] [--option value]... [--network GBIT] [--at STEPS] [--origin] [--json]",
     options=ALL_OPTIONS,
     examples={
         "phalanx plan": "what `phalanx train` would do",
@@ -70,20 +82,25 @@ class _Prediction(NamedTuple):
         "or not",
         "phalanx plan imagenet-resnet50 --shards 4 --pipeline --devices 4 --picture p.png": "in "
         "four stages, drawn over time",
+        "phalanx plan imagenet-resnet50 --device cuda --devices 64 --replicas 64 --network 100 "
+        "--hosts 8": "with what a step takes of 100 Gbit/s",
         "phalanx plan demo --epochs 3 --origin": "and where each value comes from",
         "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
     },
 )
 def _run(args: ParsedArgs) -> None:
     """Print the plan of a config."""
-    settings = args.read_settings()
+    settings, wanted = args.read_settings(), read_network_args(args)
     file = find_picture_file(args)
 
     from phalanx.assemble.dataset_summary import plan_new_run
+    from phalanx.plan.exchange import count_hosts
 
     settings, plan, dataset = plan_new_run(settings, without_data=True)
     points = [plan.at(step) for step in _read_steps(args["--at"])]
-    found = None if args["--no-memory"] else _predict(settings.config, plan)
+    if wanted is not None:
+        count_hosts(plan, wanted.hosts)  # refused before torch is imported
+    found = None if args["--no-memory"] else _predict(settings.config, plan, dataset, wanted)
     known = found if isinstance(found, _Prediction) else None
     if file is not None:
         write_picture(known.picture if known else str(found), file)
@@ -103,6 +120,7 @@ def _run(args: ParsedArgs) -> None:
             "statistics_groups": plan.layout.span_groups,
             "exchange": asdict(known.exchange) if known else None,
             "memory": asdict(known.memory) if known else None,
+            "network": known.network.facts() if known and known.network else None,
             "at": points,
         }
         print(json.dumps(everything, indent=2))
@@ -118,7 +136,9 @@ def _run(args: ParsedArgs) -> None:
         _print_origins(settings)
 
 
-def _predict(config: Config, plan: "Plan") -> _Prediction | str:
+def _predict(
+    config: Config, plan: "Plan", dataset: "DatasetSummary", wanted: NetworkArgs | None
+) -> _Prediction | str:
     """What a step should take and exchange, or why it is not known, as with some plugins' networks.
 
     The only part of a plan that needs torch: whatever can be refused is refused before.
@@ -135,9 +155,11 @@ def _predict(config: Config, plan: "Plan") -> _Prediction | str:
     except ConfigError as error:
         return f"not known: {error}"
     exchange = predict_exchange(config, plan, memory)
-    footer = _describe_exchange(plan, exchange) if plan.layout.ranks > 1 else ""
+    footer = describe_exchange(plan, exchange) if plan.layout.ranks > 1 else ""
     picture = build_picture(config, plan, stages, footer=footer)
-    return _Prediction(memory, exchange, stages, picture)
+    figures = StepFigures(exchange, stages, picture.bubble)
+    network = wanted and predict_network(wanted, plan, config, figures, dataset)
+    return _Prediction(memory, exchange, stages, picture, network)
 
 
 def _read_steps(text: str | None) -> list[int]:
@@ -324,14 +346,14 @@ def _describe_prediction(
         return [("memory", found)] if found else []
     rows = [("memory", _describe_memory(plan, found.memory, config))]
     if plan.layout.ranks > 1:
-        rows.append(("exchange", _describe_exchange(plan, found.exchange)))
+        rows.append(("exchange", describe_exchange(plan, found.exchange)))
     return rows
 
 
 def _describe_picture(
     settings: Settings, plan: "Plan", found: _Prediction | str | None
 ) -> list[tuple[str, str]]:
-    """The rows about stages, and a step over time where several devices share it."""
+    """The rows about stages, a step over time where several devices share it, and a network."""
     from phalanx.assemble.dataset_summary import CHOSEN_ORIGIN
 
     known = found if isinstance(found, _Prediction) else None
@@ -340,7 +362,7 @@ def _describe_picture(
         rows += describe_choice(known.stages)
     if known and (plan.stages > 1 or plan.layout.ranks > 1):
         rows += draw_step(plan, known.picture)
-    return rows
+    return [*rows, *(describe_network(known.network, plan) if known and known.network else [])]
 
 
 def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
@@ -366,18 +388,6 @@ def _describe_memory(plan: "Plan", memory: "Memory", config: Config) -> str:
     if plan.layout.stages > 1:
         each = " for the stage that needs most"
     return f"peak {format_bytes(memory.peak)}{each}: {text}{host}"
-
-
-def _describe_exchange(plan: "Plan", exchange: "Exchange") -> str:
-    """What each rank sends and receives in a step."""
-    parts = {
-        "gradients": exchange.gradients,
-        "BatchNorm statistics": exchange.statistics,
-        "activations and their gradients": exchange.activations,
-    }
-    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-    total = f"{'up to ' * (plan.layout.stages > 1)}{format_bytes(exchange.total)}"
-    return f"each rank sends and receives {total} per step: {text}"
 
 
 def _print_origins(settings: Settings) -> None:

@@ -50,7 +50,7 @@ def lay_out_ranks(
         raise ConfigError(
             f"--num-replicas {replicas}: {product}{format_plural(layout.ranks, 'rank')} cannot be "
             f"shared evenly by {format_plural(nodes, 'host')}; give --num-replicas "
-            f"{format_nearest(replicas, factor)}, or another number of hosts"
+            f"{_format_nearest(replicas, factor)}, or another number of hosts"
         )
     return layout
 
@@ -65,7 +65,7 @@ def check_instances(instances: int, replicas: int) -> None:
     if replicas % instances:
         raise ConfigError(
             f"--num-instances {instances}: the number of replicas, {replicas}, must be a multiple "
-            f"of it; give --num-replicas {format_nearest(replicas, instances)}"
+            f"of it; give --num-replicas {_format_nearest(replicas, instances)}"
         )
 
 
@@ -74,15 +74,15 @@ def divide_devices(devices: int, replicas: int) -> int:
     if devices % replicas:
         raise ConfigError(
             f"--num-devices {devices}: the number of devices must be a multiple of the replication "
-            f"factor, which is {replicas}; give --num-devices {format_nearest(devices, replicas)}"
+            f"factor, which is {replicas}; give --num-devices {_format_nearest(devices, replicas)}"
         )
     return devices // replicas
 
 
-def format_nearest(number: int, factor: int) -> str:
+def _format_nearest(number: int, factor: int) -> str:
     """The multiples of a factor next to a number that is none.
 
-    >>> format_nearest(7, 4), format_nearest(3, 4)
+    >>> _format_nearest(7, 4), _format_nearest(3, 4)
     ('4 or 8', '4')
     """
     below = number // factor * factor

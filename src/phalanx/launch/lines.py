@@ -125,7 +125,8 @@ def _write_mpirun(command: RankCommand) -> list[LaunchLine]:
         words += ["--mca", "plm_rsh_args", shlex.join([*command.ssh_args, *_SSH])]
     if command.interface:
         words += [word for key in _MCA_INTERFACES for word in ("--mca", key, command.interface)]
-    for name, value in list_variables(command).items():
+    # mpirun gives ranks a terminal, and nobody is there to look at a progress bar
+    for name, value in {"TERM": "dumb", **list_variables(command)}.items():
         words += ["-x", f"{name}={value}"]
     words = [*words, *command.mpi_args, *_with_interface(command, _write_rank(command))]
     return [LaunchLine(launcher="mpirun", host="", words=tuple(words), folder=command.folder)]

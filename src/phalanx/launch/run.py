@@ -143,6 +143,19 @@ class _Running:
             self.process.stdin.write(f"{name}\n".encode())
             self.process.stdin.flush()
 
+    def close(self) -> None:
+        """Ask ranks that are left to stop: nobody is there any more to send them signals."""
+        assert self.process.stdin
+        with suppress(OSError):
+            self.process.stdin.close()
+
+    def kill(self) -> None:
+        """Kill what is left of it on this machine."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended just now
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
     def has_ended(self) -> bool:
         """Whether it has; all that it printed has then been shown."""
         if self.process.poll() is None:
@@ -192,14 +205,9 @@ def _start_lines(lines: Sequence[LaunchLine], show: _Show) -> Iterator[list[_Run
         yield started
     finally:
         for one in started:
-            with suppress(OSError):
-                assert one.process.stdin
-                one.process.stdin.close()  # ranks that are left get SIGTERM
+            one.close()
         for one in started:
-            if one.process.poll() is None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(one.process.pid, signal.SIGKILL)
-                one.process.wait()
+            one.kill()
 
 
 def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[str], None]) -> int:

@@ -3,6 +3,7 @@
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,18 +33,20 @@ def find_interface(address: str) -> str | None:
         return None
     if is_loopback(address):
         return _LOOPBACK
-    import fcntl
+    wanted = ip_address(address.partition("%")[0]).packed
+    return next((name for name, packed in _list_addresses() if packed == wanted), None)
 
-    wanted = ip_address(address.partition("%")[0])
+
+def _list_addresses() -> Iterator[tuple[str, bytes]]:
+    """The interfaces of this host, with the addresses they have."""
+    import fcntl  # which not every system has
+
     with suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            found, _, _, _, _, name = line.split()
-            if wanted.version == 6 and wanted.packed.hex() == found:
-                return name
+            address, *_, name = line.split()
+            yield name, bytes.fromhex(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
             with suppress(OSError):  # it has none
-                if fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)[20:24] == wanted.packed:
-                    return name
-    return None
+                request = struct.pack("256s", name.encode())
+                yield name, fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)[20:24]

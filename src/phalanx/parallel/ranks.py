@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -51,10 +52,10 @@ def _introduce(world: World, store: Store, timeout: float) -> str:
             "each must have its own number"
         )
     mine = {"host": host, "address": address, "size": world.size, "members": [*world.members]}
-    store.set(f"here/{world.rank}", json.dumps(mine))
+    store.set(f"introduced/{world.rank}", json.dumps(mine))
     if world.rank == 0:
         return ""
-    first = json.loads(wait_for_key(store, "here/0", timeout=timeout))
+    first = json.loads(wait_for_key(store, "introduced/0", timeout=timeout))
     if first["size"] != world.size:
         told = f"{world.told_by} tells of {format_plural(world.size, 'rank')}"
         what = f"{told}, and that of rank 0 on {first['host']} of {first['size']}"
@@ -215,8 +216,9 @@ def sign_failure(world: World, store: Store, exit_code: int) -> int | None:
     with suppress(dist.DistError, RuntimeError):
         signed = store.compare_set(_FAILED, "", mine).decode()
         return None if signed == mine else int(signed.split()[1])
-    # nobody can be asked any more: one of each host speaks
-    return None if world.local_rank == 0 else exit_code
+    # the store is gone with rank 0: the next one of its host speaks, and the first of each other
+    first = 1 if world.rank == world.local_rank else 0
+    return None if world.local_rank <= first else exit_code
 
 
 def find_failure(world: World, store: Store) -> int | None:
@@ -241,6 +243,7 @@ def leave_store(world: World, store: Store) -> None:
 
 def _await_all(world: World, store: Store, timeout: float) -> list[str]:
     """Wait until every rank is here; their addresses. NetworkError names those that do not come."""
+    store.set(f"here/{world.rank}", "")
     deadline = time.monotonic() + timeout
     missing = list(range(world.size))
     while missing and time.monotonic() < deadline:
@@ -255,7 +258,7 @@ def _await_all(world: World, store: Store, timeout: float) -> list[str]:
             f"{who} {names} of {world.size} did not start within {timeout:g} s; check {whose} "
             "output, or wait longer with --rank-timeout"
         )
-    return [json.loads(store.get(f"here/{rank}"))["address"] for rank in range(world.size)]
+    return [json.loads(store.get(f"introduced/{rank}"))["address"] for rank in range(world.size)]
 
 
 def _choose_interface(world: World, addresses: list[str]) -> None:
@@ -288,7 +291,9 @@ def peer_errors(world: World) -> Iterator[None]:
         )
         if not is_ours:
             raise
+        # without the line of gloo's code in front, and the advice behind
+        reason = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0]
         raise PeersLost(
             f"rank {world.rank} of {world.size} on {socket.gethostname()}: lost the other ranks "
-            f"({str(error).strip().splitlines()[0]})"
+            f"({reason})"
         ) from error

@@ -1,8 +1,27 @@
-"""What ranks send each other in a step: arithmetic, in bytes."""
+"""What ranks send each other in a step, in bytes, and how long a network takes for it: arithmetic.
 
+The model of the network, its constants and how it compares with measurements: docs/scale.md.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
 
+from phalanx.errors import ConfigError
+from phalanx.plan.layout import Layout
+from phalanx.plan.pipeline import time_passes
 from phalanx.plan.plan import Plan
+
+# measured apart from the steps that they predict, see docs/scale.md
+_LINK_SHARE = 0.95  # of a link's bandwidth that a ring gets; a bare all-reduce over gloo and TCP
+_GLOO_PAIR_SHARE = 0.62  # that a gather gets where two ranks share one connection; the same
+_REDUCE_GBIT, _GATHER_GBIT = 7.4, 2.0  # of gradients that gloo and a core copy and add in a second
+_BACKWARD_SHARE = 0.55  # of a pass and its update; 0.52 to 0.60 on a GPU and a CPU
+_FORWARD_SHARE = 1 / 3  # of a pass of a stage, as in the drawing of a step
+_MIB = 2**20
+_BITS = 8e-9  # Gbit of a byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,4 +58,173 @@ def count_exchange(
         gradients=moved,
         statistics=2 * passes * (layout.span_pipelines - 1) * statistics,
         activations=passes * activations,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Hosts with a link each, which carries as much in either direction at the same time."""
+
+    gbit: float  # a second, in each direction
+    hosts: int
+
+    def time(self, size: float, share: float = _LINK_SHARE) -> float:
+        """Seconds that so many bytes take on a link, of which they get a share."""
+        return size * _BITS / (self.gbit * share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUse:
+    """What goes through the busiest host's link in a step, by what it is."""
+
+    sizes: dict[str, int]  # bytes in each direction
+    seconds: dict[str, float]
+    tree_s: float | None  # of the gradients, if a tree added them up; None where none can
+    before_end_s: float  # of the gradients, what can go before the last backward pass ends
+    host_s: float  # of a processor that copies and adds them, whatever the network
+
+    @property
+    def total_s(self) -> float:
+        """One after the other."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step that all ranks share."""
+
+    compute_s: float
+    host_s: float  # for copying and adding what was exchanged
+    communication_s: float
+    hidden_s: float  # of the communication, while the last backward pass goes on
+
+    @property
+    def total_s(self) -> float:
+        """From one update to the next."""
+        return self.compute_s + self.host_s + self.communication_s - self.hidden_s
+
+
+def count_hosts(plan: Plan, hosts: int | None) -> int:
+    """The hosts that so many are meant for; without a number, one for each rank."""
+    ranks = plan.layout.ranks
+    if hosts is not None and ranks % hosts:
+        raise ConfigError(
+            f"--hosts {hosts}: does not divide {ranks} devices; every host has as many"
+        )
+    return hosts or ranks
+
+
+def time_exchange(
+    plan: Plan, exchange: Mapping[str, int], network: Network, *, bucket_mib: float
+) -> LinkUse:
+    """What a network takes for the bytes that each rank sends in a step, by what they are.
+
+    Ranks are numbered host by host. What stays within a host takes no network. DDP sends a bucket
+    of gradients as soon as it is full, the last one when the last backward pass ends; sums of
+    stages, or in the order of replicas, come after that.
+    """
+    layout, is_strict = plan.layout, plan.determinism == "strict"
+    members = layout.pipelines  # that add up the same gradients
+    shares = dict.fromkeys(exchange, _LINK_SHARE)
+    if is_strict and plan.device == "cpu" and members == 2:
+        shares["gradients"] = _GLOO_PAIR_SHARE
+    senders = _count_senders(layout, layout.ranks // network.hosts)
+    sizes = {kind: size * senders[kind] for kind, size in exchange.items()}
+    seconds = {kind: network.time(size, shares[kind]) for kind, size in sizes.items()}
+    tree_s, before_end_s, host_s = None, 0.0, 0.0
+    if members > 1 and plan.device == "cpu":
+        speed = _GATHER_GBIT if is_strict else _REDUCE_GBIT
+        host_s = exchange["gradients"] * _BITS / speed
+    if members > 1 and not is_strict:
+        doubled = exchange["gradients"] * members / (members - 1)  # what a tree moves
+        buckets = max(1, ceil(doubled / 2 / (bucket_mib * _MIB)))
+        tree_s = network.time(doubled * senders["gradients"])
+        before_end_s = (layout.stages == 1) * seconds["gradients"] * (1 - 1 / buckets)
+    return LinkUse(
+        sizes=sizes, seconds=seconds, tree_s=tree_s, before_end_s=before_end_s, host_s=host_s
+    )
+
+
+def _count_senders(layout: Layout, per_host: int) -> dict[str, int]:
+    """How many ranks of the busiest host send to other hosts, by what they send."""
+    rings = [layout.peers_of(stage) for stage in range(layout.stages)]
+    pipelines = [layout.ranks_of(number) for number in range(layout.pipelines)]
+    return {
+        "gradients": _count_leaving(map(_close_ring, rings), per_host),
+        "statistics": _count_leaving(map(_close_ring, layout.span_groups), per_host),
+        "activations": _count_leaving(pipelines, per_host),
+    }
+
+
+def _close_ring(members: Sequence[int]) -> Sequence[int]:
+    return [*members, members[0]]
+
+
+def _count_leaving(chains: Iterable[Sequence[int]], per_host: int) -> int:
+    """How often the busiest host sends to another one, where each rank sends to the next."""
+    leaving = Counter(
+        one // per_host
+        for chain in chains
+        for one, other in pairwise(chain)
+        if one // per_host != other // per_host
+    )
+    return max(leaving.values(), default=0)
+
+
+def time_stage_waits(
+    plan: Plan,
+    network: Network,
+    *,
+    shares: Sequence[float],
+    received: Sequence[int],
+    images_per_second: float,
+) -> float:
+    """Seconds that a step takes longer because stages on other hosts wait for what they are sent.
+
+    shares: of the model's time, by stage; received: the bytes that each gets for a forward pass.
+    """
+    layout, pipeline = plan.layout, plan.pipeline
+    if pipeline is None or layout.stages == 1:
+        return 0.0
+    per_host, stages = layout.ranks // network.hosts, range(layout.stages)
+    pass_s = plan.micro_batch * layout.turn_size / images_per_second
+    forward = [share * _FORWARD_SHARE * pass_s for share in shares]
+    backward = [share * pass_s for share in shares]
+    if plan.recompute_patterns is None:
+        backward = [both - one for both, one in zip(backward, forward, strict=True)]
+    transfers = []
+    for stage in stages[1:]:
+        pairs = ((rank - 1, rank) for rank in range(stage, layout.ranks, layout.stages))
+        apart = any(one // per_host != other // per_host for one, other in pairs)
+        transfers.append(network.time(received[stage]) if apart else 0.0)
+    orders = [pipeline.order(stage, passes=plan.accumulation) for stage in stages]
+    ends = [
+        max(one.end for one in time_passes(orders, forward=forward, backward=backward, transfers=t))
+        for t in ((), transfers)
+    ]
+    return layout.rounds * (ends[1] - ends[0])
+
+
+def predict_step_time(
+    plan: Plan,
+    use: LinkUse,
+    *,
+    images_per_second: float,
+    bubble: float = 0.0,
+    stage_waits_s: float = 0.0,
+) -> StepTime:
+    """The step of a plan, from what one device trains alone.
+
+    A pipeline divides the work among its stages, which idle for a share of the time (`bubble`).
+    What they send is on its way while they compute: only the time that they wait for it counts.
+    """
+    layout = plan.layout
+    passes = plan.accumulation * layout.rounds
+    images = plan.micro_batch * passes * layout.turn_size
+    compute = images / images_per_second / layout.stages / (1 - bubble)
+    return StepTime(
+        compute_s=compute,
+        host_s=use.host_s,
+        communication_s=use.total_s - use.seconds.get("activations", 0.0) + stage_waits_s,
+        hidden_s=min(use.before_end_s, _BACKWARD_SHARE * compute / passes),
     )

@@ -244,20 +244,35 @@ def count_in_flight(order: Sequence[Pass]) -> int:
 
 
 def time_passes(
-    orders: Sequence[Sequence[Pass]], *, forward: Sequence[float], backward: Sequence[float]
+    orders: Sequence[Sequence[Pass]],
+    *,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    transfers: Sequence[float] = (),
 ) -> list[TimedPass]:
-    """When each stage runs its passes, given what one costs it; what they send takes no time."""
+    """When each stage runs its passes, given what one costs it.
+
+    transfers: how long that which a pass hands on takes between stages 0 and 1, 1 and 2, ..., each
+    way; nothing without. A stage computes meanwhile, but sends one thing at a time each way.
+    """
     costs = {"forward": forward, "backward": backward}
-    done: dict[tuple[int, Pass], float] = {}
+    arrivals: dict[tuple[int, Pass], float] = {}
     clocks, waiting = [0.0] * len(orders), [deque(order) for order in orders]
+    last: dict[tuple[int, str], float] = {}  # when what a stage sent before has arrived
     timed: list[TimedPass] = []
     while any(waiting):
         for stage, own in enumerate(waiting):
-            while own and (ready := _find_arrival(own[0], stage, done, len(orders))) is not None:
+            while (
+                own and (ready := _find_arrival(own[0], stage, arrivals, len(orders))) is not None
+            ):
                 one = own.popleft()
                 start = max(clocks[stage], ready)
-                clocks[stage] = done[stage, one] = start + costs[one.kind][stage]
-                timed.append(TimedPass(stage, one, start, clocks[stage]))
+                end = start + costs[one.kind][stage]
+                timed.append(TimedPass(stage, one, start, end))
+                border = stage if one.kind == "forward" else stage - 1
+                way = transfers[border] if 0 <= border < len(transfers) else 0.0
+                clocks[stage] = max(end, last.get((stage, one.kind), 0.0))
+                last[stage, one.kind] = arrivals[stage, one] = clocks[stage] + way
     return sorted(timed, key=lambda one: (one.start, one.stage))
 
 

@@ -231,17 +231,7 @@ def _plan_pieces(
             steps_per_epoch=per_epoch,
         )
     with problems.collect():
-        logs = Every(parse_rate(config.train.logs_per_epoch), per_epoch, total)
-        first = Fraction(str(config.run.first_ckpt_epoch))
-        saves = Every(parse_rate(config.run.ckpts_per_epoch), per_epoch, total, first)
-        even = config.data.epoch_tail == "drop"
-        log, log_warnings = adjust_event_rate(logs, LOGS, epochs=epochs, even=even)
-        save, save_warnings = adjust_event_rate(saves, CKPTS, epochs=epochs, even=even)
-        if not even and "logs-per-epoch" in typed:
-            log_warnings = log_warnings or describe_carried_tail(log, LOGS)
-        if not even and "ckpts-per-epoch" in typed:
-            save_warnings = save_warnings or describe_carried_tail(save, CKPTS)
-        check_averaging(config, saves=save.count())
+        log, save, event_notes = _plan_events(config, run, epochs, typed=typed)
     with problems.collect():
         layout = plan_layout(config, chosen)
     with problems.collect():
@@ -257,14 +247,32 @@ def _plan_pieces(
     warnings = (
         *shifts,
         *schedule_notes,
-        *log_warnings,
-        *save_warnings,
+        *event_notes,
         *loss_scale_warnings(config, precision=chosen.precision),
         *unused_option_warnings(config, typed, chosen=chosen, layout=layout, workers=workers),
     )
     return _PlanPieces(
         layout, pipeline, workers, growth, patterns, log, save, schedule, loss_scale, warnings
     )
+
+
+def _plan_events(
+    config: Config, run: RunLength, epochs: Fraction | None, *, typed: Collection[str]
+) -> tuple[Every, Every, list[str]]:
+    """When a run logs and saves, and what of it may not be meant."""
+    per_epoch, total = run.steps_per_epoch, run.total_steps
+    logs = Every(parse_rate(config.train.logs_per_epoch), per_epoch, total)
+    first = Fraction(str(config.run.first_ckpt_epoch))
+    saves = Every(parse_rate(config.run.ckpts_per_epoch), per_epoch, total, first)
+    even = config.data.epoch_tail == "drop"
+    log, log_warnings = adjust_event_rate(logs, LOGS, epochs=epochs, even=even)
+    save, save_warnings = adjust_event_rate(saves, CKPTS, epochs=epochs, even=even)
+    if not even and "logs-per-epoch" in typed:
+        log_warnings = log_warnings or describe_carried_tail(log, LOGS)
+    if not even and "ckpts-per-epoch" in typed:
+        save_warnings = save_warnings or describe_carried_tail(save, CKPTS)
+    check_averaging(config, saves=save.count())
+    return log, save, [*log_warnings, *save_warnings]
 
 
 def _plan_schedule(

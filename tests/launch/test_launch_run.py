@@ -121,10 +121,10 @@ def test_others_are_stopped_when_one_fails(monkeypatch):
 def test_whoever_does_not_stop_is_killed(monkeypatch):
     for name in ("_GRACE_S", "_LEAVE_S"):
         monkeypatch.setattr(f"phalanx.launch.run.{name}", 0.3)
-    deaf = "trap '' TERM; exec sleep 60"
-    began, shown = time.monotonic(), Shown()
-    assert shown.run(ranked("exit 3"), ranked(deaf, "b")) == 3
-    assert time.monotonic() - began < 30
+    deaf = "RANK=0 sh -c \"trap '' TERM; exec sleep 60\"; echo its launcher lives"
+    shown = Shown()
+    assert shown.run(ranked("exit 3"), line("sh", "-c", deaf, host="b")) == 3
+    assert shown.out == [("b", "its launcher lives")]
 
 
 def test_a_launcher_that_is_not_there_is_named(monkeypatch):

@@ -98,7 +98,7 @@ def test_mpirun_gets_slots_variables_and_interfaces():
     assert words.count("--allow-run-as-root") == 1 and "--tag-output" in words
     text = " ".join(words)
     assert "--mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0" in text
-    assert "-x GLOO_SOCKET_IFNAME=eth0 -x NCCL_SOCKET_IFNAME=eth0 -x A=b c" in text
+    assert "-x TERM=dumb -x GLOO_SOCKET_IFNAME=eth0 -x NCCL_SOCKET_IFNAME=eth0 -x A=b c" in text
     assert words[words.index("plm_rsh_args") + 1].startswith("-i 'my key' -o BatchMode=yes")
     assert words[-8:] == ["--mca", "btl", "tcp,self", *RANK]
 

@@ -1,0 +1,229 @@
+"""`phalanx plan --network`: what a step takes of the links between hosts, and how long it is."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from phalanx.catalog.datasets import DATASETS
+from phalanx.cli.command import Argument, ParsedArgs
+from phalanx.config.schema import Config
+from phalanx.errors import ConfigError
+from phalanx.units import format_bytes, format_plural
+
+if TYPE_CHECKING:
+    from phalanx.assemble.dataset_summary import DatasetSummary
+    from phalanx.models.stage_cost import StageCost
+    from phalanx.plan.exchange import Exchange, LinkUse, Network, StepTime
+    from phalanx.plan.plan import Plan
+
+NETWORK_ARGS = (
+    Argument(
+        "--network",
+        "Predict the step time where each host's link has so many Gbit/s, such as 10 or 0.1.",
+        metavar="GBIT",
+    ),
+    Argument("--hosts", "With --network: how many hosts share the devices; else one for each."),
+    Argument(
+        "--images-per-second",
+        "With --network: what one device trains alone, as a run without other devices told.",
+    ),
+)
+_MADE_HERE = ("generated", "synthetic")
+_NAMES = {
+    "gradients": "gradients",
+    "statistics": "BatchNorm statistics",
+    "activations": "activations and their gradients",
+}
+
+
+class NetworkArgs(NamedTuple):
+    """What was asked for."""
+
+    gbit: float
+    hosts: int | None
+    images_per_second: float | None
+
+
+class StepFigures(NamedTuple):
+    """What of a step the prediction needs."""
+
+    exchange: "Exchange"
+    stages: "Sequence[StageCost]"
+    bubble: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkPrediction:
+    """A plan's step over a network."""
+
+    network: "Network"
+    use: "LinkUse"
+    step: "StepTime | None"  # where it is known what a device trains alone
+    image_bytes: float  # of an image that is read in training; 0 where none is
+    input_bytes: float  # that each host reads in a step
+
+    @property
+    def input_s(self) -> float:
+        """Seconds of the host's link that they would take."""
+        return self.network.time(self.input_bytes)
+
+    @property
+    def shared_s(self) -> float:
+        """Seconds of a step whose images come over the same links."""
+        assert self.step is not None
+        return max(self.step.total_s, self.use.total_s + self.input_s)
+
+    def facts(self) -> dict[str, Any]:
+        """As plain numbers, for JSON."""
+        facts = {**asdict(self.network), **asdict(self.use), "communication_s": self.use.total_s}
+        facts |= {"image_bytes": self.image_bytes, "input_bytes": self.input_bytes}
+        facts["input_s"] = self.input_s
+        facts["step"] = None
+        if self.step is not None:
+            facts["step"] = {**asdict(self.step), "total_s": self.step.total_s}
+            facts["step"]["total_s_with_input"] = self.shared_s
+        return facts
+
+
+def read_network_args(args: ParsedArgs) -> NetworkArgs | None:
+    """The network that --network describes, if it is given."""
+    if args["--network"] is None:
+        for flag in ("--hosts", "--images-per-second"):
+            if args[flag] is not None:
+                raise ConfigError(f"{flag}: belongs to --network GBIT, which is not given")
+        return None
+    if args["--no-memory"]:
+        raise ConfigError("--network: needs what --no-memory skips; leave one of them out")
+    gbit = args.read_positive("--network", "Gbit/s of each host's link, such as 10 or 0.1")
+    hosts = None if args["--hosts"] is None else args.read_int("--hosts", 1)
+    rate = None
+    if args["--images-per-second"] is not None:
+        rate = args.read_positive("--images-per-second", "a number above zero, such as 2500")
+    return NetworkArgs(gbit, hosts, rate)
+
+
+def predict_network(
+    wanted: NetworkArgs,
+    plan: "Plan",
+    config: Config,
+    known: StepFigures,
+    dataset: "DatasetSummary",
+) -> NetworkPrediction:
+    """What a step of the plan takes of a network, and how long it is."""
+    from phalanx.plan.exchange import (
+        Network,
+        count_hosts,
+        predict_step_time,
+        time_exchange,
+        time_stage_waits,
+    )
+
+    network = Network(gbit=wanted.gbit, hosts=count_hosts(plan, wanted.hosts))
+    sent = asdict(known.exchange)
+    use = time_exchange(plan, sent, network, bucket_mib=config.machine.bucket_mib)
+    step = None
+    if wanted.images_per_second is not None:
+        rate = wanted.images_per_second
+        waits = time_stage_waits(
+            plan,
+            network,
+            shares=[stage.share for stage in known.stages],
+            received=[stage.received for stage in known.stages],
+            images_per_second=rate,
+        )
+        step = predict_step_time(
+            plan,
+            use,
+            images_per_second=rate,
+            bubble=known.bubble if plan.layout.stages > 1 else 0.0,
+            stage_waits_s=waits,
+        )
+    stays = DATASETS[config.data.data].in_memory or config.data.data in _MADE_HERE
+    pixels = 3.0 * plan.image_size**2
+    size = 0.0 if stays else dataset.image_bytes or pixels
+    read = size * plan.global_batch / network.hosts
+    return NetworkPrediction(
+        network=network, use=use, step=step, image_bytes=size, input_bytes=read
+    )
+
+
+def describe_exchange(plan: "Plan", exchange: "Exchange") -> str:
+    """What each rank sends and receives in a step."""
+    parts = {
+        "gradients": exchange.gradients,
+        "BatchNorm statistics": exchange.statistics,
+        "activations and their gradients": exchange.activations,
+    }
+    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    total = f"{'up to ' * (plan.layout.stages > 1)}{format_bytes(exchange.total)}"
+    return f"each rank sends and receives {total} per step: {text}"
+
+
+def describe_network(found: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
+    """The rows of a plan that tell of the network."""
+    hosts = found.network.hosts
+    each = format_plural(plan.layout.ranks // hosts, "device")
+    where = f"each of {hosts:,} hosts, {each} on each" if hosts > 1 else f"the only host, {each}"
+    rows = [("network", f"{found.network.gbit:g} Gbit/s for {where}")]
+    rows += [("", line) for line in _list_uses(found, plan)]
+    return [*rows, *_describe_step(found, plan)]
+
+
+def _list_uses(found: NetworkPrediction, plan: "Plan") -> list[str]:
+    """A line for each kind of bytes on a host's link."""
+    use, way = found.use, "gathered from all" if plan.determinism == "strict" else "ring all-reduce"
+    notes = {"gradients": way, "activations": "on their way while stages compute"}
+    cells = [
+        (_NAMES[kind], format_bytes(size), _format_time(use.seconds[kind]), notes.get(kind, ""))
+        for kind, size in use.sizes.items()
+        if size
+    ]
+    if use.tree_s:
+        cells.insert(1, ("", "", _format_time(use.tree_s), "instead, if a tree added them up"))
+    if found.input_bytes:
+        note = "only if they come over the same link"
+        size = format_bytes(found.input_bytes)
+        cells.append(("images", size, _format_time(found.input_s), note))
+    if not cells:
+        return ["nothing goes over it"]
+    cells.insert(0, ("each way, in a step", "bytes", "time", ""))
+    names, sizes, times = (max(len(row[at]) for row in cells) for at in range(3))
+    return [
+        f"{name:<{names}}  {size:>{sizes}}  {time:>{times}}  {note}".rstrip()
+        for name, size, time, note in cells
+    ]
+
+
+def _describe_step(found: NetworkPrediction, plan: "Plan") -> list[tuple[str, str]]:
+    """How long a step is, where a measurement says what one device does."""
+    step = found.step
+    if step is None:
+        way = "give --images-per-second, what one device trains alone"
+        return [("step time", f"needs a measurement: {way}")]
+    parts = f"compute {_format_time(step.compute_s)} + communication "
+    parts += _format_time(step.communication_s)
+    if step.hidden_s:
+        parts += f" - {_format_time(step.hidden_s)} of it behind the backward pass"
+    if step.host_s:
+        parts += f" + copies and sums {_format_time(step.host_s)}"
+    rate, ranks = plan.global_batch / step.total_s, plan.layout.ranks
+    speed = f"{rate:,.0f} images/s"
+    if ranks > 1:
+        speed += f", {step.compute_s / step.total_s:.2f} of {ranks:,} devices without a network"
+    rows = [("step time", f"{_format_time(step.total_s)} = {parts}"), ("", speed)]
+    if found.image_bytes:
+        each = rate / found.network.hosts
+        text = f"each host reads {each:,.0f} images/s, {format_bytes(each * found.image_bytes)}/s"
+        rows.append(("input", f"{text}, to keep up"))
+    if found.shared_s > step.total_s:
+        rows.append(("", f"over the same links a step takes {_format_time(found.shared_s)}"))
+    return rows
+
+
+def _format_time(seconds: float) -> str:
+    """A time in the unit a person would choose.
+
+    >>> _format_time(12.34), _format_time(0.01234), _format_time(0.0000123)
+    ('12.3 s', '12.3 ms', '0.0123 ms')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
