@@ -9,8 +9,8 @@ whole measurement. In each round they take turns at
 parts: forward and backward pass apart, of a model that no rank shares;
 reduce, gather: collectives of BARE_MIB without any training, at each bandwidth;
 alone: steps that no rank shares, all processes at the same time, so that cores are as busy;
-ddp, strict, stages: steps that all ranks share, at each bandwidth, with `alone` before and after;
-those of --modes.
+ddp, strict, stages, interleaved: steps that all ranks share, at each bandwidth, with `alone` before
+and after; those of --modes.
 `compare` predicts each block of shared steps as `phalanx plan --network` does, from the steps alone
 beside it and the package's constants, and from nothing else.
 """
@@ -44,8 +44,22 @@ MODES = {  # options of the runs that ranks share; a pipeline has two stages
     "ddp": {},
     "strict": {"determinism": "strict"},
     "stages": {"pipeline-splits": "layer3/0", "gradient-accumulation": "4"},
+    "interleaved": {
+        "pipeline-splits": "layer3/0",
+        "gradient-accumulation": "8",
+        "pipeline-schedule": "Interleaved",
+    },
 }
-STEPS = {"parts": 6, "alone": 6, "reduce": 2, "gather": 2, "ddp": 2, "strict": 2, "stages": 2}
+STEPS = {
+    "parts": 6,
+    "alone": 6,
+    "reduce": 2,
+    "gather": 2,
+    "ddp": 2,
+    "strict": 2,
+    "stages": 2,
+    "interleaved": 2,
+}
 FAST, MORE = 1000.0, 3  # from so many Mbit/s on, blocks that use the network have more steps
 
 
@@ -114,7 +128,10 @@ def run_rank(flags: dict[str, str], variables: dict[str, str], modes: list[str])
 
 def share(mode: str, ranks: int) -> dict[str, str]:
     """The options of a run that so many ranks share."""
-    return {**MODES[mode], "replicas": str(ranks // 2 if mode == "stages" else ranks)}
+    return {
+        **MODES[mode],
+        "replicas": str(ranks // 2 if "pipeline-splits" in MODES[mode] else ranks),
+    }
 
 
 def time_call(call: Callable[[], object]) -> float:

@@ -38,7 +38,6 @@ def measure(stages: int, cases: list[tuple[int, str]], folder: Path) -> list[lis
 def test_stages_take_the_memory_that_the_plan_says(tmp_path, stages):
     cases = [(16, "Grouped"), (16, "Interleaved"), (16, "Sequential")]
     found = measure(stages, cases, tmp_path)
-    print(found)
     for row in (stage for stages in found for stage in stages):
         assert abs(row["predicted"] / row["measured"] - 1) < 0.15, row
     grouped, interleaved, _ = (max(row["measured"] for row in case) for case in found)
@@ -46,6 +45,8 @@ def test_stages_take_the_memory_that_the_plan_says(tmp_path, stages):
 
 
 def test_a_group_has_at_most_two_micro_batches_for_each_stage_in_flight(tmp_path):
-    eight, many = measure(4, [(8, "Grouped"), (64, "Grouped")], tmp_path)
-    for few, more in zip(eight, many, strict=True):
-        assert few["measured"] == pytest.approx(more["measured"], rel=0.02)
+    # of two groups, the second begins with the gradients of the first
+    two, many = measure(4, [(16, "Grouped"), (64, "Grouped")], tmp_path)
+    for few, more in zip(two, many, strict=True):
+        assert few["measured"] == pytest.approx(more["measured"], rel=0.01)
+        assert few["predicted"] == more["predicted"]
