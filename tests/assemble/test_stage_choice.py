@@ -69,8 +69,8 @@ def test_a_fork_chooses_for_itself(tmp_path, digits):
 
 
 def test_all_else_is_refused_before_a_model_is_counted():
-    flags = {"device": "cpu", "shards": "2", "image-size": "16", "model": "efficientnet_b0"}
-    with pytest.raises(ConfigError, match=r"^--image-size 16: efficientnet_b0 halves the image"):
+    flags = {"device": "cpu", "shards": "2", "norm-type": "group", "norm-num-groups": "7"}
+    with pytest.raises(ConfigError, match=r"^--norm-num-groups 7: bn1 has 16 channels, which it"):
         plan_new_run(read_settings("demo", flags))
 
 

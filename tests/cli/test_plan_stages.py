@@ -64,7 +64,7 @@ def test_of_a_long_step_the_first_group_is_drawn(told):
     *stages, legend, cut, bubble, others = rows["step"]
     assert len(stages) == 4 and all(line.endswith(" …") and len(line) <= 86 for line in stages)
     assert legend.endswith("with the last digit of its number")
-    assert cut == "… the first 8 of 64 micro-batches are shown"
+    assert cut == "… the first 8 of 64 micro-batches"
     assert bubble.startswith("bubble: ")
     assert others == "2 pipelines do the same at the same time"
     assert "units" not in rows, "the user has named them"

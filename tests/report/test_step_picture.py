@@ -71,7 +71,7 @@ def test_of_a_long_step_the_first_group_is_shown():
         "stage 1    0░1░2░3░0▓▓▓1▓▓▓2▓▓▓3▓▓▓     …",
     ]
     assert legend.endswith("with the last digit of its number")
-    assert cut == "… the first 4 of 48 micro-batches are shown"
+    assert cut == "… the first 4 of 48 micro-batches"
     assert bubble == "bubble: a stage waits 20.0% of the time for the others"
     assert others == "3 pipelines do the same at the same time"
 
@@ -80,6 +80,7 @@ def test_a_terminal_that_is_too_narrow_shows_what_it_can():
     lines = draw_text(picture(stages=8, passes=16), 10)
     assert len(lines) == 8 + 3 and all(line.endswith(" …") for line in lines[:8])
     assert lines[0].startswith("stage 0  01234567890123 …")
+    assert lines[9] == "… the beginning of 16 micro-batches"
 
 
 def test_one_device_has_no_bubble():

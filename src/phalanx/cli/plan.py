@@ -71,7 +71,7 @@ class _Prediction(NamedTuple):
         "Skip the memory prediction, which takes a few seconds.",
         switch=True,
     ),
-    Argument("--picture", "Draw a step over time into this file, a PNG.", metavar="FILE"),
+    Argument("--picture", "A file that ends in .png: draw a step over time into it."),
     *NETWORK_ARGS,
     JSON_FLAG,
     usage="[PRESET|FILE] [--option value]... [--network GBIT] [--at STEPS] [--origin] [--json]",

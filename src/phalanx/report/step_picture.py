@@ -58,10 +58,13 @@ class StepPicture:
         """When the first group is done."""
         return max(one.end for one in self.passes if one.what.number < self.group)
 
-    def count_shown(self, until: float) -> int:
-        """How many micro-batches are done by then."""
+    def describe_shown(self, until: float) -> str:
+        """What of a step is over by then; empty where all of it is."""
         late = [one.what.number for one in self.passes if one.end > until]
-        return min(late, default=self.micro_batches)
+        if not late:
+            return ""
+        first = f"the first {min(late)}" if min(late) else "the beginning"
+        return f"{first} of {self.micro_batches:,} micro-batches"
 
 
 # --- text ---
@@ -88,8 +91,7 @@ def draw_text(picture: StepPicture, width: int) -> list[str]:
         lines.append(
             f"{label:<{labels}}{line} …" if is_cut else f"{label:<{labels}}{line}".rstrip()
         )
-    shown = picture.count_shown(room / scale) if is_cut else picture.micro_batches
-    return [*lines, *_describe(picture, shown)]
+    return [*lines, *_describe(picture, picture.describe_shown(room / scale) if is_cut else "")]
 
 
 def _fill(cells: list[str], one: TimedPass, scale: float) -> None:
@@ -101,12 +103,12 @@ def _fill(cells: list[str], one: TimedPass, scale: float) -> None:
         cells[first] = str(one.what.number % 10)
 
 
-def _describe(picture: StepPicture, shown: int) -> list[str]:
-    """The legend, and what the drawing leaves out."""
+def _describe(picture: StepPicture, shown: str) -> list[str]:
+    """The legend; shown: what is drawn of a step that is cut."""
     digit = "the last digit of its number" if picture.micro_batches > 10 else "its number"
     lines = [f"0░ forward and 0▓▓ backward pass of a micro-batch, with {digit}"]
-    if shown < picture.micro_batches:
-        lines.append(f"… the first {shown} of {picture.micro_batches:,} micro-batches are shown")
+    if shown:
+        lines.append(f"… {shown}")
     if len(picture.rows) > 1:
         lines.append(f"bubble: a stage waits {picture.bubble:.1%} of the time for the others")
     if picture.pipelines > 1:
@@ -177,13 +179,11 @@ def _label_axes(axes: Any, picture: StepPicture, copies: int, end: float) -> Non
     for side in (axes, notes):
         side.tick_params(length=0)
         side.spines[:].set_visible(False)
-    shown = picture.count_shown(end)
-    cut = ""
-    if shown < picture.micro_batches:
-        cut = f"; the first {shown} of {picture.micro_batches:,} micro-batches"
-    lines = [f"time, in forward passes of an average stage{cut}", picture.footer]
+    shown = picture.describe_shown(end)
+    time = f"time, in forward passes of an average stage{f'; {shown}' if shown else ''}"
+    lines = [time, picture.footer]
     axes.set_xlabel("\n".join(filter(None, lines)))
     bubble = f"; bubble {picture.bubble:.1%}" if len(picture.rows) > 1 else ""
-    many = f", x {picture.pipelines}" if picture.pipelines > copies else ""
+    many = f"; one of {picture.pipelines} pipelines" if picture.pipelines > copies else ""
     axes.set_title(f"{picture.title}{many}{bubble}", fontsize=10, loc="left")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
