@@ -33,7 +33,7 @@ def test_weights_that_drift_apart_are_found_before_they_are_saved():
     with torch.no_grad():
         model.weight[0, 0, 0, 0] += 1e-6
     assert sum_bits(model) != ours
-    with pytest.raises(NetworkError, match="step 7: the weights of rank 1 are no longer those of"):
+    with pytest.raises(NetworkError, match="step 7: the weights of rank 1 differ"):
         Place(Layout(2, 2), Neighbours(answers=[ours])).refuse_drift(state_of(model))
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 from PIL import Image
 
+from phalanx.catalog import plugins
 from phalanx.cli.main import main
 
 FOUR = ("--shards=4", "--pipeline", "--devices=4", "--gradient-accumulation=8")
@@ -200,6 +201,7 @@ def build(num_classes):
 def test_a_plugins_units_are_cut_too(tmp_path, monkeypatch, capsys):
     (tmp_path / "three_units.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_LOADED", {})
     own = ["plan", "demo", "--device=cpu", "--plugin=three_units", "--model=three"]
     try:
         assert main([*own, "--shards=2", "--devices=2"]) == 0

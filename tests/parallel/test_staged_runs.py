@@ -1,5 +1,7 @@
 """Runs whose model is cut into stages, from the outside: kills, moves and scores."""
 
+import json
+
 import pytest
 from launched_runs import Launched, assert_same_result, kill
 from test_equal_layouts import stop_at_step
@@ -59,3 +61,18 @@ def test_scores_in_stages_are_those_of_the_whole_model(tmp_path):
         assert done.returncode == 0, done.stderr
     assert_same_result(staged, gathered)
     assert (staged / "predictions.csv").read_bytes() == (gathered / "predictions.csv").read_bytes()
+
+
+def test_a_fork_in_16_bits_begins_with_all_its_stages(digits, tmp_path):
+    given = {**OPTIONS, "epochs": 1, "replicas": 1, "precision": "16.16"}
+    run, fork = tmp_path / "run", tmp_path / "fork"
+    done = run_phalanx(*small_run(digits, run, **given, devices=2))
+    assert done.returncode == 0, done.stderr
+    done = run_phalanx(
+        *("train", "--fork", run, "--run-dir", fork, "--epochs", "2", "--devices", "2")
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = (
+        json.loads((path / "summary.json").read_text())["numerics"] for path in (run, fork)
+    )
+    assert before["updates_lost"] is not None and after["updates_lost"] is not None

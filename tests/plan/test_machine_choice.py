@@ -1,6 +1,7 @@
 """How many replicas and ranks a run has: by its options, its devices, and the world it is in."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -312,7 +313,7 @@ def test_ranks_that_would_idle_are_refused_with_how_many_to_start(launch):
     launch(3)
     assert refusal(replicas=4, bn_span=4) == (
         "--replicas 4: the launcher started 3 ranks, and 4 replicas with --bn-span 4 can use only "
-        "2; start 2"
+        "2; start 2 or 4"
     )
     config = settings_with(replicas=2).config  # of a run that is resumed: its replicas stay
     with pytest.raises(ConfigError) as caught:
@@ -375,3 +376,52 @@ def test_a_validation_device_that_trains_anyway_is_reported():
     config = settings_with(validation_device="cpu").config
     gpu = replace(choose_machine(config), device="cuda")
     assert make_plan(config, FACTS, gpu).warnings == ()
+
+
+# --- stages ---
+
+
+def test_stages_have_devices_of_their_own_where_there_are_enough():
+    stages = {"pipeline_splits": "layer2/0", "gradient_accumulation": 4, "replicas": 4}
+    for devices, expected in (
+        (1, Layout(4, 1)),
+        (2, Layout(4, 2, stages=2)),
+        (3, Layout(4, 2, stages=2)),
+        (4, Layout(4, 4, stages=2)),
+        (100, Layout(4, 8, stages=2)),
+    ):
+        assert plan(**stages, devices=devices).layout == expected
+    assert plan(**stages, shards=1, devices=3).layout == Layout(4, 3)
+
+
+def test_a_launcher_makes_replicas_of_stages(launch):
+    launch(8)
+    stages = {"pipeline_splits": "layer2/0", "gradient_accumulation": 4}
+    settings = settle(**stages)
+    assert settings.config.machine.replicas == 4
+    assert settings.notes[-1].startswith(
+        "--replicas 1: the launcher started 8 ranks, which makes 4 replicas of 2 stages"
+    )
+    launch(3)
+    assert refusal(**stages, replicas=2).endswith(
+        "2 replicas of 2 stages can use only 2; start 2 or 4"
+    )
+
+
+def test_a_launcher_whose_ranks_do_not_divide_into_stages_cannot_score(launch):
+    launch(3)
+    config = settings_with(
+        pipeline_splits="layer2/0", pipeline_validation_model=True, replicas=1
+    ).config
+    with pytest.raises(ConfigError, match="started 3 ranks, and pipelines of 2 stages use 2 of "):
+        plan_layout(config, choose_scoring_machine(config))
+    launch(4)
+    assert plan_layout(config, choose_scoring_machine(config)) == Layout(2, 4, stages=2)
+
+
+def test_workers_share_the_cores_of_their_machine(launch, monkeypatch):
+    monkeypatch.setattr(import_module("phalanx.plan.plan"), "count_cores", lambda: 16)
+    launch(8, here=2)
+    settings = settings_with(data="folder", data_dir=".", replicas=8)
+    machine = choose_machine(settings.config)
+    assert make_plan(settings.config, FACTS, machine, typed=settings.typed).workers == 8

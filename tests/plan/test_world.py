@@ -250,5 +250,8 @@ def test_the_innermost_launcher_counts():
     assert read_world({**SLURM, **OPEN_MPI}) == read_world(OPEN_MPI)
     alone = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
     assert read_world({**SLURM, **alone}) is None, "mpirun has started this one alone"
+    task = {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    with pytest.raises(NetworkError, match="lists 2 workers, and srun started 1 rank; list 1, or"):
+        read_world({**tf_config(**two), **task})
     with pytest.raises(NetworkError, match="lists 2 workers, and srun started 5 ranks; list 5, or"):
         read_world({**SLURM, **tf_config(**two)})

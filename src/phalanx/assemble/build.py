@@ -16,10 +16,10 @@ from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import enable_recomputation
-from phalanx.models.units import ModelPart, to_unit_model
+from phalanx.models.units import ModelPart, UnitModel, to_unit_model
 from phalanx.models.weights import (
     find_mismatches,
     load_tensors,
@@ -72,10 +72,22 @@ def build_network(
 
 
 def _cut_stage(model: nn.Module, plan: Plan, stage: int) -> ModelPart:
-    """One stage of a model."""
+    """One stage of a model; ConfigError for a plugin's that is more than its units."""
     assert plan.pipeline is not None
     whole = to_unit_model(model)
-    return ModelPart(whole, plan.pipeline.cut([*whole.units])[stage])
+    names, stages = [*whole.state_dict()], plan.pipeline.cut([*whole.units])
+    parts = [ModelPart(whole, units) for units in stages]
+    found = {name for part in parts for name in part.state_dict()}
+    outside = [name for name in names if name not in found]
+    problem = f"{outside[0]} belongs to none of its units" if outside else ""
+    if type(whole).forward is not UnitModel.forward:
+        problem = "it has a forward of its own"
+    bare = [units for units, part in zip(stages, parts, strict=True) if not [*part.parameters()]]
+    if bare:
+        problem = f"the stage of {bare[0][0]} has no weights"
+    if problem:
+        raise ConfigError(f"--pipeline-splits: the model cannot be cut: {problem}")
+    return parts[stage]
 
 
 def _load_init_weights(model: nn.Module, config: Config) -> None:

@@ -23,6 +23,7 @@ from phalanx.data.loading.resident import ResidentBackend, find_resident_problem
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import ConfigError
+from phalanx.plan.machine_choice import count_local_ranks
 from phalanx.plan.plan import Plan
 
 
@@ -333,7 +334,7 @@ def open_feed(
         workers=plan.workers,
         max_bad=plan.max_bad,
         images_per_task=config.data.dataloader_rebatch_size,
-        cache=place.layout.ranks if config.data.dataset_cache else 0,
+        cache=count_local_ranks(place.layout) if config.data.dataset_cache else 0,
         allocate=allocate_pinned if device.type == "cuda" else None,
         backend=_choose_backend(spec, device, config),
     )

@@ -31,7 +31,6 @@ from phalanx.parallel.stage_links import StageLinks, StageNorms
 from phalanx.parallel.sync_norm import synchronise_norms
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.layout import Layout
-from phalanx.plan.pipeline import Pass, order_passes
 from phalanx.plan.plan import Plan
 from phalanx.plan.share import Role, Share
 
@@ -155,7 +154,8 @@ def build_step_passes(
         run_turn = build_turn(run_pass, gradients)
     else:
         parts = PassParts(model, options, global_batch=images)
-        run_turn = build_stage_turn(parts, place.links, lambda count: _order(plan, place, count))
+        assert plan.pipeline is not None
+        run_turn = build_stage_turn(parts, place.links, plan.pipeline.order)
     return build_replica_passes(
         run_turn,
         gradients,
@@ -163,14 +163,6 @@ def build_step_passes(
         rank=place.rank,
         global_batch=images,
         statistics=statistics,
-    )
-
-
-def _order(plan: Plan, place: Place, passes: int) -> list[Pass]:
-    """What this place's stage does for so many micro-batches."""
-    assert plan.pipeline is not None and place.stage is not None
-    return order_passes(
-        plan.pipeline.schedule, stage=place.stage, stages=place.layout.stages, passes=passes
     )
 
 
@@ -226,5 +218,5 @@ def build_watchdog(
         rank=ranks.rank,
         ranks=ranks.size,
         report=report,
-        find_way_on=lambda: find_way_on(ranks.world, prepared.run),
+        find_way_on=lambda: find_way_on(ranks.world, prepared),
     )

@@ -23,7 +23,7 @@ from phalanx.errors import (
 from phalanx.parallel.supervisor import supervise, watch_supervisor
 from phalanx.parallel.watchdog import enable_stack_dumps
 from phalanx.plan.world import World
-from phalanx.report.folder import RunFolder, is_run_folder
+from phalanx.report.folder import is_run_folder
 from phalanx.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -175,18 +175,21 @@ def train_as_rank(
     from phalanx.assemble.train import train
 
     plan, timeout = prepared.plan, prepared.config.machine.rank_timeout
-    joined = join_ranks(world, store, plan, timeout, lambda: find_way_on(world, prepared.run))
+    joined = join_ranks(world, store, plan, timeout, lambda: find_way_on(world, prepared))
     with _discarding(prepared), joined as ranks:
         return train(prepared, stream=stream, ranks=ranks) is not None
 
 
-def find_way_on(world: World, run: RunFolder) -> str:
+def find_way_on(world: World, prepared: PreparedRun) -> str:
     """The command that continues a run whose ranks have lost each other; empty if there is none.
 
-    Our own supervisor knows more, and says it.
+    A start that saved nothing has none: the next one might be lost in the same way, and a
+    scheduler would start it again for ever. Our own supervisor knows more, and says it.
     """
-    is_kept = not world.supervised and newest_checkpoint(run.checkpoints) is not None
-    return run.resume_command if is_kept else ""
+    run, start = prepared.run, prepared.start
+    newest, began = newest_checkpoint(run.checkpoints), start.checkpoint if start else None
+    has_saved = newest is not None and (not began or newest.absolute() != began.absolute())
+    return run.resume_command if has_saved and not world.supervised else ""
 
 
 def prepare_as_rank(

@@ -25,14 +25,16 @@ _KEPT_UP = 0.05  # waits of less than this share of the time are no limit, as th
 class RunEnd(NamedTuple):
     """What only all ranks together know of a run that has come to its end."""
 
-    weights: dict[str, Tensor]  # of the whole model
+    weights: dict[str, Tensor]  # of the whole model, where the run is written
+    counts: Tensor | None  # of roundings, there too
     rises: list[int | None]  # how far the memory of each rank rose
 
 
 def gather_end(session: Session) -> RunEnd:
     """Ask all ranks; all must call it."""
-    rises = session.place.gather(session.memory.rise())  # before weights are gathered
-    return RunEnd(session.gather_weights(), rises)
+    rises, state = session.place.gather(session.memory.rise()), session.state
+    own = {name: tensor.detach().cpu() for name, tensor in state.model.state_dict().items()}
+    return RunEnd(state.collect(own) if state.collect else own, state.sum_counts(), rises)
 
 
 def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summary:
@@ -59,19 +61,19 @@ def summarise_run(prepared: PreparedRun, session: Session, end: RunEnd) -> Summa
         finished=True,
         input=_describe_input(session),
         averaged_top1=read_averaged_top1(run.path).get(state.step),
-        numerics=_describe_numerics(state, plan),
+        numerics=_describe_numerics(state, plan, end.counts),
         memory=memory[0],
         memory_by_stage=memory if len(memory) > 1 else (),
     )
 
 
-def _describe_numerics(state: TrainState, plan: Plan) -> Numerics | None:
+def _describe_numerics(state: TrainState, plan: Plan, counted: Tensor | None) -> Numerics | None:
     """What became of small and large numbers, where some have 16 bits."""
     if plan.precision == "32.32":
         return None
     counts = dict.fromkeys(COUNTS, 0.0)
-    if state.total_counts is not None:
-        counts = dict(zip(COUNTS, state.total_counts.tolist(), strict=True))
+    if counted is not None:
+        counts = dict(zip(COUNTS, counted.tolist(), strict=True))
 
     def share(part: str, whole: str) -> float | None:
         return counts[part] / counts[whole] if counts[whole] else None

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _SCORING_OPTIONS = (
     "data", "data-dir", "val-split", *LAYOUT_OPTIONS, "valid-batch-size", "workers", "device",
-    "devices", "pipeline-splits", "pipeline-validation-model", "rank-timeout", "precision",
-    "half-partials", "eight-bit-io", "threads", "seed",
+    "devices", "pipeline-splits", "pipeline-validation-model", "shards", "rank-timeout",
+    "precision", "half-partials", "eight-bit-io", "threads", "seed",
     "flip-averaging", "eval-crop", "normalization", "exif-orientation", *LIMIT_OPTIONS,
 )  # fmt: skip
 _FRESH_MODEL_OPTIONS = ("model", "image-size", *MODEL_OPTIONS)  # a checkpoint brings its own

@@ -144,6 +144,11 @@ def _check_training(config: Config) -> Iterator[str]:
             "--rmsprop-start: 0 with --optimizer-eps 0 divides by zero at the first step; give "
             "--optimizer-eps 1e-3"
         )
+    if config.pipeline.pipeline_validation_model and config.machine.validation_device is not None:
+        yield (
+            "--pipeline-validation-model: stages score where they train; leave it out, or leave "
+            "out --validation-device"
+        )
     if not train.training and (not train.validation or train.validation_mode == "none"):
         yield (
             "--training: without training and without validation nothing is left to do; leave one "

@@ -20,12 +20,12 @@ class _Held(NamedTuple):
 
 
 def build_stage_turn(
-    parts: PassParts, links: StageLinks, order: Callable[[int], Sequence[Pass]]
+    parts: PassParts, links: StageLinks, order: Callable[..., Sequence[Pass]]
 ) -> RunTurn:
     """The passes of a turn through one stage.
 
-    order: what a stage does for so many micro-batches. The next thing that must be received is
-    expected while a pass goes on.
+    order: what a stage does for so many micro-batches, as `Pipeline.order`. The next thing that
+    must be received is expected while a pass goes on.
     """
 
     def run_turn(
@@ -34,7 +34,7 @@ def build_stage_turn(
         labelled = _label(passes, links)
         turn = _StageTurn(parts, links, labelled, loss_scale)
         links.begin()
-        steps = order(len(passes))
+        steps = order(links.stage, passes=len(passes))
         incoming = turn.expect(steps[0])
         for place, one in enumerate(steps):
             arrived = incoming or turn.expect(one)

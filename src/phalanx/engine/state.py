@@ -125,7 +125,6 @@ class TrainState:
     rounding_counts: Tensor | None = None  # over all updates of 16-bit weights, named by COUNTS
     # where the model is one stage: makes the tensors of all stages one mapping, in the first stage
     collect: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
-    _all_counts: Tensor | None = None  # of all stages, as collected last
 
     @contextmanager
     def update_context(self) -> Iterator[Tensor | None]:
@@ -153,19 +152,23 @@ class TrainState:
         """Make the model ready to be scored or saved; where there are ranks, all must call it."""
         if self.replicas is not None:
             self.replicas.settle()
-        if self.collect is not None and self.rounding_counts is not None:
-            name = next(name for name, _ in self.model.named_parameters())
-            counts = self.collect({name: self.rounding_counts.cpu()})
-            self._all_counts = torch.stack([*counts.values()]).sum(0) if counts else None
 
-    @property
-    def total_counts(self) -> Tensor | None:
-        """What became of roundings in the whole model, at the last `settle` where it has stages."""
-        return self.rounding_counts if self.collect is None else self._all_counts
+    def sum_counts(self) -> Tensor | None:
+        """What became of roundings in the whole model; of stages, all must ask."""
+        own = self.rounding_counts
+        if self.collect is None or self.half is None:
+            return own
+        name = next(name for name, _ in self.model.named_parameters())
+        counts = torch.zeros(len(COUNTS), dtype=torch.float64) if own is None else own.cpu()
+        found = self.collect({name: counts})
+        return torch.stack([*found.values()]).sum(0) if found else None
 
     def to_json(self) -> dict[str, Any]:
-        """The part that is no tensor, under the names that checkpoints have always had."""
-        counts = self.total_counts
+        """The part that is no tensor, under the names that checkpoints have always had.
+
+        Where the model has stages, all must call it.
+        """
+        counts = self.sum_counts()
         return {
             "step": self.step,
             "scores": {str(step): top1 for step, top1 in self.scores.items()},

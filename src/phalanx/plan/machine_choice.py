@@ -85,8 +85,9 @@ def _count_devices(config: Config, device: str) -> int:
 def _share_threads(config: Config, device: str) -> int:
     """Torch threads of each rank: as asked, else its part of this machine's."""
     world, replicas = read_world(), config.machine.replicas or 1
-    wanted = replicas * count_stages(config)
-    here = world.local_size if world else min(wanted, _count_devices(config, device))
+    devices, stages = _count_devices(config, device), count_stages(config)
+    wanted = replicas * stages if devices >= stages else replicas
+    here = world.local_size if world else min(wanted, devices)
     return config.machine.threads or max(1, count_threads() // here)
 
 
@@ -97,18 +98,17 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
     _refuse_unnamed_devices(config, chosen)
     stages = count_stages(config)
     if chosen.scoring:
-        in_stages = config.pipeline.pipeline_validation_model and not needs_cuts(config)
-        stages = stages if in_stages and devices >= stages else 1
-        return Layout(devices // stages, devices // stages * stages, stages=stages)
+        return _lay_out_scoring(config, chosen, stages)
     # no other norm has statistics of several images
     span = config.machine.bn_span if config.model.norm_type == "batch" else 1
     layout = lay_out(replicas, devices=devices, bn_span=span, stages=stages)
     if chosen.launched and layout.ranks != devices:
         sharing = f" of {stages} stages" * (stages > 1) + f" with --bn-span {span}" * (span > 1)
+        more = f" or {replicas * stages}" * (replicas * stages > layout.ranks)
         raise ConfigError(
             f"--replicas {replicas}: the launcher started {format_plural(devices, 'rank')}, and "
             f"{format_plural(replicas, 'replica')}{sharing} can use only {layout.ranks}; start "
-            f"{layout.ranks}{f' or {replicas * stages}' * (layout.stages < stages)}"
+            f"{layout.ranks}{more}"
         )
     if config.machine.no_fold and (layout.folded or layout.stages < stages):
         there = "there is" if devices == 1 else "there are"
@@ -119,6 +119,27 @@ def plan_layout(config: Config, chosen: MachineChoice) -> Layout:
             "false, each device runs several of them, one after the other"
         )
     return layout
+
+
+def _lay_out_scoring(config: Config, chosen: MachineChoice, stages: int) -> Layout:
+    """A share of the images for each device, or for each pipeline where the model is in stages."""
+    devices = chosen.devices
+    if not config.pipeline.pipeline_validation_model or needs_cuts(config) or devices < stages:
+        return Layout(devices, devices)
+    pipelines = devices // stages
+    if chosen.launched and devices % stages:
+        raise ConfigError(
+            f"--pipeline-validation-model: the launcher started {devices} ranks, and pipelines of "
+            f"{stages} stages use {pipelines * stages} of them; start {pipelines * stages} or "
+            f"{(pipelines + 1) * stages}"
+        )
+    return Layout(pipelines, pipelines * stages, stages=stages)
+
+
+def count_local_ranks(layout: Layout) -> int:
+    """How many of the ranks share this machine."""
+    world = read_world()
+    return world.local_size if world else layout.ranks
 
 
 def _refuse_unnamed_devices(config: Config, chosen: MachineChoice) -> None:

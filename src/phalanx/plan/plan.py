@@ -14,7 +14,7 @@ from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate, describe_
 from phalanx.plan.layout import Layout, count_accumulation
 from phalanx.plan.loss_scale import LossScale, loss_scale_warnings, make_loss_scale
 from phalanx.plan.machine import count_cores
-from phalanx.plan.machine_choice import MachineChoice, plan_layout
+from phalanx.plan.machine_choice import MachineChoice, count_local_ranks, plan_layout
 from phalanx.plan.model import Growth, check_image_sizes, choose_image_size, plan_resolutions
 from phalanx.plan.pipeline import Pipeline, describe_shifts, plan_pipeline
 from phalanx.plan.recompute import keep_splits, plan_recomputation
@@ -243,7 +243,7 @@ def _plan_pieces(
     problems.refuse()
     if pipeline is not None:
         patterns = keep_splits(pipeline, config, patterns, folded=layout.stages == 1)
-    workers = _choose_workers(config, layout.ranks)
+    workers = _choose_workers(config, count_local_ranks(layout))
     warnings = (
         *shifts,
         *schedule_notes,
@@ -353,7 +353,7 @@ def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
 
 
 def _choose_workers(config: Config, ranks: int) -> int:
-    """Worker processes of each rank: as asked, else one a core where there is much to decode."""
+    """Worker processes of each rank of a machine: as asked, or by cores if there is much to do."""
     if config.data.workers is not None:
         return config.data.workers
     in_memory = DATASETS[config.data.data].in_memory or config.data.data == "synthetic"

@@ -142,9 +142,9 @@ def _read_slurm(environment: _Environment) -> World | None:
 
     rank, size = number("SLURM_PROCID"), number("SLURM_STEP_NUM_TASKS")
     _check_rank(rank, size, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    _refuse_other_list(environment, size, launcher="srun")
     if size == 1:
         return None  # a batch script, or a shell in an allocation
-    _refuse_other_list(environment, size, launcher="srun")
     tasks = _expand_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = number("SLURM_NODEID", "0")
     local_size = tasks[node] if node < len(tasks) else size
