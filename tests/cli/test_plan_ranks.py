@@ -1,6 +1,7 @@
 """`phalanx plan` shows any layout with no accelerator present: who runs what, memory, exchange."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -19,19 +20,9 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(capsys):
+def told(read_plan):
     """The rows of a plan of the demo by their names, and the table under `ranks`."""
-
-    def read(*words: str) -> dict[str, list[str]]:
-        assert main(["plan", "demo", "--device=cpu", "--no-memory", *words]) == 0
-        rows: dict[str, list[str]] = {}
-        name = ""
-        for line in capsys.readouterr().out.splitlines():
-            name = line[:14].strip() or name
-            rows.setdefault(name, []).append(line[14:])
-        return rows
-
-    return read
+    return partial(read_plan, "demo", "--device=cpu", "--no-memory")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 from PIL import Image
@@ -21,19 +22,9 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(capsys):
+def told(read_plan):
     """The rows of a plan of resnet20 by their names."""
-
-    def read(*words: str) -> dict[str, list[str]]:
-        assert main(["plan", "demo", "--device=cpu", "--model=resnet20", *words]) == 0
-        rows: dict[str, list[str]] = {}
-        name = ""
-        for line in capsys.readouterr().out.splitlines():
-            name = line[:14].strip() or name
-            rows.setdefault(name, []).append(line[14:])
-        return rows
-
-    return read
+    return partial(read_plan, "demo", "--device=cpu", "--model=resnet20")
 
 
 def test_stages_are_chosen_told_and_drawn(told):

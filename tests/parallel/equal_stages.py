@@ -10,11 +10,13 @@ from equal_layouts import (
     GROUP_NORM,
     ONE_STEP,
     STRICT,
+    STRICT_CASES,
     WEIGHTS,
     Comparison,
     save_early,
 )
 
+FLOAT16, HALF = "float16 16.32, automatic loss scale, EMA", "16.16, stochastic rounding"
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 
 
@@ -36,14 +38,8 @@ LAYOUTS = {  # 6 micro-batches are a group of 4 and one of 2 where there are 2 s
     "2 replicas x 2 stages": _cut("layer3/0", replicas=2, accumulation=3, ranks=(2, 4)),
 }
 SPECIAL: dict[str, dict[str, str]] = {
-    "16.16, stochastic rounding": {"precision": "16.16", "enable-stochastic-rounding": "true"},
-    "float16 16.32, automatic loss scale, EMA": {
-        "precision": "16.32",
-        "half-type": "float16",
-        "auto-loss-scaling": "true",
-        "loss-scaling": str(2**20),
-        "ema-decay": "0.9",
-    },
+    HALF: STRICT_CASES[HALF],
+    FLOAT16: STRICT_CASES[FLOAT16],
     "recomputation": {"enable-recompute": "true"},
     "group norm, `lamb`": {**GROUP_NORM, "optimizer": "lamb", "lr": "0.005"},
     "`--bn-span 2`": {"bn-span": "2"},
@@ -110,7 +106,7 @@ def list_near_stages() -> list[Comparison]:
 def list_resumed_stages(*, data_dir: Path, folder: Path) -> list[Comparison]:
     """Sessions that were saved with stages on so many ranks and go on on others, under strict."""
     flags, ranks = LAYOUTS["2 replicas x 2 stages"]
-    flags = {**STRICT, **EVERYTHING, **flags, **SPECIAL["16.16, stochastic rounding"]}
+    flags = {**STRICT, **EVERYTHING, **flags, **SPECIAL[HALF]}
     return [
         Comparison(
             what=f"2 replicas x 2 stages, saved {'folded' if saved == 1 else f'on {saved} ranks'}",
