@@ -47,7 +47,7 @@ class NetworkArgs(NamedTuple):
 class StepFigures(NamedTuple):
     """What of a step the prediction needs."""
 
-    exchange: "Exchange"
+    exchanges: "Sequence[Exchange]"  # by stage
     stages: "Sequence[StageCost]"
     bubble: float
 
@@ -119,8 +119,7 @@ def predict_network(
     )
 
     network = Network(gbit=wanted.gbit, hosts=count_hosts(plan, wanted.hosts))
-    sent = asdict(known.exchange)
-    use = time_exchange(plan, sent, network, bucket_mib=config.machine.bucket_mib)
+    use = time_exchange(plan, known.exchanges, network, bucket_mib=config.machine.bucket_mib)
     step = None
     if wanted.images_per_second is not None:
         rate = wanted.images_per_second
