@@ -224,7 +224,7 @@ def test_what_is_sent_takes_its_time(way, ends):
 @pytest.mark.parametrize(("received", "waits"), [(0, 0), (SECOND / 12, 1 / 6), (SECOND / 2, 1.5)])
 def test_only_what_stages_wait_for_counts(received, waits):
     # as above: a forward pass takes a sixth of a second, a backward pass two
-    pipeline = Pipeline(starts=("layer2/0",), schedule="Grouped", devices=2)
+    pipeline = Pipeline(starts=("layer2/0",), schedule="Grouped")
     for ranks, replicas, rounds in ((2, 1, 1), (4, 2, 1), (2, 3, 3)):
         plan = plan_for(ranks, stages=2, replicas=replicas, gradient_accumulation=2)
         plan = replace(plan, pipeline=pipeline)
@@ -241,6 +241,18 @@ def test_only_what_stages_wait_for_counts(received, waits):
         )
         step = predict_step_time(plan, use, images_per_second=64, stage_waits_s=apart)
         assert step.communication_s == pytest.approx((ranks > 2) + apart)
+
+
+@pytest.mark.parametrize(("recompute", "waits"), [("false", 3.5 / 6), ("true", 5 / 8)])
+def test_recomputation_is_a_part_of_the_measured_time(recompute, waits):
+    # of a pass of a second that two stages share, forward passes have 1/3, or 1/4 of four parts:
+    # without a network both steps take 9/6 = 12/8 s, with one 12.5/6 and 17/8 s
+    plan = plan_for(2, stages=2, gradient_accumulation=2, enable_recompute=recompute)
+    plan = replace(plan, pipeline=Pipeline(starts=("layer2/0",), schedule="Grouped"))
+    assert (plan.recompute_patterns is not None) == (recompute == "true")
+    figures = {"shares": [0.5, 0.5], "received": [0, SECOND / 4], "images_per_second": 64}
+    network = Network(gbit=1, hosts=2)
+    assert time_stage_waits(plan, network, **figures) == pytest.approx(waits)
 
 
 def test_without_stages_nobody_waits():

@@ -11,7 +11,7 @@ from math import ceil
 
 from phalanx.errors import ConfigError
 from phalanx.plan.layout import Layout
-from phalanx.plan.pipeline import time_passes
+from phalanx.plan.pipeline import time_backward, time_passes
 from phalanx.plan.plan import Plan
 
 # measured apart from the steps that they predict, see docs/scale.md
@@ -19,7 +19,6 @@ _LINK_SHARE = 0.95  # of a link's bandwidth that a ring gets; a bare all-reduce 
 _GLOO_PAIR_SHARE = 0.62  # that a gather gets where two ranks share one connection; the same
 _REDUCE_GBIT, _GATHER_GBIT = 7.4, 2.0  # of gradients that gloo and a core copy and add in a second
 _BACKWARD_SHARE = 0.55  # of a pass and its update; 0.52 to 0.60 on a GPU and a CPU
-_FORWARD_SHARE = 1 / 3  # of a pass of a stage, as in the drawing of a step
 _MIB = 2**20
 _BITS = 8e-9  # Gbit of a byte
 
@@ -177,16 +176,17 @@ def time_stage_waits(
     """Seconds that a step takes longer because stages on other hosts wait for what they are sent.
 
     shares: of the model's time, by stage; received: the bytes that each gets for a forward pass.
+    images_per_second: of one device that recomputes as the plan does.
     """
     layout, pipeline = plan.layout, plan.pipeline
     if pipeline is None or layout.stages == 1:
         return 0.0
     per_host, stages = layout.ranks // network.hosts, range(layout.stages)
     pass_s = plan.micro_batch * layout.turn_size / images_per_second
-    forward = [share * _FORWARD_SHARE * pass_s for share in shares]
-    backward = [share * pass_s for share in shares]
-    if plan.recompute_patterns is None:
-        backward = [both - one for both, one in zip(backward, forward, strict=True)]
+    recomputed = plan.recompute_patterns is not None
+    there_and_back = 1 + sum(time_backward([1.0], recomputed=recomputed))
+    forward = [share * pass_s / there_and_back for share in shares]
+    backward = time_backward(forward, recomputed=recomputed)
     transfers = []
     for stage in stages[1:]:
         pairs = ((rank - 1, rank) for rank in range(stage, layout.ranks, layout.stages))
