@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -278,7 +277,7 @@ def build_prediction(
     """Seconds of a step at some Mbit/s, from those of a step alone."""
     from phalanx.assemble.dataset_summary import plan_new_run
     from phalanx.assemble.memory import (
-        predict_exchange,
+        predict_exchanges,
         predict_stage_costs,
         predict_step_memory,
     )
@@ -294,7 +293,7 @@ def build_prediction(
     more = {**share(what, ranks), "devices": str(ranks)}
     settings, plan, _ = plan_new_run(read_settings(None, {**flags, **more}))
     config, bubble = settings.config, 0.0
-    exchange = asdict(predict_exchange(config, plan, predict_step_memory(config, plan)))
+    exchanges = predict_exchanges(config, plan, predict_step_memory(config, plan))
     costs = predict_stage_costs(config, plan) if plan.pipeline else []
     if costs:
         bubble = build_picture(config, plan, costs, footer="").bubble
@@ -302,7 +301,7 @@ def build_prediction(
 
     def predict(mbit: float, alone: float) -> float:
         network = Network(gbit=mbit / 1000, hosts=2)
-        use = time_exchange(plan, exchange, network, bucket_mib=config.machine.bucket_mib)
+        use = time_exchange(plan, exchanges, network, bucket_mib=config.machine.bucket_mib)
         rate = plan.micro_batch / alone
         waits = time_stage_waits(plan, network, **by_stage, images_per_second=rate)
         return predict_step_time(

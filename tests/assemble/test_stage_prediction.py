@@ -5,7 +5,7 @@ import pytest
 from phalanx.assemble.dataset_summary import plan_new_run
 from phalanx.assemble.memory import (
     describe_memory,
-    predict_exchange,
+    predict_exchanges,
     predict_stage_costs,
     predict_step_memory,
 )
@@ -60,8 +60,10 @@ def test_replicas_have_statistics_and_sums_by_stage():
 @pytest.mark.parametrize(("replicas", "pipelines"), [("1", 1), ("2", 2)])
 def test_gradients_are_added_up_by_stage(replicas, pipelines):
     config, made = plan(replicas=replicas, devices=str(2 * pipelines))
-    found = predict_exchange(config, made, predict_step_memory(config, made))
+    found = predict_exchanges(config, made, predict_step_memory(config, made))
     sums = [stage.memory.gradients for stage in predict_stage_costs(config, made)]
-    assert found.gradients == (pipelines - 1) * max(sums), "2 (P - 1) / P of them"
-    assert found.activations == 16 * 64 * 16 * 28 * 28 * 4, "of 16 micro-batches, 32 bits each"
-    assert found.statistics == 0
+    assert sums[0] != sums[1]
+    assert [one.gradients for one in found] == [(pipelines - 1) * size for size in sums]
+    border = 16 * 64 * 16 * 28 * 28 * 4  # of 16 micro-batches, 32 bits each
+    assert [one.activations for one in found] == [border, border]
+    assert [one.statistics for one in found] == [0, 0]

@@ -113,7 +113,7 @@ CUTS = {
 )
 def test_a_real_stage_takes_what_is_predicted(name, schedule, recomputes):
     variant = MODELS[name]
-    pipeline = Pipeline(starts=CUTS[name], schedule=schedule, devices=len(CUTS[name]) + 1)
+    pipeline = Pipeline(starts=CUTS[name], schedule=schedule)
     units = list_units(variant, num_classes=CLASSES, image_size=SIZE)
     stored = [own[-1] for own in pipeline.cut(units)[:-1]] if recomputes else None
     passes = 4 * pipeline.stages + 1  # two groups and one more
@@ -126,7 +126,7 @@ def test_a_real_stage_takes_what_is_predicted(name, schedule, recomputes):
 
 def test_a_stage_keeps_as_much_as_it_has_micro_batches_in_flight():
     def activations(schedule: str, passes: int) -> list[int]:
-        pipeline = Pipeline(starts=CUTS["resnet20"], schedule=schedule, devices=4)
+        pipeline = Pipeline(starts=CUTS["resnet20"], schedule=schedule)
         found = predict(MODELS["resnet20"], pipeline, passes=passes, stored=None)
         return [stage.memory.activations for stage in found]
 
@@ -137,7 +137,7 @@ def test_a_stage_keeps_as_much_as_it_has_micro_batches_in_flight():
 
 
 def test_stages_have_the_models_figures_between_them():
-    pipeline = Pipeline(starts=("layer2/0",), schedule="Sequential", devices=2)
+    pipeline = Pipeline(starts=("layer2/0",), schedule="Sequential")
     first, last = predict(RESNET8, pipeline, passes=9, stored=None)
     assert (first.units, last.units) == (
         ("stem", "layer1/0"),

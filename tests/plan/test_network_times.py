@@ -7,6 +7,7 @@ import pytest
 from phalanx.config.read import read_settings
 from phalanx.errors import ConfigError
 from phalanx.plan.exchange import (
+    Exchange,
     Network,
     count_hosts,
     predict_step_time,
@@ -35,8 +36,8 @@ def plan_for(ranks, *, device="cuda", stages=1, **options):
 
 
 def time_gradients(plan, size=SECOND, *, hosts, gbit=1.0, bucket_mib=25):
-    network = Network(gbit=gbit, hosts=hosts)
-    return time_exchange(plan, {"gradients": size}, network, bucket_mib=bucket_mib)
+    network, moved = Network(gbit=gbit, hosts=hosts), Exchange(gradients=size, statistics=0)
+    return time_exchange(plan, [moved] * plan.layout.stages, network, bucket_mib=bucket_mib)
 
 
 # --- bytes on a link ---
@@ -45,7 +46,7 @@ def time_gradients(plan, size=SECOND, *, hosts, gbit=1.0, bucket_mib=25):
 @pytest.mark.parametrize("gbit", [0.1, 1.0, 400.0])
 def test_time_is_bytes_over_the_link(gbit):
     use = time_gradients(plan_for(4), hosts=4, gbit=gbit)
-    assert use.sizes == {"gradients": SECOND}
+    assert use.sizes == {"gradients": SECOND, "statistics": 0, "activations": 0}
     assert use.total_s == use.seconds["gradients"] == pytest.approx(1 / gbit)
 
 
@@ -54,25 +55,48 @@ def test_a_ring_leaves_each_host_once(hosts, sent):
     assert time_gradients(plan_for(8), hosts=hosts).sizes["gradients"] == sent * SECOND
 
 
-@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 2), (4, 2), (8, 1)])
+@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 4), (4, 4), (8, 3)])
 def test_every_stage_has_a_ring_of_its_own(hosts, sent):
-    use = time_gradients(plan_for(8, stages=2), hosts=hosts)
-    assert use.sizes["gradients"] == sent * SECOND
-
-
-@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 0), (4, 1), (8, 1)])
-def test_stages_on_other_hosts_are_sent_to(hosts, sent):
-    moved = {"gradients": 0, "activations": 1000}
+    # a small stage and a large one: a host of both has both rings, and one alone waits for that
+    parts = [Exchange(gradients=part * SECOND, statistics=0) for part in (1, 3)]
     network = Network(gbit=1, hosts=hosts)
-    use = time_exchange(plan_for(8, stages=4), moved, network, bucket_mib=25)
-    assert use.sizes["activations"] == sent * 1000
+    use = time_exchange(plan_for(8, stages=2), parts, network, bucket_mib=25)
+    assert use.sizes["gradients"] == sent * SECOND
+    assert use.seconds["gradients"] == pytest.approx(sent)
+    assert use.tree_s == pytest.approx(sent * 4 / 3)
+
+
+def test_a_cpu_copies_and_adds_what_the_largest_stage_has():
+    parts = [Exchange(gradients=size, statistics=0) for size in (1000, 925_000_000)]
+    plan = plan_for(8, stages=2, device="cpu")
+    use = time_exchange(plan, parts, Network(gbit=1, hosts=2), bucket_mib=25)
+    assert use.host_s == pytest.approx(1), "7.4 Gbit/s"
+
+
+@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 0), (4, 20), (8, 120)])
+def test_stages_on_other_hosts_are_sent_to(hosts, sent):
+    # borders of 100, 20 and 3 bytes, which go forward and come back as gradients
+    parts = [Exchange(gradients=0, statistics=0, activations=n) for n in (100, 120, 23, 3)]
+    network = Network(gbit=1, hosts=hosts)
+    use = time_exchange(plan_for(8, stages=4), parts, network, bucket_mib=25)
+    assert use.sizes["activations"] == sent
+
+
+def test_a_host_sends_to_both_sides():
+    # hosts of two devices and stages of three pipelines: 0 1 | 2 0 | 1 2, with borders of 7 and 5
+    parts = [Exchange(gradients=0, statistics=0, activations=n) for n in (7, 12, 5)]
+    use = time_exchange(plan_for(6, stages=3), parts, Network(gbit=1, hosts=3), bucket_mib=25)
+    assert use.sizes["activations"] == 12
 
 
 @pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 0), (4, 1), (8, 1)])
 def test_statistics_leave_a_host_where_their_group_does(hosts, sent):
-    network, moved = Network(gbit=1, hosts=hosts), {"gradients": 0, "statistics": 500}
-    use = time_exchange(plan_for(8, bn_span=4), moved, network, bucket_mib=25)
+    network, moved = Network(gbit=1, hosts=hosts), Exchange(gradients=0, statistics=500)
+    use = time_exchange(plan_for(8, bn_span=4), [moved], network, bucket_mib=25)
     assert use.sizes["statistics"] == sent * 500
+    parts = [moved, Exchange(gradients=0, statistics=40)]
+    use = time_exchange(plan_for(16, bn_span=4, stages=2), parts, network, bucket_mib=25)
+    assert use.sizes["statistics"] == sent * 540
 
 
 def test_a_tree_moves_all_twice():
@@ -200,7 +224,7 @@ def test_what_is_sent_takes_its_time(way, ends):
 @pytest.mark.parametrize(("received", "waits"), [(0, 0), (SECOND / 12, 1 / 6), (SECOND / 2, 1.5)])
 def test_only_what_stages_wait_for_counts(received, waits):
     # as above: a forward pass takes a sixth of a second, a backward pass two
-    pipeline = Pipeline(starts=("layer2/0",), schedule="Grouped", devices=2)
+    pipeline = Pipeline(starts=("layer2/0",), schedule="Grouped")
     for ranks, replicas, rounds in ((2, 1, 1), (4, 2, 1), (2, 3, 3)):
         plan = plan_for(ranks, stages=2, replicas=replicas, gradient_accumulation=2)
         plan = replace(plan, pipeline=pipeline)
@@ -211,12 +235,24 @@ def test_only_what_stages_wait_for_counts(received, waits):
         assert together == 0, "both stages of a pipeline are on one host"
         use = time_exchange(
             plan,
-            {"gradients": SECOND, "activations": 4 * SECOND},
+            [Exchange(gradients=SECOND, statistics=0, activations=4 * SECOND)] * 2,
             Network(gbit=1, hosts=ranks),
             bucket_mib=25,
         )
         step = predict_step_time(plan, use, images_per_second=64, stage_waits_s=apart)
         assert step.communication_s == pytest.approx((ranks > 2) + apart)
+
+
+@pytest.mark.parametrize(("recompute", "waits"), [("false", 3.5 / 6), ("true", 5 / 8)])
+def test_recomputation_is_a_part_of_the_measured_time(recompute, waits):
+    # of a pass of a second that two stages share, forward passes have 1/3, or 1/4 of four parts:
+    # without a network both steps take 9/6 = 12/8 s, with one 12.5/6 and 17/8 s
+    plan = plan_for(2, stages=2, gradient_accumulation=2, enable_recompute=recompute)
+    plan = replace(plan, pipeline=Pipeline(starts=("layer2/0",), schedule="Grouped"))
+    assert (plan.recompute_patterns is not None) == (recompute == "true")
+    figures = {"shares": [0.5, 0.5], "received": [0, SECOND / 4], "images_per_second": 64}
+    network = Network(gbit=1, hosts=2)
+    assert time_stage_waits(plan, network, **figures) == pytest.approx(waits)
 
 
 def test_without_stages_nobody_waits():

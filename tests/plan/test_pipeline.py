@@ -50,7 +50,7 @@ def test_each_schedule_has_its_order(schedule, stage, passes, order):
 def test_every_micro_batch_goes_once_each_way_and_stages_never_wait_for_ever(
     schedule, stages, passes
 ):
-    pipeline = Pipeline(starts=tuple(map(str, range(1, stages))), schedule=schedule, devices=stages)
+    pipeline = Pipeline(starts=tuple(map(str, range(1, stages))), schedule=schedule)
     orders = [pipeline.order(stage, passes=passes) for stage in range(stages)]
     whole = {Pass(kind, n) for kind in ("forward", "backward") for n in range(passes)}
     for order in orders:
@@ -189,7 +189,7 @@ def test_named_splits_need_no_others():
 
 def test_a_networks_own_units_are_cut_in_order():
     def cut(*starts: str) -> tuple[tuple[str, ...], ...]:
-        return Pipeline(starts=starts, schedule="Grouped", devices=len(starts) + 1).cut("abcd")
+        return Pipeline(starts=starts, schedule="Grouped").cut("abcd")
 
     assert cut("b", "d") == (("a",), ("b", "c"), ("d",))
     for starts, reason in {

@@ -98,12 +98,12 @@ def predict_stage_costs(config: Config, plan: Plan) -> list[StageCost]:
     ]
 
 
-def predict_exchange(config: Config, plan: Plan, memory: Memory) -> Exchange:
-    """What ranks send each other in a step of that memory; of stages, those who send most."""
+def predict_exchanges(config: Config, plan: Plan, memory: Memory) -> list[Exchange]:
+    """What each rank of a stage sends and receives in a step of that memory, by stage."""
     if plan.layout.stages == 1:
         own = count_statistics_bytes(build_variant(config), num_classes=plan.num_classes)
-        return count_exchange(plan, gradients=memory.gradients, statistics=own)
-    exchanges = [
+        return [count_exchange(plan, gradients=memory.gradients, statistics=own)]
+    return [
         count_exchange(
             plan,
             gradients=one.memory.gradients,
@@ -112,7 +112,6 @@ def predict_exchange(config: Config, plan: Plan, memory: Memory) -> Exchange:
         )
         for one in predict_stage_costs(config, plan)
     ]
-    return max(exchanges, key=lambda exchange: exchange.total)
 
 
 def _begins_with_gradients(plan: Plan) -> bool:

@@ -143,21 +143,18 @@ def _predict(
 
     The only part of a plan that needs torch: whatever can be refused is refused before.
     """
-    from phalanx.assemble.memory import (
-        predict_exchange,
-        predict_stage_costs,
-        predict_step_memory,
-    )
+    from phalanx.assemble.memory import predict_exchanges, predict_stage_costs, predict_step_memory
 
     try:
         memory = predict_step_memory(config, plan)
         stages = predict_stage_costs(config, plan) if plan.pipeline else []
     except ConfigError as error:
         return f"not known: {error}"
-    exchange = predict_exchange(config, plan, memory)
+    exchanges = predict_exchanges(config, plan, memory)
+    exchange = max(exchanges, key=lambda one: one.total)
     footer = describe_exchange(plan, exchange) if plan.layout.ranks > 1 else ""
     picture = build_picture(config, plan, stages, footer=footer)
-    figures = StepFigures(exchange, stages, picture.bubble)
+    figures = StepFigures(exchanges, stages, picture.bubble)
     network = wanted and predict_network(wanted, plan, config, figures, dataset)
     return _Prediction(memory, exchange, stages, picture, network)
 

@@ -25,10 +25,10 @@ NETWORK_ARGS = (
     Argument("--hosts", "With --network: how many hosts share the devices; else one for each."),
     Argument(
         "--images-per-second",
-        "With --network: what one device trains alone, as a run without other devices told.",
+        "With --network: what one device trains alone, as a run told that had the same options, "
+        "recomputation included.",
     ),
 )
-_MADE_HERE = ("generated", "synthetic")
 _NAMES = {
     "gradients": "gradients",
     "statistics": "BatchNorm statistics",
@@ -47,7 +47,7 @@ class NetworkArgs(NamedTuple):
 class StepFigures(NamedTuple):
     """What of a step the prediction needs."""
 
-    exchange: "Exchange"
+    exchanges: "Sequence[Exchange]"  # by stage
     stages: "Sequence[StageCost]"
     bubble: float
 
@@ -110,6 +110,7 @@ def predict_network(
     dataset: "DatasetSummary",
 ) -> NetworkPrediction:
     """What a step of the plan takes of a network, and how long it is."""
+    from phalanx.assemble.dataset_summary import MADE_UP
     from phalanx.plan.exchange import (
         Network,
         count_hosts,
@@ -119,8 +120,7 @@ def predict_network(
     )
 
     network = Network(gbit=wanted.gbit, hosts=count_hosts(plan, wanted.hosts))
-    sent = asdict(known.exchange)
-    use = time_exchange(plan, sent, network, bucket_mib=config.machine.bucket_mib)
+    use = time_exchange(plan, known.exchanges, network, bucket_mib=config.machine.bucket_mib)
     step = None
     if wanted.images_per_second is not None:
         rate = wanted.images_per_second
@@ -138,7 +138,7 @@ def predict_network(
             bubble=known.bubble if plan.layout.stages > 1 else 0.0,
             stage_waits_s=waits,
         )
-    stays = DATASETS[config.data.data].in_memory or config.data.data in _MADE_HERE
+    stays = DATASETS[config.data.data].in_memory or config.data.data in MADE_UP
     pixels = 3.0 * plan.image_size**2
     size = 0.0 if stays else dataset.image_bytes or pixels
     read = size * plan.global_batch / network.hosts

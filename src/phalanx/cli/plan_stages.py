@@ -13,7 +13,7 @@ from phalanx.cli.command import ParsedArgs
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.model import build_variant
-from phalanx.plan.pipeline import count_in_flight, order_passes, time_passes
+from phalanx.plan.pipeline import count_in_flight, order_passes, time_backward, time_passes
 from phalanx.units import format_bytes, format_plural, format_si
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _MARGIN = 14  # for the names of rows
 _WIDTH = 100  # where there is no terminal
 _MOST_WIDTH = 160
-_BACKWARD = 2  # forward passes take so much time each
-_RECOMPUTED = 3
 
 _HEADER: tuple[str, ...] = ("stage", "units", "cost", "parameters", "in flight", "memory")
 
@@ -125,7 +123,6 @@ def build_picture(
     from phalanx.report.step_picture import StepPicture
 
     pipeline, layout = plan.pipeline, plan.layout
-    factor = _BACKWARD if plan.recompute_patterns is None else _RECOMPUTED
     if pipeline is not None and layout.stages > 1:
         forward = [cost.share * layout.stages for cost in costs]
         orders = [pipeline.order(stage, passes=plan.accumulation) for stage in range(layout.stages)]
@@ -135,8 +132,9 @@ def build_picture(
         forward, notes = [1.0], [""]
         orders = [order_passes("Sequential", stage=0, stages=1, passes=plan.accumulation)]
         names = [f"all {plan.stages} stages" if plan.stages > 1 else "device"]
+    backward = time_backward(forward, recomputed=plan.recompute_patterns is not None)
     return StepPicture(
-        passes=time_passes(orders, forward=forward, backward=[factor * one for one in forward]),
+        passes=time_passes(orders, forward=forward, backward=backward),
         group=count_in_flight(orders[0]),
         rows=tuple(names),
         notes=tuple(notes),

@@ -4,14 +4,14 @@ The model of the network, its constants and how it compares with measurements: d
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
 from phalanx.errors import ConfigError
 from phalanx.plan.layout import Layout
-from phalanx.plan.pipeline import time_passes
+from phalanx.plan.pipeline import time_backward, time_passes
 from phalanx.plan.plan import Plan
 
 # measured apart from the steps that they predict, see docs/scale.md
@@ -19,7 +19,6 @@ _LINK_SHARE = 0.95  # of a link's bandwidth that a ring gets; a bare all-reduce 
 _GLOO_PAIR_SHARE = 0.62  # that a gather gets where two ranks share one connection; the same
 _REDUCE_GBIT, _GATHER_GBIT = 7.4, 2.0  # of gradients that gloo and a core copy and add in a second
 _BACKWARD_SHARE = 0.55  # of a pass and its update; 0.52 to 0.60 on a GPU and a CPU
-_FORWARD_SHARE = 1 / 3  # of a pass of a stage, as in the drawing of a step
 _MIB = 2**20
 _BITS = 8e-9  # Gbit of a byte
 
@@ -75,7 +74,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkUse:
-    """What goes through the busiest host's link in a step, by what it is."""
+    """What goes through a host's link in a step, by what it is: of each, where most of it goes."""
 
     sizes: dict[str, int]  # bytes in each direction
     seconds: dict[str, float]
@@ -115,9 +114,9 @@ def count_hosts(plan: Plan, hosts: int | None) -> int:
 
 
 def time_exchange(
-    plan: Plan, exchange: Mapping[str, int], network: Network, *, bucket_mib: float
+    plan: Plan, exchanges: Sequence[Exchange], network: Network, *, bucket_mib: float
 ) -> LinkUse:
-    """What a network takes for the bytes that each rank sends in a step, by what they are.
+    """What a network takes for the bytes that the ranks of each stage send in a step.
 
     Ranks are numbered host by host. What stays within a host takes no network. DDP sends a bucket
     of gradients as soon as it is full, the last one when the last backward pass ends; sums of
@@ -125,50 +124,45 @@ def time_exchange(
     """
     layout, is_strict = plan.layout, plan.determinism == "strict"
     members = layout.pipelines  # that add up the same gradients
-    shares = dict.fromkeys(exchange, _LINK_SHARE)
+    most = max(one.gradients for one in exchanges)
+    sizes = _count_sent(layout, exchanges, layout.ranks // network.hosts)
+    shares = dict.fromkeys(sizes, _LINK_SHARE)
     if is_strict and plan.device == "cpu" and members == 2:
         shares["gradients"] = _GLOO_PAIR_SHARE
-    senders = _count_senders(layout, layout.ranks // network.hosts)
-    sizes = {kind: size * senders[kind] for kind, size in exchange.items()}
     seconds = {kind: network.time(size, shares[kind]) for kind, size in sizes.items()}
     tree_s, before_end_s, host_s = None, 0.0, 0.0
     if members > 1 and plan.device == "cpu":
-        speed = _GATHER_GBIT if is_strict else _REDUCE_GBIT
-        host_s = exchange["gradients"] * _BITS / speed
+        host_s = most * _BITS / (_GATHER_GBIT if is_strict else _REDUCE_GBIT)
     if members > 1 and not is_strict:
-        doubled = exchange["gradients"] * members / (members - 1)  # what a tree moves
-        buckets = max(1, ceil(doubled / 2 / (bucket_mib * _MIB)))
-        tree_s = network.time(doubled * senders["gradients"])
+        by_tree = members / (members - 1)  # of what a ring moves: all gradients twice
+        buckets = max(1, ceil(most * by_tree / 2 / (bucket_mib * _MIB)))
+        tree_s = network.time(sizes["gradients"] * by_tree)
         before_end_s = (layout.stages == 1) * seconds["gradients"] * (1 - 1 / buckets)
     return LinkUse(
         sizes=sizes, seconds=seconds, tree_s=tree_s, before_end_s=before_end_s, host_s=host_s
     )
 
 
-def _count_senders(layout: Layout, per_host: int) -> dict[str, int]:
-    """How many ranks of the busiest host send to other hosts, by what they send."""
+def _count_sent(layout: Layout, exchanges: Sequence[Exchange], per_host: int) -> dict[str, int]:
+    """The bytes that the host which sends most of a kind sends to other hosts, by kind."""
     rings = [layout.peers_of(stage) for stage in range(layout.stages)]
-    pipelines = [layout.ranks_of(number) for number in range(layout.pipelines)]
-    return {
-        "gradients": _count_leaving(map(_close_ring, rings), per_host),
-        "statistics": _count_leaving(map(_close_ring, layout.span_groups), per_host),
-        "activations": _count_leaving(pipelines, per_host),
+    sent: dict[str, Counter[int]] = {
+        "gradients": Counter(),
+        "statistics": Counter(),
+        "activations": Counter(),
     }
-
-
-def _close_ring(members: Sequence[int]) -> Sequence[int]:
-    return [*members, members[0]]
-
-
-def _count_leaving(chains: Iterable[Sequence[int]], per_host: int) -> int:
-    """How often the busiest host sends to another one, where each rank sends to the next."""
-    leaving = Counter(
-        one // per_host
-        for chain in chains
-        for one, other in pairwise(chain)
-        if one // per_host != other // per_host
-    )
-    return max(leaving.values(), default=0)
+    for kind, groups in (("gradients", rings), ("statistics", layout.span_groups)):
+        for group in groups:
+            size = getattr(exchanges[layout.stage_of(group[0])], kind)
+            for one, other in pairwise([*group, group[0]]):
+                sent[kind][one // per_host] += size * (one // per_host != other // per_host)
+    before = 0  # what a stage and the one before it send each other: the rest goes behind
+    for stage in range(layout.stages - 1):
+        before = exchanges[stage].activations - before
+        for rank in rings[stage]:
+            ends = {rank // per_host, (rank + 1) // per_host}
+            sent["activations"].update(dict.fromkeys(ends, before * (len(ends) > 1)))
+    return {kind: max(sizes.values(), default=0) for kind, sizes in sent.items()}
 
 
 def time_stage_waits(
@@ -182,16 +176,17 @@ def time_stage_waits(
     """Seconds that a step takes longer because stages on other hosts wait for what they are sent.
 
     shares: of the model's time, by stage; received: the bytes that each gets for a forward pass.
+    images_per_second: of one device that recomputes as the plan does.
     """
     layout, pipeline = plan.layout, plan.pipeline
     if pipeline is None or layout.stages == 1:
         return 0.0
     per_host, stages = layout.ranks // network.hosts, range(layout.stages)
     pass_s = plan.micro_batch * layout.turn_size / images_per_second
-    forward = [share * _FORWARD_SHARE * pass_s for share in shares]
-    backward = [share * pass_s for share in shares]
-    if plan.recompute_patterns is None:
-        backward = [both - one for both, one in zip(backward, forward, strict=True)]
+    recomputed = plan.recompute_patterns is not None
+    there_and_back = 1 + sum(time_backward([1.0], recomputed=recomputed))
+    forward = [share * pass_s / there_and_back for share in shares]
+    backward = time_backward(forward, recomputed=recomputed)
     transfers = []
     for stage in stages[1:]:
         pairs = ((rank - 1, rank) for rank in range(stage, layout.ranks, layout.stages))

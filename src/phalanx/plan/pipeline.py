@@ -14,6 +14,7 @@ from phalanx.plan.model import build_variant
 from phalanx.units import format_plural
 
 _GROUP = 2  # micro-batches of a group for each stage
+_BACKWARD, _RECOMPUTED = 2, 3  # forward passes that take as long as a backward one
 
 
 class Pass(NamedTuple):
@@ -38,7 +39,6 @@ class Pipeline:
 
     starts: tuple[str, ...]  # the units that all stages but the first begin with
     schedule: str
-    devices: int  # of a replica: one for each stage, or 1 for all of them
 
     @property
     def stages(self) -> int:
@@ -124,11 +124,8 @@ def plan_pipeline(config: Config, *, accumulation: int | None) -> Pipeline | Non
             f"{shards} micro-batches per step; use --gradient-accumulation {shards}, "
             "--pipeline-schedule Sequential, or --pipeline-splits none for one stage"
         )
-    return Pipeline(
-        starts=tuple(split.unit for split in splits),
-        schedule=options.pipeline_schedule,
-        devices=shards,
-    )
+    starts = tuple(split.unit for split in splits)
+    return Pipeline(starts=starts, schedule=options.pipeline_schedule)
 
 
 def check_order(splits: Sequence[Split], units: Sequence[str]) -> None:
@@ -241,6 +238,11 @@ def count_in_flight(order: Sequence[Pass]) -> int:
         held += 1 if one.kind == "forward" else -1
         most = max(most, held)
     return most
+
+
+def time_backward(forward: Sequence[float], *, recomputed: bool) -> list[float]:
+    """How long backward passes are taken to last, from the forward passes of the same stages."""
+    return [(_RECOMPUTED if recomputed else _BACKWARD) * one for one in forward]
 
 
 def time_passes(
