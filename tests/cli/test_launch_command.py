@@ -164,6 +164,14 @@ def test_a_file_is_written_once(launch, tmp_path, monkeypatch):
     assert "kind: PyTorchJob" in (tmp_path / "job.yaml").read_text()
 
 
+def test_a_job_names_its_plugin_whenever_it_starts(launch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("phalanx.catalog.plugins._LOADED", {})
+    line = "--num-replicas 2 --write sbatch job.sh -- train demo --plugin json"
+    assert launch(line)[0] == 0
+    assert 'words=(train --resume "$run" --plugin json)\n' in (tmp_path / "job.sh").read_text()
+
+
 # --- a real launch ---
 
 

@@ -302,6 +302,7 @@ def _describe_job(own: ParsedArgs, inner: _Inner, rank_command: RankCommand, lin
         line=clean(line).replace("\n", " "),
         run_dir=inner.flags.get("run-dir"),
         resumes=trains and not resumed,
+        plugin=inner.flags.get("plugin"),
         uses_gpus=not inner.flags.get("device", "").startswith("cpu"),
         image=own["--image"] or "phalanx:latest",
     )
