@@ -70,9 +70,15 @@ def test_lines_that_must_run_together_say_so(launch):
         ("", "train --resume runs/x", ""),
         ("", "train --fork runs/x", "--replicas 4"),
         ("", "validate runs/x", ""),
-        ("", "bench determinism demo", ""),
         ("--devices-per-replica 2", "train demo", "--replicas 4 --shards 2"),
         ("--num-devices 8", "train demo", "--replicas 4 --shards 2"),
+        ("--devices-per-replica 4", "train tf1-resnet50-bn", "--replicas 4"),
+        ("--devices-per-replica 1", "train tf1-resnet50-bn", "--replicas 4 --shards 1"),
+        (
+            "--devices-per-replica 2",
+            "train tf1-resnet50-bn --pipeline-splits none",
+            "--replicas 4 --shards 2",
+        ),
         ("--vipu-server-timeout=300", "train demo", "--replicas 4 --rank-timeout 300"),
         ("--vipu-server-timeout 300", "train demo --rank-timeout 9", "--replicas 4"),
         ("-x IPUOF_VIPU_API_TIMEOUT=60", "validate runs/x", "--rank-timeout 60"),
@@ -81,6 +87,27 @@ def test_lines_that_must_run_together_say_so(launch):
 def test_the_command_gets_what_launch_knows_unless_it_says_so_itself(launch, own, inner, added):
     (words,) = dry_run(launch, f"--num-replicas 4 {own} -- {inner}")
     assert words[words.index("phalanx") + 1 :] == [*inner.split(), *added.split()]
+
+
+@pytest.mark.parametrize(
+    ("inner", "ranks"),
+    [
+        ("train tf1-resnet50-bn", 8),  # whose splits make four stages
+        ("train demo --shards 3", 6),
+        ("train tf1-resnet50-bn --shards 1", 2),
+        ("train tf1-resnet50-bn --pipeline-splits none", 2),
+    ],
+)
+def test_a_replica_has_a_device_for_each_stage_of_the_command(launch, inner, ranks):
+    (words,) = dry_run(launch, f"--num-replicas 2 -- {inner}")
+    assert words[words.index("--nproc-per-node") + 1] == str(ranks)
+    assert words[words.index("phalanx") + 1 :] == [*inner.split(), "--replicas", "2"]
+
+
+def test_bench_runs_on_one_rank(launch):
+    for inner in ("bench overhead", "bench determinism demo"):
+        (words,) = dry_run(launch, f"--num-replicas 1 -- {inner}")
+        assert words[words.index("phalanx") + 1 :] == inner.split()
 
 
 def test_a_slurm_job_uses_srun_on_all_its_nodes(launch, monkeypatch):
@@ -136,6 +163,11 @@ def test_a_line_of_the_older_launcher_can_be_pasted(launch):
         ("--num-replicas 2 --write slurm x -- train", "expected sbatch or pytorchjob and the name"),
         ("--num-replicas 2 -- train demo --epohcs 2", "--epohcs: no such option; did you mean"),
         ("--num-replicas 2 -- train demo --lr much", "--lr: expected a number, got 'much'"),
+        ("--num-replicas 2 -- bench overhead", "bench measures one device; give --num-replicas 1"),
+        ("--num-replicas 2 --devices-per-replica 2 -- train tf1-resnet50-bn", "--devices-per-replica 2: the command's splits make 4 stages; give --devices-per-replica 4,"),  # noqa: E501
+        ("--num-replicas 2 --num-devices 4 -- train tf1-resnet50-bn", "or --pipeline-splits none after --"),  # noqa: E501
+        ("--num-replicas 2 --devices-per-replica 2 -- train demo --shards 4", "--devices-per-replica 2: the command has --shards 4; leave one of the two out"),  # noqa: E501
+        ("--num-replicas 2 -- train tf1-resnet50-bn --shards 3", "--shards 3: needs 2 splits"),
         ("--num-replicas 2 -- validate runs/x --repaet 2", "--repaet: no such option"),
     ],
 )  # fmt: skip
@@ -162,6 +194,28 @@ def test_a_file_is_written_once(launch, tmp_path, monkeypatch):
     assert (tmp_path / "job.sh").read_text() == text
     assert launch(line.replace("sbatch job.sh", "pytorchjob job.yaml"))[0] == 0
     assert "kind: PyTorchJob" in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_job_asks_for_no_gpus_where_a_file_says_cpu(launch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("extends: demo\ndevice: cpu\n")
+    for command, asks in (
+        ("train mine.yaml", False),
+        ("train mine.yaml --device cuda", True),
+        ("bench determinism mine.yaml", False),
+    ):
+        assert launch(f"--num-replicas 1 --write sbatch job.sh -- {command}")[0] == 0
+        text = (tmp_path / "job.sh").read_text()
+        assert ("--gpus-per-node" in text) == asks, command
+        (tmp_path / "job.sh").unlink()
+
+
+def test_a_job_names_its_plugin_whenever_it_starts(launch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("phalanx.catalog.plugins._LOADED", {})
+    line = "--num-replicas 2 --write sbatch job.sh -- train demo --plugin json"
+    assert launch(line)[0] == 0
+    assert 'words=(train --resume "$run" --plugin json)\n' in (tmp_path / "job.sh").read_text()
 
 
 # --- a real launch ---

@@ -102,6 +102,26 @@ def test_the_requeued_job_resumes_its_run_and_ends(tmp_path):
     assert srun.endswith(" -m phalanx train --resume runs/phalanx-demo-7 ")
 
 
+def test_the_user_of_ssh_is_no_part_of_a_node_of_slurm():
+    layout = lay_out_ranks(hosts=("al@n1", "n2"), nodes=2, replicas=4, devices_per_replica=1)
+    command = RankCommand(layout=layout, words=("train",), folder=Path("/work"))
+    text = write_job_file("sbatch", make_job(command=command))
+    assert "#SBATCH --nodelist=n1,n2\n" in text and "al@" not in text
+
+
+def test_a_plugin_is_named_again_at_every_resume(tmp_path):
+    job = make_job(tmp_path, plugin="mine,theirs")
+    for run in ("phalanx-demo-7", "phalanx-demo"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "run.json").touch()
+    slurm = Slurm(tmp_path, "exit 0")
+    assert slurm.start(write_job_file("sbatch", job)).wait(timeout=10) == 0
+    (srun,) = slurm.read_calls()
+    assert srun.endswith(" train --resume runs/phalanx-demo-7 --plugin mine,theirs ")
+    pod = ["train", "--resume", "runs/phalanx-demo", "--plugin", "mine,theirs"]
+    assert run_pod(job, tmp_path)[-5:] == pod
+
+
 @pytest.mark.parametrize("code", [2, 8])
 def test_a_job_that_fails_is_not_requeued(tmp_path, code):
     slurm = Slurm(tmp_path, f"exit {code}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.errors import ConfigError
 from phalanx.launch.hosts import lay_out_ranks
 from phalanx.launch.lines import RankCommand, write_lines
 
@@ -101,6 +102,14 @@ def test_mpirun_gets_slots_variables_and_interfaces():
     assert "-x TERM=dumb -x GLOO_SOCKET_IFNAME=eth0 -x NCCL_SOCKET_IFNAME=eth0 -x A=b c" in text
     assert words[words.index("plm_rsh_args") + 1].startswith("-i 'my key' -o BatchMode=yes")
     assert words[-8:] == ["--mca", "btl", "tcp,self", *RANK]
+
+
+def test_mpirun_gets_the_user_of_its_hosts_for_ssh_alone():
+    words = write_lines("mpirun", command("al@n1", "al@n2", ssh_args=("-v",)))[0].words
+    assert words[words.index("--host") + 1] == "n1:2,n2:2"  # it takes no @ in a name
+    assert words[words.index("plm_rsh_args") + 1].startswith("-v -l al -o BatchMode=yes")
+    with pytest.raises(ConfigError, match="--host al@n1,n2: mpirun logs in to all hosts as one"):
+        write_lines("mpirun", command("al@n1", "n2"))
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip")

@@ -36,7 +36,9 @@ def start_launch(lines: str) -> "subprocess.Popen[str]":
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); from shell_lines import *\n"
         "from phalanx.launch.run import run_lines\n"
-        f"sys.exit(run_lines({lines}, show=lambda *line: print(*line, flush=True), say=print))"
+        "def show(*line):\n"  # in one piece, as lines of two hosts may come together
+        "    print('%s %s %s\\n' % line, end='', flush=True)\n"
+        f"sys.exit(run_lines({lines}, show=show, say=print))"
     )
     return subprocess.Popen(
         [sys.executable, "-c", program, str(TESTS)], stdout=subprocess.PIPE, text=True
@@ -70,6 +72,17 @@ def test_a_rank_that_is_killed_is_told():
     shown = Shown()
     assert shown.run(ranked("kill -9 $$")) == 8
     assert shown.said == ["host here: rank 0 was killed by SIGKILL"]
+
+
+def test_a_rank_that_is_killed_is_told_where_others_kept_a_checkpoint():
+    own = "Traceback (most recent call last):\\n  File /torch/distributed/run.py\\n"
+    ends = {0: 75, 1: -9, 2: -15, 3: 75}  # the first to end is last; torchrun itself stopped rank 2
+    rows = [f"  rank      : {rank} (l\\n  exitcode  : {code} (p\\n" for rank, code in ends.items()]
+    rule = "=====\\n"
+    shown = Shown()
+    text = "".join([own, "ChildFailedError:\\n", rule, *rows, rule])
+    assert shown.run(line("sh", "-c", f"printf '{text}' >&2; exit 1"), ranked("exit 75", "b")) == 75
+    assert shown.said == ["host here: rank 1 was killed by SIGKILL"]
 
 
 def test_a_launcher_that_fails_is_told():

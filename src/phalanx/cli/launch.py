@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.cli.command import REGISTERED, Argument, ParsedArgs, command, parse_args
 from phalanx.disk import write_atomically
@@ -26,8 +27,12 @@ from phalanx.launch.job_files import JOB_FILES, Job, write_job_file
 from phalanx.launch.lines import LAUNCHERS, RankCommand, write_lines, write_probe_lines
 from phalanx.launch.run import refuse_missing_programs, refuse_unreachable, run_lines
 from phalanx.launch.words import LaunchWords, split_words
+from phalanx.plan.pipeline import count_stages, plan_pipeline
 from phalanx.report.terminal import clean, raw_stream, silence
 from phalanx.units import format_plural
+
+if TYPE_CHECKING:
+    from phalanx.config.read import Settings
 
 _INNER = {  # the commands that ranks can run, and the files they are in
     "train": "train",
@@ -41,13 +46,13 @@ _MOST = 100_000
 
 @command(
     "launch",
-    "Run train, validate or bench on several devices of several hosts: starts torchrun on every "
-    "host, by ssh on others, or srun or mpirun, passes on their output and signals, and ends with "
-    "the exit code of the ranks.",
+    "Run train or validate on several devices of several hosts, bench on one: starts torchrun on "
+    "every host, by ssh on others, or srun or mpirun, passes on their output and signals, and ends "
+    "with the exit code of the ranks.",
     Argument("--num-replicas", "Copies of the model; train gets it as --replicas."),
     Argument(
         "--devices-per-replica",
-        "Devices that share a copy; where there are several, train gets it as --shards.  [1]",
+        "Devices that share a copy; train gets it as --shards.  [one for each of its stages]",
     ),
     Argument(
         "--num-devices", "The same as a total: the number of devices of all replicas together."
@@ -106,7 +111,7 @@ def _run(args: ParsedArgs) -> int:
     own.refuse_problems()
     inner = _read_inner(words.command)
     launcher = _choose_launcher(own)
-    layout = _read_layout(own, launcher, words.notes)
+    layout = _read_layout(own, launcher, inner, words.notes)
     rank_command = RankCommand(
         layout=layout,
         words=_complete_inner(inner, layout, words),
@@ -135,6 +140,20 @@ class _Inner:
 
     name: str
     args: ParsedArgs
+    settings: "Settings | None"  # where they are known before it starts
+
+    @property
+    def stages(self) -> int:
+        """The devices that its settings want for each replica."""
+        trains = self.name == "train" and self.settings is not None
+        return count_stages(self.settings.config) if trains and self.settings else 1
+
+    @property
+    def device(self) -> str:
+        """What it runs on, as its settings say it."""
+        return (
+            self.settings.config.machine.device if self.settings else self.flags.get("device", "")
+        )
 
     @property
     def flags(self) -> Mapping[str, str]:
@@ -151,11 +170,14 @@ def _read_inner(words: Sequence[str]) -> _Inner:
         raise ConfigError(f"{what}; {suggest(first, _INNER)}")
     import_module(f"phalanx.cli.{_INNER[name]}")
     args = parse_args(REGISTERED[name], words[len(name.split()) :])
-    if name == "train" and not (args["--resume"] or args["--fork"]):
-        args.read_settings()
+    settings = None
+    if name == "bench determinism" or (
+        name == "train" and not (args["--resume"] or args["--fork"])
+    ):
+        settings = args.read_settings()
     else:
         args.refuse_problems()
-    return _Inner(name, args)
+    return _Inner(name, args, settings)
 
 
 def _complete_inner(inner: _Inner, layout: HostLayout, words: LaunchWords) -> tuple[str, ...]:
@@ -163,7 +185,7 @@ def _complete_inner(inner: _Inner, layout: HostLayout, words: LaunchWords) -> tu
     added: dict[str, str] = {}
     if inner.name == "train" and not inner.args["--resume"]:  # a run keeps its replicas
         added["replicas"] = str(layout.replicas)
-        if layout.devices_per_replica > 1 and "pipeline-splits" not in inner.flags:
+        if layout.devices_per_replica != inner.stages:
             added["shards"] = str(layout.devices_per_replica)
     if words.timeout is not None and inner.name in ("train", "validate"):
         added["rank-timeout"] = words.timeout
@@ -181,7 +203,28 @@ def _choose_launcher(own: ParsedArgs) -> str:
     return str(asked)
 
 
-def _read_layout(own: ParsedArgs, launcher: str, notes: list[str]) -> HostLayout:
+def _choose_devices(asked: int | None, option: str, inner: _Inner) -> int:
+    """The devices of a replica: as asked, which its stages must fit, or one for each of these."""
+    if inner.settings is None or inner.name != "train":
+        return asked or 1
+    pipeline = plan_pipeline(inner.settings.config, accumulation=None)
+    if asked in (None, inner.stages):
+        return inner.stages
+    assert asked is not None
+    if "shards" in inner.flags:
+        raise ConfigError(
+            f"{option}: the command has --shards {inner.stages}; leave one of the two out"
+        )
+    if pipeline and asked not in (1, pipeline.stages):
+        raise ConfigError(
+            f"{option}: the command's splits make {pipeline.stages} stages; give "
+            f"--devices-per-replica {pipeline.stages}, or 1 to run all stages on one device, or "
+            f"--pipeline-splits none after -- for {asked} stages of about the same cost"
+        )
+    return asked
+
+
+def _read_layout(own: ParsedArgs, launcher: str, inner: _Inner, notes: list[str]) -> HostLayout:
     """How many ranks there are, and on which hosts."""
 
     def number(flag: str) -> int | None:
@@ -201,7 +244,14 @@ def _read_layout(own: ParsedArgs, launcher: str, notes: list[str]) -> HostLayout
             f"--num-devices {total}: {replicas} replicas of {devices} devices are "
             f"{replicas * devices}; leave one of the two out"
         )
-    devices = devices or (divide_devices(total, replicas) if total else 1)
+    option = f"--devices-per-replica {devices}" if devices else f"--num-devices {total}"
+    devices = devices or (divide_devices(total, replicas) if total else None)
+    devices = _choose_devices(devices, option, inner)
+    if inner.name.startswith("bench") and replicas * devices > 1:
+        raise ConfigError(
+            f"{inner.name}: bench measures one device; give --num-replicas 1, or launch train "
+            "--data synthetic and read its images/s"
+        )
     nodes = number("--nodes")
     if hosts and nodes not in (None, len(hosts)):
         raise ConfigError(f"--nodes {nodes}: --host names {len(hosts)}; leave --nodes out")
@@ -302,7 +352,8 @@ def _describe_job(own: ParsedArgs, inner: _Inner, rank_command: RankCommand, lin
         line=clean(line).replace("\n", " "),
         run_dir=inner.flags.get("run-dir"),
         resumes=trains and not resumed,
-        uses_gpus=not inner.flags.get("device", "").startswith("cpu"),
+        plugin=inner.flags.get("plugin"),
+        uses_gpus=not inner.device.startswith("cpu"),
         image=own["--image"] or "phalanx:latest",
     )
 

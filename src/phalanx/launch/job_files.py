@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
+from phalanx.catalog.plugins import format_plugin_flag
 from phalanx.errors import EXIT_STOPPED, ConfigError
+from phalanx.launch.hosts import strip_user
 from phalanx.launch.lines import RankCommand, list_variables, write_srun_words
 
 _SAVE_S = 120  # from the warning to the end, for a checkpoint to be written
@@ -23,6 +25,7 @@ class Job:
     line: str  # the command that writes the file
     run_dir: str | None = None  # where a training is to go on; None where the job may choose
     resumes: bool = False  # a training that is to be started again where it stopped
+    plugin: str | None = None  # which a resume must be told again
     uses_gpus: bool = True
     image: str = "phalanx:latest"
 
@@ -34,7 +37,7 @@ def _write_sbatch(job: Job) -> str:
         "job-name": name,
         "nodes": layout.nodes,
         "ntasks-per-node": layout.ranks_per_host,
-        "nodelist": ",".join(layout.hosts) or None,
+        "nodelist": ",".join(map(strip_user, layout.hosts)) or None,
         "gpus-per-node": layout.ranks_per_host if job.uses_gpus else None,
         "time": "24:00:00",
         "output": f"{name}-%j.log",
@@ -83,7 +86,8 @@ def _resume_and_requeue(job: Job, srun: str, run_dir: str) -> list[str]:
 def _choose_words(job: Job) -> tuple[str, str]:
     """The words of a training's first start, and those of the later ones, for a shell."""
     given = shlex.join(job.command.words)
-    return given if job.run_dir else f'{given} --run-dir "$run"', 'train --resume "$run"'
+    again = f'train --resume "$run"{format_plugin_flag(job.plugin)}'
+    return given if job.run_dir else f'{given} --run-dir "$run"', again
 
 
 def _write_pytorchjob(job: Job) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx.errors import ConfigError
 from phalanx.launch.hosts import HostLayout, is_this_host, strip_user
 
 CONNECT_S = 10
@@ -115,14 +116,15 @@ def _write_mpirun(command: RankCommand) -> list[LaunchLine]:
     """One line for all hosts, in Open MPI's words."""
     layout = command.layout
     hosts = layout.hosts or ("localhost",)
-    slots = ",".join(f"{host}:{layout.ranks_per_host}" for host in hosts)
+    slots = ",".join(f"{strip_user(host)}:{layout.ranks_per_host}" for host in hosts)
     # by default each rank is bound to a core, which leaves it one thread
     words = ["mpirun", "-np", str(layout.ranks), "--host", slots, "--bind-to", "none"]
     words += ["--wdir", str(command.folder)]
     is_root = os.geteuid() == 0 and "--allow-run-as-root" not in command.mpi_args
     words += ["--allow-run-as-root"] * is_root + ["--tag-output"] * command.tag_output
     if not all(map(is_this_host, hosts)):
-        words += ["--mca", "plm_rsh_args", shlex.join([*command.ssh_args, *_SSH])]
+        ssh = [*command.ssh_args, *_write_user(hosts), *_SSH]
+        words += ["--mca", "plm_rsh_args", shlex.join(ssh)]
     if command.interface:
         words += [word for key in _MCA_INTERFACES for word in ("--mca", key, command.interface)]
     # mpirun gives ranks a terminal, and nobody is there to look at a progress bar
@@ -130,6 +132,17 @@ def _write_mpirun(command: RankCommand) -> list[LaunchLine]:
         words += ["-x", f"{name}={value}"]
     words = [*words, *command.mpi_args, *_with_interface(command, _write_rank(command))]
     return [LaunchLine(launcher="mpirun", host="", words=tuple(words), folder=command.folder)]
+
+
+def _write_user(hosts: Sequence[str]) -> list[str]:
+    """The user of the hosts, for ssh: mpirun takes none in a host's name."""
+    users = {host.rpartition("@")[0] for host in hosts if not is_this_host(host)}
+    if len(users) > 1:
+        raise ConfigError(
+            f"--host {','.join(hosts)}: mpirun logs in to all hosts as one user; give every host "
+            "the same one, or name the users in ~/.ssh/config"
+        )
+    return ["-l", *users] if any(users) else []
 
 
 _Writer = Callable[[RankCommand], list[LaunchLine]]

@@ -23,7 +23,7 @@ from typing import IO
 
 from phalanx.errors import EXIT_STOPPED, ConfigError, NetworkError
 from phalanx.launch.lines import CONNECT_S, LaunchLine, write_probe
-from phalanx.launch.torchrun_output import TorchrunOutput
+from phalanx.launch.torchrun_output import RankEnd, TorchrunOutput
 from phalanx.parallel.supervisor import collect_signals
 
 _POLL_S = 0.05
@@ -169,6 +169,13 @@ class _Running:
         """Whether ssh lost its host."""
         return bool(self.line.ssh) and self.process.returncode == _LOST and not self.output.ends
 
+    @property
+    def killed(self) -> RankEnd | None:
+        """The rank that was killed, if one was, and not by torchrun because another had ended."""
+        ends = self.output.ends
+        by_others = [end for end in ends[:-1] if end.code < 0 and end.code != -signal.SIGTERM]
+        return next((end for end in (*ends[-1:], *reversed(by_others)) if end.code < 0), None)
+
     def find_code(self, *, asked: bool) -> int:
         """The exit code of its ranks. asked: whether they were asked to stop."""
         ended = self.process.returncode
@@ -186,10 +193,9 @@ class _Running:
         if self.is_lost:
             elapsed = time.monotonic() - self._began
             return f"{where}: the connection was lost after {elapsed:.1f} s; all ranks are stopped"
-        if self.output.ends and self.output.ends[-1].code < 0:
-            end = self.output.ends[-1]
-            name = signal.Signals(-end.code).name
-            return f"{where}: rank {end.rank} was killed by {name}"
+        if self.killed:
+            name = signal.Signals(-self.killed.code).name
+            return f"{where}: rank {self.killed.rank} was killed by {name}"
         if self.output.failure:
             return f"{where}: torchrun failed: {self.output.failure}"
         return ""
@@ -232,10 +238,12 @@ def _wait_for_end(started: Sequence[_Running], came: list[int], say: Callable[[s
         for one in [one for one in living if one.has_ended()]:
             living.remove(one)
             codes.append(one.find_code(asked=bool(came)))
-            if codes[-1] not in (0, EXIT_STOPPED) and stop_at == kill_at == math.inf:
+            failed, stops = codes[-1] not in (0, EXIT_STOPPED), min(stop_at, kill_at) < math.inf
+            if not stops and (failed or (one.killed and not came)):
+                say(one.describe_end())
+            if not stops and failed:
                 stop_at = now + _GRACE_S * (not one.is_lost)
                 kill_at = stop_at + _LEAVE_S
-                say(one.describe_end())
     return max(codes, key=_weigh)
 
 
