@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from loopback_ssh import HOSTS, SSHD, ssh_server
 
+import phalanx
 from phalanx.engine.checkpoint_store import newest_checkpoint
 from phalanx.errors import NetworkError
 from phalanx.launch.lines import LaunchLine
@@ -25,6 +26,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(SSHD is None or sys.platform != "linux", reason="needs sshd"),
 ]
+SOURCE = Path(phalanx.__file__).parents[1]
 STRICT = {"batch_size": 8, "replicas": 2, "threads": 1, "determinism": "strict"}
 
 
@@ -40,7 +42,7 @@ def launch_words(ssh_args: str, *command: object, hosts: tuple[str, ...] = HOSTS
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     own = ["--num-replicas", len(hosts), "--host", ",".join(hosts), "--ssh-args", ssh_args]
-    own += ["-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "--master-port", port]
+    own += ["-x", f"PYTHONPATH={SOURCE}", "-x", "OMP_NUM_THREADS=1", "--master-port", port]
     return ["launch", *map(str, own), "--", *map(str, command)]
 
 
