@@ -5,7 +5,7 @@ counter-based draws of phalanx.plan.draws, made on the device: a number is a pur
 seed, the module's path, and the image's position in the training stream.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -13,6 +13,10 @@ from torch import Tensor, nn
 
 from phalanx.kernels.random_bits import draw_bits, shift_right, to_signed
 from phalanx.plan.draws import stream_key
+
+
+FusedUnit = Callable[[Tensor, Tensor | None], Tensor]
+"""Runs a whole unit, given its input and the noise of the module in it that drops something."""
 
 
 class UnitModel(nn.Module):
@@ -24,10 +28,11 @@ class UnitModel(nn.Module):
 
     units: dict[str, tuple[str, ...]]  # unit name to module paths, in the order of the data
     noise_sizes: dict[str, int]  # module path to numbers per image, where the rate is not zero
+    fused: dict[str, FusedUnit]  # units that have kernels of their own for training
 
     def __init__(self) -> None:
         super().__init__()
-        self.units, self.noise_sizes = {}, {}
+        self.units, self.noise_sizes, self.fused = {}, {}, {}
 
     @property
     def chances(self) -> dict[str, int]:
@@ -57,6 +62,9 @@ class UnitModel(nn.Module):
 
     def run_unit(self, unit: str, x: Tensor, noise: Mapping[str, Tensor] | None = None) -> Tensor:
         """What one unit makes of the output of the one before it."""
+        if unit in self.fused and self.training and torch.is_grad_enabled():
+            drops = [noise[path] for path in self.units[unit] if noise and path in noise]
+            return self.fused[unit](x, drops[0] if drops else None)
         for path in self.units[unit]:
             module = self.get_submodule(path)
             x = module(x, noise[path]) if noise and path in noise else module(x)

@@ -1,0 +1,1 @@
+"""Blocks of networks that train by kernels of our own, in the place of plain modules."""

@@ -1,0 +1,195 @@
+"""Which tile each kernel is launched with, and which of several ways to one result is taken.
+
+Both are measured on the device, once for each shape, and remembered: a run stores what it found,
+and a resume takes that again, because another tile may add up in another order.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tile = dict[str, int]  # what a kernel is launched with besides its arguments, by name
+Ways = Mapping[str, Callable[[], Any]]
+
+_REPLAYS, _REPEATS = 2, 8  # of a measurement: replays of a graph with so many runs
+_MOST_COMPILERS = 16
+
+
+def make_tiles(names: str, *rows: tuple[int, ...]) -> list[Tile]:
+    """Launch parameters by name, one dict a row; the last two columns are warps and stages.
+
+    The first row must fit every layer: it is taken where nothing is measured.
+    """
+    keys = [*names.split(), "num_warps", "num_stages"]
+    return [dict(zip(keys, row, strict=True)) for row in rows]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A Triton kernel with all it needs to be launched."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    tile: Tile
+    flags: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name with its tile: what tells it from others that do the same work."""
+        tile = " ".join(f"{name}={value}" for name, value in self.tile.items())
+        return f"{self.kernel.__name__} {tile}"
+
+    def __call__(self) -> None:
+        """Launch it."""
+        self.kernel[self.grid](*self.args, **self.flags, **self.tile)
+
+    def compile(self) -> None:
+        """Compile it, without running it."""
+        self.kernel.warmup(*self.args, grid=(1,), **self.flags, **self.tile)
+
+    @property
+    def compiled_as(self) -> tuple[Any, ...]:
+        """What Triton compiles a kernel of its own for."""
+        return (self.name, tuple(self.flags.items()), tuple(map(_specialise, self.args)))
+
+
+def _specialise(value: Any) -> Any:
+    """What Triton distinguishes about an argument."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, int):
+        return value == 1, value % 16 == 0
+    return type(value).__name__
+
+
+class KernelChoices:
+    """What was chosen so far, by what is computed.
+
+    On a GPU whatever is not known is measured, unless a graph is being captured; elsewhere the
+    first tile and the first way are taken, as for checks in Triton's interpreter.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}  # the name of a launch or a way
+        self.timings: dict[str, dict[str, float]] = {}  # milliseconds of each, where measured
+        self._recorded: dict[Any, Launch] | None = None
+
+    def run(
+        self,
+        kernel: Any,
+        grid: Callable[[Tile], tuple[int, ...]],
+        args: tuple[Any, ...],
+        tiles: Sequence[Tile],
+        **flags: int,
+    ) -> Tile:
+        """Launch a kernel with its fastest tile; gives the tile."""
+        return self.run_fastest([Launch(kernel, grid(t), args, t, flags) for t in tiles]).tile
+
+    def run_fastest(self, launches: Sequence[Launch]) -> Launch:
+        """Run one of several launches of the same work; gives it."""
+        if self._recorded is not None:
+            for launch in launches:
+                self._recorded[launch.compiled_as] = launch
+            return launches[0]
+        by_name = {launch.name: launch for launch in launches}
+        chosen = by_name[self.find(_describe(launches[0]), by_name)]
+        chosen()
+        return chosen
+
+    def choose(self, key: str, ways: Ways) -> Any:
+        """What the fastest of several ways to the same result gives."""
+        if self._recorded is not None:
+            first, *_ = [way() for way in ways.values()]  # all of them must be compiled
+            return first
+        return ways[self.find(key, ways)]()
+
+    def find(self, key: str, ways: Ways) -> str:
+        """The name of the fastest way; one that fails, for lack of shared memory, is left out."""
+        if self.known.get(key) in ways:
+            return self.known[key]
+        first = next(iter(ways))
+        if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+            return first
+        if len(ways) > 1:
+            self.timings[key] = found = _time_each(ways)
+            self.known[key] = first = min(found, key=lambda name: found[name])
+        return first
+
+    def compile_all(self, run: Callable[[], object]) -> int:
+        """Compile every kernel that `run` may launch, several at a time; gives how many.
+
+        Within, kernels are noted and not launched: results are whatever the memory held.
+        """
+        self._recorded = {}
+        try:
+            run()
+            launches = list(self._recorded.values())
+        finally:
+            self._recorded = None
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_COMPILERS)) as pool:
+            for task in [pool.submit(launch.compile) for launch in launches]:
+                task.exception()  # a tile that does not compile is left out when it is measured
+        return len(launches)
+
+
+def _describe(launch: Launch) -> str:
+    """What a launch computes: the kernel, its numbers, flags and the type of its first tensor."""
+    numbers = [value for value in launch.args if isinstance(value, int)]
+    dtype = next((value.dtype for value in launch.args if isinstance(value, Tensor)), None)
+    flags = " ".join(f"{name}={value}" for name, value in launch.flags.items())
+    return f"{launch.kernel.__name__} {numbers} {dtype} {flags}".rstrip()
+
+
+def _time_each(ways: Ways) -> dict[str, float]:
+    """Milliseconds of each way that works."""
+    found: dict[str, float] = {}
+    failures: list[Exception] = []
+    for name, way in ways.items():
+        try:
+            found[name] = _time_on_device(way)
+        except Exception as failure:  # noqa: BLE001 - compilers and drivers raise what they like
+            failures.append(failure)
+    if not found:
+        raise failures[0]
+    return found
+
+
+def _time_on_device(run: Callable[[], object]) -> float:
+    """Milliseconds of one run, from a graph of several: what launching costs does not count."""
+    run()
+    side, graph = _measuring_stream(), torch.cuda.CUDAGraph()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+        torch.cuda.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(_REPEATS):
+                run()
+        finally:
+            graph.capture_end()
+        graph.replay()
+        begin.record()
+        for _ in range(_REPLAYS):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+    torch.cuda.current_stream().wait_stream(side)
+    return begin.elapsed_time(end) / _REPLAYS / _REPEATS
+
+
+@cache
+def _measuring_stream() -> torch.cuda.Stream:
+    """One stream for all measurements, so that libraries keep one workspace for it."""
+    return torch.cuda.Stream()
+
+
+CHOICES = KernelChoices()

@@ -1,0 +1,1 @@
+"""Kernels of the blocks of EfficientNet: depthwise convolutions, squeeze-excite, SiLU."""

@@ -1,0 +1,1 @@
+"""1x1 convolutions as products that take norms, residuals and activations along."""
