@@ -201,4 +201,6 @@ def test_the_errors_are_no_larger_than_those_of_torch(shape, half):
             torchs.append(error_of(theirs, right))
     for place in range(5):
         mine, theirs = sum(ours[place::5]), sum(torchs[place::5])
-        assert mine <= 1.1 * theirs, f"tensor {place}: {mine / 5:.2e} against {theirs / 5:.2e}"
+        # sums in float32 are compared with what 16 bits can hold at all
+        limit = max(1.1 * theirs, 5 * torch.finfo(half).eps / 100)
+        assert mine <= limit, f"tensor {place}: {mine / 5:.2e} against {theirs / 5:.2e}"
