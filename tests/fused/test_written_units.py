@@ -13,6 +13,7 @@ from torch import nn
 from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
 from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import fuse_units
+from phalanx.fused.half_copies import HalfCopies
 from phalanx.models.resnet import FastResNet, ResNet
 
 BASIC = ResNetVariant(
@@ -25,7 +26,7 @@ BOTTLENECK = ResNetVariant(
     image_size=22, block="bottleneck", depths=(2, 1), widths=(16, 24), stem="large"
 )
 RESNEXT = ResNetVariant(
-    image_size=18,
+    image_size=20,
     block="bottleneck",
     depths=(1,),
     widths=(8,),
@@ -92,3 +93,54 @@ def test_a_network_of_fused_units_trains_as_its_modules_do(variant):
         assert error < 2e-5, f"{name}: {error:.1e}"
     for name, weight in fused.named_parameters():
         assert weight.grad.stride() == weight.stride(), name
+
+
+def test_norms_that_do_not_train_are_left_to_the_modules():
+    plain = a_network(BASIC)
+    fused, x = copy.deepcopy(plain), a_batch(8)
+    fuse_units(fused, torch.float32, interpreted=True)
+    for model in (plain, fused):
+        model.layer1[0].bn2.eval()
+        model.bn1.eval()
+    for unit in ("stem", "layer1/0"):
+        wanted, found = plain.run_unit(unit, x), fused.run_unit(unit, x)
+        assert torch.equal(found, wanted), unit
+        x = wanted
+
+
+def test_a_stem_gives_the_gradient_of_an_image_that_wants_one():
+    plain = a_network(BASIC)
+    fused = copy.deepcopy(plain)
+    fuse_units(fused, torch.float32, interpreted=True)
+    gradients = []
+    for model in (plain, fused):
+        x = a_batch(8).requires_grad_()
+        model(x).square().sum().backward()
+        gradients.append(x.grad)
+    assert torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
+
+
+def test_the_copies_in_16_bits_are_what_is_multiplied_with():
+    model, x = a_network(BASIC), a_batch(8)
+    fuse_units(model, torch.bfloat16, interpreted=True)
+    copies = HalfCopies(model, torch.bfloat16)
+    before = model.run_unit("stem", x)
+    with torch.no_grad():
+        model.conv1.weight.neg_()
+    assert torch.equal(model.run_unit("stem", x), before)
+    copies.refresh()
+    assert not torch.equal(model.run_unit("stem", x), before)
+    assert before.dtype == torch.bfloat16
+
+
+def test_a_block_below_gets_the_gradient_in_two_parts():
+    model, x = a_network(BASIC), a_batch(8)
+    fuse_units(model, torch.float32, interpreted=True)
+    inner = model.run_unit("layer1/0", model.run_unit("stem", x))
+    parts = []
+    inner.register_hook(parts.append)
+    inner.skip_ticket.register_hook(parts.append)
+    model.run_unit("layer2/0", inner).sum().backward()
+    through_convolutions, through_shortcut = parts
+    assert through_convolutions.shape == through_shortcut.shape == inner.shape
+    assert not torch.equal(through_convolutions, through_shortcut)
