@@ -17,6 +17,8 @@ from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.fused.tuning import ChoiceStore, tune, use_cache
+from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import enable_recomputation
 from phalanx.models.units import ModelPart, UnitModel, to_unit_model
@@ -135,6 +137,28 @@ def _explain_misfit(
         "is it a different network? --model and its options, such as --norm-type and "
         "--shortcut-type, must be those of the weights"
     )
+
+
+def prepare_kernels(
+    model: nn.Module, config: Config, plan: Plan, place: Place, *, folder: Path | None
+) -> None:
+    """Compile and choose the kernels of training passes, for every size that images will have.
+
+    folder: of the run, which remembers the choice. Where results must be the same bits every time,
+    nothing is measured, and the choice is always the same.
+    """
+    half = getattr(torch, plan.half_type)
+    if not (isinstance(model, UnitModel) and model.fused):
+        return
+    cache = config.machine.model_cache_path
+    store = ChoiceStore(folder, use_cache(Path(cache) if cache else None))
+    CHOICES.measures = plan.determinism != "strict"
+    store.load()
+    device, rows = next(model.parameters()).device, plan.micro_batch * place.layout.turn_size
+    for size in (plan.image_size, *(size for _, size in plan.growth)):
+        images = torch.zeros(rows, 3, size, size, device=device, dtype=half)
+        tune(model, images.to(memory_format=torch.channels_last), half=half)
+    store.save(place.gather, writes=place.role.writes)
 
 
 def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> TrainState:

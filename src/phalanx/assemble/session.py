@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from phalanx.assemble.build import (
     build_network,
     build_state,
     build_step_options,
+    prepare_kernels,
 )
 from phalanx.assemble.dataset_summary import (
     Preprocessing,
@@ -43,6 +45,7 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
+from phalanx.fused.enable import fuse_units
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
 
@@ -63,8 +66,10 @@ class Session:
         start: StartingPoint | None = None,
         classes: Sequence[str] = (),
         ranks: Ranks | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
+        self._folder = folder  # of the run, if it has one
         self.place = find_place(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
@@ -83,6 +88,8 @@ class Session:
         self.model = build_network(
             config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
         )
+        if plan.acceleration.own_kernels and self.options.half is not None:
+            fuse_units(self.model, self.options.half)
         self._start, self._exits = start, ExitStack()
         if start is not None and not start.weights_only:
             self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
@@ -106,6 +113,9 @@ class Session:
 
     @cached_property
     def _forward_backward(self) -> ForwardBackward:
+        if self.plan.acceleration.own_kernels:
+            prepare_kernels(self.model, self.config, self.plan, self.place, folder=self._folder)
+            self.memory.forget_peak()
         return build_step_passes(
             self.model,
             self.options,

@@ -92,11 +92,11 @@ class _StageTurn:
             x = parts.join_images(batches, mixes)
         else:
             x = arrived.wait().requires_grad_()
-        output = parts.forward(x, batches)
+        output = parts.forward(x, [batch.first for batch in batches])
         if not links.is_last:
             links.send_output(output)
             return _Held(x, output)
-        loss, totals = parts.measure(output, batches, mixes, self._loss_scale)
+        loss, totals = parts.measure(output, parts.mix_targets(batches, mixes), self._loss_scale)
         self.totals += totals
         return _Held(x, loss)
 

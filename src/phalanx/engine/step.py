@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.loss import LOSSES
-from phalanx.engine.mixing import Mix, Mixing, WeightedLabels, draw_mix, mix_images, mix_labels
+from phalanx.engine.mixing import Mix, Mixing, Targets, draw_mix, mix_images, mix_labels
 from phalanx.engine.state import TrainState
 from phalanx.models.units import draw_dropout_noise, find_noise_sizes
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update
@@ -81,23 +81,29 @@ class PassParts:
             for batch in batches
         ]
 
+    @staticmethod
+    def mix_targets(batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> list[Targets]:
+        """What the model's answers to each micro-batch are held against."""
+        pairs = zip(batches, mixes, strict=True)
+        return [mix_labels(batch.labels, mix) for batch, mix in pairs]
+
     def join_images(self, batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> Tensor:
         """The images of micro-batches side by side, as the model sees them."""
         pairs = zip(batches, mixes, strict=True)
         return _side_by_side([mix_images(batch.images, mix) for batch, mix in pairs])
 
-    def forward(self, x: Tensor, batches: Sequence[MicroBatch]) -> Tensor:
-        """What the model makes of its input."""
+    def forward(self, x: Tensor, firsts: Sequence[int | Tensor]) -> Tensor:
+        """What the model makes of micro-batches side by side; firsts: `first` of each of them."""
         # what the model drops depends on the images' positions alone
         noise = [
             draw_dropout_noise(
                 self._noise_sizes,
                 seed=self._options.seed,
-                first=batch.first,
-                images=len(batch.labels),
+                first=first,
+                images=len(x) // len(firsts),
                 device=x.device,
             )
-            for batch in batches
+            for first in firsts
         ]
         drops = _join_noise(noise)
         with self._options.autocast():
@@ -105,21 +111,22 @@ class PassParts:
             return out
 
     def measure(
-        self,
-        logits: Tensor,
-        batches: Sequence[MicroBatch],
-        mixes: Sequence[Mix],
-        loss_scale: float,
+        self, logits: Tensor, targets: Sequence[Targets], loss_scale: float | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The loss to go back from, and the sums over the images of [loss, right answers]."""
+        """The loss to go back from, and the sums over the images of [loss, right answers].
+
+        targets: of each micro-batch, as `mix_labels` has them. A loss scale that is a tensor is
+        one over the images already.
+        """
         logits, options = _to_float32_or_64(logits), self._options
-        pairs = zip(batches, mixes, strict=True)
-        targets = [mix_labels(batch.labels, mix) for batch, mix in pairs]
         loss = _sum_losses(logits, targets, options)
         images = self._global_batch
-        scaled = loss / images if loss_scale == 1 else loss * (loss_scale / images)
+        if isinstance(loss_scale, Tensor):
+            scaled = loss * loss_scale
+        else:
+            scaled = loss / images if loss_scale == 1 else loss * (loss_scale / images)
         with torch.no_grad():  # of mixed images, the label of the one that was there first
-            labels = _side_by_side([batch.labels for batch in batches])
+            labels = _side_by_side([target[0].labels for target in targets])
             right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
             return scaled, torch.stack([loss, right])
 
@@ -130,8 +137,9 @@ def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> 
 
     def run_pass(batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
         mixes = parts.draw_mixes(batches)
-        logits = parts.forward(parts.join_images(batches, mixes), batches)
-        loss, totals = parts.measure(logits, batches, mixes, loss_scale)
+        images = parts.join_images(batches, mixes)
+        logits = parts.forward(images, [batch.first for batch in batches])
+        loss, totals = parts.measure(logits, parts.mix_targets(batches, mixes), loss_scale)
         loss.backward()
         return totals
 
@@ -147,9 +155,7 @@ def _to_float32_or_64(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _sum_losses(
-    logits: Tensor, targets: list[tuple[WeightedLabels, ...]], options: StepOptions
-) -> Tensor:
+def _sum_losses(logits: Tensor, targets: Sequence[Targets], options: StepOptions) -> Tensor:
     """The summed loss of micro-batches that went side by side."""
     images = [len(target[0].labels) for target in targets]
     parts = (logits,) if len(images) == 1 else logits.split(images)

@@ -129,6 +129,8 @@ def _list_special_cases(
         )
     if config.machine.offload_optimizer and not device.startswith("cuda"):
         yield f"--offload-optimizer has no effect on {device}: its memory is the host's own"
+    if config.machine.graph and not device.startswith("cuda"):
+        yield f"--graph has no effect on {device}: only CUDA devices have graphs"
     if config.augment.cutmix_disable_prob > 0 and not config.augment.has_cutmix:
         yield (
             "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "
