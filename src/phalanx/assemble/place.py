@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -170,7 +170,7 @@ def _build_pass(model: nn.Module, options: StepOptions, plan: Plan) -> RunPass:
     """A pass over micro-batches side by side, replayed from graphs where the plan says so."""
     images = plan.global_batch
     if plan.acceleration.compiles:
-        model = torch.compile(model, dynamic=False)
+        model = cast(nn.Module, torch.compile(model, dynamic=False))
     if plan.acceleration.graph:
         return CapturedPass(model, options, global_batch=images)
     return build_pass(model, options, global_batch=images)

@@ -46,6 +46,8 @@ from phalanx.engine.step import (
 )
 from phalanx.errors import DataError
 from phalanx.fused.enable import fuse_units
+from phalanx.fused.half_copies import cast_before_passes
+from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
 
@@ -66,10 +68,9 @@ class Session:
         start: StartingPoint | None = None,
         classes: Sequence[str] = (),
         ranks: Ranks | None = None,
-        folder: Path | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
-        self._folder = folder  # of the run, if it has one
+        self.folder: Path | None = None  # of a run, which remembers the kernels it uses
         self.place = find_place(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
@@ -88,8 +89,10 @@ class Session:
         self.model = build_network(
             config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
         )
-        if plan.acceleration.own_kernels and self.options.half is not None:
+        if plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
+            assert self.options.half is not None
             fuse_units(self.model, self.options.half)
+            cast_before_passes(self.model, self.options.half)
         self._start, self._exits = start, ExitStack()
         if start is not None and not start.weights_only:
             self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
@@ -114,7 +117,7 @@ class Session:
     @cached_property
     def _forward_backward(self) -> ForwardBackward:
         if self.plan.acceleration.own_kernels:
-            prepare_kernels(self.model, self.config, self.plan, self.place, folder=self._folder)
+            prepare_kernels(self.model, self.config, self.plan, self.place, folder=self.folder)
             self.memory.forget_peak()
         return build_step_passes(
             self.model,

@@ -145,15 +145,9 @@ def open_training(
         stream=stream,
     )
     session = stack.enter_context(
-        Session(
-            config,
-            plan,
-            start=prepared.start,
-            classes=prepared.dataset.classes,
-            ranks=ranks,
-            folder=run.path,
-        )
+        Session(config, plan, start=prepared.start, classes=prepared.dataset.classes, ranks=ranks)
     )
+    session.folder = run.path
     records, consensus = Records(run.path), session.place.consensus
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
     saver = CheckpointSaver(
