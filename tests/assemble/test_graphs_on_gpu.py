@@ -18,7 +18,7 @@ RUNS = {
     "torch's kernels": {"kernels": "torch"},
     "32 bits": {"precision": "32.32"},
     "accumulation": {"gradient_accumulation": 3, "batch_size": 8},
-    "folded replicas": {"replicas": 3, "batch_size": 8, "norm_type": "group"},
+    "folded replicas": {"replicas": 3, "batch_size": 8, "norm_type": "group", "norm_num_groups": 8},
     "folded batch norms": {"replicas": 2, "batch_size": 8, "norm_type": "batch"},
     "side by side": {"replicas": 2, "batch_size": 8, "norm_type": "batch", "bn_span": 2},
     "mixing": {
@@ -28,11 +28,7 @@ RUNS = {
         "cutmix_disable_prob": 0.5,
     },
     "drops": {"drop_path": 0.3, "dropout_rate": 0.2},
-    "overflow": {
-        "half_type": "float16",
-        "auto_loss_scaling": "true",
-        "initial_loss_scaling": 2.0**24,
-    },
+    "overflow": {"half_type": "float16", "auto_loss_scaling": "true", "loss_scaling": 2**24},
     "16.16": {"precision": "16.16", "enable_stochastic_rounding": "true"},
     "average": {"ema_decay": 0.9, "clip_grad_norm": 1.0, "optimizer": "rmsprop_tf", "lr": 0.001},
     "growing": {"progressive_resolution": "8:1ep", "image_size": 12},

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from phalanx.engine.mixing import Targets, WeightedLabels
 from phalanx.engine.step import MicroBatch, PassParts, StepOptions
+from phalanx.errors import ConfigError
 from phalanx.models.units import UnitModel
 
 _PLAIN_PASSES = 2  # of each kind, before it is captured
@@ -148,8 +149,15 @@ class CapturedPass:
         kept, graph = given.clone(self._half), torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._stream = self._stream or torch.cuda.Stream()
-        with torch.cuda.graph(
+        capturing = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            totals = self._run(kept)
+        )
+        try:
+            with capturing:
+                totals = self._run(kept)
+        except RuntimeError as failure:
+            reason = str(failure).partition("\n")[0]
+            raise ConfigError(
+                f"--graph: a pass of this network cannot be replayed ({reason}); give --graph false"
+            ) from failure
         return _Capture(graph, kept, totals, [weight.grad for weight in self._weights])
