@@ -155,6 +155,8 @@ class CapturedPass:
         try:
             with capturing:
                 totals = self._run(kept)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as failure:
             reason = str(failure).partition("\n")[0]
             raise ConfigError(
