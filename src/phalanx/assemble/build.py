@@ -10,6 +10,7 @@ from phalanx.catalog.models import load_sizes
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
+from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate, can_fuse_update
 from phalanx.engine.loss import smoothing_over_all
 from phalanx.engine.mixing import Mixing
 from phalanx.engine.replica_statistics import ReplicaStatistics
@@ -201,7 +202,27 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
         )
     if place.links is not None and place.layout.pipeline_of(place.rank) == 0:
         state.collect = place.links.collect
+    if state.half is None and state.offload is None and place.links is None:
+        _fuse_update(state, config)
     return state
+
+
+def _fuse_update(state: TrainState, config: Config) -> None:
+    """Leave all that follows a step's passes to kernels, where they can do it."""
+    if not can_fuse_update(state.model, state.optimizer):
+        return
+    scaler = state.scaler
+    if isinstance(scaler, DynamicLossScale):
+        state.scaler = scaler = DeviceLossScale(scaler, next(state.model.parameters()).device)
+    state.fused_update = FusedUpdate(
+        state.optimizer,
+        clip_norm=config.optim.clip_grad_norm,
+        clip_value=config.optim.clip_grad_value,
+        velocity_ratio=config.optim.loss_velocity_scaling_ratio,
+        scaler=scaler,
+        average=state.average,
+        replicas=state.replicas,
+    )
 
 
 def is_offloaded(config: Config, device_type: str) -> bool:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from phalanx.engine.fused_update import DeviceLossScale
 from phalanx.engine.loss import LOSSES
 from phalanx.engine.mixing import Mix, Mixing, Targets, draw_mix, mix_images, mix_labels
 from phalanx.engine.state import TrainState
@@ -202,30 +203,43 @@ def train_step(
 ) -> Tensor:
     """Accumulate the passes and update once; [loss, gradient norm, top-1], still on the device.
 
-    Waits for nothing: only log points and saves read values. A dynamic loss scale waits for one
-    number, whether the gradients are finite; where they are not, nothing is updated and the norm
-    is given as 0. join_norms: gives the norms of all gradients of a model from those that are here.
+    Waits for nothing: only log points and saves read values. Where a loss scale adapts and the
+    gradients are not finite, nothing is updated and the norm is given as 0. join_norms: gives the
+    norms of all gradients of a model from those that are here.
     """
     if not state.model.training:
         state.model.train()
     scaler = state.scaler
-    scale = loss_scale if scaler is None else scaler.scale
+    scale: Any = loss_scale if scaler is None else scaler.multiplier  # a tensor on some devices
     loss, top1 = forward_backward(passes, scale)
     state.step += 1
+    if state.fused_update is not None:
+        grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
+    else:
+        grad_norm = _apply_update(state, lr, scale, options, join_norms)
+    return torch.stack([loss, grad_norm, top1])
+
+
+def _apply_update(
+    state: TrainState, lr: float, scale: float, options: StepOptions, join_norms: JoinNorms
+) -> Tensor:
+    """Update once; the norm of the gradients. A loss scale that adapts waits for one number."""
+    scaler = state.scaler
+    assert not isinstance(scaler, DeviceLossScale), "it belongs to a fused update"
     with state.update_context() as counts:
         gradients = collect_gradients(state.optimizer)
         grad_norm = _unscale_and_clip(gradients, scale, options, join_norms)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
             scaler.after_overflow(state.step)
             state.optimizer.zero_grad(set_to_none=True)
-            return torch.stack([loss, torch.zeros_like(loss), top1])
+            return torch.zeros_like(grad_norm)
         if options.velocity_ratio is not None:
             set_velocity_scale(state.optimizer, scale / options.velocity_ratio)
         update(state.optimizer, lr)
     state.after_update(counts)
     if scaler is not None:
         scaler.after_finite_step(state.step)
-    return torch.stack([loss, grad_norm, top1])
+    return grad_norm
 
 
 @torch.no_grad()

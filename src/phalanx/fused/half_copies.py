@@ -26,9 +26,14 @@ def cast_before_passes(model: UnitModel, half: torch.dtype) -> None:
     model.register_forward_pre_hook(refresh)
 
 
+def find_half_copy(weight: Tensor) -> Tensor | None:
+    """The copy of a weight, where it has one; whoever changes the weight changes both."""
+    return getattr(weight, _COPY, None)
+
+
 def to_half(weight: Tensor, half: torch.dtype) -> Tensor:
     """A weight in 16 bits: its copy, where there is one, else cast now; no gradient passes."""
-    copy = getattr(weight, _COPY, None)
+    copy = find_half_copy(weight)
     if copy is not None and copy.dtype == half:
         return copy
     return weight.detach().to(half)
