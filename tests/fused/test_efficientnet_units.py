@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from phalanx.catalog.efficientnets import InvertedBlock
 from phalanx.catalog.models import MODELS
-from phalanx.fused.efficientnet_ends import build_head, build_stem, find_end_obstacle
-from phalanx.fused.mbconv_block import build_mbconv_block, find_block_obstacle
+from phalanx.fused.enable import fuse_units
+from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.models.build import build_model
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
 
@@ -66,8 +66,7 @@ def test_a_block_is_its_modules(name, size):
     fused = copy.deepcopy(plain)
     n, h, w = size
     x, noise = draw(n, BLOCKS[name][2], h, w), torch.tensor([[0.1], [0.9], [0.4]])[:n]
-    assert find_block_obstacle(fused) is None
-    found = run(build_mbconv_block(fused, torch.float32), fused, x, noise)
+    found = run(build_mbconv_block([fused], torch.float32), fused, x, noise)
     check(found, run(plain, plain, x, noise))
     for parameter in fused.parameters():
         assert parameter.grad.stride() == parameter.stride()
@@ -78,7 +77,7 @@ def test_a_block_without_noise_drops_nothing():
     torch.manual_seed(0)
     plain = make_block("widens, skips")
     fused, x = copy.deepcopy(plain), draw(3, 16, 6, 6)
-    found = run(build_mbconv_block(fused, torch.float32), fused, x, None)
+    found = run(build_mbconv_block([fused], torch.float32), fused, x, None)
     check(found, run(plain, plain, x, None))
 
 
@@ -89,7 +88,7 @@ def test_a_block_in_16_bits_gives_float32_gradients(half):
     fused, x = copy.deepcopy(plain), draw(4, 16, 8, 8)
     noise = torch.rand(4, 1)
     with torch.autocast("cpu", dtype=half):
-        found = run(build_mbconv_block(fused, half), fused, x, noise)
+        found = run(build_mbconv_block([fused], half), fused, x, noise)
     assert found["y"].dtype == half and found["x"].dtype == torch.float32
     found["y"] = found["y"].float()
     check(found, run(plain, plain, x, noise), 0.01 if half == torch.float16 else 0.08)
@@ -108,9 +107,7 @@ def test_stem_and_head_are_their_modules(unit):
     torch.manual_seed(0)
     plain = small_model()
     fused = copy.deepcopy(plain)
-    assert find_end_obstacle(fused) is None
-    build = {"stem": build_stem, "head": build_head}[unit]
-    fused.fused[unit] = build(fused, torch.float32)
+    assert fuse_units(fused, torch.float32, interpreted=True) == {}
     x = draw(3, 3, 15, 14) if unit == "stem" else draw(3, fused.conv_head.in_channels, 3, 2)
     noise = {"drop": torch.rand(3, fused.noise_sizes["drop"])}
     results = []
@@ -122,18 +119,22 @@ def test_stem_and_head_are_their_modules(unit):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"lite": True}, {"padding": "same"}, {"norm": replace(VARIANT.norm, type="group", groups=4)}],
-    ids=str,
+    ("change", "reason"),
+    [
+        ({"lite": True}, "it has ReLU6 for SiLU"),
+        ({"padding": "same"}, "its convolution is SameConv2d"),
+        ({"norm": replace(VARIANT.norm, type="group", groups=4)}, "its norm is GroupNorm"),
+    ],
 )
-def test_other_variants_stay_plain_and_say_why(change):
+def test_other_variants_stay_plain_and_say_why(change, reason):
     with torch.device("meta"):
         model = build_model(replace(VARIANT, **change), num_classes=10)
-    assert find_end_obstacle(model)
-    assert find_block_obstacle(model.get_submodule("blocks.1.0"))
+    model.to(memory_format=torch.channels_last)
+    reasons = fuse_units(model, torch.float32, interpreted=True)
+    assert reasons["stem"] == reasons["blocks/1/0"] == reason
 
 
 def test_an_image_with_too_few_pixels_for_statistics_is_left_to_the_modules():
     block = make_block("does not widen")
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        build_mbconv_block(block, torch.float32)(draw(1, 32, 1, 1), None)
+        build_mbconv_block([block], torch.float32)(draw(1, 32, 1, 1), None)

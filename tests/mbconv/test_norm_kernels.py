@@ -61,7 +61,6 @@ def list_norm_calls(x: Tensor):
     yield norms.norm_silu, (x, v, gate)
     yield norms.norm_add, (x, v, None, None, 0.0)
     yield norms.norm_add, (x, v, add, noise, 0.3)
-    yield norms.norm_silu_back, (dy, x, v, u)
     yield norms.norm_add_back, (dy, x, u, None, 0.0)
     yield norms.norm_add_back, (dy, x, u, noise, 0.3)
     yield norms.norm_gate_back, (x, v, u, dmean, dy, gate)
@@ -73,9 +72,8 @@ def list_sum_calls(x: Tensor):
     dy, (v, _), noise = image(*x.shape, dtype=x.dtype), make_vectors(x), rows(len(x), 1).sigmoid()
     noise[0] = 0.01
     yield norms.sum_channels, (x,)
-    yield norms.sum_gradients, (dy, x, v, None, 0.0)
-    yield norms.sum_gradients, (dy, x, None, noise, 0.3)
-    yield norms.sum_gradients, (dy, x, None, None, 0.0)
+    yield norms.sum_gradients, (dy, x, noise, 0.3)
+    yield norms.sum_gradients, (dy, x, None, 0.0)
     yield squeeze_excite.sum_images, (x, v, None)
     yield squeeze_excite.sum_images, (x, v, dy)
 
@@ -113,6 +111,16 @@ def test_sums_equal_their_references(shape, dtype):
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_gradient_of_silu_with_its_sums_equals_its_reference(shape, dtype):
+    x, dy = image(*shape, dtype=dtype), image(*shape, dtype=dtype)
+    arguments = dy, x, make_vectors(x)[0]
+    found, wanted = norms.silu_back(*arguments), norms.silu_back.reference(*arguments)
+    close(found[0], wanted[0], dtype)
+    close(found[1].sum(1), wanted[1].sum(1), dtype)
+
+
+@needs_kernels
 @pytest.mark.parametrize("sizes", [(3, 24, 6, 1), (19, 72, 20, 4)], ids=str)
 def test_vectors_and_small_products_equal_their_references(sizes):
     for operation, arguments in list_vector_calls(*sizes):
@@ -144,10 +152,10 @@ def test_a_norm_with_silu_is_that_of_torch_with_gradients_and_running_statistics
     close(norms.norm_silu(x, v, None), wanted.detach())
     for name, buffer in plain.named_buffers():
         close(own.get_buffer(name), buffer)
-    sums = norms.sum_gradients(dy, x, v, None, 0.0)
+    ds, sums = norms.silu_back(dy, x, v)
     u, dweight, dbias = norms.finish_norm_back(sums, v, x.numel() // x.shape[1])
     close((dweight, dbias), (plain.weight.grad, plain.bias.grad))
-    close(norms.norm_silu_back(dy, x, v, u), leaf.grad)
+    close(norms.norm_add_back(ds, x, u, None, 0.0), leaf.grad)
 
 
 def test_squeeze_excite_is_that_of_autograd(shape):
@@ -174,6 +182,7 @@ def test_operations_keep_the_rules_of_torch():
     x = image(2, 16, 3, 3)
     calls = [*list_norm_calls(x), *list_sum_calls(x), *list_vector_calls(2, 16, 4, 1)]
     calls.append((norms.finish_norm, finish_arguments(x)))
+    calls.append((norms.silu_back, (x, x, make_vectors(x)[0])))
     for operation, arguments in calls:
         torch.library.opcheck(operation, arguments, test_utils=("test_schema", "test_faketensor"))
 

@@ -1,6 +1,7 @@
 """The first and the last unit of an EfficientNet in training, written out over phalanx.mbconv."""
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,42 +10,81 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.mbconv_parts import (
-    has_batch_statistics,
-    is_plain_conv,
+    check_norm,
+    check_square_conv,
     multiply,
     take_statistics,
     to_gradients,
 )
-from phalanx.mbconv.image_layout import count_rows, to_channels_last, to_image, to_rows
+from phalanx.fused.suited import check_types
+from phalanx.kernels.choices import CHOICES
+from phalanx.mbconv.expand import expand, expand_back
+from phalanx.mbconv.image_layout import (
+    MOST_ELEMENTS,
+    count_rows,
+    to_channels_last,
+    to_image,
+    to_rows,
+)
 from phalanx.mbconv.norms import (
     finish_norm_back,
+    norm_add_back,
     norm_gate_back,
     norm_silu,
-    norm_silu_back,
+    silu_back,
     sum_channels,
-    sum_gradients,
 )
 from phalanx.mbconv.squeeze_excite import finish_mean_back, sum_images
-from phalanx.models.efficientnet import EfficientNet
+from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.units import FusedUnit
-
-_MOST_ELEMENTS = 2**31  # kernels count in 32 bits
-
-
-def find_end_obstacle(model: nn.Module) -> str | None:
-    """Why the stem and the head of a model have no kernels; None where they have."""
-    if not isinstance(model, EfficientNet):
-        return f"{type(model).__name__} is not an EfficientNet"
-    if not (has_batch_statistics(model.bn1) and has_batch_statistics(model.bn2)):
-        return "its norm is not a plain batch norm, of channels that are a multiple of 8"
-    if not (is_plain_conv(model.conv_stem) and is_plain_conv(model.conv_head)):
-        return "its convolutions pad in another way"
-    return None if isinstance(model.act1, nn.SiLU) else "it has no SiLU"
 
 
 def _name_parameters(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> dict[str, Tensor]:
     """The parameters of a unit by the names that gradients have here."""
     return {"conv": conv.weight, "weight": norm.weight, "bias": norm.bias}
+
+
+def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: dict[str, Any]) -> Any:
+    """What the fastest way gives; the kernels know 3x3 of stride 2 over three colours."""
+    sizes = (conv.in_channels, conv.kernel_size[0], conv.stride[0], conv.groups)
+    if sizes != (3, 3, 2, 1):
+        return ways["apart"]()
+    shape = (conv.out_channels, *x.shape)
+    return CHOICES.choose(f"efficientnet stem {part} {shape} {x.dtype}", ways)
+
+
+def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The first convolution and its sums."""
+
+    def apart() -> tuple[Tensor, Tensor]:
+        raw = to_channels_last(F.conv2d(x, weight, None, conv.stride, conv.padding))
+        return raw, sum_channels(raw)
+
+    def own() -> tuple[Tensor, Tensor]:
+        return expand(x, weight.permute(0, 2, 3, 1).flatten(1), True)
+
+    return _choose("forward", conv, x, {"own": own, "apart": apart})
+
+
+def _convolve_back(
+    conv: nn.Conv2d, kept: Sequence[Tensor], ds: Tensor, u: Tensor, *, wants_image: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the image, nothing of use unless it wants one, and of the weights."""
+    x, weight, raw, _ = kept
+
+    def apart() -> tuple[Tensor, Tensor]:
+        dc = norm_add_back(ds, raw, u, None, 0.0)
+        dx, dw, _ = torch.ops.aten.convolution_backward(
+            dc, x, weight, None, conv.stride, conv.padding, [1, 1], False, [0, 0], conv.groups,
+            [wants_image, True, False],
+        )  # fmt: skip
+        return dx if wants_image else x, dw.permute(0, 2, 3, 1)
+
+    def own() -> tuple[Tensor, Tensor]:
+        return expand_back(ds, x, weight.permute(0, 2, 3, 1).flatten(1), u, None, True)
+
+    ways = {"own": own, "apart": apart}
+    return apart() if wants_image else _choose("backward", conv, x, ways)
 
 
 class _StemFunction(torch.autograd.Function):
@@ -56,8 +96,8 @@ class _StemFunction(torch.autograd.Function):
     ) -> Tensor:
         """What the first block gets."""
         dtype, x, weight = x.dtype, to_channels_last(x.to(half)), to_half(conv.weight, half)
-        raw = to_channels_last(F.conv2d(x, weight, None, conv.stride, conv.padding))
-        v = take_statistics(norm, sum_channels(raw), raw)
+        raw, sums = _convolve(conv, x, weight)
+        v = take_statistics(norm, sums, raw)
         ctx.conv, ctx.norm, ctx.dtype = conv, norm, dtype
         ctx.save_for_backward(x, weight, raw, v)
         return norm_silu(raw, v, None)
@@ -66,17 +106,13 @@ class _StemFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         """Gradients of the image, where it wants one, and of the parameters."""
-        x, weight, raw, v = ctx.saved_tensors
-        dy, conv, norm = to_channels_last(dy), ctx.conv, ctx.norm
-        sums = sum_gradients(dy, raw, v, None, 0.0)
+        _, _, raw, v = kept = ctx.saved_tensors
+        ds, sums = silu_back(to_channels_last(dy), raw, v)
         u, dweight, dbias = finish_norm_back(sums, v, count_rows(raw))
-        dc, wanted = norm_silu_back(dy, raw, v, u), ctx.needs_input_grad[3]
-        dx, dw, _ = torch.ops.aten.convolution_backward(
-            dc, x, weight, None, conv.stride, conv.padding, [1, 1], False, [0, 0], 1,
-            [wanted, True, False],
-        )  # fmt: skip
-        found = {"conv": dw.permute(0, 2, 3, 1), "weight": dweight, "bias": dbias}
-        gradients = to_gradients(found, _name_parameters(conv, norm))
+        wanted = ctx.needs_input_grad[3]
+        dx, dw = _convolve_back(ctx.conv, kept, ds, u, wants_image=wanted)
+        found = {"conv": dw, "weight": dweight, "bias": dbias}
+        gradients = to_gradients(found, _name_parameters(ctx.conv, ctx.norm))
         return None, None, None, dx.to(ctx.dtype) if wanted else None, *gradients
 
 
@@ -110,33 +146,38 @@ class _FeaturesFunction(torch.autograd.Function):
         return None, None, None, dx.to(ctx.dtype), *gradients
 
 
-def build_stem(model: EfficientNet, half: torch.dtype) -> FusedUnit:
+def build_efficientnet_stem(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """A function that runs the stem in training, computing in `half`."""
-    conv, norm = model.conv_stem, cast(nn.BatchNorm2d, model.bn1)
+    conv, norm, *others = modules
+    conv, norm = check_square_conv(conv), check_norm(norm)
+    check_types(others, nn.SiLU)
     parameters = tuple(_name_parameters(conv, norm).values())
 
     def run(x: Tensor, _: Tensor | None) -> Tensor:
         rows = count_rows(x)
-        if rows * conv.out_channels >= _MOST_ELEMENTS or rows < 2 * conv.stride[0] ** 2:
-            return model.act1(norm(conv(x)))
+        if rows * conv.out_channels >= MOST_ELEMENTS or rows < 2 * conv.stride[0] ** 2:
+            return others[0](norm(conv(x)))
         with torch.autocast(x.device.type, enabled=False):
             return _StemFunction.apply(conv, norm, half, x, *parameters)
 
     return run
 
 
-def build_head(model: EfficientNet, half: torch.dtype) -> FusedUnit:
+def build_efficientnet_head(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """A function that runs the head in training; dropout and the linear layer stay torch's."""
-    conv, norm = model.conv_head, cast(nn.BatchNorm2d, model.bn2)
+    conv, norm, *others = modules
+    conv, norm = check_square_conv(conv, 1), check_norm(norm)
+    check_types(others, nn.SiLU, GlobalAvgPool, Dropout, nn.Linear)
+    activation, pool, drop, classifier = others
     parameters = tuple(_name_parameters(conv, norm).values())
 
     def run(x: Tensor, noise: Tensor | None) -> Tensor:
         rows = count_rows(x)
-        if rows * conv.out_channels >= _MOST_ELEMENTS or rows < 2:
-            features = model.global_pool(model.act2(norm(conv(x))))
+        if rows * conv.out_channels >= MOST_ELEMENTS or rows < 2:
+            features = pool(activation(norm(conv(x))))
         else:
             with torch.autocast(x.device.type, enabled=False):
                 features = _FeaturesFunction.apply(conv, norm, half, x, *parameters)
-        return model.classifier(model.drop(features, noise))
+        return classifier(drop(features, noise))
 
     return run

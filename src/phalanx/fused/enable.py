@@ -5,14 +5,22 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
+from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.fused.suited import UnitNotFused, check_modules
+from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
 from phalanx.models.units import FusedUnit, UnitModel
 
 Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
 """Makes the function of a unit from its modules and the 16-bit type, or raises UnitNotFused."""
 
 # by the class of a unit's only module, or by the name of a unit of several; the first that suits
-_BUILDERS: dict[type[nn.Module] | str, tuple[Builder, ...]] = {}
+_BUILDERS: dict[type[nn.Module] | str, tuple[Builder, ...]] = {
+    "stem": (build_efficientnet_stem,),
+    InvertedResidual: (build_mbconv_block,),
+    DepthwiseSeparableConv: (build_mbconv_block,),
+    "head": (build_efficientnet_head,),
+}
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 

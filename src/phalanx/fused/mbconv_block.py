@@ -6,8 +6,9 @@ of norms (phalanx.mbconv.norms). Where there are several ways to one result, the
 measured once a shape.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +18,31 @@ from torch.autograd.function import once_differentiable
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.mbconv_parts import (
     Kept,
-    has_batch_statistics,
-    is_plain_conv,
+    check_norm,
+    check_square_conv,
     multiply,
     take_statistics,
     to_gradients,
 )
-from phalanx.mbconv.image_layout import count_rows, to_channels_last, to_image, to_rows
+from phalanx.fused.suited import UnitNotFused, check_types
+from phalanx.kernels.choices import CHOICES, Ways
+from phalanx.mbconv.depthwise import convolve, convolve_back
+from phalanx.mbconv.expand import can_expand, can_expand_back, expand, expand_back
+from phalanx.mbconv.image_layout import (
+    MOST_ELEMENTS,
+    count_rows,
+    to_channels_last,
+    to_image,
+    to_rows,
+)
 from phalanx.mbconv.norms import (
+    add_partials,
     finish_norm_back,
     norm_add,
     norm_add_back,
     norm_gate_back,
     norm_silu,
-    norm_silu_back,
+    silu_back,
     sum_channels,
     sum_gradients,
 )
@@ -43,8 +55,7 @@ from phalanx.mbconv.squeeze_excite import (
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.units import FusedUnit
 
-_MOST_ELEMENTS = 2**31  # kernels count in 32 bits
-_Block = InvertedResidual | DepthwiseSeparableConv
+_WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2))  # kernel and stride
 
 
 @dataclass(frozen=True)
@@ -84,44 +95,79 @@ class _Layers:
         return [each.detach() for pair in pairs for each in pair if each is not None]
 
 
-def _find_layers(block: _Block) -> _Layers:
-    """The layers of either kind of block."""
-    layers: tuple[Any, ...] = (None, None, block.conv_dw, block.bn1, block.se, block.conv_pw)
-    last = block.bn2
+def _check_layers(block: nn.Module) -> _Layers:
+    """The layers of either kind of block, if the kernels know them all."""
     if isinstance(block, InvertedResidual):
-        layers = (block.conv_pw, block.bn1, block.conv_dw, block.bn2, block.se, block.conv_pwl)
-        last = block.bn3
-    return _Layers(*layers, last, block.skips, block.rate)
+        expand, first = check_square_conv(block.conv_pw, 1), check_norm(block.bn1)
+        norms, project = (block.bn2, block.bn3), block.conv_pwl
+        check_types((block.act1, block.act2), nn.SiLU, nn.SiLU)
+    elif isinstance(block, DepthwiseSeparableConv):
+        expand, first = None, None
+        norms, project = (block.bn1, block.bn2), block.conv_pw
+        check_types((block.act1,), nn.SiLU)
+    else:
+        raise UnitNotFused(f"{type(block).__name__} is not a block of EfficientNet")
+    check_types((block.se,), SqueezeExcite)
+    return _Layers(
+        expand,
+        first,
+        check_square_conv(block.conv_dw),
+        check_norm(norms[0]),
+        cast(SqueezeExcite, block.se),
+        check_square_conv(project, 1),
+        check_norm(norms[1]),
+        block.skips,
+        block.rate,
+    )
 
 
-def find_block_obstacle(block: nn.Module) -> str | None:
-    """Why a block has no kernels; None where it has."""
-    if not isinstance(block, InvertedResidual | DepthwiseSeparableConv):
-        return f"{type(block).__name__} is not a block of EfficientNet"
-    layers = _find_layers(block)
-    norms = (layers.expand_norm, layers.depthwise_norm, layers.project_norm)
-    if not all(norm is None or has_batch_statistics(norm) for norm in norms):
-        return "its norm is not a plain batch norm, of channels that are a multiple of 8"
-    convs = (layers.expand, layers.depthwise, layers.project)
-    if not all(conv is None or is_plain_conv(conv) for conv in convs):
-        return "its convolutions pad in another way"
-    if not (isinstance(layers.excite, SqueezeExcite) and isinstance(block.act1, nn.SiLU)):
-        return "it has no squeeze-excite or no SiLU"
-    return None
+def _is_depthwise(conv: nn.Conv2d) -> bool:
+    """Whether a convolution filters each channel alone, by a window that the kernels know."""
+    sizes = (conv.kernel_size[0], conv.stride[0])
+    return conv.groups == conv.in_channels == conv.out_channels and sizes in _WINDOWS
+
+
+def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: Ways) -> Any:
+    """What the fastest way gives, measured once for each shape."""
+    if len(ways) == 1:
+        return next(iter(ways.values()))()
+    sizes = (*conv.weight.shape, *conv.stride, *x.shape)
+    return CHOICES.choose(f"mbconv {part} {sizes} {x.dtype}", ways)
 
 
 def _expand(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
     """The first product and its sums."""
-    raw = to_image(to_rows(kept["x"]) @ kept["expand"].flatten(1).T, kept["x"])
-    return raw, sum_channels(raw)
+    x, weight = kept["x"], kept["expand"].flatten(1)
+
+    def apart() -> tuple[Tensor, Tensor]:
+        raw = to_image(to_rows(x) @ weight.T, x)
+        return raw, sum_channels(raw)
+
+    ways: dict[str, Any] = {"apart": apart}
+    if can_expand(weight):
+        ways = {"own": lambda: expand(x, weight, False), **ways}
+    return _choose("expand", conv, x, ways)
 
 
 def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
     """The depthwise convolution and its sums."""
-    x = norm_silu(kept["raw"], kept["v1"], None) if "v1" in kept else kept["x"]
-    d = F.conv2d(x, kept["depthwise"], None, conv.stride, conv.padding, 1, conv.groups)
-    d = to_channels_last(d)
-    return d, sum_channels(d)
+    raw, v, weight = kept.get("raw", kept["x"]), kept.get("v1"), kept["depthwise"]
+    stride, kernel = conv.stride[0], conv.kernel_size[0]
+
+    def activate() -> Tensor:
+        return raw if v is None else norm_silu(raw, v, None)
+
+    def by_cudnn() -> tuple[Tensor, Tensor]:
+        d = F.conv2d(activate(), weight, None, conv.stride, conv.padding, 1, conv.groups)
+        d = to_channels_last(d)
+        return d, sum_channels(d)
+
+    ways: dict[str, Any] = {"cudnn": by_cudnn}
+    if _is_depthwise(conv):
+        ways = {"own": lambda: convolve(activate(), weight, None, stride), **ways}
+        if v is not None and (stride, kernel) == (2, 3):  # else SiLU would be computed too often
+            ways["on the load"] = lambda: convolve(raw, weight, v, stride)
+    return _choose("convolve", conv, raw, ways)
 
 
 def _forward(layers: _Layers, kept: Kept) -> Tensor:
@@ -144,7 +190,7 @@ def _forward(layers: _Layers, kept: Kept) -> Tensor:
 def _project_back(layers: _Layers, kept: Kept, dy: Tensor, found: Kept) -> Tensor:
     """The gradient of what squeeze-excite made."""
     p, noise = kept["p"], kept.get("noise")
-    sums = sum_gradients(dy, p, None, noise, layers.rate)
+    sums = sum_gradients(dy, p, noise, layers.rate)
     u, found["norm3"], found["bias3"] = finish_norm_back(sums, kept["v3"], count_rows(p))
     dp = to_rows(norm_add_back(dy, p, u, noise, layers.rate))
     found["project"] = multiply(dp.T, to_rows(kept["gated"]))
@@ -164,14 +210,52 @@ def _excite_back(layers: _Layers, kept: Kept, dt: Tensor, found: Kept) -> Tensor
     return norm_gate_back(d, v, u, dmean, dt, gate)
 
 
-def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the depthwise convolution's input and of its weights."""
-    x = norm_silu(kept["raw"], kept["v1"], None) if "v1" in kept else kept["x"]
-    da, dw, _ = torch.ops.aten.convolution_backward(
-        dd, x, kept["depthwise"], None, conv.stride, conv.padding, [1, 1], False, [0, 0],
-        conv.groups, [True, True, False],
-    )  # fmt: skip
-    return to_channels_last(da), dw.permute(0, 2, 3, 1)
+def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of the norm's output before, its sums, and the gradient of the weights.
+
+    Without a norm before, the first is the gradient of the block's input, and the sums are none.
+    """
+    raw, v, weight = kept.get("raw", kept["x"]), kept.get("v1"), kept["depthwise"]
+    stride = conv.stride[0]
+
+    def by_cudnn() -> tuple[Tensor, Tensor, Tensor]:
+        x = raw if v is None else norm_silu(raw, v, None)
+        da, dw, _ = torch.ops.aten.convolution_backward(
+            dd, x, weight, None, conv.stride, conv.padding, [1, 1], False, [0, 0], conv.groups,
+            [True, True, False],
+        )  # fmt: skip
+        da, dw = to_channels_last(da), dw.permute(0, 2, 3, 1)
+        return (da, da, dw) if v is None else (*silu_back(da, raw, v), dw)
+
+    def by_kernels(*parts: str) -> tuple[Tensor, Tensor, Tensor]:
+        results = [convolve_back(dd, raw, weight, v, stride, part) for part in parts]
+        return *results[0][:2], add_partials(results[-1][2], conv.in_channels)
+
+    ways: dict[str, Any] = {"cudnn": by_cudnn}
+    if _is_depthwise(conv):
+        ways |= {"joined": lambda: by_kernels("both")}
+        ways |= {"apart": lambda: by_kernels("data", "weight")}
+        ways["cudnn"] = ways.pop("cudnn")  # the first is taken where nothing is measured
+    return _choose("convolve back", conv, raw, ways)
+
+
+def _expand_back(
+    layers: _Layers, kept: Kept, ds: Tensor, u: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the block's input, the skip's with it, and of the first weights."""
+    raw, x, weight = kept["raw"], kept["x"], kept["expand"].flatten(1)
+    add = dy if layers.skips else None
+
+    def apart() -> tuple[Tensor, Tensor]:
+        dc = to_rows(norm_add_back(ds, raw, u, None, 0.0))
+        dx = dc @ weight if add is None else torch.addmm(to_rows(add), dc, weight)
+        return to_image(dx, x), multiply(dc.T, to_rows(x))
+
+    ways: dict[str, Any] = {"apart": apart}
+    if can_expand_back(weight):
+        ways = {"own": lambda: expand_back(ds, x, weight, u, add, False), **ways}
+    assert layers.expand is not None
+    return _choose(f"expand back {layers.skips}", layers.expand, x, ways)
 
 
 def _backward(layers: _Layers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
@@ -179,16 +263,12 @@ def _backward(layers: _Layers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
     found: Kept = {}
     dt = _project_back(layers, kept, dy, found)
     dd = _excite_back(layers, kept, dt, found)
-    da, found["depthwise"] = _convolve_back(layers.depthwise, kept, dd)
+    ds, sums, found["depthwise"] = _convolve_back(layers.depthwise, kept, dd)
     if layers.expand is None:
-        return (da + dy if layers.skips else da), found
-    raw, v, x = kept["raw"], kept["v1"], kept["x"]
-    sums = sum_gradients(da, raw, v, None, 0.0)
-    u, found["norm1"], found["bias1"] = finish_norm_back(sums, v, count_rows(raw))
-    dc, weight = to_rows(norm_silu_back(da, raw, v, u)), kept["expand"].flatten(1)
-    found["expand"] = multiply(dc.T, to_rows(x))
-    dx = torch.addmm(to_rows(dy), dc, weight) if layers.skips else dc @ weight
-    return to_image(dx, x), found
+        return (ds + dy if layers.skips else ds), found
+    u, found["norm1"], found["bias1"] = finish_norm_back(sums, kept["v1"], count_rows(ds))
+    dx, found["expand"] = _expand_back(layers, kept, ds, u, dy)
+    return dx, found
 
 
 class _BlockFunction(torch.autograd.Function):
@@ -226,15 +306,16 @@ class _BlockFunction(torch.autograd.Function):
         return None, None, dx.to(ctx.dtype), None, *gradients
 
 
-def build_mbconv_block(block: _Block, half: torch.dtype) -> FusedUnit:
+def build_mbconv_block(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """A function that runs a block in training, computing in `half`."""
-    layers = _find_layers(block)
+    (block,) = modules
+    layers = _check_layers(block)
     parameters = tuple(layers.parameters.values())
     width = layers.depthwise.in_channels
 
     def run(x: Tensor, noise: Tensor | None) -> Tensor:
         rows = count_rows(x)
-        if rows * width >= _MOST_ELEMENTS or rows < 2 * layers.depthwise.stride[0] ** 2:
+        if rows * width >= MOST_ELEMENTS or rows < 2 * layers.depthwise.stride[0] ** 2:
             return block(x, noise)
         with torch.autocast(x.device.type, enabled=False):
             drops = noise if layers.skips else None

@@ -5,34 +5,31 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv
 from phalanx.mbconv.image_layout import count_rows
 from phalanx.mbconv.norms import finish_norm
 
 Kept = dict[str, Tensor]  # tensors that the backward pass needs, by name
 
 
-def has_batch_statistics(norm: nn.Module) -> bool:
-    """Whether a layer is a BatchNorm of the kind that the kernels know."""
-    return (
-        type(norm) is nn.BatchNorm2d
-        and norm.affine
-        and norm.track_running_stats
-        and norm.momentum is not None
-        and norm.num_features % 8 == 0
-    )
+def check_norm(norm: nn.Module) -> nn.BatchNorm2d:
+    """The module, if it is a batch norm of as many channels as the kernels can load at a time."""
+    checked = check_batch_norm(norm)
+    if checked.num_features % 8:
+        raise UnitNotFused(f"its norm has {checked.num_features} channels, no multiple of 8")
+    return checked
 
 
-def is_plain_conv(conv: nn.Module) -> bool:
-    """Whether a layer is a convolution that keeps the image's size but for its stride."""
-    return (
-        type(conv) is nn.Conv2d
-        and conv.bias is None
-        and conv.dilation == (1, 1)
-        and conv.kernel_size[0] == conv.kernel_size[1]
-        and conv.stride[0] == conv.stride[1]
-        and conv.padding == (conv.kernel_size[0] // 2,) * 2
-        and conv.padding_mode == "zeros"
-    )
+def check_square_conv(conv: nn.Module, kernel: int | None = None) -> nn.Conv2d:
+    """The module, if it is a convolution that keeps the image's size but for its stride."""
+    checked = check_conv(conv)
+    size, stride = checked.kernel_size[0], checked.stride[0]
+    shape = (checked.kernel_size, checked.stride, checked.padding, checked.dilation)
+    if shape != ((size, size), (stride, stride), (size // 2, size // 2), (1, 1)):
+        raise UnitNotFused("its convolution is not square, or pads otherwise")
+    if kernel is not None and (size, stride, checked.groups) != (kernel, 1, 1):
+        raise UnitNotFused(f"its convolution is not a plain {kernel}x{kernel}")
+    return checked
 
 
 def take_statistics(norm: nn.BatchNorm2d, sums: Tensor, x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
 """What the Triton kernels of this room share: SiLU behind a norm, drop-path, tiles."""
+# mypy: disable-error-code="no-untyped-def"
 
 import os
 
@@ -22,7 +23,7 @@ def fitting(tiles: list[Tile], **most: int) -> list[Tile]:
 
 
 @triton.jit
-def sigmoid(z):  # type: ignore[no-untyped-def]
+def sigmoid(z):
     """1 / (1 + exp(-z)) by the approximate reciprocal."""
     below = 1.0 + tl.exp(-z)
     if _PLAIN_DIVISION:
@@ -33,7 +34,7 @@ def sigmoid(z):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def silu_parts(x, scale, shift):  # type: ignore[no-untyped-def]
+def silu_parts(x, scale, shift):
     """silu(z) and its derivative, where z is the normalised x."""
     z = x * scale + shift
     p = sigmoid(z)
@@ -41,14 +42,14 @@ def silu_parts(x, scale, shift):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def load_affine(v, c, C, okc):  # type: ignore[no-untyped-def]
+def load_affine(v, c, C, okc):
     """A norm's scale and shift."""
     scale = tl.load(v + 2 * C + c, mask=okc, other=0.0)[None, :]
     return scale, tl.load(v + 3 * C + c, mask=okc, other=0.0)[None, :]
 
 
 @triton.jit
-def load_keep(noise, rate, n, ok):  # type: ignore[no-untyped-def]
+def load_keep(noise, rate, n, ok):
     """What the contribution of images n is multiplied with, a column."""
     drawn = tl.load(noise + n, mask=ok, other=0.0)
     return tl.where(drawn >= rate, 1 / (1 - rate), 0.0)[:, None]

@@ -6,6 +6,7 @@ it enters; its gradient is complete when it leaves. One pass over the gradient y
 (DATA; through SiLU, with its sums for that norm's backward) and the weights' (WEIGHT).
 """
 # ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
+# mypy: disable-error-code="no-untyped-def,assignment"
 
 import torch
 import triton
@@ -28,7 +29,7 @@ _TILES = make_tiles("BW BC", (16, 16, 4, 1), (8, 32, 4, 1), (16, 32, 4, 1), (8, 
 
 
 @triton.jit
-def _load_square(x, o, masks, r, H, W, C, STRIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_square(x, o, masks, r, H, W, C, STRIDE: tl.constexpr):
     """Raw tiles of STRIDE rows from r on, STRIDE columns each."""
     tiles = ()
     for k in tl.static_range(STRIDE * STRIDE):
@@ -39,12 +40,11 @@ def _load_square(x, o, masks, r, H, W, C, STRIDE: tl.constexpr):  # type: ignore
 
 
 @triton.jit
-def _enter(  # type: ignore[no-untyped-def]
-    window, entered, scale, shift, masks, r, H,
+def _enter(
+    acts, slopes, raws, entered, scale, shift, masks, r, H,
     STRIDE: tl.constexpr, NORM: tl.constexpr, DATA: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """The window, (activations, slopes, raw values), with STRIDE rows from r on."""
-    acts, slopes, raws = window
+    """The window (activations, slopes, raw values) with STRIDE rows from r on."""
     for k in tl.static_range(STRIDE * STRIDE):
         raw = entered[k].to(tl.float32)
         act = raw
@@ -63,41 +63,40 @@ def _enter(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _spread(  # type: ignore[no-untyped-def]
+def _spread(
     grads, dtaps, value, acts, taps, Q: tl.constexpr, COLUMN: tl.constexpr,
     KS: tl.constexpr, STRIDE: tl.constexpr, DATA: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Both gradients with what one column of dy adds by one column of the window."""
-    for i in tl.static_range(KS):
-        if DATA:
-            grads = add_to(grads, i * STRIDE + Q, value * taps[i * KS + COLUMN])
-        if WEIGHT:
-            dtaps = add_to(dtaps, i * KS + COLUMN, value * acts[i * STRIDE + Q])
+    """Both gradients with what one column of dy adds by one column of the window, if it has it."""
+    if (COLUMN >= 0) & (COLUMN < KS):
+        for i in tl.static_range(KS):
+            if DATA:
+                grads = add_to(grads, i * STRIDE + Q, value * taps[i * KS + COLUMN])
+            if WEIGHT:
+                dtaps = add_to(dtaps, i * KS + COLUMN, value * acts[i * STRIDE + Q])
     return grads, dtaps
 
 
 @triton.jit
-def _spread_row(  # type: ignore[no-untyped-def]
+def _spread_row(
     grads, dtaps, now, acts, taps,
     KS: tl.constexpr, STRIDE: tl.constexpr, DATA: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Both gradients with what a row of dy adds."""
-    PAD: tl.constexpr = KS // 2
-    LEFT: tl.constexpr = STRIDE - 1
+    FIRST: tl.constexpr = KS // 2 - STRIDE * (STRIDE - 1 - KS // 2)  # of the window's columns
     for k in tl.static_range((KS + STRIDE - 1) // STRIDE * STRIDE):
-        # column k // STRIDE of dy meets the image's column k % STRIDE in this column of the window
-        COLUMN: tl.constexpr = k % STRIDE + PAD - STRIDE * (k // STRIDE + LEFT - PAD)
-        if (COLUMN >= 0) & (COLUMN < KS):
-            value = now[k // STRIDE].to(tl.float32)
-            grads, dtaps = _spread(
-                grads, dtaps, value, acts, taps, k % STRIDE, COLUMN, KS, STRIDE, DATA, WEIGHT
-            )
+        # column k // STRIDE of dy meets the image's column k % STRIDE
+        value = now[k // STRIDE].to(tl.float32)
+        grads, dtaps = _spread(
+            grads, dtaps, value, acts, taps,
+            k % STRIDE, FIRST + k % STRIDE - STRIDE * (k // STRIDE), KS, STRIDE, DATA, WEIGHT,
+        )  # fmt: skip
     return grads, dtaps
 
 
 @triton.jit
-def _leave(  # type: ignore[no-untyped-def]
-    dx, o, grads, window, masks, r, H, W, C, total, product,
+def _leave(
+    dx, o, grads, slopes, raws, masks, r, H, W, C, total, product,
     STRIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients of the STRIDE rows from r on; gives their sums added up."""
@@ -105,18 +104,18 @@ def _leave(  # type: ignore[no-untyped-def]
         at = r + k // STRIDE
         ok, d = masks[k % STRIDE] & (at >= 0) & (at < H), grads[k]
         if NORM:
-            d *= window[1][k]
+            d *= slopes[k]
         rounded = d.to(dx.dtype.element_ty)
         tl.store(dx + o + (at * W + k % STRIDE) * C, rounded, mask=ok)
         if NORM:
             exact = tl.where(ok, rounded.to(tl.float32), 0.0)
             total += exact
-            product += exact * window[2][k]
+            product += exact * raws[k]
     return total, product
 
 
 @triton.jit
-def _depthwise_backward(  # type: ignore[no-untyped-def]
+def _depthwise_backward(
     dy, x, w, v, dx, s, dw, COLUMNS, H, W, HO, WO, C, G,
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr, DATA: tl.constexpr,
     WEIGHT: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
@@ -147,7 +146,7 @@ def _depthwise_backward(  # type: ignore[no-untyped-def]
         place = (n * HO * WO + column - PAD)[:, None] * C + c[None, :]
         wide = (n * H * W + column * STRIDE)[:, None] * C + c[None, :]
         acts, slopes = make_zeros(OLD * WEIGHT, BW, BC), make_zeros(KEPT, BW, BC)
-        window = (acts, slopes, make_zeros(KEPT, BW, BC))
+        raws = make_zeros(KEPT, BW, BC)
         grads, first = make_zeros(KS * STRIDE * DATA, BW, BC), -(PAD // STRIDE)
         ahead = load_row(dy, place + first * WO * C, masks, first >= 0, C, LEFT, REACH)
         fresh = _load_square(x, wide, wide_masks, first * STRIDE + ENTER, H, W, C, STRIDE)
@@ -156,17 +155,19 @@ def _depthwise_backward(  # type: ignore[no-untyped-def]
             on = (h + 1 >= 0) & (h + 1 < HO)
             ahead = load_row(dy, place + (h + 1) * WO * C, masks, on, C, LEFT, REACH)
             fresh = _load_square(x, wide, wide_masks, r + STRIDE + ENTER, H, W, C, STRIDE)
-            window = _enter(
-                window, entered, scale, shift, wide_masks, r + ENTER, H, STRIDE, NORM, DATA, WEIGHT
-            )
-            grads, dtaps = _spread_row(grads, dtaps, now, window[0], taps, KS, STRIDE, DATA, WEIGHT)
+            acts, slopes, raws = _enter(
+                acts, slopes, raws, entered, scale, shift, wide_masks, r + ENTER, H,
+                STRIDE, NORM, DATA, WEIGHT,
+            )  # fmt: skip
+            grads, dtaps = _spread_row(grads, dtaps, now, acts, taps, KS, STRIDE, DATA, WEIGHT)
             if DATA:
                 total, product = _leave(
-                    dx, wide, grads, window, wide_masks, r - PAD, H, W, C, total, product,
+                    dx, wide, grads, slopes, raws, wide_masks, r - PAD, H, W, C, total, product,
                     STRIDE, NORM,
                 )  # fmt: skip
                 grads = grads[NEW:] + make_zeros(NEW, BW, BC)
-            window = (window[0][NEW:], window[1][NEW:], window[2][NEW:])
+                slopes, raws = slopes[NEW * NORM :], raws[NEW * NORM :]
+            acts = acts[NEW * WEIGHT :]
     if DATA and NORM:
         tl.store(s + g * C + c, tl.sum(total, 0), mask=c < C)
         tl.store(s + (G + g) * C + c, tl.sum(product, 0), mask=c < C)

@@ -5,6 +5,7 @@ is read once for each column of the window; what it adds to the output rows abov
 registers. Offsets are 32 bits wide.
 """
 # ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
+# mypy: disable-error-code="no-untyped-def,assignment"
 
 import triton
 import triton.language as tl
@@ -21,7 +22,7 @@ _TILES = make_tiles(
 
 
 @triton.jit
-def make_zeros(COUNT: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+def make_zeros(COUNT: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr):
     """COUNT tiles of zeros."""
     tiles = ()
     for _ in tl.static_range(COUNT):
@@ -30,13 +31,13 @@ def make_zeros(COUNT: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr):  # type
 
 
 @triton.jit
-def add_to(tiles, AT: tl.constexpr, value):  # type: ignore[no-untyped-def]
+def add_to(tiles, AT: tl.constexpr, value):
     """The tiles with `value` added to one."""
     return tiles[:AT] + (tiles[AT] + value,) + tiles[AT + 1 :]
 
 
 @triton.jit
-def load_taps(w, c, C, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_taps(w, c, C, COUNT: tl.constexpr):
     """The window's weights, to stay in registers."""
     taps = ()
     for k in tl.static_range(COUNT):
@@ -45,7 +46,7 @@ def load_taps(w, c, C, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def find_columns(column, inside, W, STRIDE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+def find_columns(column, inside, W, STRIDE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Masks of COUNT columns from STRIDE * column + FIRST on: within the image."""
     masks = ()
     for j in tl.static_range(COUNT):
@@ -55,7 +56,7 @@ def find_columns(column, inside, W, STRIDE: tl.constexpr, FIRST: tl.constexpr, C
 
 
 @triton.jit
-def load_row(x, o, masks, on, C, FIRST: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_row(x, o, masks, on, C, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Raw tiles of COUNT columns from FIRST on, C apart; zero where not masks or not `on`."""
     tiles = ()
     for j in tl.static_range(COUNT):
@@ -65,7 +66,9 @@ def load_row(x, o, masks, on, C, FIRST: tl.constexpr, COUNT: tl.constexpr):  # t
 
 
 @triton.jit
-def _add_column(acc, value, taps, J: tl.constexpr, BELOW: tl.constexpr, KS: tl.constexpr, STRIDE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501
+def _add_column(
+    acc, value, taps, J: tl.constexpr, BELOW: tl.constexpr, KS: tl.constexpr, STRIDE: tl.constexpr
+):
     """acc with what one column of one row adds to the output rows that it reaches."""
     PAD: tl.constexpr = KS // 2
     for i in tl.static_range(KS):
@@ -76,7 +79,7 @@ def _add_column(acc, value, taps, J: tl.constexpr, BELOW: tl.constexpr, KS: tl.c
 
 
 @triton.jit
-def _add_rows(  # type: ignore[no-untyped-def]
+def _add_rows(
     acc, now, taps, masks, scale, shift, r, H,
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -91,7 +94,7 @@ def _add_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_rows(x, place, masks, r, H, W, C, KS: tl.constexpr, STRIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_rows(x, place, masks, r, H, W, C, KS: tl.constexpr, STRIDE: tl.constexpr):
     """Raw tiles of STRIDE rows from r on."""
     tiles = ()
     for below in tl.static_range(STRIDE):
@@ -101,7 +104,7 @@ def _load_rows(x, place, masks, r, H, W, C, KS: tl.constexpr, STRIDE: tl.constex
 
 
 @triton.jit
-def _depthwise_forward(  # type: ignore[no-untyped-def]
+def _depthwise_forward(
     x, w, v, y, s, COLUMNS, H, W, HO, WO, C, G,
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr,

@@ -1,5 +1,6 @@
 """phalanx.mbconv.squeeze_excite.sum_images as a Triton kernel."""
 # ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
+# mypy: disable-error-code="no-untyped-def,assignment"
 
 import triton
 import triton.language as tl
@@ -15,7 +16,7 @@ _TILES = make_tiles(
 
 
 @triton.jit
-def _image_terms(dy, x, o, ok, scale, shift, BACK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _image_terms(dy, x, o, ok, scale, shift, BACK: tl.constexpr):
     """What the pixels at o add to the three tables."""
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
     act, slope = silu_parts(value, scale, shift)
@@ -27,7 +28,7 @@ def _image_terms(dy, x, o, ok, scale, shift, BACK: tl.constexpr):  # type: ignor
 
 
 @triton.jit(do_not_specialize=["N", "PIXELS", "C8", "PARTS"])
-def _sum_images(  # type: ignore[no-untyped-def]
+def _sum_images(
     dy, x, v, t, N, PIXELS, C8, PARTS, BACK: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """One part of one image; whole tiles first, without masks."""

@@ -46,19 +46,22 @@ def sum_channels(x: Tensor) -> Tensor:
 
 
 @kernel_op("phalanx.mbconv.norms_fused.sum_gradients")
-def sum_gradients(
-    dy: Tensor, x: Tensor, v: Tensor | None, noise: Tensor | None, rate: float
-) -> Tensor:
+def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> Tensor:
     """Partial sums of the gradient of a norm's output and of it times x, the norm's input.
 
-    With v there is SiLU behind the norm; with noise, drop-path.
+    dy has seen the output, with noise after drop-path.
     """
     gradient = dy.float()
-    if v is not None:
-        gradient = gradient * silu_parts(x, v)[1]
     if noise is not None:
         gradient = gradient * _keep_factor(noise, rate)
     return _as_partial_sums(gradient, x)
+
+
+@kernel_op("phalanx.mbconv.norms_fused.silu_back")
+def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of a norm's output, of which dy saw SiLU, and partial sums of it."""
+    ds = to_channels_last((dy.float() * silu_parts(x, v)[1]).to(x.dtype))
+    return ds, _as_partial_sums(ds.float(), x)
 
 
 @kernel_op("phalanx.mbconv.norm_vectors_fused.finish_norm", mutates=("running",))
@@ -133,12 +136,6 @@ def _norm_back(gradient: Tensor, x: Tensor, u: Tensor) -> Tensor:
     """The gradient of a norm's input."""
     dx = gradient * by_channel(u[0]) + x.float() * by_channel(u[1]) + by_channel(u[2])
     return to_channels_last(dx.to(x.dtype))
-
-
-@kernel_op("phalanx.mbconv.norms_fused.norm_silu_back")
-def norm_silu_back(dy: Tensor, x: Tensor, v: Tensor, u: Tensor) -> Tensor:
-    """The gradient of x, of which dy saw silu(norm(x))."""
-    return _norm_back(dy.float() * silu_parts(x, v)[1], x, u)
 
 
 @kernel_op("phalanx.mbconv.norms_fused.norm_add_back")

@@ -4,6 +4,7 @@ An image is [M, C] rows with C contiguous and a multiple of eight, handed over a
 loads stay 16 bytes wide. Offsets are 32 bits wide.
 """
 # ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
+# mypy: disable-error-code="no-untyped-def,assignment"
 
 from collections.abc import Callable
 from typing import Any
@@ -27,11 +28,14 @@ _TILES = make_tiles("BM BC", (32, 64, 4, 1), (64, 32, 4, 1), (16, 128, 4, 1), (1
 
 
 @triton.jit(do_not_specialize=["M", "PIXELS", "C8", "G"])
-def _reduce_rows(  # type: ignore[no-untyped-def]
-    dy, x, v, noise, s, rate, M, PIXELS, C8, G,
+def _reduce_rows(
+    dy, x, v, noise, ds, s, rate, M, PIXELS, C8, G,
     BACK: tl.constexpr, SILU: tl.constexpr, NOISE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums s [2, G, C] of x and x * x; BACK: of the gradient and gradient * x."""
+    """Partial sums s [2, G, C] of x and x * x; BACK: of the gradient and gradient * x.
+
+    SILU: dy has seen SiLU; its gradient ds is stored.
+    """
     C = C8 * 8
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     okc = c < C
@@ -47,7 +51,9 @@ def _reduce_rows(  # type: ignore[no-untyped-def]
             d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
         if SILU:
             _, slope = silu_parts(value, scale, shift)
-            d *= slope
+            rounded = (d * slope).to(ds.dtype.element_ty)
+            tl.store(ds + o, rounded, mask=ok)
+            d = rounded.to(tl.float32)
         if NOISE:
             d *= load_keep(noise, rate, m // PIXELS, m < M)
         total += d
@@ -57,7 +63,7 @@ def _reduce_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["M", "PIXELS", "C8"])
-def _apply_rows(  # type: ignore[no-untyped-def]
+def _apply_rows(
     x, v, noise, gate, add, y, rate, M, PIXELS, C8,
     SILU: tl.constexpr, GATE: tl.constexpr, NOISE: tl.constexpr, ADD: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
@@ -83,7 +89,7 @@ def _apply_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["M", "PIXELS", "C8"])
-def _apply_rows_back(  # type: ignore[no-untyped-def]
+def _apply_rows_back(
     dy, x, v, u, noise, gate, dmean, dx, rate, M, PIXELS, C8,
     SILU: tl.constexpr, GATE: tl.constexpr, MEAN: tl.constexpr, NOISE: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
@@ -125,12 +131,12 @@ def _by_rows(x: Tensor) -> Callable[[Tile], tuple[int, ...]]:
 
 
 def _reduce(x: Tensor, tensors: tuple[Any, ...], rate: float, **flags: int) -> Tensor:
-    """Partial sums."""
+    """Partial sums; tensors: dy, v, noise, ds."""
     c = x.shape[1]
     groups = count_groups(count_rows(x), c)
     s = new_floats(2, groups, c, like=x)
-    dy, v, noise = (s if tensor is None else tensor for tensor in tensors)
-    args = (dy, x, v, noise, s, rate, *_sizes(x), groups)
+    dy, v, noise, ds = (s if tensor is None else tensor for tensor in tensors)
+    args = (dy, x, v, noise, ds, s, rate, *_sizes(x), groups)
     tiles = fitting(_TILES, BC=next_power(c))
     CHOICES.run(_reduce_rows, lambda t: (triton.cdiv(c, t["BC"]), groups), args, tiles, **flags)
     return s
@@ -138,15 +144,19 @@ def _reduce(x: Tensor, tensors: tuple[Any, ...], rate: float, **flags: int) -> T
 
 def sum_channels(x: Tensor) -> Tensor:
     """`phalanx.mbconv.norms.sum_channels`."""
-    return _reduce(x, (None, None, None), 0.0, BACK=0, SILU=0, NOISE=0)
+    return _reduce(x, (x, None, None, None), 0.0, BACK=0, SILU=0, NOISE=0)
 
 
-def sum_gradients(
-    dy: Tensor, x: Tensor, v: Tensor | None, noise: Tensor | None, rate: float
-) -> Tensor:
+def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> Tensor:
     """`phalanx.mbconv.norms.sum_gradients`."""
-    flags = {"SILU": int(v is not None), "NOISE": int(noise is not None)}
-    return _reduce(x, (dy, v, noise), rate, BACK=1, **flags)
+    flags = {"BACK": 1, "SILU": 0, "NOISE": int(noise is not None)}
+    return _reduce(x, (dy, None, noise, None), rate, **flags)
+
+
+def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """`phalanx.mbconv.norms.silu_back`."""
+    ds = torch.empty_like(x)
+    return ds, _reduce(x, (dy, v, None, ds), 0.0, BACK=1, SILU=1, NOISE=0)
 
 
 def _apply(
@@ -184,12 +194,6 @@ def _apply_back(
     tiles = fitting(_TILES, BC=next_power(x.shape[1]))
     CHOICES.run(_apply_rows_back, _by_rows(x), args, tiles, **flags)
     return dx
-
-
-def norm_silu_back(dy: Tensor, x: Tensor, v: Tensor, u: Tensor) -> Tensor:
-    """`phalanx.mbconv.norms.norm_silu_back`."""
-    flags = {"SILU": 1, "GATE": 0, "MEAN": 0, "NOISE": 0}
-    return _apply_back(x, u, (dy, v, None, None, None), 0.0, **flags)
 
 
 def norm_add_back(dy: Tensor, x: Tensor, u: Tensor, noise: Tensor | None, rate: float) -> Tensor:

@@ -1,5 +1,6 @@
 """phalanx.mbconv.squeeze_excite as Triton kernels: its small products, float32 as TF32."""
 # ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
+# mypy: disable-error-code="no-untyped-def,assignment"
 
 from typing import Any
 
@@ -17,7 +18,7 @@ _WEIGHT_TILES = make_tiles("BI BC", (32, 16, 4, 1), (64, 16, 4, 1), (128, 16, 8,
 
 
 @triton.jit
-def _load_table(t, n, c, N, C, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_table(t, n, c, N, C, PARTS: tl.constexpr):
     """One plane of a table for images n and channels c, its parts added up."""
     ok, place = (n < N)[:, None] & (c < C)[None, :], n[:, None] * C + c[None, :]
     value = tl.load(t + place, mask=ok, other=0.0)
@@ -27,7 +28,7 @@ def _load_table(t, n, c, N, C, PARTS: tl.constexpr):  # type: ignore[no-untyped-
 
 
 @triton.jit
-def _load_matrix(w, row, column, ROWS, COLUMNS):  # type: ignore[no-untyped-def]
+def _load_matrix(w, row, column, ROWS, COLUMNS):
     """A tile of a matrix as float32, zero beyond its edges."""
     ok = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
     value = tl.load(w + row[:, None] * COLUMNS + column[None, :], mask=ok, other=0.0)
@@ -35,7 +36,7 @@ def _load_matrix(w, row, column, ROWS, COLUMNS):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["N", "PIXELS", "R"])
-def _excite(  # type: ignore[no-untyped-def]
+def _excite(
     t, w1, b1, w2, b2, mean, hidden, gate, N, PIXELS, C, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +62,7 @@ def _excite(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["N", "PIXELS", "R"])
-def _excite_back(  # type: ignore[no-untyped-def]
+def _excite_back(
     t, w1, w2, hidden, gate, dhidden, dmean, N, PIXELS, C, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +87,7 @@ def _excite_back(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum_tables(t, factor, n, c, N, C, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_tables(t, factor, n, c, N, C, PARTS: tl.constexpr):
     """What images n add to the norm's two sums, by the second and third plane of a table."""
     plane = PARTS * N * C
     total = tl.sum(factor * _load_table(t + plane, n, c, N, C, PARTS), 0)
@@ -94,7 +95,7 @@ def _sum_tables(t, factor, n, c, N, C, PARTS: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit(do_not_specialize=["M", "N", "R"])
-def _excite_back_weights(  # type: ignore[no-untyped-def]
+def _excite_back_weights(
     forward, back, mean, hidden, gate, dhidden, dmean, v, u, dweight, dbias, dw1, db1, dw2, db2,
     M, N, C, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
@@ -128,7 +129,7 @@ def _excite_back_weights(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["M", "N"])
-def _mean_back(  # type: ignore[no-untyped-def]
+def _mean_back(
     forward, dmean, v, u, dweight, dbias, M, N, C,
     PARTS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
