@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.mixing import Targets, WeightedLabels
-from phalanx.engine.step import MicroBatch, PassParts, StepOptions
+from phalanx.engine.step import MicroBatch, PassParts, Scale, StepOptions
 from phalanx.errors import ConfigError
 from phalanx.models.units import UnitModel
 
@@ -25,7 +25,7 @@ class _PassInput(NamedTuple):
     images: Tensor
     targets: list[Targets]  # of each micro-batch
     firsts: list[Tensor]  # places in the training stream, int64
-    loss_scale: Tensor | float  # over the images of the global batch, where it is a tensor
+    loss_scale: Scale  # a number if it is 1
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, always in the same order."""
@@ -82,7 +82,6 @@ class CapturedPass:
     def __init__(self, model: nn.Module, options: StepOptions, *, global_batch: int) -> None:
         self._parts = PassParts(model, options, global_batch=global_batch)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._global_batch = global_batch
         # our own networks take images in 16 bits, where all that they do with them has 16 bits
         own = isinstance(model, UnitModel) and bool(model.fused)
         self._half = options.half if own else None
@@ -91,7 +90,7 @@ class CapturedPass:
         self._pool: Any = None
         self._stream: Any = None
 
-    def __call__(self, batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def __call__(self, batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
         """One pass; the sums over its images of [loss, right answers]."""
         given = self._prepare(batches, loss_scale)
         held = [weight.grad for weight in self._weights]
@@ -113,19 +112,18 @@ class CapturedPass:
             weight.grad = gradient
         return capture.totals.clone()  # the next replay writes over it
 
-    def _prepare(self, batches: Sequence[MicroBatch], loss_scale: float) -> _PassInput:
+    def _prepare(self, batches: Sequence[MicroBatch], loss_scale: Scale) -> _PassInput:
         """The images as the model sees them, and all else on the device."""
         parts, device = self._parts, batches[0].labels.device
         mixes = parts.draw_mixes(batches)
         firsts = torch.tensor([batch.first for batch in batches]).pin_memory()
-        scale: Tensor | float = loss_scale
-        if loss_scale != 1:
-            scale = torch.full((), loss_scale / self._global_batch, device=device)
+        if not isinstance(loss_scale, Tensor) and loss_scale != 1:
+            loss_scale = torch.full((), loss_scale, device=device)
         return _PassInput(
             parts.join_images(batches, mixes),
             parts.mix_targets(batches, mixes),
             list(firsts.to(device, non_blocking=True).unbind()),
-            scale,
+            loss_scale,
         )
 
     def _run(self, given: _PassInput) -> Tensor:

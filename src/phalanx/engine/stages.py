@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.evaluate import ValidBatch
-from phalanx.engine.step import MicroBatch, PassParts, RunTurn
+from phalanx.engine.step import MicroBatch, PassParts, RunTurn, Scale
 from phalanx.parallel.stage_links import Incoming, StageLinks
 from phalanx.plan.pipeline import Pass
 
@@ -29,7 +29,7 @@ def build_stage_turn(
     """
 
     def run_turn(
-        passes: Sequence[Sequence[MicroBatch]], loss_scale: float, is_last: bool
+        passes: Sequence[Sequence[MicroBatch]], loss_scale: Scale, is_last: bool
     ) -> Tensor:
         labelled = _label(passes, links)
         turn = _StageTurn(parts, links, labelled, loss_scale)
@@ -63,7 +63,7 @@ class _StageTurn:
         parts: PassParts,
         links: StageLinks,
         passes: Sequence[Sequence[MicroBatch]],
-        loss_scale: float,
+        loss_scale: Scale,
     ) -> None:
         self._parts, self._links = parts, links
         self._passes, self._loss_scale = passes, loss_scale

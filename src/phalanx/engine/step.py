@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,15 +48,18 @@ class StepOptions:
         return torch.autocast(self.device_type, dtype=self.half)
 
 
-ForwardBackward = Callable[[Sequence[MicroBatch], float], Tensor]
+Scale = float | Tensor
+"""A loss scale; a tensor where it adapts on the device itself."""
+
+ForwardBackward = Callable[[Sequence[MicroBatch], Scale], Tensor]
 """Runs a step's passes with that loss scale and leaves the gradients in the model's parameters;
 gives [loss, top-1] of the whole global batch, still on the device."""
 
-RunPass = Callable[[Sequence[MicroBatch], float], Tensor]
+RunPass = Callable[[Sequence[MicroBatch], Scale], Tensor]
 """One forward and backward pass over micro-batches side by side, with that loss scale; gives the
 sums over its images of [loss, right answers], still on the device."""
 
-RunTurn = Callable[[Sequence[Sequence[MicroBatch]], float, bool], Tensor]
+RunTurn = Callable[[Sequence[Sequence[MicroBatch]], Scale, bool], Tensor]
 """All passes of a turn with that loss scale, and whether it is the rank's last of the step; gives
 the sums over its images of [loss, right answers]."""
 
@@ -112,20 +115,17 @@ class PassParts:
             return out
 
     def measure(
-        self, logits: Tensor, targets: Sequence[Targets], loss_scale: float | Tensor
+        self, logits: Tensor, targets: Sequence[Targets], loss_scale: Scale
     ) -> tuple[Tensor, Tensor]:
         """The loss to go back from, and the sums over the images of [loss, right answers].
 
-        targets: of each micro-batch, as `mix_labels` has them. A loss scale that is a tensor is
-        one over the images already.
+        targets: of each micro-batch, as `mix_labels` has them.
         """
         logits, options = _to_float32_or_64(logits), self._options
         loss = _sum_losses(logits, targets, options)
         images = self._global_batch
-        if isinstance(loss_scale, Tensor):
-            scaled = loss * loss_scale
-        else:
-            scaled = loss / images if loss_scale == 1 else loss * (loss_scale / images)
+        unscaled = not isinstance(loss_scale, Tensor) and loss_scale == 1
+        scaled = loss / images if unscaled else loss * (loss_scale / images)
         with torch.no_grad():  # of mixed images, the label of the one that was there first
             labels = _side_by_side([target[0].labels for target in targets])
             right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
@@ -136,7 +136,7 @@ def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> 
     """Forward and backward of a model, which may be wrapped."""
     parts = PassParts(model, options, global_batch=global_batch)
 
-    def run_pass(batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def run_pass(batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
         mixes = parts.draw_mixes(batches)
         images = parts.join_images(batches, mixes)
         logits = parts.forward(images, [batch.first for batch in batches])
@@ -175,7 +175,7 @@ def _join_noise(noise: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def build_forward_backward(run_pass: RunPass, *, global_batch: int) -> ForwardBackward:
     """Passes one after the other, of one replica in one process."""
 
-    def forward_backward(passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def forward_backward(passes: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
         totals = [run_pass([batch], loss_scale) for batch in passes]
         return sum(totals[1:], totals[0]) / global_batch
 
@@ -210,12 +210,13 @@ def train_step(
     if not state.model.training:
         state.model.train()
     scaler = state.scaler
-    scale: Any = loss_scale if scaler is None else scaler.multiplier  # a tensor on some devices
+    scale = loss_scale if scaler is None else scaler.multiplier
     loss, top1 = forward_backward(passes, scale)
     state.step += 1
     if state.fused_update is not None:
         grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
     else:
+        assert not isinstance(scale, Tensor), "such a scale belongs to a fused update"
         grad_norm = _apply_update(state, lr, scale, options, join_norms)
     return torch.stack([loss, grad_norm, top1])
 
