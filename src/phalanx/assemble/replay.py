@@ -62,8 +62,8 @@ def replay(prepared: PreparedRun, step: int) -> Replay:
     # whatever the run kept: metrics change no bit of a step
     measured = prepared.config.train.model_copy(update={"disable_metrics": False})
     config = prepared.config.model_copy(update={"train": measured})
-    with Session(config, plan, start=prepared.start) as session:
-        session.folder = prepared.run.path  # which knows its kernels
+    folder = prepared.run.path  # knows the run's kernels
+    with Session(config, plan, start=prepared.start, folder=folder) as session:
         state, probe = session.state, Probe(session.model)
         began_at, batches = state.step, session.feed.batches_from(state.step)
         while state.step < step - 1:

@@ -68,9 +68,10 @@ class Session:
         start: StartingPoint | None = None,
         classes: Sequence[str] = (),
         ranks: Ranks | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
-        self.folder: Path | None = None  # of a run, which remembers the kernels it uses
+        self._folder = folder  # of a run, which remembers the kernels it uses
         self.place = find_place(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
@@ -117,7 +118,7 @@ class Session:
     @cached_property
     def _forward_backward(self) -> ForwardBackward:
         if self.plan.acceleration.own_kernels:
-            prepare_kernels(self.model, self.config, self.plan, self.place, folder=self.folder)
+            prepare_kernels(self.model, self.config, self.plan, self.place, folder=self._folder)
             self.memory.forget_peak()
         return build_step_passes(
             self.model,

@@ -1,5 +1,7 @@
 """The weights of fused units in 16 bits, cast once a pass and all together."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -12,11 +14,7 @@ def cast_before_passes(model: UnitModel, half: torch.dtype) -> None:
     """Have every training pass begin with fresh copies of the weights that fused units use."""
     paths = [path for unit in model.fused for path in model.units[unit]]
     modules = [layer for path in paths for layer in model.get_submodule(path).modules()]
-    layers = [layer for layer in modules if isinstance(layer, nn.Conv2d | nn.Linear)]
-    weights = [layer.weight for layer in layers if layer.weight.dtype == torch.float32]
-    copies = [torch.empty_like(weight, dtype=half).detach() for weight in weights]
-    for weight, copy in zip(weights, copies, strict=True):
-        setattr(weight, _COPY, copy)
+    weights, copies = attach_copies(modules, half)
 
     def refresh(model: nn.Module, _: object) -> None:
         if copies and model.training and torch.is_grad_enabled():
@@ -24,6 +22,18 @@ def cast_before_passes(model: UnitModel, half: torch.dtype) -> None:
                 torch._foreach_copy_(copies, weights)
 
     model.register_forward_pre_hook(refresh)
+
+
+def attach_copies(
+    modules: Iterable[nn.Module], half: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Give the float32 weights of convolutions and linear layers a copy; gives both."""
+    layers = [module for module in modules if isinstance(module, nn.Conv2d | nn.Linear)]
+    weights: list[Tensor] = [m.weight for m in layers if m.weight.dtype == torch.float32]
+    copies = [weight.detach().to(half) for weight in weights]
+    for weight, copy in zip(weights, copies, strict=True):
+        setattr(weight, _COPY, copy)
+    return weights, copies
 
 
 def find_half_copy(weight: Tensor) -> Tensor | None:
