@@ -24,7 +24,7 @@ from phalanx.kernels.group_norm import (
 from phalanx.models.norms import InterleavedGroupNorm
 
 
-class NormPart(ABC):
+class _NormPart(ABC):
     """A norm over the pixels of channels_last memory, in passes."""
 
     @property
@@ -57,7 +57,7 @@ class NormPart(ABC):
 
 
 @dataclass(frozen=True)
-class _BatchNormPart(NormPart):
+class _BatchNormPart(_NormPart):
     """A batch norm."""
 
     norm: nn.BatchNorm2d
@@ -91,7 +91,7 @@ class _BatchNormPart(NormPart):
 
 
 @dataclass(frozen=True)
-class _GroupNormPart(NormPart):
+class _GroupNormPart(_NormPart):
     """A group norm."""
 
     norm: nn.GroupNorm
@@ -132,7 +132,7 @@ class ConvNorm:
     """A convolution without bias and its norm."""
 
     conv: nn.Conv2d
-    norm: NormPart
+    norm: _NormPart
     half: torch.dtype
 
     @property
@@ -162,10 +162,10 @@ class ConvNorm:
 
 def find_conv_norm(conv: nn.Module, norm: nn.Module, half: torch.dtype) -> ConvNorm:
     """The pair, if kernels take it; else raises UnitNotFused."""
-    return ConvNorm(check_conv(conv), find_norm(norm), half)
+    return ConvNorm(check_conv(conv), _find_norm(norm), half)
 
 
-def find_norm(norm: nn.Module) -> NormPart:
+def _find_norm(norm: nn.Module) -> _NormPart:
     """The norm in passes, if kernels take it; else raises UnitNotFused."""
     if type(norm) in GROUP_NORMS:
         assert isinstance(norm, nn.GroupNorm)

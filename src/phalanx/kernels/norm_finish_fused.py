@@ -24,7 +24,7 @@ _IMAGE_TILES = make_tiles("", (4, 3))
 
 
 @triton.jit
-def add_partials(s, c, C, G, BG: tl.constexpr, BC: tl.constexpr):
+def _add_partials(s, c, C, G, BG: tl.constexpr, BC: tl.constexpr):
     """Two sums from their partial rows."""
     first, second = tl.zeros((BG, BC), tl.float32), tl.zeros((BG, BC), tl.float32)
     for g0 in range(0, G, BG):
@@ -57,7 +57,7 @@ def _finish_statistics(
     """v and the running statistics from partial sums of x less `first`, where that is given."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     ok = c < C
-    total, square = add_partials(s, c, C, G, BG, BC)
+    total, square = _add_partials(s, c, C, G, BG, BC)
     mean = total / M
     var = square / M - mean * mean
     var = tl.where(var < 0, 0.0, var)
@@ -81,7 +81,7 @@ def _finish_gradients(s, v, u, M, C, G, CENTRED: tl.constexpr, BG: tl.constexpr,
     ok = c < C
     mean, rstd = tl.load(v + c, mask=ok, other=0.0), tl.load(v + C + c, mask=ok, other=0.0)
     scale = tl.load(v + 2 * C + c, mask=ok, other=0.0)
-    dbeta, product = add_partials(s, c, C, G, BG, BC)
+    dbeta, product = _add_partials(s, c, C, G, BG, BC)
     if not CENTRED:
         product -= mean * dbeta
     dgamma = product * rstd

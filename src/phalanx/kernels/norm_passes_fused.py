@@ -51,14 +51,14 @@ def load_row(v, row, c, C, R):
 
 
 @triton.jit
-def load_factor(factor, m, M, PIXELS):
+def _load_factor(factor, m, M, PIXELS):
     """The number of each pixel's image, as [pixels, 1]."""
     image = tl.program_id(2) + m // PIXELS
     return tl.load(factor + image, mask=m < M, other=0.0).to(tl.float32)[:, None]
 
 
 @triton.jit
-def activate(value, ACT: tl.constexpr):
+def _activate(value, ACT: tl.constexpr):
     """The activation; what is no number stays so."""
     if (ACT == 1) | (ACT == 3):
         value = tl.where(value < 0, 0.0, value)
@@ -70,7 +70,7 @@ def activate(value, ACT: tl.constexpr):
 
 
 @triton.jit
-def activate_back(d, value, ACT: tl.constexpr):
+def _activate_back(d, value, ACT: tl.constexpr):
     """The gradient of the activation's input `value`, from that of its output."""
     if ACT == 1:
         d = tl.where(value > 0, d, 0.0)
@@ -83,14 +83,14 @@ def activate_back(d, value, ACT: tl.constexpr):
 
 
 @triton.jit
-def unpack_signs(packed, BM: tl.constexpr, BC: tl.constexpr):
+def _unpack_signs(packed, BM: tl.constexpr, BC: tl.constexpr):
     """What phalanx.kernels.batch_norm.pack_signs packed, as 0 and 1."""
     packed = tl.reshape(packed.to(tl.int32), (BM, BC // 64, 1, 8))
     return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BC))
 
 
 @triton.jit
-def store_sums(s, first, second, g, c, C, R, G):
+def _store_sums(s, first, second, g, c, C, R, G):
     """Two rows of partial sums."""
     s += tl.program_id(2) * C + c
     tl.store(s + g * R, first, mask=c < C)
@@ -116,7 +116,7 @@ def _sum_statistics(x, s, M, C, R, G, WIDE: tl.constexpr, BM: tl.constexpr, BC: 
         value = tl.where(ok, value - first, 0.0)
         total += value
         square += value * value
-    store_sums(s, tl.sum(total, 0), tl.sum(square, 0), g, c, C, R, G)
+    _store_sums(s, tl.sum(total, 0), tl.sum(square, 0), g, c, C, R, G)
 
 
 @triton.jit
@@ -131,16 +131,16 @@ def _apply(
     value = tl.load(x + before + o, mask=ok, other=0.0).to(tl.float32)
     value = value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R)
     if LAST:
-        value = activate(value, ACT)
+        value = _activate(value, ACT)
     if factor is not None:
-        value *= load_factor(factor, m, M, PIXELS)
+        value *= _load_factor(factor, m, M, PIXELS)
     if residual is not None:
         added = tl.load(residual + before + o, mask=ok, other=0.0).to(tl.float32)
         if residual_v is not None:
             added = added * load_row(residual_v, 2, c, C, R) + load_row(residual_v, 3, c, C, R)
         value += added
     if not LAST:
-        value = activate(value, ACT)
+        value = _activate(value, ACT)
     tl.store(y + before + o, value.to(y.dtype.element_ty), mask=ok)
 
 
@@ -168,21 +168,21 @@ def _sum_gradients(
         if second is not None:
             d += tl.load(second + before + o, mask=ok, other=0.0).to(tl.float32)
         if gate is None:
-            d = activate_back(d, value * scale + shift, ACT)
+            d = _activate_back(d, value * scale + shift, ACT)
         elif SIGNS:
             b = tl.program_id(0) * (BC // 8) + tl.arange(0, BC // 8)
             at, there = place(m, b, M, C // 8, WIDE)
             packed = tl.load(gate + before // 8 + at, mask=there, other=0)
-            d = tl.where(unpack_signs(packed, BM, BC) > 0, d, 0.0)
+            d = tl.where(_unpack_signs(packed, BM, BC) > 0, d, 0.0)
         else:
             d = tl.where(tl.load(gate + before + o, mask=ok, other=0.0) > 0, d, 0.0)
         if out is not None:
             tl.store(out + before + o, d.to(out.dtype.element_ty), mask=ok)
         if factor is not None:
-            d *= load_factor(factor, m, M, PIXELS)
+            d *= _load_factor(factor, m, M, PIXELS)
         total += d
         product += d * (value - mean)
-    store_sums(s, tl.sum(total, 0), tl.sum(product, 0), g, c, C, R, G)
+    _store_sums(s, tl.sum(total, 0), tl.sum(product, 0), g, c, C, R, G)
 
 
 @triton.jit
@@ -197,9 +197,9 @@ def _apply_back(
     d = tl.load(dy + before + o, mask=ok, other=0.0).to(tl.float32)
     value = tl.load(x + before + o, mask=ok, other=0.0).to(tl.float32)
     if ACT != 0:
-        d = activate_back(d, value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R), ACT)
+        d = _activate_back(d, value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R), ACT)
     if factor is not None:
-        d *= load_factor(factor, m, M, PIXELS)
+        d *= _load_factor(factor, m, M, PIXELS)
     d = d * load_row(u, 2, c, C, R) + value * load_row(u, 3, c, C, R) + load_row(u, 4, c, C, R)
     tl.store(dx + before + o, d.to(dx.dtype.element_ty), mask=ok)
 
