@@ -62,50 +62,96 @@ def product_cases(draws: Draws) -> Iterator[Case]:
     w, v = draws.matrix(2 * WIDE, WIDE, WIDE), draws.vectors(4, 2 * WIDE)
     small, bits = draws.image(2 * WIDE, SIZE // 2), pack_signs(draws.image(2 * WIDE))
     odd, odd_x = draws.image(2 * WIDE, 3), draws.image(WIDE, 5)
-    uses: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
-        "sums": ("conv_sums", conv, (x, w)),
-        "sums of a narrow one": ("conv_sums", conv, (narrow, draws.matrix(NARROW, NARROW, NARROW))),
-        "norm": ("conv_norm", conv, (x, w, v)),
-        "residual": ("conv_norm_relu", conv, (x, w, v, y)),
-        "skip": ("skip_gradient", gradients, (x, w.t().contiguous(), y)),
-        "skip, gated": ("skip_gradient_gated", gradients, (x, w.t().contiguous(), y, bits)),
-        "strided skip": ("skip_gradient", gradients, (x, w.t().contiguous(), small)),
-        "odd strided skip": ("skip_gradient", gradients, (odd_x, w.t().contiguous(), odd)),
+    uses: dict[str, tuple[Any, ...]] = {
+        "sums": (conv.conv_sums, conv.conv_sums_reference, (x, w)),
+        "sums of a narrow one": (
+            conv.conv_sums,
+            conv.conv_sums_reference,
+            (narrow, draws.matrix(NARROW, NARROW, NARROW)),
+        ),
+        "norm": (conv.conv_norm, conv.conv_norm_reference, (x, w, v)),
+        "residual": (conv.conv_norm_relu, conv.conv_norm_relu_reference, (x, w, v, y)),
+        "skip": (
+            gradients.skip_gradient,
+            gradients.skip_gradient_reference,
+            (x, w.t().contiguous(), y),
+        ),
+        "skip, gated": (
+            gradients.skip_gradient_gated,
+            gradients.skip_gradient_gated_reference,
+            (x, w.t().contiguous(), y, bits),
+        ),
+        "strided skip": (
+            gradients.skip_gradient,
+            gradients.skip_gradient_reference,
+            (x, w.t().contiguous(), small),
+        ),
+        "odd strided skip": (
+            gradients.skip_gradient,
+            gradients.skip_gradient_reference,
+            (odd_x, w.t().contiguous(), odd),
+        ),
         "strided skip, gated": (
-            "skip_gradient_gated",
-            gradients,
+            gradients.skip_gradient_gated,
+            gradients.skip_gradient_gated_reference,
             (x, w.t().contiguous(), small, bits),
         ),
     }
     q, const = draws.matrix(WIDE, WIDE, WIDE), draws.vectors(1, WIDE + 1)[0].abs()
     back = (y, w, x, q, const)
     gate = (draws.image(WIDE), draws.vectors(4, WIDE))
-    uses["input"] = ("input_gradient", gradients, back)
-    uses["input, gated"] = ("input_gradient_gated", gradients, (*back, *gate))
-    for name, (operation, module, operands) in uses.items():
-        reference = getattr(module, f"{operation}_reference")
-        yield Case(name, getattr(module, operation), reference, operands)
+    uses["input"] = (gradients.input_gradient, gradients.input_gradient_reference, back)
+    uses["input, gated"] = (
+        gradients.input_gradient_gated,
+        gradients.input_gradient_gated_reference,
+        (*back, *gate),
+    )
+    for name, (operation, reference, operands) in uses.items():
+        yield Case(name, operation, reference, operands)
 
 
 def other_cases(draws: Draws) -> Iterator[Case]:
     """The operations that are no products of pixels and weights."""
     x, narrow = draws.image(WIDE), draws.image(NARROW)
     w, m = draws.matrix(2 * WIDE, WIDE, WIDE), x.numel() // WIDE
-    uses: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
-        "gram": ("gram_matrix", fold, (x,)),
-        "narrow gram": ("gram_matrix", fold, (narrow,)),
-        "normed gram": ("gram_matrix_of_input", fold, (x, draws.vectors(4, WIDE), 1)),
-        "narrow normed gram": ("gram_matrix_of_input", fold, (narrow, draws.vectors(4, NARROW), 1)),
-        "strided gram": ("gram_matrix_of_input", fold, (x, None, 2)),
-        "odd strided gram": ("gram_matrix_of_input", fold, (draws.image(WIDE, 5), None, 2)),
-        "mask": ("mask_gradient", gradients, (x, pack_signs(draws.image(WIDE)))),
+    uses: dict[str, tuple[Any, ...]] = {
+        "gram": (fold.gram_matrix, fold.gram_matrix_reference, (x,)),
+        "narrow gram": (fold.gram_matrix, fold.gram_matrix_reference, (narrow,)),
+        "normed gram": (
+            fold.gram_matrix_of_input,
+            fold.gram_matrix_of_input_reference,
+            (x, draws.vectors(4, WIDE), 1),
+        ),
+        "narrow normed gram": (
+            fold.gram_matrix_of_input,
+            fold.gram_matrix_of_input_reference,
+            (narrow, draws.vectors(4, NARROW), 1),
+        ),
+        "strided gram": (
+            fold.gram_matrix_of_input,
+            fold.gram_matrix_of_input_reference,
+            (x, None, 2),
+        ),
+        "odd strided gram": (
+            fold.gram_matrix_of_input,
+            fold.gram_matrix_of_input_reference,
+            (draws.image(WIDE, 5), None, 2),
+        ),
+        "mask": (
+            gradients.mask_gradient,
+            gradients.mask_gradient_reference,
+            (x, pack_signs(draws.image(WIDE))),
+        ),
     }
     gram, sums = fold.gram_matrix_reference(x)
-    uses["covariance"] = ("fold_covariance", fold, (gram, sums, w, m))
+    uses["covariance"] = (fold.fold_covariance, fold.fold_covariance_reference, (gram, sums, w, m))
     t, v = draws.vectors(2 * WIDE, WIDE), draws.vectors(4, 2 * WIDE)
     raw, s = draws.vectors(2 * WIDE, WIDE), draws.vectors(1, 2 * WIDE)[0]
-    uses["gradient"] = ("fold_gradient", fold, (raw, s, [sums, w, t], v, m, torch.float32))
-    uses["input"] = ("fold_input", fold, (w, draws.vectors(5, 2 * WIDE)))
-    for name, (operation, module, operands) in uses.items():
-        reference = getattr(module, f"{operation}_reference")
-        yield Case(name, getattr(module, operation), reference, operands)
+    uses["gradient"] = (
+        fold.fold_gradient,
+        fold.fold_gradient_reference,
+        (raw, s, [sums, w, t], v, m, torch.float32),
+    )
+    uses["input"] = (fold.fold_input, fold.fold_input_reference, (w, draws.vectors(5, 2 * WIDE)))
+    for name, (operation, reference, operands) in uses.items():
+        yield Case(name, operation, reference, operands)

@@ -5,14 +5,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from phalanx.fused.bottleneck import build_bottleneck
 from phalanx.fused.suited import UnitNotFused, check_modules
+from phalanx.models.resnet import Bottleneck
 from phalanx.models.units import FusedUnit, UnitModel
 
 Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
 """Makes the function of a unit from its modules and the 16-bit type, or raises UnitNotFused."""
 
 # by the class of a unit's only module, or by the name of a unit of several; the first that suits
-_BUILDERS: dict[type[nn.Module] | str, tuple[Builder, ...]] = {}
+_BUILDERS: dict[type[nn.Module] | str, tuple[Builder, ...]] = {
+    Bottleneck: (build_bottleneck,),
+}
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 

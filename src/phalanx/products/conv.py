@@ -5,21 +5,13 @@ v are a norm's vectors (phalanx.kernels.batch_norm); bits are packed as its `pac
 Every operation has its plain definition beside it, which runs where there is no Triton.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from phalanx.kernels.batch_norm import flatten_pixels, is_fused, pack_signs
-from phalanx.kernels.fused import find_fused
+from phalanx.kernels.batch_norm import flatten_pixels, pack_signs
+from phalanx.kernels.fused import find_fused_for
 from phalanx.products.images import new_image, to_image
-
-
-def find_fused_for(x: Tensor, name: str) -> Callable[..., Any] | None:
-    """The function of that name below phalanx.products, where kernels in Triton take the tensor."""
-    return find_fused(f"phalanx.products.{name}") if is_fused(x) else None
 
 
 def widen(x: Tensor) -> Tensor:
@@ -33,7 +25,7 @@ def widen(x: Tensor) -> Tensor:
 @custom_op("phalanx::conv_sums", mutates_args=())
 def conv_sums(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """x w^T, and the sums of its columns and of their squares: float32 [2, out]."""
-    fused = find_fused_for(x, "ops_fused.conv_sums_fused")
+    fused = find_fused_for(x, "phalanx.products.ops_fused.conv_sums_fused")
     return (fused or conv_sums_reference)(x, w)
 
 
@@ -55,7 +47,7 @@ def _(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 @custom_op("phalanx::conv_norm", mutates_args=())
 def conv_norm(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     """x w^T * scale + shift."""
-    fused = find_fused_for(x, "ops_fused.conv_norm_fused")
+    fused = find_fused_for(x, "phalanx.products.ops_fused.conv_norm_fused")
     return (fused or conv_norm_reference)(x, w, v)
 
 
@@ -73,7 +65,7 @@ def _(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
 @custom_op("phalanx::conv_norm_relu", mutates_args=())
 def conv_norm_relu(x: Tensor, w: Tensor, v: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """relu(x w^T * scale + shift + residual), and where it is above zero as bits."""
-    fused = find_fused_for(x, "ops_fused.conv_norm_relu_fused")
+    fused = find_fused_for(x, "phalanx.products.ops_fused.conv_norm_relu_fused")
     return (fused or conv_norm_relu_reference)(x, w, v, residual)
 
 

@@ -89,7 +89,7 @@ def store_sums(s, acc, gates, row, rows, n, N, SUMS: tl.constexpr):
 
 
 @triton.jit
-def pack_bits(kept, BM: tl.constexpr, BN: tl.constexpr):
+def _pack_bits(kept, BM: tl.constexpr, BN: tl.constexpr):
     """Bit i of byte j is column 8 i + j of 64: a thread of a product holds all eight of them."""
     kept = tl.reshape(kept.to(tl.int32), (BM, BN // 64, 8, 8))
     kept = tl.sum(kept << tl.arange(0, 8)[None, None, :, None], 2)
@@ -98,7 +98,7 @@ def pack_bits(kept, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
-    """What pack_bits packed, as 0 and 1."""
+    """What _pack_bits packed, as 0 and 1."""
     packed = tl.reshape(packed.to(tl.int32), (BM, BN // 64, 1, 8))
     return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BN))
 
@@ -127,12 +127,12 @@ def store_bytes(
     """Keep where the ReLU of a tile let through."""
     if ACT == 1:
         byte = m[:, None] * (N // 8) + (column * (BN // 8) + tl.arange(0, BN // 8))[None, :]
-        tl.store(bits + byte, pack_bits(result > 0, BM, BN), mask=(m < M)[:, None])
+        tl.store(bits + byte, _pack_bits(result > 0, BM, BN), mask=(m < M)[:, None])
 
 
 @triton.jit
 def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
-    """pack_bits as one 64-bit word of 64 columns.
+    """_pack_bits as one 64-bit word of 64 columns.
 
     ROWS: first over the eight bits of a byte, which a thread of a product holds; else first over
     the eight bytes, for a thread that holds eight columns in a row, as one that loads does.

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.library import custom_op
 
 from phalanx.kernels.batch_norm import flatten_pixels
-from phalanx.products.conv import find_fused_for, widen
+from phalanx.kernels.fused import find_fused_for
+from phalanx.products.conv import widen
 from phalanx.products.images import new_image
 
 # --- forward ---
@@ -30,7 +31,7 @@ from phalanx.products.images import new_image
 @custom_op("phalanx::gram_matrix", mutates_args=())
 def gram_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
     """x^T x and the sums of x's columns, in float32."""
-    fused = find_fused_for(x, "gram_fused.gram_fused")
+    fused = find_fused_for(x, "phalanx.products.gram_fused.gram_fused")
     return fused(x, None, 1)[1:] if fused else gram_matrix_reference(x)
 
 
@@ -52,7 +53,7 @@ def gram_matrix_of_input(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tens
 
     The input is relu(x * scale + shift) where there is a v, and every second pixel at stride 2.
     """
-    fused = find_fused_for(x, "gram_fused.gram_fused")
+    fused = find_fused_for(x, "phalanx.products.gram_fused.gram_fused")
     return (fused or gram_matrix_of_input_reference)(x, v, stride)
 
 
@@ -77,7 +78,7 @@ def _(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]
 @custom_op("phalanx::fold_covariance", mutates_args=())
 def fold_covariance(gram: Tensor, sums: Tensor, w: Tensor, count: int) -> Tensor:
     """T from the Gram matrix and the sums of `count` rows: float32 [out, in]."""
-    fused = find_fused_for(w, "fold_fused.fold_covariance_fused")
+    fused = find_fused_for(w, "phalanx.products.fold_fused.fold_covariance_fused")
     return (fused or fold_covariance_reference)(gram, sums, w, count)
 
 
@@ -105,7 +106,7 @@ def fold_statistics(
 
     affine: weight and bias. running: mean, variance and the number of batches.
     """
-    fused = find_fused_for(folded[1], "fold_fused.fold_statistics_fused")
+    fused = find_fused_for(folded[1], "phalanx.products.fold_fused.fold_statistics_fused")
     if fused is not None:
         return fused(folded, affine, running, count, eps, momentum)
     sums, w, t = folded
@@ -140,7 +141,7 @@ def fold_gradient(
     raw: Tensor, s: Tensor, folded: list[Tensor], v: Tensor, count: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dW in that type, scale * W in W's, and u; raw: g^T x, s: the sums of g's columns."""
-    fused = find_fused_for(folded[1], "fold_fused.fold_gradient_fused")
+    fused = find_fused_for(folded[1], "phalanx.products.fold_fused.fold_gradient_fused")
     return (fused or fold_gradient_reference)(raw, s, folded, v, count, dtype)
 
 
@@ -170,7 +171,7 @@ def fold_input(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
     b is a mean over all pixels, and float16 has no room for it: divided by its largest, it has.
     """
-    fused = find_fused_for(w, "fold_fused.fold_input_fused")
+    fused = find_fused_for(w, "phalanx.products.fold_fused.fold_input_fused")
     return (fused or fold_input_reference)(w, u)
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.library import custom_op
 
 from phalanx.kernels.batch_norm import flatten_pixels, unpack_signs
-from phalanx.products.conv import find_fused_for, widen
+from phalanx.kernels.fused import find_fused_for
+from phalanx.products.conv import widen
 from phalanx.products.images import new_image, to_image
 
 # --- of a convolution whose norm was known beforehand ---
@@ -17,7 +18,7 @@ from phalanx.products.images import new_image, to_image
 @custom_op("phalanx::weight_gradient", mutates_args=())
 def weight_gradient(g: Tensor, x: Tensor) -> Tensor:
     """g^T x: float32 [out, in]."""
-    fused = find_fused_for(x, "gram_fused.multiply_transposed")
+    fused = find_fused_for(x, "phalanx.products.gram_fused.multiply_transposed")
     return (fused or _multiply_transposed)(flatten_pixels(g), flatten_pixels(x))
 
 
@@ -34,7 +35,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 @custom_op("phalanx::input_gradient", mutates_args=())
 def input_gradient(g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor) -> Tensor:
     """g wa + top * (x q) + const, where the last number of const is top."""
-    fused = find_fused_for(x, "ops_fused.input_gradient_fused")
+    fused = find_fused_for(x, "phalanx.products.ops_fused.input_gradient_fused")
     return (fused or input_gradient_reference)(g, wa, x, q, const)
 
 
@@ -62,7 +63,7 @@ def input_gradient_gated(
 
     And the sums of its columns, and of it times b: float32 [2, in].
     """
-    fused = find_fused_for(x, "ops_fused.input_gradient_gated_fused")
+    fused = find_fused_for(x, "phalanx.products.ops_fused.input_gradient_gated_fused")
     return (fused or input_gradient_gated_reference)(g, wa, x, q, const, b, v)
 
 
@@ -88,7 +89,7 @@ def _(
 @custom_op("phalanx::skip_gradient", mutates_args=())
 def skip_gradient(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
     """da w + dz; where dz is smaller, it belongs to every second pixel."""
-    fused = find_fused_for(da, "ops_fused.skip_gradient_fused")
+    fused = find_fused_for(da, "phalanx.products.ops_fused.skip_gradient_fused")
     return (fused or skip_gradient_reference)(da, w, dz)
 
 
@@ -116,7 +117,7 @@ def _(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
 @custom_op("phalanx::skip_gradient_gated", mutates_args=())
 def skip_gradient_gated(da: Tensor, w: Tensor, dz: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """`skip_gradient` where bits say so, and the sums of its columns: float32 [in]."""
-    fused = find_fused_for(da, "ops_fused.skip_gradient_gated_fused")
+    fused = find_fused_for(da, "phalanx.products.ops_fused.skip_gradient_gated_fused")
     return (fused or skip_gradient_gated_reference)(da, w, dz, bits)
 
 
@@ -139,7 +140,7 @@ def _(da: Tensor, w: Tensor, dz: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
 @custom_op("phalanx::mask_gradient", mutates_args=())
 def mask_gradient(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """dy where bits say so, and the sums of its columns: float32 [channels]."""
-    fused = find_fused_for(dy, "mask_fused.mask_fused")
+    fused = find_fused_for(dy, "phalanx.products.mask_fused.mask_fused")
     return (fused or mask_gradient_reference)(dy, bits)
 
 
