@@ -198,3 +198,69 @@ def test_what_kernels_cannot_do_the_modules_do(why, monkeypatch, masked):
         block.bn2.eval()
     own = deepcopy(block)
     assert torch.equal(build_bottleneck([own], torch.float32)(x, None), block(x))
+
+
+# --- on the GPU ---
+
+DRAWS = 5  # which ReLUs rounding flips is a matter of luck
+GPU_LAYOUTS = {
+    "plain": Block(1, 1, 256, 64, 256, 1),
+    "projected": Block(1, 0, 64, 64, 256, 1),
+    "strided": Block(2, 0, 256, 128, 512, 2),
+    "wide shortcut": Block(4, 0, 1024, 512, 2048, 2),
+}
+
+
+def halve(model, half):
+    """Weights of convolutions that 16 bits hold exactly, so that all sides have the same."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight.data.copy_(module.weight.data.to(half).float())
+    return model
+
+
+def draw(layout, half, seed):
+    block = halve(a_block(layout, seed=seed), half).cuda()
+    x = an_image(4, layout.channels_in, 12, 12, seed=10 + seed).relu().to(half).cuda()
+    return block, x, a_gradient([block], x, seed=20 + seed).to(half).cuda()
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Every kernel compiled, several at a time: one by one they take minutes."""
+
+    def run():
+        for half in (torch.float16, torch.bfloat16):
+            for layout in GPU_LAYOUTS.values():
+                block, x, dy = draw(layout, half, 0)
+                run_fused([block], x, dy, half)
+
+    CHOICES.compile_all(run)
+
+
+def draw_errors(layout, half, seed):
+    """The errors of kernels and of plain torch against float64, by name."""
+    block, x, dy = draw(layout, half, seed)
+    exact, own = run_plain([block], x, dy), run_fused([block], x, dy, half)
+    model = nn.Sequential(deepcopy(block))
+    plain_x = x.detach().clone(memory_format=torch.channels_last).requires_grad_()
+    with torch.autocast("cuda", half):
+        y = model(plain_x)
+    plain = collect(model, plain_x, y, dy)
+    return {
+        name: (error(own[name], exact[name]), error(plain[name], exact[name])) for name in exact
+    }
+
+
+@pytest.mark.gpu
+@gpu_only
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", GPU_LAYOUTS)
+def test_a_block_errs_no_more_than_torch(layout, half, compiled):
+    draws = [draw_errors(GPU_LAYOUTS[layout], half, seed) for seed in range(DRAWS)]
+    ratios = {}
+    for name in draws[0]:
+        own, plain = (sum(draw[name][i] ** 2 for draw in draws) ** 0.5 for i in range(2))
+        ratios[name] = own / max(plain, 2e-6)
+    print({name: round(ratio, 3) for name, ratio in ratios.items()})
+    assert max(ratios.values()) <= 1.1, max(ratios, key=lambda name: ratios[name])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from phalanx.kernels.batch_norm import pack_signs
 from phalanx.kernels.choices import CHOICES
 from phalanx.products import fold
 from small_products import Draws, as_tuple, other_cases, product_cases, to_double
@@ -19,7 +20,9 @@ gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUD
 needs_kernels = pytest.mark.skipif(
     not (INTERPRETED or torch.cuda.is_available()), reason="needs a GPU or Triton's interpreter"
 )
-ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-4, torch.bfloat16: 3e-3}
+HALF_TYPES = (torch.float16, torch.bfloat16)
+# 1.1 times what rounding the exact result costs, and for float32 what sums in another order do
+ROUNDING = {torch.float32: 2e-5, torch.float16: 2.4e-4, torch.bfloat16: 1.9e-3}
 
 
 def cases(kind, dtype=torch.float32, device="cpu"):
@@ -27,16 +30,15 @@ def cases(kind, dtype=torch.float32, device="cpu"):
 
 
 def check(case, dtype):
-    """The operation's results against float64, of the same shapes and strides as the fake's."""
+    """The operation's results against float64: one rounding to 16 bits, or float32's own."""
     found = as_tuple(case.operation(*case.operands))
     wanted = as_tuple(case.reference(*map(to_double, case.operands)))
     for one, other in zip(found, wanted, strict=True):
         if one.dtype == torch.uint8:
-            assert torch.equal(one, other.to(one.device)) or dtype != torch.float32
+            assert torch.equal(one, pack_signs(found[0])), case.name
             continue
         error = (one.double() - other).norm() / other.norm()
-        assert error < ROUNDING[dtype if one.dtype == dtype else torch.float32], case.name
-    return found
+        assert error < ROUNDING[one.dtype], case.name
 
 
 @pytest.mark.parametrize("name", cases(product_cases))
@@ -49,18 +51,21 @@ def test_what_surrounds_products_is_as_defined(name):
     check(cases(other_cases)[name], torch.float32)
 
 
+TOO_SMALL = ("sums of a narrow one", "odd strided skip")  # for the copy engine to pay
+
+
 class Ways:
     """Takes one of the launches of every product after the other."""
 
     def __init__(self, monkeypatch, only=""):
-        self.index, self.count, self.only = 0, 1, only
+        self.index, self.count, self.tried, self.only = 0, 1, 0, only
         monkeypatch.setattr(CHOICES, "find", self.find)
 
     def find(self, key, ways):
         if not key.startswith("gemm"):
             return next(iter(ways))
         names = [name for name in ways if name.startswith(self.only)]
-        self.count = len(names)
+        self.count, self.tried = len(names), self.tried + len(names)
         return names[self.index] if names else next(iter(ways))
 
     def __iter__(self):
@@ -74,15 +79,29 @@ class Ways:
 @pytest.mark.parametrize("kernel", ["gemm_rows BM=64 BN=64", "gemm_ahead BM=128 BN=64"])
 @pytest.mark.parametrize("name", cases(product_cases))
 def test_every_kernel_gives_the_same_product(name, kernel, monkeypatch):
-    Ways(monkeypatch, kernel)
+    ways = Ways(monkeypatch, kernel)
     check(cases(product_cases)[name], torch.float32)
+    assert ways.tried or ("ahead" in kernel and name in TOO_SMALL)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Every kernel compiled, several at a time: one by one they take minutes."""
+
+    def run():
+        for kind in (product_cases, other_cases):
+            for dtype in HALF_TYPES:
+                for case in cases(kind, dtype, "cuda").values():
+                    case.operation(*case.operands)
+
+    CHOICES.compile_all(run)
 
 
 @pytest.mark.gpu
 @gpu_only
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("name", cases(product_cases))
-def test_every_tile_on_the_gpu(name, dtype, monkeypatch):
+def test_every_tile_on_the_gpu(name, dtype, monkeypatch, compiled):
     case = cases(product_cases, dtype, "cuda")[name]
     for _ in Ways(monkeypatch):
         check(case, dtype)
@@ -91,9 +110,9 @@ def test_every_tile_on_the_gpu(name, dtype, monkeypatch):
 
 @pytest.mark.gpu
 @gpu_only
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("name", cases(other_cases))
-def test_what_surrounds_products_on_the_gpu(name, dtype):
+def test_what_surrounds_products_on_the_gpu(name, dtype, compiled):
     check(cases(other_cases, dtype, "cuda")[name], dtype)
 
 

@@ -309,35 +309,40 @@ def _find_weights(pairs: Sequence[_NormedConv]) -> list[Tensor]:
 # --- which blocks ---
 
 
+class _BottleneckUnit:
+    """A block's modules, run by the function above."""
+
+    def __init__(self, block: Bottleneck, half: torch.dtype) -> None:
+        self._block, self._half, self._pairs = block, half, _check_block(block)
+
+    def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """The block's output with its gate."""
+        if self._is_too_large(x) or not all(norm.training for _, norm in self._pairs):
+            return self._block(x, noise)
+        gate: _Gate | None = getattr(x, "gate", None)
+        x = x.to(self._half).contiguous(memory_format=torch.channels_last)
+        first, middle, last, *short = [
+            _NormedConv(conv, to_half(conv.weight, self._half), norm) for conv, norm in self._pairs
+        ]
+        layers = _Layers(first, middle, last, short[0] if short else None)
+        weights = _find_weights(layers.pairs)
+        with torch.autocast(x.device.type, enabled=False):
+            y, *own = _BottleneckFunction.apply(layers, x, *(gate or (None, None)), *weights)
+        y.gate = _Gate(*own)
+        return y
+
+    def _is_too_large(self, x: Tensor) -> bool:
+        """Whether one of the block's images has more elements than the kernels can count."""
+        channels = max(max(conv.in_channels, conv.out_channels) for conv, _ in self._pairs)
+        return x.numel() // x.shape[1] * channels >= _MOST_ELEMENTS
+
+
 def build_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """The function of a block, or UnitNotFused."""
     (block,) = modules
     check_types(modules, Bottleneck)
     assert isinstance(block, Bottleneck)
-    pairs = _check_block(block)
-
-    def run(x: Tensor, noise: Tensor | None) -> Tensor:
-        gate: _Gate | None = getattr(x, "gate", None)
-        if _is_too_large(x, block) or not all(norm.training for _, norm in pairs):
-            return block(x, noise)
-        x = x.to(half).contiguous(memory_format=torch.channels_last)
-        own = [_NormedConv(conv, to_half(conv.weight, half), norm) for conv, norm in pairs]
-        first, middle, last, *short = own
-        layers = _Layers(first, middle, last, short[0] if short else None)
-        with torch.autocast(x.device.type, enabled=False):
-            y, bits, ticket = _BottleneckFunction.apply(
-                layers, x, *(gate or (None, None)), *_find_weights(own)
-            )
-        y.gate = _Gate(bits, ticket)
-        return y
-
-    return run
-
-
-def _is_too_large(x: Tensor, block: Bottleneck) -> bool:
-    """Whether one of the block's images has more elements than the kernels can count."""
-    channels = max(block.conv1.in_channels, block.conv1.out_channels, block.conv3.out_channels)
-    return x.numel() // x.shape[1] * channels >= _MOST_ELEMENTS
+    return _BottleneckUnit(block, half)
 
 
 def _check_block(block: Bottleneck) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:

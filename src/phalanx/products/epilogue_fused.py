@@ -10,7 +10,8 @@ ACT     1: ReLU, and where it let through is kept in bits; 3: only where bits sa
 SUMS    1: sums of the result's columns; 2: also of result * gate; 3: also of its squares
 """
 # mypy: disable-error-code="no-untyped-def"
-# ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
+# ruff: noqa: PLR0913, PLR0917, SIM108  (kernels take pointers and sizes one by one)
+# A jit function has one return: what follows another is compiled even if it is never reached.
 
 import triton
 import triton.language as tl
@@ -20,31 +21,37 @@ import triton.language as tl
 def load_added(add, m, n, M, N, H, W, ADD: tl.constexpr):
     """What is added to the pixels m: their own values, or for even ones a smaller image's."""
     if ADD == 0:
-        return 0.0
-    if ADD == 1:
-        return tl.load(add + m[:, None] * N + n[None, :], mask=(m < M)[:, None], other=0.0)
-    image, h, w = m // (H * W), (m // W) % H, m % W
-    even = (m < M) & (h % 2 == 0) & (w % 2 == 0)
-    source = (image * ((H + 1) // 2) + h // 2) * ((W + 1) // 2) + w // 2
-    return tl.load(add + source[:, None] * N + n[None, :], mask=even[:, None], other=0.0)
+        added = 0.0
+    elif ADD == 1:
+        added = tl.load(add + m[:, None] * N + n[None, :], mask=(m < M)[:, None], other=0.0)
+    else:
+        image, h, w = m // (H * W), (m // W) % H, m % W
+        even = (m < M) & (h % 2 == 0) & (w % 2 == 0)
+        source = (image * ((H + 1) // 2) + h // 2) * ((W + 1) // 2) + w // 2
+        added = tl.load(add + source[:, None] * N + n[None, :], mask=even[:, None], other=0.0)
+    return added
 
 
 @triton.jit
 def load_gate(gate, m, n, M, N, ACT: tl.constexpr):
     """The values whose norm decides what passes."""
-    if ACT != 4:
-        return 0.0
-    return tl.load(gate + m[:, None] * N + n[None, :], mask=(m < M)[:, None], other=0.0)
+    if ACT == 4:
+        gates = tl.load(gate + m[:, None] * N + n[None, :], mask=(m < M)[:, None], other=0.0)
+    else:
+        gates = 0.0
+    return gates
 
 
 @triton.jit
 def load_affine(v, n, N, AFFINE: tl.constexpr):
     """Scale and shift of the columns n, as far as they are used."""
     if AFFINE == 0:
-        return 0.0, 0.0
-    if AFFINE == 1:
-        return 0.0, tl.load(v + n)[None, :]
-    return tl.load(v + 2 * N + n)[None, :], tl.load(v + 3 * N + n)[None, :]
+        scale, shift = 0.0, 0.0
+    elif AFFINE == 1:
+        scale, shift = 0.0, tl.load(v + n)[None, :]
+    else:
+        scale, shift = tl.load(v + 2 * N + n)[None, :], tl.load(v + 3 * N + n)[None, :]
+    return scale, shift
 
 
 @triton.jit
@@ -75,8 +82,10 @@ def apply_gate(acc, gates, scale, shift, kept, ACT: tl.constexpr):
 def second_summand(acc, gates, SUMS: tl.constexpr):
     """What the second row of sums adds up."""
     if SUMS == 2:
-        return acc * gates.to(tl.float32)
-    return acc * acc
+        second = acc * gates.to(tl.float32)
+    else:
+        second = acc * acc
+    return second
 
 
 @triton.jit
@@ -106,18 +115,22 @@ def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def load_bytes(bits, m, M, N, column, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """The packed bits of a tile: BN columns from column * BN on."""
-    if ACT != 3:
-        return 0.0
-    byte = m[:, None] * (N // 8) + (column * (BN // 8) + tl.arange(0, BN // 8))[None, :]
-    return tl.load(bits + byte, mask=(m < M)[:, None], other=0)
+    if ACT == 3:
+        byte = m[:, None] * (N // 8) + (column * (BN // 8) + tl.arange(0, BN // 8))[None, :]
+        packed = tl.load(bits + byte, mask=(m < M)[:, None], other=0)
+    else:
+        packed = 0.0
+    return packed
 
 
 @triton.jit
 def unpack_loaded(packed, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Packed bits as 0 and 1, where they are used."""
-    if ACT != 3:
-        return 0.0
-    return unpack_bits(packed, BM, BN)
+    if ACT == 3:
+        kept = unpack_bits(packed, BM, BN)
+    else:
+        kept = 0.0
+    return kept
 
 
 @triton.jit
@@ -146,11 +159,13 @@ def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
 @triton.jit
 def unpack_words(words, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """What pack_words packed, as 0 and 1, where it is used."""
-    if ACT != 3:
-        return 0.0
-    places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
-    kept = (words[:, :, None, None] >> places[None, None, :, :]) & 1
-    return tl.reshape(kept.to(tl.int32), (BM, BN))
+    if ACT == 3:
+        places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
+        kept = (words[:, :, None, None] >> places[None, None, :, :]) & 1
+        kept = tl.reshape(kept.to(tl.int32), (BM, BN))
+    else:
+        kept = 0.0
+    return kept
 
 
 @triton.jit

@@ -21,9 +21,11 @@ _PROGRAMS = 264  # that share the rows: two for each multiprocessor of an H100
 @triton.jit
 def _load_scale(v, c, C, NORM: tl.constexpr):
     """Scale and shift of the norm, where there is one."""
-    if not NORM:
-        return 0.0, 0.0
-    return tl.load(v + 2 * C + c)[None, :], tl.load(v + 3 * C + c)[None, :]
+    if NORM:
+        scale, shift = tl.load(v + 2 * C + c)[None, :], tl.load(v + 3 * C + c)[None, :]
+    else:
+        scale, shift = 0.0, 0.0
+    return scale, shift
 
 
 @triton.jit
