@@ -14,7 +14,7 @@ from torch import nn
 import phalanx.fused.bottleneck as fused_bottleneck
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import Block
-from phalanx.fused.bottleneck import build_bottleneck
+from phalanx.fused.bottleneck import build_folded_bottleneck
 from phalanx.fused.suited import UnitNotFused
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.resnet import Bottleneck
@@ -63,7 +63,7 @@ def run_fused(blocks, x, dy, half=torch.float32):
     model = nn.Sequential(*(deepcopy(block) for block in blocks))
     x = y = x.clone(memory_format=torch.channels_last).requires_grad_()
     for block in model:
-        y = build_bottleneck([block], half)(y, None)
+        y = build_folded_bottleneck([block], half)(y, None)
     return collect(model, x, y, dy)
 
 
@@ -137,7 +137,7 @@ def test_blocks_in_a_row_pass_their_gradients_masked(masked):
 def test_an_output_that_others_use_is_masked_again(masked):
     blocks, x = [a_block("projected"), a_block("plain", seed=3)], an_image(2, 64, 4, 4)
     plain, own = nn.Sequential(*deepcopy(blocks)).double(), nn.Sequential(*deepcopy(blocks))
-    first, second = (build_bottleneck([block], torch.float32) for block in own)
+    first, second = (build_folded_bottleneck([block], torch.float32) for block in own)
     results = []
     for model, one, two in ((plain, *plain), (own, by_kernels(first), by_kernels(second))):
         start = x.to(next(model.parameters()).dtype, copy=True).requires_grad_()
@@ -152,7 +152,7 @@ def test_a_gate_that_is_lost_does_no_harm(masked):
     blocks, x = [a_block("projected"), a_block("plain", seed=3)], an_image(2, 64, 4, 4)
     model = nn.Sequential(*(deepcopy(block) for block in blocks))
     own = x.clone(memory_format=torch.channels_last).requires_grad_()
-    first, second = (build_bottleneck([block], torch.float32) for block in model)
+    first, second = (build_folded_bottleneck([block], torch.float32) for block in model)
     between = first(own, None) * 1.0
     dy = a_gradient(blocks, x)
     check(collect(model, own, second(between, None), dy), run_plain(blocks, x, dy))
@@ -162,7 +162,7 @@ def test_a_gate_that_is_lost_does_no_harm(masked):
 def test_gradients_of_two_passes_add_up():
     block = a_block("strided")
     own, plain = deepcopy(block), deepcopy(block).double()
-    function = build_bottleneck([own], torch.float32)
+    function = build_folded_bottleneck([own], torch.float32)
     for seed in (5, 6):
         x = an_image(2, 128, 5, 5, seed=seed)
         dy = a_gradient([block], x, seed=seed + 2)
@@ -186,7 +186,7 @@ def test_gradients_of_two_passes_add_up():
 )
 def test_other_blocks_are_left_alone(block, reason):
     with pytest.raises(UnitNotFused, match=reason):
-        build_bottleneck([block], torch.float16)
+        build_folded_bottleneck([block], torch.float16)
 
 
 @pytest.mark.parametrize("why", ["too large", "frozen norm"])
@@ -197,7 +197,7 @@ def test_what_kernels_cannot_do_the_modules_do(why, monkeypatch, masked):
     else:
         block.bn2.eval()
     own = deepcopy(block)
-    assert torch.equal(build_bottleneck([own], torch.float32)(x, None), block(x))
+    assert torch.equal(build_folded_bottleneck([own], torch.float32)(x, None), block(x))
 
 
 # --- on the GPU ---

@@ -117,6 +117,18 @@ def test_a_residual_with_two_gradients_and_a_factor_equals_torch(shape, gate, de
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_residual_may_be_normalised_and_may_come_last(device):
+    x, other = (an_image(3, 72, 5, 5, seed=s, device=device) for s in (1, 2))
+    factor = torch.tensor([1.5, 0.0, 0.7], device=device)
+    norm = a_norm(72, device)
+    v, other_v = vectors(x, norm), vectors(other, norm)
+    normal, added = apply_norm(x, v, NONE), apply_norm(other, other_v, NONE)
+    is_close(apply_norm(x, v, RELU, other, None, other_v), (normal + added).relu())
+    by = factor.view(-1, 1, 1, 1)
+    is_close(apply_norm(x, v, RELU, other, factor, None, True), other + by * normal.relu())
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_vectors_from_partial_sums_of_others_equal_those_of_the_tensor(device):
     x, dy = (an_image(4, 72, 5, 5, seed=s, device=device) for s in (1, 2))
     norm, other = a_norm(72, device), a_norm(72, device)

@@ -337,7 +337,7 @@ class _BottleneckUnit:
         return x.numel() // x.shape[1] * channels >= _MOST_ELEMENTS
 
 
-def build_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
+def build_folded_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """The function of a block, or UnitNotFused."""
     (block,) = modules
     check_types(modules, Bottleneck)

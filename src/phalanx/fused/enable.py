@@ -5,17 +5,23 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from phalanx.fused.bottleneck import build_bottleneck
+from phalanx.fused.bottleneck import build_folded_bottleneck
+from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
+from phalanx.fused.stem import build_conv_pool, build_stem
 from phalanx.fused.suited import UnitNotFused, check_modules
-from phalanx.models.resnet import Bottleneck
+from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
 from phalanx.models.units import FusedUnit, UnitModel
 
-Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
+_Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
 """Makes the function of a unit from its modules and the 16-bit type, or raises UnitNotFused."""
 
 # by the class of a unit's only module, or by the name of a unit of several; the first that suits
-_BUILDERS: dict[type[nn.Module] | str, tuple[Builder, ...]] = {
-    Bottleneck: (build_bottleneck,),
+_BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
+    BasicBlock: (build_basic_block,),
+    Bottleneck: (build_folded_bottleneck, build_bottleneck),
+    ConvPool: (build_conv_pool,),
+    ResidualConvPair: (build_residual_pair,),
+    "stem": (build_stem,),
 }
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)

@@ -96,15 +96,22 @@ def apply_norm(
     activation: int,
     residual: Tensor | None = None,
     factor: Tensor | None = None,
+    residual_v: Tensor | None = None,
+    add_last: bool = False,
 ) -> Tensor:
-    """activation(factor * (x * scale + shift) + residual) in x's type."""
+    """activation(factor * (x * scale + shift) + residual) in x's type.
+
+    The residual is normalised by vectors of its own, where there are; `add_last`: it is added after
+    the activation, and the factor scales what the activation gives.
+    """
     fused = find_fused_for(x, "phalanx.kernels.batch_norm_fused.apply_norm_fused")
     if fused is not None:
-        return fused(x, v, activation, residual, factor)
-    value = _normalise(x, v) * _for_images(factor, x)
+        return fused(x, v, activation, (residual, residual_v, factor), last=add_last)
+    value, by = _normalise(x, v), _for_images(factor, x)
+    value = (_activate(value, activation) if add_last else value) * by
     if residual is not None:
-        value = value + residual.float()
-    return _activate(value, activation).to(x.dtype)
+        value += residual.float() if residual_v is None else _normalise(residual, residual_v)
+    return (value if add_last else _activate(value, activation)).to(x.dtype)
 
 
 @apply_norm.register_fake
@@ -114,6 +121,8 @@ def _(
     activation: int,
     residual: Tensor | None = None,
     factor: Tensor | None = None,
+    residual_v: Tensor | None = None,
+    add_last: bool = False,
 ) -> Tensor:
     return torch.empty_like(x)
 

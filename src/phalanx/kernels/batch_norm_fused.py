@@ -46,13 +46,13 @@ def load_factor(factor, m, M, PIXELS):
 
 @triton.jit
 def activate(value, ACT: tl.constexpr):
-    """The activation."""
-    if ACT == 1:
-        value = tl.maximum(value, 0.0)
+    """The activation; what is no number stays so."""
+    if (ACT == 1) | (ACT == 3):
+        value = tl.where(value < 0, 0.0, value)
     if ACT == 2:
         value = value * tl.sigmoid(value)
     if ACT == 3:
-        value = tl.minimum(tl.maximum(value, 0.0), 6.0)
+        value = tl.where(value > 6, 6.0, value)
     return value
 
 
@@ -150,19 +150,26 @@ def _finish_statistics(
 
 @triton.jit
 def _apply(
-    x, residual, factor, v, y, M, C, PIXELS,
-    ACT: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    x, residual, residual_v, factor, v, y, M, C, PIXELS,
+    ACT: tl.constexpr, LAST: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, with factor, residual and activation."""
+    """Normalise, with factor, residual and activation; LAST: the residual is added last."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     o, ok = place(m, c, M, C, WIDE)
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
     value = value * load_row(v, 2, c, C) + load_row(v, 3, c, C)
+    if LAST:
+        value = activate(value, ACT)
     if factor is not None:
         value *= load_factor(factor, m, M, PIXELS)
     if residual is not None:
-        value += tl.load(residual + o, mask=ok, other=0.0).to(tl.float32)
-    tl.store(y + o, activate(value, ACT).to(y.dtype.element_ty), mask=ok)
+        added = tl.load(residual + o, mask=ok, other=0.0).to(tl.float32)
+        if residual_v is not None:
+            added = added * load_row(residual_v, 2, c, C) + load_row(residual_v, 3, c, C)
+        value += added
+    if not LAST:
+        value = activate(value, ACT)
+    tl.store(y + o, value.to(y.dtype.element_ty), mask=ok)
 
 
 # --- backward ---
@@ -328,13 +335,13 @@ def _finish(
 
 
 def apply_norm_fused(
-    x: Tensor, v: Tensor, activation: int, residual: Tensor | None, factor: Tensor | None
+    x: Tensor, v: Tensor, activation: int, added: tuple[Tensor | None, ...], *, last: bool
 ) -> Tensor:
-    """The norm's output, with factor, residual and activation."""
+    """The norm's output, with residual, the residual's v, factor, and activation."""
     (pixels, channels, each, wide), y = find_sizes(x), torch.empty_like(x)
-    args = (x, residual, factor, v, y, pixels, channels, each)
+    args = (x, *added, v, y, pixels, channels, each)
     grid, tiles = by_pixels(pixels, channels), norm_tiles(channels)
-    CHOICES.run(_apply, grid, args, tiles, ACT=activation, WIDE=wide)
+    CHOICES.run(_apply, grid, args, tiles, ACT=activation, LAST=last, WIDE=wide)
     return y
 
 
@@ -342,7 +349,8 @@ def reduce_norm_fused(
     dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Tensor | None
 ) -> Tensor:
     """u of a norm."""
-    return _reduce((dy, None, x, None, factor), v, None, activation)
+    sums = sum_gradients((dy, None, x, None, factor), v, None, activation)
+    return finish_gradients(sums, v, x.numel() // x.shape[1])
 
 
 def reduce_norm_gated_fused(
@@ -355,13 +363,14 @@ def reduce_norm_gated_fused(
 ) -> tuple[Tensor, Tensor]:
     """The gradient that passes the gate, and u."""
     out = torch.empty_like(dy)
-    return out, _reduce((dy, second, x, gate, factor), v, out, 0)
+    sums = sum_gradients((dy, second, x, gate, factor), v, out, 0)
+    return out, finish_gradients(sums, v, x.numel() // x.shape[1])
 
 
-def _reduce(
+def sum_gradients(
     tensors: tuple[Tensor | None, ...], v: Tensor, out: Tensor | None, activation: int
 ) -> Tensor:
-    """u of the gradient, second gradient, input, gate and factor of a norm."""
+    """Partial sums of the gradient, second gradient, input, gate and factor of a norm."""
     _, _, x, gate, _ = tensors
     assert x is not None
     pixels, channels, each, wide = find_sizes(x)
@@ -371,7 +380,7 @@ def _reduce(
     signs = gate is not None and gate.dtype == torch.uint8
     grid, tiles = by_channels(channels, groups), norm_tiles(channels)
     CHOICES.run(_sum_gradients, grid, args, tiles, ACT=activation, SIGNS=signs, WIDE=wide)
-    return finish_gradients(sums, v, pixels, centred=True)
+    return sums
 
 
 def finish_back_fused(sums: Tensor, v: Tensor, count: int) -> Tensor:
@@ -379,7 +388,7 @@ def finish_back_fused(sums: Tensor, v: Tensor, count: int) -> Tensor:
     return finish_gradients(sums, v, count, centred=False)
 
 
-def finish_gradients(sums: Tensor, v: Tensor, count: int, *, centred: bool) -> Tensor:
+def finish_gradients(sums: Tensor, v: Tensor, count: int, *, centred: bool = True) -> Tensor:
     """u from partial sums."""
     _, groups, channels = sums.shape
     u = new_floats(5, channels, like=sums)
