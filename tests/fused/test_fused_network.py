@@ -28,6 +28,23 @@ def a_network(half, *, name="resnet50", seed=0):
     return model.cuda().to(memory_format=torch.channels_last).train()
 
 
+def test_a_small_network_is_its_modules():
+    torch.manual_seed(0)  # no ReLU lies so near zero that rounding flips it
+    model = build_model(MODELS["resnet14"], num_classes=10)
+    initialise(model, 0, zero_residual=False)
+    model = model.to(memory_format=torch.channels_last).train()
+    x, labels = torch.randn(3, 3, 64, 64), torch.arange(3)
+    plain = deepcopy(model).double()
+    reasons = fuse_units(model, torch.float32, interpreted=True)
+    assert not [unit for unit in reasons if unit.startswith("layer")], reasons
+    F.cross_entropy(model(x), labels).backward()
+    F.cross_entropy(plain(x.double()), labels).backward()
+    for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert error(one.grad.double(), other.grad) < 1e-4, name
+    for (name, one), other in zip(model.named_buffers(), plain.buffers(), strict=True):
+        assert error(one.double(), other.double()) < 1e-5, name
+
+
 def find_gradients(model, x, labels, half=None):
     scale = 1.0 if half is None else 1024.0
     with torch.autocast("cuda", half or torch.float16, enabled=half is not None):
