@@ -111,6 +111,17 @@ class KernelChoices:
             return first
         return ways[self.find(key, ways)]()
 
+    def choose_name(self, key: str, ways: Ways) -> str:
+        """The name of the fastest way, for a caller that takes it by other means.
+
+        What is measured must change nothing: a way that updates statistics is given none.
+        """
+        if self._recorded is None:
+            return self.find(key, ways)
+        for way in ways.values():  # all of them must be compiled
+            way()
+        return next(iter(ways))
+
     def find(self, key: str, ways: Ways) -> str:
         """The name of the fastest way; one that fails, for lack of shared memory, is left out."""
         if self.measures and self.known.get(key) in ways:
