@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from phalanx.catalog.efficientnets import InvertedBlock
 from phalanx.catalog.models import MODELS
+from phalanx.fused import mbconv_block
 from phalanx.fused.enable import fuse_units
 from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.models.build import build_model
@@ -73,6 +74,31 @@ def test_a_block_is_its_modules(name, size):
     for parameter in fused.parameters():
         assert parameter.grad.stride() == parameter.stride()
     assert found["y"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["widens, stride 2", "does not widen, skips"])
+@pytest.mark.parametrize("place", [1, 2])
+def test_every_way_to_a_result_gives_it(name, place, monkeypatch):
+    torch.manual_seed(0)
+    taken = []
+
+    def choose(part, conv, x, ways):
+        way = list(ways)[min(place, len(ways) - 1)]
+        taken.append(f"{part} {way}")
+        return ways[way]()
+
+    monkeypatch.setattr(mbconv_block, "_choose", choose)
+    plain = make_block(name)
+    fused, x = copy.deepcopy(plain), draw(3, BLOCKS[name][2], 6, 7)
+    found = run(build_mbconv_block([fused], torch.float32), fused, x, None)
+    check(found, run(plain, plain, x, None))
+    assert (
+        taken[-1 if name.startswith("does not") else -2]
+        == {
+            1: "convolve back apart",
+            2: "convolve back cudnn",
+        }[place]
+    ), taken
 
 
 def test_a_block_without_noise_drops_nothing():
