@@ -1,6 +1,7 @@
 """Fused units of EfficientNet against the plain modules: outputs, gradients, running statistics."""
 
 import copy
+import os
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from phalanx.catalog.efficientnets import InvertedBlock
 from phalanx.catalog.models import MODELS
+from phalanx.fused import mbconv_block
 from phalanx.fused.enable import fuse_units
 from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.models.build import build_model
@@ -44,7 +46,8 @@ def run(unit, module: nn.Module, x: Tensor, noise: Tensor | None) -> dict[str, T
     """Output, gradients by name, and buffers after a pass in both directions."""
     x = x.clone().requires_grad_()
     y = unit(x, noise)
-    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    y.backward(dy.to(y.device, y.dtype))
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
     return {"y": y.detach(), "x": x.grad} | gradients | dict(module.named_buffers())
 
@@ -73,6 +76,31 @@ def test_a_block_is_its_modules(name, size):
     assert found["y"].is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("name", ["widens, stride 2", "does not widen, skips"])
+@pytest.mark.parametrize("place", [1, 2])
+def test_every_way_to_a_result_gives_it(name, place, monkeypatch):
+    torch.manual_seed(0)
+    taken = []
+
+    def choose(part, conv, x, ways):
+        way = list(ways)[min(place, len(ways) - 1)]
+        taken.append(f"{part} {way}")
+        return ways[way]()
+
+    monkeypatch.setattr(mbconv_block, "_choose", choose)
+    plain = make_block(name)
+    fused, x = copy.deepcopy(plain), draw(3, BLOCKS[name][2], 6, 7)
+    found = run(build_mbconv_block([fused], torch.float32), fused, x, None)
+    check(found, run(plain, plain, x, None))
+    assert (
+        taken[-1 if name.startswith("does not") else -2]
+        == {
+            1: "convolve back apart",
+            2: "convolve back cudnn",
+        }[place]
+    ), taken
+
+
 def test_a_block_without_noise_drops_nothing():
     torch.manual_seed(0)
     plain = make_block("widens, skips")
@@ -83,6 +111,8 @@ def test_a_block_without_noise_drops_nothing():
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
 def test_a_block_in_16_bits_gives_float32_gradients(half):
+    if half == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton's interpreter has no products of bfloat16")
     torch.manual_seed(0)
     plain = make_block("widens, skips")
     fused, x = copy.deepcopy(plain), draw(4, 16, 8, 8)
@@ -138,3 +168,37 @@ def test_an_image_with_too_few_pixels_for_statistics_is_left_to_the_modules():
     block = make_block("does not widen")
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         build_mbconv_block([block], torch.float32)(draw(1, 32, 1, 1), None)
+
+
+def relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """The square of each error's norm over that of the exact value."""
+    return {
+        name: float((found[name].double() - value).norm() / value.norm()) ** 2
+        for name, value in exact.items()
+        if value.is_floating_point()
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_errors_against_float64_are_at_most_those_of_plain_modules(name, half):
+    """Over several draws together: a single one is luck."""
+    own, plain_errors = {}, {}
+    for seed in range(4):
+        torch.manual_seed(seed)
+        plain = make_block(name).cuda()
+        fused, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
+        x = draw(16, BLOCKS[name][2], 27, 28).cuda().to(half)
+        noise = torch.rand(16, 1, device="cuda")
+        wanted = run(exact, exact, x.double(), noise)
+        with torch.autocast("cuda", dtype=half):
+            found = run(build_mbconv_block([fused], half), fused, x, noise)
+            usual = run(plain, plain, x, noise)
+        for errors, result in ((own, found), (plain_errors, usual)):
+            for key, error in relative_errors(result, wanted).items():
+                errors[key] = errors.get(key, 0.0) + error
+    ratios = {key: (own[key] / plain_errors[key]) ** 0.5 for key in own if own[key] > 1e-12}
+    print(name, half, {key: round(ratio, 2) for key, ratio in ratios.items()})
+    assert max(ratios.values()) <= 1.1, ratios

@@ -10,6 +10,7 @@ from phalanx.mbconv import depthwise
 from phalanx.mbconv.norms import add_partials
 
 CUDA = torch.cuda.is_available()
+TYPES = [torch.float16, torch.bfloat16] if CUDA else [torch.float32, torch.float16]
 needs_kernels = pytest.mark.skipif(
     not (CUDA or os.environ.get("TRITON_INTERPRET") == "1"),
     reason="needs a CUDA device, or Triton and TRITON_INTERPRET=1",
@@ -39,7 +40,7 @@ def make_case(size, kernel, stride, dtype, *, raw: bool):
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
 @pytest.mark.parametrize("raw", [True, False])
@@ -59,7 +60,7 @@ def test_a_convolution_equals_its_reference(size, kernel, stride, raw, dtype):
 def test_gradients_of_a_convolution_equal_their_references(size, kernel, stride, raw, parts):
     if parts != "both" and (not raw or size != SIZES[0]):
         pytest.skip("covered by the others")
-    for dtype in (torch.float32, torch.float16):
+    for dtype in TYPES[-2:]:
         case = make_case(size, kernel, stride, dtype, raw=raw)
         found = depthwise.convolve_back(*case, parts)
         wanted = depthwise.convolve_back.reference(*case, parts)

@@ -10,6 +10,7 @@ from torch import Tensor
 from phalanx.mbconv import norms, squeeze_excite
 
 CUDA = torch.cuda.is_available()
+TYPES = [torch.float16, torch.bfloat16] if CUDA else [torch.float32, torch.float16, torch.bfloat16]
 needs_kernels = pytest.mark.skipif(
     not (CUDA or os.environ.get("TRITON_INTERPRET") == "1"),
     reason="needs a CUDA device, or Triton and TRITON_INTERPRET=1",
@@ -95,14 +96,14 @@ def list_vector_calls(n: int, c: int, r: int, parts: int):
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_passes_over_images_equal_their_references(shape, dtype):
     for operation, arguments in list_norm_calls(image(*shape, dtype=dtype)):
         close(operation(*arguments), operation.reference(*arguments), dtype)
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_sums_equal_their_references(shape, dtype):
     for operation, arguments in list_sum_calls(image(*shape, dtype=dtype)):
         found, wanted = operation(*arguments), operation.reference(*arguments)
@@ -111,7 +112,7 @@ def test_sums_equal_their_references(shape, dtype):
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_the_gradient_of_silu_with_its_sums_equals_its_reference(shape, dtype):
     x, dy = image(*shape, dtype=dtype), image(*shape, dtype=dtype)
     arguments = dy, x, make_vectors(x)[0]

@@ -49,6 +49,8 @@ def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: dict[str, Any]) -> Any:
     sizes = (conv.in_channels, conv.kernel_size[0], conv.stride[0], conv.groups)
     if sizes != (3, 3, 2, 1):
         return ways["apart"]()
+    if not x.is_cuda:
+        return ways["own"]()
     shape = (conv.out_channels, *x.shape)
     return CHOICES.choose(f"efficientnet stem {part} {shape} {x.dtype}", ways)
 

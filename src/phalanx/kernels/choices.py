@@ -57,14 +57,20 @@ class Launch:
     @property
     def compiled_as(self) -> tuple[Any, ...]:
         """What Triton compiles a kernel of its own for."""
-        return (self.name, tuple(self.flags.items()), tuple(map(_specialise, self.args)))
+        plain = getattr(self.kernel, "do_not_specialize", None) or ()
+        names = getattr(self.kernel, "arg_names", ())
+        args = [
+            _specialise(value, plain=place < len(names) and names[place] in plain)
+            for place, value in enumerate(self.args)
+        ]
+        return (self.name, tuple(self.flags.items()), tuple(args))
 
 
-def _specialise(value: Any) -> Any:
-    """What Triton distinguishes about an argument."""
+def _specialise(value: Any, *, plain: bool) -> Any:
+    """What Triton distinguishes about an argument; of a plain one, only its type."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
-    if isinstance(value, int):
+    if isinstance(value, int) and not plain:
         return value == 1, value % 16 == 0
     return type(value).__name__
 

@@ -114,9 +114,9 @@ def _leave(
     return total, product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["COLUMNS", "H", "W", "HO", "WO", "C8", "G"])
 def _depthwise_backward(
-    dy, x, w, v, dx, s, dw, COLUMNS, H, W, HO, WO, C, G,
+    dy, x, w, v, dx, s, dw, COLUMNS, H, W, HO, WO, C8, G,
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr, DATA: tl.constexpr,
     WEIGHT: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -131,6 +131,7 @@ def _depthwise_backward(
     REACH: tl.constexpr = (KS + STRIDE - 1) // STRIDE
     ENTER: tl.constexpr = PAD - STRIDE + 1  # the first row that enters, counted from STRIDE * h
     KEPT: tl.constexpr = OLD * DATA * NORM
+    C = C8 * 8
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     okc, scale, shift = (c < C)[None, :], 1.0, 0.0
     if NORM:
@@ -185,7 +186,7 @@ def convolve_back(
     dx = torch.empty_like(x) if data else new_image(x, 0, 0, 0)
     s = new_floats(2, groups * data, c, like=x)
     dw = new_floats(groups * weights, ks * ks, c, like=x)
-    args = (dy, x, weight, s if v is None else v, dx, s, dw, n * wo, h, w, ho, wo, c, groups)
+    args = (dy, x, weight, s if v is None else v, dx, s, dw, n * wo, h, w, ho, wo, c // 8, groups)
     flags = {"KS": ks, "STRIDE": stride, "NORM": int(v is not None)}
     flags |= {"DATA": int(data), "WEIGHT": int(weights)}
     tiles = fitting(_TILES, BC=next_power(c))

@@ -103,9 +103,9 @@ def _load_rows(x, place, masks, r, H, W, C, KS: tl.constexpr, STRIDE: tl.constex
     return tiles
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["COLUMNS", "H", "W", "HO", "WO", "C8", "G"])
 def _depthwise_forward(
-    x, w, v, y, s, COLUMNS, H, W, HO, WO, C, G,
+    x, w, v, y, s, COLUMNS, H, W, HO, WO, C8, G,
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -116,6 +116,7 @@ def _depthwise_forward(
     PAD: tl.constexpr = KS // 2
     LOW: tl.constexpr = PAD // STRIDE  # output rows under way above that of the input row
     ROWS: tl.constexpr = LOW + 1 + (STRIDE - 1 + PAD) // STRIDE
+    C = C8 * 8
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     okc, scale, shift = (c < C)[None, :], 1.0, 0.0
     if NORM:
@@ -151,7 +152,7 @@ def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[
     ho, wo = reduced(h, stride), reduced(w, stride)
     groups = count_strips(n * wo, c)
     y, s = new_image(x, c, ho, wo), new_floats(2, groups, c, like=x)
-    args = (x, weight, s if v is None else v, y, s, n * wo, h, w, ho, wo, c, groups)
+    args = (x, weight, s if v is None else v, y, s, n * wo, h, w, ho, wo, c // 8, groups)
     flags = {"KS": weight.shape[2], "STRIDE": stride, "NORM": int(v is not None)}
     tiles = fitting(_TILES, BC=next_power(c))
     grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731

@@ -55,15 +55,15 @@ def _add_own_rows(acc, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
     return tl.sum(tl.sum(parts, 2), 0)
 
 
-@triton.jit(do_not_specialize=["M", "K8", "K", "G", "H", "W"])
+@triton.jit(do_not_specialize=["M", "K8", "K", "E8", "G", "H", "W"])
 def _expand(
-    x, w, y, s, M, K8, K, E, G, H, W,
+    x, w, y, s, M, K8, K, E8, G, H, W,
     STEM: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
     """y = x w^T with the sums s [2, G, E] of y and y * y."""
     e, g, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1), tl.arange(0, KP)
-    width = K
+    width, E = K, E8 * 8
     if not STEM:
         width = K8 * 8
     ok = (e < E)[:, None] & (k < width)[None, :]
@@ -111,15 +111,15 @@ def _norm_back(ds, rows, weights, u, m, first, M, E, BN: tl.constexpr):
     return tl.where((m < M)[:, None], d, 0.0).to(weights.dtype)
 
 
-@triton.jit(do_not_specialize=["M", "K8", "K", "G", "H", "W"])
+@triton.jit(do_not_specialize=["M", "K8", "K", "E8", "G", "H", "W"])
 def _expand_back(
-    ds, x, w, u, add, dx, dw, M, K8, K, E, G, H, W,
+    ds, x, w, u, add, dx, dw, M, K8, K, E8, G, H, W,
     STEM: tl.constexpr, ADD: tl.constexpr, KP: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr,
     BM: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """dx [M, K] and partial weight gradients dw [G, E, K]; E lies in two blocks, N1 and N2."""
     g, k = tl.program_id(0), tl.arange(0, KP)
-    width = K
+    width, E = K, E8 * 8
     if not STEM:
         width = K8 * 8
     w1, dw1 = _load_weights(w, 0, width, E, k, N1), tl.zeros((N1, KP), tl.float32)
@@ -153,7 +153,7 @@ def expand(x: Tensor, weight: Tensor, stem: bool) -> tuple[Tensor, Tensor]:
     y = new_image(x, e, reduced(h, 1 + stem), reduced(w, 1 + stem))
     groups = count_expand_groups(count_rows(y), e)
     s = new_floats(2, groups, e, like=x)
-    args = (x, weight, y, s, count_rows(y), k // 8, k, e, groups, h, w)
+    args = (x, weight, y, s, count_rows(y), k // 8, k, e // 8, groups, h, w)
     grid = lambda t: (triton.cdiv(e, t["BN"]), groups)  # noqa: E731
     tiles = fitting(_TILES, BN=next_power(e))
     CHOICES.run(_expand, grid, args, tiles, STEM=int(stem), KP=next_power(k))
@@ -175,7 +175,7 @@ def expand_back(
     dx = new_image(x, 0, 0, 0) if stem else torch.empty_like(x)
     dw = new_floats(groups, e, k, like=x)
     args = (ds, x, weight, u, x if add is None else add, x if stem else dx, dw)
-    args += (rows, k // 8, k, e, groups, h, w)
+    args += (rows, k // 8, k, e // 8, groups, h, w)
     first, second = _split_outputs(e)
     flags = {"STEM": int(stem), "ADD": int(add is not None), "KP": next_power(k)}
     flags |= {"N1": first, "N2": second}

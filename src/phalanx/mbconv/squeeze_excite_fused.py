@@ -35,12 +35,13 @@ def _load_matrix(w, row, column, ROWS, COLUMNS):
     return value.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["N", "PIXELS", "R"])
+@triton.jit(do_not_specialize=["N", "PIXELS", "C8", "R"])
 def _excite(
-    t, w1, b1, w2, b2, mean, hidden, gate, N, PIXELS, C, R,
+    t, w1, b1, w2, b2, mean, hidden, gate, N, PIXELS, C8, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """gate = sigmoid(w2 silu(w1 mean + b1) + b2) for BI images and BC channels."""
+    C = C8 * 8
     n, r = tl.program_id(0) * BI + tl.arange(0, BI), tl.arange(0, RP)
     inner = tl.zeros((BI, RP), tl.float32)
     for k0 in range(0, C, BK):
@@ -61,12 +62,13 @@ def _excite(
     tl.store(gate + n[:, None] * C + c[None, :], sigmoid(outer), mask=ok)
 
 
-@triton.jit(do_not_specialize=["N", "PIXELS", "R"])
+@triton.jit(do_not_specialize=["N", "PIXELS", "C8", "R"])
 def _excite_back(
-    t, w1, w2, hidden, gate, dhidden, dmean, N, PIXELS, C, R,
+    t, w1, w2, hidden, gate, dhidden, dmean, N, PIXELS, C8, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of hidden, and dmean, a pixel's share of that of the mean."""
+    C = C8 * 8
     n, r = tl.program_id(0) * BI + tl.arange(0, BI), tl.arange(0, RP)
     d = tl.zeros((BI, RP), tl.float32)
     for k0 in range(0, C, BK):
@@ -94,13 +96,14 @@ def _sum_tables(t, factor, n, c, N, C, PARTS: tl.constexpr):
     return total, tl.sum(factor * _load_table(t + 2 * plane, n, c, N, C, PARTS), 0)
 
 
-@triton.jit(do_not_specialize=["M", "N", "R"])
+@triton.jit(do_not_specialize=["M", "N", "C8", "R"])
 def _excite_back_weights(
     forward, back, mean, hidden, gate, dhidden, dmean, v, u, dweight, dbias, dw1, db1, dw2, db2,
-    M, N, C, R,
+    M, N, C8, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Weight gradients of a squeeze-excite and everything backward needs of the norm before it."""
+    C = C8 * 8
     c, r = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, RP)
     okc = c < C
     d1, d2 = tl.zeros((BC, RP), tl.float32), tl.zeros((BC, RP), tl.float32)
@@ -128,12 +131,13 @@ def _excite_back_weights(
         tl.store(db1 + r, e1, mask=r < R)
 
 
-@triton.jit(do_not_specialize=["M", "N"])
+@triton.jit(do_not_specialize=["M", "N", "C8"])
 def _mean_back(
-    forward, dmean, v, u, dweight, dbias, M, N, C,
+    forward, dmean, v, u, dweight, dbias, M, N, C8,
     PARTS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Everything backward needs of a norm whose gradient is dmean * silu'(z)."""
+    C = C8 * 8
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     total, product = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     for n0 in range(0, N, BI):
@@ -150,7 +154,7 @@ def _run_products(kernel: Any, table: Tensor, args: tuple[Any, ...], pixels: int
     CHOICES.run(
         kernel,
         lambda t: (triton.cdiv(n, t["BI"]), triton.cdiv(c, t["BC"])),
-        (table, *args, n, pixels, c, r),
+        (table, *args, n, pixels, c // 8, r),
         _TILES,
         PARTS=parts,
         RP=next_power(r),
@@ -188,7 +192,7 @@ def finish_excite_back(
     (_, parts, n, c), r = forward.shape, excited[1].shape[1]
     shapes = ((r, c), (r,), (c, r), (c,))
     out = (*_norm_outputs(v), *(new_floats(*shape, like=v) for shape in shapes))
-    args = (forward, back, *excited, dmean, v, *out, count, n, c, r)
+    args = (forward, back, *excited, dmean, v, *out, count, n, c // 8, r)
     flags = {"PARTS": parts, "RP": next_power(r)}
     grid = lambda t: (triton.cdiv(c, t["BC"]),)  # noqa: E731
     CHOICES.run(_excite_back_weights, grid, args, _WEIGHT_TILES, **flags)
@@ -201,7 +205,7 @@ def finish_mean_back(
     """`phalanx.mbconv.squeeze_excite.finish_mean_back`."""
     _, parts, n, c = forward.shape
     out = _norm_outputs(v)
-    args = (forward, dmean, v, *out, count, n, c)
+    args = (forward, dmean, v, *out, count, n, c // 8)
     grid = lambda t: (triton.cdiv(c, t["BC"]),)  # noqa: E731
     CHOICES.run(_mean_back, grid, args, _WEIGHT_TILES, PARTS=parts)
     return out
