@@ -133,7 +133,7 @@ class ResNet(UnitModel):
 # --- ResNet-9: shallow and wide, for CIFAR in seconds ---
 
 
-class _ConvPool(nn.Module):
+class ConvPool(nn.Module):
     """3x3 convolution, norm, ReLU, and a 2x2 max-pool that halves the image."""
 
     def __init__(self, inp: int, out: int, layers: LayerFactory):
@@ -148,7 +148,7 @@ class _ConvPool(nn.Module):
         return self.pool(self.act1(self.bn1(self.conv1(x))))
 
 
-class _ResidualConvPair(nn.Module):
+class ResidualConvPair(nn.Module):
     """Two convolutions, each with norm and ReLU, added to the input after the last ReLU."""
 
     def __init__(self, width: int, layers: LayerFactory, *, rate: float):
@@ -200,10 +200,10 @@ class FastResNet(UnitModel):
         self.units["stem"] = ("conv1", "bn1", "act1")
         for stage in range(1, len(widths)):
             width = widths[stage]
-            self.add_block(f"layer{stage}.0", _ConvPool(widths[stage - 1], width, layers))
+            self.add_block(f"layer{stage}.0", ConvPool(widths[stage - 1], width, layers))
             if variant.residual[stage - 1]:
                 rate = drop_path_rate(variant, stage - 1, len(variant.residual))
-                block = _ResidualConvPair(width, layers, rate=rate)
+                block = ResidualConvPair(width, layers, rate=rate)
                 self.add_block(f"layer{stage}.1", block, noise=rate > 0)
         self.global_pool = _GlobalMaxPool()
         self.drop = Dropout(variant.dropout)
