@@ -119,7 +119,7 @@ class FoldedConv:
     def _arrange(self, weight: Tensor) -> list[Tensor]:
         """The weights as kernels read them."""
         if self.is_depthwise:
-            return [weight[:, 0].permute(1, 2, 0).contiguous()]
+            return [weight.contiguous(), weight[:, 0].permute(1, 2, 0).contiguous()]
         if self._squares:
             return [fold_into_squares(weight)[0]]
         weight = weight.contiguous(memory_format=torch.channels_last)
@@ -148,7 +148,7 @@ class FoldedConv:
     def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What a depthwise convolution gives, and the sums of it by image, [N, parts, C]."""
         move = [self.move.stride, self.move.padding]
-        return filter_channels(self._pad(x), self._weights[0], self._bias, move, self.act)
+        return filter_channels(self._pad(x), self._weights, self._bias, move, self.act)
 
     def pool(self, x: Tensor) -> Tensor:
         """What a 3x3 max-pool of stride 2 behind the activation gives."""

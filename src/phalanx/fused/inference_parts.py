@@ -3,7 +3,7 @@
 Each is a torch custom op with a plain reference beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from phalanx.fused.inference_ops import (
     like_image,
     out_size,
     runs_kernels,
+    shift,
     start_early,
 )
 from phalanx.kernels.choices import CHOICES, Launch, make_tiles
@@ -128,49 +129,66 @@ def _(x: Tensor, bias: Tensor, act: int) -> Tensor:
 
 
 def filter_reference(
-    x: Tensor, weight: Tensor, bias: Tensor, geometry: Sequence[int], act: int
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
 ) -> tuple[Tensor, Tensor]:
     """`filter_channels` in plain torch."""
     (stride, padding), channels = geometry, x.shape[1]
-    y = F.conv2d(x, weight, None, stride, padding, 1, channels).float() + bias[:, None, None]
+    y = F.conv2d(x, weights[0], None, stride, padding, 1, channels).float() + bias[:, None, None]
     y = ACTIVATIONS[act](y)
     return y.to(x.dtype), y.sum((2, 3))[:, None]
 
 
 @torch.library.custom_op("phalanx::filter_channels", mutates_args=())
 def filter_channels(
-    x: Tensor, weight: Tensor, bias: Tensor, geometry: Sequence[int], act: int
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
 ) -> tuple[Tensor, Tensor]:
     """act(conv(x) + bias) of a depthwise convolution, and the sums of the result by image.
 
-    weight: [KS, KS, C]; the sums are [N, parts, C], to be added up. geometry: stride and padding.
+    weights: as [C, 1, KS, KS] and as [KS, KS, C]; the sums are [N, parts, C], to be added up.
+    geometry: stride and padding.
     """
-    (images, channels), kernel = x.shape[:2], weight.shape[0]
-    stride, padding = geometry
+    if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
+        return filter_reference(x, weights, bias, geometry, act)
+    ways = find_filter_ways(x, weights, bias, geometry, act)
+    key = f"filter {[*x.shape]} {weights[1].shape[0]} {[*geometry]} {act} {x.dtype}"
+    result: tuple[Tensor, Tensor] = CHOICES.choose(key, ways)
+    return result
+
+
+def find_filter_ways(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
+) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
+    """The ways to a depthwise convolution; the first runs everywhere."""
+    (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
     high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
-    if not runs_kernels(x) or not fits(x) or channels % 8:
-        grouped = weight.permute(2, 0, 1)[:, None]
-        return filter_reference(x, grouped, bias, geometry, act)
-    out, launches, sums = like_image(x, channels, high, wide), [], []
-    flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
-    for tile in _FILTER_TILES:
-        parts = -(-high * wide // tile["BM"])
-        total = torch.empty(images, parts, channels, device=x.device)
-        args = (x, weight, bias, out, total, *x.shape[2:], high, wide, channels // 8, parts)
-        grid = (-(-channels // tile["BC"]), images * parts)
-        kernels = find_kernels().filter_channels
-        launches.append(Launch(kernels, grid, args, tile, {**flags, **start_early(x)}))
-        sums.append(total)
-    chosen = CHOICES.run_fastest(launches)
-    return out, chosen.args[4]
+
+    def own() -> tuple[Tensor, Tensor]:
+        out, launches = like_image(x, channels, high, wide), []
+        flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
+        for tile in _FILTER_TILES:
+            parts = -(-high * wide // tile["BM"])
+            sums = torch.empty(images, parts, channels, device=x.device)
+            sizes = (*x.shape[2:], high, wide, channels // 8, parts)
+            args = (x, weights[1], bias, out, sums, *sizes)
+            grid = (-(-channels // tile["BC"]), images * parts)
+            filters = find_kernels().filter_channels
+            launches.append(Launch(filters, grid, args, tile, {**flags, **start_early(x)}))
+        return out, CHOICES.run_fastest(launches).args[4]
+
+    def apart() -> tuple[Tensor, Tensor]:
+        raw = F.conv2d(x, weights[0], None, stride, padding, 1, channels)
+        out = shift(raw, bias, None, act)
+        return out, out.sum((2, 3), dtype=torch.float32)[:, None]
+
+    return {"own": own, "apart": apart}
 
 
 @filter_channels.register_fake
 def _(
-    x: Tensor, weight: Tensor, bias: Tensor, geometry: Sequence[int], act: int
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
 ) -> tuple[Tensor, Tensor]:
-    stride, padding = geometry
-    high, wide = (out_size(edge, weight.shape[0], stride, padding) for edge in x.shape[2:])
+    kernel, (stride, padding) = weights[1].shape[0], geometry
+    high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
     parts = torch.library.get_ctx().new_dynamic_size()
     sums = x.new_empty(x.shape[0], parts, x.shape[1], dtype=torch.float32)
     return like_image(x, x.shape[1], high, wide), sums
