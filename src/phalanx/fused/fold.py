@@ -33,7 +33,7 @@ from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
 from phalanx.models.layers import Dropout, SameConv2d, pad_same
 from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
 
-ACTS: dict[type[nn.Module], int] = {
+_ACTS: dict[type[nn.Module], int] = {
     nn.Identity: NONE,
     nn.ReLU: RELU,
     nn.SiLU: SILU,
@@ -57,7 +57,7 @@ class NotFoldable(Exception):
     """A unit has something that is run by its own modules; the message says what."""
 
 
-def fold_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def _fold_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """Weights and bias, in 32 bits, of a convolution that does the norm's work as well."""
     weight = conv.weight.detach().float()
     bias = torch.zeros_like(weight[:, 0, 0, 0]) if conv.bias is None else conv.bias.detach().float()
@@ -82,20 +82,20 @@ def _check(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
     is_batch = isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats
     if not is_batch and type(norm) is not nn.Identity:
         raise NotFoldable(f"a {type(norm).__name__}")
-    if type(act) not in ACTS:
+    if type(act) not in _ACTS:
         raise NotFoldable(f"a {type(act).__name__}")
     if any(m._forward_hooks or m._forward_pre_hooks for m in (conv, norm, act)):
         raise NotFoldable("hooks")
 
 
-class FoldedConv:
+class _FoldedConv:
     """A convolution with its norm and activation."""
 
     def __init__(self, conv: nn.Module, norm: nn.Module, act: nn.Module, half: torch.dtype):
         _check(conv, norm, act)
         assert isinstance(conv, nn.Conv2d)
         self._conv, self._norm, self._half = conv, norm, half
-        self.act = ACTS[type(act)]
+        self.act = _ACTS[type(act)]
         self._same = isinstance(conv, SameConv2d)
         padding = 0 if self._same else conv.padding[0]
         self.move = Geometry(conv.stride[0], int(padding), conv.groups)
@@ -109,7 +109,7 @@ class FoldedConv:
 
     def refresh(self) -> None:
         """Take the weights and statistics as they are now."""
-        weight, bias = fold_norm(self._conv, self._norm)
+        weight, bias = _fold_norm(self._conv, self._norm)
         weights = self._arrange(weight.to(self._half))
         if not self._weights:
             self._weights, self._bias = weights, bias
@@ -205,7 +205,7 @@ def _fold_shortcut(
 ) -> tuple[list[_Layer], Callable[[Tensor], Tensor]]:
     """The layers of a block's shortcut, and what it makes of the block's input."""
     if isinstance(shortcut, nn.Sequential):
-        conv = FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
+        conv = _FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
         return [conv], conv
     if shortcut.state_dict():
         raise NotFoldable(f"a {type(shortcut).__name__}")
@@ -213,8 +213,8 @@ def _fold_shortcut(
 
 
 def _fold_basic(block: BasicBlock, half: torch.dtype) -> FoldedUnit:
-    first = FoldedConv(block.conv1, block.bn1, block.act1, half)
-    last = FoldedConv(block.conv2, block.bn2, block.act2, half)
+    first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
+    last = _FoldedConv(block.conv2, block.bn2, block.act2, half)
     layers, shortcut = _fold_shortcut(block.downsample, half)
 
     def run(x: Tensor) -> Tensor:
@@ -225,9 +225,9 @@ def _fold_basic(block: BasicBlock, half: torch.dtype) -> FoldedUnit:
 
 
 def _fold_bottleneck(block: Bottleneck, half: torch.dtype) -> FoldedUnit:
-    first = FoldedConv(block.conv1, block.bn1, block.act1, half)
-    middle = FoldedConv(block.conv2, block.bn2, block.act2, half)
-    last = FoldedConv(block.conv3, block.bn3, block.act3, half)
+    first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
+    middle = _FoldedConv(block.conv2, block.bn2, block.act2, half)
+    last = _FoldedConv(block.conv3, block.bn3, block.act3, half)
     layers, shortcut = _fold_shortcut(block.downsample, half)
 
     def run(x: Tensor) -> Tensor:
@@ -238,18 +238,18 @@ def _fold_bottleneck(block: Bottleneck, half: torch.dtype) -> FoldedUnit:
 
 
 def _fold_conv_pool(block: ConvPool, half: torch.dtype) -> FoldedUnit:
-    conv, pool = FoldedConv(block.conv1, block.bn1, block.act1, half), block.pool
+    conv, pool = _FoldedConv(block.conv1, block.bn1, block.act1, half), block.pool
     return FoldedUnit([conv], lambda x: pool(conv(x)))
 
 
 def _fold_pair(block: ResidualConvPair, half: torch.dtype) -> FoldedUnit:
-    first = FoldedConv(block.conv1, block.bn1, block.act1, half)
-    last = FoldedConv(block.conv2, block.bn2, block.act2, half)
+    first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
+    last = _FoldedConv(block.conv2, block.bn2, block.act2, half)
     return FoldedUnit([first, last], lambda x: x + last(first(x)))
 
 
 def _fold_filter(
-    conv: FoldedConv, gate: nn.Module, last: FoldedConv, half: torch.dtype
+    conv: _FoldedConv, gate: nn.Module, last: _FoldedConv, half: torch.dtype
 ) -> FoldedUnit:
     """What inverted blocks have in common: filter, squeeze-and-excite, narrow."""
     if not conv.is_depthwise:
@@ -266,16 +266,16 @@ def _fold_filter(
 
 
 def _fold_separable(block: DepthwiseSeparableConv, half: torch.dtype) -> FoldedUnit:
-    conv = FoldedConv(block.conv_dw, block.bn1, block.act1, half)
-    last = FoldedConv(block.conv_pw, block.bn2, nn.Identity(), half)
+    conv = _FoldedConv(block.conv_dw, block.bn1, block.act1, half)
+    last = _FoldedConv(block.conv_pw, block.bn2, nn.Identity(), half)
     unit, skips = _fold_filter(conv, block.se, last, half), block.skips
     return FoldedUnit(unit.layers, lambda x: unit.run(x, x if skips else None))  # type: ignore[call-arg]
 
 
 def _fold_inverted(block: InvertedResidual, half: torch.dtype) -> FoldedUnit:
-    first = FoldedConv(block.conv_pw, block.bn1, block.act1, half)
-    conv = FoldedConv(block.conv_dw, block.bn2, block.act2, half)
-    last = FoldedConv(block.conv_pwl, block.bn3, nn.Identity(), half)
+    first = _FoldedConv(block.conv_pw, block.bn1, block.act1, half)
+    conv = _FoldedConv(block.conv_dw, block.bn2, block.act2, half)
+    last = _FoldedConv(block.conv_pwl, block.bn3, nn.Identity(), half)
     unit, skips = _fold_filter(conv, block.se, last, half), block.skips
     layers = [first, *unit.layers]
     return FoldedUnit(layers, lambda x: unit.run(first(x), x if skips else None))  # type: ignore[call-arg]
@@ -302,8 +302,8 @@ def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
         module = rest.pop(0)
         if isinstance(module, nn.Conv2d):
             norm = rest.pop(0) if rest else nn.Identity()
-            act = rest.pop(0) if rest and type(rest[0]) in ACTS else nn.Identity()
-            conv = FoldedConv(module, norm, act, half)
+            act = rest.pop(0) if rest and type(rest[0]) in _ACTS else nn.Identity()
+            conv = _FoldedConv(module, norm, act, half)
             layers.append(conv)
             pools = rest and isinstance(rest[0], nn.MaxPool2d) and _is_stem_pool(rest[0])
             if pools and conv.act in (NONE, RELU):

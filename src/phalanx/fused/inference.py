@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.fused.fold import FoldedUnit, NotFoldable, fold_unit
-from phalanx.fused.inference_ops import find_kernels
 from phalanx.kernels.choices import CHOICES
+from phalanx.kernels.fused import find_fused
 from phalanx.models.units import UnitModel
 
 _MOST_GRAPHS = 8  # sizes of images that are remembered
@@ -30,6 +30,8 @@ class FoldedModel(nn.Module):
     does not know are run by their own modules, and then nothing is captured. `plain` says why.
     """
 
+    @torch.inference_mode(mode=False)  # what it keeps is written to wherever it is refreshed
+    @torch.no_grad()
     def __init__(self, model: UnitModel, half: torch.dtype) -> None:
         super().__init__()
         self._half, self._live = half, (model,)  # in a tuple: it is not a part of this one
@@ -45,6 +47,7 @@ class FoldedModel(nn.Module):
         self._pool: Any = None  # of memory, which the graphs share: one runs at a time
         self._versions = self._find_versions()
 
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the model's weights and statistics as they are now."""
@@ -64,6 +67,7 @@ class FoldedModel(nn.Module):
         tensors = (*model.parameters(), *model.buffers())
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
+    @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
         with torch.autocast(images.device.type, enabled=False):
@@ -118,11 +122,10 @@ class FoldedModel(nn.Module):
 
 def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
     """The model as it scores; None where its own modules are as good."""
-    if half is None or not isinstance(model, UnitModel) or find_kernels() is None:
+    if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
         return None
-    if type(model).forward is not UnitModel.forward:
-        return None
-    if not next(model.parameters()).is_cuda:
+    has_kernels = find_fused("phalanx.fused.inference_fused.convolve") is not None
+    if type(model).forward is not UnitModel.forward or not has_kernels:
         return None
     folded = FoldedModel(model, half)
     return folded if len(folded.plain) < len(model.units) else None

@@ -9,11 +9,11 @@ C // 8 so that loads stay 16 bytes wide. Offsets are 32 bits wide.
 import triton
 import triton.language as tl
 
-NONE, RELU, SILU, RELU6, RAW = (tl.constexpr(i) for i in range(5))
+_NONE, _RELU, _SILU, _RELU6, _RAW = (tl.constexpr(i) for i in range(5))
 
 
 @triton.jit
-def wait_for_inputs(EARLY_START: tl.constexpr):
+def _wait_for_inputs(EARLY_START: tl.constexpr):
     """EARLY_START: the kernel before may still be at work when this one is launched."""
     if EARLY_START:
         tl.extra.cuda.gdc_wait()
@@ -21,31 +21,31 @@ def wait_for_inputs(EARLY_START: tl.constexpr):
 
 
 @triton.jit
-def activate(z, ACT: tl.constexpr):
+def _activate(z, ACT: tl.constexpr):
     """The activation of float32 values."""
-    if ACT == RELU:
+    if ACT == _RELU:
         z = tl.maximum(z, 0.0)
-    if ACT == RELU6:
+    if ACT == _RELU6:
         z = tl.minimum(tl.maximum(z, 0.0), 6.0)
-    if ACT == SILU:
+    if ACT == _SILU:
         z = z / (1.0 + tl.exp(-z))
     return z
 
 
 @triton.jit
-def finish(acc, bias, add, out, m, n, M, N, ADD: tl.constexpr, ACT: tl.constexpr):
-    """Store the activation of acc + bias (+ add); RAW: acc itself."""
+def _finish(acc, bias, add, out, m, n, M, N, ADD: tl.constexpr, ACT: tl.constexpr):
+    """Store the activation of acc + bias (+ add); _RAW: acc itself."""
     okn = n < N
     ok, o = (m < M)[:, None] & okn[None, :], m[:, None] * N + n[None, :]
-    if ACT != RAW:
+    if ACT != _RAW:
         acc += tl.load(bias + n, mask=okn, other=0.0)[None, :]
     if ADD:
         acc += tl.load(add + o, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out + o, activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
+    tl.store(out + o, _activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit
-def add_split(acc, part, count, m, n, M, N, split, SPLITS, BM: tl.constexpr, BN: tl.constexpr):
+def _add_split(acc, part, count, m, n, M, N, split, SPLITS, BM: tl.constexpr, BN: tl.constexpr):
     """The sum over all splits in the last program to come, and whether this is the one.
 
     Always added in the same order. The counter is left at zero for the next kernel.
@@ -91,7 +91,7 @@ def convolve(
     first, last = 0, KS * KS * steps
     if SPLITS > 1:
         first, last = split * last // SPLITS, (split + 1) * last // SPLITS
-    wait_for_inputs(EARLY_START)
+    _wait_for_inputs(EARLY_START)
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(first, last):
         tap, k = step // steps, (step % steps) * BK + tl.arange(0, BK)
@@ -115,11 +115,11 @@ def convolve(
         acc = tl.dot(rows, tl.trans(weights), acc)
     if SPLITS > 1:
         counter = count + tl.program_id(0)
-        acc, is_last = add_split(acc, part, counter, m, n, M, N, split, SPLITS, BM, BN)
+        acc, is_last = _add_split(acc, part, counter, m, n, M, N, split, SPLITS, BM, BN)
         if is_last:
-            finish(acc, bias, add, out, m, n, M, N, ADD, ACT)
+            _finish(acc, bias, add, out, m, n, M, N, ADD, ACT)
     else:
-        finish(acc, bias, add, out, m, n, M, N, ADD, ACT)
+        _finish(acc, bias, add, out, m, n, M, N, ADD, ACT)
 
 
 @triton.jit(do_not_specialize=["M", "P"])
@@ -142,7 +142,7 @@ def convolve_rows(
         acc = tl.dot(rows, weights) + shift
         if ADD:
             acc += added.to(tl.float32)
-        tl.store(out + o, activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
+        tl.store(out + o, _activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["M", "P"])
@@ -176,7 +176,7 @@ def convolve_ahead(
         acc += tl.load(bias + n)[None, :]
         if ADD:
             acc += added.to(tl.float32)
-        tl.store(out + o, activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
+        tl.store(out + o, _activate(acc, ACT).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["M", "C8"])
@@ -189,7 +189,7 @@ def shift_and_activate(
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     ok, o = (m < M)[:, None] & (c < C)[None, :], m[:, None] * C + c[None, :]
     value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
-    finish(value, bias, add, out, m, c, M, C, ADD, ACT)
+    _finish(value, bias, add, out, m, c, M, C, ADD, ACT)
 
 
 @triton.jit(do_not_specialize=["M", "C8", "H", "W", "HO", "WO"])
@@ -201,7 +201,7 @@ def activate_and_pool(
     C = C8 * 8
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     okc, n, h, w = c < C, m // (HO * WO), (m // WO) % HO, m % WO
-    wait_for_inputs(EARLY_START)
+    _wait_for_inputs(EARLY_START)
     best = tl.full((BM, BC), float("-inf"), tl.float32)
     for i in tl.static_range(3):
         for j in tl.static_range(3):
@@ -211,7 +211,7 @@ def activate_and_pool(
             value = tl.load(x + o, mask=ok[:, None] & okc[None, :], other=float("-inf"))
             best = tl.maximum(best, value.to(tl.float32))
     # the activations grow with their input: the largest first gives the same
-    best = activate(best + tl.load(bias + c, mask=okc, other=0.0)[None, :], ACT)
+    best = _activate(best + tl.load(bias + c, mask=okc, other=0.0)[None, :], ACT)
     o, ok = m[:, None] * C + c[None, :], (m < M)[:, None] & okc[None, :]
     tl.store(out + o, best.to(out.dtype.element_ty), mask=ok)
 
@@ -228,7 +228,7 @@ def gather_squares(
     n, h, w = m // (HO * WO), (m // WO) % HO, m % WO
     row, column = (2 * (h - LEFT))[:, None] + k // 6, (2 * (w - LEFT))[:, None] + (k % 6) // 3
     ok = (m < M)[:, None] & (k < 12) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    wait_for_inputs(EARLY_START)
+    _wait_for_inputs(EARLY_START)
     o = n[:, None] * SN + row * SH + column * SW + (k % 3) * SC
     value = tl.load(x + o, mask=ok, other=0.0)
     place = m[:, None] * 16 + k[None, :]
@@ -255,7 +255,7 @@ def filter_channels(
     top, left = (m // WO) * STRIDE - PAD, (m % WO) * STRIDE - PAD
     inside = m < HO * WO
     start = ((image * H + top) * W + left)[:, None] * C + c[None, :]
-    wait_for_inputs(EARLY_START)
+    _wait_for_inputs(EARLY_START)
     acc = tl.zeros((BM, BC), tl.float32)
     for i in tl.static_range(KS):
         for j in tl.static_range(KS):
@@ -263,7 +263,7 @@ def filter_channels(
             value = tl.load(x + start + (i * W + j) * C, mask=ok[:, None] & okc, other=0.0)
             weight = tl.load(w + (i * KS + j) * C + c, mask=okc, other=0.0)
             acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
-    acc = activate(acc + tl.load(bias + c, mask=okc, other=0.0)[None, :], ACT)
+    acc = _activate(acc + tl.load(bias + c, mask=okc, other=0.0)[None, :], ACT)
     ok, o = inside[:, None] & okc[None, :], (image * HO * WO + m)[:, None] * C + c[None, :]
     tl.store(out + o, acc.to(out.dtype.element_ty), mask=ok)
     if SUMS:
@@ -279,7 +279,7 @@ def squeeze_and_excite(
     """gate = sigmoid(w2 silu(w1 mean + b1) + b2) of one image; w1 is [S, C], w2 [C, S]."""
     C, image, s, p = C8 * 8, tl.program_id(0), tl.arange(0, BS), tl.arange(0, BP)
     oks = s < S
-    wait_for_inputs(EARLY_START)
+    _wait_for_inputs(EARLY_START)
     hidden = tl.zeros((BS,), tl.float32)
     for c0 in range(0, C, BC):
         c = c0 + tl.arange(0, BC)
@@ -292,7 +292,7 @@ def squeeze_and_excite(
         ok = oks[:, None] & okc[None, :]
         weight = tl.load(w1 + s[:, None] * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
         hidden += tl.sum(weight * mean[None, :], 1)
-    hidden = activate(hidden + tl.load(b1 + s, mask=oks, other=0.0), SILU)
+    hidden = _activate(hidden + tl.load(b1 + s, mask=oks, other=0.0), _SILU)
     for c0 in range(0, C, BC):
         c = c0 + tl.arange(0, BC)
         okc = c < C

@@ -9,14 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
+from phalanx.kernels.fused import find_fused
 
 NONE, RELU, SILU, RELU6, RAW = range(5)  # as in inference_fused; RAW: no bias either
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -71,18 +70,11 @@ class Geometry:
         return [self.stride, self.padding, self.groups]
 
 
-@cache
-def find_kernels() -> Any:
-    """The module of Triton kernels; None without Triton."""
-    try:
-        return import_module("phalanx.fused.inference_fused")
-    except ImportError:
-        return None
-
-
 def runs_kernels(x: Tensor) -> bool:
     """Whether our kernels can run where x is: on a GPU, or in Triton's interpreter."""
-    return find_kernels() is not None and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+    return find_fused("phalanx.fused.inference_fused.convolve") is not None and (
+        x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    )
 
 
 def fits(*tensors: Tensor | None) -> bool:
@@ -230,7 +222,7 @@ class Convolution:
         return channels in (64, 128, 256) and wide % 64 == 0
 
     def _own(self, out: Tensor) -> Tensor:
-        kernels, move, grouped = find_kernels(), self.move, self.move.groups > 1
+        move, grouped = self.move, self.move.groups > 1
         (_, channels, high, wide), kernel = self.x.shape, self.weights[0].shape[2]
         rows, columns = self._count_rows(out), out.shape[1]
         small = rows < _SMALL
@@ -260,7 +252,11 @@ class Convolution:
                 **{"ADD": int(self.add is not None), "ACT": self.act},
                 **{"WHOLE": int(width % tile["BK"] == 0), **start_early(out)},
             }
-            launches.append(Launch(kernels.convolve, grid, args, tile, flags))
+            launches.append(
+                Launch(
+                    find_fused("phalanx.fused.inference_fused.convolve"), grid, args, tile, flags
+                )
+            )
         CHOICES.run_fastest(launches)
         return out
 
@@ -284,7 +280,7 @@ class Convolution:
             flags = {"K": channels, "ADD": int(self.add is not None), "ACT": self.act}
             shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
             shape |= {"num_warps": tile["num_warps"]}
-            kernel = find_kernels().convolve_rows
+            kernel = find_fused("phalanx.fused.inference_fused.convolve_rows")
             launches.append(Launch(kernel, (walkers * blocks,), args, shape, flags))
         CHOICES.run_fastest(launches)
         return out
@@ -307,7 +303,7 @@ class Convolution:
             args = (left, right, self.bias, add, out, rows, columns, channels, walkers)
             flags = {"ADD": int(self.add is not None), "ACT": self.act, "FLAT": 1}
             shape = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
-            kernel = find_kernels().convolve_ahead
+            kernel = find_fused("phalanx.fused.inference_fused.convolve_ahead")
             launches.append(Launch(kernel, (walkers,), args, shape, flags))
         CHOICES.run_fastest(launches)
         return out
@@ -358,7 +354,7 @@ def shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
     added = bias if add is None else add
     args = (raw, bias, added, raw, rows, channels // 8)
     flags = {"ADD": int(add is not None), "ACT": act}
-    kernel = find_kernels().shift_and_activate
+    kernel = find_fused("phalanx.fused.inference_fused.shift_and_activate")
     CHOICES.run(kernel, count_blocks(rows, channels), args, _PASS_TILES, **flags)
     return raw
 

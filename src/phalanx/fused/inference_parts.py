@@ -12,7 +12,6 @@ from torch import Tensor
 from phalanx.fused.inference_ops import (
     ACTIVATIONS,
     count_blocks,
-    find_kernels,
     fits,
     like_image,
     out_size,
@@ -21,6 +20,7 @@ from phalanx.fused.inference_ops import (
     start_early,
 )
 from phalanx.kernels.choices import CHOICES, Launch, make_tiles
+from phalanx.kernels.fused import find_fused
 
 _POOL_TILES = make_tiles("BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1))
 _SQUARE_TILES = make_tiles("BM", (64, 4, 1), (256, 4, 1))
@@ -56,7 +56,7 @@ def gather_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tens
     out = _empty_squares(x, padding, half)
     rows = out.numel() // 16
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
-    kernel = find_kernels().gather_squares
+    kernel = find_fused("phalanx.fused.inference_fused.gather_squares")
     flags = start_early(x)
     CHOICES.run(kernel, lambda t: (-(-rows // t["BM"]),), args, _SQUARE_TILES, **flags)
     return out
@@ -108,7 +108,7 @@ def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
     rows = out.numel() // channels
     args = (x, bias, out, rows, channels // 8, *x.shape[2:], high, wide)
     flags = {"ACT": act, **start_early(x)}
-    kernel = find_kernels().activate_and_pool
+    kernel = find_fused("phalanx.fused.inference_fused.activate_and_pool")
     CHOICES.run(
         kernel,
         count_blocks(rows, channels),
@@ -171,7 +171,7 @@ def find_filter_ways(
             sizes = (*x.shape[2:], high, wide, channels // 8, parts)
             args = (x, weights[1], bias, out, sums, *sizes)
             grid = (-(-channels // tile["BC"]), images * parts)
-            filters = find_kernels().filter_channels
+            filters = find_fused("phalanx.fused.inference_fused.filter_channels")
             launches.append(Launch(filters, grid, args, tile, {**flags, **start_early(x)}))
         return out, CHOICES.run_fastest(launches).args[4]
 
@@ -219,7 +219,11 @@ def squeeze_and_excite(
     block = 1 << (squeezed - 1).bit_length()
     flags = {"BS": max(block, 2), **start_early(sums)}
     CHOICES.run(
-        find_kernels().squeeze_and_excite, lambda _: (images,), args, _EXCITE_TILES, **flags
+        find_fused("phalanx.fused.inference_fused.squeeze_and_excite"),
+        lambda _: (images,),
+        args,
+        _EXCITE_TILES,
+        **flags,
     )
     return gate
 
