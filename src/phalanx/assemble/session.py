@@ -211,6 +211,15 @@ class Session:
             self._folded_models[model] = fold_model(model, self.options.half)
         return self._folded_models[model]
 
+    def find_scoring_model(self, model: nn.Module | None = None) -> nn.Module:
+        """The model, or another of its kind, as it scores: with the weights that it has now."""
+        model = self.model if model is None else model
+        folded = self._find_folded(model)
+        if folded is None:
+            return model.eval()
+        folded.refresh()
+        return folded
+
     @cached_property
     def _staged_scoring(self) -> StagedScoring:
         assert self.place.links is not None
@@ -232,11 +241,8 @@ class Session:
             model = self._scoring_model
             model.load_state_dict(self.gather_weights())
             options = build_step_options(self.config, self.plan, self.scoring_device)
-        folded = self._find_folded(model)
-        if folded is not None:
-            folded.refresh()
         return evaluate(
-            folded or model,
+            self.find_scoring_model(model),
             batches,
             options=options,
             interrupted=interrupted,
