@@ -30,6 +30,7 @@ from phalanx.assemble.place import build_norm_joiner, build_step_passes, find_pl
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
+from phalanx.data.loading.device import Normaliser
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.engine.checkpoint import content_errors, load_checkpoint, load_weights
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, read_files
@@ -45,9 +46,13 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
+<<<<<<< HEAD
 from phalanx.fused.enable import fuse_units
 from phalanx.fused.half_copies import cast_before_passes
 from phalanx.models.units import UnitModel
+=======
+from phalanx.fused.inference import FoldedModel, fold_model
+>>>>>>> i16-infer
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
 
@@ -212,6 +217,27 @@ class Session:
         return build_network(self.config, self.plan, self.scoring_device)
 
     @cached_property
+    def _folded_models(self) -> dict[nn.Module, FoldedModel | None]:
+        return {}
+
+    def _find_folded(self, model: nn.Module) -> FoldedModel | None:
+        """The model as it scores on a GPU; None where its own modules do."""
+        if self.plan.determinism == "strict":
+            return None  # its kernels are chosen by measuring: another run may choose others
+        if model not in self._folded_models:
+            self._folded_models[model] = fold_model(model, self.options.half)
+        return self._folded_models[model]
+
+    def find_scoring_model(self, model: nn.Module | None = None) -> nn.Module:
+        """The model, or another of its kind, as it scores: with the weights that it has now."""
+        model = self.model if model is None else model
+        folded = self._find_folded(model)
+        if folded is None:
+            return model.eval()
+        folded.refresh()
+        return folded
+
+    @cached_property
     def _staged_scoring(self) -> StagedScoring:
         assert self.place.links is not None
         return StagedScoring(self.model, self.place.links, self.place.gather)
@@ -233,7 +259,7 @@ class Session:
             model.load_state_dict(self.gather_weights())
             options = build_step_options(self.config, self.plan, self.scoring_device)
         return evaluate(
-            model,
+            self.find_scoring_model(model),
             batches,
             options=options,
             interrupted=interrupted,
@@ -242,9 +268,16 @@ class Session:
 
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:
         """What the model says of images that were cut to its size."""
-        self.model.eval()
-        inputs = build_normaliser(self.preprocessing, self.device)(pixels)
-        return compute_logits(self.model, inputs, self.options)
+        folded = self._find_folded(self.model)
+        if folded is not None:
+            folded.refresh_if_changed()
+        else:
+            self.model.eval()
+        return compute_logits(folded or self.model, self._pixel_normaliser(pixels), self.options)
+
+    @cached_property
+    def _pixel_normaliser(self) -> Normaliser:
+        return build_normaliser(self.preprocessing, self.device)
 
     def __enter__(self) -> "Session":
         return self
