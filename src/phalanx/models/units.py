@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from phalanx.kernels.random_bits import draw_bits, shift_right, to_signed
 from phalanx.plan.draws import stream_key
 
-
 FusedUnit = Callable[[Tensor, Tensor | None], Tensor]
 """Runs a whole unit, given its input and the noise of the module in it that drops something."""
 
