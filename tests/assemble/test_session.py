@@ -237,3 +237,16 @@ def test_weights_to_start_from_bring_their_first_layer(digits, tmp_path):
     with Session(prepared.config, prepared.plan) as session:
         assert session.state.step == 0
         assert torch.equal(session.model.whitening.weight, weights["whitening.weight"])
+
+
+def test_biases_of_norms_get_the_rate_that_was_asked_for(digits, tmp_path):
+    prepared = prepare_new(
+        settings_of(digits, tmp_path / "run", norm_bias_lr_scale=4, steps=1), line="test"
+    )
+    with Session(prepared.config, prepared.plan) as session:
+        *others, biases = session.state.optimizer.param_groups
+        names = {id(weight): name for name, weight in session.model.named_parameters()}
+        assert biases["lr_scale"] == 4 and not any("lr_scale" in group for group in others)
+        assert {names[id(weight)] for weight in biases["params"]} == {
+            name for name in names.values() if ".bn" in f".{name}" and name.endswith("bias")
+        }
