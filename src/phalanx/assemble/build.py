@@ -179,6 +179,7 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
             rmsprop_start=options.rmsprop_start,
             trust_coefficient=options.trust_coefficient,
             trust_decay=options.trust_decay,
+            norm_bias_lr_scale=options.norm_bias_lr_scale,
         ),
     )
     state = TrainState(model, optimizer)

@@ -46,15 +46,15 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
-<<<<<<< HEAD
 from phalanx.fused.enable import fuse_units
 from phalanx.fused.half_copies import cast_before_passes
-from phalanx.models.units import UnitModel
-=======
 from phalanx.fused.inference import FoldedModel, fold_model
->>>>>>> i16-infer
+from phalanx.models.airbench import has_whitening, whiten_patches
+from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
+
+_IMAGES_WHITENED = 2048  # that a first layer is taken from: two million patches of CIFAR-10
 
 
 class Session:
@@ -110,8 +110,10 @@ class Session:
     @cached_property
     def state(self) -> TrainState:
         """The model with all that training changes, as the start left it."""
-        state = build_state(self.model, self.config, self.plan, self.place)
         start = self._start
+        if start is None and self.config.model.init_weights is None and has_whitening(self.model):
+            whiten_patches(self.model, self.feed.sample_images(_IMAGES_WHITENED))
+        state = build_state(self.model, self.config, self.plan, self.place)
         if start is not None:
             load_checkpoint(state, start.checkpoint)
             if start.use == "fork":  # progress is kept; scores and times are the parent's

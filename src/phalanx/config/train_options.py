@@ -56,6 +56,12 @@ class OptimConfig(Section):
     loss_velocity_scaling_ratio: float = option(
         1.0, "sgd_combined: loss scale divided by the scale of its velocity.", low=1e-9
     )
+    norm_bias_lr_scale: float = option(
+        1.0,
+        "Learning rate of norms' biases, as a multiple of that of all other weights.",
+        low=0,
+        high=1024,
+    )
     clip_grad_norm: float = option(0.0, "Clip the global gradient norm to this; 0: never.", low=0)
     clip_grad_value: float = option(
         0.0, "Clip every gradient value to this magnitude; 0: never.", low=0

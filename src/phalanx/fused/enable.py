@@ -5,12 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-<<<<<<< HEAD
+from phalanx.fused.bottleneck import build_folded_bottleneck
 from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
 from phalanx.fused.mbconv_block import build_mbconv_block
-=======
-from phalanx.fused.bottleneck import build_folded_bottleneck
->>>>>>> i16-products
 from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
 from phalanx.fused.stem import build_conv_pool, build_stem
 from phalanx.fused.suited import UnitNotFused, check_modules

@@ -65,6 +65,7 @@ REQUIREMENTS = (
     _Requirement("disable-stable-batchnorm", "norm-type", ("batch",)),
     _Requirement("bn-span", "norm-type", ("batch",)),
     _Requirement("norm-eps", "norm-type", excluded=("none",)),
+    _Requirement("norm-bias-lr-scale", "norm-type", excluded=("none",)),
     _Requirement("zero-init-residual", "norm-type", excluded=("none",)),
     _Requirement("normalization", "normalization-location", excluded=("none",)),
     _Requirement("validation-mode", "validation", ("true",)),
