@@ -67,7 +67,7 @@ def add_errors(total, found, wanted):
 def test_a_units_error_is_no_larger_than_that_of_its_modules(variant, half):
     plain = a_network(variant, half)
     exact, fused = copy.deepcopy(plain).double(), copy.deepcopy(plain)
-    assert list(fuse_units(fused, half)) == ["head"]
+    assert not fuse_units(fused, half).keys() - {"head"}
     shape, too_large = (32, 3, 32, 32), {}
     for unit in list(plain.units)[:-1]:
         ours, torchs = {}, {}
