@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from phalanx.kernels.batch_norm import (
+    GELU,
     NONE,
     RELU,
     RELU6,
@@ -33,8 +34,13 @@ SHAPES = {
     "wide": (2, 200, 3, 3),
     "thin": (2, 3, 9, 9),
 }
-ACTIVATIONS = {"none": NONE, "relu": RELU, "silu": SILU, "relu6": RELU6}
-PLAIN = {NONE: nn.Identity(), RELU: nn.ReLU(), SILU: nn.SiLU(), RELU6: nn.ReLU6()}
+PLAIN = {
+    NONE: nn.Identity(),
+    RELU: nn.ReLU(),
+    SILU: nn.SiLU(),
+    RELU6: nn.ReLU6(),
+    GELU: nn.GELU(),
+}
 
 
 def an_image(*shape, seed=0, mean=0.0, dtype=torch.float32, device="cpu"):
@@ -80,7 +86,7 @@ def is_close(found, wanted, limit=2e-6):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
+@pytest.mark.parametrize("activation", PLAIN, ids=["none", "relu", "silu", "relu6", "gelu"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_norm_with_its_activation_equals_torch(shape, activation, device):
     x, dy = (an_image(*shape, seed=s, mean=s, device=device) for s in (1, 0))

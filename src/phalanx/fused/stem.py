@@ -147,6 +147,8 @@ _QUAD_SHAPE = nn.Conv2d(16, 1, 1, bias=False, device="meta")  # stride 1, no pad
 
 def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
     """The stem of a network: convolution of an image, norm, activation, perhaps a max-pool."""
+    if len(modules) not in (3, 4):
+        raise UnitNotFused("it has another form than convolution, norm, activation, pool")
     conv, norm, activation, *rest = modules
     pair = find_conv_norm(conv, norm, half)
     if pair.conv.in_channels != 3 or pair.conv.groups != 1:
@@ -154,8 +156,8 @@ def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
     if type(activation) not in _ACTIVATIONS:
         raise UnitNotFused(f"its activation is {type(activation).__name__}")
     pool = _find_pool(rest[0]) if rest else 0
-    if len(rest) > 1 or (pool and type(activation) is not nn.ReLU):
-        raise UnitNotFused("it has another form than convolution, norm, ReLU, pool")
+    if pool and type(activation) is not nn.ReLU:
+        raise UnitNotFused("it has a pool behind another activation than ReLU")
     return _Stem(modules, pair, _ACTIVATIONS[type(activation)], pool)
 
 
