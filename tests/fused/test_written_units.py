@@ -4,12 +4,14 @@ With TRITON_INTERPRET=1 and Triton installed the tests on the CPU run the fused 
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
+from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import fuse_units
 from phalanx.models.resnet import FastResNet, ResNet
 
@@ -32,9 +34,14 @@ RESNEXT = ResNetVariant(
     group_width=4,
 )
 FAST = FastResNetVariant(image_size=18, widths=(8, 16, 24), residual=(True, False), drop_path=0.8)
+GROUPS, INTERLEAVED = Norm(type="group", groups=4), Norm(type="group", groups=4, interleaved=True)
 NETWORKS = {
     "basic": BASIC, "shortcut A": SHORTCUT_A, "bottleneck": BOTTLENECK, "resnext": RESNEXT,
     "fast": FAST,
+    "basic, groups": replace(BASIC, norm=GROUPS),
+    "bottleneck, interleaved groups": replace(BOTTLENECK, norm=INTERLEAVED),
+    "resnext, groups": replace(RESNEXT, norm=GROUPS),
+    "fast, groups": replace(FAST, norm=GROUPS),
 }  # fmt: skip
 
 
@@ -43,7 +50,7 @@ def a_network(variant):
     build = FastResNet if isinstance(variant, FastResNetVariant) else ResNet
     model = build(variant, num_classes=4).to(memory_format=torch.channels_last).train()
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
             nn.init.uniform_(module.weight, 0.3, 1.2)
             nn.init.uniform_(module.bias, -0.3, 0.3)
     return model

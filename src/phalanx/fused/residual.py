@@ -14,7 +14,6 @@ from phalanx.kernels.batch_norm import (
     RELU,
     apply_norm,
     apply_norm_back,
-    reduce_norm_gated,
 )
 from phalanx.models.resnet import BasicBlock, Bottleneck, ResidualConvPair, SliceAndPad
 
@@ -67,10 +66,11 @@ class _ResidualBlock(WrittenUnit):
         y, factor, *saved = saved
         parts = [saved[4 * i : 4 * i + 4] for i in range(len(self._pairs))]
         inner, a, v, weight = parts[-1]
-        passed, u = reduce_norm_gated(dy, a, v, y, second, factor)
+        last = self._pairs[-1]
+        passed, u = last.norm.reduce_gated(dy, a, v, y, second, factor)
         da = apply_norm_back(passed, a, v, u, NONE, factor)
-        dx, dw = self._pairs[-1].conv_back(da, inner, weight)
-        gradients = [dw, u[0], u[1]]
+        dx, dw = last.conv_back(da, inner, weight)
+        gradients = [dw, *last.norm.list_gradients(u)]
         for pair, (inner, a, v, weight) in zip(self._pairs[-2::-1], parts[-2::-1], strict=True):
             da, own = pair.norm_back(dx, a, v, RELU)
             dx, dw = pair.conv_back(da, inner, weight)

@@ -45,7 +45,7 @@ class _ConvUnit(WrittenUnit):
         """The unit's output."""
         x, weight = self.arrange(x)
         a = self.convolve(x, weight)
-        v = self._pair.find_vectors(a)
+        v = self._pair.norm.find_vectors(a)
         if not self._pool:
             return apply_norm(a, v, self._activation), [x, weight, a, v]
         y, at, won = pool_norm(a, v, self._pool)
@@ -57,8 +57,8 @@ class _ConvUnit(WrittenUnit):
         """Gradients from that of the output."""
         x, weight, a, v, *pooled = saved
         if pooled:
-            da, u = pool_norm_back(dy, *pooled, a, v, self._pool)
-            own = [u[0], u[1]]
+            da, u = pool_norm_back(dy, *pooled, a, v, self._pool, self._pair.norm.groups)
+            own = self._pair.norm.list_gradients(u)
         else:
             da, own = self._pair.norm_back(dy, a, v, self._activation)
         dx, dw = self.convolve_back(da, x, weight, wanted=wanted)

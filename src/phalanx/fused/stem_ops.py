@@ -7,6 +7,7 @@ from torch.library import custom_op
 
 from phalanx.kernels.batch_norm import RELU, apply_norm, apply_norm_back, reduce_norm
 from phalanx.kernels.fused import find_fused_for
+from phalanx.kernels.group_norm import reduce_group_norm
 
 _STEP = 2  # of every pool here
 
@@ -91,12 +92,15 @@ def find_pooled_edge(edge: int, size: int) -> int:
 
 @custom_op("phalanx::pool_norm_back", mutates_args=())
 def pool_norm_back(
-    dy: Tensor, at: Tensor, won: Tensor, x: Tensor, v: Tensor, size: int
+    dy: Tensor, at: Tensor, won: Tensor, x: Tensor, v: Tensor, size: int, groups: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x and the norm's u, from the gradient of the pool's output."""
+    """The gradient of x and the norm's u, from the gradient of the pool's output.
+
+    groups: those of a group norm; none for a batch norm.
+    """
     fused = find_fused_for(x, "phalanx.fused.stem_fused.pool_norm_back_fused")
     if fused is not None:
-        return fused(dy, at, won, x, v, size)
+        return fused((dy, at, won), x, v, size, groups)
     spread = torch.zeros_like(x, dtype=torch.float32)
     front = 1 if size == 3 else 0
     rows = torch.arange(dy.shape[2], device=x.device)[:, None] * _STEP - front
@@ -105,12 +109,12 @@ def pool_norm_back(
     values = dy.float().flatten(2)
     spread = spread.flatten(2).scatter_add_(2, flat.flatten(2), values).view(x.shape)
     spread = spread.contiguous(memory_format=torch.channels_last)
-    u = reduce_norm(spread, x, v, RELU)
+    u = reduce_group_norm(spread, x, v, groups, RELU) if groups else reduce_norm(spread, x, v, RELU)
     return apply_norm_back(spread, x, v, u, RELU), u
 
 
 @pool_norm_back.register_fake
 def _(
-    dy: Tensor, at: Tensor, won: Tensor, x: Tensor, v: Tensor, size: int
+    dy: Tensor, at: Tensor, won: Tensor, x: Tensor, v: Tensor, size: int, groups: list[int]
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), v.new_empty((5, x.shape[1]))
+    return torch.empty_like(x), v.new_empty((5, *v.shape[1:]))
