@@ -22,7 +22,7 @@ from torch import Tensor
 
 from phalanx.catalog.models import MODELS
 from phalanx.fused.enable import fuse_units
-from phalanx.fused.half_copies import HalfCopies
+from phalanx.fused.half_copies import attach_copies
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 from phalanx.models.units import UnitModel
@@ -46,7 +46,7 @@ class Pass:
         initialise(model, 0, zero_residual=True)
         self.model = model.to(memory_format=torch.channels_last).train()
         self.left = {} if words.plain else fuse_units(model, self.half)
-        self.copies = HalfCopies(model, self.half)
+        attach_copies(model.modules(), self.half)
         self.scale = 1024.0 if self.half == torch.float16 else 1.0
 
     def __call__(self) -> Tensor:
