@@ -75,24 +75,25 @@ def list_sum_calls(x: Tensor):
     yield norms.sum_channels, (x,)
     yield norms.sum_gradients, (dy, x, noise, 0.3)
     yield norms.sum_gradients, (dy, x, None, 0.0)
-    yield squeeze_excite.sum_images, (x, v, None)
-    yield squeeze_excite.sum_images, (x, v, dy)
+    yield squeeze_excite.sum_images, (x, v)
+    yield squeeze_excite.sum_slopes, (x, v)
+    yield squeeze_excite.sum_images_back, (x, v, dy)
 
 
 def list_vector_calls(n: int, c: int, r: int, parts: int):
     """Operations on tables and partial sums."""
-    sums, v, _ = rows(2, 70, c).abs(), *make_vectors(image(1, c, 1, 1))
-    table, back = rows(3, parts, n, c), rows(3, parts, n, c)
+    partials, v, _ = rows(2, 70, c).abs(), *make_vectors(image(1, c, 1, 1))
+    sums, back = rows(1, parts, n, c), rows(5, parts, n, c)
     w1, b1, w2, b2 = rows(r, c), rows(r), rows(c, r), rows(c)
-    mean, hidden, gate = squeeze_excite.excite.reference(table, [w1, b1, w2, b2], 20)
+    mean, hidden, gate = squeeze_excite.excite.reference(sums, [w1, b1, w2, b2], 20)
     dhidden, dmean = squeeze_excite.excite_back.reference(back, [w1, w2], hidden, gate, 20)
-    yield norms.finish_norm_back, (sums, v, 200)
+    yield norms.finish_norm_back, (partials, v, 200)
     yield norms.add_partials, (rows(40, 9, c), c)
-    yield squeeze_excite.excite, (table, [w1, b1, w2, b2], 20)
+    yield squeeze_excite.excite, (sums, [w1, b1, w2, b2], 20)
     yield squeeze_excite.excite_back, (back, [w1, w2], hidden, gate, 20)
     excited = [mean, hidden, gate, dhidden]
-    yield squeeze_excite.finish_excite_back, (table, back, excited, dmean, v, 200)
-    yield squeeze_excite.finish_mean_back, (table, dmean, v, 200)
+    yield squeeze_excite.finish_excite_back, (back, excited, dmean, v, 200)
+    yield squeeze_excite.finish_mean_back, (back[:2], dmean, v, 200)
 
 
 @needs_kernels
@@ -169,12 +170,11 @@ def test_squeeze_excite_is_that_of_autograd(shape):
     wanted = act * F.linear(hidden, leaves[3], leaves[4]).sigmoid()[:, :, None, None]
     wanted.backward(dy)
     v = finish(norm, x)
-    table = squeeze_excite.sum_images(x, v, None)
-    excited = squeeze_excite.excite(table, weights, h * w)
+    excited = squeeze_excite.excite(squeeze_excite.sum_images(x, v), weights, h * w)
     close(norms.norm_silu(x, v, excited[2]), wanted.detach())
-    back = squeeze_excite.sum_images(x, v, dy)
+    back = squeeze_excite.sum_images_back(x, v, dy)
     dhidden, dmean = squeeze_excite.excite_back(back, weights[::2], *excited[1:], h * w)
-    found = squeeze_excite.finish_excite_back(table, back, [*excited, dhidden], dmean, v, n * h * w)
+    found = squeeze_excite.finish_excite_back(back, [*excited, dhidden], dmean, v, n * h * w)
     close(found[1:], (norm.weight.grad, norm.bias.grad, *(leaf.grad for leaf in leaves[1:])))
     close(norms.norm_gate_back(x, v, found[0], dmean, dy, excited[2]), leaves[0].grad)
 

@@ -34,7 +34,7 @@ from phalanx.mbconv.norms import (
     silu_back,
     sum_channels,
 )
-from phalanx.mbconv.squeeze_excite import finish_mean_back, sum_images
+from phalanx.mbconv.squeeze_excite import finish_mean_back, sum_images, sum_slopes
 from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.units import FusedUnit
 
@@ -129,18 +129,18 @@ class _FeaturesFunction(torch.autograd.Function):
         dtype, x, weight = x.dtype, to_channels_last(x.to(half)), to_half(conv.weight, half)
         raw = to_image(to_rows(x) @ weight.flatten(1).T, x)
         v = take_statistics(norm, sum_channels(raw), raw)
-        table = sum_images(raw, v, None)
+        mean = sum_images(raw, v)[0].sum(0) / (x.shape[2] * x.shape[3])
         ctx.conv, ctx.norm, ctx.dtype = conv, norm, dtype
-        ctx.save_for_backward(x, weight, raw, v, table)
-        return (table[0].sum(0) / (x.shape[2] * x.shape[3])).to(half)
+        ctx.save_for_backward(x, weight, raw, v)
+        return mean.to(half)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         """Gradients of the input and of the parameters."""
-        x, weight, raw, v, table = ctx.saved_tensors
+        x, weight, raw, v = ctx.saved_tensors
         dmean = dy.float() / (x.shape[2] * x.shape[3])
-        u, dweight, dbias = finish_mean_back(table, dmean, v, count_rows(raw))
+        u, dweight, dbias = finish_mean_back(sum_slopes(raw, v), dmean, v, count_rows(raw))
         dc = to_rows(norm_gate_back(raw, v, u, dmean, None, None))
         dw, dx = multiply(dc.T, to_rows(x)), to_image(dc @ weight.flatten(1), x)
         found = {"conv": dw, "weight": dweight, "bias": dbias}

@@ -51,6 +51,7 @@ from phalanx.mbconv.squeeze_excite import (
     excite_back,
     finish_excite_back,
     sum_images,
+    sum_images_back,
 )
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.units import FusedUnit
@@ -177,12 +178,11 @@ def _forward(layers: _Layers, kept: Kept) -> Tensor:
         kept["v1"] = take_statistics(layers.expand_norm, sums, kept["raw"])
     d, sums = _convolve(layers.depthwise, kept)
     v = take_statistics(layers.depthwise_norm, sums, d)
-    table = sum_images(d, v, None)
-    excited = excite(table, layers.excite_weights, d.shape[2] * d.shape[3])
+    excited = excite(sum_images(d, v), layers.excite_weights, d.shape[2] * d.shape[3])
     gated = norm_silu(d, v, excited[2])
     p = to_image(to_rows(gated) @ kept["project"].flatten(1).T, d)
     v3 = take_statistics(layers.project_norm, sum_channels(p), p)
-    kept |= {"d": d, "v2": v, "table": table, "gated": gated, "p": p, "v3": v3}
+    kept |= {"d": d, "v2": v, "gated": gated, "p": p, "v3": v3}
     kept |= dict(zip(("mean", "hidden", "gate"), excited, strict=True))
     return norm_add(p, v3, kept["x"] if layers.skips else None, kept.get("noise"), layers.rate)
 
@@ -200,11 +200,11 @@ def _project_back(layers: _Layers, kept: Kept, dy: Tensor, found: Kept) -> Tenso
 def _excite_back(layers: _Layers, kept: Kept, dt: Tensor, found: Kept) -> Tensor:
     """The gradient of the depthwise convolution's result."""
     d, v, gate = kept["d"], kept["v2"], kept["gate"]
-    back = sum_images(d, v, dt)
+    back = sum_images_back(d, v, dt)
     pixels, weights = d.shape[2] * d.shape[3], layers.excite_weights[::2]
     dhidden, dmean = excite_back(back, weights, kept["hidden"], gate, pixels)
     excited = [kept["mean"], kept["hidden"], gate, dhidden]
-    u, *gradients = finish_excite_back(kept["table"], back, excited, dmean, v, count_rows(d))
+    u, *gradients = finish_excite_back(back, excited, dmean, v, count_rows(d))
     names = ("norm2", "bias2", "excite1", "excite_bias1", "excite2", "excite_bias2")
     found |= dict(zip(names, gradients, strict=True))
     return norm_gate_back(d, v, u, dmean, dt, gate)

@@ -14,14 +14,19 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
-from phalanx.mbconv.activation_fused import fitting, load_affine, next_power, sigmoid
+from phalanx.mbconv.activation_fused import (
+    add_to,
+    fitting,
+    load_affine,
+    make_zeros,
+    next_power,
+    sigmoid,
+)
 from phalanx.mbconv.depthwise import count_strips
 from phalanx.mbconv.depthwise_forward_fused import (
-    add_to,
     find_columns,
     load_row,
     load_taps,
-    make_zeros,
 )
 from phalanx.mbconv.image_layout import new_floats, new_image
 

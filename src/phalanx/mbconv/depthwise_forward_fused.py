@@ -12,28 +12,20 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
-from phalanx.mbconv.activation_fused import fitting, load_affine, next_power, sigmoid
+from phalanx.mbconv.activation_fused import (
+    add_to,
+    fitting,
+    load_affine,
+    make_zeros,
+    next_power,
+    sigmoid,
+)
 from phalanx.mbconv.depthwise import count_strips, reduced
 from phalanx.mbconv.image_layout import new_floats, new_image
 
 _TILES = make_tiles(
     "BW BC", (16, 32, 4, 1), (8, 64, 4, 1), (16, 16, 4, 1), (8, 32, 4, 1), (32, 32, 4, 1)
 )
-
-
-@triton.jit
-def make_zeros(COUNT: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr):
-    """COUNT tiles of zeros."""
-    tiles = ()
-    for _ in tl.static_range(COUNT):
-        tiles = tiles + (tl.zeros((BW, BC), tl.float32),)
-    return tiles
-
-
-@triton.jit
-def add_to(tiles, AT: tl.constexpr, value):
-    """The tiles with `value` added to one."""
-    return tiles[:AT] + (tiles[AT] + value,) + tiles[AT + 1 :]
 
 
 @triton.jit
