@@ -17,6 +17,7 @@ from phalanx.fused.mbconv_parts import (
     to_gradients,
 )
 from phalanx.fused.suited import check_types
+from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES
 from phalanx.mbconv.expand import expand, expand_back
 from phalanx.mbconv.image_layout import (
@@ -27,7 +28,6 @@ from phalanx.mbconv.image_layout import (
     to_rows,
 )
 from phalanx.mbconv.norms import (
-    finish_norm_back,
     norm_add_back,
     norm_gate_back,
     norm_silu,
@@ -110,10 +110,10 @@ class _StemFunction(torch.autograd.Function):
         """Gradients of the image, where it wants one, and of the parameters."""
         _, _, raw, v = kept = ctx.saved_tensors
         ds, sums = silu_back(to_channels_last(dy), raw, v)
-        u, dweight, dbias = finish_norm_back(sums, v, count_rows(raw))
+        u = finish_back(sums, v, count_rows(raw))
         wanted = ctx.needs_input_grad[3]
         dx, dw = _convolve_back(ctx.conv, kept, ds, u, wants_image=wanted)
-        found = {"conv": dw, "weight": dweight, "bias": dbias}
+        found = {"conv": dw, "weight": u[0], "bias": u[1]}
         gradients = to_gradients(found, _name_parameters(ctx.conv, ctx.norm))
         return None, None, None, dx.to(ctx.dtype) if wanted else None, *gradients
 
@@ -140,10 +140,10 @@ class _FeaturesFunction(torch.autograd.Function):
         """Gradients of the input and of the parameters."""
         x, weight, raw, v = ctx.saved_tensors
         dmean = dy.float() / (x.shape[2] * x.shape[3])
-        u, dweight, dbias = finish_mean_back(sum_slopes(raw, v), dmean, v, count_rows(raw))
+        u = finish_mean_back(sum_slopes(raw, v), dmean, v, count_rows(raw))
         dc = to_rows(norm_gate_back(raw, v, u, dmean, None, None))
         dw, dx = multiply(dc.T, to_rows(x)), to_image(dc @ weight.flatten(1), x)
-        found = {"conv": dw, "weight": dweight, "bias": dbias}
+        found = {"conv": dw, "weight": u[0], "bias": u[1]}
         gradients = to_gradients(found, _name_parameters(ctx.conv, ctx.norm))
         return None, None, None, dx.to(ctx.dtype), *gradients
 

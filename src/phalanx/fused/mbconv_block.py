@@ -25,6 +25,7 @@ from phalanx.fused.mbconv_parts import (
     to_gradients,
 )
 from phalanx.fused.suited import UnitNotFused, check_types
+from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES, Ways
 from phalanx.mbconv.depthwise import convolve, convolve_back
 from phalanx.mbconv.expand import can_expand, can_expand_back, expand, expand_back
@@ -37,7 +38,6 @@ from phalanx.mbconv.image_layout import (
 )
 from phalanx.mbconv.norms import (
     add_partials,
-    finish_norm_back,
     norm_add,
     norm_add_back,
     norm_gate_back,
@@ -191,7 +191,8 @@ def _project_back(layers: _Layers, kept: Kept, dy: Tensor, found: Kept) -> Tenso
     """The gradient of what squeeze-excite made."""
     p, noise = kept["p"], kept.get("noise")
     sums = sum_gradients(dy, p, noise, layers.rate)
-    u, found["norm3"], found["bias3"] = finish_norm_back(sums, kept["v3"], count_rows(p))
+    u = finish_back(sums, kept["v3"], count_rows(p))
+    found["norm3"], found["bias3"] = u[:2]
     dp = to_rows(norm_add_back(dy, p, u, noise, layers.rate))
     found["project"] = multiply(dp.T, to_rows(kept["gated"]))
     return to_image(dp @ kept["project"].flatten(1), p)
@@ -205,8 +206,9 @@ def _excite_back(layers: _Layers, kept: Kept, dt: Tensor, found: Kept) -> Tensor
     dhidden, dmean = excite_back(back, weights, kept["hidden"], gate, pixels)
     excited = [kept["mean"], kept["hidden"], gate, dhidden]
     u, *gradients = finish_excite_back(back, excited, dmean, v, count_rows(d))
-    names = ("norm2", "bias2", "excite1", "excite_bias1", "excite2", "excite_bias2")
+    names = ("excite1", "excite_bias1", "excite2", "excite_bias2")
     found |= dict(zip(names, gradients, strict=True))
+    found["norm2"], found["bias2"] = u[:2]
     return norm_gate_back(d, v, u, dmean, dt, gate)
 
 
@@ -266,7 +268,8 @@ def _backward(layers: _Layers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
     ds, sums, found["depthwise"] = _convolve_back(layers.depthwise, kept, dd)
     if layers.expand is None:
         return (ds + dy if layers.skips else ds), found
-    u, found["norm1"], found["bias1"] = finish_norm_back(sums, kept["v1"], count_rows(ds))
+    u = finish_back(sums, kept["v1"], count_rows(ds))
+    found["norm1"], found["bias1"] = u[:2]
     dx, found["expand"] = _expand_back(layers, kept, ds, u, dy)
     return dx, found
 

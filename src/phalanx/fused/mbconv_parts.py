@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv
+from phalanx.kernels.batch_norm import finish_vectors
 from phalanx.mbconv.image_layout import count_rows
-from phalanx.mbconv.norms import finish_norm
 
 Kept = dict[str, Tensor]  # tensors that the backward pass needs, by name
 
@@ -37,7 +37,7 @@ def take_statistics(norm: nn.BatchNorm2d, sums: Tensor, x: Tensor) -> Tensor:
     running = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
     affine = [norm.weight.detach(), norm.bias.detach()]
     momentum = norm.momentum or 0.0
-    return finish_norm(sums, affine, running, count_rows(x), norm.eps, momentum)  # type: ignore[arg-type]
+    return finish_vectors(sums, affine, running, count_rows(x), norm.eps, momentum)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

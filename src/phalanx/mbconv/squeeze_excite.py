@@ -14,7 +14,7 @@ from torch import Tensor
 
 from phalanx.mbconv.image_layout import count_parts
 from phalanx.mbconv.kernel_op import kernel_op
-from phalanx.mbconv.norms import norm_gradients, silu_parts
+from phalanx.mbconv.norms import backward_vectors, silu_parts
 
 
 def _sum_by_image(x: Tensor, *terms: Tensor) -> Tensor:
@@ -78,8 +78,8 @@ def excite_back(
 @kernel_op("phalanx.mbconv.squeeze_excite_fused.finish_excite_back")
 def finish_excite_back(
     back: Tensor, excited: list[Tensor], dmean: Tensor, v: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Backward vectors of the norm before, its two gradients, and those of w1, b1, w2, b2.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Backward vectors of the norm before, and the gradients of w1, b1, w2, b2.
 
     back: from `sum_images_back`. excited: mean, hidden, gate and the gradient of hidden.
     """
@@ -87,16 +87,14 @@ def finish_excite_back(
     sums = (back[3:].sum(1) * dmean + back[1:3].sum(1) * gate).sum(1)
     outer = _gate_slope(back, gate)
     gradients = (dhidden.T @ mean, dhidden.sum(0), outer.T @ F.silu(hidden), outer.sum(0))
-    return *norm_gradients(sums[0], sums[1], v, count), *gradients
+    return backward_vectors(sums[0], sums[1], v, count), *gradients
 
 
 @kernel_op("phalanx.mbconv.squeeze_excite_fused.finish_mean_back")
-def finish_mean_back(
-    slopes: Tensor, dmean: Tensor, v: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward vectors of a norm, and its two gradients, where a mean is all that follows SiLU.
+def finish_mean_back(slopes: Tensor, dmean: Tensor, v: Tensor, count: int) -> Tensor:
+    """Backward vectors of a norm, where a mean is all that follows SiLU.
 
     slopes: from `sum_slopes`.
     """
     total, product = (slopes.sum(1) * dmean).sum(1)
-    return norm_gradients(total, product, v, count)
+    return backward_vectors(total, product, v, count)

@@ -11,7 +11,7 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.mbconv.activation_fused import next_power, sigmoid
 from phalanx.mbconv.image_layout import new_floats
-from phalanx.mbconv.norm_vectors_fused import store_back
+from phalanx.mbconv.partial_sums_fused import store_back
 
 _TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 128, 128, 4, 1))
 _WEIGHT_TILES = make_tiles("BI BC", (32, 16, 4, 1), (64, 16, 4, 1), (128, 16, 8, 1))
@@ -98,7 +98,7 @@ def _sum_planes(t, factor, n, c, N, C, FIRST: tl.constexpr, PARTS: tl.constexpr)
 
 @triton.jit(do_not_specialize=["M", "N", "C8", "R"])
 def _excite_back_weights(
-    back, mean, hidden, gate, dhidden, dmean, v, u, dweight, dbias, dw1, db1, dw2, db2,
+    back, mean, hidden, gate, dhidden, dmean, v, u, dw1, db1, dw2, db2,
     M, N, C8, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -122,7 +122,7 @@ def _excite_back_weights(
         d1 += tl.dot(tl.trans(_load_matrix(mean, n, c, N, C)), dinner)
         e2 += tl.sum(outer, 0)
         e1 += tl.sum(dinner, 0)
-    store_back(v, u, dweight, dbias, c, okc, total, product, M, C)
+    store_back(v, u, c, okc, total, product, M, C)
     ok = okc[:, None] & (r < R)[None, :]
     tl.store(dw1 + r[None, :] * C + c[:, None], d1, mask=ok)
     tl.store(dw2 + c[:, None] * R + r[None, :], d2, mask=ok)
@@ -133,7 +133,7 @@ def _excite_back_weights(
 
 @triton.jit(do_not_specialize=["M", "N", "C8"])
 def _mean_back(
-    slopes, dmean, v, u, dweight, dbias, M, N, C8,
+    slopes, dmean, v, u, M, N, C8,
     PARTS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Everything backward needs of a norm whose gradient is dmean * silu'(z)."""
@@ -145,7 +145,7 @@ def _mean_back(
         more = _sum_planes(slopes, _load_matrix(dmean, n, c, N, C), n, c, N, C, 0, PARTS)
         total += more[0]
         product += more[1]
-    store_back(v, u, dweight, dbias, c, c < C, total, product, M, C)
+    store_back(v, u, c, c < C, total, product, M, C)
 
 
 def _run_products(kernel: Any, sums: Tensor, args: tuple[Any, ...], pixels: int, r: int) -> None:
@@ -179,19 +179,13 @@ def excite_back(
     return dhidden, dmean
 
 
-def _norm_outputs(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for a norm's backward vectors and its two gradients."""
-    c = v.shape[1]
-    return new_floats(3, c, like=v), new_floats(c, like=v), new_floats(c, like=v)
-
-
 def finish_excite_back(
     back: Tensor, excited: list[Tensor], dmean: Tensor, v: Tensor, count: int
 ) -> tuple[Tensor, ...]:
     """`phalanx.mbconv.squeeze_excite.finish_excite_back`."""
     (_, parts, n, c), r = back.shape, excited[1].shape[1]
-    shapes = ((r, c), (r,), (c, r), (c,))
-    out = (*_norm_outputs(v), *(new_floats(*shape, like=v) for shape in shapes))
+    shapes = ((5, c), (r, c), (r,), (c, r), (c,))
+    out = tuple(new_floats(*shape, like=v) for shape in shapes)
     args = (back, *excited, dmean, v, *out, count, n, c // 8, r)
     flags = {"PARTS": parts, "RP": next_power(r)}
     grid = lambda t: (triton.cdiv(c, t["BC"]),)  # noqa: E731
@@ -199,13 +193,11 @@ def finish_excite_back(
     return out
 
 
-def finish_mean_back(
-    slopes: Tensor, dmean: Tensor, v: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def finish_mean_back(slopes: Tensor, dmean: Tensor, v: Tensor, count: int) -> Tensor:
     """`phalanx.mbconv.squeeze_excite.finish_mean_back`."""
     _, parts, n, c = slopes.shape
-    out = _norm_outputs(v)
-    args = (slopes, dmean, v, *out, count, n, c // 8)
+    u = new_floats(5, c, like=v)
+    args = (slopes, dmean, v, u, count, n, c // 8)
     grid = lambda t: (triton.cdiv(c, t["BC"]),)  # noqa: E731
     CHOICES.run(_mean_back, grid, args, _WEIGHT_TILES, PARTS=parts)
-    return out
+    return u
