@@ -117,6 +117,18 @@ def test_a_residual_with_two_gradients_and_a_factor_equals_torch(shape, gate, de
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_residual_may_be_normalised_and_may_come_last(device):
+    x, other = (an_image(3, 72, 5, 5, seed=s, device=device) for s in (1, 2))
+    factor = torch.tensor([1.5, 0.0, 0.7], device=device)
+    norm = a_norm(72, device)
+    v, other_v = vectors(x, norm), vectors(other, norm)
+    normal, added = apply_norm(x, v, NONE), apply_norm(other, other_v, NONE)
+    is_close(apply_norm(x, v, RELU, other, None, other_v), (normal + added).relu())
+    by = factor.view(-1, 1, 1, 1)
+    is_close(apply_norm(x, v, RELU, other, factor, None, True), other + by * normal.relu())
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_vectors_from_partial_sums_of_others_equal_those_of_the_tensor(device):
     x, dy = (an_image(4, 72, 5, 5, seed=s, device=device) for s in (1, 2))
     norm, other = a_norm(72, device), a_norm(72, device)
@@ -189,4 +201,6 @@ def test_the_errors_are_no_larger_than_those_of_torch(shape, half):
             torchs.append(error_of(theirs, right))
     for place in range(5):
         mine, theirs = sum(ours[place::5]), sum(torchs[place::5])
-        assert mine <= 1.1 * theirs, f"tensor {place}: {mine / 5:.2e} against {theirs / 5:.2e}"
+        # sums in float32 are compared with what 16 bits can hold at all
+        limit = max(1.1 * theirs, 5 * torch.finfo(half).eps / 100)
+        assert mine <= limit, f"tensor {place}: {mine / 5:.2e} against {theirs / 5:.2e}"

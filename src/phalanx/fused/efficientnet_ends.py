@@ -157,7 +157,8 @@ def build_efficientnet_stem(modules: Sequence[nn.Module], half: torch.dtype) -> 
 
     def run(x: Tensor, _: Tensor | None) -> Tensor:
         rows = count_rows(x)
-        if rows * conv.out_channels >= MOST_ELEMENTS or rows < 2 * conv.stride[0] ** 2:
+        fits = 2 * conv.stride[0] ** 2 <= rows and rows * conv.out_channels < MOST_ELEMENTS
+        if not (fits and norm.training):
             return others[0](norm(conv(x)))
         with torch.autocast(x.device.type, enabled=False):
             return _StemFunction.apply(conv, norm, half, x, *parameters)
@@ -175,7 +176,7 @@ def build_efficientnet_head(modules: Sequence[nn.Module], half: torch.dtype) -> 
 
     def run(x: Tensor, noise: Tensor | None) -> Tensor:
         rows = count_rows(x)
-        if rows * conv.out_channels >= MOST_ELEMENTS or rows < 2:
+        if not (2 <= rows < MOST_ELEMENTS // conv.out_channels and norm.training):
             features = pool(activation(norm(conv(x))))
         else:
             with torch.autocast(x.device.type, enabled=False):

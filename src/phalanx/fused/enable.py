@@ -7,18 +7,25 @@ from torch import nn
 
 from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
 from phalanx.fused.mbconv_block import build_mbconv_block
+from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
+from phalanx.fused.stem import build_conv_pool, build_stem
 from phalanx.fused.suited import UnitNotFused, check_modules
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
+from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
 from phalanx.models.units import FusedUnit, UnitModel
 
-Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
+_Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
 """Makes the function of a unit from its modules and the 16-bit type, or raises UnitNotFused."""
 
 # by the class of a unit's only module, or by the name of a unit of several; the first that suits
-_BUILDERS: dict[type[nn.Module] | str, tuple[Builder, ...]] = {
-    "stem": (build_efficientnet_stem,),
+_BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
+    BasicBlock: (build_basic_block,),
+    Bottleneck: (build_bottleneck,),
+    ConvPool: (build_conv_pool,),
+    ResidualConvPair: (build_residual_pair,),
     InvertedResidual: (build_mbconv_block,),
     DepthwiseSeparableConv: (build_mbconv_block,),
+    "stem": (build_efficientnet_stem, build_stem),
     "head": (build_efficientnet_head,),
 }
 

@@ -314,11 +314,13 @@ def build_mbconv_block(modules: Sequence[nn.Module], half: torch.dtype) -> Fused
     (block,) = modules
     layers = _check_layers(block)
     parameters = tuple(layers.parameters.values())
+    norms = [part for part in block.modules() if isinstance(part, nn.BatchNorm2d)]
     width = layers.depthwise.in_channels
 
     def run(x: Tensor, noise: Tensor | None) -> Tensor:
-        rows = count_rows(x)
-        if rows * width >= MOST_ELEMENTS or rows < 2 * layers.depthwise.stride[0] ** 2:
+        rows, is_training = count_rows(x), all(norm.training for norm in norms)
+        fits = 2 * layers.depthwise.stride[0] ** 2 <= rows and rows * width < MOST_ELEMENTS
+        if not (fits and is_training):
             return block(x, noise)
         with torch.autocast(x.device.type, enabled=False):
             drops = noise if layers.skips else None

@@ -5,9 +5,17 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from phalanx.models.norms import FullBatchNorm, FullOnePassBatchNorm, OnePassBatchNorm
+from phalanx.models.norms import (
+    FullBatchNorm,
+    FullGroupNorm,
+    FullInterleavedGroupNorm,
+    FullOnePassBatchNorm,
+    InterleavedGroupNorm,
+    OnePassBatchNorm,
+)
 
-BATCH_NORMS = (nn.BatchNorm2d, OnePassBatchNorm, FullBatchNorm, FullOnePassBatchNorm)
+_BATCH_NORMS = (nn.BatchNorm2d, OnePassBatchNorm, FullBatchNorm, FullOnePassBatchNorm)
+GROUP_NORMS = (nn.GroupNorm, InterleavedGroupNorm, FullGroupNorm, FullInterleavedGroupNorm)
 
 _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
@@ -37,7 +45,7 @@ def check_modules(modules: Iterable[nn.Module], *, interpreted: bool) -> None:
 
 def check_batch_norm(norm: nn.Module) -> nn.BatchNorm2d:
     """The module, if it is a batch norm over this process's images as torch has it."""
-    if type(norm) not in BATCH_NORMS:
+    if type(norm) not in _BATCH_NORMS:
         raise UnitNotFused(f"its norm is {type(norm).__name__}")
     assert isinstance(norm, nn.BatchNorm2d)
     if not (norm.affine and norm.track_running_stats) or norm.momentum is None:

@@ -6,6 +6,8 @@ dbeta, a, b, c], and `apply_norm_back` the gradient of x, a * gradient + b * x +
 tensors have a factor, it is one number for each image (drop-path): it scales what the norm gives
 before the residual is added.
 
+`apply_norm` and `apply_norm_back` take vectors of phalanx.kernels.group_norm as well.
+
 All sums are float32. `x` is [N, C, H, W] in channels_last memory, or [N, C]; gradients and
 residuals lie in memory as x does.
 """
@@ -30,7 +32,7 @@ def norm_vectors(
 
     affine: weight and bias. running: mean, variance and the number of batches, or nothing.
     """
-    fused = find_fused_for(x, "phalanx.kernels.batch_norm_fused.norm_vectors_fused")
+    fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.norm_vectors_fused")
     if fused is not None:
         return fused(x, affine, running, eps, momentum)
     rows = flatten_pixels(x).float()
@@ -53,7 +55,7 @@ def finish_vectors(
     momentum: float,
 ) -> Tensor:
     """`norm_vectors` from partial sums [2, any, C] of x and of x * x over `count` pixels."""
-    fused = find_fused_for(sums, "phalanx.kernels.batch_norm_fused.finish_vectors_fused")
+    fused = find_fused_for(sums, "phalanx.kernels.norm_finish_fused.finish_vectors_fused")
     if fused is not None:
         return fused(sums, affine, running, count, eps, momentum)
     total, square = sums.double().sum(1) / count
@@ -96,15 +98,22 @@ def apply_norm(
     activation: int,
     residual: Tensor | None = None,
     factor: Tensor | None = None,
+    residual_v: Tensor | None = None,
+    add_last: bool = False,
 ) -> Tensor:
-    """activation(factor * (x * scale + shift) + residual) in x's type."""
-    fused = find_fused_for(x, "phalanx.kernels.batch_norm_fused.apply_norm_fused")
+    """activation(factor * (x * scale + shift) + residual) in x's type.
+
+    The residual is normalised by vectors of its own, where there are; `add_last`: it is added after
+    the activation, and the factor scales what the activation gives.
+    """
+    fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_fused")
     if fused is not None:
-        return fused(x, v, activation, residual, factor)
-    value = _normalise(x, v) * _for_images(factor, x)
+        return fused(x, v, activation, (residual, residual_v, factor), last=add_last)
+    value, by = normalise(x, v), for_images(factor, x)
+    value = (_activate(value, activation) if add_last else value) * by
     if residual is not None:
-        value = value + residual.float()
-    return _activate(value, activation).to(x.dtype)
+        value += residual.float() if residual_v is None else normalise(residual, residual_v)
+    return (value if add_last else _activate(value, activation)).to(x.dtype)
 
 
 @apply_norm.register_fake
@@ -114,6 +123,8 @@ def _(
     activation: int,
     residual: Tensor | None = None,
     factor: Tensor | None = None,
+    residual_v: Tensor | None = None,
+    add_last: bool = False,
 ) -> Tensor:
     return torch.empty_like(x)
 
@@ -126,11 +137,11 @@ def reduce_norm(
     dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Tensor | None = None
 ) -> Tensor:
     """u [5, C] of a norm from the gradient dy behind its activation."""
-    fused = find_fused_for(x, "phalanx.kernels.batch_norm_fused.reduce_norm_fused")
+    fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_norm_fused")
     if fused is not None:
         return fused(dy, x, v, activation, factor)
-    gradient = dy.float() * _derivative(_normalise(x, v), activation)
-    return _reduce_reference(gradient * _for_images(factor, x), x, v)
+    gradient = dy.float() * find_derivative(normalise(x, v), activation)
+    return _reduce_reference(gradient * for_images(factor, x), x, v)
 
 
 @reduce_norm.register_fake
@@ -151,13 +162,13 @@ def reduce_norm_gated(
 
     gate: the output of the ReLU behind norm and residual, or its signs as `pack_signs` has them.
     """
-    fused = find_fused_for(x, "phalanx.kernels.batch_norm_fused.reduce_norm_gated_fused")
+    fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_norm_gated_fused")
     if fused is not None:
         return fused(dy, x, v, gate, second, factor)
     gradient = dy.float() if second is None else dy.float() + second.float()
     is_open = unpack_signs(gate, x) if gate.dtype == torch.uint8 else gate > 0
     gradient = gradient * is_open
-    u = _reduce_reference(gradient * _for_images(factor, x), x, v)
+    u = _reduce_reference(gradient * for_images(factor, x), x, v)
     return gradient.to(dy.dtype), u
 
 
@@ -176,7 +187,7 @@ def _(
 @custom_op("phalanx::finish_back", mutates_args=())
 def finish_back(sums: Tensor, v: Tensor, count: int) -> Tensor:
     """u from partial sums [2, any, C] of the gradient and of gradient * x over `count` pixels."""
-    fused = find_fused_for(sums, "phalanx.kernels.batch_norm_fused.finish_back_fused")
+    fused = find_fused_for(sums, "phalanx.kernels.norm_finish_fused.finish_back_fused")
     if fused is not None:
         return fused(sums, v, count)
     dbeta, product = sums.double().sum(1)
@@ -193,10 +204,10 @@ def apply_norm_back(
     dy: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, factor: Tensor | None = None
 ) -> Tensor:
     """The gradient of x; `activation` NONE where dy was masked already."""
-    fused = find_fused_for(x, "phalanx.kernels.batch_norm_fused.apply_norm_back_fused")
+    fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_back_fused")
     if fused is not None:
         return fused(dy, x, v, u, activation, factor)
-    gradient = dy.float() * _derivative(_normalise(x, v), activation) * _for_images(factor, x)
+    gradient = dy.float() * find_derivative(normalise(x, v), activation) * for_images(factor, x)
     _, _, a, b, c = (_for_channels(row, x) for row in u)
     return (a * gradient + b * x.float() + c).to(x.dtype)
 
@@ -250,16 +261,16 @@ def unpack_signs(signs: Tensor, like: Tensor) -> Tensor:
 
 
 def _for_channels(row: Tensor, x: Tensor) -> Tensor:
-    """One number a channel, to be multiplied with x."""
-    return row.view(1, -1, *(1 for _ in x.shape[2:]))
+    """One number a channel, or one an image and channel, to be multiplied with x."""
+    return row.view(-1, x.shape[1], *(1 for _ in x.shape[2:]))
 
 
-def _for_images(factor: Tensor | None, x: Tensor) -> Tensor | float:
+def for_images(factor: Tensor | None, x: Tensor) -> Tensor | float:
     """One number an image, to be multiplied with x."""
     return 1.0 if factor is None else factor.float().view(-1, *(1 for _ in x.shape[1:]))
 
 
-def _normalise(x: Tensor, v: Tensor) -> Tensor:
+def normalise(x: Tensor, v: Tensor) -> Tensor:
     """x * scale + shift in float32."""
     return x.float() * _for_channels(v[2], x) + _for_channels(v[3], x)
 
@@ -273,7 +284,7 @@ def _activate(value: Tensor, activation: int) -> Tensor:
     return value.clamp(0, 6) if activation == RELU6 else value
 
 
-def _derivative(value: Tensor, activation: int) -> Tensor | float:
+def find_derivative(value: Tensor, activation: int) -> Tensor | float:
     """The activation's derivative where its input is `value`."""
     if activation == RELU:
         return (value > 0).float()
