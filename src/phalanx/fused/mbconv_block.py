@@ -13,10 +13,10 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.mbconv_parts import (
+    BoundedUnit,
     Kept,
     check_norm,
     check_square_conv,
@@ -25,12 +25,12 @@ from phalanx.fused.mbconv_parts import (
     to_gradients,
 )
 from phalanx.fused.suited import UnitNotFused, check_types
+from phalanx.fused.unit import Gradients
 from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES, Ways
 from phalanx.mbconv.depthwise import convolve, convolve_back
 from phalanx.mbconv.expand import can_expand, can_expand_back, expand, expand_back
 from phalanx.mbconv.image_layout import (
-    MOST_ELEMENTS,
     count_rows,
     to_channels_last,
     to_image,
@@ -56,6 +56,10 @@ from phalanx.mbconv.squeeze_excite import (
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.units import FusedUnit
 
+_KEPT = (
+    *("x", "noise", "expand", "depthwise", "project"),
+    *("raw", "v1", "d", "v2", "mean", "hidden", "gate", "gated", "p", "v3"),
+)
 _WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2))  # kernel and stride
 
 
@@ -274,56 +278,41 @@ def _backward(layers: _Layers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
     return dx, found
 
 
-class _BlockFunction(torch.autograd.Function):
-    """One block, with its parameters as inputs."""
+class _MbconvBlock(BoundedUnit):
+    """A block of either kind."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        layers: _Layers,
-        half: torch.dtype,
-        x: Tensor,
-        noise: Tensor | None,
-        *_: Tensor,
-    ) -> Tensor:
+    def __init__(self, block: nn.Module, half: torch.dtype) -> None:
+        self._layers = _check_layers(block)
+        super().__init__([block], half, self._layers.depthwise)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters of the block."""
+        return list(self._layers.parameters.values())
+
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The block's output."""
-        kept = {"x": to_channels_last(x.to(half))}
-        if noise is not None:
-            kept["noise"] = noise.float().contiguous()
+        layers, kept = self._layers, {"x": x}
+        if factor is not None and layers.skips:
+            kept["noise"] = factor
         for name in ("expand", "depthwise", "project"):
             conv = getattr(layers, name)
             if conv is not None:
-                kept[name] = to_half(conv.weight, half)
+                kept[name] = to_half(conv.weight, self.half)
         y = _forward(layers, kept)
-        ctx.layers, ctx.names, ctx.dtype = layers, tuple(kept), x.dtype
-        ctx.save_for_backward(*kept.values())
-        return y
+        return y, [kept.get(name) for name in _KEPT]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """Gradients of the input and of every parameter."""
-        kept = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        dx, found = _backward(ctx.layers, kept, to_channels_last(dy))
-        gradients = to_gradients(found, ctx.layers.parameters)
-        return None, None, dx.to(ctx.dtype), None, *gradients
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from that of the output."""
+        named = zip(_KEPT, saved, strict=True)
+        kept = {name: tensor for name, tensor in named if tensor is not None}
+        dx, found = _backward(self._layers, kept, dy)
+        return dx, None, to_gradients(found, self._layers.parameters)
 
 
 def build_mbconv_block(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """A function that runs a block in training, computing in `half`."""
     (block,) = modules
-    layers = _check_layers(block)
-    parameters = tuple(layers.parameters.values())
-    norms = [part for part in block.modules() if isinstance(part, nn.BatchNorm2d)]
-    width = layers.depthwise.in_channels
-
-    def run(x: Tensor, noise: Tensor | None) -> Tensor:
-        rows, is_training = count_rows(x), all(norm.training for norm in norms)
-        fits = 2 * layers.depthwise.stride[0] ** 2 <= rows and rows * width < MOST_ELEMENTS
-        if not (fits and is_training):
-            return block(x, noise)
-        with torch.autocast(x.device.type, enabled=False):
-            drops = noise if layers.skips else None
-            return _BlockFunction.apply(layers, half, x, drops, *parameters)
-
-    return run
+    return _MbconvBlock(block, half)
