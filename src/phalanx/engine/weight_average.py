@@ -58,6 +58,10 @@ class WeightAverage:
         if counters:
             torch._foreach_copy_(counters, counts)
 
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Every tensor of the model as it is now, with its average."""
+        return [(now, self._averages[name]) for name, now in self._find_weights().items()]
+
     def reset(self) -> None:
         """Forget what was averaged: the model's weights are the average now."""
         _overwrite(self._averages, self._find_weights())

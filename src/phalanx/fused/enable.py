@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from phalanx.fused.bottleneck import build_folded_bottleneck
 from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
 from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
@@ -20,11 +21,11 @@ _Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
 # by the class of a unit's only module, or by the name of a unit of several; the first that suits
 _BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
     BasicBlock: (build_basic_block,),
-    Bottleneck: (build_bottleneck,),
+    Bottleneck: (build_folded_bottleneck, build_bottleneck),
     ConvPool: (build_conv_pool,),
     ResidualConvPair: (build_residual_pair,),
-    InvertedResidual: (build_mbconv_block,),
     DepthwiseSeparableConv: (build_mbconv_block,),
+    InvertedResidual: (build_mbconv_block,),
     "stem": (build_efficientnet_stem, build_stem),
     "head": (build_efficientnet_head,),
 }

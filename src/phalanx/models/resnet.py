@@ -7,7 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.catalog.resnets import Block, FastResNetVariant, ResNetVariant
-from phalanx.models.layers import Dropout, GlobalAvgPool, LayerFactory, drop_path, drop_path_rate
+from phalanx.models.layers import (
+    Dropout,
+    GlobalAvgPool,
+    GlobalMaxPool,
+    LayerFactory,
+    Scale,
+    drop_path,
+    drop_path_rate,
+)
 from phalanx.models.units import UnitModel
 
 
@@ -168,26 +176,6 @@ class ResidualConvPair(nn.Module):
         return x + drop_path(inner, self.rate, noise)
 
 
-class _GlobalMaxPool(nn.Module):
-    """Largest value over height and width: one vector per image."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] to [N, C]."""
-        return x.amax((2, 3))
-
-
-class _Scale(nn.Module):
-    """Multiplies by a constant: keeps the first logits small, so that training starts gently."""
-
-    def __init__(self, factor: float):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x times the factor."""
-        return x * self.factor
-
-
 class FastResNet(UnitModel):
     """Stem, three halving stages of which some have a residual block, largest value, linear."""
 
@@ -205,10 +193,10 @@ class FastResNet(UnitModel):
                 rate = drop_path_rate(variant, stage - 1, len(variant.residual))
                 block = ResidualConvPair(width, layers, rate=rate)
                 self.add_block(f"layer{stage}.1", block, noise=rate > 0)
-        self.global_pool = _GlobalMaxPool()
+        self.global_pool = GlobalMaxPool()
         self.drop = Dropout(variant.dropout)
         self.fc = nn.Linear(widths[-1], num_classes, bias=False)
-        self.scale = _Scale(variant.logit_scale)
+        self.scale = Scale(variant.logit_scale)
         self.units["head"] = ("global_pool", "drop", "fc", "scale")
         if variant.dropout:
             self.noise_sizes["drop"] = widths[-1]
