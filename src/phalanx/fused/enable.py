@@ -29,7 +29,7 @@ _BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
     ResidualConvPair: (build_residual_pair,),
     DepthwiseSeparableConv: (build_mbconv_block,),
     InvertedResidual: (build_mbconv_block,),
-    "stem": (build_stem, build_efficientnet_stem),
+    "stem": (build_efficientnet_stem, build_stem),
     "head": (build_mean_head, build_efficientnet_head),
 }
 
