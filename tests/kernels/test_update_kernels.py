@@ -14,6 +14,7 @@ from phalanx.kernels.update import (
     UPDATED,
     MultiTensorUpdate,
     UpdateColumns,
+    UpdateRows,
     UpdateTensors,
 )
 
@@ -94,11 +95,11 @@ def all_tensors(tensors, columns, counters):
 def update_with(built, way):
     tensors, columns, counters = built
     updater = MultiTensorUpdate(tensors)
-    updater.set_tensors(columns, GROUPS, counters)
     if way == "fused":
         assert updater._fused is not None
     else:
         updater._fused = None
+    updater.set_rows(UpdateRows(columns, GROUPS, counters))
     updater.run()
     return all_tensors(tensors, columns, counters)
 
@@ -159,7 +160,8 @@ def test_tensors_that_move_and_gradients_in_another_order_are_seen(way):
         )
         if step == 2:  # the same place again, with other numbers
             gradient.mul_(2)
-        updater.set_tensors(given, GROUPS, counters)
+        stays = updater.set_rows(UpdateRows(given, GROUPS, counters))
+        assert stays == (way == "fused" and step == 0), "a copy must be made again"
         updater.run()
         moved = (weight - new) / 0.1 * 64
         assert torch.allclose(moved, gradient, atol=1e-3), step
