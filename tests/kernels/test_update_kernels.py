@@ -37,6 +37,7 @@ CASES = {
     "plain": {},
     "without momentum": {"momentum": False},
     "clipped": {"clip_norm": 1.0, "clip_value": 0.5, "share": 0.8},
+    "short enough": {"clip_norm": 1e6},
     "bfloat16": {"half": torch.bfloat16},
     "scale grows": {"finite_steps": 2.0},
     "overflow": {"finite_steps": 0.0, "bad": inf},
