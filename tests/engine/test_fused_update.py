@@ -17,7 +17,7 @@ from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate, can_fuse_u
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch, StepOptions, train_step
 from phalanx.engine.weight_average import WeightAverage
-from phalanx.fused.half_copies import HalfCopies, find_half_copy
+from phalanx.fused.half_copies import attach_copies, find_half_copy
 from phalanx.optim.build import build_optimizer
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 from small_gpu import not_waiting
@@ -203,7 +203,7 @@ def test_copies_in_16_bits_follow_their_weights(half, device):
     if half == torch.bfloat16 and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton's interpreter cuts off bits where a GPU rounds to bfloat16")
     state = build_state("sgd", device, fused=True)
-    HalfCopies(state.model, half)
+    attach_copies(state.model.modules(), half)
     take_steps(state, range(2))
     copies = {name: find_half_copy(w) for name, w in state.model.named_parameters()}
     found = {name for name, copy in copies.items() if copy is not None}

@@ -18,6 +18,8 @@ from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.fused.tuning import ChoiceStore, tune, use_cache
+from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import enable_recomputation
 from phalanx.models.units import ModelPart, UnitModel, to_unit_model
@@ -138,6 +140,28 @@ def _explain_misfit(
     )
 
 
+def prepare_kernels(
+    model: nn.Module, config: Config, plan: Plan, place: Place, *, folder: Path | None
+) -> None:
+    """Compile and choose the kernels of training passes, for every size that images will have.
+
+    folder: of the run, which remembers the choice. Where results must be the same bits every time,
+    nothing is measured, and the choice is always the same.
+    """
+    half = getattr(torch, plan.half_type)
+    if not (isinstance(model, UnitModel) and model.fused):
+        return
+    cache = config.machine.model_cache_path
+    store = ChoiceStore(folder, use_cache(Path(cache) if cache else None))
+    CHOICES.measures = plan.determinism != "strict"
+    store.load()
+    device, rows = next(model.parameters()).device, plan.micro_batch * place.layout.turn_size
+    for size in (plan.image_size, *(size for _, size in plan.growth)):
+        images = torch.zeros(rows, 3, size, size, device=device, dtype=half)
+        tune(model, images.to(memory_format=torch.channels_last), half=half)
+    store.save(place.gather, writes=place.role.writes)
+
+
 def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> TrainState:
     """A state at step 0 around a model."""
     device_type = next(model.parameters()).device.type
@@ -155,6 +179,7 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
             rmsprop_start=options.rmsprop_start,
             trust_coefficient=options.trust_coefficient,
             trust_decay=options.trust_decay,
+            norm_bias_lr_scale=options.norm_bias_lr_scale,
         ),
     )
     state = TrainState(model, optimizer)

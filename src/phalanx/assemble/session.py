@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from phalanx.assemble.build import (
     build_network,
     build_state,
     build_step_options,
+    prepare_kernels,
 )
 from phalanx.assemble.dataset_summary import (
     Preprocessing,
@@ -28,6 +30,7 @@ from phalanx.assemble.place import build_norm_joiner, build_step_passes, find_pl
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.assemble.torch_setup import find_scoring_device, prepare_torch
 from phalanx.config.schema import Config
+from phalanx.data.loading.device import Normaliser
 from phalanx.data.loading.gpu_decode import find_gpu_decode_problem
 from phalanx.engine.checkpoint import content_errors, load_checkpoint, load_weights
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS, FACTS, WEIGHTS, read_files
@@ -43,8 +46,15 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
+from phalanx.fused.enable import fuse_units
+from phalanx.fused.half_copies import cast_before_passes
+from phalanx.fused.inference import FoldedModel, fold_model
+from phalanx.models.airbench import has_whitening, whiten_patches
+from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
+
+_IMAGES_WHITENED = 2048  # that a first layer is taken from: two million patches of CIFAR-10
 
 
 class Session:
@@ -63,8 +73,10 @@ class Session:
         start: StartingPoint | None = None,
         classes: Sequence[str] = (),
         ranks: Ranks | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
+        self._folder = folder  # of a run, which remembers the kernels it uses
         self.place = find_place(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
@@ -83,6 +95,10 @@ class Session:
         self.model = build_network(
             config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
         )
+        if plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
+            assert self.options.half is not None
+            fuse_units(self.model, self.options.half)
+            cast_before_passes(self.model, self.options.half)
         self._start, self._exits = start, ExitStack()
         if start is not None and not start.weights_only:
             self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
@@ -94,8 +110,10 @@ class Session:
     @cached_property
     def state(self) -> TrainState:
         """The model with all that training changes, as the start left it."""
-        state = build_state(self.model, self.config, self.plan, self.place)
         start = self._start
+        if start is None and self.config.model.init_weights is None and has_whitening(self.model):
+            whiten_patches(self.model, self.feed.sample_images(_IMAGES_WHITENED))
+        state = build_state(self.model, self.config, self.plan, self.place)
         if start is not None:
             load_checkpoint(state, start.checkpoint)
             if start.use == "fork":  # progress is kept; scores and times are the parent's
@@ -106,6 +124,9 @@ class Session:
 
     @cached_property
     def _forward_backward(self) -> ForwardBackward:
+        if self.plan.acceleration.own_kernels:
+            prepare_kernels(self.model, self.config, self.plan, self.place, folder=self._folder)
+            self.memory.forget_peak()
         return build_step_passes(
             self.model,
             self.options,
@@ -198,6 +219,27 @@ class Session:
         return build_network(self.config, self.plan, self.scoring_device)
 
     @cached_property
+    def _folded_models(self) -> dict[nn.Module, FoldedModel | None]:
+        return {}
+
+    def _find_folded(self, model: nn.Module) -> FoldedModel | None:
+        """The model as it scores on a GPU; None where its own modules do."""
+        if self.plan.determinism == "strict":
+            return None  # its kernels are chosen by measuring: another run may choose others
+        if model not in self._folded_models:
+            self._folded_models[model] = fold_model(model, self.options.half)
+        return self._folded_models[model]
+
+    def find_scoring_model(self, model: nn.Module | None = None) -> nn.Module:
+        """The model, or another of its kind, as it scores: with the weights that it has now."""
+        model = self.model if model is None else model
+        folded = self._find_folded(model)
+        if folded is None:
+            return model.eval()
+        folded.refresh()
+        return folded
+
+    @cached_property
     def _staged_scoring(self) -> StagedScoring:
         assert self.place.links is not None
         return StagedScoring(self.model, self.place.links, self.place.gather)
@@ -219,7 +261,7 @@ class Session:
             model.load_state_dict(self.gather_weights())
             options = build_step_options(self.config, self.plan, self.scoring_device)
         return evaluate(
-            model,
+            self.find_scoring_model(model),
             batches,
             options=options,
             interrupted=interrupted,
@@ -228,9 +270,16 @@ class Session:
 
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:
         """What the model says of images that were cut to its size."""
-        self.model.eval()
-        inputs = build_normaliser(self.preprocessing, self.device)(pixels)
-        return compute_logits(self.model, inputs, self.options)
+        folded = self._find_folded(self.model)
+        if folded is not None:
+            folded.refresh_if_changed()
+        else:
+            self.model.eval()
+        return compute_logits(folded or self.model, self._pixel_normaliser(pixels), self.options)
+
+    @cached_property
+    def _pixel_normaliser(self) -> Normaliser:
+        return build_normaliser(self.preprocessing, self.device)
 
     def __enter__(self) -> "Session":
         return self

@@ -7,7 +7,7 @@ from phalanx.models.layers import Dropout, GlobalAvgPool, LayerFactory, drop_pat
 from phalanx.models.units import UnitModel
 
 
-class _SqueezeExcite(nn.Module):
+class SqueezeExcite(nn.Module):
     """Scales each channel by what the whole image holds: mean, narrow, widen, sigmoid."""
 
     def __init__(self, channels: int, squeezed: int):
@@ -29,9 +29,7 @@ def _activation(variant: EfficientNetVariant) -> nn.Module:
 
 def _squeeze_excite(block: InvertedBlock) -> nn.Module:
     """The block's squeeze-and-excite; Lite has none."""
-    return (
-        _SqueezeExcite(block.width, block.squeeze_width) if block.squeeze_width else nn.Identity()
-    )
+    return SqueezeExcite(block.width, block.squeeze_width) if block.squeeze_width else nn.Identity()
 
 
 class DepthwiseSeparableConv(nn.Module):

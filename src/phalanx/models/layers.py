@@ -7,7 +7,7 @@ from phalanx.catalog.variant import Variant
 from phalanx.models.norms import build_norm
 
 
-def _pad_same(x: Tensor, size: int, stride: int, *, value: float = 0.0) -> Tensor:
+def pad_same(x: Tensor, size: int, stride: int, *, value: float = 0.0) -> Tensor:
     """Pad so that ceil(edge / stride) windows fit, the odd pixel below and to the right."""
     padding = [max((-(-edge // stride) - 1) * stride + size - edge, 0) for edge in x.shape[2:]]
     high, wide = padding
@@ -19,7 +19,7 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad, then convolve."""
-        return super().forward(_pad_same(x, self.kernel_size[0], self.stride[0]))
+        return super().forward(pad_same(x, self.kernel_size[0], self.stride[0]))
 
 
 class SameMaxPool(nn.Module):
@@ -27,7 +27,7 @@ class SameMaxPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad with what never wins, then pool."""
-        return F.max_pool2d(_pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
+        return F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
 
 
 class LayerFactory:
@@ -61,6 +61,26 @@ class GlobalAvgPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] to [N, C]."""
         return x.mean((2, 3))
+
+
+class GlobalMaxPool(nn.Module):
+    """Largest value over height and width: one vector per image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] to [N, C]."""
+        return x.amax((2, 3))
+
+
+class Scale(nn.Module):
+    """Multiplies by a constant: keeps the first logits small, so that training starts gently."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x times the factor."""
+        return x * self.factor
 
 
 class Dropout(nn.Module):

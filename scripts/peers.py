@@ -1,0 +1,482 @@
+"""Phalanx beside timm on one GPU: training, scoring and training from photographs, in turns.
+
+    python scripts/peers.py [--rows all|NAME,...] [--out DIR] [--rounds 3] [--photos DIR]
+
+Each row is measured in rounds, Phalanx and its peer in turns on the same idle GPU: median and range
+of the rounds, and the peak memory of both. Training by Phalanx is `phalanx train` as a user calls
+it, a new process a round; the rate is its summary's. Scoring by Phalanx is what `validate` and
+`predict` call, with images on the device. The peer is timm's model in channels_last, compiled with
+CUDA graphs (reduce-overhead; --modes tries others and takes the best), under autocast with fused
+SGD in training and in 16 bits in scoring, synthetic images on the device; for photographs it is
+torchvision's decoder in a DataLoader alone, which no training on top of it can outrun.
+
+Peers compile with an empty cache of their own, a process each with a time limit, while Phalanx
+warms up; nothing else runs while a round is timed. --photos: a folder of JPEGs; without it, such
+are made. Prints a table and writes peers.json. --list names the rows, with about how many minutes
+each takes.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import Empty, Queue
+from statistics import median
+from threading import Thread
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    kind: str  # train, score, or how photographs are stored
+    title: str
+    model: str = "resnet50"
+    half: str = "float16"
+    batch: int = 256
+    size: int = 224
+    steps: int = 300  # of Phalanx's training, a round
+    minutes: float = 2.5
+
+
+ROWS = {
+    "resnet50-float16": Row("train", "ResNet-50 train, float16"),
+    "resnet50-bfloat16": Row("train", "ResNet-50 train, bfloat16", half="bfloat16"),
+    "resnext101": Row(
+        "train", "ResNeXt-101 32x4d train, float16", "resnext101_32x4d", steps=150, minutes=4
+    ),
+    "efficientnet-b0": Row("train", "EfficientNet-B0 train, float16", "efficientnet_b0", minutes=3),
+    "efficientnet-b4": Row(
+        *("train", "EfficientNet-B4 train, 380 px, batch 64, bfloat16", "efficientnet_b4"),
+        *("bfloat16", 64, 380, 200, 5),
+    ),
+    "score-resnet50-256": Row("score", "ResNet-50 scoring, batch 256, float16", minutes=1),
+    "score-resnet50-1": Row("score", "ResNet-50 scoring, batch 1, float16", batch=1, minutes=1),
+    "score-resnext101-256": Row(
+        "score", "ResNeXt-101 32x4d scoring, batch 256, float16", "resnext101_32x4d", minutes=1.5
+    ),
+    "score-efficientnet-b0-256": Row(
+        "score", "EfficientNet-B0 scoring, batch 256, float16", "efficientnet_b0", minutes=1.5
+    ),
+    "photos-folder": Row("folder", "ResNet-50 train from a folder of JPEGs, float16", minutes=3),
+    "photos-packed": Row("packed", "ResNet-50 train from packed JPEGs, float16", minutes=3),
+}
+_PHOTOS, _REPEATED = 330, 12_000  # files, and how often they are repeated to make a set
+_BLOCK_S = 1.5  # of a timed round of the peer, and of scoring
+_SELF = Path(__file__).resolve()
+
+
+@dataclass
+class Rounds:
+    """What one side reached."""
+
+    rates: list[float] = field(default_factory=list)  # images/s
+    peak_gib: float | None = None
+    ready_s: float | None = None  # from its start to its first timed round
+    notes: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+class Child:
+    """One side in a process of its own: it gets ready, then times a round whenever it is told."""
+
+    def __init__(self, words: list[str], log: Path, *, caches: Path) -> None:
+        self._log = log.open("w", encoding="utf-8")
+        self._began = time.monotonic()
+        self._lines: Queue[str] = Queue()
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(_SELF), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=os.environ | own,
+            start_new_session=True,
+        )
+        Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self._lines.put(line)
+        self._lines.put("")
+
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        """What it says next; TimeoutError or RuntimeError where it does not."""
+        try:
+            line = self._lines.get(timeout=limit_s)
+        except Empty:
+            raise TimeoutError(f"no answer in {limit_s:.0f} s") from None
+        if not line:
+            raise RuntimeError(f"ended; see {self._log.name}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was started."""
+        return round(time.monotonic() - self._began, 1)
+
+    def time_round(self, limit_s: float) -> dict[str, Any]:
+        """One timed round."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return self.answer(limit_s)
+
+    def close(self) -> None:
+        """End it, with what it started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+
+# --- what runs in a child ---
+
+
+def serve_rounds(block: Callable[[], int], **ready: Any) -> None:
+    """Warm up, say so, and time a round for each line of standard input."""
+    import torch
+
+    for _ in range(3):
+        block()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    block()
+    torch.cuda.synchronize()
+    count = max(1, round(_BLOCK_S / max(time.perf_counter() - began, 1e-6)))
+    torch.cuda.reset_peak_memory_stats()
+    print(json.dumps({"ready": True, **ready}), flush=True)
+    for _ in sys.stdin:
+        began, images = time.perf_counter(), 0
+        for _ in range(count):
+            images += block()
+        torch.cuda.synchronize()
+        rate = images / (time.perf_counter() - began)
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        print(json.dumps({"rate": rate, "peak_gib": peak}), flush=True)
+
+
+def run_peer(row: Row, mode: str) -> None:
+    """timm's training step or scoring, compiled."""
+    import timm
+    import torch
+    import torch.nn.functional as F
+
+    torch.backends.cudnn.benchmark = True
+    half, scores = getattr(torch, row.half), row.kind == "score"
+    torch.manual_seed(0)
+    made = timm.create_model(row.model, num_classes=1000)
+    model = made.to("cuda", memory_format=torch.channels_last)
+    x = torch.randn(row.batch, 3, row.size, row.size, device="cuda", dtype=half)
+    x = x.to(memory_format=torch.channels_last)
+    y = torch.randint(0, 1000, (row.batch,), device="cuda")
+    if scores:
+        model = model.to(half).eval()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, fused=True
+    )
+    forward = torch.compile(model, mode=None if mode == "default" else mode)
+    times = 10 if row.batch > 1 else 100
+
+    def train() -> int:
+        for _ in range(times):
+            with torch.autocast("cuda", half):
+                loss = F.cross_entropy(forward(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return times * row.batch
+
+    @torch.inference_mode()
+    def score() -> int:
+        for _ in range(times):
+            forward(x)
+        return times * row.batch
+
+    serve_rounds(score if scores else train, timm=timm.__version__, mode=mode)
+
+
+def run_scoring(row: Row) -> None:
+    """What Phalanx's scoring calls for each batch, on images that lie on the device."""
+    import torch
+
+    from phalanx.assemble.dataset_summary import plan_run
+    from phalanx.assemble.session import Session
+    from phalanx.config.read import read_settings
+    from phalanx.engine.evaluate import ValidBatch
+    from phalanx.engine.step import compute_logits
+
+    flags = {"model": row.model, "half-type": row.half, "batch-size": str(max(row.batch, 8))}
+    flags |= {"image-size": str(row.size), "device": "cuda", "precision": "16.32"}
+    settings = read_settings("synthetic-resnet50", flags)
+    plan, dataset = plan_run(settings)
+    session = Session(settings.config, plan, classes=dataset.classes)
+    x = torch.randn(row.batch, 3, row.size, row.size, device="cuda")
+    x = x.to(memory_format=torch.channels_last)
+    labels = torch.zeros(row.batch, dtype=torch.int64, device="cuda")
+    batch = ValidBatch(x, labels, torch.arange(row.batch, device="cuda"))
+    model, times = session.find_scoring_model(), 10 if row.batch > 1 else 100
+
+    @torch.inference_mode()
+    def block() -> int:
+        for _ in range(times):
+            compute_logits(model, x, session.options)
+        return times * row.batch
+
+    for _ in range(3):
+        block()
+    torch.cuda.synchronize()
+    began, count = time.perf_counter(), max(8, 4096 // row.batch)
+    session.evaluate([batch] * count)
+    whole = count * row.batch / (time.perf_counter() - began)
+    serve_rounds(block, kind=type(model).__name__, whole_score_images_per_s=round(whole))
+
+
+def run_loader(photos: Path) -> None:
+    """torchvision's decoder and transforms in a DataLoader: the most that a peer can be fed."""
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms import v2
+
+    blobs = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:_PHOTOS]]
+    steps = [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
+    transform = v2.Compose(steps)
+
+    class Photos(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 256 * 400
+
+        def __getitem__(self, index: int) -> Any:
+            content = torch.frombuffer(bytearray(blobs[index % len(blobs)]), dtype=torch.uint8)
+            return transform(decode_jpeg(content, mode=ImageReadMode.RGB))
+
+    batches = iter(
+        torch.utils.data.DataLoader(
+            Photos(),
+            batch_size=256,
+            num_workers=os.cpu_count() or 1,
+            worker_init_fn=lambda _: torch.set_num_threads(1),
+        )
+    )
+
+    def block() -> int:
+        return sum(len(next(batches)) for _ in range(10))
+
+    serve_rounds(block, decoder="torchvision decode_jpeg", workers=os.cpu_count())
+
+
+# --- the parent ---
+
+
+def train_with_phalanx(row: Row, folder: Path, data: list[str], steps: int) -> dict[str, Any]:
+    """One `phalanx train`; its summary, with the seconds it took."""
+    began = time.monotonic()
+    loss = ["--auto-loss-scaling", "true"] if row.half == "float16" else []
+    command = [
+        *(sys.executable, "-m", "phalanx", "train", "synthetic-resnet50", "--model", row.model),
+        *("--batch-size", str(row.batch), "--image-size", str(row.size), "--steps", str(steps)),
+        *("--half-type", row.half, "--precision", "16.32", *loss, "--lr", "0.01"),
+        *("--device", "cuda", "--validation-mode", "none", "--ckpts-per-epoch", "0", *data),
+        *("--run-dir", str(folder / f"run-{time.time_ns()}"), "--json"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise RuntimeError(f"phalanx train ended with {done.returncode}: {done.stderr[-600:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found | {"seconds": round(time.monotonic() - began, 1), "command": command[2:]}
+
+
+def prepare_training(row: Row, folder: Path, data: list[str], side: Rounds) -> Callable[[], None]:
+    """Warm up, so that kernels are compiled; a call that trains for a round."""
+    side.ready_s = train_with_phalanx(row, folder, data, 30)["seconds"]
+
+    def turn() -> None:
+        summary = train_with_phalanx(row, folder, data, row.steps)
+        side.rates.append(summary["images_per_second"])
+        side.peak_gib = (summary["memory"]["measured"] or 0) / 2**30
+        side.notes = {"command": " ".join(summary["command"]), "wait": summary["data_wait"]}
+
+    return turn
+
+
+def make_photos(folder: Path) -> Path:
+    """JPEGs like photographs: smooth shapes with fine grain, about 100 kB each."""
+    import numpy as np
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    for number in range(_PHOTOS):
+        random = np.random.default_rng(number)
+        image = np.zeros((375, 500, 3))
+        for cells in (3, 9, 27, 81, 243):
+            coarse = random.uniform(-1, 1, (cells, cells * 4 // 3, 3)) * 1.1 ** -(cells**0.5)
+            for channel in range(3):
+                plane = Image.fromarray(coarse[..., channel].astype(np.float32))
+                image[..., channel] += np.asarray(
+                    plane.resize((500, 375), Image.Resampling.BICUBIC)
+                )
+        grain = random.normal(0, 9, (375, 500, 1))
+        pixels = np.clip(128 + 80 * image + grain, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:04}.jpg", quality=92)
+    return folder
+
+
+def prepare_photos(row: Row, words: argparse.Namespace, folder: Path) -> list[str]:
+    """A set of photographs as the row wants it; the options that name it."""
+    photos = Path(words.photos) if words.photos else folder / "photos"
+    if not photos.exists():
+        make_photos(photos)
+    files, root = sorted(photos.rglob("*.[jJ][pP]*")), folder / "set"
+    if not root.exists():
+        for number in range(_REPEATED):
+            split = "train" if number % 20 else "val"
+            target = root / split / f"class{number % 10}" / f"{number}.jpg"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(files[number % len(files)].read_bytes())
+    if row.kind == "folder":
+        return ["--data", "folder", "--data-dir", str(root)]
+    packed = folder / "packed"
+    if not packed.exists():
+        build = ["data", "build", str(root), "--to", "packed", "--out", str(packed)]
+        command = [sys.executable, "-m", "phalanx", *build, "--short-side", "256"]
+        subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    return ["--data", "packed", "--data-dir", str(packed)]
+
+
+def measure_row(name: str, words: argparse.Namespace, folder: Path) -> dict[str, Rounds]:
+    """All rounds of one row."""
+    row, sides, children = ROWS[name], {}, {}
+    has_photos = row.kind in ("folder", "packed")
+    data = prepare_photos(row, words, folder) if has_photos else []
+    turns: dict[str, Callable[[], None]] = {}
+    caches, photos = Path(tempfile.mkdtemp(dir=folder)), words.photos or folder / "photos"
+
+    def start(side: str) -> None:
+        what = ["--child", side, "--rows", name, "--photos", str(photos)]
+        children[side] = Child(what, words.out / f"{name}-{side}.log", caches=caches)
+
+    def prepare(side: str) -> None:
+        if side in children:
+            turns[side] = _prepare_child(children[side], sides[side], words.limit)
+        else:
+            turns[side] = prepare_training(row, folder, data, sides[side])
+
+    peers = ["loader"] if has_photos else words.modes.split(",")
+    for side in [*([] if words.only == "phalanx" else peers), "phalanx"]:
+        sides[side] = Rounds()
+        if side != "phalanx" or row.kind == "score":
+            start(side)
+    try:
+        for side in [] if words.only == "peers" else ["phalanx"]:
+            _try(sides[side], lambda: prepare("phalanx"))
+        for side in children:
+            if side != "phalanx":
+                _try(sides[side], partial(prepare, side))
+        for _ in range(words.rounds):
+            for side, turn in turns.items():
+                _try(sides[side], turn)
+    finally:
+        for child in children.values():
+            child.close()
+    return sides
+
+
+def _try(side: Rounds, run: Callable[[], None]) -> None:
+    """Run it, or keep what went wrong: the other side is measured all the same."""
+    try:
+        run()
+    except (RuntimeError, TimeoutError, subprocess.SubprocessError, ValueError, OSError) as error:
+        side.problem = str(error)[:800]
+
+
+def _prepare_child(child: Child, side: Rounds, limit_s: float) -> Callable[[], None]:
+    """Wait until it is ready; a call that times a round."""
+    side.notes = child.answer(max(1.0, limit_s - child.age_s))
+    side.ready_s = child.age_s
+
+    def turn() -> None:
+        found = child.time_round(120)
+        side.rates.append(found["rate"])
+        side.peak_gib = found["peak_gib"]
+
+    return turn
+
+
+def describe(row: Row, side: Rounds) -> str:
+    """A cell: the median with its range, in milliseconds for single images."""
+    if not side.rates:
+        return f"failed: {side.problem[:60]}"
+    values = [1e3 * row.batch / rate if row.batch == 1 else rate for rate in side.rates]
+    form = "{:.3f}" if row.batch == 1 else "{:,.0f}"
+    low, high = form.format(min(values)), form.format(max(values))
+    unit = " ms" if row.batch == 1 else ""
+    return f"{form.format(median(values))}{unit} ({low} to {high})"
+
+
+def print_row(name: str, sides: dict[str, Rounds]) -> None:
+    """A line of the table."""
+    row, ours = ROWS[name], sides.get("phalanx", Rounds(problem="not asked for"))
+    peers = {mode: side for mode, side in sides.items() if mode != "phalanx"}
+    best = max(peers, key=lambda mode: median(peers[mode].rates or [0]), default="")
+    theirs = peers.get(best, Rounds(problem="not asked for"))
+    ratio = median(ours.rates) / median(theirs.rates) if ours.rates and theirs.rates else 0
+    memory = [f"{s.peak_gib:.1f}" if s.peak_gib is not None else "" for s in (theirs, ours)]
+    cells = [row.title, f"{describe(row, theirs)} {best}", describe(row, ours)]
+    print(f"| {' | '.join([*cells, f'{ratio:.2f}', *memory])} |", flush=True)
+
+
+def main() -> None:
+    """Measure the rows that were named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default="all")
+    parser.add_argument("--out", type=Path, default=Path("peers"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--photos", help="folder of JPEGs")
+    parser.add_argument("--modes", default="reduce-overhead", help="of torch.compile, for the peer")
+    parser.add_argument("--limit", type=float, default=200, help="seconds for a peer to get ready")
+    parser.add_argument("--only", choices=("phalanx", "peers"))
+    parser.add_argument("--list", action="store_true", help="name the rows")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    names = [*ROWS] if words.rows == "all" else words.rows.split(",")
+    if words.list:
+        print(
+            "\n".join(f"{name:28} {row.minutes:3} min  {row.title}" for name, row in ROWS.items())
+        )
+        return
+    if words.child:
+        row = ROWS[names[0]]
+        if words.child == "phalanx":
+            run_scoring(row)
+        elif words.child == "loader":
+            run_loader(Path(words.photos))
+        else:
+            run_peer(row, words.child)
+        return
+    words.out.mkdir(parents=True, exist_ok=True)
+    print("| work | timm, images/s | Phalanx, images/s | ratio | timm GiB | Phalanx GiB |")
+    print("|---|---:|---:|---:|---:|---:|", flush=True)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=words.out) as folder:
+        for name in names:
+            sides = measure_row(name, words, Path(folder))
+            print_row(name, sides)
+            results[name] = {side: asdict(found) for side, found in sides.items()}
+            (words.out / "peers.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""Batch norms folded into the convolutions before them, for scoring.
+
+A folded layer keeps 16-bit weights of its own beside the live modules. `refresh` computes them
+anew, in place: graphs hold on to them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.fused.inference_ops import (
+    NONE,
+    RAW,
+    RELU,
+    RELU6,
+    SILU,
+    Geometry,
+    convolve_and_activate,
+    expand_groups,
+)
+from phalanx.fused.inference_parts import (
+    activate_and_pool,
+    filter_channels,
+    fold_into_squares,
+    gather_squares,
+    squeeze_and_excite,
+)
+from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
+from phalanx.models.layers import Dropout, SameConv2d, pad_same
+from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
+
+_ACTS: dict[type[nn.Module], int] = {
+    nn.Identity: NONE,
+    nn.ReLU: RELU,
+    nn.SiLU: SILU,
+    nn.ReLU6: RELU6,
+}
+
+
+class _Layer(Protocol):
+    def refresh(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class FoldedUnit:
+    """A unit's folded layers, and what they make of the output of the unit before."""
+
+    layers: Sequence[_Layer]
+    run: Callable[[Tensor], Tensor]
+
+
+class NotFoldable(Exception):
+    """A unit has something that is run by its own modules; the message says what."""
+
+
+def _fold_norm(conv: nn.Conv2d, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weights and bias, in 32 bits, of a convolution that does the norm's work as well."""
+    weight = conv.weight.detach().float()
+    bias = torch.zeros_like(weight[:, 0, 0, 0]) if conv.bias is None else conv.bias.detach().float()
+    if isinstance(norm, nn.Identity):
+        return weight, bias
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = norm.weight.detach() * torch.rsqrt(norm.running_var + norm.eps)
+    shift = norm.bias.detach() + (bias - norm.running_mean) * scale
+    return weight * scale[:, None, None, None], shift.float()
+
+
+def _check(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
+    """Refuse what folding does not know."""
+    if type(conv) not in (nn.Conv2d, SameConv2d):
+        raise NotFoldable(f"a {type(conv).__name__}")
+    assert isinstance(conv, nn.Conv2d)
+    if conv.dilation != (1, 1):
+        raise NotFoldable("a dilated convolution")
+    if conv.kernel_size[0] != conv.kernel_size[1] or conv.padding_mode != "zeros":
+        raise NotFoldable("a convolution that is not square")
+    is_batch = isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats
+    if not is_batch and type(norm) is not nn.Identity:
+        raise NotFoldable(f"a {type(norm).__name__}")
+    if type(act) not in _ACTS:
+        raise NotFoldable(f"a {type(act).__name__}")
+    if any(m._forward_hooks or m._forward_pre_hooks for m in (conv, norm, act)):
+        raise NotFoldable("hooks")
+
+
+class _FoldedConv:
+    """A convolution with its norm and activation."""
+
+    def __init__(self, conv: nn.Module, norm: nn.Module, act: nn.Module, half: torch.dtype):
+        _check(conv, norm, act)
+        assert isinstance(conv, nn.Conv2d)
+        self._conv, self._norm, self._half = conv, norm, half
+        self.act = _ACTS[type(act)]
+        self._same = isinstance(conv, SameConv2d)
+        padding = 0 if self._same else conv.padding[0]
+        self.move = Geometry(conv.stride[0], int(padding), conv.groups)
+        self.is_depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
+        self._squares: tuple[int, int] | None = None
+        edge = conv.kernel_size[0]
+        if conv.in_channels == 3 and self.move.stride == 2 and self.move.padding == edge // 2:
+            self._squares = fold_into_squares(conv.weight.detach())[1]
+        self._weights: list[Tensor] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the weights and statistics as they are now."""
+        weight, bias = _fold_norm(self._conv, self._norm)
+        weights = self._arrange(weight.to(self._half))
+        if not self._weights:
+            self._weights, self._bias = weights, bias
+            return
+        torch._foreach_copy_([*self._weights, self._bias], [*weights, bias])
+
+    def _arrange(self, weight: Tensor) -> list[Tensor]:
+        """The weights as kernels read them."""
+        if self.is_depthwise:
+            return [weight.contiguous(), weight[:, 0].permute(1, 2, 0).contiguous()]
+        if self._squares:
+            return [fold_into_squares(weight)[0]]
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        blocks = expand_groups(weight, self.move.groups)
+        return [weight] if blocks is None else [weight, blocks]
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        add: Tensor | None = None,
+        gate: Tensor | None = None,
+        act: int | None = None,
+    ) -> Tensor:
+        """act(norm(conv(x * gate)) + add); act: another than its own."""
+        act, move = self.act if act is None else act, self.move
+        if self._squares:
+            x = gather_squares(x, self._squares, self._half)
+            move = Geometry()
+        elif x.dtype != self._half:
+            x = x.to(self._half, memory_format=torch.channels_last)
+        return convolve_and_activate(
+            self._pad(x), self._weights, self._bias, add, gate, move.pack(), act
+        )
+
+    def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What a depthwise convolution gives, and the sums of it by image, [N, parts, C]."""
+        move = [self.move.stride, self.move.padding]
+        return filter_channels(self._pad(x), self._weights, self._bias, move, self.act)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """What a 3x3 max-pool of stride 2 behind the activation gives."""
+        return activate_and_pool(self(x, act=RAW), self._bias, self.act)
+
+    def _pad(self, x: Tensor) -> Tensor:
+        return pad_same(x, self._conv.kernel_size[0], self.move.stride) if self._same else x
+
+
+class _FoldedLinear:
+    """A linear layer in 16 bits."""
+
+    def __init__(self, linear: nn.Linear, half: torch.dtype):
+        self._linear = linear
+        self._weight = linear.weight.detach().to(half, copy=True)
+        self._bias = None if linear.bias is None else linear.bias.detach().to(half, copy=True)
+
+    def refresh(self) -> None:
+        self._weight.copy_(self._linear.weight.detach())
+        if self._bias is not None:
+            self._bias.copy_(self._linear.bias.detach())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+class _FoldedGate:
+    """Squeeze-and-excite: a factor for each image and channel."""
+
+    def __init__(self, module: SqueezeExcite, half: torch.dtype):
+        self._convs, self._half = (module.conv_reduce, module.conv_expand), half
+        self._weights = [tensor.clone() for tensor in self._find()]
+
+    def _find(self) -> list[Tensor]:
+        found = []
+        for conv in self._convs:
+            assert conv.bias is not None
+            found += [conv.weight.detach()[:, :, 0, 0].to(self._half).contiguous()]
+            found += [conv.bias.detach().float()]
+        return found
+
+    def refresh(self) -> None:
+        torch._foreach_copy_(self._weights, self._find())
+
+    def __call__(self, sums: Tensor, pixels: int) -> Tensor:
+        return squeeze_and_excite(sums, self._weights, pixels, self._half)
+
+
+# --- blocks ---
+
+
+def _fold_shortcut(
+    shortcut: nn.Module, half: torch.dtype
+) -> tuple[list[_Layer], Callable[[Tensor], Tensor]]:
+    """The layers of a block's shortcut, and what it makes of the block's input."""
+    if isinstance(shortcut, nn.Sequential):
+        conv = _FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
+        return [conv], conv
+    if shortcut.state_dict():
+        raise NotFoldable(f"a {type(shortcut).__name__}")
+    return [], shortcut
+
+
+def _fold_basic(block: BasicBlock, half: torch.dtype) -> FoldedUnit:
+    first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
+    last = _FoldedConv(block.conv2, block.bn2, block.act2, half)
+    layers, shortcut = _fold_shortcut(block.downsample, half)
+
+    def run(x: Tensor) -> Tensor:
+        inner = first(x)
+        return last(inner, add=shortcut(x))
+
+    return FoldedUnit([first, last, *layers], run)
+
+
+def _fold_bottleneck(block: Bottleneck, half: torch.dtype) -> FoldedUnit:
+    first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
+    middle = _FoldedConv(block.conv2, block.bn2, block.act2, half)
+    last = _FoldedConv(block.conv3, block.bn3, block.act3, half)
+    layers, shortcut = _fold_shortcut(block.downsample, half)
+
+    def run(x: Tensor) -> Tensor:
+        inner = middle(first(x))
+        return last(inner, add=shortcut(x))
+
+    return FoldedUnit([first, middle, last, *layers], run)
+
+
+def _fold_conv_pool(block: ConvPool, half: torch.dtype) -> FoldedUnit:
+    conv, pool = _FoldedConv(block.conv1, block.bn1, block.act1, half), block.pool
+    return FoldedUnit([conv], lambda x: pool(conv(x)))
+
+
+def _fold_pair(block: ResidualConvPair, half: torch.dtype) -> FoldedUnit:
+    first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
+    last = _FoldedConv(block.conv2, block.bn2, block.act2, half)
+    return FoldedUnit([first, last], lambda x: x + last(first(x)))
+
+
+def _fold_filter(
+    conv: _FoldedConv, gate: nn.Module, last: _FoldedConv, half: torch.dtype
+) -> FoldedUnit:
+    """What inverted blocks have in common: filter, squeeze-and-excite, narrow."""
+    if not conv.is_depthwise:
+        raise NotFoldable("a convolution of groups")
+    excite = _FoldedGate(gate, half) if isinstance(gate, SqueezeExcite) else None
+
+    def run(x: Tensor, add: Tensor | None = None) -> Tensor:
+        y, sums = conv.filter(x)
+        found = None if excite is None else excite(sums, y.shape[2] * y.shape[3])
+        return last(y, add=add, gate=found)
+
+    layers: list[_Layer] = [conv, last] if excite is None else [conv, last, excite]
+    return FoldedUnit(layers, run)
+
+
+def _fold_separable(block: DepthwiseSeparableConv, half: torch.dtype) -> FoldedUnit:
+    conv = _FoldedConv(block.conv_dw, block.bn1, block.act1, half)
+    last = _FoldedConv(block.conv_pw, block.bn2, nn.Identity(), half)
+    unit, skips = _fold_filter(conv, block.se, last, half), block.skips
+    return FoldedUnit(unit.layers, lambda x: unit.run(x, x if skips else None))  # type: ignore[call-arg]
+
+
+def _fold_inverted(block: InvertedResidual, half: torch.dtype) -> FoldedUnit:
+    first = _FoldedConv(block.conv_pw, block.bn1, block.act1, half)
+    conv = _FoldedConv(block.conv_dw, block.bn2, block.act2, half)
+    last = _FoldedConv(block.conv_pwl, block.bn3, nn.Identity(), half)
+    unit, skips = _fold_filter(conv, block.se, last, half), block.skips
+    layers = [first, *unit.layers]
+    return FoldedUnit(layers, lambda x: unit.run(first(x), x if skips else None))  # type: ignore[call-arg]
+
+
+_BLOCKS: dict[type[nn.Module], Callable[..., FoldedUnit]] = {
+    BasicBlock: _fold_basic,
+    Bottleneck: _fold_bottleneck,
+    ConvPool: _fold_conv_pool,
+    ResidualConvPair: _fold_pair,
+    DepthwiseSeparableConv: _fold_separable,
+    InvertedResidual: _fold_inverted,
+}
+
+
+def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
+    """A unit's modules, called one after the other, folded; NotFoldable says why they are not."""
+    if len(modules) == 1 and type(modules[0]) in _BLOCKS:
+        return _BLOCKS[type(modules[0])](modules[0], half)
+    layers: list[_Layer] = []
+    calls: list[Callable[[Tensor], Tensor]] = []
+    rest = list(modules)
+    while rest:
+        module = rest.pop(0)
+        if isinstance(module, nn.Conv2d):
+            norm = rest.pop(0) if rest else nn.Identity()
+            act = rest.pop(0) if rest and type(rest[0]) in _ACTS else nn.Identity()
+            conv = _FoldedConv(module, norm, act, half)
+            layers.append(conv)
+            pools = rest and isinstance(rest[0], nn.MaxPool2d) and _is_stem_pool(rest[0])
+            if pools and conv.act in (NONE, RELU):
+                rest.pop(0)
+            calls.append(conv.pool if pools and conv.act in (NONE, RELU) else conv)
+        elif isinstance(module, nn.Linear):
+            linear = _FoldedLinear(module, half)
+            layers.append(linear)
+            calls.append(linear)
+        elif module.state_dict() or module._forward_hooks:
+            raise NotFoldable(f"a {type(module).__name__}")
+        elif not isinstance(module, nn.Identity | Dropout):
+            calls.append(module)
+
+    def run(x: Tensor) -> Tensor:
+        for call in calls:
+            x = call(x)
+        return x
+
+    return FoldedUnit(layers, run)
+
+
+def _is_stem_pool(pool: nn.MaxPool2d) -> bool:
+    return (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1) and not pool.ceil_mode

@@ -1,0 +1,233 @@
+"""What scoring needs beside dense convolutions: the stem's squares and pool, depthwise, gates.
+
+Each is a torch custom op with a plain reference beside it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phalanx.fused.inference_ops import (
+    ACTIVATIONS,
+    count_blocks,
+    fits,
+    like_image,
+    out_size,
+    runs_kernels,
+    shift,
+    start_early,
+)
+from phalanx.kernels.choices import CHOICES, Launch, make_tiles
+from phalanx.kernels.fused import find_fused
+
+_POOL_TILES = make_tiles("BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1))
+_SQUARE_TILES = make_tiles("BM", (64, 4, 1), (256, 4, 1))
+_FILTER_TILES = make_tiles(
+    "BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1), (16, 32, 2, 1), (64, 64, 4, 1)
+)
+_EXCITE_TILES = make_tiles("BP BC", (4, 64, 4, 1), (4, 128, 8, 1), (16, 64, 8, 1))
+_MOST_SQUEEZED = 128  # channels that a program holds
+
+
+# --- the stem: a convolution of stride 2 over three channels as one over squares ---
+
+
+def gather_squares_reference(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+    """`gather_squares` in plain torch."""
+    before, after = padding
+    odd = [edge % 2 for edge in x.shape[2:]]
+    x = F.pad(x.to(half), (2 * before, 2 * after + odd[1], 2 * before, 2 * after + odd[0]))
+    n, c, h, w = x.shape
+    squares = x.view(n, c, h // 2, 2, w // 2, 2).permute(0, 3, 5, 1, 2, 4)
+    squares = F.pad(squares.reshape(n, 4 * c, h // 2, w // 2), (0, 0, 0, 0, 0, 16 - 4 * c))
+    return squares.contiguous(memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("phalanx::gather_squares", mutates_args=())
+def gather_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+    """Squares of 2 x 2 pixels of 3 channels as pixels of 16 channels, the last four zero.
+
+    padding: squares of zeros before and after, in both directions.
+    """
+    if not runs_kernels(x) or not fits(x):
+        return gather_squares_reference(x, padding, half)
+    out = _empty_squares(x, padding, half)
+    rows = out.numel() // 16
+    args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
+    kernel = find_fused("phalanx.fused.inference_fused.gather_squares")
+    flags = start_early(x)
+    CHOICES.run(kernel, lambda t: (-(-rows // t["BM"]),), args, _SQUARE_TILES, **flags)
+    return out
+
+
+@gather_squares.register_fake
+def _(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+    return _empty_squares(x, padding, half)
+
+
+def _empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+    high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
+    shape = (x.shape[0], 16, high, wide)
+    return torch.empty(shape, dtype=half, device=x.device, memory_format=torch.channels_last)
+
+
+def fold_into_squares(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """The weights [O, 3, KS, KS] of a convolution of stride 2, padded by KS // 2, over squares.
+
+    Gives [O, 16, T, T] for a convolution of stride 1 without padding, and the squares of zeros
+    that the image needs before and after.
+    """
+    wide, colours, kernel, _ = weight.shape
+    reach = kernel // 2
+    before, after = -(-reach // 2), reach // 2
+    taps = before + after + 1
+    shift_by = 2 * before - reach  # of the window within its squares
+    grown = weight.new_zeros(wide, colours, 2 * taps, 2 * taps)
+    grown[:, :, shift_by : shift_by + kernel, shift_by : shift_by + kernel] = weight
+    squares = grown.view(wide, colours, taps, 2, taps, 2).permute(0, 3, 5, 1, 2, 4)
+    out = weight.new_zeros(wide, 16, taps, taps)
+    out[:, : 4 * colours] = squares.reshape(wide, 4 * colours, taps, taps)
+    return out.contiguous(memory_format=torch.channels_last), (before, after)
+
+
+def pool_reference(x: Tensor, bias: Tensor, act: int) -> Tensor:
+    """`activate_and_pool` in plain torch."""
+    y = ACTIVATIONS[act](x.float() + bias[:, None, None])
+    return F.max_pool2d(y, 3, stride=2, padding=1).to(x.dtype)
+
+
+@torch.library.custom_op("phalanx::activate_and_pool", mutates_args=())
+def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
+    """The 3x3 max-pool of stride 2 of act(x + bias), where act never falls."""
+    if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
+        return pool_reference(x, bias, act)
+    channels, (high, wide) = x.shape[1], ((edge + 1) // 2 for edge in x.shape[2:])
+    out = like_image(x, channels, high, wide)
+    rows = out.numel() // channels
+    args = (x, bias, out, rows, channels // 8, *x.shape[2:], high, wide)
+    flags = {"ACT": act, **start_early(x)}
+    kernel = find_fused("phalanx.fused.inference_fused.activate_and_pool")
+    CHOICES.run(
+        kernel,
+        count_blocks(rows, channels),
+        args,
+        _POOL_TILES,
+        **flags,
+    )
+    return out
+
+
+@activate_and_pool.register_fake
+def _(x: Tensor, bias: Tensor, act: int) -> Tensor:
+    high, wide = ((edge + 1) // 2 for edge in x.shape[2:])
+    return like_image(x, x.shape[1], high, wide)
+
+
+# --- depthwise convolutions and squeeze-and-excite ---
+
+
+def filter_reference(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
+) -> tuple[Tensor, Tensor]:
+    """`filter_channels` in plain torch."""
+    (stride, padding), channels = geometry, x.shape[1]
+    y = F.conv2d(x, weights[0], None, stride, padding, 1, channels).float() + bias[:, None, None]
+    y = ACTIVATIONS[act](y)
+    return y.to(x.dtype), y.sum((2, 3))[:, None]
+
+
+@torch.library.custom_op("phalanx::filter_channels", mutates_args=())
+def filter_channels(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
+) -> tuple[Tensor, Tensor]:
+    """act(conv(x) + bias) of a depthwise convolution, and the sums of the result by image.
+
+    weights: as [C, 1, KS, KS] and as [KS, KS, C]; the sums are [N, parts, C], to be added up.
+    geometry: stride and padding.
+    """
+    if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
+        return filter_reference(x, weights, bias, geometry, act)
+    ways = find_filter_ways(x, weights, bias, geometry, act)
+    key = f"filter {[*x.shape]} {weights[1].shape[0]} {[*geometry]} {act} {x.dtype}"
+    result: tuple[Tensor, Tensor] = CHOICES.choose(key, ways)
+    return result
+
+
+def find_filter_ways(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
+) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
+    """The ways to a depthwise convolution; the first runs everywhere."""
+    (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
+    high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
+
+    def own() -> tuple[Tensor, Tensor]:
+        out, launches = like_image(x, channels, high, wide), []
+        flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
+        for tile in _FILTER_TILES:
+            parts = -(-high * wide // tile["BM"])
+            sums = torch.empty(images, parts, channels, device=x.device)
+            sizes = (*x.shape[2:], high, wide, channels // 8, parts)
+            args = (x, weights[1], bias, out, sums, *sizes)
+            grid = (-(-channels // tile["BC"]), images * parts)
+            filters = find_fused("phalanx.fused.inference_fused.filter_channels")
+            launches.append(Launch(filters, grid, args, tile, {**flags, **start_early(x)}))
+        return out, CHOICES.run_fastest(launches).args[4]
+
+    def apart() -> tuple[Tensor, Tensor]:
+        raw = F.conv2d(x, weights[0], None, stride, padding, 1, channels)
+        out = shift(raw, bias, None, act)
+        return out, out.sum((2, 3), dtype=torch.float32)[:, None]
+
+    return {"own": own, "apart": apart}
+
+
+@filter_channels.register_fake
+def _(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
+) -> tuple[Tensor, Tensor]:
+    kernel, (stride, padding) = weights[1].shape[0], geometry
+    high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
+    parts = torch.library.get_ctx().new_dynamic_size()
+    sums = x.new_empty(x.shape[0], parts, x.shape[1], dtype=torch.float32)
+    return like_image(x, x.shape[1], high, wide), sums
+
+
+def gate_reference(
+    sums: Tensor, weights: Sequence[Tensor], pixels: int, half: torch.dtype
+) -> Tensor:
+    """`squeeze_and_excite` in plain torch."""
+    w1, b1, w2, b2 = (weight.float() for weight in weights)
+    hidden = F.silu(F.linear(sums.sum(1) / pixels, w1, b1))
+    return F.linear(hidden, w2, b2).sigmoid().to(half)
+
+
+@torch.library.custom_op("phalanx::squeeze_and_excite", mutates_args=())
+def squeeze_and_excite(
+    sums: Tensor, weights: Sequence[Tensor], pixels: int, half: torch.dtype
+) -> Tensor:
+    """The factor of each image's channels, [N, C], from the sums of its pixels [N, parts, C].
+
+    weights: [S, C], [S], [C, S], [C].
+    """
+    (images, parts, channels), squeezed = sums.shape, weights[0].shape[0]
+    if not runs_kernels(sums) or channels % 8 or squeezed > _MOST_SQUEEZED:
+        return gate_reference(sums, weights, pixels, half)
+    gate = torch.empty(images, channels, dtype=half, device=sums.device)
+    args = (sums, *weights, gate, parts, pixels, channels // 8, squeezed)
+    block = 1 << (squeezed - 1).bit_length()
+    flags = {"BS": max(block, 2), **start_early(sums)}
+    CHOICES.run(
+        find_fused("phalanx.fused.inference_fused.squeeze_and_excite"),
+        lambda _: (images,),
+        args,
+        _EXCITE_TILES,
+        **flags,
+    )
+    return gate
+
+
+@squeeze_and_excite.register_fake
+def _(sums: Tensor, weights: Sequence[Tensor], pixels: int, half: torch.dtype) -> Tensor:
+    return sums.new_empty(sums.shape[0], sums.shape[2], dtype=half)

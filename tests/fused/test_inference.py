@@ -1,0 +1,131 @@
+"""Folded models against their own modules."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from phalanx.catalog.models import MODELS
+from phalanx.catalog.variant import Norm
+from phalanx.fused.inference import FoldedModel, fold_model
+from phalanx.models.build import build_model, initialise
+
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+SMALL = {
+    "resnet18": 40,
+    "resnext14_32x4d": 40,
+    "resnet14": 33,
+    "resnet9": 32,
+    "resnet8": 32,
+    "efficientnet_b0": 48,
+    "efficientnet_lite0": 33,
+}
+
+
+@torch.no_grad()
+def make(name, **changes):
+    """A model whose norms all do something, and have the statistics of some images."""
+    variant = replace(MODELS[name], **changes)
+    model = build_model(variant, num_classes=10)
+    initialise(model, 0, zero_residual=False)
+    shake(model, 3)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+    model.train()(images(8, SMALL.get(name, 64), seed=9))
+    return model.to(memory_format=torch.channels_last).eval()
+
+
+def shake(model, seed):
+    random = torch.Generator().manual_seed(seed)
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.weight.data.uniform_(0.5, 1.5, generator=random)
+            norm.bias.data.normal_(std=0.5, generator=random)
+
+
+def images(count, size, seed=0):
+    x = torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def difference(found, wanted):
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SMALL)
+def test_folding_changes_nothing_but_rounding(name, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, x = make(name), images(2, SMALL[name])
+    folded = FoldedModel(model, torch.float32)
+    assert not folded.plain
+    assert difference(folded(x), model(x)) < 1e-5
+    assert difference(folded(-x), model(x)) > 0.01  # the measure sees a difference
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", ["same", "symmetric"])
+@pytest.mark.parametrize("name", ["resnet14", "efficientnet_b0"])
+def test_paddings(name, padding, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, x = make(name, padding=padding), images(1, 45)
+    assert difference(FoldedModel(model, torch.float32)(x), model(x)) < 1e-5
+
+
+def test_weights_are_those_of_the_last_refresh(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, x = make("resnet8"), images(1, 16)
+    folded = FoldedModel(model, torch.float32)
+    before = folded(x)
+    shake(model, 4)
+    with torch.no_grad():
+        model.fc.weight.mul_(2)
+        assert torch.equal(folded(x), before)
+        folded.refresh()
+        assert difference(folded(x), model(x)) < 1e-5
+        model.fc.weight.mul_(2)
+        folded.refresh_if_changed()
+        assert difference(folded(x), model(x)) < 1e-5
+
+
+def test_what_folding_does_not_know_runs_by_its_modules(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, x = make("resnet14", norm=Norm(type="group")), images(1, 33)
+    folded = FoldedModel(model, torch.bfloat16)
+    assert set(folded.plain) == {unit for unit in model.units if unit != "head"}
+    assert folded.plain["stem"] == "a GroupNorm"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert difference(folded(x), model(x)) < 0.02
+
+
+def test_nothing_is_folded_on_a_cpu_or_in_32_bits():
+    model = make("resnet8")
+    assert fold_model(model, torch.bfloat16) is None
+    assert fold_model(model, None) is None
+
+
+@pytest.mark.gpu
+@gpu_only
+@torch.no_grad()
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["resnet50", "resnext50_32x4d", "efficientnet_b0", "resnet9"])
+def test_graphs_agree_with_the_modules(name, half):
+    pytest.importorskip("triton")
+    model = make(name).cuda()
+    size = MODELS[name].image_size
+    folded = fold_model(model, half)
+    assert folded is not None and not folded.plain
+    for number, count in enumerate((5, 5, 5, 2, 5, 2, 2)):
+        x = images(count, size, seed=number).cuda()
+        exact = model.double()(x.double())
+        model.float()
+        with torch.inference_mode(), torch.autocast("cuda", half):
+            plain = model(x)
+            found = folded(x)
+        assert found.shape == exact.shape
+        assert difference(found, exact) < 1.5 * difference(plain, exact) + 1e-3
+    shake(model, 5)
+    folded.refresh()
+    assert difference(folded(x), model(x)) < 0.05

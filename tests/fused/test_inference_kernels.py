@@ -1,0 +1,130 @@
+"""What scoring is made of, each against plain torch."""
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from phalanx.fused import inference_ops as ops
+from phalanx.fused import inference_parts as parts
+
+interpreted = ops.runs_kernels(torch.zeros(1))
+needs_triton = pytest.mark.skipif(
+    not interpreted and not torch.cuda.is_available(), reason="needs a GPU or Triton's interpreter"
+)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.float16
+
+
+def image(*shape, dtype=HALF):
+    torch.manual_seed(sum(shape))
+    x = torch.randn(*shape).to(dtype)
+    return x.to(DEVICE, memory_format=torch.channels_last)
+
+
+def weight_for(wide, channels, kernel):
+    return image(wide, channels, kernel, kernel) / (channels * kernel**2) ** 0.5
+
+
+def near(found, wanted, tolerance=4e-3):
+    assert found.shape == wanted.shape and found.dtype == wanted.dtype
+    difference = (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
+    assert difference < tolerance, float(difference)
+
+
+CASES = {
+    "1x1": (64, 64, 1, 1, 1),
+    "1x1 of few channels": (24, 40, 1, 1, 1),
+    "strided 1x1": (32, 64, 1, 2, 1),
+    "3x3": (64, 64, 3, 1, 1),
+    "strided 3x3": (64, 32, 3, 2, 1),
+    "groups of 4": (64, 64, 3, 1, 16),
+    "groups of 32": (64, 64, 3, 2, 2),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_way_to_a_convolution_agrees_with_torch(case):
+    channels, wide, kernel, stride, groups = case
+    x = image(2, channels, 7, 9)
+    weight = weight_for(wide, channels // groups, kernel)
+    weights = [w for w in (weight, ops.expand_groups(weight, groups)) if w is not None]
+    bias, move = torch.randn(wide, device=DEVICE), ops.Geometry(stride, kernel // 2, groups)
+    out = ops.convolve_reference(x, weights, bias, None, None, move.pack(), ops.NONE)
+    add, gate = torch.randn_like(out), torch.rand(2, channels, device=DEVICE).to(HALF)
+    acts = (ops.RELU, ops.SILU, ops.RELU6, ops.RAW)
+    for added, gated, act in [*product((None, add), (None,), acts), (add, gate, ops.NONE)]:
+        if gated is not None and (kernel > 1 or groups > 1):
+            continue
+        args = (x, weights, bias, None if act == ops.RAW else added, gated)
+        wanted = ops.convolve_reference(*args, move.pack(), act)
+        layer = ops.Convolution(*args, move, act)
+        for name, way in layer.find_ways(torch.full_like(out, float("nan"))).items():
+            near(way(), wanted), name
+        near(ops.convolve_and_activate(*args, move.pack(), act), wanted)
+
+
+@needs_triton
+@pytest.mark.parametrize("tile", range(len(ops.SMALL_TILES)))
+def test_every_small_tile_agrees_and_leaves_the_counters_at_zero(tile, monkeypatch):
+    monkeypatch.setattr(ops, "SMALL_TILES", ops.SMALL_TILES[tile : tile + 1])
+    x, weight = image(1, 128, 7, 7), weight_for(72, 128, 3)
+    bias, move = torch.randn(72, device=DEVICE), ops.Geometry(1, 1, 1)
+    args = (x, [weight], bias, None, None)
+    wanted = ops.convolve_reference(*args, move.pack(), ops.RELU)
+    for _ in range(2):
+        out = torch.full_like(wanted, float("nan"))
+        near(ops.Convolution(*args, move, ops.RELU).find_ways(out)["own"](), wanted)
+    assert not ops.counters(x.device).any()
+
+
+@needs_triton
+@pytest.mark.parametrize("channels", [64, 128])
+def test_rows_keep_their_weights(channels, monkeypatch):
+    monkeypatch.setattr(ops, "_SMALL", 0)
+    x, weight = image(3, channels, 9, 9), weight_for(64, channels, 1)
+    bias, add = torch.randn(64, device=DEVICE), image(3, 64, 9, 9)
+    args, move = (x, [weight], bias, add, None), ops.Geometry()
+    wanted = ops.convolve_reference(*args, move.pack(), ops.RELU)
+    ways = ops.Convolution(*args, move, ops.RELU).find_ways(torch.full_like(add, float("nan")))
+    near(ways["rows"](), wanted)
+
+
+@needs_triton
+@pytest.mark.parametrize(("size", "kernel"), [*product([(8, 12), (9, 7)], [3, 7])])
+def test_a_stem_over_squares_is_the_strided_convolution(size, kernel):
+    x, weight = image(2, 3, *size, dtype=torch.float32), weight_for(16, 3, kernel).float()
+    squares_weight, padding = parts.fold_into_squares(weight.to(HALF))
+    squares = parts.gather_squares(x, padding, HALF)
+    assert torch.equal(squares, parts.gather_squares_reference(x, padding, HALF))
+    wanted = F.conv2d(x.to(HALF).double(), weight.to(HALF).double(), None, 2, kernel // 2)
+    near(F.conv2d(squares.double(), squares_weight.double()), wanted, 1e-6)
+
+
+@needs_triton
+@pytest.mark.parametrize("size", [(8, 12), (9, 7)])
+def test_activation_and_pool(size):
+    x, bias = image(2, 24, *size), torch.randn(24, device=DEVICE)
+    for act in (ops.RELU, ops.NONE):
+        near(parts.activate_and_pool(x, bias, act), parts.pool_reference(x, bias, act))
+
+
+@needs_triton
+@pytest.mark.parametrize(("kernel", "stride"), [*product([3, 5], [1, 2])])
+def test_depthwise_and_gate(kernel, stride):
+    x, bias = image(2, 40, 9, 11), torch.randn(40, device=DEVICE)
+    weight, geometry = weight_for(40, 1, kernel), [stride, kernel // 2]
+    args = (x, [weight, weight[:, 0].permute(1, 2, 0).contiguous()], bias, geometry, ops.SILU)
+    wanted, wanted_sums = parts.filter_reference(*args)
+    for way in parts.find_filter_ways(*args).values():
+        y, sums = way()
+        near(y, wanted)
+        near(sums.sum(1), wanted_sums[:, 0], 1e-3)
+    y, sums = parts.filter_channels(*args)
+    w1, w2 = torch.randn(10, 40, device=DEVICE).to(HALF), torch.randn(40, 10, device=DEVICE)
+    small = [w1, torch.randn(10, device=DEVICE), w2.to(HALF), torch.randn(40, device=DEVICE)]
+    pixels = y.shape[2] * y.shape[3]
+    gate = parts.squeeze_and_excite(sums, small, pixels, HALF)
+    near(gate, parts.gate_reference(wanted_sums, small, pixels, HALF))
