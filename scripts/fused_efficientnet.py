@@ -21,7 +21,7 @@ from torch import Tensor
 
 from phalanx.catalog.models import MODELS
 from phalanx.fused.enable import fuse_units
-from phalanx.fused.half_copies import HalfCopies
+from phalanx.fused.half_copies import cast_before_passes
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model
 from phalanx.models.units import UnitModel
@@ -43,7 +43,7 @@ def build(name: str, *, fused: bool, half: torch.dtype) -> UnitModel:
     model.to(memory_format=torch.channels_last).train()
     if fused:
         say(model=name, not_fused=fuse_units(model, half))
-        model.half_copies = HalfCopies(model, half)
+        cast_before_passes(model, half)
     return model
 
 

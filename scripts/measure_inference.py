@@ -153,9 +153,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.4, help="of one round")
     parser.add_argument("--late-start", action="store_true", help="kernels wait for one another")
-    for flag in ("--compile", "--plain", "--profile"):
+    for flag in ("--compile", "--plain", "--profile", "--prefetch"):
         parser.add_argument(flag, action="store_true")
     words = parser.parse_args()
+    inference_ops.PREFETCH = words.prefetch
     if words.late_start:
         for module in (inference_ops, inference_parts):
             module.start_early = lambda _: {"EARLY_START": 0}  # type: ignore[attr-defined]
@@ -167,7 +168,8 @@ def main() -> None:
                 print(json.dumps({"model": name, "batch": batch, "failed": repr(failure)[:600]}))
             torch.cuda.empty_cache()
             if words.out:
-                kind = f"choices-{words.dtype}{'-late' * words.late_start}.json"
+                variant = "-late" * words.late_start + "-prefetch" * words.prefetch
+                kind = f"choices-{words.dtype}{variant}.json"
                 table = {"known": CHOICES.known, "timings": CHOICES.timings}
                 (words.out / kind).write_text(json.dumps(table, indent=1))
 

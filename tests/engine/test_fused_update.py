@@ -1,6 +1,7 @@
 """What kernels do after a step's passes is what the optimizers do, without waiting."""
 
 import json
+import os
 from itertools import pairwise
 
 import pytest
@@ -166,19 +167,18 @@ def test_a_skipped_step_changes_no_bit(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_loss_scale_on_the_device_does_what_one_on_the_host_does(device):
-    finite = torch.rand(3000, generator=torch.manual_seed(0)) > 0.4
-    host = DynamicLossScale(2.0**24)
-    state = build_state("sgd", device, fused=True, scaler=DynamicLossScale(2.0**24))
-    take_steps(state, (0,))
-    host.after_finite_step(1)
+    finite = torch.rand(40, generator=torch.manual_seed(0)) > 0.4
+    past = [(-n, 8.0) for n in range(REMEMBERED_CHANGES - 5, 0, -1)]
+    host = DynamicLossScale(2.0**-10, GROWTH_INTERVAL - 1, 7, past)
+    state = build_state("sgd", device, fused=True, scaler=host)
     weight = state.model.fc.weight
-    for step, is_finite in enumerate(finite.tolist(), start=2):
+    for step, is_finite in enumerate([True, *finite.tolist()]):
         weight.grad = torch.zeros_like(weight) if is_finite else torch.full_like(weight, torch.nan)
         state.fused_update.apply(step, 0.0, 1.0)
         (host.after_finite_step if is_finite else host.after_overflow)(step)
     found = state.scaler.read()
     assert found == host and len(found.history) == REMEMBERED_CHANGES
-    assert found.scale == SMALLEST_SCALE and found.skipped > REMEMBERED_CHANGES
+    assert found.scale == SMALLEST_SCALE and (0, 2.0**-9) in found.history
     steps = [step for step, _ in found.history]
     assert all(one < two for one, two in pairwise(steps))
 
@@ -200,6 +200,8 @@ def test_a_loss_scale_on_the_device_survives_a_save(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_copies_in_16_bits_follow_their_weights(half, device):
+    if half == torch.bfloat16 and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton's interpreter cuts off bits where a GPU rounds to bfloat16")
     state = build_state("sgd", device, fused=True)
     attach_copies(state.model.modules(), half)
     take_steps(state, range(2))
@@ -229,7 +231,8 @@ def test_a_resume_in_the_middle_gives_the_same_bits(rule, device):
         assert torch.equal(value, two[name]) and value.device == two[name].device, name
 
 
-def test_what_the_kernels_cannot_do_is_left_to_the_optimizers():
+def test_what_the_kernels_cannot_do_is_left_to_the_optimizers(monkeypatch):
+    monkeypatch.setattr("phalanx.engine.fused_update.find_fused", lambda name: print)
     for rule in RULES:
         model = toy()
         assert not can_fuse_update(model, build_optimizer(model, settings_of(rule))), "on a CPU"

@@ -161,7 +161,17 @@ def test_other_variants_stay_plain_and_say_why(change, reason):
         model = build_model(replace(VARIANT, **change), num_classes=10)
     model.to(memory_format=torch.channels_last)
     reasons = fuse_units(model, torch.float32, interpreted=True)
-    assert reasons["stem"] == reasons["blocks/1/0"] == reason
+    assert reasons["blocks/1/0"] == reason
+    assert ("blocks/0/0" in reasons) == ("padding" not in change)  # stride 1 pads as it always does
+
+
+def test_a_norm_that_is_frozen_is_left_to_the_modules():
+    torch.manual_seed(0)
+    plain = make_block("widens, skips")
+    plain.bn2.eval()
+    fused, x = copy.deepcopy(plain), draw(3, 16, 6, 6)
+    found = run(build_mbconv_block([fused], torch.float32), fused, x, None)
+    check(found, run(plain, plain, x, None), 0.0)
 
 
 def test_an_image_with_too_few_pixels_for_statistics_is_left_to_the_modules():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from phalanx.kernels.choices import CHOICES
 from phalanx.mbconv import depthwise
 from phalanx.mbconv.norms import add_partials
 
@@ -50,6 +51,23 @@ def test_a_convolution_equals_its_reference(size, kernel, stride, raw, dtype):
     close(found[0], wanted[0], LOOSE[dtype])
     assert found[1].shape == wanted[1].shape
     close(found[1].sum(1), wanted[1].sum(1), LOOSE[dtype])
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
+def test_columns_that_share_their_reads_give_the_same(size, kernel, stride, monkeypatch):
+    monkeypatch.setattr(CHOICES, "find", lambda key, ways: list(ways)[-1])
+    case = make_case(size, kernel, stride, TYPES[0], raw=True)
+    found, wanted = depthwise.convolve(*case[1:]), depthwise.convolve.reference(*case[1:])
+    close(found[0], wanted[0], LOOSE[TYPES[0]])
+    close(found[1].sum(1), wanted[1].sum(1), LOOSE[TYPES[0]])
+    found = depthwise.convolve_back(*case, "both")
+    wanted = depthwise.convolve_back.reference(*case, "both")
+    close(found[0], wanted[0], LOOSE[TYPES[0]])
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        dim = 1 if one.shape[0] == 2 else 0
+        close(one.sum(dim), other.sum(dim), LOOSE[TYPES[0]])
 
 
 @needs_kernels

@@ -40,7 +40,7 @@ def test_a_product_equals_its_reference_with_gradients(stem, k, e, dtype):
     close(found[0], wanted[0], LOOSE[dtype])
     assert found[1].shape == wanted[1].shape
     close(found[1].sum(1), wanted[1].sum(1), LOOSE[dtype])
-    ds, u = draw(*found[0].shape, dtype=dtype), draw(3, e)
+    ds, u = draw(*found[0].shape, dtype=dtype), draw(5, e)
     for add in (None,) if stem else (None, draw(*x.shape, dtype=dtype)):
         arguments = ds, x, weight, u, add, stem
         found, wanted = expand.expand_back(*arguments), expand.expand_back.reference(*arguments)
@@ -51,7 +51,7 @@ def test_a_product_equals_its_reference_with_gradients(stem, k, e, dtype):
 def test_operations_keep_the_rules_of_torch():
     tests = ("test_schema", "test_faketensor")
     for stem, k, e in CASES[1::2]:
-        x, weight, u = draw(2, 3 if stem else k, 4, 6), draw(e, k), draw(3, e)
+        x, weight, u = draw(2, 3 if stem else k, 4, 6), draw(e, k), draw(5, e)
         torch.library.opcheck(expand.expand, (x, weight, stem), test_utils=tests)
         ds = expand.expand(x, weight, stem)[0]
         arguments = ds, x, weight, u, None, stem

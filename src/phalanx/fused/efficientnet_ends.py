@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.mbconv_parts import (
+    BoundedUnit,
     check_norm,
     check_square_conv,
     multiply,
@@ -17,31 +17,26 @@ from phalanx.fused.mbconv_parts import (
     to_gradients,
 )
 from phalanx.fused.suited import check_types
+from phalanx.fused.unit import Gradients
+from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES
 from phalanx.mbconv.expand import expand, expand_back
 from phalanx.mbconv.image_layout import (
-    MOST_ELEMENTS,
     count_rows,
     to_channels_last,
     to_image,
     to_rows,
 )
 from phalanx.mbconv.norms import (
-    finish_norm_back,
     norm_add_back,
     norm_gate_back,
     norm_silu,
     silu_back,
     sum_channels,
 )
-from phalanx.mbconv.squeeze_excite import finish_mean_back, sum_images
+from phalanx.mbconv.squeeze_excite import finish_mean_back, sum_images, sum_slopes
 from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.units import FusedUnit
-
-
-def _name_parameters(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> dict[str, Tensor]:
-    """The parameters of a unit by the names that gradients have here."""
-    return {"conv": conv.weight, "weight": norm.weight, "bias": norm.bias}
 
 
 def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: dict[str, Any]) -> Any:
@@ -89,97 +84,82 @@ def _convolve_back(
     return apart() if wants_image else _choose("backward", conv, x, ways)
 
 
-class _StemFunction(torch.autograd.Function):
+class _EndUnit(BoundedUnit):
+    """A convolution and the norm behind it."""
+
+    def __init__(self, modules: Sequence[nn.Module], half: torch.dtype, kernel: int | None) -> None:
+        conv, norm = modules[:2]
+        self._conv, self._norm = check_square_conv(conv, kernel), check_norm(norm)
+        super().__init__(modules, half, self._conv)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Of the convolution and of the norm."""
+        return [self._conv.weight, self._norm.weight, self._norm.bias]
+
+    def _list_gradients(self, dw: Tensor, u: Tensor) -> Sequence[Tensor]:
+        """Their gradients."""
+        named = zip("cwb", self.parameters, strict=True)
+        return to_gradients({"c": dw, "w": u[0], "b": u[1]}, dict(named))
+
+
+class _Stem(_EndUnit):
     """Convolution, norm and SiLU."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, conv: nn.Conv2d, norm: nn.BatchNorm2d, half: torch.dtype, x: Tensor, *_: Tensor
-    ) -> Tensor:
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """What the first block gets."""
-        dtype, x, weight = x.dtype, to_channels_last(x.to(half)), to_half(conv.weight, half)
-        raw, sums = _convolve(conv, x, weight)
-        v = take_statistics(norm, sums, raw)
-        ctx.conv, ctx.norm, ctx.dtype = conv, norm, dtype
-        ctx.save_for_backward(x, weight, raw, v)
-        return norm_silu(raw, v, None)
+        weight = to_half(self._conv.weight, self.half)
+        raw, sums = _convolve(self._conv, x, weight)
+        v = take_statistics(self._norm, sums, raw)
+        return norm_silu(raw, v, None), [x, weight, raw, v]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """Gradients of the image, where it wants one, and of the parameters."""
-        _, _, raw, v = kept = ctx.saved_tensors
-        ds, sums = silu_back(to_channels_last(dy), raw, v)
-        u, dweight, dbias = finish_norm_back(sums, v, count_rows(raw))
-        wanted = ctx.needs_input_grad[3]
-        dx, dw = _convolve_back(ctx.conv, kept, ds, u, wants_image=wanted)
-        found = {"conv": dw, "weight": dweight, "bias": dbias}
-        gradients = to_gradients(found, _name_parameters(ctx.conv, ctx.norm))
-        return None, None, None, dx.to(ctx.dtype) if wanted else None, *gradients
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from that of the output."""
+        _, _, raw, v = saved
+        ds, sums = silu_back(dy, raw, v)
+        u = finish_back(sums, v, count_rows(raw))
+        dx, dw = _convolve_back(self._conv, saved, ds, u, wants_image=wanted)
+        return dx, None, self._list_gradients(dw, u)
 
 
-class _FeaturesFunction(torch.autograd.Function):
-    """1x1 convolution, norm, SiLU and mean over the image."""
+class _Features(_EndUnit):
+    """1x1 convolution, norm, SiLU and mean over the image: [N, C, 1, 1]."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, conv: nn.Conv2d, norm: nn.BatchNorm2d, half: torch.dtype, x: Tensor, *_: Tensor
-    ) -> Tensor:
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """One vector per image."""
-        dtype, x, weight = x.dtype, to_channels_last(x.to(half)), to_half(conv.weight, half)
+        weight = to_half(self._conv.weight, self.half)
         raw = to_image(to_rows(x) @ weight.flatten(1).T, x)
-        v = take_statistics(norm, sum_channels(raw), raw)
-        table = sum_images(raw, v, None)
-        ctx.conv, ctx.norm, ctx.dtype = conv, norm, dtype
-        ctx.save_for_backward(x, weight, raw, v, table)
-        return (table[0].sum(0) / (x.shape[2] * x.shape[3])).to(half)
+        v = take_statistics(self._norm, sum_channels(raw), raw)
+        mean = sum_images(raw, v)[0].sum(0) / (x.shape[2] * x.shape[3])
+        return mean.to(self.half)[:, :, None, None], [x, weight, raw, v]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """Gradients of the input and of the parameters."""
-        x, weight, raw, v, table = ctx.saved_tensors
-        dmean = dy.float() / (x.shape[2] * x.shape[3])
-        u, dweight, dbias = finish_mean_back(table, dmean, v, count_rows(raw))
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from that of the output."""
+        x, weight, raw, v = saved
+        dmean = dy.flatten(1).float() / (x.shape[2] * x.shape[3])
+        u = finish_mean_back(sum_slopes(raw, v), dmean, v, count_rows(raw))
         dc = to_rows(norm_gate_back(raw, v, u, dmean, None, None))
-        dw, dx = multiply(dc.T, to_rows(x)), to_image(dc @ weight.flatten(1), x)
-        found = {"conv": dw, "weight": dweight, "bias": dbias}
-        gradients = to_gradients(found, _name_parameters(ctx.conv, ctx.norm))
-        return None, None, None, dx.to(ctx.dtype), *gradients
+        dx = to_image(dc @ weight.flatten(1), x)
+        return dx, None, self._list_gradients(multiply(dc.T, to_rows(x)), u)
 
 
 def build_efficientnet_stem(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """A function that runs the stem in training, computing in `half`."""
-    conv, norm, *others = modules
-    conv, norm = check_square_conv(conv), check_norm(norm)
-    check_types(others, nn.SiLU)
-    parameters = tuple(_name_parameters(conv, norm).values())
-
-    def run(x: Tensor, _: Tensor | None) -> Tensor:
-        rows = count_rows(x)
-        if rows * conv.out_channels >= MOST_ELEMENTS or rows < 2 * conv.stride[0] ** 2:
-            return others[0](norm(conv(x)))
-        with torch.autocast(x.device.type, enabled=False):
-            return _StemFunction.apply(conv, norm, half, x, *parameters)
-
-    return run
+    check_types(modules[2:], nn.SiLU)
+    return _Stem(modules, half, None)
 
 
 def build_efficientnet_head(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """A function that runs the head in training; dropout and the linear layer stay torch's."""
-    conv, norm, *others = modules
-    conv, norm = check_square_conv(conv, 1), check_norm(norm)
-    check_types(others, nn.SiLU, GlobalAvgPool, Dropout, nn.Linear)
-    activation, pool, drop, classifier = others
-    parameters = tuple(_name_parameters(conv, norm).values())
+    *inner, drop, classifier = modules
+    check_types(modules[2:], nn.SiLU, GlobalAvgPool, Dropout, nn.Linear)
+    features = _Features(inner, half, 1)
 
     def run(x: Tensor, noise: Tensor | None) -> Tensor:
-        rows = count_rows(x)
-        if rows * conv.out_channels >= MOST_ELEMENTS or rows < 2:
-            features = pool(activation(norm(conv(x))))
-        else:
-            with torch.autocast(x.device.type, enabled=False):
-                features = _FeaturesFunction.apply(conv, norm, half, x, *parameters)
-        return classifier(drop(features, noise))
+        return classifier(drop(features(x, None).flatten(1), noise))
 
     return run

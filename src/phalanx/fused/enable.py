@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from phalanx.fused.bottleneck import build_folded_bottleneck
+from phalanx.fused.bottleneck import build_folded_bottleneck, build_mean_head
 from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
 from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.fused.pooled_pair import build_pooled_pair
@@ -29,8 +29,8 @@ _BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
     ResidualConvPair: (build_residual_pair,),
     DepthwiseSeparableConv: (build_mbconv_block,),
     InvertedResidual: (build_mbconv_block,),
-    "stem": (build_stem, build_efficientnet_stem),
-    "head": (build_efficientnet_head,),
+    "stem": (build_efficientnet_stem, build_stem),
+    "head": (build_mean_head, build_efficientnet_head),
 }
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)

@@ -24,6 +24,7 @@ from phalanx.fused.inference_ops import (
 )
 from phalanx.fused.inference_parts import (
     activate_and_pool,
+    empty_squares,
     filter_channels,
     fold_into_squares,
     gather_squares,
@@ -51,6 +52,7 @@ class FoldedUnit:
 
     layers: Sequence[_Layer]
     run: Callable[[Tensor], Tensor]
+    take: Callable[[Tensor, Tensor | None], Tensor] | None = None  # of a stem: see `_FoldedConv`
 
 
 class NotFoldable(Exception):
@@ -137,13 +139,22 @@ class _FoldedConv:
         """act(norm(conv(x * gate)) + add); act: another than its own."""
         act, move = self.act if act is None else act, self.move
         if self._squares:
-            x = gather_squares(x, self._squares, self._half)
             move = Geometry()
-        elif x.dtype != self._half:
-            x = x.to(self._half, memory_format=torch.channels_last)
+        if x.shape[1] == self._conv.in_channels:
+            x = self.take(x, None)
         return convolve_and_activate(
             self._pad(x), self._weights, self._bias, add, gate, move.pack(), act
         )
+
+    def take(self, images: Tensor, out: Tensor | None) -> Tensor:
+        """The images as a stem reads them, in `out` if there is one."""
+        if not self._squares:
+            if out is None:
+                return images.to(self._half, memory_format=torch.channels_last)
+            return out.copy_(images)
+        out = empty_squares(images, self._squares, self._half) if out is None else out
+        gather_squares(images, out, self._squares)
+        return out
 
     def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What a depthwise convolution gives, and the sums of it by image, [N, parts, C]."""
@@ -323,7 +334,8 @@ def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
             x = call(x)
         return x
 
-    return FoldedUnit(layers, run)
+    first = layers[0] if layers and isinstance(modules[0], nn.Conv2d) else None
+    return FoldedUnit(layers, run, first.take if isinstance(first, _FoldedConv) else None)
 
 
 def _is_stem_pool(pool: nn.MaxPool2d) -> bool:

@@ -19,7 +19,7 @@ _Size = tuple[tuple[int, ...], torch.dtype]
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    images: Tensor
+    images: Tensor  # as the stem reads them
     logits: Tensor
 
 
@@ -98,9 +98,15 @@ class FoldedModel(nn.Module):
         if found is None:
             found = self._capture(images)
         self._remember(size, found)
-        found.images.copy_(images)
+        self._take(images, found.images)
         found.graph.replay()
         return found.logits.clone()
+
+    def _take(self, images: Tensor, out: Tensor | None) -> Tensor:
+        take = next(iter(self._units.values())).take
+        if take is not None:
+            return take(images, out)
+        return images.clone() if out is None else out.copy_(images)
 
     def _remember(self, size: _Size, found: _Captured | None) -> None:
         self._graphs[size] = found
@@ -109,7 +115,7 @@ class FoldedModel(nn.Module):
             self._graphs.popitem(last=False)
 
     def _capture(self, images: Tensor) -> _Captured:
-        static, graph = images.clone(), torch.cuda.CUDAGraph()
+        static, graph = self._take(images, None), torch.cuda.CUDAGraph()
         # other threads write checkpoints and watch ranks meanwhile
         with (
             torch.backends.cudnn.flags(enabled=True, benchmark=True),

@@ -21,6 +21,22 @@ def _wait_for_inputs(EARLY_START: tl.constexpr):
 
 
 @triton.jit
+def _ask_for_weights(w, first, last, BK: tl.constexpr):
+    """Have the cache fetch the rows w, columns first * BK to last * BK, before they are needed."""
+    for step in range(first, last):
+        for line in tl.static_range(0, BK, 64):
+            place = (w + step * BK + line).to(tl.int64, bitcast=True)
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+                "=r,l",
+                [place],
+                tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@triton.jit
 def _activate(z, ACT: tl.constexpr):
     """The activation of float32 values."""
     if ACT == _RELU:
@@ -67,7 +83,7 @@ def convolve(
     x, w, bias, add, gate, out, part, count, M, C8, N8, H, W, HO, WO,
     KS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, GROUPED: tl.constexpr,
     GATE: tl.constexpr, ADD: tl.constexpr, ACT: tl.constexpr, WHOLE: tl.constexpr,
-    EARLY_START: tl.constexpr,
+    EARLY_START: tl.constexpr, PREFETCH: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """out [M, N] = act(conv(x * gate, w) + bias + add) as a product over KS * KS shifted views.
@@ -91,6 +107,8 @@ def convolve(
     first, last = 0, KS * KS * steps
     if SPLITS > 1:
         first, last = split * last // SPLITS, (split + 1) * last // SPLITS
+    if PREFETCH:
+        _ask_for_weights(w + tl.minimum(n, N - 1) * (KS * KS * width), first, last, BK)
     _wait_for_inputs(EARLY_START)
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(first, last):

@@ -24,6 +24,7 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     F.silu,
     F.relu6,
 )
+PREFETCH = False
 _SMALL = 8192  # rows; below, what counts is how many programs there are
 _MOST_TILES = 1 << 14  # of a product whose sums are split
 _LARGEST = 2**31  # elements that 32-bit offsets reach
@@ -251,6 +252,7 @@ class Convolution:
                 **{"GROUPED": int(grouped), "GATE": int(self.gate is not None)},
                 **{"ADD": int(self.add is not None), "ACT": self.act},
                 **{"WHOLE": int(width % tile["BK"] == 0), **start_early(out)},
+                **{"PREFETCH": int(PREFETCH and small and width % tile["BK"] == 0)},
             }
             launches.append(
                 Launch(

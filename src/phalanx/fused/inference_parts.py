@@ -45,29 +45,29 @@ def gather_squares_reference(x: Tensor, padding: Sequence[int], half: torch.dtyp
     return squares.contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("phalanx::gather_squares", mutates_args=())
-def gather_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+@torch.library.custom_op("phalanx::gather_squares", mutates_args=("out",))
+def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
     """Squares of 2 x 2 pixels of 3 channels as pixels of 16 channels, the last four zero.
 
-    padding: squares of zeros before and after, in both directions.
+    padding: squares of zeros before and after, in both directions. out: from `empty_squares`.
     """
     if not runs_kernels(x) or not fits(x):
-        return gather_squares_reference(x, padding, half)
-    out = _empty_squares(x, padding, half)
+        out.copy_(gather_squares_reference(x, padding, out.dtype))
+        return
     rows = out.numel() // 16
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
     kernel = find_fused("phalanx.fused.inference_fused.gather_squares")
     flags = start_early(x)
     CHOICES.run(kernel, lambda t: (-(-rows // t["BM"]),), args, _SQUARE_TILES, **flags)
-    return out
 
 
 @gather_squares.register_fake
-def _(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
-    return _empty_squares(x, padding, half)
+def _(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
+    return None
 
 
-def _empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+def empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+    """Room for the squares of an image batch."""
     high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
     shape = (x.shape[0], 16, high, wide)
     return torch.empty(shape, dtype=half, device=x.device, memory_format=torch.channels_last)

@@ -13,10 +13,10 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.mbconv_parts import (
+    BoundedUnit,
     Kept,
     check_norm,
     check_square_conv,
@@ -25,11 +25,12 @@ from phalanx.fused.mbconv_parts import (
     to_gradients,
 )
 from phalanx.fused.suited import UnitNotFused, check_types
+from phalanx.fused.unit import Gradients
+from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES, Ways
 from phalanx.mbconv.depthwise import convolve, convolve_back
 from phalanx.mbconv.expand import can_expand, can_expand_back, expand, expand_back
 from phalanx.mbconv.image_layout import (
-    MOST_ELEMENTS,
     count_rows,
     to_channels_last,
     to_image,
@@ -37,7 +38,6 @@ from phalanx.mbconv.image_layout import (
 )
 from phalanx.mbconv.norms import (
     add_partials,
-    finish_norm_back,
     norm_add,
     norm_add_back,
     norm_gate_back,
@@ -51,10 +51,15 @@ from phalanx.mbconv.squeeze_excite import (
     excite_back,
     finish_excite_back,
     sum_images,
+    sum_images_back,
 )
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.units import FusedUnit
 
+_KEPT = (
+    *("x", "noise", "expand", "depthwise", "project"),
+    *("raw", "v1", "d", "v2", "mean", "hidden", "gate", "gated", "p", "v3"),
+)
 _WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2))  # kernel and stride
 
 
@@ -177,12 +182,11 @@ def _forward(layers: _Layers, kept: Kept) -> Tensor:
         kept["v1"] = take_statistics(layers.expand_norm, sums, kept["raw"])
     d, sums = _convolve(layers.depthwise, kept)
     v = take_statistics(layers.depthwise_norm, sums, d)
-    table = sum_images(d, v, None)
-    excited = excite(table, layers.excite_weights, d.shape[2] * d.shape[3])
+    excited = excite(sum_images(d, v), layers.excite_weights, d.shape[2] * d.shape[3])
     gated = norm_silu(d, v, excited[2])
     p = to_image(to_rows(gated) @ kept["project"].flatten(1).T, d)
     v3 = take_statistics(layers.project_norm, sum_channels(p), p)
-    kept |= {"d": d, "v2": v, "table": table, "gated": gated, "p": p, "v3": v3}
+    kept |= {"d": d, "v2": v, "gated": gated, "p": p, "v3": v3}
     kept |= dict(zip(("mean", "hidden", "gate"), excited, strict=True))
     return norm_add(p, v3, kept["x"] if layers.skips else None, kept.get("noise"), layers.rate)
 
@@ -191,7 +195,8 @@ def _project_back(layers: _Layers, kept: Kept, dy: Tensor, found: Kept) -> Tenso
     """The gradient of what squeeze-excite made."""
     p, noise = kept["p"], kept.get("noise")
     sums = sum_gradients(dy, p, noise, layers.rate)
-    u, found["norm3"], found["bias3"] = finish_norm_back(sums, kept["v3"], count_rows(p))
+    u = finish_back(sums, kept["v3"], count_rows(p))
+    found["norm3"], found["bias3"] = u[:2]
     dp = to_rows(norm_add_back(dy, p, u, noise, layers.rate))
     found["project"] = multiply(dp.T, to_rows(kept["gated"]))
     return to_image(dp @ kept["project"].flatten(1), p)
@@ -200,13 +205,14 @@ def _project_back(layers: _Layers, kept: Kept, dy: Tensor, found: Kept) -> Tenso
 def _excite_back(layers: _Layers, kept: Kept, dt: Tensor, found: Kept) -> Tensor:
     """The gradient of the depthwise convolution's result."""
     d, v, gate = kept["d"], kept["v2"], kept["gate"]
-    back = sum_images(d, v, dt)
+    back = sum_images_back(d, v, dt)
     pixels, weights = d.shape[2] * d.shape[3], layers.excite_weights[::2]
     dhidden, dmean = excite_back(back, weights, kept["hidden"], gate, pixels)
     excited = [kept["mean"], kept["hidden"], gate, dhidden]
-    u, *gradients = finish_excite_back(kept["table"], back, excited, dmean, v, count_rows(d))
-    names = ("norm2", "bias2", "excite1", "excite_bias1", "excite2", "excite_bias2")
+    u, *gradients = finish_excite_back(back, excited, dmean, v, count_rows(d))
+    names = ("excite1", "excite_bias1", "excite2", "excite_bias2")
     found |= dict(zip(names, gradients, strict=True))
+    found["norm2"], found["bias2"] = u[:2]
     return norm_gate_back(d, v, u, dmean, dt, gate)
 
 
@@ -266,59 +272,47 @@ def _backward(layers: _Layers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
     ds, sums, found["depthwise"] = _convolve_back(layers.depthwise, kept, dd)
     if layers.expand is None:
         return (ds + dy if layers.skips else ds), found
-    u, found["norm1"], found["bias1"] = finish_norm_back(sums, kept["v1"], count_rows(ds))
+    u = finish_back(sums, kept["v1"], count_rows(ds))
+    found["norm1"], found["bias1"] = u[:2]
     dx, found["expand"] = _expand_back(layers, kept, ds, u, dy)
     return dx, found
 
 
-class _BlockFunction(torch.autograd.Function):
-    """One block, with its parameters as inputs."""
+class _MbconvBlock(BoundedUnit):
+    """A block of either kind."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        layers: _Layers,
-        half: torch.dtype,
-        x: Tensor,
-        noise: Tensor | None,
-        *_: Tensor,
-    ) -> Tensor:
+    def __init__(self, block: nn.Module, half: torch.dtype) -> None:
+        self._layers = _check_layers(block)
+        super().__init__([block], half, self._layers.depthwise)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters of the block."""
+        return list(self._layers.parameters.values())
+
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The block's output."""
-        kept = {"x": to_channels_last(x.to(half))}
-        if noise is not None:
-            kept["noise"] = noise.float().contiguous()
+        layers, kept = self._layers, {"x": x}
+        if factor is not None and layers.skips:
+            kept["noise"] = factor
         for name in ("expand", "depthwise", "project"):
             conv = getattr(layers, name)
             if conv is not None:
-                kept[name] = to_half(conv.weight, half)
+                kept[name] = to_half(conv.weight, self.half)
         y = _forward(layers, kept)
-        ctx.layers, ctx.names, ctx.dtype = layers, tuple(kept), x.dtype
-        ctx.save_for_backward(*kept.values())
-        return y
+        return y, [kept.get(name) for name in _KEPT]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """Gradients of the input and of every parameter."""
-        kept = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        dx, found = _backward(ctx.layers, kept, to_channels_last(dy))
-        gradients = to_gradients(found, ctx.layers.parameters)
-        return None, None, dx.to(ctx.dtype), None, *gradients
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from that of the output."""
+        named = zip(_KEPT, saved, strict=True)
+        kept = {name: tensor for name, tensor in named if tensor is not None}
+        dx, found = _backward(self._layers, kept, dy)
+        return dx, None, to_gradients(found, self._layers.parameters)
 
 
 def build_mbconv_block(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """A function that runs a block in training, computing in `half`."""
     (block,) = modules
-    layers = _check_layers(block)
-    parameters = tuple(layers.parameters.values())
-    width = layers.depthwise.in_channels
-
-    def run(x: Tensor, noise: Tensor | None) -> Tensor:
-        rows = count_rows(x)
-        if rows * width >= MOST_ELEMENTS or rows < 2 * layers.depthwise.stride[0] ** 2:
-            return block(x, noise)
-        with torch.autocast(x.device.type, enabled=False):
-            drops = noise if layers.skips else None
-            return _BlockFunction.apply(layers, half, x, drops, *parameters)
-
-    return run
+    return _MbconvBlock(block, half)

@@ -6,10 +6,30 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv
+from phalanx.fused.unit import WrittenUnit
+from phalanx.kernels.batch_norm import finish_vectors
 from phalanx.mbconv.image_layout import count_rows
-from phalanx.mbconv.norms import finish_norm
 
 Kept = dict[str, Tensor]  # tensors that the backward pass needs, by name
+
+
+class BoundedUnit(WrittenUnit):
+    """A unit whose kernels count in 32 bits, and whose norms need two pixels each."""
+
+    def __init__(self, modules: Sequence[nn.Module], half: torch.dtype, conv: nn.Conv2d) -> None:
+        super().__init__(modules, half)
+        self._widest, self._stride = conv.out_channels, conv.stride[0]
+
+    def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """The unit's output, by its modules where an image is too large or too small."""
+        rows = count_rows(x)
+        if 2 * self._stride**2 <= rows and rows * self._widest < 2**31:
+            return super().__call__(x, noise)
+        return self._run_modules(x, noise)
+
+    def find_factor(self, noise: Tensor) -> Tensor:
+        """The noise itself: kernels compare it with the rate."""
+        return noise.float().contiguous()
 
 
 def check_norm(norm: nn.Module) -> nn.BatchNorm2d:
@@ -37,7 +57,7 @@ def take_statistics(norm: nn.BatchNorm2d, sums: Tensor, x: Tensor) -> Tensor:
     running = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
     affine = [norm.weight.detach(), norm.bias.detach()]
     momentum = norm.momentum or 0.0
-    return finish_norm(sums, affine, running, count_rows(x), norm.eps, momentum)  # type: ignore[arg-type]
+    return finish_vectors(sums, affine, running, count_rows(x), norm.eps, momentum)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def _adapt(state, multiplier, settings, finite, history):  # type: ignore[no-unt
     scale, finite_steps = tl.load(state), tl.load(state + 1) + tl.where(finite, 1.0, 0.0)
     skipped, changes = tl.load(state + 2), tl.load(state + 3)
     largest, smallest = tl.load(settings + _LARGEST), tl.load(settings + _SMALLEST)
-    grows = finite & (finite_steps >= tl.load(settings + _GROWTH)) & (scale < largest)
+    grows = (finite_steps >= tl.load(settings + _GROWTH)) & (scale < largest)
     halved = tl.where(scale / 2 > smallest, scale / 2, smallest)
     new = tl.where(finite, tl.where(grows, scale * 2, scale), halved)
     changed = grows | (finite == 0)

@@ -1,5 +1,6 @@
 """What the Triton kernels of this room share: SiLU behind a norm, drop-path, tiles."""
-# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: RUF005  (tuples are added in Triton)
+# mypy: disable-error-code="no-untyped-def,assignment"
 
 import os
 
@@ -53,3 +54,18 @@ def load_keep(noise, rate, n, ok):
     """What the contribution of images n is multiplied with, a column."""
     drawn = tl.load(noise + n, mask=ok, other=0.0)
     return tl.where(drawn >= rate, 1 / (1 - rate), 0.0)[:, None]
+
+
+@triton.jit
+def make_zeros(COUNT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
+    """COUNT tiles of zeros."""
+    tiles = ()
+    for _ in tl.static_range(COUNT):
+        tiles = tiles + (tl.zeros((BM, BC), tl.float32),)
+    return tiles
+
+
+@triton.jit
+def add_to(tiles, AT: tl.constexpr, value):
+    """The tiles with `value` added to one."""
+    return tiles[:AT] + (tiles[AT] + value,) + tiles[AT + 1 :]

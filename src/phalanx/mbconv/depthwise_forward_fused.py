@@ -1,8 +1,8 @@
 """phalanx.mbconv.depthwise.convolve as a Triton kernel.
 
-A program walks down a strip of BW output columns, which may span images, for BC channels. Each row
-is read once for each column of the window; what it adds to the output rows above and below stays in
-registers. Offsets are 32 bits wide.
+A program walks down a strip of BW output columns, which may span images, for BC channels; each of
+them may be NEAR neighbours, which share what they read. A row is read once for each column of the
+window; what it adds to the output rows above and below stays in registers. Offsets have 32 bits.
 """
 # ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
 # mypy: disable-error-code="no-untyped-def,assignment"
@@ -12,28 +12,22 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
-from phalanx.mbconv.activation_fused import fitting, load_affine, next_power, sigmoid
+from phalanx.mbconv.activation_fused import (
+    add_to,
+    fitting,
+    load_affine,
+    make_zeros,
+    next_power,
+    sigmoid,
+)
 from phalanx.mbconv.depthwise import count_strips, reduced
 from phalanx.mbconv.image_layout import new_floats, new_image
 
 _TILES = make_tiles(
-    "BW BC", (16, 32, 4, 1), (8, 64, 4, 1), (16, 16, 4, 1), (8, 32, 4, 1), (32, 32, 4, 1)
+    "BW BC NEAR",
+    *((16, 32, 1, 4, 1), (8, 64, 1, 4, 1), (8, 32, 1, 4, 1)),
+    *((8, 32, 2, 4, 1), (16, 32, 2, 4, 1), (8, 16, 2, 4, 1)),
 )
-
-
-@triton.jit
-def make_zeros(COUNT: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr):
-    """COUNT tiles of zeros."""
-    tiles = ()
-    for _ in tl.static_range(COUNT):
-        tiles = tiles + (tl.zeros((BW, BC), tl.float32),)
-    return tiles
-
-
-@triton.jit
-def add_to(tiles, AT: tl.constexpr, value):
-    """The tiles with `value` added to one."""
-    return tiles[:AT] + (tiles[AT] + value,) + tiles[AT + 1 :]
 
 
 @triton.jit
@@ -67,47 +61,66 @@ def load_row(x, o, masks, on, C, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def _add_column(
-    acc, value, taps, J: tl.constexpr, BELOW: tl.constexpr, KS: tl.constexpr, STRIDE: tl.constexpr
-):
-    """acc with what one column of one row adds to the output rows that it reaches."""
+    acc, value, taps, COLUMN: tl.constexpr, OUT: tl.constexpr, BELOW: tl.constexpr,
+    KS: tl.constexpr, STRIDE: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """acc with what a value adds to the rows that it reaches of one of NEAR columns, if any."""
     PAD: tl.constexpr = KS // 2
-    for i in tl.static_range(KS):
-        if (BELOW + PAD - i) % STRIDE == 0:
-            more = value * taps[i * KS + J]
-            acc = add_to(acc, (BELOW + PAD - i) // STRIDE + PAD // STRIDE, more)
+    if (COLUMN >= 0) & (COLUMN < KS):
+        for i in tl.static_range(KS):
+            if (BELOW + PAD - i) % STRIDE == 0:
+                more = value * taps[i * KS + COLUMN]
+                acc = add_to(acc, ((BELOW + PAD - i) // STRIDE + PAD // STRIDE) * NEAR + OUT, more)
     return acc
 
 
 @triton.jit
 def _add_rows(
     acc, now, taps, masks, scale, shift, r, H,
-    KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
+    KS: tl.constexpr, STRIDE: tl.constexpr, NEAR: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """acc with what STRIDE rows of the input from r on add."""
-    for k in tl.static_range(STRIDE * KS):
+    REACH: tl.constexpr = KS + STRIDE * (NEAR - 1)
+    for k in tl.static_range(STRIDE * REACH):
         value = now[k].to(tl.float32)
         if NORM:
             z = value * scale + shift
-            value = tl.where(masks[k % KS] & (r + k // KS < H), z * sigmoid(z), 0.0)
-        acc = _add_column(acc, value, taps, k % KS, k // KS, KS, STRIDE)
+            value = tl.where(masks[k % REACH] & (r + k // REACH < H), z * sigmoid(z), 0.0)
+        for p in tl.static_range(NEAR):
+            acc = _add_column(
+                acc, value, taps, k % REACH - STRIDE * p, p, k // REACH, KS, STRIDE, NEAR
+            )
     return acc
 
 
 @triton.jit
-def _load_rows(x, place, masks, r, H, W, C, KS: tl.constexpr, STRIDE: tl.constexpr):
+def _load_rows(x, place, masks, r, H, W, C, REACH: tl.constexpr, STRIDE: tl.constexpr):
     """Raw tiles of STRIDE rows from r on."""
     tiles = ()
     for below in tl.static_range(STRIDE):
         at = r + below
-        tiles = tiles + load_row(x, place + at * W * C, masks, at < H, C, 0, KS)
+        tiles = tiles + load_row(x, place + at * W * C, masks, at < H, C, 0, REACH)
     return tiles
 
 
-@triton.jit(do_not_specialize=["COLUMNS", "H", "W", "HO", "WO", "C8", "G"])
+@triton.jit
+def _store_row(y, o, acc, masks, on, C, total, square, NEAR: tl.constexpr):
+    """Store the first row of acc; gives the sums with it."""
+    for p in tl.static_range(NEAR):
+        ok = masks[p] & on
+        result = acc[p].to(y.dtype.element_ty)
+        tl.store(y + o + p * C, result, mask=ok)
+        exact = tl.where(ok, result.to(tl.float32), 0.0)
+        total += exact
+        square += exact * exact
+    return total, square
+
+
+@triton.jit(do_not_specialize=["N", "H", "W", "HO", "WO", "C8", "G"])
 def _depthwise_forward(
-    x, w, v, y, s, COLUMNS, H, W, HO, WO, C8, G,
+    x, w, v, y, s, N, H, W, HO, WO, C8, G,
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
-    BW: tl.constexpr, BC: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """y = the convolution of x; s [2, G, C] gets the sums of y and y * y, one row a program.
 
@@ -116,32 +129,30 @@ def _depthwise_forward(
     PAD: tl.constexpr = KS // 2
     LOW: tl.constexpr = PAD // STRIDE  # output rows under way above that of the input row
     ROWS: tl.constexpr = LOW + 1 + (STRIDE - 1 + PAD) // STRIDE
-    C = C8 * 8
+    REACH: tl.constexpr = KS + STRIDE * (NEAR - 1)
+    C, each = C8 * 8, tl.cdiv(WO, NEAR)
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     okc, scale, shift = (c < C)[None, :], 1.0, 0.0
     if NORM:
         scale, shift = load_affine(v, c, C, c < C)
     taps = load_taps(w, c, C, KS * KS)
     total, square = tl.zeros((BW, BC), tl.float32), tl.zeros((BW, BC), tl.float32)
-    for tile in range(g, tl.cdiv(COLUMNS, BW), G):
+    for tile in range(g, tl.cdiv(N * each, BW), G):
         m = tile * BW + tl.arange(0, BW)
-        n, column = m // WO, m % WO
-        place = (n * H * W + column * STRIDE - PAD)[:, None] * C + c[None, :]
-        out, inside = (n * HO * WO + column)[:, None] * C + c[None, :], (m < COLUMNS)[:, None] & okc
-        masks = find_columns(column, inside, W, STRIDE, -PAD, KS)
-        acc = make_zeros(ROWS, BW, BC)
-        ahead = _load_rows(x, place, masks, 0, H, W, C, KS, STRIDE)
+        n, column, inside = m // each, m % each, (m < N * each)[:, None] & okc
+        place = (n * H * W + column * (STRIDE * NEAR) - PAD)[:, None] * C + c[None, :]
+        out = (n * HO * WO + column * NEAR)[:, None] * C + c[None, :]
+        masks = find_columns(column, inside, W, STRIDE * NEAR, -PAD, REACH)
+        out_masks = find_columns(column, inside, WO, NEAR, 0, NEAR)
+        acc = make_zeros(ROWS * NEAR, BW, BC)
+        ahead = _load_rows(x, place, masks, 0, H, W, C, REACH, STRIDE)
         for h in range(0, HO + LOW):
-            now, ahead = ahead, _load_rows(x, place, masks, (h + 1) * STRIDE, H, W, C, KS, STRIDE)
-            acc = _add_rows(acc, now, taps, masks, scale, shift, h * STRIDE, H, KS, STRIDE, NORM)
-            row = h - LOW
-            ok = inside & (row >= 0)
-            result = acc[0].to(y.dtype.element_ty)
-            tl.store(y + out + row * WO * C, result, mask=ok)
-            exact = tl.where(ok, result.to(tl.float32), 0.0)
-            total += exact
-            square += exact * exact
-            acc = acc[1:] + make_zeros(1, BW, BC)
+            now, r = ahead, h * STRIDE
+            ahead = _load_rows(x, place, masks, r + STRIDE, H, W, C, REACH, STRIDE)
+            acc = _add_rows(acc, now, taps, masks, scale, shift, r, H, KS, STRIDE, NEAR, NORM)
+            row = out + (h - LOW) * WO * C
+            total, square = _store_row(y, row, acc, out_masks, h >= LOW, C, total, square, NEAR)
+            acc = acc[NEAR:] + make_zeros(NEAR, BW, BC)
     tl.store(s + g * C + c, tl.sum(total, 0), mask=c < C)
     tl.store(s + (G + g) * C + c, tl.sum(square, 0), mask=c < C)
 
@@ -152,7 +163,7 @@ def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[
     ho, wo = reduced(h, stride), reduced(w, stride)
     groups = count_strips(n * wo, c)
     y, s = new_image(x, c, ho, wo), new_floats(2, groups, c, like=x)
-    args = (x, weight, s if v is None else v, y, s, n * wo, h, w, ho, wo, c // 8, groups)
+    args = (x, weight, s if v is None else v, y, s, n, h, w, ho, wo, c // 8, groups)
     flags = {"KS": weight.shape[2], "STRIDE": stride, "NORM": int(v is not None)}
     tiles = fitting(_TILES, BC=next_power(c))
     grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731

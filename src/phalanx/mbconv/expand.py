@@ -67,7 +67,7 @@ def expand_back(
     A stem's image gets no gradient: the first is empty.
     """
     raw = to_rows(_multiply(x, weight, stem))
-    dc = (to_rows(ds).float() * u[0] + raw * u[1] + u[2]).to(x.dtype)
+    dc = (to_rows(ds).float() * u[2] + raw * u[3] + u[4]).to(x.dtype)
     if stem:
         _, dw, _ = torch.ops.aten.convolution_backward(
             to_image(dc.float(), ds), x.float(), _as_kernel(weight), None, [2, 2], [1, 1], [1, 1],

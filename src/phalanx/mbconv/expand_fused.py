@@ -16,7 +16,7 @@ from phalanx.mbconv.activation_fused import fitting, next_power
 from phalanx.mbconv.depthwise import reduced
 from phalanx.mbconv.expand import count_expand_groups
 from phalanx.mbconv.image_layout import MULTIPROCESSORS, count_rows, new_floats, new_image
-from phalanx.mbconv.norm_vectors_fused import add_partials
+from phalanx.mbconv.partial_sums_fused import add_partials
 
 _TILES = make_tiles(
     "BM BN DEPTH WARPS",
@@ -105,9 +105,9 @@ def _norm_back(ds, rows, weights, u, m, first, M, E, BN: tl.constexpr):
     oke = e < E
     raw = tl.dot(rows, tl.trans(weights))
     d = tl.load(ds + m[:, None] * E + e[None, :], mask=(m < M)[:, None] & oke[None, :], other=0.0)
-    d = d.to(tl.float32) * tl.load(u + e, mask=oke, other=0.0)[None, :]
-    d += raw * tl.load(u + E + e, mask=oke, other=0.0)[None, :]
-    d += tl.load(u + 2 * E + e, mask=oke, other=0.0)[None, :]
+    d = d.to(tl.float32) * tl.load(u + 2 * E + e, mask=oke, other=0.0)[None, :]
+    d += raw * tl.load(u + 3 * E + e, mask=oke, other=0.0)[None, :]
+    d += tl.load(u + 4 * E + e, mask=oke, other=0.0)[None, :]
     return tl.where((m < M)[:, None], d, 0.0).to(weights.dtype)
 
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 MULTIPROCESSORS = 132  # of the GPU that the cuts are made for; others get a little more or less
-MOST_ELEMENTS = 2**31  # of a tensor: kernels count in 32 bits
 _MOST_PARTS = 16
 
 

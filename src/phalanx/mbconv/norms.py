@@ -1,8 +1,10 @@
 """BatchNorm in training with what stands around it in an EfficientNet, cut into passes.
 
-The vectors of a norm lie in rows of one float32 tensor: forward `v` is mean, 1 / deviation, scale,
-shift; backward `u` is a, b, c, where the gradient of the norm's input is a * gradient + b * input
-+ c. Partial sums are [2, groups, C]; whoever needs the sums adds the groups up, in order.
+The vectors of a norm are those of phalanx.kernels.batch_norm: forward v = [mean, rstd, scale,
+shift], backward u = [dgamma, dbeta, a, b, c], where the gradient of the norm's input is
+a * gradient + b * input + c. `finish_vectors` and `finish_back` there make them of the partial sums
+[2, groups, C] here. The passes are others by what they do besides the norm, and by loads that stay
+16 bytes wide where 8 is all that divides the channels.
 
 `noise` are uniform numbers [N, 1]: a block's contribution is dropped where they are below `rate`.
 """
@@ -64,49 +66,15 @@ def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return ds, _as_partial_sums(ds.float(), x)
 
 
-@kernel_op("phalanx.mbconv.norm_vectors_fused.finish_norm", mutates=("running",))
-def finish_norm(
-    sums: Tensor,
-    affine: list[Tensor],
-    running: list[Tensor],
-    count: int,
-    eps: float,
-    momentum: float,
-) -> Tensor:
-    """Forward vectors from partial sums over `count` rows; running statistics are updated.
-
-    affine: weight and bias. running: mean, variance, and the number of batches.
-    """
-    weight, bias = (each.float() for each in affine)
-    mean, square = sums.sum(1) / count
-    var = (square - mean * mean).clamp_min(0.0)
-    rstd = (var + eps).rsqrt()
-    running[0].lerp_(mean.to(running[0].dtype), momentum)
-    running[1].lerp_((var * (count / (count - 1))).to(running[1].dtype), momentum)
-    running[2].add_(1)
-    scale = weight * rstd
-    return torch.stack([mean, rstd, scale, bias - mean * scale])
-
-
-def norm_gradients(
-    total: Tensor, product: Tensor, v: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward vectors and the gradients of weight and bias, from whole sums."""
+def backward_vectors(total: Tensor, product: Tensor, v: Tensor, count: int) -> Tensor:
+    """u of the sums of the gradient and of gradient * x."""
     mean, rstd, scale, _ = v
-    dweight = (product - mean * total) * rstd
-    slope = scale * rstd * dweight / count
-    u = torch.stack([scale, -slope, slope * mean - scale * total / count])
-    return u, dweight, total
+    dgamma = (product - mean * total) * rstd
+    slope = scale * rstd * dgamma / count
+    return torch.stack([dgamma, total, scale, -slope, slope * mean - scale * total / count])
 
 
-@kernel_op("phalanx.mbconv.norm_vectors_fused.finish_norm_back")
-def finish_norm_back(sums: Tensor, v: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward vectors and the gradients of weight and bias, from partial sums."""
-    total, product = sums.sum(1)
-    return norm_gradients(total, product, v, count)
-
-
-@kernel_op("phalanx.mbconv.norm_vectors_fused.add_partials")
+@kernel_op("phalanx.mbconv.partial_sums_fused.add_partials")
 def add_partials(partials: Tensor, columns: int) -> Tensor:
     """The sums of the columns of [groups, rows, columns], turned round: [columns, rows]."""
     return partials.view(len(partials), -1, columns).sum(0).T.contiguous()
@@ -134,7 +102,7 @@ def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rat
 
 def _norm_back(gradient: Tensor, x: Tensor, u: Tensor) -> Tensor:
     """The gradient of a norm's input."""
-    dx = gradient * by_channel(u[0]) + x.float() * by_channel(u[1]) + by_channel(u[2])
+    dx = gradient * by_channel(u[2]) + x.float() * by_channel(u[3]) + by_channel(u[4])
     return to_channels_last(dx.to(x.dtype))
 
 

@@ -114,9 +114,9 @@ def _apply_rows_back(
         scale, shift = load_affine(v, c, C, okc)
         _, slope = silu_parts(value, scale, shift)
         d *= slope
-    d = d * tl.load(u + c, mask=okc, other=0.0)[None, :]
-    d += value * tl.load(u + C + c, mask=okc, other=0.0)[None, :]
-    d += tl.load(u + 2 * C + c, mask=okc, other=0.0)[None, :]
+    d = d * tl.load(u + 2 * C + c, mask=okc, other=0.0)[None, :]
+    d += value * tl.load(u + 3 * C + c, mask=okc, other=0.0)[None, :]
+    d += tl.load(u + 4 * C + c, mask=okc, other=0.0)[None, :]
     tl.store(dx + o, d.to(dx.dtype.element_ty), mask=ok)
 
 

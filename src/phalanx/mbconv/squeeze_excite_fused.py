@@ -11,15 +11,15 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.mbconv.activation_fused import next_power, sigmoid
 from phalanx.mbconv.image_layout import new_floats
-from phalanx.mbconv.norm_vectors_fused import store_back
+from phalanx.mbconv.partial_sums_fused import store_back
 
 _TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 128, 128, 4, 1))
 _WEIGHT_TILES = make_tiles("BI BC", (32, 16, 4, 1), (64, 16, 4, 1), (128, 16, 8, 1))
 
 
 @triton.jit
-def _load_table(t, n, c, N, C, PARTS: tl.constexpr):
-    """One plane of a table for images n and channels c, its parts added up."""
+def _load_plane(t, n, c, N, C, PARTS: tl.constexpr):
+    """One plane of sums for images n and channels c, its parts added up."""
     ok, place = (n < N)[:, None] & (c < C)[None, :], n[:, None] * C + c[None, :]
     value = tl.load(t + place, mask=ok, other=0.0)
     for part in tl.static_range(1, PARTS):
@@ -46,7 +46,7 @@ def _excite(
     inner = tl.zeros((BI, RP), tl.float32)
     for k0 in range(0, C, BK):
         k = k0 + tl.arange(0, BK)
-        value = _load_table(t, n, k, N, C, PARTS) / PIXELS
+        value = _load_plane(t, n, k, N, C, PARTS) / PIXELS
         if tl.program_id(1) == 0:
             ok = (n < N)[:, None] & (k < C)[None, :]
             tl.store(mean + n[:, None] * C + k[None, :], value, mask=ok)
@@ -74,7 +74,7 @@ def _excite_back(
     for k0 in range(0, C, BK):
         k = k0 + tl.arange(0, BK)
         value = _load_matrix(gate, n, k, N, C)
-        value = _load_table(t, n, k, N, C, PARTS) * value * (1 - value)
+        value = _load_plane(t, n, k, N, C, PARTS) * value * (1 - value)
         d += tl.dot(value, _load_matrix(w2, k, r, C, R))
     inner = _load_matrix(hidden, n, r, N, R)
     p = sigmoid(inner)
@@ -89,16 +89,16 @@ def _excite_back(
 
 
 @triton.jit
-def _sum_tables(t, factor, n, c, N, C, PARTS: tl.constexpr):
-    """What images n add to the norm's two sums, by the second and third plane of a table."""
-    plane = PARTS * N * C
-    total = tl.sum(factor * _load_table(t + plane, n, c, N, C, PARTS), 0)
-    return total, tl.sum(factor * _load_table(t + 2 * plane, n, c, N, C, PARTS), 0)
+def _sum_planes(t, factor, n, c, N, C, FIRST: tl.constexpr, PARTS: tl.constexpr):
+    """What images n add to the norm's two sums, by two planes."""
+    t += FIRST * PARTS * N * C
+    total = tl.sum(factor * _load_plane(t, n, c, N, C, PARTS), 0)
+    return total, tl.sum(factor * _load_plane(t + PARTS * N * C, n, c, N, C, PARTS), 0)
 
 
 @triton.jit(do_not_specialize=["M", "N", "C8", "R"])
 def _excite_back_weights(
-    forward, back, mean, hidden, gate, dhidden, dmean, v, u, dweight, dbias, dw1, db1, dw2, db2,
+    back, mean, hidden, gate, dhidden, dmean, v, u, dw1, db1, dw2, db2,
     M, N, C8, R,
     PARTS: tl.constexpr, RP: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -112,17 +112,17 @@ def _excite_back_weights(
     for n0 in range(0, N, BI):
         n = n0 + tl.arange(0, BI)
         g = _load_matrix(gate, n, c, N, C)
-        far = _sum_tables(forward, _load_matrix(dmean, n, c, N, C), n, c, N, C, PARTS)
-        near = _sum_tables(back, g, n, c, N, C, PARTS)
+        far = _sum_planes(back, _load_matrix(dmean, n, c, N, C), n, c, N, C, 3, PARTS)
+        near = _sum_planes(back, g, n, c, N, C, 1, PARTS)
         total += far[0] + near[0]
         product += far[1] + near[1]
-        outer = _load_table(back, n, c, N, C, PARTS) * g * (1 - g)
+        outer = _load_plane(back, n, c, N, C, PARTS) * g * (1 - g)
         inner, dinner = _load_matrix(hidden, n, r, N, R), _load_matrix(dhidden, n, r, N, R)
         d2 += tl.dot(tl.trans(outer), inner * sigmoid(inner))
         d1 += tl.dot(tl.trans(_load_matrix(mean, n, c, N, C)), dinner)
         e2 += tl.sum(outer, 0)
         e1 += tl.sum(dinner, 0)
-    store_back(v, u, dweight, dbias, c, okc, total, product, M, C)
+    store_back(v, u, c, okc, total, product, M, C)
     ok = okc[:, None] & (r < R)[None, :]
     tl.store(dw1 + r[None, :] * C + c[:, None], d1, mask=ok)
     tl.store(dw2 + c[:, None] * R + r[None, :], d2, mask=ok)
@@ -133,7 +133,7 @@ def _excite_back_weights(
 
 @triton.jit(do_not_specialize=["M", "N", "C8"])
 def _mean_back(
-    forward, dmean, v, u, dweight, dbias, M, N, C8,
+    slopes, dmean, v, u, M, N, C8,
     PARTS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Everything backward needs of a norm whose gradient is dmean * silu'(z)."""
@@ -142,70 +142,62 @@ def _mean_back(
     total, product = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     for n0 in range(0, N, BI):
         n = n0 + tl.arange(0, BI)
-        more = _sum_tables(forward, _load_matrix(dmean, n, c, N, C), n, c, N, C, PARTS)
+        more = _sum_planes(slopes, _load_matrix(dmean, n, c, N, C), n, c, N, C, 0, PARTS)
         total += more[0]
         product += more[1]
-    store_back(v, u, dweight, dbias, c, c < C, total, product, M, C)
+    store_back(v, u, c, c < C, total, product, M, C)
 
 
-def _run_products(kernel: Any, table: Tensor, args: tuple[Any, ...], pixels: int, r: int) -> None:
+def _run_products(kernel: Any, sums: Tensor, args: tuple[Any, ...], pixels: int, r: int) -> None:
     """Launch over tiles of images and channels."""
-    _, parts, n, c = table.shape
+    _, parts, n, c = sums.shape
     CHOICES.run(
         kernel,
         lambda t: (triton.cdiv(n, t["BI"]), triton.cdiv(c, t["BC"])),
-        (table, *args, n, pixels, c // 8, r),
+        (sums, *args, n, pixels, c // 8, r),
         _TILES,
         PARTS=parts,
         RP=next_power(r),
     )
 
 
-def excite(table: Tensor, weights: list[Tensor], pixels: int) -> tuple[Tensor, Tensor, Tensor]:
+def excite(sums: Tensor, weights: list[Tensor], pixels: int) -> tuple[Tensor, Tensor, Tensor]:
     """`phalanx.mbconv.squeeze_excite.excite`."""
-    (_, _, n, c), r = table.shape, len(weights[1])
-    mean, hidden, gate = (new_floats(n, width, like=table) for width in (c, r, c))
-    _run_products(_excite, table, (*weights, mean, hidden, gate), pixels, r)
+    (_, _, n, c), r = sums.shape, len(weights[1])
+    mean, hidden, gate = (new_floats(n, width, like=sums) for width in (c, r, c))
+    _run_products(_excite, sums, (*weights, mean, hidden, gate), pixels, r)
     return mean, hidden, gate
 
 
 def excite_back(
-    table: Tensor, weights: list[Tensor], hidden: Tensor, gate: Tensor, pixels: int
+    back: Tensor, weights: list[Tensor], hidden: Tensor, gate: Tensor, pixels: int
 ) -> tuple[Tensor, Tensor]:
     """`phalanx.mbconv.squeeze_excite.excite_back`."""
-    dhidden, dmean = new_floats(*hidden.shape, like=table), new_floats(*gate.shape, like=table)
+    dhidden, dmean = new_floats(*hidden.shape, like=back), new_floats(*gate.shape, like=back)
     args = (*weights, hidden, gate, dhidden, dmean)
-    _run_products(_excite_back, table, args, pixels, hidden.shape[1])
+    _run_products(_excite_back, back, args, pixels, hidden.shape[1])
     return dhidden, dmean
 
 
-def _norm_outputs(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for a norm's backward vectors and its two gradients."""
-    c = v.shape[1]
-    return new_floats(3, c, like=v), new_floats(c, like=v), new_floats(c, like=v)
-
-
 def finish_excite_back(
-    forward: Tensor, back: Tensor, excited: list[Tensor], dmean: Tensor, v: Tensor, count: int
+    back: Tensor, excited: list[Tensor], dmean: Tensor, v: Tensor, count: int
 ) -> tuple[Tensor, ...]:
     """`phalanx.mbconv.squeeze_excite.finish_excite_back`."""
-    (_, parts, n, c), r = forward.shape, excited[1].shape[1]
-    shapes = ((r, c), (r,), (c, r), (c,))
-    out = (*_norm_outputs(v), *(new_floats(*shape, like=v) for shape in shapes))
-    args = (forward, back, *excited, dmean, v, *out, count, n, c // 8, r)
+    (_, parts, n, c), r = back.shape, excited[1].shape[1]
+    shapes = ((5, c), (r, c), (r,), (c, r), (c,))
+    out = tuple(new_floats(*shape, like=v) for shape in shapes)
+    args = (back, *excited, dmean, v, *out, count, n, c // 8, r)
     flags = {"PARTS": parts, "RP": next_power(r)}
     grid = lambda t: (triton.cdiv(c, t["BC"]),)  # noqa: E731
     CHOICES.run(_excite_back_weights, grid, args, _WEIGHT_TILES, **flags)
     return out
 
 
-def finish_mean_back(
-    forward: Tensor, dmean: Tensor, v: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def finish_mean_back(slopes: Tensor, dmean: Tensor, v: Tensor, count: int) -> Tensor:
     """`phalanx.mbconv.squeeze_excite.finish_mean_back`."""
-    _, parts, n, c = forward.shape
-    out = _norm_outputs(v)
-    args = (forward, dmean, v, *out, count, n, c // 8)
+    _, parts, n, c = slopes.shape
+    u = new_floats(5, c, like=v)
+    args = (slopes, dmean, v, u, count, n, c // 8)
     grid = lambda t: (triton.cdiv(c, t["BC"]),)  # noqa: E731
     CHOICES.run(_mean_back, grid, args, _WEIGHT_TILES, PARTS=parts)
-    return out
+    return u
