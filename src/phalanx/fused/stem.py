@@ -84,7 +84,7 @@ class _ConvUnit(WrittenUnit):
         return convolve_back(da, x, weight, self._pair.conv, wanted=wanted)
 
 
-class _Stem(_ConvUnit):
+class _ImageStem(_ConvUnit):
     """A unit whose convolution reads an image, in the layout that is fastest.
 
     Few libraries are fast on three channels. The image gets a fourth of zeros, or, for a stride of
@@ -163,7 +163,7 @@ def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
     window = _find_pool(rest[0]) if rest else 0
     if window and type(activation) is not nn.ReLU:
         raise UnitNotFused("it has a pool behind another activation than ReLU")
-    return _Stem(modules, pair, _ACTIVATIONS[type(activation)], window)
+    return _ImageStem(modules, pair, _ACTIVATIONS[type(activation)], window)
 
 
 def build_conv_pool(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
