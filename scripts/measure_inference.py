@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.catalog.models import MODELS
-from phalanx.fused import inference_ops, inference_parts
-from phalanx.fused.inference import FoldedModel, fold_model
+from phalanx.inference import folded_units, layer_ops
+from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 
@@ -156,9 +156,9 @@ def main() -> None:
     for flag in ("--compile", "--plain", "--profile", "--prefetch"):
         parser.add_argument(flag, action="store_true")
     words = parser.parse_args()
-    inference_ops.PREFETCH = words.prefetch
+    layer_ops.PREFETCH = words.prefetch
     if words.late_start:
-        for module in (inference_ops, inference_parts):
+        for module in (layer_ops, folded_units):
             module.start_early = lambda _: {"EARLY_START": 0}  # type: ignore[attr-defined]
     for name in words.models.split(","):
         for batch in map(int, words.batches.split(",")):

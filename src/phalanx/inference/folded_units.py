@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.fused.inference_ops import (
+from phalanx.inference.layer_ops import (
     ACTIVATIONS,
     count_blocks,
     fits,
@@ -56,7 +56,7 @@ def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
         return
     rows = out.numel() // 16
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
-    kernel = find_fused("phalanx.fused.inference_fused.gather_squares")
+    kernel = find_fused("phalanx.inference.layers_fused.gather_squares")
     flags = start_early(x)
     CHOICES.run(kernel, lambda t: (-(-rows // t["BM"]),), args, _SQUARE_TILES, **flags)
 
@@ -108,7 +108,7 @@ def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
     rows = out.numel() // channels
     args = (x, bias, out, rows, channels // 8, *x.shape[2:], high, wide)
     flags = {"ACT": act, **start_early(x)}
-    kernel = find_fused("phalanx.fused.inference_fused.activate_and_pool")
+    kernel = find_fused("phalanx.inference.layers_fused.activate_and_pool")
     CHOICES.run(
         kernel,
         count_blocks(rows, channels),
@@ -171,7 +171,7 @@ def find_filter_ways(
             sizes = (*x.shape[2:], high, wide, channels // 8, parts)
             args = (x, weights[1], bias, out, sums, *sizes)
             grid = (-(-channels // tile["BC"]), images * parts)
-            filters = find_fused("phalanx.fused.inference_fused.filter_channels")
+            filters = find_fused("phalanx.inference.layers_fused.filter_channels")
             launches.append(Launch(filters, grid, args, tile, {**flags, **start_early(x)}))
         return out, CHOICES.run_fastest(launches).args[4]
 
@@ -219,7 +219,7 @@ def squeeze_and_excite(
     block = 1 << (squeezed - 1).bit_length()
     flags = {"BS": max(block, 2), **start_early(sums)}
     CHOICES.run(
-        find_fused("phalanx.fused.inference_fused.squeeze_and_excite"),
+        find_fused("phalanx.inference.layers_fused.squeeze_and_excite"),
         lambda _: (images,),
         args,
         _EXCITE_TILES,

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from phalanx.fused import inference_ops as ops
-from phalanx.fused import inference_parts as parts
+from phalanx.inference import folded_units as parts
+from phalanx.inference import layer_ops as ops
 
 interpreted = ops.runs_kernels(torch.zeros(1))
 needs_triton = pytest.mark.skipif(

@@ -17,7 +17,7 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
 from phalanx.kernels.fused import find_fused
 
-NONE, RELU, SILU, RELU6, RAW = range(5)  # as in inference_fused; RAW: no bias either
+NONE, RELU, SILU, RELU6, RAW = range(5)  # as in layers_fused; RAW: no bias either
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x,
     F.relu,
@@ -73,7 +73,7 @@ class Geometry:
 
 def runs_kernels(x: Tensor) -> bool:
     """Whether our kernels can run where x is: on a GPU, or in Triton's interpreter."""
-    return find_fused("phalanx.fused.inference_fused.convolve") is not None and (
+    return find_fused("phalanx.inference.layers_fused.convolve") is not None and (
         x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     )
 
@@ -256,7 +256,7 @@ class Convolution:
             }
             launches.append(
                 Launch(
-                    find_fused("phalanx.fused.inference_fused.convolve"), grid, args, tile, flags
+                    find_fused("phalanx.inference.layers_fused.convolve"), grid, args, tile, flags
                 )
             )
         CHOICES.run_fastest(launches)
@@ -282,7 +282,7 @@ class Convolution:
             flags = {"K": channels, "ADD": int(self.add is not None), "ACT": self.act}
             shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
             shape |= {"num_warps": tile["num_warps"]}
-            kernel = find_fused("phalanx.fused.inference_fused.convolve_rows")
+            kernel = find_fused("phalanx.inference.layers_fused.convolve_rows")
             launches.append(Launch(kernel, (walkers * blocks,), args, shape, flags))
         CHOICES.run_fastest(launches)
         return out
@@ -305,7 +305,7 @@ class Convolution:
             args = (left, right, self.bias, add, out, rows, columns, channels, walkers)
             flags = {"ADD": int(self.add is not None), "ACT": self.act, "FLAT": 1}
             shape = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
-            kernel = find_fused("phalanx.fused.inference_fused.convolve_ahead")
+            kernel = find_fused("phalanx.inference.layers_fused.convolve_ahead")
             launches.append(Launch(kernel, (walkers,), args, shape, flags))
         CHOICES.run_fastest(launches)
         return out
@@ -356,7 +356,7 @@ def shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
     added = bias if add is None else add
     args = (raw, bias, added, raw, rows, channels // 8)
     flags = {"ADD": int(add is not None), "ACT": act}
-    kernel = find_fused("phalanx.fused.inference_fused.shift_and_activate")
+    kernel = find_fused("phalanx.inference.layers_fused.shift_and_activate")
     CHOICES.run(kernel, count_blocks(rows, channels), args, _PASS_TILES, **flags)
     return raw
 

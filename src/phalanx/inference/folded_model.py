@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phalanx.fused.fold import FoldedUnit, NotFoldable, fold_unit
+from phalanx.inference.fold import FoldedUnit, NotFoldable, fold_unit
 from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.fused import find_fused
 from phalanx.models.units import UnitModel
@@ -130,7 +130,7 @@ def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None
     """The model as it scores; None where its own modules are as good."""
     if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
         return None
-    has_kernels = find_fused("phalanx.fused.inference_fused.convolve") is not None
+    has_kernels = find_fused("phalanx.inference.layers_fused.convolve") is not None
     if type(model).forward is not UnitModel.forward or not has_kernels:
         return None
     folded = FoldedModel(model, half)

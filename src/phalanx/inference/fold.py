@@ -12,7 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.fused.inference_ops import (
+from phalanx.inference.folded_units import (
+    activate_and_pool,
+    empty_squares,
+    filter_channels,
+    fold_into_squares,
+    gather_squares,
+    squeeze_and_excite,
+)
+from phalanx.inference.layer_ops import (
     NONE,
     RAW,
     RELU,
@@ -21,14 +29,6 @@ from phalanx.fused.inference_ops import (
     Geometry,
     convolve_and_activate,
     expand_groups,
-)
-from phalanx.fused.inference_parts import (
-    activate_and_pool,
-    empty_squares,
-    filter_channels,
-    fold_into_squares,
-    gather_squares,
-    squeeze_and_excite,
 )
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.layers import Dropout, SameConv2d, pad_same
