@@ -7,6 +7,7 @@ import resource
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import phalanx
@@ -206,3 +207,46 @@ def test_the_state_holds_the_bare_model(digits, tmp_path):
             not name.startswith(("module.", "_orig_mod.")) for name in session.model.state_dict()
         )
         assert isinstance(session.model.conv1, torch.nn.Conv2d)
+
+
+def test_a_first_layer_is_taken_from_the_training_images(digits, tmp_path):
+    options = {"model": "airbench94", "image_size": 20, "steps": 2, "ckpts_per_epoch": 6}
+    prepared = prepare_new(settings_of(digits, tmp_path / "run", **options), line="test")
+    with Session(prepared.config, prepared.plan) as session:
+        pixels = session.model.whitening.weight.clone()
+        state = session.state
+        filters = session.model.whitening.weight
+        assert filters.shape == pixels.shape and not torch.allclose(filters, pixels)
+        rows = session.model.whitening(session.feed.sample_images(500))[:, :4]
+        seen = rows.permute(1, 0, 2, 3).flatten(1)
+        assert torch.allclose(seen.square().mean(1), torch.ones(4), atol=0.05)
+        taken = filters.clone()
+        session.train_step(next(session.feed.batches_from(0)), 0.1)
+        assert torch.equal(state.model.whitening.weight, taken)
+
+
+def test_weights_to_start_from_bring_their_first_layer(digits, tmp_path):
+    options = {"model": "airbench94", "image_size": 20, "steps": 1}
+    assert main(small_run(digits, tmp_path / "run", **options)) == 0
+    last = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    weights = load_file(last / "weights.safetensors")
+    weights["whitening.weight"][0] = 0.5  # which no images would give
+    save_file(weights, tmp_path / "weights.safetensors")
+    init = {"init_weights": tmp_path / "weights.safetensors"}
+    prepared = prepare_new(settings_of(digits, tmp_path / "other", **options, **init), line="test")
+    with Session(prepared.config, prepared.plan) as session:
+        assert session.state.step == 0
+        assert torch.equal(session.model.whitening.weight, weights["whitening.weight"])
+
+
+def test_biases_of_norms_get_the_rate_that_was_asked_for(digits, tmp_path):
+    prepared = prepare_new(
+        settings_of(digits, tmp_path / "run", norm_bias_lr_scale=4, steps=1), line="test"
+    )
+    with Session(prepared.config, prepared.plan) as session:
+        *others, biases = session.state.optimizer.param_groups
+        names = {id(weight): name for name, weight in session.model.named_parameters()}
+        assert biases["lr_scale"] == 4 and not any("lr_scale" in group for group in others)
+        assert {names[id(weight)] for weight in biases["params"]} == {
+            name for name in names.values() if ".bn" in f".{name}" and name.endswith("bias")
+        }

@@ -97,7 +97,9 @@ def test_the_list_has_every_model_with_its_size(say):
 
 def test_the_list_goes_by_family(say):
     blocks = [block.splitlines() for block in say("ls").split("\n\n")]
-    assert [block[0].split()[0] for block in blocks] == ["ResNet", "ResNet-9", "EfficientNet"]
+    assert [block[0].split()[0] for block in blocks] == [
+        *("ResNet", "ResNet-9", "EfficientNet", "airbench"),
+    ]
     for head, *lines in blocks:
         named = [line.split()[0] for line in lines]
         assert named == [name for name in MODELS if MODELS[name].family == head.split()[0]]

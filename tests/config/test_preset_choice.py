@@ -14,7 +14,7 @@ ON_THE_CPU = MachineChoice(device="cpu", precision="32.32", threads=1)
 PHOTOGRAPHS = ("folder", "tfrecord", "tar", "parquet", "packed")
 # one of each family and of each kind within it
 FAMILIES = ("resnet50", "resnet18", "resnext50_32x4d", "efficientnet_b0", "efficientnet_lite2",
-            "resnet8", "resnet9", "efficientnet_cifar")  # fmt: skip
+            "resnet8", "resnet9", "airbench94", "efficientnet_cifar")  # fmt: skip
 DEFAULTS = {
     "embedded": "demo",
     "mnist": "mnist-resnet8",
@@ -28,12 +28,14 @@ DEFAULTS = {
 }
 OTHERS = {
     ("cifar10", "resnet9"): "cifar10-fast",
+    ("cifar10", "airbench94"): "cifar10-94",
     ("imagenet", "resnext50_32x4d"): "imagenet-resnext101",
     ("imagenet", "efficientnet_b0"): "imagenet-efficientnet-b0",
     ("imagenet", "efficientnet_lite2"): "imagenet-efficientnet-b0",
     # made for small images
     ("imagenet", "resnet8"): "folder-resnet18",
     ("imagenet", "resnet9"): "folder-resnet18",
+    ("imagenet", "airbench94"): "folder-resnet18",
     ("imagenet", "efficientnet_cifar"): "folder-resnet18",
 }
 

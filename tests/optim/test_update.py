@@ -98,3 +98,25 @@ def test_a_model_without_norms_and_biases_is_updated_too(rule):
     model.weight.grad = torch.ones_like(model.weight)
     update(optimizer, 0.1)
     assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_biases_of_norms_may_have_a_rate_of_their_own(rule):
+    plain, slow, fast = (
+        trained(rule, 1, norm_bias_lr_scale=scale, **NONE)[0] for scale in (1.0, 0.25, 4.0)
+    )
+    before = dict(toy().named_parameters())
+    scaled = ("norm.bias", "group.bias")
+    for (name, one), quarter, four in zip(
+        plain.named_parameters(), slow.parameters(), fast.parameters(), strict=True
+    ):
+        step = one.detach() - before[name].detach()
+        factors = (0.25, 4.0) if name in scaled else (1.0, 1.0)
+        for moved, factor in zip((quarter, four), factors, strict=True):
+            expected = before[name].detach() + factor * step
+            torch.testing.assert_close(moved.detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rate_of_their_own_needs_norms_with_biases():
+    optimizer = build_optimizer(torch.nn.Linear(3, 2), settings_of("sgd", norm_bias_lr_scale=64.0))
+    assert len(optimizer.param_groups) == 2

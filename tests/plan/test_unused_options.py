@@ -48,6 +48,7 @@ UNUSED = [
     ("disable-stable-batchnorm", "true", {"norm-type": "none"}, {}),
     ("bn-span", "2", {"norm-type": "none"}, {"replicas": "2"}),
     ("norm-eps", "1e-3", {"norm-type": "none"}, {}),
+    ("norm-bias-lr-scale", "2", {"norm-type": "none"}, {}),
     ("zero-init-residual", "true", {"norm-type": "none"}, {}),
     ("normalization", "mean", {"normalization-location": "none"}, {}),
     ("validation-mode", "after", {"validation": "false"}, {}),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from phalanx.assemble.feed import StepImage
     from phalanx.assemble.place import Place
     from phalanx.assemble.session import Session
+    from phalanx.engine.fused_update import DeviceLossScale
     from phalanx.engine.probe import NonFiniteFinding, Probe
     from phalanx.engine.state import StepMetrics
 
@@ -66,7 +67,9 @@ def find_first(
     return min(found, key=lambda one: (one.what != "output", one.rows), default=None)
 
 
-def loss_scale_at(step: int, plan: Plan, scaler: DynamicLossScale | None) -> float:
+def loss_scale_at(
+    step: int, plan: Plan, scaler: "DynamicLossScale | DeviceLossScale | None"
+) -> float:
     """The loss scale a step was made with, counted from 1."""
     if scaler is None:
         return plan.loss_scale.at(step - 1)

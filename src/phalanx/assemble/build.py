@@ -10,6 +10,7 @@ from phalanx.catalog.models import load_sizes
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.schema import Config
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
+from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate, can_fuse_update
 from phalanx.engine.loss import smoothing_over_all
 from phalanx.engine.mixing import Mixing
 from phalanx.engine.replica_statistics import ReplicaStatistics
@@ -17,6 +18,8 @@ from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.fused.tuning import ChoiceStore, tune, use_cache
+from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import enable_recomputation
 from phalanx.models.units import ModelPart, UnitModel, to_unit_model
@@ -137,6 +140,28 @@ def _explain_misfit(
     )
 
 
+def prepare_kernels(
+    model: nn.Module, config: Config, plan: Plan, place: Place, *, folder: Path | None
+) -> None:
+    """Compile and choose the kernels of training passes, for every size that images will have.
+
+    folder: of the run, which remembers the choice. Where results must be the same bits every time,
+    nothing is measured, and the choice is always the same.
+    """
+    half = getattr(torch, plan.half_type)
+    if not (isinstance(model, UnitModel) and model.fused):
+        return
+    cache = config.machine.model_cache_path
+    store = ChoiceStore(folder, use_cache(Path(cache) if cache else None))
+    CHOICES.measures = plan.determinism != "strict"
+    store.load()
+    device, rows = next(model.parameters()).device, plan.micro_batch * place.layout.turn_size
+    for size in (plan.image_size, *(size for _, size in plan.growth)):
+        images = torch.zeros(rows, 3, size, size, device=device, dtype=half)
+        tune(model, images.to(memory_format=torch.channels_last), half=half)
+    store.save(place.gather, writes=place.role.writes)
+
+
 def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> TrainState:
     """A state at step 0 around a model."""
     device_type = next(model.parameters()).device.type
@@ -154,6 +179,7 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
             rmsprop_start=options.rmsprop_start,
             trust_coefficient=options.trust_coefficient,
             trust_decay=options.trust_decay,
+            norm_bias_lr_scale=options.norm_bias_lr_scale,
         ),
     )
     state = TrainState(model, optimizer)
@@ -177,7 +203,27 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
         )
     if place.links is not None and place.layout.pipeline_of(place.rank) == 0:
         state.collect = place.links.collect
+    if state.half is None and state.offload is None and place.links is None:
+        _fuse_update(state, config)
     return state
+
+
+def _fuse_update(state: TrainState, config: Config) -> None:
+    """Leave all that follows a step's passes to kernels, where they can do it."""
+    if not can_fuse_update(state.model, state.optimizer):
+        return
+    scaler = state.scaler
+    if isinstance(scaler, DynamicLossScale):
+        state.scaler = scaler = DeviceLossScale(scaler, next(state.model.parameters()).device)
+    state.fused_update = FusedUpdate(
+        state.optimizer,
+        clip_norm=config.optim.clip_grad_norm,
+        clip_value=config.optim.clip_grad_value,
+        velocity_ratio=config.optim.loss_velocity_scaling_ratio,
+        scaler=scaler,
+        average=state.average,
+        replicas=state.replicas,
+    )
 
 
 def is_offloaded(config: Config, device_type: str) -> bool:

@@ -136,6 +136,20 @@ class LoadedFeed:
             self._normaliser.copy_integers(batch.indices) if scored else None,
         )
 
+    def sample_images(self, count: int) -> torch.Tensor:
+        """Training images from all over the set, as the model sees them without augmentation."""
+        size, reader = self.loader.spec.image_size, self.loader.reader("train")
+        images = len(reader.source)
+        pictures = []
+        for index in range(0, images, max(1, images // count)):
+            picture = np.empty((size, size, 3), np.uint8)
+            image = reader.try_open(index)
+            with suppress(BadImage):  # is met, and told, when it is trained on
+                if not isinstance(image, BadImage):
+                    reader.transform.apply_evaluation(image, picture)
+                    pictures.append(picture)
+        return self._normaliser(np.stack(pictures))
+
     def names(self, indices: NDArray[np.int64]) -> list[str]:
         """What a person can find the validation images by."""
         return self.loader.names("valid", indices.tolist())
@@ -259,6 +273,10 @@ class _SyntheticFeed:
             indices = torch.arange(first, first + rows, device=self._labels.device)
             real = torch.where(indices < images, indices, -1)
             yield ValidBatch(self._images[:rows], self._labels[:rows], real)
+
+    def sample_images(self, count: int) -> torch.Tensor:
+        """Some of the batch of noise."""
+        return self._images[:count]
 
     def names(self, indices: NDArray[np.int64]) -> list[str]:
         """Made-up names for made-up images."""

@@ -173,6 +173,11 @@ class MemoryMeter:
         else:
             self._start = peak_resident()
 
+    def forget_peak(self) -> None:
+        """Count from now on only, where that can be told: what came before was no training."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
     def rise(self) -> int | None:
         """Bytes above the start at the highest point; None where that is not known."""
         if self.device.type == "cuda":

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch import nn
 
 from phalanx.assemble.prepare import PreparedRun
 from phalanx.assemble.rank_launch import find_way_on
+from phalanx.engine.captured_pass import CapturedPass
 from phalanx.engine.consensus import Consensus
 from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.replicas import build_replica_passes, build_turn
@@ -20,6 +21,7 @@ from phalanx.engine.step import (
     ForwardBackward,
     JoinNorms,
     PassParts,
+    RunPass,
     StepOptions,
     build_forward_backward,
     build_pass,
@@ -141,17 +143,15 @@ def build_step_passes(
     """
     layout, images = place.layout, plan.global_batch
     if place.ranks is None and layout.replicas == 1:
-        return build_forward_backward(
-            build_pass(model, options, global_batch=images), global_batch=images
-        )
+        run_pass = _build_pass(model, options, plan)
+        return build_forward_backward(run_pass, global_batch=images)
     for members in layout.span_groups:
         group = dist.new_group(list(members))
         if place.rank in members:
             synchronise_norms(model, group)
     gradients = _build_sum(model, plan, place, bucket_mib)
     if place.links is None:
-        run_pass = build_pass(gradients.model, options, global_batch=images)
-        run_turn = build_turn(run_pass, gradients)
+        run_turn = build_turn(_build_pass(gradients.model, options, plan), gradients)
     else:
         parts = PassParts(model, options, global_batch=images)
         assert plan.pipeline is not None
@@ -166,6 +166,16 @@ def build_step_passes(
     )
 
 
+def _build_pass(model: nn.Module, options: StepOptions, plan: Plan) -> RunPass:
+    """A pass over micro-batches side by side, replayed from graphs where the plan says so."""
+    images = plan.global_batch
+    if plan.acceleration.compiles:
+        model = cast(nn.Module, torch.compile(model, dynamic=False))
+    if plan.acceleration.graph:
+        return CapturedPass(model, options, global_batch=images)
+    return build_pass(model, options, global_batch=images)
+
+
 def _build_sum(model: nn.Module, plan: Plan, place: Place, bucket_mib: float) -> LocalSum:
     """How gradients are added up: by whoever has the same stage of the model."""
     pipelines, links = place.layout.pipelines, place.links
@@ -175,6 +185,8 @@ def _build_sum(model: nn.Module, plan: Plan, place: Place, bucket_mib: float) ->
     if links is not None and pipelines > 1:
         return StageSum(model, bucket_mib=bucket_mib, group=links.peers)
     if place.ranks is not None and links is None:
+        if plan.acceleration.graph:  # what a graph replays ends before anything is sent
+            return StageSum(model, bucket_mib=bucket_mib, group=None)
         return ReducedSum(model, bucket_mib=bucket_mib)
     return LocalSum(model)
 

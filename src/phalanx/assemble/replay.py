@@ -1,6 +1,6 @@
 """Replay: a step of a run once more, with an eye on every module. Writes nothing into the run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -56,11 +56,14 @@ class Replay:
 
 def replay(prepared: PreparedRun, step: int) -> Replay:
     """Go from the run's start to a step as training did, and look at what that step gives."""
-    plan = prepared.plan
+    # a graph gives the same bits, and lets nobody look at its modules
+    plain = prepared.plan.acceleration._replace(graph=False)
+    plan = replace(prepared.plan, acceleration=plain)
     # whatever the run kept: metrics change no bit of a step
     measured = prepared.config.train.model_copy(update={"disable_metrics": False})
     config = prepared.config.model_copy(update={"train": measured})
-    with Session(config, plan, start=prepared.start) as session:
+    folder = prepared.run.path  # knows the run's kernels
+    with Session(config, plan, start=prepared.start, folder=folder) as session:
         state, probe = session.state, Probe(session.model)
         began_at, batches = state.step, session.feed.batches_from(state.step)
         while state.step < step - 1:

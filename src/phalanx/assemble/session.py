@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from phalanx.assemble.build import (
     build_network,
     build_state,
     build_step_options,
+    prepare_kernels,
 )
 from phalanx.assemble.dataset_summary import (
     Preprocessing,
@@ -44,9 +46,15 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
+from phalanx.fused.enable import fuse_units
+from phalanx.fused.half_copies import cast_before_passes
 from phalanx.fused.inference import FoldedModel, fold_model
+from phalanx.models.airbench import has_whitening, whiten_patches
+from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
+
+_IMAGES_WHITENED = 2048  # that a first layer is taken from: two million patches of CIFAR-10
 
 
 class Session:
@@ -65,8 +73,10 @@ class Session:
         start: StartingPoint | None = None,
         classes: Sequence[str] = (),
         ranks: Ranks | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.config, self.plan, self.classes = config, plan, tuple(classes)
+        self._folder = folder  # of a run, which remembers the kernels it uses
         self.place = find_place(
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
@@ -85,6 +95,10 @@ class Session:
         self.model = build_network(
             config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
         )
+        if plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
+            assert self.options.half is not None
+            fuse_units(self.model, self.options.half)
+            cast_before_passes(self.model, self.options.half)
         self._start, self._exits = start, ExitStack()
         if start is not None and not start.weights_only:
             self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
@@ -96,8 +110,10 @@ class Session:
     @cached_property
     def state(self) -> TrainState:
         """The model with all that training changes, as the start left it."""
-        state = build_state(self.model, self.config, self.plan, self.place)
         start = self._start
+        if start is None and self.config.model.init_weights is None and has_whitening(self.model):
+            whiten_patches(self.model, self.feed.sample_images(_IMAGES_WHITENED))
+        state = build_state(self.model, self.config, self.plan, self.place)
         if start is not None:
             load_checkpoint(state, start.checkpoint)
             if start.use == "fork":  # progress is kept; scores and times are the parent's
@@ -108,6 +124,9 @@ class Session:
 
     @cached_property
     def _forward_backward(self) -> ForwardBackward:
+        if self.plan.acceleration.own_kernels:
+            prepare_kernels(self.model, self.config, self.plan, self.place, folder=self._folder)
+            self.memory.forget_peak()
         return build_step_passes(
             self.model,
             self.options,

@@ -144,9 +144,9 @@ def open_training(
         log_file=run.log if role.writes else None,
         stream=stream,
     )
-    session = stack.enter_context(
-        Session(config, plan, start=prepared.start, classes=prepared.dataset.classes, ranks=ranks)
-    )
+    start, classes = prepared.start, prepared.dataset.classes
+    session = Session(config, plan, start=start, classes=classes, ranks=ranks, folder=run.path)
+    stack.enter_context(session)
     records, consensus = Records(run.path), session.place.consensus
     stack.callback(records.flush)  # a run that diverges has its last steps on disk
     saver = CheckpointSaver(

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from phalanx.catalog.airbench import AIRBENCHES, AirbenchVariant
 from phalanx.catalog.efficientnets import EFFICIENTNETS, EfficientNetVariant
 from phalanx.catalog.resnets import RESNETS, RESNEXTS, FastResNetVariant, ResNetVariant
 from phalanx.catalog.variant import OwnVariant, Variant
 
 SIZES_FILE = resources.files("phalanx") / "catalog" / "sizes.json"
 
-MODELS: dict[str, Variant] = {**RESNETS, **RESNEXTS, **EFFICIENTNETS}
+MODELS: dict[str, Variant] = {**RESNETS, **RESNEXTS, **EFFICIENTNETS, **AIRBENCHES}
 
 OLD_NAMES: dict[str, str] = {  # as the applications before Phalanx spelt --model
     **{f"cifar_resnet{size}": f"resnet{size}" for size in (8, 20, 32, 44, 56)},
@@ -59,6 +60,8 @@ def describe_variant(variant: Variant) -> str:
             return f"{'small ' * (variant.stem == 'small')}{variant.block} {depths}{groups}"
         case FastResNetVariant():
             return f"small, {len(variant.residual)} wide stages"
+        case AirbenchVariant():
+            return f"small, widths {'-'.join(map(str, variant.widths))}"
         case EfficientNetVariant():
             kinds = ", lite" * variant.lite + ", small" * variant.small
             return f"width {variant.width}, depth {variant.depth}{kinds}"

@@ -100,6 +100,10 @@ SPELLINGS: dict[str, tuple[_Spelling, ...]] = {
         _Spelling("layer{stage}/{block}", "conv1 bn1 act1 pool conv2 bn2 act2", first_stage=1),
         _Spelling("layer{stage}", first_stage=1),
     ),
+    "airbench": (
+        _Spelling("layer{stage}/{block}", "conv1 pool bn1 act1 conv2 bn2 act2", first_stage=1),
+        _Spelling("layer{stage}", first_stage=1),
+    ),
     "EfficientNet": (
         _Spelling("blocks/{stage}/{block}", _TIMM_WORDS),
         _Spelling("blocks/{stage}"),
@@ -118,6 +122,7 @@ _BLOCK_KINDS: dict[tuple[str, int], _BlockKind] = {  # by family and count of no
     ("ResNet", 3): _BlockKind(_RESIDUAL_FIRST),
     ("ResNet-9", 1): _BlockKind("conv1", missing="conv2 bn2 act2"),
     ("ResNet-9", 2): _BlockKind("conv1", missing="pool"),
+    ("airbench", 2): _BlockKind("conv1"),
     # the first stage does not widen: it is_first with the filter, and conv_pw narrows
     ("EfficientNet", 2): _BlockKind(
         "conv_dw _depthwise_conv b", missing="act2 conv_pwl bn3 _expand_conv _bn0"
@@ -135,6 +140,7 @@ _STEM_AND_HEAD: dict[str, dict[str, tuple[str, str]]] = {
         "head": ("global_pool avgpool avg_pool reduce_mean", "drop fc fc1 fc_layer predictions"),
     },
     "ResNet-9": {"stem": ("layer0 conv1", "bn1 act1"), "head": ("global_pool", "drop fc scale")},
+    "airbench": {"stem": ("layer0 whitening", "act1"), "head": ("global_pool", "drop fc scale")},
     "EfficientNet": {
         "stem": ("block0 conv_stem _conv_stem", "bn1 act1 _bn0"),
         "head": (

@@ -10,11 +10,11 @@ from typing import Any, get_args, get_type_hints
 
 from phalanx.config.data_options import AugmentConfig, DataConfig
 from phalanx.config.fields import Section
+from phalanx.config.machine_options import MachineConfig
 from phalanx.config.model_options import EfficientNetConfig, ModelConfig, ResNetConfig
 from phalanx.config.pipeline_options import PipelineConfig
 from phalanx.config.train_options import (
     LossConfig,
-    MachineConfig,
     OptimConfig,
     RunConfig,
     ScheduleConfig,

@@ -1,10 +1,9 @@
-"""Options of training: the update, the length, what is written, and where it runs."""
+"""Options of training: the update, the length, and what is written."""
 
 from typing import Literal, get_args
 
 from phalanx.config.fields import (
     BetasText,
-    DeviceText,
     DurationsText,
     DurationText,
     NumbersText,
@@ -56,6 +55,12 @@ class OptimConfig(Section):
     )
     loss_velocity_scaling_ratio: float = option(
         1.0, "sgd_combined: loss scale divided by the scale of its velocity.", low=1e-9
+    )
+    norm_bias_lr_scale: float = option(
+        1.0,
+        "Learning rate of norms' biases, as a multiple of that of all other weights.",
+        low=0,
+        high=1024,
     )
     clip_grad_norm: float = option(0.0, "Clip the global gradient norm to this; 0: never.", low=0)
     clip_grad_value: float = option(
@@ -281,105 +286,4 @@ class RunConfig(Section):
         "Python modules, separated by commas, that add your own models and datasets; their "
         "code is run.",
         resumable=True,
-    )
-
-
-class MachineConfig(Section):
-    """Machine: where it runs."""
-
-    device: DeviceText = option(
-        "auto", "auto, cpu, cuda, cuda:0,2 (those two) or mps.", resumable=True
-    )
-    validation_device: DeviceText | None = option(
-        None,
-        "Device that scores while another one trains, such as cpu or cuda:1.",
-        resumable=True,
-        auto="the device that trains",
-    )
-    precision: Literal["auto", "32.32", "16.32", "16.16"] = option(
-        "auto",
-        "Bits of computation and of weights: 32.32, 16.32, or 16.16 (updates, too).",
-        auto="32.32 on a CPU, 16.32 on a GPU",
-    )
-    half_type: Literal["bfloat16", "float16"] = option(
-        "bfloat16", "What 16 bits are: bfloat16 or float16."
-    )
-    enable_stochastic_rounding: bool = option(
-        False, "Round 16-bit weights and optimizer state up or down at random, without bias."
-    )
-    half_partials: bool = option(
-        False, "Let the GPU accumulate partial products in 16 bits.", aliases=("half-partial",)
-    )
-    enable_recompute: bool = option(
-        False,
-        "Keep few activations and recompute the others in the backward pass.",
-        resumable=True,
-    )
-    recompute_checkpoints: str | None = option(
-        None,
-        "Regular expressions, separated by commas, of the modules whose outputs are kept.",
-        resumable=True,
-        auto="every block",
-    )
-    offload_optimizer: bool = option(
-        False,
-        "Keep optimizer state in host memory, and on the GPU only during the update.",
-        resumable=True,
-    )
-    determinism: Literal["off", "seeded", "strict"] = option(
-        "seeded",
-        "off: whatever is fastest; seeded: same random numbers; strict: same bits every time.",
-    )
-    fp_exceptions: bool = option(
-        False,
-        "Stop at the first step that gives inf or nan, and name the module.",
-        resumable=True,
-        aliases=("enable-fp-exceptions",),
-    )
-    replicas: int | None = option(
-        1,
-        "Copies of the model that share a step; auto: one per device, the global batch kept.",
-        low=1,
-        high=65536,
-    )
-    devices: int | None = option(
-        None,
-        "How many devices to use, with a process each; on a CPU, how many processes.",
-        low=1,
-        high=65536,
-        resumable=True,
-        auto="all that --device names, as far as --replicas needs them",
-    )
-    no_fold: bool = option(
-        False,
-        "Refuse to run several replicas on one device.",
-        resumable=True,
-    )
-    bn_span: int = option(
-        1,
-        "How many replicas share the statistics of batch norm.",
-        low=1,
-        high=65536,
-        aliases=("dbn-replica-group-size",),
-    )
-    bucket_mib: float = option(
-        25.0,
-        "Size in MiB of the pieces in which ranks exchange gradients.",
-        low=0.01,
-        high=1024,
-        resumable=True,
-    )
-    rank_timeout: float = option(
-        600.0,
-        "Seconds to wait for a rank that does not start or makes no progress.",
-        low=1,
-        high=86400,
-        resumable=True,
-    )
-    threads: int | None = option(
-        None,
-        "Torch threads per process; another number changes sums in their last digit.",
-        low=1,
-        high=1024,
-        auto="OMP_NUM_THREADS where it is a number, else one per core",
     )

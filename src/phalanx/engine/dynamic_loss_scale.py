@@ -5,9 +5,9 @@ from typing import Any
 
 from phalanx.plan.loss_scale import AUTOMATIC_START
 
-_LARGEST, _SMALLEST = 2.0**24, 2.0**-24
+LARGEST_SCALE, SMALLEST_SCALE = 2.0**24, 2.0**-24
 GROWTH_INTERVAL = 2000  # finite steps before a larger scale is tried, as torch's GradScaler has it
-_HISTORY = 1000  # changes that are remembered
+REMEMBERED_CHANGES = 1000
 
 
 @dataclass
@@ -19,20 +19,25 @@ class DynamicLossScale:
     skipped: int = 0  # steps that overflowed
     history: list[tuple[int, float]] = field(default_factory=list)  # step, and the scale from there
 
+    @property
+    def multiplier(self) -> float:
+        """What passes multiply their loss by."""
+        return self.scale
+
     def after_overflow(self, step: int) -> None:
         """The gradients of a step were not finite: it is skipped, the next has half the scale."""
         self.skipped += 1
-        self._change(step, max(self.scale / 2, _SMALLEST))
+        self._change(step, max(self.scale / 2, SMALLEST_SCALE))
 
     def after_finite_step(self, step: int) -> None:
         """The gradients of a step were finite."""
         self.finite_steps += 1
-        if self.finite_steps >= GROWTH_INTERVAL and self.scale < _LARGEST:
+        if self.finite_steps >= GROWTH_INTERVAL and self.scale < LARGEST_SCALE:
             self._change(step, self.scale * 2)
 
     def _change(self, step: int, scale: float) -> None:
         self.scale, self.finite_steps = scale, 0
-        self.history = [*self.history, (step, scale)][-_HISTORY:]
+        self.history = [*self.history, (step, scale)][-REMEMBERED_CHANGES:]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, under the names that checkpoints have always had."""

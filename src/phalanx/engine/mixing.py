@@ -43,6 +43,10 @@ class WeightedLabels(NamedTuple):
     weights: Tensor | None = None  # [N]
 
 
+Targets = tuple[WeightedLabels, ...]
+"""What the model's answers to a micro-batch are held against; the first are the images' own."""
+
+
 class Mix(NamedTuple):
     """What chance decides for a micro-batch: how its images are mixed, and its labels alike."""
 
@@ -92,9 +96,9 @@ def mix_images(images: Tensor, mix: Mix) -> Tensor:
     return images
 
 
-def mix_labels(labels: Tensor, mix: Mix) -> tuple[WeightedLabels, ...]:
+def mix_labels(labels: Tensor, mix: Mix) -> Targets:
     """What the model's answers are held against."""
-    targets: tuple[WeightedLabels, ...] = (WeightedLabels(labels),)
+    targets: Targets = (WeightedLabels(labels),)
     if mix.own is not None:
         others = _rolled(labels, _MIXUP_PARTNER * mix.repeats)
         targets = (WeightedLabels(labels, mix.own), WeightedLabels(others, 1 - mix.own))
@@ -151,9 +155,7 @@ def paste_box(images: Tensor, box: _Box, away: int = _CUTMIX_PARTNER) -> Tensor:
     return pasted
 
 
-def share_targets(
-    targets: tuple[WeightedLabels, ...], area: float, away: int = _CUTMIX_PARTNER
-) -> tuple[WeightedLabels, ...]:
+def share_targets(targets: Targets, area: float, away: int = _CUTMIX_PARTNER) -> Targets:
     """The targets of images and of the partners whose box they show, by area."""
     whole = torch.ones_like(targets[0].labels, dtype=torch.float32)
     weighed = [(labels, whole if own is None else own) for labels, own in targets]

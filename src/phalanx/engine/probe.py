@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from phalanx.models.units import FusedUnit
 
 _INPUT, _WHOLE = "(the input)", "(the whole model)"
 _DESCRIPTIONS = {  # by what was not finite
@@ -52,6 +54,7 @@ class Probe:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: list[RemovableHandle] = []
+        self._fused: dict[str, FusedUnit] = getattr(model, "fused", {})
         self._observations: list[_Observation] = []
         self._peaks: list[tuple[str, Tensor]] = []  # largest number of each gradient, as they came
         self._first = self._images = 0  # of the pass under way
@@ -72,11 +75,16 @@ class Probe:
                 if weight.requires_grad
             ),
         ]
+        if self._fused:  # these call no modules: they are looked at as a whole
+            observed: Any = {unit: self._observed(unit) for unit in self._fused}
+            self._model.fused = observed
         return self
 
     def __exit__(self, *failure: object) -> None:
         while self._handles:
             self._handles.pop().remove()
+        if self._fused:
+            self._model.fused = cast(Any, self._fused)
 
     def _begin_pass(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._first, self._images = self._first + self._images, len(inputs[0])
@@ -89,6 +97,17 @@ class Probe:
             _Observation(path, self._first, self._finite(tensor), finite)
             for tensor in _tensors_in(output)
         ]
+
+    def _observed(self, unit: str) -> FusedUnit:
+        """A fused unit whose output is looked at."""
+
+        def run(x: Tensor, noise: Tensor | None) -> Tensor:
+            output = self._fused[unit](x, noise)
+            finite = self._finite(output)
+            self._observations.append(_Observation(unit, self._first, finite, None))
+            return output
+
+        return run
 
     @torch.no_grad()
     def _finite(self, tensor: Tensor) -> Tensor:

@@ -74,6 +74,14 @@ class ReplicaStatistics:
             if now:
                 torch._foreach_lerp_(list(averages.values()), now, 1 - kept)
 
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """The buffers of this rank's turns, each with its average."""
+        return [
+            (row[name], average)
+            for row, averages in zip(self._rows, self._averaged_rows, strict=True)
+            for name, average in averages.items()
+        ]
+
     @torch.no_grad()
     def settle(self) -> None:
         """Give the model, and its average, the mean over all replicas. All ranks must call it."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phalanx.engine.replica_statistics import ReplicaStatistics
-from phalanx.engine.step import ForwardBackward, MicroBatch, RunPass, RunTurn
+from phalanx.engine.step import ForwardBackward, MicroBatch, RunPass, RunTurn, Scale
 from phalanx.plan.layout import Layout
 
 
@@ -26,7 +26,7 @@ def build_turn(run_pass: RunPass, gradients: _GradientSum) -> RunTurn:
     """The passes of a turn one after the other."""
 
     def run_turn(
-        passes: Sequence[Sequence[MicroBatch]], loss_scale: float, is_last: bool
+        passes: Sequence[Sequence[MicroBatch]], loss_scale: Scale, is_last: bool
     ) -> Tensor:
         totals = []
         for number, batches in enumerate(passes, start=1):
@@ -52,7 +52,7 @@ def build_replica_passes(
     """
     turns, own = layout.turns_of(rank), len(layout.replicas_of(rank))
 
-    def run_own_turn(number: int, batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def run_own_turn(number: int, batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
         """All passes of this rank's turn; the sums over them of [loss, right answers]."""
         kept, size = statistics(), layout.turn_size
         if kept is not None:
@@ -65,7 +65,7 @@ def build_replica_passes(
             kept.leave(number)
         return totals
 
-    def forward_backward(batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def forward_backward(batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
         totals = []
         for number in range(layout.rounds):
             if number < len(turns):

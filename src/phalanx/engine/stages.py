@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.engine.evaluate import ValidBatch
-from phalanx.engine.step import MicroBatch, PassParts, RunTurn
+from phalanx.engine.step import MicroBatch, PassParts, RunTurn, Scale
 from phalanx.parallel.stage_links import Incoming, StageLinks
 from phalanx.plan.pipeline import Pass
 
@@ -29,7 +29,7 @@ def build_stage_turn(
     """
 
     def run_turn(
-        passes: Sequence[Sequence[MicroBatch]], loss_scale: float, is_last: bool
+        passes: Sequence[Sequence[MicroBatch]], loss_scale: Scale, is_last: bool
     ) -> Tensor:
         labelled = _label(passes, links)
         turn = _StageTurn(parts, links, labelled, loss_scale)
@@ -63,7 +63,7 @@ class _StageTurn:
         parts: PassParts,
         links: StageLinks,
         passes: Sequence[Sequence[MicroBatch]],
-        loss_scale: float,
+        loss_scale: Scale,
     ) -> None:
         self._parts, self._links = parts, links
         self._passes, self._loss_scale = passes, loss_scale
@@ -92,11 +92,11 @@ class _StageTurn:
             x = parts.join_images(batches, mixes)
         else:
             x = arrived.wait().requires_grad_()
-        output = parts.forward(x, batches)
+        output = parts.forward(x, [batch.first for batch in batches])
         if not links.is_last:
             links.send_output(output)
             return _Held(x, output)
-        loss, totals = parts.measure(output, batches, mixes, self._loss_scale)
+        loss, totals = parts.measure(output, parts.mix_targets(batches, mixes), self._loss_scale)
         self.totals += totals
         return _Held(x, loss)
 

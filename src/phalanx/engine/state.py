@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from phalanx.engine.dynamic_loss_scale import DynamicLossScale
+from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate
 from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.tensor_bytes import view_bytes
 from phalanx.engine.weight_average import WeightAverage
@@ -117,7 +118,9 @@ class TrainState:
     bad_images: dict[str, str] = field(default_factory=dict)  # name to reason
     records: dict[str, tuple[int, int]] = field(default_factory=dict)  # size, CRC-32 of each file
     seen: dict[str, NDArray[np.uint32]] = field(default_factory=dict)  # checksums of images read
-    scaler: DynamicLossScale | None = None  # where the loss scale adapts by itself
+    # where the loss scale adapts by itself
+    scaler: DynamicLossScale | DeviceLossScale | None = None
+    fused_update: FusedUpdate | None = None  # where kernels do all that follows the passes
     half: HalfWeights | None = None  # where weights have 16 bits
     offload: Offload | None = None  # where the optimizer's state lies in host memory
     replicas: ReplicaStatistics | None = None  # where there are several
@@ -187,7 +190,9 @@ class TrainState:
         self.sums = MetricSums(**values["sums"])
         self.throughput = Throughput(**values["clock"])
         self.bad_images = dict(values["bad_images"])
-        if self.scaler is not None:
+        if isinstance(self.scaler, DeviceLossScale):
+            self.scaler.load(DynamicLossScale.from_json(values["scaler"]))
+        elif self.scaler is not None:
             self.scaler = DynamicLossScale.from_json(values["scaler"])
         is_later_stage = isinstance(self.model, ModelPart) and not self.model.is_first
         if values.get("counts") is not None and not is_later_stage:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from phalanx.engine.fused_update import DeviceLossScale
 from phalanx.engine.loss import LOSSES
-from phalanx.engine.mixing import Mix, Mixing, WeightedLabels, draw_mix, mix_images, mix_labels
+from phalanx.engine.mixing import Mix, Mixing, Targets, draw_mix, mix_images, mix_labels
 from phalanx.engine.state import TrainState
 from phalanx.models.units import draw_dropout_noise, find_noise_sizes
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update
@@ -47,15 +48,18 @@ class StepOptions:
         return torch.autocast(self.device_type, dtype=self.half)
 
 
-ForwardBackward = Callable[[Sequence[MicroBatch], float], Tensor]
+Scale = float | Tensor
+"""A loss scale; a tensor where it adapts on the device itself."""
+
+ForwardBackward = Callable[[Sequence[MicroBatch], Scale], Tensor]
 """Runs a step's passes with that loss scale and leaves the gradients in the model's parameters;
 gives [loss, top-1] of the whole global batch, still on the device."""
 
-RunPass = Callable[[Sequence[MicroBatch], float], Tensor]
+RunPass = Callable[[Sequence[MicroBatch], Scale], Tensor]
 """One forward and backward pass over micro-batches side by side, with that loss scale; gives the
 sums over its images of [loss, right answers], still on the device."""
 
-RunTurn = Callable[[Sequence[Sequence[MicroBatch]], float, bool], Tensor]
+RunTurn = Callable[[Sequence[Sequence[MicroBatch]], Scale, bool], Tensor]
 """All passes of a turn with that loss scale, and whether it is the rank's last of the step; gives
 the sums over its images of [loss, right answers]."""
 
@@ -81,23 +85,29 @@ class PassParts:
             for batch in batches
         ]
 
+    @staticmethod
+    def mix_targets(batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> list[Targets]:
+        """What the model's answers to each micro-batch are held against."""
+        pairs = zip(batches, mixes, strict=True)
+        return [mix_labels(batch.labels, mix) for batch, mix in pairs]
+
     def join_images(self, batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> Tensor:
         """The images of micro-batches side by side, as the model sees them."""
         pairs = zip(batches, mixes, strict=True)
         return _side_by_side([mix_images(batch.images, mix) for batch, mix in pairs])
 
-    def forward(self, x: Tensor, batches: Sequence[MicroBatch]) -> Tensor:
-        """What the model makes of its input."""
+    def forward(self, x: Tensor, firsts: Sequence[int | Tensor]) -> Tensor:
+        """What the model makes of micro-batches side by side; firsts: `first` of each of them."""
         # what the model drops depends on the images' positions alone
         noise = [
             draw_dropout_noise(
                 self._noise_sizes,
                 seed=self._options.seed,
-                first=batch.first,
-                images=len(batch.labels),
+                first=first,
+                images=len(x) // len(firsts),
                 device=x.device,
             )
-            for batch in batches
+            for first in firsts
         ]
         drops = _join_noise(noise)
         with self._options.autocast():
@@ -105,21 +115,19 @@ class PassParts:
             return out
 
     def measure(
-        self,
-        logits: Tensor,
-        batches: Sequence[MicroBatch],
-        mixes: Sequence[Mix],
-        loss_scale: float,
+        self, logits: Tensor, targets: Sequence[Targets], loss_scale: Scale
     ) -> tuple[Tensor, Tensor]:
-        """The loss to go back from, and the sums over the images of [loss, right answers]."""
+        """The loss to go back from, and the sums over the images of [loss, right answers].
+
+        targets: of each micro-batch, as `mix_labels` has them.
+        """
         logits, options = _to_float32_or_64(logits), self._options
-        pairs = zip(batches, mixes, strict=True)
-        targets = [mix_labels(batch.labels, mix) for batch, mix in pairs]
         loss = _sum_losses(logits, targets, options)
         images = self._global_batch
-        scaled = loss / images if loss_scale == 1 else loss * (loss_scale / images)
+        unscaled = not isinstance(loss_scale, Tensor) and loss_scale == 1
+        scaled = loss / images if unscaled else loss * (loss_scale / images)
         with torch.no_grad():  # of mixed images, the label of the one that was there first
-            labels = _side_by_side([batch.labels for batch in batches])
+            labels = _side_by_side([target[0].labels for target in targets])
             right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
             return scaled, torch.stack([loss, right])
 
@@ -128,10 +136,11 @@ def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> 
     """Forward and backward of a model, which may be wrapped."""
     parts = PassParts(model, options, global_batch=global_batch)
 
-    def run_pass(batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def run_pass(batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
         mixes = parts.draw_mixes(batches)
-        logits = parts.forward(parts.join_images(batches, mixes), batches)
-        loss, totals = parts.measure(logits, batches, mixes, loss_scale)
+        images = parts.join_images(batches, mixes)
+        logits = parts.forward(images, [batch.first for batch in batches])
+        loss, totals = parts.measure(logits, parts.mix_targets(batches, mixes), loss_scale)
         loss.backward()
         return totals
 
@@ -147,9 +156,7 @@ def _to_float32_or_64(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _sum_losses(
-    logits: Tensor, targets: list[tuple[WeightedLabels, ...]], options: StepOptions
-) -> Tensor:
+def _sum_losses(logits: Tensor, targets: Sequence[Targets], options: StepOptions) -> Tensor:
     """The summed loss of micro-batches that went side by side."""
     images = [len(target[0].labels) for target in targets]
     parts = (logits,) if len(images) == 1 else logits.split(images)
@@ -168,7 +175,7 @@ def _join_noise(noise: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def build_forward_backward(run_pass: RunPass, *, global_batch: int) -> ForwardBackward:
     """Passes one after the other, of one replica in one process."""
 
-    def forward_backward(passes: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def forward_backward(passes: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
         totals = [run_pass([batch], loss_scale) for batch in passes]
         return sum(totals[1:], totals[0]) / global_batch
 
@@ -196,30 +203,44 @@ def train_step(
 ) -> Tensor:
     """Accumulate the passes and update once; [loss, gradient norm, top-1], still on the device.
 
-    Waits for nothing: only log points and saves read values. A dynamic loss scale waits for one
-    number, whether the gradients are finite; where they are not, nothing is updated and the norm
-    is given as 0. join_norms: gives the norms of all gradients of a model from those that are here.
+    Waits for nothing: only log points and saves read values. Where a loss scale adapts and the
+    gradients are not finite, nothing is updated and the norm is given as 0. join_norms: gives the
+    norms of all gradients of a model from those that are here.
     """
     if not state.model.training:
         state.model.train()
     scaler = state.scaler
-    scale = loss_scale if scaler is None else scaler.scale
+    scale = loss_scale if scaler is None else scaler.multiplier
     loss, top1 = forward_backward(passes, scale)
     state.step += 1
+    if state.fused_update is not None:
+        grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
+    else:
+        assert not isinstance(scale, Tensor), "such a scale belongs to a fused update"
+        grad_norm = _apply_update(state, lr, scale, options, join_norms)
+    return torch.stack([loss, grad_norm, top1])
+
+
+def _apply_update(
+    state: TrainState, lr: float, scale: float, options: StepOptions, join_norms: JoinNorms
+) -> Tensor:
+    """Update once; the norm of the gradients. A loss scale that adapts waits for one number."""
+    scaler = state.scaler
+    assert not isinstance(scaler, DeviceLossScale), "it belongs to a fused update"
     with state.update_context() as counts:
         gradients = collect_gradients(state.optimizer)
         grad_norm = _unscale_and_clip(gradients, scale, options, join_norms)
         if scaler is not None and not bool(torch.isfinite(grad_norm)):
             scaler.after_overflow(state.step)
             state.optimizer.zero_grad(set_to_none=True)
-            return torch.stack([loss, torch.zeros_like(loss), top1])
+            return torch.zeros_like(grad_norm)
         if options.velocity_ratio is not None:
             set_velocity_scale(state.optimizer, scale / options.velocity_ratio)
         update(state.optimizer, lr)
     state.after_update(counts)
     if scaler is not None:
         scaler.after_finite_step(state.step)
-    return torch.stack([loss, grad_norm, top1])
+    return grad_norm
 
 
 @torch.no_grad()

@@ -58,6 +58,11 @@ class WeightAverage:
         if counters:
             torch._foreach_copy_(counters, counts)
 
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Every tensor of the model as it is now, with its average."""
+        slots, averages = self._slots.values(), self._averages.values()
+        return [(t[leaf], average) for (t, leaf), average in zip(slots, averages, strict=True)]
+
     def reset(self) -> None:
         """Forget what was averaged: the model's weights are the average now."""
         _overwrite(self._averages, self._find_weights())

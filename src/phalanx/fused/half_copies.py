@@ -1,31 +1,49 @@
-"""The weights of a model in 16 bits, cast once a step instead of once a use."""
+"""The weights of fused units in 16 bits, cast once a pass and all together."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
+from phalanx.models.units import UnitModel
+
 _COPY = "half_copy"  # the attribute of a weight that holds its copy
 
 
-class HalfCopies:
-    """16-bit copies of the float32 weights of convolutions and linear layers."""
+def cast_before_passes(model: UnitModel, half: torch.dtype) -> None:
+    """Have every training pass begin with fresh copies of the weights that fused units use."""
+    paths = [path for unit in model.fused for path in model.units[unit]]
+    modules = [layer for path in paths for layer in model.get_submodule(path).modules()]
+    weights, copies = attach_copies(modules, half)
 
-    def __init__(self, model: nn.Module, half: torch.dtype) -> None:
-        layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-        self._weights = [m.weight for m in layers if m.weight.dtype == torch.float32]
-        self._copies = [torch.empty_like(weight, dtype=half) for weight in self._weights]
-        for weight, copy in zip(self._weights, self._copies, strict=True):
-            setattr(weight, _COPY, copy.detach())
-        self.refresh()
+    def refresh(model: nn.Module, _: object) -> None:
+        if copies and model.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                torch._foreach_copy_(copies, weights)
 
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Cast all weights; after every update, and before the first pass."""
-        torch._foreach_copy_(self._copies, self._weights)
+    model.register_forward_pre_hook(refresh)
+
+
+def attach_copies(
+    modules: Iterable[nn.Module], half: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Give the float32 weights of convolutions and linear layers a copy; gives both."""
+    layers = [module for module in modules if isinstance(module, nn.Conv2d | nn.Linear)]
+    weights: list[Tensor] = [m.weight for m in layers if m.weight.dtype == torch.float32]
+    copies = [weight.detach().to(half) for weight in weights]
+    for weight, copy in zip(weights, copies, strict=True):
+        setattr(weight, _COPY, copy)
+    return weights, copies
+
+
+def find_half_copy(weight: Tensor) -> Tensor | None:
+    """The copy of a weight, where it has one; whoever changes the weight changes both."""
+    return getattr(weight, _COPY, None)
 
 
 def to_half(weight: Tensor, half: torch.dtype) -> Tensor:
     """A weight in 16 bits: its copy, where there is one, else cast now; no gradient passes."""
-    copy = getattr(weight, _COPY, None)
+    copy = find_half_copy(weight)
     if copy is not None and copy.dtype == half:
         return copy
     return weight.detach().to(half)

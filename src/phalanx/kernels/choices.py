@@ -57,14 +57,20 @@ class Launch:
     @property
     def compiled_as(self) -> tuple[Any, ...]:
         """What Triton compiles a kernel of its own for."""
-        return (self.name, tuple(self.flags.items()), tuple(map(_specialise, self.args)))
+        plain = getattr(self.kernel, "do_not_specialize", None) or ()
+        names = getattr(self.kernel, "arg_names", ())
+        args = [
+            _specialise(value, plain=place < len(names) and names[place] in plain)
+            for place, value in enumerate(self.args)
+        ]
+        return (self.name, tuple(self.flags.items()), tuple(args))
 
 
-def _specialise(value: Any) -> Any:
-    """What Triton distinguishes about an argument."""
+def _specialise(value: Any, *, plain: bool) -> Any:
+    """What Triton distinguishes about an argument; of a plain one, only its type."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
-    if isinstance(value, int):
+    if isinstance(value, int) and not plain:
         return value == 1, value % 16 == 0
     return type(value).__name__
 
@@ -78,6 +84,7 @@ class KernelChoices:
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}  # the name of a launch or a way
+        self.measures = True  # else the first of each: the same on every machine, every time
         self.timings: dict[str, dict[str, float]] = {}  # milliseconds of each, where measured
         self._recorded: dict[Any, Launch] | None = None
 
@@ -110,14 +117,23 @@ class KernelChoices:
             return first
         return ways[self.find(key, ways)]()
 
+    def choose_name(self, key: str, ways: Ways) -> str:
+        """The name of the fastest way, for a caller that takes it by other means.
+
+        What is measured must change nothing: a way that updates statistics is given none.
+        """
+        if self._recorded is None:
+            return self.find(key, ways)
+        for way in ways.values():  # all of them must be compiled
+            way()
+        return next(iter(ways))
+
     def find(self, key: str, ways: Ways) -> str:
         """The name of the fastest way; one that fails, for lack of shared memory, is left out."""
-        if self.known.get(key) in ways:
+        if self.measures and self.known.get(key) in ways:
             return self.known[key]
         first = next(iter(ways))
-        if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
-            return first
-        if len(ways) > 1:
+        if len(ways) > 1 and self.measures and _can_measure():
             self.timings[key] = found = _time_each(ways)
             self.known[key] = first = min(found, key=lambda name: found[name])
         return first
@@ -137,6 +153,10 @@ class KernelChoices:
             for task in [pool.submit(launch.compile) for launch in launches]:
                 task.exception()  # a tile that does not compile is left out when it is measured
         return len(launches)
+
+
+def _can_measure() -> bool:
+    return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
 
 
 def _describe(launch: Launch) -> str:

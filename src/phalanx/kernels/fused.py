@@ -1,17 +1,25 @@
 """How the fused kernels are found: Triton is optional, and slow to import."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from torch import Tensor
 
 
 @cache
-def find_fused(name: str) -> Callable[..., Tensor] | None:
+def find_fused(name: str) -> Callable[..., Any] | None:
     """The function of that dotted name, imported when first asked for; None without Triton."""
     module, _, function = name.rpartition(".")
     try:
         return getattr(import_module(module), function)
     except ImportError:
         return None
+
+
+def find_fused_for(tensor: Tensor, name: str) -> Callable[..., Any] | None:
+    """`find_fused` where the tensor is on a GPU, or Triton interprets its kernels on the CPU."""
+    is_taken = tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return find_fused(name) if is_taken else None

@@ -115,10 +115,10 @@ def _round(  # type: ignore[no-untyped-def]
 
 
 @lru_cache(maxsize=64)
-def _find_blocks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """(number of the tensor, first element) of every block, on the device."""
-    counts = [-(-size // _BLOCK.value) for size in sizes]
-    starts = [np.arange(count) * _BLOCK.value for count in counts]
+def find_blocks(sizes: tuple[int, ...], block: int, device: torch.device) -> Tensor:
+    """(number of the tensor, first element) of every block of so many elements, on the device."""
+    counts = [-(-size // block) for size in sizes]
+    starts = [np.arange(count) * block for count in counts]
     rows = np.stack([np.repeat(np.arange(len(sizes)), counts), np.concatenate(starts)], axis=1)
     return torch.from_numpy(rows.astype(np.int64)).to(device)
 
@@ -144,7 +144,7 @@ def round_fused(
     table = torch.tensor(list(zip(*columns, strict=True)), dtype=torch.int64)
     # from pinned memory the copy does not wait for the device
     table = table.pin_memory().to(device, non_blocking=True)
-    blocks = _find_blocks(sizes, device)
+    blocks = find_blocks(sizes, _BLOCK.value, device)
     counts = torch.zeros((len(blocks), len(COUNTS)), dtype=torch.float64, device=device)
     if len(blocks):
         with torch.cuda.device(device):

@@ -8,10 +8,12 @@ from importlib import import_module
 import torch
 from torch import nn
 
+from phalanx.catalog.airbench import AirbenchVariant
 from phalanx.catalog.efficientnets import EfficientNetVariant
 from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
 from phalanx.catalog.variant import OwnVariant, Variant
 from phalanx.errors import ConfigError
+from phalanx.models.airbench import Airbench
 from phalanx.models.efficientnet import EfficientNet
 from phalanx.models.resnet import BasicBlock, Bottleneck, FastResNet, ResNet
 
@@ -33,6 +35,7 @@ _FAMILIES: dict[type[Variant], Callable[..., nn.Module]] = {
     ResNetVariant: ResNet,
     FastResNetVariant: FastResNet,
     EfficientNetVariant: EfficientNet,
+    AirbenchVariant: Airbench,
     OwnVariant: _build_plugin_model,
 }
 
@@ -55,6 +58,8 @@ def initialise(model: nn.Module, seed: int, *, zero_residual: bool) -> None:
             _init_conv(module, seed, name)
         elif isinstance(module, nn.Linear):
             _init_linear(module, seed, name)
+    if isinstance(model, Airbench):
+        model.start_as_identity()
     for module in model.modules() if zero_residual else ():
         if isinstance(module, BasicBlock | Bottleneck):
             module.zero_init_last()

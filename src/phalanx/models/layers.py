@@ -63,6 +63,26 @@ class GlobalAvgPool(nn.Module):
         return x.mean((2, 3))
 
 
+class GlobalMaxPool(nn.Module):
+    """Largest value over height and width: one vector per image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] to [N, C]."""
+        return x.amax((2, 3))
+
+
+class Scale(nn.Module):
+    """Multiplies by a constant: keeps the first logits small, so that training starts gently."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x times the factor."""
+        return x * self.factor
+
+
 class Dropout(nn.Module):
     """Zeroes values at a rate, by noise drawn outside; without noise it does nothing."""
 

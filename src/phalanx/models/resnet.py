@@ -7,7 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.catalog.resnets import Block, FastResNetVariant, ResNetVariant
-from phalanx.models.layers import Dropout, GlobalAvgPool, LayerFactory, drop_path, drop_path_rate
+from phalanx.models.layers import (
+    Dropout,
+    GlobalAvgPool,
+    GlobalMaxPool,
+    LayerFactory,
+    Scale,
+    drop_path,
+    drop_path_rate,
+)
 from phalanx.models.units import UnitModel
 
 
@@ -81,7 +89,7 @@ class Bottleneck(nn.Module):
 _BLOCKS: dict[str, type[BasicBlock | Bottleneck]] = {"basic": BasicBlock, "bottleneck": Bottleneck}
 
 
-class _SliceAndPad(nn.Module):
+class SliceAndPad(nn.Module):
     """Shortcut type A: every stride-th pixel, and zeros for the channels that are new."""
 
     def __init__(self, stride: int, new_channels: int):
@@ -102,7 +110,7 @@ def build_shortcut(block: Block, variant: ResNetVariant) -> nn.Module:
         return nn.Sequential(project, layers.norm(block.channels_out))
     if block.stride == 1 and block.channels_in == block.channels_out:
         return nn.Identity()
-    return _SliceAndPad(block.stride, block.channels_out - block.channels_in)
+    return SliceAndPad(block.stride, block.channels_out - block.channels_in)
 
 
 class ResNet(UnitModel):
@@ -168,26 +176,6 @@ class ResidualConvPair(nn.Module):
         return x + drop_path(inner, self.rate, noise)
 
 
-class _GlobalMaxPool(nn.Module):
-    """Largest value over height and width: one vector per image."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] to [N, C]."""
-        return x.amax((2, 3))
-
-
-class _Scale(nn.Module):
-    """Multiplies by a constant: keeps the first logits small, so that training starts gently."""
-
-    def __init__(self, factor: float):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x times the factor."""
-        return x * self.factor
-
-
 class FastResNet(UnitModel):
     """Stem, three halving stages of which some have a residual block, largest value, linear."""
 
@@ -205,10 +193,10 @@ class FastResNet(UnitModel):
                 rate = drop_path_rate(variant, stage - 1, len(variant.residual))
                 block = ResidualConvPair(width, layers, rate=rate)
                 self.add_block(f"layer{stage}.1", block, noise=rate > 0)
-        self.global_pool = _GlobalMaxPool()
+        self.global_pool = GlobalMaxPool()
         self.drop = Dropout(variant.dropout)
         self.fc = nn.Linear(widths[-1], num_classes, bias=False)
-        self.scale = _Scale(variant.logit_scale)
+        self.scale = Scale(variant.logit_scale)
         self.units["head"] = ("global_pool", "drop", "fc", "scale")
         if variant.dropout:
             self.noise_sizes["drop"] = widths[-1]

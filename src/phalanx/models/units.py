@@ -133,7 +133,7 @@ def _stream_keys(seed: int, names: tuple[str, ...], device: torch.device) -> Ten
 
 
 def draw_dropout_noise(
-    sizes: Mapping[str, int], *, seed: int, first: int, images: int, device: torch.device
+    sizes: Mapping[str, int], *, seed: int, first: int | Tensor, images: int, device: torch.device
 ) -> dict[str, Tensor]:
     """For each module path, [images, its size] uniform in [0, 1), in steps of 2**-24.
 
@@ -142,7 +142,7 @@ def draw_dropout_noise(
     noise: dict[str, Tensor] = {}
     for size in sorted(set(sizes.values())):
         paths = tuple(path for path, own in sizes.items() if own == size)
-        counters = torch.arange(first * size, (first + images) * size, device=device)
+        counters = torch.arange(images * size, device=device) + first * size
         bits = draw_bits(counters.view(images, size), _stream_keys(seed, paths, device))
         noise |= dict(zip(paths, shift_right(bits, 40).float() * 2.0**-24, strict=True))
     return noise

@@ -27,6 +27,7 @@ class OptimSettings:
     rmsprop_start: float = 1.0  # first mean square of rmsprop_tf
     trust_coefficient: float = 0.001  # of lars
     trust_decay: float = 0.0  # inside the steps of lars and lamb
+    norm_bias_lr_scale: float = 1.0  # rate of norms' biases over that of all other weights
     velocity_scale: float = 1.0  # of sgd_combined, until `set_velocity_scale`
 
 
@@ -116,6 +117,12 @@ def split_by_decay(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     return decayed, not_decayed
 
 
+def _find_norm_biases(model: nn.Module) -> list[Tensor]:
+    """The biases of norms that have one."""
+    norms = (module for module in model.modules() if isinstance(module, _NORMS))
+    return [norm.bias for norm in norms if norm.bias is not None]
+
+
 def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
     """The optimizer of a model; `update` sets the learning rate and applies both decays.
 
@@ -130,9 +137,15 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Op
         "l2": settings.l2,
         "trust_decay": settings.trust_decay,
     }
+    plain = {"trust_ratio": False, **dict.fromkeys(decays, 0.0)}
+    scale = settings.norm_bias_lr_scale
+    biases = _find_norm_biases(model) if scale != 1 else []
+    scaled = {id(bias) for bias in biases}
     groups: list[Group] = [
         {"params": decayed, "trust_ratio": True, **decays},
-        {"params": not_decayed, "trust_ratio": False, **dict.fromkeys(decays, 0.0)},
+        {"params": [weight for weight in not_decayed if id(weight) not in scaled], **plain},
     ]
+    if biases:
+        groups.append({"params": biases, "lr_scale": scale, **plain})
     row = OPTIMIZERS[settings.name]
     return row.kind(groups, lr=0.0, **row.arguments(settings))

@@ -9,11 +9,11 @@ def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """w -= lr * (step(gradient + l2 * w) + decay * w); afterwards there are no gradients.
 
     The decay never enters the optimizer's state, l2 always does. A weight without a gradient stays
-    as it is.
+    as it is. A group of weights may have a rate of its own, as a multiple of lr.
     """
     for group in optimizer.param_groups:
-        group["lr"] = lr
-        l2, shrink = group["l2"], lr * group["decoupled_decay"]
+        group["lr"] = rate = lr * group.get("lr_scale", 1.0)
+        l2, shrink = group["l2"], rate * group["decoupled_decay"]
         if l2 or shrink:
             _apply_decays(group["params"], l2=l2, shrink=shrink)
     optimizer.step()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from phalanx.catalog.datasets import DATASETS
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError, ProblemCollector
+from phalanx.plan.acceleration import Acceleration, plan_acceleration
 from phalanx.plan.averaging import check_averaging
 from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate, describe_carried_tail
 from phalanx.plan.layout import Layout, count_accumulation
@@ -65,6 +66,7 @@ class Plan:
     accumulation: int
     layout: Layout
     pipeline: Pipeline | None  # where the model is cut into stages
+    acceleration: Acceleration
     global_batch: int
     steps_per_epoch: Fraction
     total_steps: int
@@ -110,13 +112,14 @@ class Plan:
         """The plan as plain numbers, for JSON and tables."""
         events = {"log": self.log, "evaluate": self.evaluate, "save": self.save}
         left_out = (*events, "schedule", "loss_scale", "warnings", "growth", "recompute_patterns")
-        left_out += ("layout", "pipeline")
+        left_out += ("layout", "pipeline", "acceleration")
         plain = {name: value for name, value in asdict(self).items() if name not in left_out}
         plain |= asdict(self.layout)
         plain["stages"] = self.stages
         plain["splits"] = ",".join(self.pipeline.starts) if self.pipeline else ""
         plain["steps_per_epoch"] = float(self.steps_per_epoch)
         plain["epochs"] = self.epochs
+        plain |= {"graph": self.acceleration.graph, "own_kernels": self.acceleration.own_kernels}
         plain["growth"] = ",".join(f"{size}:{end}st" for end, size in self.growth)
         plain["train_images_seen"] = self.total_steps * self.global_batch
         plain["lr_shape"], plain["lr_peak"] = self.schedule.shape, self.schedule.peak
@@ -189,6 +192,7 @@ class _PlanPieces(NamedTuple):
 
     layout: Layout
     pipeline: Pipeline | None
+    acceleration: Acceleration
     workers: int
     growth: Growth
     recompute_patterns: tuple[str, ...] | None
@@ -244,15 +248,18 @@ def _plan_pieces(
     if pipeline is not None:
         patterns = keep_splits(pipeline, config, patterns, folded=layout.stages == 1)
     workers = _choose_workers(config, count_local_ranks(layout))
+    faster = plan_acceleration(config, chosen, layout, recomputes=patterns is not None)
     warnings = (
         *shifts,
         *schedule_notes,
         *event_notes,
         *loss_scale_warnings(config, precision=chosen.precision),
+        *faster.notes,
         *unused_option_warnings(config, typed, chosen=chosen, layout=layout, workers=workers),
     )
     return _PlanPieces(
-        layout, pipeline, workers, growth, patterns, log, save, schedule, loss_scale, warnings
+        *(layout, pipeline, faster, workers, growth, patterns),
+        *(log, save, schedule, loss_scale, warnings),
     )
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
+from phalanx.catalog.airbench import AirbenchVariant
 from phalanx.catalog.efficientnets import EfficientNetVariant
 from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
 from phalanx.catalog.splits import list_traced_additions
@@ -24,11 +25,13 @@ _STEM = {
     "ResNet": "conv1 bn1 act1 maxpool",
     "ResNet-9": "conv1 bn1 act1",
     "EfficientNet": "conv_stem bn1 act1",
+    "airbench": "whitening act1",
 }
 _HEAD = {
     "ResNet": "global_pool drop fc",
     "ResNet-9": "global_pool drop fc scale",
     "EfficientNet": "conv_head bn2 act2 global_pool drop classifier",
+    "airbench": "global_pool drop fc scale",
 }
 _RESIDUAL = {
     "basic": "conv1 bn1 act1 conv2 bn2 act2 downsample",
@@ -36,6 +39,7 @@ _RESIDUAL = {
 }
 _PROJECTION = " downsample/0 downsample/1"
 _FAST = ("conv1 bn1 act1 pool", "conv1 bn1 act1 conv2 bn2 act2")  # by place in the stage
+_AIRBENCH = "conv1 pool bn1 act1 conv2 bn2 act2"
 _SQUEEZE = "se se/conv_reduce se/act1 se/conv_expand"
 _LAYER_TYPES = {  # words of the oldest recipes for all convolutions and all norms, never patterns
     "conv": re.compile(r"(.*/)?(conv\d?|conv_\w+|downsample/0)"),
@@ -208,6 +212,8 @@ def _list_block_words(variant: Variant) -> Iterator[tuple[str, str]]:
             yield block.unit, _RESIDUAL[variant.block] + projection
     if isinstance(variant, FastResNetVariant):
         yield from ((unit, _FAST[int(unit[-1])]) for unit in variant.units[1:-1])
+    if isinstance(variant, AirbenchVariant):
+        yield from ((unit, _AIRBENCH) for unit in variant.units[1:-1])
     if isinstance(variant, EfficientNetVariant):
         for inverted in variant.blocks:
             squeeze = _SQUEEZE if inverted.squeeze_width else "se"

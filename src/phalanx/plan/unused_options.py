@@ -65,6 +65,7 @@ REQUIREMENTS = (
     _Requirement("disable-stable-batchnorm", "norm-type", ("batch",)),
     _Requirement("bn-span", "norm-type", ("batch",)),
     _Requirement("norm-eps", "norm-type", excluded=("none",)),
+    _Requirement("norm-bias-lr-scale", "norm-type", excluded=("none",)),
     _Requirement("zero-init-residual", "norm-type", excluded=("none",)),
     _Requirement("normalization", "normalization-location", excluded=("none",)),
     _Requirement("validation-mode", "validation", ("true",)),
@@ -129,6 +130,8 @@ def _list_special_cases(
         )
     if config.machine.offload_optimizer and not device.startswith("cuda"):
         yield f"--offload-optimizer has no effect on {device}: its memory is the host's own"
+    if config.machine.graph and not device.startswith("cuda"):
+        yield f"--graph has no effect on {device}: only CUDA devices have graphs"
     if config.augment.cutmix_disable_prob > 0 and not config.augment.has_cutmix:
         yield (
             "--cutmix-disable-prob has no effect without cutmix; give --cutmix-lambda-high 1, or "

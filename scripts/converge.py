@@ -1,0 +1,202 @@
+"""Training from scratch to a score, Phalanx against plain torch and timm, in turns.
+
+    python scripts/converge.py DIR --out RUNS.json [--models resnet50,efficientnet_b0]
+        [--sides phalanx,timm] [--seeds 0,1,2] [--epochs 10] [--image-size 128] [--seconds 560]
+    python scripts/converge.py --table RUNS.json...
+
+DIR has train/CLASS/*.jpg and val/CLASS/*.jpg. Every run is a process of its own, `phalanx train`
+with its defaults or scripts/plain_timm.py, by the same recipe: the same batch, epochs, crops and
+flips, Nesterov's momentum, a cosine with warm-up, label smoothing, scores and checkpoints. Its
+wall clock runs from the start of the process to its end. The first run of a model and a side on a
+machine has cold caches and counts apart.
+
+Runs that RUNS.json has already are not repeated, and none begins that would not end in time: a
+second call goes on. The second form prints the table of one file or several.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean, median, stdev
+from tempfile import mkdtemp
+from typing import Any
+
+HERE = Path(__file__).parent
+SIDES = ("phalanx", "timm")
+RECIPES: dict[str, dict[str, Any]] = {
+    "resnet50": {"lr": 0.2, "decay": 5e-5},
+    "efficientnet_b0": {"lr": 0.3, "decay": 2e-5},
+}
+COMMON: dict[str, Any] = {
+    "batch_size": 256,
+    "momentum": 0.9,
+    "smoothing": 0.1,
+    "warmup_epochs": 2,
+    "crop_scale": (0.25, 1.0),
+}
+SCORED = 3  # times a run
+COLD_S = 150.0  # what a first run is thought to take
+_Row = dict[str, Any]
+
+
+def phalanx_command(recipe: _Row, result: Path) -> list[str]:
+    """The command line of one run; its summary is what it writes anyway."""
+    low, high = recipe["crop_scale"]
+    options = {
+        "data": "folder",
+        "data-dir": recipe["data_dir"],
+        "model": recipe["model"],
+        "image-size": recipe["image_size"],
+        "batch-size": recipe["batch_size"],
+        "epochs": recipe["epochs"],
+        "epoch-tail": "drop",
+        "optimizer": "nesterov",
+        "momentum": recipe["momentum"],
+        "lr": recipe["lr"],
+        "l2-regularization": recipe["decay"],
+        "weight-decay": 0,
+        "lr-schedule": "cosine",
+        "warmup-epoch": f"{recipe['warmup_epochs']}ep",
+        "label-smoothing": recipe["smoothing"],
+        "crop-scale": f"{low},{high}",
+        "drop-path": 0,
+        "dropout-rate": 0,
+        "validation-frequency": recipe["every"],
+        "ckpts-per-epoch": f"1/{recipe['every']}",
+        "seed": recipe["seed"],
+        "run-dir": result.parent / "run",
+    }
+    if recipe["device"]:
+        options["device"] = recipe["device"]
+    words = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "phalanx", "train", *words]
+
+
+def read_phalanx(result: Path) -> _Row:
+    """What a run of Phalanx gave."""
+    run = result.parent / "run"
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    return {"top1": summary["top1"], "images_per_s": summary["images_per_second"]}
+
+
+def timm_command(recipe: _Row, result: Path) -> list[str]:
+    """The same for the plain script."""
+    file = result.parent / "recipe.json"
+    file.write_text(json.dumps(recipe), encoding="utf-8")
+    return [sys.executable, str(HERE / "plain_timm.py"), str(file), str(result)]
+
+
+def read_timm(result: Path) -> _Row:
+    """What a run of the plain script gave."""
+    found = json.loads(result.read_text(encoding="utf-8"))
+    return {"top1": found["top1"], "images_per_s": found["images_per_s"]}
+
+
+WAYS = {"phalanx": (phalanx_command, read_phalanx), "timm": (timm_command, read_timm)}
+
+
+def run_once(side: str, recipe: _Row) -> _Row:
+    """One run in a process of its own, and its wall clock."""
+    command, read = WAYS[side]
+    folder = Path(mkdtemp(prefix="converge-"))
+    recipe = {**recipe, "run_dir": str(folder)}
+    words = command(recipe, folder / "result.json")
+    begin = time.perf_counter()
+    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder)
+    row = {"wall_s": time.perf_counter() - begin}
+    if done.returncode:
+        row["error"] = f"{done.stdout[-300:]}\n{done.stderr[-1500:]}"
+    else:
+        row |= read(folder / "result.json")
+    shutil.rmtree(folder, ignore_errors=True)
+    return row
+
+
+def run_all(words: argparse.Namespace) -> None:
+    """Every run that is missing, in turns, as long as there is time."""
+    begin = time.perf_counter()
+    rows: list[_Row] = json.loads(words.out.read_text()) if words.out.exists() else []
+    every = max(1, words.epochs // SCORED)
+    for seed in words.seeds:
+        for model in words.models:
+            for side in words.sides:
+                name = {"model": model, "side": side, "seed": seed, "epochs": words.epochs}
+                name["image_size"] = words.image_size
+                if any(name.items() <= row.items() for row in rows):
+                    continue
+                machine = os.uname().nodename
+                alike = {"model": model, "side": side, "machine": machine}
+                before = [row["wall_s"] for row in rows if alike.items() <= row.items()]
+                left = words.seconds - (time.perf_counter() - begin)
+                if left < (min(before) * 1.2 if before else COLD_S):
+                    print(f"no time for {name}: {left:.0f} s are left", flush=True)
+                    continue
+                recipe = {**COMMON, **RECIPES[model], **name, "every": every}
+                recipe |= {"data_dir": str(words.dir.resolve()), "device": words.device}
+                row = {**name, "machine": machine, "first": not before, **run_once(side, recipe)}
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+                words.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+def spread(values: list[float], form: str) -> str:
+    """Mean and standard deviation."""
+    deviation = f" ± {stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{mean(values):{form}}{deviation}"
+
+
+def print_table(files: list[Path]) -> None:
+    """One line for each model and side."""
+    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
+    good = [row for row in rows if "error" not in row]
+    print("| model | side | top-1 % | runs | images/s | wall clock, s | first run, s |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    for model in RECIPES:
+        for side in SIDES:
+            own = [row for row in good if row["model"] == model and row["side"] == side]
+            if not own:
+                continue
+            warm = [row["wall_s"] for row in own if not row["first"]]
+            cold = [row["wall_s"] for row in own if row["first"]]
+            clock = f"{median(warm):.1f} ({min(warm):.1f} to {max(warm):.1f})" if warm else ""
+            rates = [row["images_per_s"] for row in own if row["images_per_s"]]
+            rate = f"{median(rates):,.0f}" if rates else ""
+            print(
+                f"| {model} | {side} | {spread([100 * row['top1'] for row in own], '.2f')} "
+                f"| {len(own)} | {rate} | {clock} "
+                f"| {', '.join(f'{seconds:.1f}' for seconds in cold)} |"
+            )
+    for row in rows:
+        if "error" in row:
+            print(f"\nfailed: {row['model']}, {row['side']}, seed {row['seed']}: {row['error']}")
+
+
+def main() -> None:
+    """Run what is missing, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dir", type=Path, nargs="?")
+    parser.add_argument("--out", type=Path, default=Path("converge.json"))
+    parser.add_argument("--models", type=lambda text: text.split(","), default=[*RECIPES])
+    parser.add_argument("--sides", type=lambda text: text.split(","), default=[*SIDES])
+    parser.add_argument("--seeds", type=lambda t: [int(s) for s in t.split(",")], default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--image-size", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=560.0)
+    parser.add_argument("--device", default="", help="of Phalanx; its own choice by default")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="RUNS.json")
+    words = parser.parse_args()
+    if words.table:
+        print_table(words.table)
+    elif words.dir is None:
+        parser.error("which folder?")
+    else:
+        run_all(words)
+
+
+if __name__ == "__main__":
+    main()

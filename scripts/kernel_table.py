@@ -1,0 +1,166 @@
+"""Print what each kernel costs: bytes it must move, the floor at the device's own copy rate, ms.
+
+python scripts/kernel_table.py [NAME ...] [--batch 256] [--half float16] [--repeats 5]
+
+NAME: only cases whose name contains one of these words. Bytes count every input and result once;
+times are the median of graphs of ten launches, on a GPU that does nothing else. A further family of
+kernels is a function that yields `Case`s, entered in FAMILIES.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from phalanx.fused.stem_ops import arrange_image, pool_norm, pool_norm_back
+from phalanx.kernels.batch_norm import (
+    NONE,
+    RELU,
+    apply_norm,
+    apply_norm_back,
+    norm_vectors,
+    pack_signs,
+    reduce_norm,
+    reduce_norm_gated,
+)
+from phalanx.kernels.choices import CHOICES
+from phalanx.kernels.group_norm import group_norm_vectors, list_groups, reduce_group_norm_gated
+
+RESNET50 = ((112, 64), (56, 64), (56, 256), (28, 128), (28, 512), (14, 256), (14, 1024), (7, 512))
+RESNET50 = (*RESNET50, (7, 2048))  # edges and channels of the norms' inputs
+LAUNCHES = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """One use of a kernel: what runs, and the bytes that it must move."""
+
+    name: str
+    run: Callable[[], object]
+    bytes_moved: int
+
+
+def count_bytes(*tensors: Tensor) -> int:
+    """Bytes of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def new_image(batch: int, channels: int, edge: int, half: torch.dtype) -> Tensor:
+    """A random image in channels_last memory."""
+    image = torch.randn(batch, channels, edge, edge, device="cuda", dtype=half)
+    return image.contiguous(memory_format=torch.channels_last)
+
+
+def list_norm_cases(batch: int, half: torch.dtype) -> Iterator[Case]:
+    """The passes of batch norm and group norm in a ResNet-50."""
+    for edge, channels in RESNET50:
+        yield from _list_passes(new_image(batch, channels, edge, half))
+
+
+def _list_passes(x: Tensor) -> Iterator[Case]:
+    """The passes over one image."""
+    channels = x.shape[1]
+    y, dy, dz = (torch.randn_like(x) for _ in range(3))
+    affine = [torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")]
+    v = norm_vectors(x, affine, [], 1e-5, 0.1)
+    u, signs = reduce_norm(dy, x, v, RELU), pack_signs(y)
+    groups = list_groups(32, channels, interleaved=False)
+    w = group_norm_vectors(x, affine, groups, 1e-5)
+    table: dict[str, tuple[Callable[[], object], float]] = {  # with how many times x is moved
+        "statistics": (lambda: norm_vectors(x, affine, [], 1e-5, 0.1), 1),
+        "apply, ReLU": (lambda: apply_norm(x, v, RELU), 2),
+        "apply, residual, ReLU": (lambda: apply_norm(x, v, RELU, y), 3),
+        "reduce, ReLU": (lambda: reduce_norm(dy, x, v, RELU), 2),
+        "reduce, gate": (lambda: reduce_norm_gated(dy, x, v, y), 4),
+        "reduce, gate, two": (lambda: reduce_norm_gated(dy, x, v, y, dz), 5),
+        "reduce, signs, two": (lambda: reduce_norm_gated(dy, x, v, signs, dz), 4 + 1 / 16),
+        "apply back, ReLU": (lambda: apply_norm_back(dy, x, v, u, RELU), 3),
+        "apply back": (lambda: apply_norm_back(dy, x, v, u, NONE), 3),
+        "groups: statistics": (lambda: group_norm_vectors(x, affine, groups, 1e-5), 1),
+        "groups: apply, ReLU": (lambda: apply_norm(x, w, RELU), 2),
+        "groups: reduce, gate": (lambda: reduce_group_norm_gated(dy, x, w, groups, y), 4),
+    }
+    for name, (run, times) in table.items():
+        where = f"{x.shape[2]} px, {channels} channels"
+        yield Case(f"{name}, {where}", run, int(times * count_bytes(x)))
+
+
+def list_stem_cases(batch: int, half: torch.dtype) -> Iterator[Case]:
+    """The stem of a ResNet-50."""
+    image = new_image(batch, 3, 224, torch.float32)
+    for size, name in ((0, "four channels"), (7, "blocks of pixels")):
+        moved = count_bytes(image, arrange_image(image, size, half))
+        run = partial(arrange_image, image, size, half)
+        yield Case(f"image as {name}, 224 px", run, moved)
+    x = new_image(batch, 64, 112, half)
+    v = norm_vectors(x, [torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")], [], 0.1, 0)
+    y, at, won = pool_norm(x, v, 3)
+    dy = torch.randn_like(y)
+    yield Case("norm, ReLU, pool, 112 px", lambda: pool_norm(x, v, 3), count_bytes(x, y, at, won))
+    moved = count_bytes(dy, won, dy, at, x, x)
+    run_back = lambda: pool_norm_back(dy, at, won, x, v, 3, [])  # noqa: E731
+    yield Case("norm, ReLU, pool, back, 112 px", run_back, moved)
+
+
+FAMILIES = (list_norm_cases, list_stem_cases)
+
+
+def time_on_device(run: Callable[[], object], repeats: int) -> float:
+    """Milliseconds of one launch, the median of graphs of several."""
+    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        run()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            for _ in range(LAUNCHES):
+                run()
+        times = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / LAUNCHES)
+    return median(times)
+
+
+def measure_copy_rate() -> float:
+    """Bytes a second of the device's own copy, read and written."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / time_on_device(lambda: target.copy_(source), 5) * 1e3
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--half", default="float16")
+    parser.add_argument("--repeats", type=int, default=5)
+    words = parser.parse_args()
+    rate = measure_copy_rate()
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {words.batch}, ", end=""
+    )
+    print(f"{words.half}, device copy {rate / 1e12:.2f} TB/s, n = {words.repeats}\n")
+    print("| kernel | MB | floor, ms | measured, ms | share of the floor |")
+    print("|---|---:|---:|---:|---:|")
+    for family in FAMILIES:
+        for case in family(words.batch, getattr(torch, words.half)):
+            if words.names and not any(name in case.name for name in words.names):
+                continue
+            CHOICES.compile_all(case.run)
+            ms, floor = time_on_device(case.run, words.repeats), case.bytes_moved / rate * 1e3
+            row = f"| {case.name} | {case.bytes_moved / 1e6:.0f} | {floor:.4f} | {ms:.4f} |"
+            print(f"{row} {floor / ms:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

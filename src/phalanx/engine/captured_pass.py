@@ -1,0 +1,163 @@
+"""Passes that a CUDA graph runs: the host launches one thing instead of a thousand.
+
+The first passes of a kind run as they are: libraries choose their kernels in them. Then one is
+captured, and from there on replayed. Whatever changes from pass to pass lies in memory that the
+graph reads: images, what they are held against, their places in the stream, the loss scale.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.engine.mixing import Targets, WeightedLabels
+from phalanx.engine.step import MicroBatch, PassParts, Scale, StepOptions
+from phalanx.errors import ConfigError
+from phalanx.models.units import UnitModel
+
+_PLAIN_PASSES = 2  # of each kind, before it is captured
+
+
+class _PassInput(NamedTuple):
+    """All that a pass depends on besides the model."""
+
+    images: Tensor
+    targets: list[Targets]  # of each micro-batch
+    firsts: list[Tensor]  # places in the training stream, int64
+    loss_scale: Scale  # a number if it is 1
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, always in the same order."""
+        labelled = [part for target in self.targets for labels in target for part in labels]
+        found = [self.images, *labelled, *self.firsts, self.loss_scale]
+        return [part for part in found if isinstance(part, Tensor)]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What a graph is captured for: the shapes, and which of the tensors there are."""
+        targets = tuple(
+            tuple(len(labels) - labels.count(None) for labels in target) for target in self.targets
+        )
+        return (tuple(self.images.shape), targets, isinstance(self.loss_scale, Tensor))
+
+    def clone(self, dtype: torch.dtype | None) -> "_PassInput":
+        """The same in memory of its own, with images of that type."""
+        scale = self.loss_scale
+        return _PassInput(
+            self.images.to(
+                dtype or self.images.dtype, copy=True, memory_format=torch.channels_last
+            ),
+            [tuple(WeightedLabels(*map(_clone, part)) for part in t) for t in self.targets],
+            [first.clone() for first in self.firsts],
+            scale.clone() if isinstance(scale, Tensor) else scale,
+        )
+
+    def copy_from(self, other: "_PassInput") -> None:
+        """Take over the values of another pass."""
+        for own, new in zip(self.tensors(), other.tensors(), strict=True):
+            own.copy_(new, non_blocking=True)
+
+
+def _clone(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.clone()
+
+
+class _Capture(NamedTuple):
+    """A graph and the memory that its replays read and write."""
+
+    graph: Any
+    input: _PassInput
+    totals: Tensor
+    gradients: list[Tensor | None]  # of each weight
+
+
+class CapturedPass:
+    """A `RunPass` that replays graphs: one for passes that begin a sum of gradients, one for more.
+
+    Gradients stay in the same memory from step to step. A pass that finds others than its own in
+    the weights is run without a graph.
+    """
+
+    def __init__(self, model: nn.Module, options: StepOptions, *, global_batch: int) -> None:
+        self._parts = PassParts(model, options, global_batch=global_batch)
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        # our own networks take images in 16 bits, where all that they do with them has 16 bits
+        own = isinstance(model, UnitModel) and bool(model.fused)
+        self._half = options.half if own else None
+        self._plain: dict[Any, int] = {}  # passes that ran without a graph, by kind
+        self._captures: dict[Any, _Capture] = {}
+        self._pool: Any = None
+        self._stream: Any = None
+
+    def __call__(self, batches: Sequence[MicroBatch], loss_scale: Scale) -> Tensor:
+        """One pass; the sums over its images of [loss, right answers]."""
+        given = self._prepare(batches, loss_scale)
+        held = [weight.grad for weight in self._weights]
+        adds = any(gradient is not None for gradient in held)
+        kind = (given.kind, adds)
+        if kind not in self._captures:
+            self._plain[given.kind] = self._plain.get(given.kind, 0) + 1
+            if self._plain[given.kind] <= _PLAIN_PASSES:
+                return self._run(given)
+            if adds and not self._owns(held):
+                return self._run(given)
+            self._captures[kind] = self._capture(given)
+        capture = self._captures[kind]
+        if adds and not all(a is b for a, b in zip(held, capture.gradients, strict=True)):
+            return self._run(given)
+        capture.input.copy_from(given)
+        capture.graph.replay()
+        for weight, gradient in zip(self._weights, capture.gradients, strict=True):
+            weight.grad = gradient
+        return capture.totals.clone()  # the next replay writes over it
+
+    def _prepare(self, batches: Sequence[MicroBatch], loss_scale: Scale) -> _PassInput:
+        """The images as the model sees them, and all else on the device."""
+        parts, device = self._parts, batches[0].labels.device
+        mixes = parts.draw_mixes(batches)
+        firsts = torch.tensor([batch.first for batch in batches]).pin_memory()
+        if not isinstance(loss_scale, Tensor) and loss_scale != 1:
+            loss_scale = torch.full((), loss_scale, device=device)
+        return _PassInput(
+            parts.join_images(batches, mixes),
+            parts.mix_targets(batches, mixes),
+            list(firsts.to(device, non_blocking=True).unbind()),
+            loss_scale,
+        )
+
+    def _run(self, given: _PassInput) -> Tensor:
+        """Forward and backward; what a graph captures, too."""
+        logits = self._parts.forward(
+            given.images.to(self._half or given.images.dtype), given.firsts
+        )
+        loss, totals = self._parts.measure(logits, given.targets, given.loss_scale)
+        loss.backward()
+        return totals
+
+    def _owns(self, held: Sequence[Tensor | None]) -> bool:
+        """Whether these gradients lie where a graph of this pass has written them."""
+        return any(
+            all(a is b for a, b in zip(held, capture.gradients, strict=True))
+            for capture in self._captures.values()
+        )
+
+    def _capture(self, given: _PassInput) -> _Capture:
+        """Capture a pass; nothing is computed, and running statistics stay as they are."""
+        kept, graph = given.clone(self._half), torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        self._stream = self._stream or torch.cuda.Stream()
+        capturing = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        try:
+            with capturing:
+                totals = self._run(kept)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as failure:
+            reason = str(failure).partition("\n")[0]
+            raise ConfigError(
+                f"--graph: a pass of this network cannot be replayed ({reason}); give --graph false"
+            ) from failure
+        return _Capture(graph, kept, totals, [weight.grad for weight in self._weights])

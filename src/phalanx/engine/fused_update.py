@@ -1,0 +1,220 @@
+"""What a step does after its passes on a GPU: in three launches, and without waiting."""
+
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.engine.dynamic_loss_scale import (
+    GROWTH_INTERVAL,
+    LARGEST_SCALE,
+    REMEMBERED_CHANGES,
+    SMALLEST_SCALE,
+    DynamicLossScale,
+)
+from phalanx.engine.replica_statistics import ReplicaStatistics
+from phalanx.engine.weight_average import WeightAverage
+from phalanx.fused.half_copies import find_half_copy
+from phalanx.kernels.fused import find_fused
+from phalanx.kernels.update import (
+    CHANGES,
+    FINITE_STEPS,
+    GROUPS,
+    HISTORY,
+    NORM,
+    RESULTS,
+    SCALE,
+    SKIPPED,
+    GroupSettings,
+    MultiTensorUpdate,
+    UpdateColumns,
+    UpdateRows,
+    UpdateTensors,
+    overwrite,
+)
+from phalanx.optim.fused_formulas import find_fused_formula, find_group_settings
+from phalanx.plan.averaging import ema_decay_at
+
+
+def can_fuse_update(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `FusedUpdate` knows the optimizer, and its kernels run where the model is."""
+    tensors = list(model.state_dict().values())
+    return (
+        find_fused_formula(optimizer) is not None
+        and all(t.is_cuda for t in tensors)
+        and all(t.dtype in (torch.float32, torch.int64) for t in tensors)
+        and find_fused("phalanx.kernels.update_fused.build_update_tables") is not None
+    )
+
+
+class DeviceLossScale:
+    """A dynamic loss scale that lies on the device, where kernels change it.
+
+    Nobody waits for it but those who read it: log points and saves.
+    """
+
+    def __init__(self, start: DynamicLossScale, device: torch.device) -> None:
+        size = HISTORY + 2 * REMEMBERED_CHANGES
+        self.numbers = torch.zeros(size, dtype=torch.float64, device=device)
+        self.multiplier: Tensor = torch.zeros((), device=device)  # what passes multiply by
+        self.load(start)
+
+    def load(self, values: DynamicLossScale) -> None:
+        """Take over other values, in the same memory."""
+        changes = values.history[-REMEMBERED_CHANGES:]
+        numbers = [values.scale, values.finite_steps, values.skipped, len(changes)]
+        flat = [number for change in changes for number in change]
+        overwrite(self.numbers[: HISTORY + len(flat)], [*numbers, *flat])
+        overwrite(self.multiplier, values.scale)
+
+    def read(self) -> DynamicLossScale:
+        """The values as they are now. Waits for the device."""
+        numbers = self.numbers.tolist()
+        changes = int(numbers[CHANGES])
+        places = [
+            HISTORY + 2 * (n % REMEMBERED_CHANGES)
+            for n in range(max(0, changes - REMEMBERED_CHANGES), changes)
+        ]
+        return DynamicLossScale(
+            scale=numbers[SCALE],
+            finite_steps=int(numbers[FINITE_STEPS]),
+            skipped=int(numbers[SKIPPED]),
+            history=[(int(numbers[place]), numbers[place + 1]) for place in places],
+        )
+
+    @property
+    def scale(self) -> float:
+        """The scale of the next step. Waits for the device."""
+        return self.read().scale
+
+    @property
+    def skipped(self) -> int:
+        """Steps that overflowed. Waits for the device."""
+        return self.read().skipped
+
+    @property
+    def history(self) -> list[tuple[int, float]]:
+        """The last changes: a step, and the scale from there. Waits for the device."""
+        return self.read().history
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as those of DynamicLossScale. Waits for the device."""
+        return self.read().to_json()
+
+
+class FusedUpdate:
+    """Unscales and clips gradients, updates weights, 16-bit copies, averages and the loss scale.
+
+    Where a loss scale adapts and gradients are not finite, the kernels leave everything as it is.
+    The optimizer holds the state as ever, under the same names, and is never called.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float = 0.0,
+        clip_value: float = 0.0,
+        velocity_ratio: float = 1.0,  # of sgd_combined: loss scale over its velocity's scale
+        scaler: DeviceLossScale | None = None,
+        average: WeightAverage | None = None,
+        replicas: ReplicaStatistics | None = None,
+    ) -> None:
+        formula = find_fused_formula(optimizer)
+        assert formula is not None
+        self._optimizer, self._formula = optimizer, formula
+        self._average, self._replicas = average, replicas
+        groups = optimizer.param_groups
+        self._weights: list[Tensor] = [weight for group in groups for weight in group["params"]]
+        self._groups = [number for number, group in enumerate(groups) for _ in group["params"]]
+        self._limits = (clip_norm, clip_value or inf, velocity_ratio)
+        device, size = self._weights[0].device, GROUPS + len(groups) * len(GroupSettings._fields)
+        self._tensors = UpdateTensors(
+            formula.name,
+            formula.has_momentum,
+            settings=torch.zeros(size, dtype=torch.float64, device=device),
+            results=torch.zeros(RESULTS, device=device),
+            loss_scale=None if scaler is None else scaler.numbers,
+            multiplier=None if scaler is None else scaler.multiplier,
+        )
+        self._kernels = MultiTensorUpdate(self._tensors)
+        self._states: list[dict[str, Tensor]] = []  # of each weight
+        self._seen: list[int] | None = None
+
+    def apply(self, step: int, lr: float, loss_scale: float) -> Tensor:
+        """Update once; gives the norm of the gradients, of which there are none afterwards.
+
+        loss_scale: that of the gradients, where it does not adapt. A step that is skipped has the
+        norm 0. The norm is overwritten by the next step.
+        """
+        self.prepare(step, lr, loss_scale)
+        self.launch()
+        for weight in self._weights:
+            weight.grad = None
+        return self._tensors.results[NORM]
+
+    @torch.no_grad()
+    def prepare(self, step: int, lr: float, loss_scale: float) -> None:
+        """Tell the device what it does not know about a step; what a graph does not replay."""
+        groups = self._optimizer.param_groups
+        for group in groups:
+            group["lr"] = lr
+        share = 1 - ema_decay_at(self._average.decay, step) if self._average else 0.0
+        numbers = [lr, loss_scale, step, share, *self._limits]
+        numbers += [GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE]
+        for group in groups:
+            numbers += find_group_settings(group, lr)
+        overwrite(self._tensors.settings, numbers)
+        if self._identify() != self._seen:
+            stays = self._kernels.set_rows(self._find_rows())
+            self._seen = self._identify() if stays else None
+
+    def launch(self) -> None:
+        """Update once with what was prepared; a graph may replay it."""
+        self._kernels.run()
+
+    def _identify(self) -> list[int]:
+        """What tells the tensors of a step from others: cheap, for it is done at every one."""
+        weights = self._weights
+        return [
+            *(0 if weight.grad is None else weight.grad.data_ptr() for weight in weights),
+            *map(Tensor.data_ptr, weights),
+            *(id(find_half_copy(weight)) for weight in weights),
+            id(self._optimizer.state),
+            *(id(part) for state in self._states for part in state.values()),
+            *(id(now) for now, _ in self._find_averaged()),
+        ]
+
+    def _find_averaged(self) -> list[tuple[Tensor, Tensor]]:
+        """Everything that is averaged, with its average."""
+        if self._average is None:
+            return []
+        more = [] if self._replicas is None else self._replicas.pairs()
+        return [*self._average.pairs(), *more]
+
+    def _find_rows(self) -> UpdateRows:
+        """All tensors as they are now: gradients come and go, a load replaces state."""
+        weights, formula = self._weights, self._formula
+        self._states = states = formula.find_states(weights, self._optimizer)
+        own, pairs = set(map(id, weights)), self._find_averaged()
+        averages = {id(now): average for now, average in pairs if id(now) in own}
+        buffers = [pair for pair in pairs if id(pair[0]) not in own]
+        averaged = [pair for pair in buffers if pair[0].is_floating_point()]
+        none: list[Tensor | None] = [None] * len(averaged)
+        columns = UpdateColumns(
+            weights=[*weights, *(now for now, _ in averaged)],
+            gradients=[*(weight.grad for weight in weights), *none],
+            first=[*_get_each(states, formula.first), *none],
+            second=[*_get_each(states, formula.second), *none],
+            averages=[*(averages.get(id(w)) for w in weights), *(a for _, a in averaged)],
+            halves=[*map(find_half_copy, weights), *none],
+            numbers=[*_get_each(states, formula.number), *none],
+        )
+        counters = [pair for pair in buffers if not pair[0].is_floating_point()]
+        return UpdateRows(columns, [*self._groups, *[0] * len(averaged)], counters)
+
+
+def _get_each(states: list[dict[str, Tensor]], name: str | None) -> list[Tensor | None]:
+    """One part of each state, where there is one of that name."""
+    return [None if name is None else state.get(name) for state in states]

@@ -1,0 +1,399 @@
+"""A bottleneck block of ResNet or ResNeXt in training, its last convolution one product each way.
+
+The norm behind the last 1x1 convolution, and behind a shortcut's, is known before the convolution
+runs (phalanx.products.fold): convolution, norm, residual and ReLU are one product, and its backward
+pass neither stores nor reads the convolution's output. The 3x3 convolution is the library's.
+
+Where two such blocks meet, the one above writes the gradient of its input masked by the ReLU of the
+one below, with the sums of its columns, which the one below needs next. They travel as the
+gradient of a `_Gate`'s ticket.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from phalanx.fused.conv_norm import convolve, convolve_back
+from phalanx.fused.half_copies import to_half
+from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv, check_types
+from phalanx.kernels.batch_norm import (
+    NONE,
+    RELU,
+    apply_norm,
+    apply_norm_back,
+    finish_back,
+    finish_vectors,
+    flatten_pixels,
+    norm_vectors,
+    reduce_norm,
+)
+from phalanx.kernels.choices import CHOICES
+from phalanx.models.layers import Dropout, GlobalAvgPool
+from phalanx.models.resnet import Bottleneck
+from phalanx.models.units import FusedUnit
+from phalanx.products.conv import conv_norm, conv_norm_relu, conv_sums
+from phalanx.products.fold import (
+    fold_covariance,
+    fold_gradient,
+    fold_input,
+    fold_statistics,
+    gram_matrix,
+    gram_matrix_of_input,
+)
+from phalanx.products.gradients import (
+    input_gradient,
+    input_gradient_gated,
+    mask_gradient,
+    skip_gradient,
+    skip_gradient_gated,
+    weight_gradient,
+)
+from phalanx.products.images import is_spread, to_image
+
+_CHANNELS = 64  # every layer has a multiple of so many
+_MOST_ELEMENTS = 2**31  # the kernels' offsets have 32 bits
+_WIDEST_GRAM = 512  # channels; beyond, a shortcut's Gram matrix costs more than it saves
+
+
+class _Gate(NamedTuple):
+    """What a block's ReLU let through as bits, and what brings back the gradient's sums."""
+
+    bits: Tensor
+    ticket: Tensor  # [C]; its values mean nothing
+
+
+class _NormedConv(NamedTuple):
+    """A convolution, its weight in 16 bits and the norm behind it."""
+
+    conv: nn.Conv2d
+    weight: Tensor
+    norm: nn.BatchNorm2d
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight of a 1x1 convolution as [out, in]."""
+        return self.weight.reshape(self.weight.shape[:2])
+
+    @property
+    def affine(self) -> list[Tensor]:
+        """The norm's weight and bias."""
+        return [self.norm.weight.detach(), self.norm.bias.detach()]
+
+    @property
+    def running(self) -> list[Tensor]:
+        """What the norm keeps of batches: mean, variance and their number."""
+        norm = self.norm
+        assert norm.running_mean is not None and norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        return [norm.running_mean, norm.running_var, norm.num_batches_tracked]
+
+    @property
+    def numbers(self) -> tuple[float, float]:
+        """The norm's eps and momentum."""
+        assert self.norm.momentum is not None
+        return self.norm.eps, self.norm.momentum
+
+    def convolve(self, x: Tensor) -> Tensor:
+        """The library's convolution."""
+        return convolve(x, self.weight, self.conv)
+
+    def convolve_back(self, dy: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The gradients of the input and of the weight, by the library."""
+        return convolve_back(dy, x, self.weight, self.conv, wanted=True)
+
+
+class _Folded(NamedTuple):
+    """A 1x1 convolution's input, its sums, T of phalanx.products.fold and its norm's vectors."""
+
+    x: Tensor
+    sums: Tensor
+    t: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """A block's convolutions with their norms, and its shortcut's if it has weights."""
+
+    first: _NormedConv
+    middle: _NormedConv
+    last: _NormedConv
+    short: _NormedConv | None
+
+    @property
+    def pairs(self) -> list[_NormedConv]:
+        """All of them."""
+        return [self.first, self.middle, self.last, *([self.short] if self.short else [])]
+
+    @property
+    def folds_short(self) -> bool:
+        """Whether the shortcut's norm is known beforehand."""
+        return self.short is not None and self.short.conv.in_channels <= _WIDEST_GRAM
+
+
+# --- forward ---
+
+
+def _run_first(pair: _NormedConv, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first convolution and its norm's vectors: in one product or two, as measured."""
+    count = x.numel() // x.shape[1]
+
+    def joined(running: list[Tensor]) -> tuple[Tensor, Tensor]:
+        a, sums = conv_sums(x, pair.matrix)
+        return a, finish_vectors(sums[:, None], pair.affine, running, count, *pair.numbers)
+
+    def separate(running: list[Tensor]) -> tuple[Tensor, Tensor]:
+        a = pair.convolve(x)
+        return a, norm_vectors(a, pair.affine, running, *pair.numbers)
+
+    ways = {"joined": joined, "separate": separate}
+    key = f"first convolution {list(x.shape)} {len(pair.weight)} {x.dtype}"
+    measured = {name: partial(way, []) for name, way in ways.items()}
+    return ways[CHOICES.choose_name(key, measured)](pair.running)
+
+
+def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
+    """The input of a convolution, normalised by v where that is given, and the norm behind it."""
+    stride = pair.conv.stride[0]
+    if v is None and stride == 1:
+        kept, (gram, sums) = x, gram_matrix(x)
+    else:
+        kept, gram, sums = gram_matrix_of_input(x, v, stride)
+    count = kept.numel() // kept.shape[1]
+    t = fold_covariance(gram, sums, pair.matrix, count)
+    folded = [sums, pair.matrix, t]
+    vectors = fold_statistics(folded, pair.affine, pair.running, count, *pair.numbers)
+    return _Folded(kept, sums, t, vectors)
+
+
+def _run_short(layers: _Layers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What the block adds, and what its backward pass needs."""
+    pair = layers.short
+    if pair is None:
+        return x, ()
+    if layers.folds_short:
+        folded = _fold(pair, x, None)
+        return conv_norm(folded.x, pair.matrix, folded.v), folded
+    stride = pair.conv.stride[0]
+    kept = x[:, :, ::stride, ::stride].contiguous(memory_format=torch.channels_last)
+    d = to_image(flatten_pixels(kept) @ pair.matrix.t(), kept)
+    v = norm_vectors(d, pair.affine, pair.running, *pair.numbers)
+    return apply_norm(d, v, NONE), (kept, d, v)
+
+
+# --- backward ---
+
+
+def _fold_back(
+    pair: _NormedConv, g: Tensor, s: Tensor, folded: _Folded
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The gradients of a convolution's weight and of its norm, and what its input's is made of."""
+    x, sums, t, v = folded
+    raw, count = weight_gradient(g, x), x.numel() // x.shape[1]
+    parts = [sums, pair.matrix, t]
+    dw, wa, u = fold_gradient(raw, s, parts, v, count, pair.conv.weight.dtype)
+    q, const = fold_input(pair.matrix, u)
+    return (dw, u[0], u[1]), (g, wa, x, q, const)
+
+
+def _short_back(
+    layers: _Layers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The gradient of the shortcut's input, of few pixels where it is strided, and of weights."""
+    pair = layers.short
+    if pair is None:
+        return g, ()
+    if layers.folds_short:
+        grads, parts = _fold_back(pair, g, s, _Folded(*saved))
+        return input_gradient(*parts), grads
+    kept, d, v = saved
+    u = reduce_norm(g, d, v, NONE)
+    dd = apply_norm_back(g, d, v, u, NONE)
+    dz = to_image(flatten_pixels(dd) @ pair.matrix, kept)
+    return dz, (weight_gradient(dd, kept), u[0], u[1])
+
+
+def _pass_gate(dy: Tensor, s: Tensor | None, bits: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient behind the block's ReLU, and its sums: the block above may have made both."""
+    if s is not None and getattr(s, "summed", None) is dy:
+        return dy, s
+    if not is_spread(dy):
+        dy = dy.contiguous(memory_format=torch.channels_last)
+    return mask_gradient(dy, bits)
+
+
+class _BottleneckFunction(torch.autograd.Function):
+    """A block with its backward pass written out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        layers: _Layers,
+        x: Tensor,
+        bits: Tensor | None,
+        ticket: Tensor | None,
+        *weights: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The block's output, its bits and its ticket; the others are those of x."""
+        a, v1 = _run_first(layers.first, x)
+        a1 = apply_norm(a, v1, RELU)
+        b = layers.middle.convolve(a1)
+        v2 = norm_vectors(b, layers.middle.affine, layers.middle.running, *layers.middle.numbers)
+        residual, short = _run_short(layers, x)
+        last = _fold(layers.last, b, v2)
+        y, own_bits = conv_norm_relu(last.x, layers.last.matrix, last.v, residual)
+        own_ticket = x.new_empty(y.shape[1], dtype=torch.float32)
+        ctx.layers = layers
+        ctx.save_for_backward(x, bits, own_bits, a, v1, a1, b, v2, *last, *short)
+        ctx.mark_non_differentiable(own_bits)
+        ctx.set_materialize_grads(False)
+        return y, own_bits, own_ticket
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, _: Any, s: Tensor | None) -> tuple[Any, ...]:
+        """The gradients of the input, of its ticket and of the weights."""
+        layers: _Layers = ctx.layers
+        if dy is None:
+            return (None,) * (4 + 3 * len(layers.pairs))
+        x, bits, own_bits, a, v1, a1, b, v2, *rest = ctx.saved_tensors
+        last, short = _Folded(*rest[:4]), tuple(rest[4:])
+        g, s = _pass_gate(dy, s, own_bits)
+        last_grads, parts = _fold_back(layers.last, g, s, last)
+        g2, sums = input_gradient_gated(*parts, b, v2)
+        u2 = finish_back(sums[:, None], v2, b.numel() // b.shape[1])
+        db = apply_norm_back(g2, b, v2, u2, NONE)
+        da1, dw2 = layers.middle.convolve_back(db, a1)
+        u1 = reduce_norm(da1, a, v1, RELU)
+        da = apply_norm_back(da1, a, v1, u1, RELU)
+        dz, short_grads = _short_back(layers, g, s, short)
+        dw1 = weight_gradient(da, x)
+        dx, below = _input_back(layers.first, da, dz, bits)
+        grads = (dw1, u1[0], u1[1], dw2, u2[0], u2[1], *last_grads, *short_grads)
+        return None, dx, None, below, *_shape_gradients(layers, grads)
+
+
+def _input_back(
+    pair: _NormedConv, da: Tensor, dz: Tensor, bits: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of a block's input; with bits, as the block below wants it, and its sums."""
+    if bits is None:
+        return skip_gradient(da, pair.matrix, dz), None
+    dx, sums = skip_gradient_gated(da, pair.matrix, dz, bits)
+    sums.summed = dx  # says which gradient they are the sums of
+    return dx, sums
+
+
+def _shape_gradients(layers: _Layers, grads: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients in the types and shapes of the block's weights."""
+    weights = _find_weights(layers.pairs)
+    return [
+        grad.to(weight.dtype).view(weight.shape) if grad.ndim < 4 else grad.to(weight.dtype)
+        for grad, weight in zip(grads, weights, strict=True)
+    ]
+
+
+def _find_weights(pairs: Sequence[_NormedConv]) -> list[Tensor]:
+    """The weights of convolutions and norms, in the order of their gradients."""
+    return [w for pair in pairs for w in (pair.conv.weight, pair.norm.weight, pair.norm.bias)]
+
+
+class _MeanFunction(torch.autograd.Function):
+    """The mean over pixels, whose gradient is one row for all pixels of an image, unwritten."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """[N, C, H, W] to [N, C]."""
+        ctx.shape = x.shape
+        return x.mean((2, 3))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> Tensor:
+        """The gradient of x."""
+        return (d / (ctx.shape[2] * ctx.shape[3]))[:, :, None, None].expand(ctx.shape)
+
+
+# --- which units ---
+
+
+class _BottleneckUnit:
+    """A block's modules, run by the function above."""
+
+    def __init__(self, block: Bottleneck, half: torch.dtype) -> None:
+        self._block, self._half, self._pairs = block, half, _check_block(block)
+
+    def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """The block's output with its gate."""
+        if self._is_too_large(x) or not all(norm.training for _, norm in self._pairs):
+            return self._block(x, noise)
+        gate: _Gate | None = getattr(x, "gate", None)
+        x = x.to(self._half).contiguous(memory_format=torch.channels_last)
+        first, middle, last, *short = [
+            _NormedConv(conv, to_half(conv.weight, self._half), norm) for conv, norm in self._pairs
+        ]
+        layers = _Layers(first, middle, last, short[0] if short else None)
+        weights = _find_weights(layers.pairs)
+        with torch.autocast(x.device.type, enabled=False):
+            y, *own = _BottleneckFunction.apply(layers, x, *(gate or (None, None)), *weights)
+        y.gate = _Gate(*own)
+        return y
+
+    def _is_too_large(self, x: Tensor) -> bool:
+        """Whether one of the block's images has more elements than the kernels can count."""
+        channels = max(max(conv.in_channels, conv.out_channels) for conv, _ in self._pairs)
+        return x.numel() // x.shape[1] * channels >= _MOST_ELEMENTS
+
+
+def build_folded_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
+    """The function of a block, or UnitNotFused."""
+    (block,) = modules
+    check_types(modules, Bottleneck)
+    assert isinstance(block, Bottleneck)
+    return _BottleneckUnit(block, half)
+
+
+class _MeanHead:
+    """Mean over pixels, dropout and linear layer behind the last block."""
+
+    def __init__(self, drop: nn.Module, linear: nn.Module) -> None:
+        self._drop, self._linear = drop, linear
+
+    def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """The logits."""
+        return self._linear(self._drop(_MeanFunction.apply(x), noise))
+
+
+def build_mean_head(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
+    """The function of a ResNet's head, or UnitNotFused."""
+    check_types(modules, GlobalAvgPool, Dropout, nn.Linear)
+    return _MeanHead(*modules[1:])
+
+
+def _check_block(block: Bottleneck) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    """The block's convolutions with their norms, if the kernels take all of them."""
+    if block.rate:
+        raise UnitNotFused("it drops paths")
+    found: list[tuple[nn.Module, nn.Module]] = [
+        (block.conv1, block.bn1),
+        (block.conv2, block.bn2),
+        (block.conv3, block.bn3),
+    ]
+    if isinstance(block.downsample, nn.Sequential):
+        conv, norm = block.downsample
+        found.append((conv, norm))
+    elif not isinstance(block.downsample, nn.Identity):
+        raise UnitNotFused("its shortcut has no weights")
+    pairs = [(check_conv(conv), check_batch_norm(norm)) for conv, norm in found]
+    if any(c % _CHANNELS for conv, _ in pairs for c in (conv.in_channels, conv.out_channels)):
+        raise UnitNotFused(f"its channels are no multiples of {_CHANNELS}")
+    if pairs[0][0].stride != (1, 1):
+        raise UnitNotFused("its first convolution is strided")
+    if any(conv.stride not in ((1, 1), (2, 2)) for conv, _ in pairs):
+        raise UnitNotFused("its stride is neither 1 nor 2")
+    return pairs

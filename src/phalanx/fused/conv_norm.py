@@ -1,0 +1,192 @@
+"""A convolution by cuDNN and the norm behind it by kernels of our own, both ways."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.fused.half_copies import to_half
+from phalanx.fused.suited import GROUP_NORMS, check_batch_norm, check_conv
+from phalanx.kernels.batch_norm import (
+    apply_norm_back,
+    norm_vectors,
+    reduce_norm,
+    reduce_norm_gated,
+)
+from phalanx.kernels.group_norm import (
+    group_norm_vectors,
+    list_groups,
+    reduce_group_norm,
+    reduce_group_norm_gated,
+)
+from phalanx.models.norms import InterleavedGroupNorm
+
+
+class _NormPart(ABC):
+    """A norm over the pixels of channels_last memory, in passes."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> list[Tensor]:
+        """Weight and bias."""
+
+    @abstractmethod
+    def find_vectors(self, x: Tensor) -> Tensor:
+        """The norm's vectors v for its input."""
+
+    @abstractmethod
+    def reduce(self, dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Any) -> Tensor:
+        """Its backward vectors u, from the gradient behind its activation."""
+
+    @abstractmethod
+    def reduce_gated(
+        self, dy: Tensor, x: Tensor, v: Tensor, gate: Tensor, *more: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient that passes the gate, and u; `more`: second gradient and factor."""
+
+    @abstractmethod
+    def list_gradients(self, u: Tensor) -> list[Tensor]:
+        """Gradients of weight and bias."""
+
+    @property
+    def groups(self) -> list[int]:
+        """The layout of the groups; none for a batch norm."""
+        return []
+
+
+@dataclass(frozen=True)
+class _BatchNormPart(_NormPart):
+    """A batch norm."""
+
+    norm: nn.BatchNorm2d
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Weight and bias."""
+        return [self.norm.weight, self.norm.bias]
+
+    def find_vectors(self, x: Tensor) -> Tensor:
+        """The norm's vectors; running statistics are updated."""
+        norm = self.norm
+        assert norm.running_mean is not None and norm.running_var is not None
+        assert norm.num_batches_tracked is not None and norm.momentum is not None
+        running = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
+        return norm_vectors(x, [norm.weight, norm.bias], running, norm.eps, norm.momentum)
+
+    def reduce(self, dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Any) -> Tensor:
+        """Its backward vectors."""
+        return reduce_norm(dy, x, v, activation, factor)
+
+    def reduce_gated(
+        self, dy: Tensor, x: Tensor, v: Tensor, gate: Tensor, *more: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient that passes the gate, and u."""
+        return reduce_norm_gated(dy, x, v, gate, *more)
+
+    def list_gradients(self, u: Tensor) -> list[Tensor]:
+        """The first two rows of u."""
+        return [u[0], u[1]]
+
+
+@dataclass(frozen=True)
+class _GroupNormPart(_NormPart):
+    """A group norm."""
+
+    norm: nn.GroupNorm
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Weight and bias."""
+        return [self.norm.weight, self.norm.bias]
+
+    @property
+    def groups(self) -> list[int]:
+        """The layout of its groups."""
+        interleaved = isinstance(self.norm, InterleavedGroupNorm)
+        return list_groups(self.norm.num_groups, self.norm.num_channels, interleaved=interleaved)
+
+    def find_vectors(self, x: Tensor) -> Tensor:
+        """The norm's vectors of each image."""
+        norm = self.norm
+        return group_norm_vectors(x, [norm.weight, norm.bias], self.groups, norm.eps)
+
+    def reduce(self, dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Any) -> Tensor:
+        """Its backward vectors."""
+        return reduce_group_norm(dy, x, v, self.groups, activation, factor)
+
+    def reduce_gated(
+        self, dy: Tensor, x: Tensor, v: Tensor, gate: Tensor, *more: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient that passes the gate, and u."""
+        return reduce_group_norm_gated(dy, x, v, self.groups, gate, *more)
+
+    def list_gradients(self, u: Tensor) -> list[Tensor]:
+        """The first two rows of u, of all images together."""
+        return list(u[:2].sum(1).unbind())
+
+
+@dataclass(frozen=True)
+class ConvNorm:
+    """A convolution without bias and its norm."""
+
+    conv: nn.Conv2d
+    norm: _NormPart
+    half: torch.dtype
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Weight of the convolution, weight and bias of the norm."""
+        return [self.conv.weight, *self.norm.parameters]
+
+    def run(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The convolution of x, the norm's vectors for it, and the 16-bit weight."""
+        weight = to_half(self.conv.weight, self.half)
+        a = convolve(x, weight, self.conv)
+        return a, self.norm.find_vectors(a), weight
+
+    def norm_back(
+        self, dy: Tensor, a: Tensor, v: Tensor, activation: int, factor: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The gradient of the norm's input from that behind its activation; of its parameters."""
+        u = self.norm.reduce(dy, a, v, activation, factor)
+        return apply_norm_back(dy, a, v, u, activation, factor), self.norm.list_gradients(u)
+
+    def conv_back(
+        self, da: Tensor, x: Tensor, weight: Tensor, *, wanted: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the convolution's input, if wanted, and of its weight."""
+        return convolve_back(da, x, weight, self.conv, wanted=wanted)
+
+
+def find_conv_norm(conv: nn.Module, norm: nn.Module, half: torch.dtype) -> ConvNorm:
+    """The pair, if kernels take it; else raises UnitNotFused."""
+    return ConvNorm(check_conv(conv), _find_norm(norm), half)
+
+
+def _find_norm(norm: nn.Module) -> _NormPart:
+    """The norm in passes, if kernels take it; else raises UnitNotFused."""
+    if type(norm) in GROUP_NORMS:
+        assert isinstance(norm, nn.GroupNorm)
+        return _GroupNormPart(norm)
+    return _BatchNormPart(check_batch_norm(norm))
+
+
+def convolve(x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Tensor:
+    """A convolution with the shape of a module's, in channels_last memory."""
+    y = torch.ops.aten.convolution(
+        x, weight, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups
+    )
+    return y.contiguous(memory_format=torch.channels_last)
+
+
+def convolve_back(
+    dy: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, *, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of a convolution's input, if wanted, and of its weight."""
+    shape = (conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups)
+    dx, dw, _ = torch.ops.aten.convolution_backward(
+        dy, x, weight, None, *shape, [wanted, True, False]
+    )
+    return dx.contiguous(memory_format=torch.channels_last) if wanted else dx, dw

@@ -1,0 +1,67 @@
+"""Which units of a model train by kernels of our own instead of their modules."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from phalanx.fused.bottleneck import build_folded_bottleneck, build_mean_head
+from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
+from phalanx.fused.mbconv_block import build_mbconv_block
+from phalanx.fused.pooled_pair import build_pooled_pair
+from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
+from phalanx.fused.stem import build_conv_pool, build_stem
+from phalanx.fused.suited import UnitNotFused, check_modules
+from phalanx.models.airbench import PooledConvPair
+from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
+from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
+from phalanx.models.units import FusedUnit, UnitModel
+
+_Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
+"""Makes the function of a unit from its modules and the 16-bit type, or raises UnitNotFused."""
+
+# by the class of a unit's only module, or by the name of a unit of several; the first that suits
+_BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
+    BasicBlock: (build_basic_block,),
+    Bottleneck: (build_folded_bottleneck, build_bottleneck),
+    ConvPool: (build_conv_pool,),
+    PooledConvPair: (build_pooled_pair,),
+    ResidualConvPair: (build_residual_pair,),
+    DepthwiseSeparableConv: (build_mbconv_block,),
+    InvertedResidual: (build_mbconv_block,),
+    "stem": (build_efficientnet_stem, build_stem),
+    "head": (build_mean_head, build_efficientnet_head),
+}
+
+_HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False) -> dict[str, str]:
+    """Enter into `model.fused` every unit that suits; gives why each other one does not.
+
+    interpreted: on the CPU too, for checks with Triton's interpreter; then any type may be `half`.
+    """
+    reasons: dict[str, str] = {}
+    for unit, paths in model.units.items():
+        modules = [model.get_submodule(path) for path in paths]
+        try:
+            if not (half in _HALF_TYPES or interpreted):
+                raise UnitNotFused(f"{half} is not a 16-bit type")
+            check_modules(modules, interpreted=interpreted)
+            model.fused[unit] = _build(unit, modules, half)
+        except UnitNotFused as reason:
+            model.fused.pop(unit, None)
+            reasons[unit] = str(reason)
+    return reasons
+
+
+def _build(unit: str, modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
+    """The function of a unit by the first builder that takes it; the last says why not."""
+    key = type(modules[0]) if len(modules) == 1 else unit
+    reason = UnitNotFused("there are no kernels for it")
+    for build in _BUILDERS.get(key, ()):
+        try:
+            return build(modules, half)
+        except UnitNotFused as own:
+            reason = own
+    raise reason

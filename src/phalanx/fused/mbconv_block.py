@@ -1,0 +1,318 @@
+"""A block of EfficientNet in training: forward and backward written out over phalanx.mbconv.
+
+Tensors by name, in the order of the data: x, the input; raw, its expansion before the norm; d, the
+depthwise convolution; gated, what squeeze-excite makes of it; p, the projection. v are the vectors
+of norms (phalanx.mbconv.norms). Where there are several ways to one result, the fastest is
+measured once a shape.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.fused.half_copies import to_half
+from phalanx.fused.mbconv_parts import (
+    BoundedUnit,
+    Kept,
+    check_norm,
+    check_square_conv,
+    multiply,
+    take_statistics,
+    to_gradients,
+)
+from phalanx.fused.suited import UnitNotFused, check_types
+from phalanx.fused.unit import Gradients
+from phalanx.kernels.batch_norm import finish_back
+from phalanx.kernels.choices import CHOICES, Ways
+from phalanx.mbconv.depthwise import convolve, convolve_back
+from phalanx.mbconv.expand import can_expand, can_expand_back, expand, expand_back
+from phalanx.mbconv.image_layout import (
+    count_rows,
+    to_channels_last,
+    to_image,
+    to_rows,
+)
+from phalanx.mbconv.norms import (
+    add_partials,
+    norm_add,
+    norm_add_back,
+    norm_gate_back,
+    norm_silu,
+    silu_back,
+    sum_channels,
+    sum_gradients,
+)
+from phalanx.mbconv.squeeze_excite import (
+    excite,
+    excite_back,
+    finish_excite_back,
+    sum_images,
+    sum_images_back,
+)
+from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
+from phalanx.models.units import FusedUnit
+
+_KEPT = (
+    *("x", "noise", "expand", "depthwise", "project"),
+    *("raw", "v1", "d", "v2", "mean", "hidden", "gate", "gated", "p", "v3"),
+)
+_WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2))  # kernel and stride
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The layers of a block by what they do; the first stage's block has no expansion."""
+
+    expand: nn.Conv2d | None
+    expand_norm: nn.BatchNorm2d | None
+    depthwise: nn.Conv2d
+    depthwise_norm: nn.BatchNorm2d
+    excite: SqueezeExcite
+    project: nn.Conv2d
+    project_norm: nn.BatchNorm2d
+    skips: bool
+    rate: float
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """All parameters by the names that gradients have here."""
+        reduce, widen = self.excite.conv_reduce, self.excite.conv_expand
+        found: dict[str, Any] = {}
+        if self.expand is not None and self.expand_norm is not None:
+            found |= {"expand": self.expand.weight}
+            found |= {"norm1": self.expand_norm.weight, "bias1": self.expand_norm.bias}
+        found |= {"depthwise": self.depthwise.weight}
+        found |= {"norm2": self.depthwise_norm.weight, "bias2": self.depthwise_norm.bias}
+        found |= {"excite1": reduce.weight, "excite_bias1": reduce.bias}
+        found |= {"excite2": widen.weight, "excite_bias2": widen.bias}
+        found |= {"project": self.project.weight}
+        return found | {"norm3": self.project_norm.weight, "bias3": self.project_norm.bias}
+
+    @property
+    def excite_weights(self) -> list[Tensor]:
+        """w1 [R, C], b1, w2 [C, R], b2."""
+        layers = (self.excite.conv_reduce, self.excite.conv_expand)
+        pairs = [(layer.weight.detach().flatten(1), layer.bias) for layer in layers]
+        return [each.detach() for pair in pairs for each in pair if each is not None]
+
+
+def _check_layers(block: nn.Module) -> _Layers:
+    """The layers of either kind of block, if the kernels know them all."""
+    if isinstance(block, InvertedResidual):
+        expand, first = check_square_conv(block.conv_pw, 1), check_norm(block.bn1)
+        norms, project = (block.bn2, block.bn3), block.conv_pwl
+        check_types((block.act1, block.act2), nn.SiLU, nn.SiLU)
+    elif isinstance(block, DepthwiseSeparableConv):
+        expand, first = None, None
+        norms, project = (block.bn1, block.bn2), block.conv_pw
+        check_types((block.act1,), nn.SiLU)
+    else:
+        raise UnitNotFused(f"{type(block).__name__} is not a block of EfficientNet")
+    check_types((block.se,), SqueezeExcite)
+    return _Layers(
+        expand,
+        first,
+        check_square_conv(block.conv_dw),
+        check_norm(norms[0]),
+        cast(SqueezeExcite, block.se),
+        check_square_conv(project, 1),
+        check_norm(norms[1]),
+        block.skips,
+        block.rate,
+    )
+
+
+def _is_depthwise(conv: nn.Conv2d) -> bool:
+    """Whether a convolution filters each channel alone, by a window that the kernels know."""
+    sizes = (conv.kernel_size[0], conv.stride[0])
+    return conv.groups == conv.in_channels == conv.out_channels and sizes in _WINDOWS
+
+
+def _choose(part: str, conv: nn.Conv2d, x: Tensor, ways: Ways) -> Any:
+    """What the fastest way gives, measured once for each shape; off the GPU the first."""
+    if len(ways) == 1 or not x.is_cuda:
+        return next(iter(ways.values()))()
+    sizes = (*conv.weight.shape, *conv.stride, *x.shape)
+    return CHOICES.choose(f"mbconv {part} {sizes} {x.dtype}", ways)
+
+
+def _expand(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
+    """The first product and its sums."""
+    x, weight = kept["x"], kept["expand"].flatten(1)
+
+    def apart() -> tuple[Tensor, Tensor]:
+        raw = to_image(to_rows(x) @ weight.T, x)
+        return raw, sum_channels(raw)
+
+    ways: dict[str, Any] = {"apart": apart}
+    if can_expand(weight):
+        ways = {"own": lambda: expand(x, weight, False), **ways}
+    return _choose("expand", conv, x, ways)
+
+
+def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
+    """The depthwise convolution and its sums."""
+    raw, v, weight = kept.get("raw", kept["x"]), kept.get("v1"), kept["depthwise"]
+    stride, kernel = conv.stride[0], conv.kernel_size[0]
+
+    def activate() -> Tensor:
+        return raw if v is None else norm_silu(raw, v, None)
+
+    def by_cudnn() -> tuple[Tensor, Tensor]:
+        d = F.conv2d(activate(), weight, None, conv.stride, conv.padding, 1, conv.groups)
+        d = to_channels_last(d)
+        return d, sum_channels(d)
+
+    ways: dict[str, Any] = {"cudnn": by_cudnn}
+    if _is_depthwise(conv):
+        ways = {"own": lambda: convolve(activate(), weight, None, stride), **ways}
+        if v is not None and (stride, kernel) == (2, 3):  # else SiLU would be computed too often
+            ways["on the load"] = lambda: convolve(raw, weight, v, stride)
+    return _choose("convolve", conv, raw, ways)
+
+
+def _forward(layers: _Layers, kept: Kept) -> Tensor:
+    """The block's output; what backward needs is added to `kept`."""
+    if layers.expand is not None and layers.expand_norm is not None:
+        kept["raw"], sums = _expand(layers.expand, kept)
+        kept["v1"] = take_statistics(layers.expand_norm, sums, kept["raw"])
+    d, sums = _convolve(layers.depthwise, kept)
+    v = take_statistics(layers.depthwise_norm, sums, d)
+    excited = excite(sum_images(d, v), layers.excite_weights, d.shape[2] * d.shape[3])
+    gated = norm_silu(d, v, excited[2])
+    p = to_image(to_rows(gated) @ kept["project"].flatten(1).T, d)
+    v3 = take_statistics(layers.project_norm, sum_channels(p), p)
+    kept |= {"d": d, "v2": v, "gated": gated, "p": p, "v3": v3}
+    kept |= dict(zip(("mean", "hidden", "gate"), excited, strict=True))
+    return norm_add(p, v3, kept["x"] if layers.skips else None, kept.get("noise"), layers.rate)
+
+
+def _project_back(layers: _Layers, kept: Kept, dy: Tensor, found: Kept) -> Tensor:
+    """The gradient of what squeeze-excite made."""
+    p, noise = kept["p"], kept.get("noise")
+    sums = sum_gradients(dy, p, noise, layers.rate)
+    u = finish_back(sums, kept["v3"], count_rows(p))
+    found["norm3"], found["bias3"] = u[:2]
+    dp = to_rows(norm_add_back(dy, p, u, noise, layers.rate))
+    found["project"] = multiply(dp.T, to_rows(kept["gated"]))
+    return to_image(dp @ kept["project"].flatten(1), p)
+
+
+def _excite_back(layers: _Layers, kept: Kept, dt: Tensor, found: Kept) -> Tensor:
+    """The gradient of the depthwise convolution's result."""
+    d, v, gate = kept["d"], kept["v2"], kept["gate"]
+    back = sum_images_back(d, v, dt)
+    pixels, weights = d.shape[2] * d.shape[3], layers.excite_weights[::2]
+    dhidden, dmean = excite_back(back, weights, kept["hidden"], gate, pixels)
+    excited = [kept["mean"], kept["hidden"], gate, dhidden]
+    u, *gradients = finish_excite_back(back, excited, dmean, v, count_rows(d))
+    names = ("excite1", "excite_bias1", "excite2", "excite_bias2")
+    found |= dict(zip(names, gradients, strict=True))
+    found["norm2"], found["bias2"] = u[:2]
+    return norm_gate_back(d, v, u, dmean, dt, gate)
+
+
+def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of the norm's output before, its sums, and the gradient of the weights.
+
+    Without a norm before, the first is the gradient of the block's input, and the sums are none.
+    """
+    raw, v, weight = kept.get("raw", kept["x"]), kept.get("v1"), kept["depthwise"]
+    stride = conv.stride[0]
+
+    def by_cudnn() -> tuple[Tensor, Tensor, Tensor]:
+        x = raw if v is None else norm_silu(raw, v, None)
+        da, dw, _ = torch.ops.aten.convolution_backward(
+            dd, x, weight, None, conv.stride, conv.padding, [1, 1], False, [0, 0], conv.groups,
+            [True, True, False],
+        )  # fmt: skip
+        da, dw = to_channels_last(da), dw.permute(0, 2, 3, 1)
+        return (da, da, dw) if v is None else (*silu_back(da, raw, v), dw)
+
+    def by_kernels(*parts: str) -> tuple[Tensor, Tensor, Tensor]:
+        results = [convolve_back(dd, raw, weight, v, stride, part) for part in parts]
+        return *results[0][:2], add_partials(results[-1][2], conv.in_channels)
+
+    ways: dict[str, Any] = {"cudnn": by_cudnn}
+    if _is_depthwise(conv):
+        ways |= {"joined": lambda: by_kernels("both")}
+        ways |= {"apart": lambda: by_kernels("data", "weight")}
+        ways["cudnn"] = ways.pop("cudnn")  # the first is taken where nothing is measured
+    return _choose("convolve back", conv, raw, ways)
+
+
+def _expand_back(
+    layers: _Layers, kept: Kept, ds: Tensor, u: Tensor, dy: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the block's input, the skip's with it, and of the first weights."""
+    raw, x, weight = kept["raw"], kept["x"], kept["expand"].flatten(1)
+    add = dy if layers.skips else None
+
+    def apart() -> tuple[Tensor, Tensor]:
+        dc = to_rows(norm_add_back(ds, raw, u, None, 0.0))
+        dx = dc @ weight if add is None else torch.addmm(to_rows(add), dc, weight)
+        return to_image(dx, x), multiply(dc.T, to_rows(x))
+
+    ways: dict[str, Any] = {"apart": apart}
+    if can_expand_back(weight):
+        ways = {"own": lambda: expand_back(ds, x, weight, u, add, False), **ways}
+    assert layers.expand is not None
+    return _choose(f"expand back {layers.skips}", layers.expand, x, ways)
+
+
+def _backward(layers: _Layers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
+    """The gradients of the input and of all parameters, by name."""
+    found: Kept = {}
+    dt = _project_back(layers, kept, dy, found)
+    dd = _excite_back(layers, kept, dt, found)
+    ds, sums, found["depthwise"] = _convolve_back(layers.depthwise, kept, dd)
+    if layers.expand is None:
+        return (ds + dy if layers.skips else ds), found
+    u = finish_back(sums, kept["v1"], count_rows(ds))
+    found["norm1"], found["bias1"] = u[:2]
+    dx, found["expand"] = _expand_back(layers, kept, ds, u, dy)
+    return dx, found
+
+
+class _MbconvBlock(BoundedUnit):
+    """A block of either kind."""
+
+    def __init__(self, block: nn.Module, half: torch.dtype) -> None:
+        self._layers = _check_layers(block)
+        super().__init__([block], half, self._layers.depthwise)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters of the block."""
+        return list(self._layers.parameters.values())
+
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """The block's output."""
+        layers, kept = self._layers, {"x": x}
+        if factor is not None and layers.skips:
+            kept["noise"] = factor
+        for name in ("expand", "depthwise", "project"):
+            conv = getattr(layers, name)
+            if conv is not None:
+                kept[name] = to_half(conv.weight, self.half)
+        y = _forward(layers, kept)
+        return y, [kept.get(name) for name in _KEPT]
+
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from that of the output."""
+        named = zip(_KEPT, saved, strict=True)
+        kept = {name: tensor for name, tensor in named if tensor is not None}
+        dx, found = _backward(self._layers, kept, dy)
+        return dx, None, to_gradients(found, self._layers.parameters)
+
+
+def build_mbconv_block(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
+    """A function that runs a block in training, computing in `half`."""
+    (block,) = modules
+    return _MbconvBlock(block, half)

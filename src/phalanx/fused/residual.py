@@ -1,0 +1,167 @@
+"""Residual blocks of which every norm is two kernels forward and two backward."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.fused.conv_norm import ConvNorm, find_conv_norm
+from phalanx.fused.suited import UnitNotFused, check_types
+from phalanx.fused.unit import Gradients, WrittenUnit
+from phalanx.kernels.batch_norm import (
+    NONE,
+    RELU,
+    apply_norm,
+    apply_norm_back,
+)
+from phalanx.models.resnet import BasicBlock, Bottleneck, ResidualConvPair, SliceAndPad
+
+
+class _ResidualBlock(WrittenUnit):
+    """Convolutions with norm and ReLU, the last ReLU behind the sum with the shortcut."""
+
+    takes_second = True
+
+    def __init__(
+        self,
+        block: nn.Module,
+        half: torch.dtype,
+        pairs: Sequence[ConvNorm],
+        shortcut: ConvNorm | SliceAndPad | None,
+    ) -> None:
+        super().__init__([block], half)
+        self._pairs, self._shortcut = pairs, shortcut
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of the convolutions and norms in order, then those of the shortcut."""
+        own = [*self._pairs]
+        if isinstance(self._shortcut, ConvNorm):
+            own.append(self._shortcut)
+        return [parameter for pair in own for parameter in pair.parameters]
+
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """The block's output."""
+        saved: list[Tensor | None] = []
+        inner = x
+        for pair in self._pairs:
+            a, v, weight = pair.run(inner)
+            saved += [inner, a, v, weight]
+            if pair is not self._pairs[-1]:
+                inner = apply_norm(a, v, RELU)
+        residual, residual_v = x, None
+        if isinstance(self._shortcut, ConvNorm):
+            residual, residual_v, weight = self._shortcut.run(x)
+            saved += [residual, residual_v, weight]
+        elif self._shortcut is not None:
+            residual = self._shortcut(x).contiguous(memory_format=torch.channels_last)
+        y = apply_norm(a, v, RELU, residual, factor, residual_v)
+        return y, [y, factor, *saved]
+
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from those of the output."""
+        y, factor, *saved = saved
+        parts = [saved[4 * i : 4 * i + 4] for i in range(len(self._pairs))]
+        inner, a, v, weight = parts[-1]
+        last = self._pairs[-1]
+        passed, u = last.norm.reduce_gated(dy, a, v, y, second, factor)
+        da = apply_norm_back(passed, a, v, u, NONE, factor)
+        dx, dw = last.conv_back(da, inner, weight)
+        gradients = [dw, *last.norm.list_gradients(u)]
+        for pair, (inner, a, v, weight) in zip(self._pairs[-2::-1], parts[-2::-1], strict=True):
+            da, own = pair.norm_back(dx, a, v, RELU)
+            dx, dw = pair.conv_back(da, inner, weight)
+            gradients = [dw, *own, *gradients]
+        if isinstance(self._shortcut, ConvNorm):
+            d, v, weight = saved[-3:]
+            dd, own = self._shortcut.norm_back(passed, d, v, NONE)
+            skip, dw = self._shortcut.conv_back(dd, parts[0][0], weight)
+            return dx, skip, [*gradients, dw, *own]
+        if self._shortcut is not None:
+            step, kept = self._shortcut.stride, dx.shape[1]
+            dx[:, :, ::step, ::step] += passed[:, :kept]
+            return dx, None, gradients
+        return dx, passed, gradients
+
+
+def build_basic_block(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+    """A BasicBlock."""
+    (block,) = modules
+    assert isinstance(block, BasicBlock)
+    return _build(block, half, ("conv1", "bn1", "act1"), ("conv2", "bn2", "act2"))
+
+
+def build_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+    """A Bottleneck."""
+    (block,) = modules
+    assert isinstance(block, Bottleneck)
+    last = ("conv3", "bn3", "act3")
+    return _build(block, half, ("conv1", "bn1", "act1"), ("conv2", "bn2", "act2"), last)
+
+
+def _build(
+    block: BasicBlock | Bottleneck, half: torch.dtype, *names: tuple[str, str, str]
+) -> WrittenUnit:
+    """A residual block by the names of its convolutions, norms and activations."""
+    pairs = []
+    for conv, norm, activation in names:
+        check_types([block.get_submodule(activation)], nn.ReLU)
+        pairs.append(find_conv_norm(block.get_submodule(conv), block.get_submodule(norm), half))
+    return _ResidualBlock(block, half, pairs, _find_shortcut(block.downsample, half))
+
+
+def _find_shortcut(shortcut: nn.Module, half: torch.dtype) -> ConvNorm | SliceAndPad | None:
+    """A projection, the input made to fit, or nothing for the input itself."""
+    if type(shortcut) is nn.Sequential and len(shortcut) == 2:
+        return find_conv_norm(shortcut[0], shortcut[1], half)
+    if isinstance(shortcut, SliceAndPad):
+        return shortcut
+    if type(shortcut) is nn.Identity:
+        return None
+    raise UnitNotFused(f"its shortcut is {type(shortcut).__name__}")
+
+
+class _Pair(WrittenUnit):
+    """Two convolutions, each with norm and ReLU, added to the input after the last ReLU."""
+
+    def __init__(
+        self, block: nn.Module, half: torch.dtype, first: ConvNorm, second: ConvNorm
+    ) -> None:
+        super().__init__([block], half)
+        self._first, self._second = first, second
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of both, in order."""
+        return [*self._first.parameters, *self._second.parameters]
+
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """The block's output."""
+        a, v, weight = self._first.run(x)
+        inner = apply_norm(a, v, RELU)
+        b, w, other = self._second.run(inner)
+        y = apply_norm(b, w, RELU, x, factor, None, True)
+        return y, [factor, x, a, v, weight, inner, b, w, other]
+
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from that of the output."""
+        factor, x, a, v, weight, inner, b, w, other = saved
+        db, last = self._second.norm_back(dy, b, w, RELU, factor)
+        dinner, dother = self._second.conv_back(db, inner, other)
+        da, first = self._first.norm_back(dinner, a, v, RELU)
+        dx, dweight = self._first.conv_back(da, x, weight)
+        return dx, dy, [dweight, *first, dother, *last]
+
+
+def build_residual_pair(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+    """A ResidualConvPair of FastResNet."""
+    (block,) = modules
+    assert isinstance(block, ResidualConvPair)
+    check_types([block.act1, block.act2], nn.ReLU, nn.ReLU)
+    first = find_conv_norm(block.conv1, block.bn1, half)
+    return _Pair(block, half, first, find_conv_norm(block.conv2, block.bn2, half))

@@ -1,0 +1,184 @@
+"""Units of one convolution: the stems of networks, and the halving blocks of FastResNet."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.fused.conv_norm import ConvNorm, convolve, convolve_back, find_conv_norm
+from phalanx.fused.half_copies import to_half
+from phalanx.fused.stem_ops import (
+    arrange_image,
+    from_quads,
+    pool_norm,
+    pool_norm_back,
+    to_quads,
+)
+from phalanx.fused.suited import UnitNotFused, check_types
+from phalanx.fused.unit import Gradients, WrittenUnit
+from phalanx.kernels.batch_norm import RELU, RELU6, SILU, apply_norm
+from phalanx.kernels.choices import CHOICES
+from phalanx.models.resnet import ConvPool
+
+_ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: RELU, nn.SiLU: SILU, nn.ReLU6: RELU6}
+_PLAIN, _PADDED, _QUADS = "three channels", "four channels", "blocks of pixels"
+
+
+class _ConvUnit(WrittenUnit):
+    """A convolution, its norm, an activation, and perhaps a max-pool of stride 2."""
+
+    def __init__(
+        self, modules: Sequence[nn.Module], pair: ConvNorm, activation: int, pool: int
+    ) -> None:
+        super().__init__(modules, pair.half)
+        self._pair, self._activation, self._pool = pair, activation, pool
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of the convolution and its norm."""
+        return self._pair.parameters
+
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """The unit's output."""
+        x, weight = self.arrange(x)
+        a = self.convolve(x, weight)
+        v = self._pair.norm.find_vectors(a)
+        if not self._pool:
+            return apply_norm(a, v, self._activation), [x, weight, a, v]
+        y, at, won = pool_norm(a, v, self._pool)
+        return y, [x, weight, a, v, at, won]
+
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from that of the output."""
+        x, weight, a, v, *pooled = saved
+        if pooled:
+            da, u = pool_norm_back(dy, *pooled, a, v, self._pool, self._pair.norm.groups)
+            own = self._pair.norm.list_gradients(u)
+        else:
+            da, own = self._pair.norm_back(dy, a, v, self._activation)
+        dx, dw = self.convolve_back(da, x, weight, wanted=wanted)
+        return dx, None, [dw, *own]
+
+    def arrange(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The input and the 16-bit weight as the convolution wants them."""
+        return x, to_half(self._pair.conv.weight, self.half)
+
+    def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The convolution of what was arranged."""
+        return convolve(x, weight, self._pair.conv)
+
+    def convolve_back(
+        self, da: Tensor, x: Tensor, weight: Tensor, *, wanted: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        """Gradients of the input, if wanted, and of the weight, from what was arranged."""
+        return convolve_back(da, x, weight, self._pair.conv, wanted=wanted)
+
+
+class _Stem(_ConvUnit):
+    """A unit whose convolution reads an image, in the layout that is fastest.
+
+    Few libraries are fast on three channels. The image gets a fourth of zeros, or, for a stride of
+    2, blocks of 2 x 2 pixels become 16 channels: a smaller convolution of stride 1.
+    """
+
+    casts_input = False
+
+    def arrange(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The image and the weight in the layout that is fastest for both ways."""
+        forms = self._list_forms(x)
+        key = f"stem {tuple(x.shape)} {tuple(self._pair.conv.weight.shape)} {x.dtype} {self.half}"
+        ways = {form: partial(self._try, x, form) for form in forms}
+        return self._arrange_as(x, CHOICES.choose_name(key, ways))
+
+    def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The convolution of what was arranged."""
+        return convolve(x, weight, self._shape_for(x))
+
+    def convolve_back(
+        self, da: Tensor, x: Tensor, weight: Tensor, *, wanted: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        """The gradient of the weight; an image has none."""
+        _, dw = convolve_back(da, x, weight, self._shape_for(x), wanted=False)
+        if x.shape[1] == 16:
+            dw = from_quads(dw)[:, :, 1:, 1:]
+        return None, dw[:, :3]
+
+    def _list_forms(self, x: Tensor) -> list[str]:
+        """The layouts that this convolution can have."""
+        conv = self._pair.conv
+        size = conv.kernel_size[0]
+        even = x.shape[2] % 2 == x.shape[3] % 2 == 0
+        centred = conv.kernel_size == (size, size) and conv.padding == (size // 2, size // 2)
+        if even and centred and size % 2 and conv.stride == (2, 2) and conv.dilation == (1, 1):
+            return [_QUADS, _PADDED, _PLAIN]
+        return [_PADDED, _PLAIN]
+
+    def _arrange_as(self, x: Tensor, form: str) -> tuple[Tensor, Tensor]:
+        """Image and weight in one layout."""
+        weight = to_half(self._pair.conv.weight, self.half)
+        if form == _PLAIN:
+            return x.to(self.half).contiguous(memory_format=torch.channels_last), weight
+        weight = F.pad(weight, (0, 0, 0, 0, 0, 1))
+        size = 0
+        if form == _QUADS:
+            size = weight.shape[2]
+            weight = to_quads(F.pad(weight, (1, 0, 1, 0)))
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        return arrange_image(x, size, self.half), weight
+
+    def _shape_for(self, x: Tensor) -> nn.Conv2d:
+        """The convolution whose shape an arranged image wants."""
+        return _QUAD_SHAPE if x.shape[1] == 16 else self._pair.conv
+
+    def _try(self, x: Tensor, form: str) -> None:
+        """Run the convolution of a layout both ways, to be measured."""
+        arranged, weight = self._arrange_as(x, form)
+        a = self.convolve(arranged, weight)
+        self.convolve_back(a, arranged, weight, wanted=False)
+
+
+_QUAD_SHAPE = nn.Conv2d(16, 1, 1, bias=False, device="meta")  # stride 1, no padding
+
+
+def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+    """The stem of a network: convolution of an image, norm, activation, perhaps a max-pool."""
+    if len(modules) not in (3, 4):
+        raise UnitNotFused("it has another form than convolution, norm, activation, pool")
+    conv, norm, activation, *rest = modules
+    pair = find_conv_norm(conv, norm, half)
+    if pair.conv.in_channels != 3 or pair.conv.groups != 1:
+        raise UnitNotFused("its convolution does not read an image of three channels")
+    if type(activation) not in _ACTIVATIONS:
+        raise UnitNotFused(f"its activation is {type(activation).__name__}")
+    pool = _find_pool(rest[0]) if rest else 0
+    if pool and type(activation) is not nn.ReLU:
+        raise UnitNotFused("it has a pool behind another activation than ReLU")
+    return _Stem(modules, pair, _ACTIVATIONS[type(activation)], pool)
+
+
+def build_conv_pool(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+    """A ConvPool of FastResNet."""
+    (block,) = modules
+    assert isinstance(block, ConvPool)
+    check_types([block.act1], nn.ReLU)
+    pool = _find_pool(block.pool)
+    return _ConvUnit(modules, find_conv_norm(block.conv1, block.bn1, half), RELU, pool)
+
+
+def _find_pool(pool: nn.Module) -> int:
+    """The window of a max-pool of stride 2: 3 padded by one, or 2; 0 where there is no pool."""
+    if type(pool) is nn.Identity:
+        return 0
+    if type(pool) is nn.MaxPool2d and pool.dilation == 1 and not pool.ceil_mode:
+        shape = tuple(
+            value if isinstance(value, int) else value[0]
+            for value in (pool.kernel_size, pool.stride, pool.padding)
+        )
+        if shape in ((3, 2, 1), (2, 2, 0)):
+            return shape[0]
+    raise UnitNotFused(f"its pool is {type(pool).__name__} of another shape")

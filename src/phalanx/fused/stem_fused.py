@@ -1,0 +1,275 @@
+"""phalanx.fused.stem_ops in Triton."""
+# ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
+# mypy: disable-error-code="no-untyped-def"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from phalanx.fused.stem_ops import find_arranged_edges, find_pooled_edge
+from phalanx.kernels.batch_norm import RELU
+from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.norm_finish_fused import finish_gradients, finish_group_gradients
+from phalanx.kernels.norm_passes_fused import (
+    NormSizes,
+    activate_back,
+    find_sizes,
+    load_row,
+    place,
+    skip_images,
+    sum_gradients,
+)
+
+_IMAGE_TILES = make_tiles("B", (256, 4, 3), (1024, 4, 3))
+
+
+@triton.jit
+def _arrange(x, out, N, H, W, HO, WO, SN, SC, SH, SW, FRONT, QUADS: tl.constexpr, B: tl.constexpr):
+    """Each program writes B pixels of the result with all their channels."""
+    m = tl.program_id(0) * B + tl.arange(0, B)
+    n, i, j = m // (HO * WO), (m // WO) % HO, m % WO
+    parts: tl.constexpr = 4 if QUADS else 1
+    c = tl.arange(0, 4 * parts)
+    channel, part = c % 4, c // 4
+    row, column = i[:, None], j[:, None]
+    if QUADS:
+        row, column = (
+            2 * row - FRONT + (part // 2)[None, :],
+            2 * column - FRONT + (part % 2)[None, :],
+        )
+    ok = (n < N)[:, None] & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    o = n.to(tl.int64)[:, None] * SN + row * SH + column * SW + channel[None, :] * SC
+    value = tl.load(x + o, mask=ok & (channel < 3)[None, :], other=0.0)
+    to = m.to(tl.int64)[:, None] * (4 * parts) + c[None, :]
+    tl.store(out + to, value.to(out.dtype.element_ty), mask=(n < N)[:, None] & (c >= 0)[None, :])
+
+
+def arrange_image_fused(x: Tensor, size: int, half: torch.dtype) -> Tensor:
+    """An image laid out for the first convolution."""
+    (n, _, h, w), (ho, wo) = x.shape, find_arranged_edges(x, size)
+    out = _new_image(x, 16 if size else 4, ho, wo, half)
+    pixels = n * ho * wo
+    args = (x, out, n, h, w, ho, wo, *x.stride(), size // 2 + 1)
+    grid = lambda tile: (triton.cdiv(pixels, tile["B"]),)  # noqa: E731
+    CHOICES.run(_arrange, grid, args, _IMAGE_TILES, QUADS=bool(size))
+    return out
+
+
+def _new_image(x: Tensor, channels: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
+    """An empty image in channels_last memory."""
+    empty = torch.empty((len(x), height, width, channels), device=x.device, dtype=dtype)
+    return empty.permute(0, 3, 1, 2)
+
+
+# --- pool; M, R and the grid as in phalanx.kernels.norm_passes_fused ---
+
+
+@triton.jit
+def _pool(
+    x, y, at, won, v, M, C, R, H, W, HO, WO,
+    SIZE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Normalise + ReLU + max-pool, or the pool alone; a value that is no number wins."""
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
+    n, h, w = tl.program_id(2) + m // (HO * WO), (m // WO) % HO, m % WO
+    if v is not None:
+        scale, shift = load_row(v, 2, c, C, R), load_row(v, 3, c, C, R)
+    best, number = tl.full((BM, BC), float("-inf"), tl.float32), tl.zeros((BM, BC), tl.int32)
+    winner = tl.zeros((BM, BC), tl.float32)
+    for i in tl.static_range(SIZE):
+        for j in tl.static_range(SIZE):
+            row, column = 2 * h + i - (SIZE - 2), 2 * w + j - (SIZE - 2)
+            inside = (m < M) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+            o, _ = place((n * H + row) * W + column, c, M, C, WIDE)
+            ok = inside[:, None] & (c < C)[None, :]
+            raw = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+            value = raw
+            if v is not None:
+                value = raw * scale + shift
+                value = tl.where(value < 0, 0.0, value)
+            value = tl.where(ok, value, float("-inf"))
+            better = (value > best) | (value != value)  # noqa: PLR0124 - only NaN does
+            number = tl.where(better, i * SIZE + j, number)
+            winner = tl.where(better, raw, winner)
+            best = tl.where(better, value, best)
+    o, ok = place(m, c, M, C, WIDE)
+    o += skip_images(M) * C
+    tl.store(y + o, best.to(y.dtype.element_ty), mask=ok)
+    tl.store(at + o, number.to(tl.uint8), mask=ok)
+    if won is not None:
+        tl.store(won + o, winner.to(won.dtype.element_ty), mask=ok)
+
+
+def pool_norm_fused(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise + ReLU + max-pool, which pixel of each window won, and its x."""
+    _, c, h, w = x.shape
+    ho, wo = find_pooled_edge(h, size), find_pooled_edge(w, size)
+    y, at = (_new_image(x, c, ho, wo, dtype) for dtype in (x.dtype, torch.uint8))
+    won = torch.empty_like(y)
+    sizes = find_sizes(y, by_image=v.ndim == 3)
+    _launch(_pool, (x, y, at, won, v), sizes, (h, w, ho, wo), SIZE=size)
+    return y, at, won
+
+
+def pool_fused(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Max-pool over windows of 2 x 2, and which pixel of each won."""
+    _, c, h, w = x.shape
+    y, at = (_new_image(x, c, h // 2, w // 2, dtype) for dtype in (x.dtype, torch.uint8))
+    sizes = find_sizes(y, by_image=False)
+    _launch(_pool, (x, y, at, None, None), sizes, (h, w, h // 2, w // 2), SIZE=2)
+    return y, at
+
+
+@triton.jit
+def _find_gradient(
+    dy, at, n, h, w, c, ok, C, HO, WO, SIZE: tl.constexpr, WIDE: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """What reaches pixels through the pool: from one, two or four windows."""
+    d = tl.zeros((BM, BC), tl.float32)
+    for i in tl.static_range(SIZE - 1):
+        for j in tl.static_range(SIZE - 1):
+            row, column = (h + i) // 2, (w + j) // 2
+            there = (row < HO) & (column < WO)
+            if i == 1:
+                there = there & (h % 2 == 1)
+            if j == 1:
+                there = there & (w % 2 == 1)
+            o, _ = place((n * HO + row) * WO + column, c, 0, C, WIDE)
+            there = there[:, None] & ok
+            own = (h - 2 * row + SIZE - 2) * SIZE + w - 2 * column + SIZE - 2
+            hit = tl.load(at + o, mask=there, other=255).to(tl.int32) == own[:, None]
+            d += tl.where(hit, tl.load(dy + o, mask=there, other=0.0).to(tl.float32), 0.0)
+    return d
+
+
+@triton.jit
+def _pool_back(
+    dy, at, x, dx, v, u, M, C, R, H, W, HO, WO,
+    SIZE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x: through the pool, the ReLU and the norm."""
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
+    n, h, w = tl.program_id(2) + m // (H * W), (m // W) % H, m % W
+    o, ok = place(m, c, M, C, WIDE)
+    o += skip_images(M) * C
+    d = _find_gradient(dy, at, n, h, w, c, ok, C, HO, WO, SIZE, WIDE, BM, BC)
+    value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+    d = tl.where(value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R) > 0, d, 0.0)
+    d = d * load_row(u, 2, c, C, R) + value * load_row(u, 3, c, C, R) + load_row(u, 4, c, C, R)
+    tl.store(dx + o, d.to(dx.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _pool_back_quads(
+    dy, at, x, dx, v, u, M, C, R, HO, WO, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+):
+    """_pool_back of 2 HO x 2 WO pixels by quads: four windows of 3 x 3 reach the four pixels."""
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
+    h, w = (m // WO) % HO, m % WO
+    o, ok = place(m, c, M, C, WIDE)
+    o += skip_images(M) * C
+    ok01, ok10 = ok & (w + 1 < WO)[:, None], ok & (h + 1 < HO)[:, None]
+    d00 = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+    d01 = tl.load(dy + o + C, mask=ok01, other=0.0).to(tl.float32)
+    d10 = tl.load(dy + o + WO * C, mask=ok10, other=0.0).to(tl.float32)
+    d11 = tl.load(dy + o + (WO + 1) * C, mask=ok01 & ok10, other=0.0).to(tl.float32)
+    a00 = tl.load(at + o, mask=ok, other=255)
+    a01 = tl.load(at + o + C, mask=ok01, other=255)
+    a10 = tl.load(at + o + WO * C, mask=ok10, other=255)
+    a11 = tl.load(at + o + (WO + 1) * C, mask=ok01 & ok10, other=255)
+    scale, shift = load_row(v, 2, c, C, R), load_row(v, 3, c, C, R)
+    by, slope, const = load_row(u, 2, c, C, R), load_row(u, 3, c, C, R), load_row(u, 4, c, C, R)
+    for p in tl.static_range(2):
+        for q in tl.static_range(2):
+            pixel = (2 * (m // WO) + p) * (2 * WO) + 2 * w + q
+            to, _ = place(pixel, c, M, C, WIDE)
+            to += skip_images(4 * M) * C
+            value = tl.load(x + to, mask=ok, other=0.0).to(tl.float32)
+            d = tl.where(a00 == (p + 1) * 3 + q + 1, d00, 0.0)
+            if q == 1:
+                d += tl.where(a01 == (p + 1) * 3, d01, 0.0)
+            if p == 1:
+                d += tl.where(a10 == q + 1, d10, 0.0)
+            if p + q == 2:
+                d += tl.where(a11 == 0, d11, 0.0)
+            d = tl.where(value * scale + shift > 0, d, 0.0) * by + value * slope + const
+            tl.store(dx + to, d.to(dx.dtype.element_ty), mask=ok)
+
+
+def pool_norm_back_fused(
+    tensors: tuple[Tensor, Tensor, Tensor], x: Tensor, v: Tensor, size: int, groups: list[int]
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and u from the winners alone: no other pixel gets a gradient."""
+    (dy, at, won), dx = tensors, torch.empty_like(x)
+    (h, w), (ho, wo) = x.shape[2:], dy.shape[2:]
+    sums = sum_gradients((dy, None, won, None, None), v, None, RELU)
+    if groups:
+        u = finish_group_gradients(sums, v, groups, h * w)
+    else:
+        u = finish_gradients(sums, v, len(x) * h * w)
+    images = (dy, at, x, dx, v, u)
+    if size == 3 and (h, w) == (2 * ho, 2 * wo):
+        _launch(_pool_back_quads, images, find_sizes(dy, by_image=bool(groups)), (ho, wo))
+    else:
+        sizes = find_sizes(x, by_image=bool(groups))
+        _launch(_pool_back, images, sizes, (h, w, ho, wo), SIZE=size)
+    return dx, u
+
+
+def _launch(
+    kernel: Any,
+    tensors: tuple[Tensor | None, ...],
+    sizes: NormSizes,
+    edges: tuple[int, ...],
+    **flags: int,
+) -> None:
+    """Run a kernel of a pool."""
+    args = (*tensors, sizes.pixels, sizes.channels, sizes.row, *edges)
+    flags["WIDE"] = max(tensor.numel() for tensor in tensors if tensor is not None) >= 2**31
+    CHOICES.run(kernel, sizes.by_pixels, args, sizes.tiles, **flags)
+
+
+@triton.jit
+def _unpool_back(
+    dy, at, x, dx, v, u, M, C, R, H, W, HO, WO,
+    ACT: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient through activation and norm, given to the pixel that won a window of 2 x 2.
+
+    The last window of a row or column also writes the zeros of an odd pixel behind it.
+    """
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
+    n, h, w = tl.program_id(2) + m // (HO * WO), (m // WO) % HO, m % WO
+    o, ok = place(m, c, M, C, WIDE)
+    o += skip_images(M) * C
+    d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+    value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+    won = tl.load(at + o, mask=ok, other=255).to(tl.int32)
+    d = activate_back(d, value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R), ACT)
+    d = d * load_row(u, 2, c, C, R) + value * load_row(u, 3, c, C, R) + load_row(u, 4, c, C, R)
+    for p in tl.static_range(3):
+        for q in tl.static_range(3):
+            there = (2 * h + p < H) & (2 * w + q < W)
+            if p == 2:
+                there = there & (h == HO - 1)
+            if q == 2:
+                there = there & (w == WO - 1)
+            to, _ = place((n * H + 2 * h + p) * W + 2 * w + q, c, 0, C, WIDE)
+            own = tl.where(won == 2 * p + q, d, 0.0) if p < 2 and q < 2 else tl.zeros_like(d)
+            tl.store(dx + to, own.to(dx.dtype.element_ty), mask=there[:, None] & ok)
+
+
+def unpool_norm_back_fused(
+    tensors: tuple[Tensor, Tensor, Tensor], v: Tensor, u: Tensor, activation: int, edges: list[int]
+) -> Tensor:
+    """The gradient of what a pool, a norm and an activation were made of."""
+    dy, at, x = tensors
+    dx = _new_image(x, x.shape[1], edges[0], edges[1], x.dtype)
+    sizes = find_sizes(x, by_image=v.ndim == 3)
+    places = (*edges, *x.shape[2:])
+    _launch(_unpool_back, (dy, at, x, dx, v, u), sizes, places, ACT=activation)
+    return dx

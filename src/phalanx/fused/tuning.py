@@ -1,0 +1,96 @@
+"""Kernels are compiled and chosen before the first step; a run and the next one find them again."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.disk import write_atomically
+from phalanx.errors import DiskError
+from phalanx.kernels.choices import CHOICES
+from phalanx.models.units import UnitModel, find_noise_sizes
+
+_KEPT_NOISE = 0.999  # drops nothing, at any rate
+
+
+def use_cache(folder: Path | None) -> Path:
+    """Have compilers keep what they make in a folder, the user's own if none is given."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = folder or base / "phalanx" / "kernels"
+    for variable, name in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+        os.environ.setdefault(variable, str(folder / name))
+    return folder
+
+
+def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> int:
+    """Compile and choose the kernels of training passes over such images; gives how many compiled.
+
+    The model is as before afterwards: it has no gradients, and its running statistics are its own.
+    """
+
+    def run_pass() -> None:
+        sizes = find_noise_sizes(model).items()
+        shape = {path: (len(images), size) for path, size in sizes}
+        noise = {p: torch.full(s, _KEPT_NOISE, device=images.device) for p, s in shape.items()}
+        with torch.autocast(images.device.type, dtype=half):
+            logits = model(images, noise) if noise else model(images)
+        logits.float().logsumexp(1).sum().backward()
+
+    with _unchanged(model):
+        compiled = CHOICES.compile_all(run_pass)
+        run_pass()
+    return compiled
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """A block whose training passes leave no trace in a model."""
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    training = model.training
+    model.train()
+    try:
+        yield
+    finally:
+        model.train(training)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+        model.zero_grad(set_to_none=True)
+
+
+class ChoiceStore:
+    """Where choices are kept: with the run they were made for, and for other runs."""
+
+    def __init__(self, run: Path | None, cache: Path) -> None:
+        versions = f"{torch.cuda.get_device_name()} {torch.__version__}"
+        name = sha256(versions.encode()).hexdigest()[:16]
+        self._files = [run / "kernels.json"] if run else []
+        self._files.append(cache / f"choices-{name}.json")
+
+    def load(self) -> None:
+        """Take over what was chosen before; the run's own choices win."""
+        for file in reversed(self._files):
+            CHOICES.known |= _read(file)
+
+    def save(self, agree: Callable[[Any], list[Any]], *, writes: bool) -> None:
+        """Choose what the first rank has chosen, and write it down."""
+        CHOICES.known = agree(CHOICES.known)[0]
+        for file in self._files if writes else ():
+            text = json.dumps(_read(file) | CHOICES.known, indent=1, sort_keys=True)
+            with suppress(DiskError, OSError):  # they can be measured again
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, text)
+
+
+def _read(file: Path) -> dict[str, str]:
+    """The choices in a file; none where it cannot be read: they are only measurements."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

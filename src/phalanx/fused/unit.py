@@ -1,0 +1,126 @@
+"""A unit of a model as one step of autograd, with its backward pass written out.
+
+Two residual units that meet pass their gradient in two parts: what comes through the convolutions
+as the gradient of the output, and what comes through the shortcut as the gradient of a ticket, a
+second output without memory of its own. The unit below adds them where it reads them anyway.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+_TICKET = "skip_ticket"  # the attribute of an output that holds its ticket
+
+Gradients = tuple[Tensor | None, Tensor | None, Sequence[Tensor]]
+"""Of a unit's input through its convolutions, and through its shortcut; of its parameters."""
+
+
+class WrittenUnit(ABC):
+    """The modules of a unit, and how they run forward and backward without autograd."""
+
+    takes_second = False  # whether its output's gradient may come in two parts
+    casts_input = True  # else it takes an image of any type, and gives no gradient of it
+
+    def __init__(self, modules: Sequence[nn.Module], half: torch.dtype) -> None:
+        self._modules, self.half = modules, half
+        self._norms = [
+            part
+            for module in modules
+            for part in module.modules()
+            if isinstance(part, nn.BatchNorm2d)
+        ]
+
+    @property
+    @abstractmethod
+    def parameters(self) -> list[Tensor]:
+        """The parameters, in the order of their gradients."""
+
+    @abstractmethod
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """The output, and what the backward pass needs; a factor an image, where some drop."""
+
+    @abstractmethod
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from those of the output; that of the input only if wanted."""
+
+    def find_factor(self, noise: Tensor) -> Tensor:
+        """What scales each image's share, from its noise."""
+        rate = getattr(self._modules[0], "rate")  # noqa: B009 - blocks that drop have one
+        return (noise.flatten() >= rate).float() / (1 - rate)
+
+    def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """The unit's output, with its ticket."""
+        is_plain = not all(norm.training for norm in self._norms)
+        if is_plain or (x.requires_grad and not self.casts_input):
+            return self._run_modules(x, noise)
+        ticket = getattr(x, _TICKET, None)
+        if self.casts_input:
+            x = x.to(self.half).contiguous(memory_format=torch.channels_last)
+        factor = None if noise is None else self.find_factor(noise)
+        y, ticket = _UnitFunction.apply(self, x, ticket, factor, *self.parameters)
+        if self.takes_second:
+            setattr(y, _TICKET, ticket)
+        return y
+
+    def _run_modules(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """What the modules make of it, where norms use their running statistics."""
+        for module in self._modules:
+            x = module(x) if noise is None else module(x, noise)
+        return x
+
+
+class _UnitFunction(torch.autograd.Function):
+    """Runs a WrittenUnit in the graph of autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        unit: WrittenUnit,
+        x: Tensor,
+        ticket: Tensor | None,
+        factor: Tensor | None,
+        *_parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The output and its ticket."""
+        with torch.autocast(x.device.type, enabled=False):
+            y, saved = unit.run(x, factor)
+        ctx.save_for_backward(*saved)
+        ctx.unit, ctx.has_ticket = unit, ticket is not None
+        ctx.set_materialize_grads(False)
+        return y, y.new_empty(()).expand(y.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, second: Tensor | None) -> tuple[Any, ...]:
+        """The gradients of what `forward` got."""
+        unit, wanted = ctx.unit, ctx.needs_input_grad[1]
+        dy, second = (second, None) if dy is None else (dy, second)
+        if dy is None:
+            return (None,) * len(ctx.needs_input_grad)
+        dy, second = _to_channels_last(dy, unit.half), _to_channels_last(second, unit.half)
+        with torch.autocast(dy.device.type, enabled=False):
+            dx, skip, gradients = unit.run_back(dy, second, ctx.saved_tensors, wanted=wanted)
+        if skip is not None and not ctx.has_ticket:
+            dx, skip = dx.add_(skip), None
+        gradients = map(_fit, unit.parameters, gradients)
+        return None, dx if wanted else None, skip, None, *gradients
+
+
+def _fit(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient in its parameter's type and memory layout."""
+    if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def _to_channels_last(tensor: Any, half: torch.dtype) -> Any:
+    """A gradient as kernels want it; None stays."""
+    if tensor is None:
+        return None
+    return tensor.to(half).contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,302 @@
+"""Batch norm in training on channels_last memory, in the passes that a network needs of it.
+
+Forward: `norm_vectors` gives v = [mean, rstd, scale, shift] of each channel, and `apply_norm`
+makes activation(x * scale + shift + residual) of it. Backward: `reduce_norm` gives u = [dgamma,
+dbeta, a, b, c], and `apply_norm_back` the gradient of x, a * gradient + b * x + c. Where several
+tensors have a factor, it is one number for each image (drop-path): it scales what the norm gives
+before the residual is added.
+
+`apply_norm` and `apply_norm_back` take vectors of phalanx.kernels.group_norm as well.
+
+All sums are float32. `x` is [N, C, H, W] in channels_last memory, or [N, C]; gradients and
+residuals lie in memory as x does.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+
+from phalanx.kernels.fused import find_fused_for
+
+NONE, RELU, SILU, RELU6, GELU = 0, 1, 2, 3, 4  # activations
+
+
+# --- forward ---
+
+
+@custom_op("phalanx::norm_vectors", mutates_args=("running",))
+def norm_vectors(
+    x: Tensor, affine: list[Tensor], running: list[Tensor], eps: float, momentum: float
+) -> Tensor:
+    """v [4, C] of x, with the running statistics updated.
+
+    affine: weight and bias. running: mean, variance and the number of batches, or nothing.
+    """
+    fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.norm_vectors_fused")
+    if fused is not None:
+        return fused(x, affine, running, eps, momentum)
+    rows = flatten_pixels(x).float()
+    variance, mean = torch.var_mean(rows, 0, correction=0)
+    return _finish_reference(mean, variance, affine, running, (len(rows), eps, momentum))
+
+
+@norm_vectors.register_fake
+def _(x: Tensor, affine: list[Tensor], running: list[Tensor], eps: float, mom: float) -> Tensor:
+    return x.new_empty((4, x.shape[1]), dtype=torch.float32)
+
+
+@custom_op("phalanx::finish_vectors", mutates_args=("running",))
+def finish_vectors(
+    sums: Tensor,
+    affine: list[Tensor],
+    running: list[Tensor],
+    count: int,
+    eps: float,
+    momentum: float,
+) -> Tensor:
+    """`norm_vectors` from partial sums [2, any, C] of x and of x * x over `count` pixels."""
+    fused = find_fused_for(sums, "phalanx.kernels.norm_finish_fused.finish_vectors_fused")
+    if fused is not None:
+        return fused(sums, affine, running, count, eps, momentum)
+    total, square = sums.double().sum(1) / count
+    variance = (square - total * total).clamp_min(0)
+    vectors = total.float(), variance.float()
+    return _finish_reference(*vectors, affine, running, (count, eps, momentum))
+
+
+@finish_vectors.register_fake
+def _(
+    sums: Tensor, affine: list[Tensor], running: list[Tensor], count: int, eps: float, mom: float
+) -> Tensor:
+    return sums.new_empty((4, sums.shape[2]))
+
+
+def _finish_reference(
+    mean: Tensor,
+    variance: Tensor,
+    affine: list[Tensor],
+    running: list[Tensor],
+    sizes: tuple[int, float, float],
+) -> Tensor:
+    """v of a mean and a variance, with the running statistics updated as torch does."""
+    count, eps, momentum = sizes
+    weight, bias = (tensor.float() for tensor in affine)
+    rstd = torch.rsqrt(variance + eps)
+    if running:
+        running[0].lerp_(mean.to(running[0].dtype), momentum)
+        unbiased = variance * (count / max(count - 1, 1))
+        running[1].lerp_(unbiased.to(running[1].dtype), momentum)
+        running[2].add_(1)
+    scale = weight * rstd
+    return torch.stack([mean, rstd, scale, bias - mean * scale])
+
+
+@custom_op("phalanx::apply_norm", mutates_args=())
+def apply_norm(
+    x: Tensor,
+    v: Tensor,
+    activation: int,
+    residual: Tensor | None = None,
+    factor: Tensor | None = None,
+    residual_v: Tensor | None = None,
+    add_last: bool = False,
+) -> Tensor:
+    """activation(factor * (x * scale + shift) + residual) in x's type.
+
+    The residual is normalised by vectors of its own, where there are; `add_last`: it is added after
+    the activation, and the factor scales what the activation gives.
+    """
+    fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_fused")
+    if fused is not None:
+        return fused(x, v, activation, (residual, residual_v, factor), last=add_last)
+    value, by = normalise(x, v), for_images(factor, x)
+    value = (_activate(value, activation) if add_last else value) * by
+    if residual is not None:
+        value += residual.float() if residual_v is None else normalise(residual, residual_v)
+    return (value if add_last else _activate(value, activation)).to(x.dtype)
+
+
+@apply_norm.register_fake
+def _(
+    x: Tensor,
+    v: Tensor,
+    activation: int,
+    residual: Tensor | None = None,
+    factor: Tensor | None = None,
+    residual_v: Tensor | None = None,
+    add_last: bool = False,
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+# --- backward ---
+
+
+@custom_op("phalanx::reduce_norm", mutates_args=())
+def reduce_norm(
+    dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Tensor | None = None
+) -> Tensor:
+    """u [5, C] of a norm from the gradient dy behind its activation."""
+    fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_norm_fused")
+    if fused is not None:
+        return fused(dy, x, v, activation, factor)
+    gradient = dy.float() * find_derivative(normalise(x, v), activation)
+    return _reduce_reference(gradient * for_images(factor, x), x, v)
+
+
+@reduce_norm.register_fake
+def _(dy: Tensor, x: Tensor, v: Tensor, activation: int, factor: Tensor | None = None) -> Tensor:
+    return v.new_empty((5, x.shape[1]))
+
+
+@custom_op("phalanx::reduce_norm_gated", mutates_args=())
+def reduce_norm_gated(
+    dy: Tensor,
+    x: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    second: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradient dy + second where the gate lets it through, and u from it (times the factor).
+
+    gate: the output of the ReLU behind norm and residual, or its signs as `pack_signs` has them.
+    """
+    fused = find_fused_for(x, "phalanx.kernels.norm_finish_fused.reduce_norm_gated_fused")
+    if fused is not None:
+        return fused(dy, x, v, gate, second, factor)
+    gradient = dy.float() if second is None else dy.float() + second.float()
+    is_open = unpack_signs(gate, x) if gate.dtype == torch.uint8 else gate > 0
+    gradient = gradient * is_open
+    u = _reduce_reference(gradient * for_images(factor, x), x, v)
+    return gradient.to(dy.dtype), u
+
+
+@reduce_norm_gated.register_fake
+def _(
+    dy: Tensor,
+    x: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    second: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(dy), v.new_empty((5, x.shape[1]))
+
+
+@custom_op("phalanx::finish_back", mutates_args=())
+def finish_back(sums: Tensor, v: Tensor, count: int) -> Tensor:
+    """u from partial sums [2, any, C] of the gradient and of gradient * x over `count` pixels."""
+    fused = find_fused_for(sums, "phalanx.kernels.norm_finish_fused.finish_back_fused")
+    if fused is not None:
+        return fused(sums, v, count)
+    dbeta, product = sums.double().sum(1)
+    return _backward_vectors(dbeta.float(), (product - v[0] * dbeta).float(), v, count)
+
+
+@finish_back.register_fake
+def _(sums: Tensor, v: Tensor, count: int) -> Tensor:
+    return sums.new_empty((5, sums.shape[2]))
+
+
+@custom_op("phalanx::apply_norm_back", mutates_args=())
+def apply_norm_back(
+    dy: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, factor: Tensor | None = None
+) -> Tensor:
+    """The gradient of x; `activation` NONE where dy was masked already."""
+    fused = find_fused_for(x, "phalanx.kernels.norm_passes_fused.apply_norm_back_fused")
+    if fused is not None:
+        return fused(dy, x, v, u, activation, factor)
+    gradient = dy.float() * find_derivative(normalise(x, v), activation) * for_images(factor, x)
+    _, _, a, b, c = (_for_channels(row, x) for row in u)
+    return (a * gradient + b * x.float() + c).to(x.dtype)
+
+
+@apply_norm_back.register_fake
+def _(
+    dy: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, factor: Tensor | None = None
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _reduce_reference(gradient: Tensor, x: Tensor, v: Tensor) -> Tensor:
+    """u of a gradient in float32."""
+    rows = flatten_pixels(gradient)
+    product = (rows * (flatten_pixels(x).float() - v[0])).sum(0)
+    return _backward_vectors(rows.sum(0), product, v, len(rows))
+
+
+def _backward_vectors(dbeta: Tensor, product: Tensor, v: Tensor, count: int) -> Tensor:
+    """u of the sums of the gradient and of gradient * (x - mean)."""
+    mean, rstd, scale, _ = v
+    dgamma = product * rstd
+    slope = scale * rstd * dgamma / count
+    return torch.stack([dgamma, dbeta, scale, -slope, slope * mean - scale * dbeta / count])
+
+
+# --- what they share ---
+
+
+def flatten_pixels(x: Tensor) -> Tensor:
+    """The pixels of [N, C, H, W] as rows of channels; [N, C] as it is."""
+    return x if x.ndim == 2 else x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
+def pack_signs(x: Tensor) -> Tensor:
+    """Where x is above zero, one bit each: [pixels, C / 8], C a multiple of 64.
+
+    Bit i of byte j is channel 8 i + j of 64: a thread of a product holds all eight of them.
+    """
+    kept = (flatten_pixels(x) > 0).view(-1, x.shape[1] // 64, 8, 8).int()
+    places = torch.arange(8, device=x.device)[:, None]
+    return (kept << places).sum(2).view(-1, x.shape[1] // 8).to(torch.uint8)
+
+
+def unpack_signs(signs: Tensor, like: Tensor) -> Tensor:
+    """What `pack_signs` packed, as a mask of the shape of another tensor."""
+    n, c, h, w = like.shape
+    places = torch.arange(8, device=like.device)[:, None]
+    kept = (signs.view(-1, c // 64, 1, 8).int() >> places) & 1
+    return kept.view(n, h, w, c).permute(0, 3, 1, 2).bool()
+
+
+def _for_channels(row: Tensor, x: Tensor) -> Tensor:
+    """One number a channel, or one an image and channel, to be multiplied with x."""
+    return row.view(-1, x.shape[1], *(1 for _ in x.shape[2:]))
+
+
+def for_images(factor: Tensor | None, x: Tensor) -> Tensor | float:
+    """One number an image, to be multiplied with x."""
+    return 1.0 if factor is None else factor.float().view(-1, *(1 for _ in x.shape[1:]))
+
+
+def normalise(x: Tensor, v: Tensor) -> Tensor:
+    """x * scale + shift in float32."""
+    return x.float() * _for_channels(v[2], x) + _for_channels(v[3], x)
+
+
+def _activate(value: Tensor, activation: int) -> Tensor:
+    """The activation of a float32 tensor."""
+    if activation == RELU:
+        return value.clamp_min(0)
+    if activation == SILU:
+        return value * value.sigmoid()
+    if activation == GELU:
+        return F.gelu(value)
+    return value.clamp(0, 6) if activation == RELU6 else value
+
+
+def find_derivative(value: Tensor, activation: int) -> Tensor | float:
+    """The activation's derivative where its input is `value`."""
+    if activation == RELU:
+        return (value > 0).float()
+    if activation == SILU:
+        gate = value.sigmoid()
+        return gate * (1 + value * (1 - gate))
+    if activation == GELU:
+        density = torch.exp(-0.5 * value * value) / math.sqrt(2 * math.pi)
+        return torch.special.ndtr(value) + value * density
+    return ((value > 0) & (value < 6)).float() if activation == RELU6 else 1.0

@@ -1,0 +1,284 @@
+"""One optimizer step of all weights at once: norm of the gradients, loss scale, clipping, update.
+
+All that changes from step to step lies in device memory (`settings`, the loss scale, `results`):
+the host waits for nothing, and a CUDA graph may replay the step. Every operation is rounded to
+float32, in the order of the functions below: the fused kernels give the same bits. They get
+addresses instead of tensors, so they are no operators of torch: nothing traces an update.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from phalanx.kernels.fused import find_fused
+
+_Column = list[Tensor | None]
+
+# places in `settings`, float64; the settings of each group of weights follow
+LR, LOSS_SCALE, STEP, AVERAGE_SHARE, CLIP_NORM, CLIP_VALUE, VELOCITY_RATIO = range(7)
+GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE, GROUPS = range(7, 11)
+# places in `results`, float32
+NORM, UNSCALE, CLIP_RATIO, UPDATED, VELOCITY_SCALE, RESULTS = range(6)
+# places in a loss scale that adapts, float64; pairs of (step, scale) follow, of its last changes
+SCALE, FINITE_STEPS, SKIPPED, CHANGES, HISTORY = range(5)
+
+
+class GroupSettings(NamedTuple):
+    """What the weights of a group have in common."""
+
+    l2: float
+    kept: float  # the share of a weight that decay leaves
+    momentum: float  # the first of Adam's betas
+    decay: float  # of mean squares; the second of Adam's betas
+    eps: float
+
+
+class UpdateColumns(NamedTuple):
+    """The tensors of a step, a row for each weight; None where a weight has none.
+
+    All tensors of a row lie in memory in the same order. A row without a gradient is not updated:
+    buffers that are averaged have such rows.
+    """
+
+    weights: list[Tensor]  # float32
+    gradients: _Column  # float32; only read
+    first: _Column  # the optimizer's state, float32: velocity, mean or mean square
+    second: _Column  # more of it: Adam's mean square, the velocity of both rmsprops
+    averages: _Column  # the moving average, float32
+    halves: _Column  # the weight in 16 bits, all of the same type
+    numbers: _Column  # 0-d, of the state: a count of steps (float32), a velocity's scale (float64)
+
+
+class UpdateRows(NamedTuple):
+    """All tensors of a step that may be others in the next one."""
+
+    columns: UpdateColumns
+    groups: list[int]  # of each row
+    counters: list[tuple[Tensor, Tensor]]  # int64, and their copies
+
+
+@dataclass
+class UpdateTensors:
+    """All that a step reads and writes beside its rows; the same at every step."""
+
+    formula: str  # a key of FORMULAS
+    has_momentum: bool
+    settings: Tensor
+    results: Tensor
+    loss_scale: Tensor | None = None  # one that adapts; one that does not is in `settings`
+    multiplier: Tensor | None = None  # that one again, 0-d and float32, for passes to multiply by
+
+
+class MultiTensorUpdate:
+    """Updates the rows it is given, by fused kernels where there are any."""
+
+    def __init__(self, tensors: UpdateTensors) -> None:
+        self._tensors = tensors
+        build: Any = find_fused("phalanx.kernels.update_fused.build_update_tables")
+        self._fused: Any = None if build is None else build(tensors)
+        self._rows: UpdateRows | None = None
+        self._copies: list[Tensor | None] = []
+
+    def set_rows(self, rows: UpdateRows) -> bool:
+        """The rows of the next steps; False if they must be given again before every one."""
+        weights, gradients = rows.columns.weights, rows.columns.gradients
+        ordered = [_order_like(w, g) for w, g in zip(weights, gradients, strict=True)]
+        copies = [o for o, g in zip(ordered, gradients, strict=True) if o is not g]
+        rows = rows._replace(columns=rows.columns._replace(gradients=ordered))
+        if self._fused is None:
+            self._rows = rows
+            return False
+        self._copies = copies  # of the others only the addresses are kept: they are not ours
+        self._fused.upload(rows)
+        return not copies
+
+    def run(self) -> None:
+        """Update once, and fill `results`; waits for nothing where it is fused."""
+        if self._fused is not None:
+            self._fused.launch()
+        elif self._rows is not None:
+            _update_plainly(self._tensors, self._rows)
+
+
+def _order_like(weight: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """A gradient whose elements lie in memory in the order of its weight's: autograd's do."""
+    if gradient is None:
+        return None
+    sizes = zip(weight.shape, weight.stride(), gradient.stride(), strict=True)
+    if all(size == 1 or own == other for size, own, other in sizes):
+        return gradient
+    return torch.empty_like(weight).copy_(gradient)
+
+
+def overwrite(target: Tensor, numbers: Any) -> None:
+    """Give a tensor the numbers of a list or an array, without waiting for its device."""
+    source = torch.as_tensor(numbers, dtype=target.dtype)
+    if target.is_cuda:
+        source = source.pin_memory()  # from other memory the copy would wait
+    target.copy_(source, non_blocking=True)
+
+
+# --- the reference for the fused kernels ---
+
+
+class _UpdateRow(NamedTuple):
+    """A row of UpdateColumns."""
+
+    weight: Tensor
+    gradient: Tensor | None
+    first: Any  # a tensor, where the formula asks for it
+    second: Any
+    average: Tensor | None
+    half: Tensor | None
+    number: Any
+
+
+class _StepNumbers(NamedTuple):
+    """What all weights have in common."""
+
+    lr: float
+    velocity_scale: float
+    has_momentum: bool
+
+
+@torch.no_grad()
+def _update_plainly(tensors: UpdateTensors, rows: UpdateRows) -> None:
+    """The step, weight by weight."""
+    settings: list[float] = tensors.settings.tolist()
+    loss_scale, limit = tensors.loss_scale, settings[CLIP_VALUE]
+    scale = settings[LOSS_SCALE] if loss_scale is None else float(loss_scale[SCALE])
+    unscaled = [None if g is None else g * (1 / scale) for g in rows.columns.gradients]
+    clipped = [None if g is None else g.clamp(-limit, limit) for g in unscaled]
+    norm, ratio = _norm(unscaled), 1.0
+    if settings[CLIP_NORM]:
+        ratio = float((settings[CLIP_NORM] / (_norm(clipped) + 1e-6)).clamp(max=1.0))
+    updated = loss_scale is None or bool(norm.isfinite())
+    step = _StepNumbers(settings[LR], scale / settings[VELOCITY_RATIO], tensors.has_momentum)
+    shown = float(norm) if updated else 0.0
+    overwrite(tensors.results, [shown, 1 / scale, ratio, updated, step.velocity_scale])
+    if loss_scale is not None and tensors.multiplier is not None:
+        _adapt(loss_scale, settings, finite=updated)
+        tensors.multiplier.copy_(loss_scale[SCALE])
+    if not updated:
+        return
+    for number, gradient in enumerate(clipped):
+        row = _UpdateRow(*(column[number] for column in rows.columns))  # type: ignore[arg-type]
+        start = GROUPS + len(GroupSettings._fields) * rows.groups[number]
+        group = GroupSettings(*settings[start : start + len(GroupSettings._fields)])
+        if gradient is not None:
+            whole, kept = gradient * ratio + group.l2 * row.weight, row.weight * group.kept
+            row.weight.copy_(FORMULAS[tensors.formula](row, whole, kept, group, step))
+            if row.half is not None:
+                row.half.copy_(row.weight)
+        _move_average(row, settings[AVERAGE_SHARE])
+    for counter, copy in rows.counters:
+        copy.copy_(counter)
+
+
+def _norm(gradients: Sequence[Tensor | None]) -> Tensor:
+    """The norm of all gradients, added up in float64."""
+    squares = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
+    return torch.stack(squares).sum().sqrt().float()
+
+
+def _adapt(loss_scale: Tensor, settings: Sequence[float], *, finite: bool) -> None:
+    """Halve the scale where gradients are not finite; double it after many steps where they are."""
+    scale, finite_steps, skipped, changes = loss_scale[:HISTORY].tolist()
+    finite_steps += finite
+    grows = finite_steps >= settings[GROWTH_INTERVAL] and scale < settings[LARGEST_SCALE]
+    if not finite or grows:
+        scale = scale * 2 if finite else max(scale / 2, settings[SMALLEST_SCALE])
+        history = loss_scale[HISTORY:].view(-1, 2)
+        overwrite(history[int(changes) % len(history)], [settings[STEP], scale])
+        finite_steps, changes = 0, changes + 1
+    overwrite(loss_scale[:HISTORY], [scale, finite_steps, skipped + (not finite), changes])
+
+
+def _move_average(row: _UpdateRow, share: float) -> None:
+    """Let the average take that share of its weight, as torch.lerp does."""
+    if row.average is not None:
+        apart = row.weight - row.average
+        near = row.average + apart * share
+        row.average.copy_(near if share < 0.5 else row.weight - apart * (1 - share))
+
+
+# Each changes the state of a row and gives its new weight; `weight` is the one that decay left.
+
+
+def _sgd(
+    row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
+) -> Tensor:
+    if step.has_momentum:
+        gradient = row.first.copy_(row.first * group.momentum + gradient)
+    return weight - gradient * step.lr
+
+
+def _nesterov(
+    row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
+) -> Tensor:
+    row.first.copy_(row.first * group.momentum + gradient)
+    return weight - (gradient + row.first * group.momentum) * step.lr
+
+
+def _sgd_combined(
+    row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
+) -> Tensor:
+    rescaled = row.first * (step.velocity_scale / float(row.number))
+    row.number.fill_(step.velocity_scale)
+    row.first.copy_(rescaled * group.momentum + gradient * step.velocity_scale)
+    return weight - row.first * (step.lr / step.velocity_scale)
+
+
+def _adam(
+    row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
+) -> Tensor:
+    steps = float(row.number.add_(1))
+    bias, root_of_bias = 1 - group.momentum**steps, (1 - group.decay**steps) ** 0.5
+    row.first.copy_(row.first * group.momentum + gradient * (1 - group.momentum))
+    row.second.copy_(row.second * group.decay + gradient * gradient * (1 - group.decay))
+    divisor = _root(row.second) / _like(root_of_bias, weight) + group.eps
+    return weight - row.first * (step.lr / bias) / divisor
+
+
+def _rmsprop(
+    row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
+) -> Tensor:
+    row.number.add_(1)
+    row.first.copy_(row.first * group.decay + gradient * gradient * (1 - group.decay))
+    gradient = gradient / (_root(row.first) + group.eps)
+    if step.has_momentum:
+        gradient = row.second.copy_(row.second * group.momentum + gradient)
+    return weight - gradient * step.lr
+
+
+def _rmsprop_tf(
+    row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
+) -> Tensor:
+    row.first.copy_(row.first * group.decay + gradient * gradient * (1 - group.decay))
+    moved = gradient / _root(row.first + group.eps) * step.lr
+    if step.has_momentum:
+        moved = row.second.copy_(row.second * group.momentum + moved)
+    return weight - moved
+
+
+def _root(values: Tensor) -> Tensor:
+    """Square roots, rounded once: not every library does that in 32 bits."""
+    return values.double().sqrt().float()
+
+
+def _like(number: float, weight: Tensor) -> Tensor:
+    """A number to divide by: torch would multiply by the inverse of a plain one."""
+    return torch.full((), number, dtype=weight.dtype, device=weight.device)
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "sgd": _sgd,
+    "nesterov": _nesterov,
+    "sgd_combined": _sgd_combined,
+    "adam": _adam,
+    "rmsprop": _rmsprop,
+    "rmsprop_tf": _rmsprop_tf,
+}

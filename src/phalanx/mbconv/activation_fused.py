@@ -1,0 +1,71 @@
+"""What the Triton kernels of this room share: SiLU behind a norm, drop-path, tiles."""
+# ruff: noqa: RUF005  (tuples are added in Triton)
+# mypy: disable-error-code="no-untyped-def,assignment"
+
+import os
+
+import triton
+import triton.language as tl
+
+from phalanx.kernels.choices import Tile
+
+_PLAIN_DIVISION = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def next_power(n: int) -> int:
+    """The power of two that holds n, 16 at least: the side of a block."""
+    return max(16, triton.next_power_of_2(n))
+
+
+def fitting(tiles: list[Tile], **most: int) -> list[Tile]:
+    """The tiles no larger than asked for, or else the smallest."""
+    found = [tile for tile in tiles if all(tile[key] <= value for key, value in most.items())]
+    return found or [min(tiles, key=lambda tile: [tile[key] for key in most])]
+
+
+@triton.jit
+def sigmoid(z):
+    """1 / (1 + exp(-z)) by the approximate reciprocal."""
+    below = 1.0 + tl.exp(-z)
+    if _PLAIN_DIVISION:
+        return 1.0 / below
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [below], tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def silu_parts(x, scale, shift):
+    """silu(z) and its derivative, where z is the normalised x."""
+    z = x * scale + shift
+    p = sigmoid(z)
+    return z * p, p * (1 + z * (1 - p))
+
+
+@triton.jit
+def load_affine(v, c, C, okc):
+    """A norm's scale and shift."""
+    scale = tl.load(v + 2 * C + c, mask=okc, other=0.0)[None, :]
+    return scale, tl.load(v + 3 * C + c, mask=okc, other=0.0)[None, :]
+
+
+@triton.jit
+def load_keep(noise, rate, n, ok):
+    """What the contribution of images n is multiplied with, a column."""
+    drawn = tl.load(noise + n, mask=ok, other=0.0)
+    return tl.where(drawn >= rate, 1 / (1 - rate), 0.0)[:, None]
+
+
+@triton.jit
+def make_zeros(COUNT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
+    """COUNT tiles of zeros."""
+    tiles = ()
+    for _ in tl.static_range(COUNT):
+        tiles = tiles + (tl.zeros((BM, BC), tl.float32),)
+    return tiles
+
+
+@triton.jit
+def add_to(tiles, AT: tl.constexpr, value):
+    """The tiles with `value` added to one."""
+    return tiles[:AT] + (tiles[AT] + value,) + tiles[AT + 1 :]

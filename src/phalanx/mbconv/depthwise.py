@@ -1,0 +1,78 @@
+"""Depthwise convolutions of channels_last images, with the norm before and the sums for the next.
+
+Weights are [C, 1, K, K]. The input may be raw, the output of the convolution before: then v are
+its norm's vectors, and norm and SiLU are computed on the load.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phalanx.mbconv.image_layout import (
+    MULTIPROCESSORS,
+    new_floats,
+    new_image,
+    to_channels_last,
+)
+from phalanx.mbconv.kernel_op import kernel_op
+from phalanx.mbconv.norms import silu_parts
+
+
+def count_strips(columns: int, channels: int) -> int:
+    """How many programs share the columns of all images: rows of partial sums."""
+    return max(1, min(columns // 16, MULTIPROCESSORS * 12 * 32 // channels))
+
+
+def reduced(size: int, stride: int) -> int:
+    """Pixels of the output's side."""
+    return (size - 1) // stride + 1
+
+
+def _in_first_group(sums: Tensor, x: Tensor, stride: int) -> Tensor:
+    """[2, C] as partial sums."""
+    groups = count_strips(len(x) * reduced(x.shape[3], stride), x.shape[1])
+    return F.pad(sums[:, None], (0, 0, 0, groups - 1))
+
+
+def _activate(x: Tensor, v: Tensor | None) -> Tensor:
+    """What is convolved, in float32."""
+    return x.float() if v is None else silu_parts(x, v)[0]
+
+
+@kernel_op("phalanx.mbconv.depthwise_forward_fused.convolve")
+def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor]:
+    """The convolution, and its partial sums [2, groups, C]."""
+    pad, c = weight.shape[2] // 2, x.shape[1]
+    y = F.conv2d(_activate(x, v), weight.float(), None, stride, pad, 1, c).to(x.dtype)
+    exact = y.float()
+    sums = torch.stack([exact.sum((0, 2, 3)), (exact * exact).sum((0, 2, 3))])
+    return to_channels_last(y), _in_first_group(sums, x, stride)
+
+
+@kernel_op("phalanx.mbconv.depthwise_backward_fused.convolve_back")
+def convolve_back(
+    dy: Tensor, x: Tensor, weight: Tensor, v: Tensor | None, stride: int, parts: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of the norm's output, its partial sums, and partial weight gradients.
+
+    Those are [groups, K * K, C] (see `phalanx.mbconv.norms.add_partials`). Without v, the first is
+    the gradient of x and the sums mean nothing. parts: "data", "weight" or "both"; what is not
+    asked for is empty.
+    """
+    (c, _, k, _), groups = weight.shape, _in_first_group(x[:, :, 0, 0][:2], x, stride).shape[1]
+    act = _activate(x, v)
+    dx, dw, _ = torch.ops.aten.convolution_backward(
+        dy.float(), act, weight.float(), None, [stride] * 2, [k // 2] * 2, [1, 1], False, [0, 0],
+        c, [True, True, False],
+    )  # fmt: skip
+    if v is not None:
+        dx = dx * silu_parts(x, v)[1]
+    dx = to_channels_last(dx.to(x.dtype))
+    exact = dx.float()
+    sums = torch.stack([exact.sum((0, 2, 3)), (exact * x.float()).sum((0, 2, 3))])
+    dw = F.pad(dw.view(1, c, k * k).mT, (0, 0, 0, 0, 0, groups - 1)).contiguous()
+    if parts == "weight":
+        dx, sums = new_image(x, 0, 0, 0), new_floats(2, 0, c, like=x)
+        return dx, sums, dw
+    sums = _in_first_group(sums, x, stride)
+    return dx, sums, dw if parts == "both" else new_floats(0, k * k, c, like=x)

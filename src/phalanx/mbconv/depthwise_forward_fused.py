@@ -1,0 +1,171 @@
+"""phalanx.mbconv.depthwise.convolve as a Triton kernel.
+
+A program walks down a strip of BW output columns, which may span images, for BC channels; each of
+them may be NEAR neighbours, which share what they read. A row is read once for each column of the
+window; what it adds to the output rows above and below stays in registers. Offsets have 32 bits.
+"""
+# ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
+# mypy: disable-error-code="no-untyped-def,assignment"
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.mbconv.activation_fused import (
+    add_to,
+    fitting,
+    load_affine,
+    make_zeros,
+    next_power,
+    sigmoid,
+)
+from phalanx.mbconv.depthwise import count_strips, reduced
+from phalanx.mbconv.image_layout import new_floats, new_image
+
+_TILES = make_tiles(
+    "BW BC NEAR",
+    *((16, 32, 1, 4, 1), (8, 64, 1, 4, 1), (8, 32, 1, 4, 1)),
+    *((8, 32, 2, 4, 1), (16, 32, 2, 4, 1), (8, 16, 2, 4, 1)),
+)
+
+
+@triton.jit
+def load_taps(w, c, C, COUNT: tl.constexpr):
+    """The window's weights, to stay in registers."""
+    taps = ()
+    for k in tl.static_range(COUNT):
+        taps = taps + (tl.load(w + c * COUNT + k, mask=c < C, other=0.0).to(tl.float32)[None, :],)
+    return taps
+
+
+@triton.jit
+def find_columns(column, inside, W, STRIDE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Masks of COUNT columns from STRIDE * column + FIRST on: within the image."""
+    masks = ()
+    for j in tl.static_range(COUNT):
+        at = column * STRIDE + j + FIRST
+        masks = masks + (inside & ((at >= 0) & (at < W))[:, None],)
+    return masks
+
+
+@triton.jit
+def load_row(x, o, masks, on, C, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Raw tiles of COUNT columns from FIRST on, C apart; zero where not masks or not `on`."""
+    tiles = ()
+    for j in tl.static_range(COUNT):
+        place = x + o + (FIRST + j) * C
+        tiles = tiles + (tl.load(place, mask=masks[FIRST + j] & on, other=0.0),)
+    return tiles
+
+
+@triton.jit
+def _add_column(
+    acc, value, taps, COLUMN: tl.constexpr, OUT: tl.constexpr, BELOW: tl.constexpr,
+    KS: tl.constexpr, STRIDE: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """acc with what a value adds to the rows that it reaches of one of NEAR columns, if any."""
+    PAD: tl.constexpr = KS // 2
+    if (COLUMN >= 0) & (COLUMN < KS):
+        for i in tl.static_range(KS):
+            if (BELOW + PAD - i) % STRIDE == 0:
+                more = value * taps[i * KS + COLUMN]
+                acc = add_to(acc, ((BELOW + PAD - i) // STRIDE + PAD // STRIDE) * NEAR + OUT, more)
+    return acc
+
+
+@triton.jit
+def _add_rows(
+    acc, now, taps, masks, scale, shift, r, H,
+    KS: tl.constexpr, STRIDE: tl.constexpr, NEAR: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """acc with what STRIDE rows of the input from r on add."""
+    REACH: tl.constexpr = KS + STRIDE * (NEAR - 1)
+    for k in tl.static_range(STRIDE * REACH):
+        value = now[k].to(tl.float32)
+        if NORM:
+            z = value * scale + shift
+            value = tl.where(masks[k % REACH] & (r + k // REACH < H), z * sigmoid(z), 0.0)
+        for p in tl.static_range(NEAR):
+            acc = _add_column(
+                acc, value, taps, k % REACH - STRIDE * p, p, k // REACH, KS, STRIDE, NEAR
+            )
+    return acc
+
+
+@triton.jit
+def _load_rows(x, place, masks, r, H, W, C, REACH: tl.constexpr, STRIDE: tl.constexpr):
+    """Raw tiles of STRIDE rows from r on."""
+    tiles = ()
+    for below in tl.static_range(STRIDE):
+        at = r + below
+        tiles = tiles + load_row(x, place + at * W * C, masks, at < H, C, 0, REACH)
+    return tiles
+
+
+@triton.jit
+def _store_row(y, o, acc, masks, on, C, total, square, NEAR: tl.constexpr):
+    """Store the first row of acc; gives the sums with it."""
+    for p in tl.static_range(NEAR):
+        ok = masks[p] & on
+        result = acc[p].to(y.dtype.element_ty)
+        tl.store(y + o + p * C, result, mask=ok)
+        exact = tl.where(ok, result.to(tl.float32), 0.0)
+        total += exact
+        square += exact * exact
+    return total, square
+
+
+@triton.jit(do_not_specialize=["N", "H", "W", "HO", "WO", "C8", "G"])
+def _depthwise_forward(
+    x, w, v, y, s, N, H, W, HO, WO, C8, G,
+    KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """y = the convolution of x; s [2, G, C] gets the sums of y and y * y, one row a program.
+
+    The rows that the next step needs are asked for before this step's are used.
+    """
+    PAD: tl.constexpr = KS // 2
+    LOW: tl.constexpr = PAD // STRIDE  # output rows under way above that of the input row
+    ROWS: tl.constexpr = LOW + 1 + (STRIDE - 1 + PAD) // STRIDE
+    REACH: tl.constexpr = KS + STRIDE * (NEAR - 1)
+    C, each = C8 * 8, tl.cdiv(WO, NEAR)
+    c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
+    okc, scale, shift = (c < C)[None, :], 1.0, 0.0
+    if NORM:
+        scale, shift = load_affine(v, c, C, c < C)
+    taps = load_taps(w, c, C, KS * KS)
+    total, square = tl.zeros((BW, BC), tl.float32), tl.zeros((BW, BC), tl.float32)
+    for tile in range(g, tl.cdiv(N * each, BW), G):
+        m = tile * BW + tl.arange(0, BW)
+        n, column, inside = m // each, m % each, (m < N * each)[:, None] & okc
+        place = (n * H * W + column * (STRIDE * NEAR) - PAD)[:, None] * C + c[None, :]
+        out = (n * HO * WO + column * NEAR)[:, None] * C + c[None, :]
+        masks = find_columns(column, inside, W, STRIDE * NEAR, -PAD, REACH)
+        out_masks = find_columns(column, inside, WO, NEAR, 0, NEAR)
+        acc = make_zeros(ROWS * NEAR, BW, BC)
+        ahead = _load_rows(x, place, masks, 0, H, W, C, REACH, STRIDE)
+        for h in range(0, HO + LOW):
+            now, r = ahead, h * STRIDE
+            ahead = _load_rows(x, place, masks, r + STRIDE, H, W, C, REACH, STRIDE)
+            acc = _add_rows(acc, now, taps, masks, scale, shift, r, H, KS, STRIDE, NEAR, NORM)
+            row = out + (h - LOW) * WO * C
+            total, square = _store_row(y, row, acc, out_masks, h >= LOW, C, total, square, NEAR)
+            acc = acc[NEAR:] + make_zeros(NEAR, BW, BC)
+    tl.store(s + g * C + c, tl.sum(total, 0), mask=c < C)
+    tl.store(s + (G + g) * C + c, tl.sum(square, 0), mask=c < C)
+
+
+def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor]:
+    """`phalanx.mbconv.depthwise.convolve`."""
+    n, c, h, w = x.shape
+    ho, wo = reduced(h, stride), reduced(w, stride)
+    groups = count_strips(n * wo, c)
+    y, s = new_image(x, c, ho, wo), new_floats(2, groups, c, like=x)
+    args = (x, weight, s if v is None else v, y, s, n, h, w, ho, wo, c // 8, groups)
+    flags = {"KS": weight.shape[2], "STRIDE": stride, "NORM": int(v is not None)}
+    tiles = fitting(_TILES, BC=next_power(c))
+    grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731
+    CHOICES.run(_depthwise_forward, grid, args, tiles, **flags)
+    return y, s

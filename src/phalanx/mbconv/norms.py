@@ -1,0 +1,129 @@
+"""BatchNorm in training with what stands around it in an EfficientNet, cut into passes.
+
+The vectors of a norm are those of phalanx.kernels.batch_norm: forward v = [mean, rstd, scale,
+shift], backward u = [dgamma, dbeta, a, b, c], where the gradient of the norm's input is
+a * gradient + b * input + c. `finish_vectors` and `finish_back` there make them of the partial sums
+[2, groups, C] here. The passes are others by what they do besides the norm, and by loads that stay
+16 bytes wide where 8 is all that divides the channels.
+
+`noise` are uniform numbers [N, 1]: a block's contribution is dropped where they are below `rate`.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phalanx.mbconv.image_layout import count_groups, count_rows, to_channels_last
+from phalanx.mbconv.kernel_op import kernel_op
+
+
+def by_channel(vector: Tensor) -> Tensor:
+    """A vector of channels, to be multiplied with images."""
+    return vector[None, :, None, None]
+
+
+def silu_parts(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """silu(z) and its derivative, where z is the normalised x, in float32."""
+    z = x.float() * by_channel(v[2]) + by_channel(v[3])
+    p = z.sigmoid()
+    return z * p, p * (1 + z * (1 - p))
+
+
+def _keep_factor(noise: Tensor, rate: float) -> Tensor:
+    """What each image's contribution is multiplied with."""
+    return (noise.view(-1, 1, 1, 1) >= rate).float() / (1 - rate)
+
+
+def _as_partial_sums(gradient: Tensor, x: Tensor) -> Tensor:
+    """The sums of gradient and gradient * x by channel, in the first of the groups."""
+    groups = count_groups(count_rows(x), x.shape[1])
+    sums = torch.stack([gradient.sum((0, 2, 3)), (gradient * x.float()).sum((0, 2, 3))])
+    return F.pad(sums[:, None], (0, 0, 0, groups - 1))
+
+
+@kernel_op("phalanx.mbconv.norms_fused.sum_channels")
+def sum_channels(x: Tensor) -> Tensor:
+    """Partial sums of x and x * x."""
+    return _as_partial_sums(x.float(), x)
+
+
+@kernel_op("phalanx.mbconv.norms_fused.sum_gradients")
+def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> Tensor:
+    """Partial sums of the gradient of a norm's output and of it times x, the norm's input.
+
+    dy has seen the output, with noise after drop-path.
+    """
+    gradient = dy.float()
+    if noise is not None:
+        gradient = gradient * _keep_factor(noise, rate)
+    return _as_partial_sums(gradient, x)
+
+
+@kernel_op("phalanx.mbconv.norms_fused.silu_back")
+def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of a norm's output, of which dy saw SiLU, and partial sums of it."""
+    ds = to_channels_last((dy.float() * silu_parts(x, v)[1]).to(x.dtype))
+    return ds, _as_partial_sums(ds.float(), x)
+
+
+def backward_vectors(total: Tensor, product: Tensor, v: Tensor, count: int) -> Tensor:
+    """u of the sums of the gradient and of gradient * x."""
+    mean, rstd, scale, _ = v
+    dgamma = (product - mean * total) * rstd
+    slope = scale * rstd * dgamma / count
+    return torch.stack([dgamma, total, scale, -slope, slope * mean - scale * total / count])
+
+
+@kernel_op("phalanx.mbconv.partial_sums_fused.add_partials")
+def add_partials(partials: Tensor, columns: int) -> Tensor:
+    """The sums of the columns of [groups, rows, columns], turned round: [columns, rows]."""
+    return partials.view(len(partials), -1, columns).sum(0).T.contiguous()
+
+
+@kernel_op("phalanx.mbconv.norms_fused.norm_silu")
+def norm_silu(x: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
+    """silu(norm(x)), times the gate [N, C] of a squeeze-excite."""
+    act, _ = silu_parts(x, v)
+    if gate is not None:
+        act = act * gate[:, :, None, None]
+    return to_channels_last(act.to(x.dtype))
+
+
+@kernel_op("phalanx.mbconv.norms_fused.norm_add")
+def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rate: float) -> Tensor:
+    """norm(x), some images dropped, plus what a skip brings."""
+    y = x.float() * by_channel(v[2]) + by_channel(v[3])
+    if noise is not None:
+        y = y * _keep_factor(noise, rate)
+    if add is not None:
+        y = y + add.float()
+    return to_channels_last(y.to(x.dtype))
+
+
+def _norm_back(gradient: Tensor, x: Tensor, u: Tensor) -> Tensor:
+    """The gradient of a norm's input."""
+    dx = gradient * by_channel(u[2]) + x.float() * by_channel(u[3]) + by_channel(u[4])
+    return to_channels_last(dx.to(x.dtype))
+
+
+@kernel_op("phalanx.mbconv.norms_fused.norm_add_back")
+def norm_add_back(dy: Tensor, x: Tensor, u: Tensor, noise: Tensor | None, rate: float) -> Tensor:
+    """The gradient of x, of which dy saw norm(x), some images dropped."""
+    gradient = dy.float()
+    if noise is not None:
+        gradient = gradient * _keep_factor(noise, rate)
+    return _norm_back(gradient, x, u)
+
+
+@kernel_op("phalanx.mbconv.norms_fused.norm_gate_back")
+def norm_gate_back(
+    x: Tensor, v: Tensor, u: Tensor, dmean: Tensor, dy: Tensor | None, gate: Tensor | None
+) -> Tensor:
+    """The gradient of x, of which dy saw silu(norm(x)) * gate, and dmean [N, C] every pixel.
+
+    Without dy and gate, only dmean.
+    """
+    gradient = dmean[:, :, None, None]
+    if dy is not None and gate is not None:
+        gradient = dy.float() * gate[:, :, None, None] + gradient
+    return _norm_back(gradient * silu_parts(x, v)[1], x, u)

@@ -1,0 +1,210 @@
+"""phalanx.mbconv.norms as Triton kernels: passes over whole images.
+
+An image is [M, C] rows with C contiguous and a multiple of eight, handed over as C // 8 so that
+loads stay 16 bytes wide. Offsets are 32 bits wide.
+"""
+# ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
+# mypy: disable-error-code="no-untyped-def,assignment"
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from phalanx.kernels.choices import CHOICES, Tile, make_tiles
+from phalanx.mbconv.activation_fused import (
+    fitting,
+    load_affine,
+    load_keep,
+    next_power,
+    silu_parts,
+)
+from phalanx.mbconv.image_layout import count_groups, count_rows, new_floats
+
+_TILES = make_tiles("BM BC", (32, 64, 4, 1), (64, 32, 4, 1), (16, 128, 4, 1), (128, 16, 4, 1))
+
+
+@triton.jit(do_not_specialize=["M", "PIXELS", "C8", "G"])
+def _reduce_rows(
+    dy, x, v, noise, ds, s, rate, M, PIXELS, C8, G,
+    BACK: tl.constexpr, SILU: tl.constexpr, NOISE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Partial sums s [2, G, C] of x and x * x; BACK: of the gradient and gradient * x.
+
+    SILU: dy has seen SiLU; its gradient ds is stored.
+    """
+    C = C8 * 8
+    c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
+    okc = c < C
+    if SILU:
+        scale, shift = load_affine(v, c, C, okc)
+    total, product = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for r in range(g * BM, M, G * BM):
+        m = r + tl.arange(0, BM)
+        o, ok = m[:, None] * C + c[None, :], (m < M)[:, None] & okc[None, :]
+        value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+        d = value
+        if BACK:
+            d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+        if SILU:
+            _, slope = silu_parts(value, scale, shift)
+            rounded = (d * slope).to(ds.dtype.element_ty)
+            tl.store(ds + o, rounded, mask=ok)
+            d = rounded.to(tl.float32)
+        if NOISE:
+            d *= load_keep(noise, rate, m // PIXELS, m < M)
+        total += d
+        product += d * value
+    tl.store(s + g * C + c, tl.sum(total, 0), mask=okc)
+    tl.store(s + (G + g) * C + c, tl.sum(product, 0), mask=okc)
+
+
+@triton.jit(do_not_specialize=["M", "PIXELS", "C8"])
+def _apply_rows(
+    x, v, noise, gate, add, y, rate, M, PIXELS, C8,
+    SILU: tl.constexpr, GATE: tl.constexpr, NOISE: tl.constexpr, ADD: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """norm(x), with SiLU or without, times gate or what drop-path keeps, plus what is added."""
+    C = C8 * 8
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
+    okc, n = c < C, m // PIXELS
+    o, ok = m[:, None] * C + c[None, :], (m < M)[:, None] & okc[None, :]
+    value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+    scale, shift = load_affine(v, c, C, okc)
+    if SILU:
+        value, _ = silu_parts(value, scale, shift)
+    else:
+        value = value * scale + shift
+    if NOISE:
+        value *= load_keep(noise, rate, n, m < M)
+    if GATE:
+        value *= tl.load(gate + n[:, None] * C + c[None, :], mask=ok, other=0.0)
+    if ADD:
+        value += tl.load(add + o, mask=ok, other=0.0).to(tl.float32)
+    tl.store(y + o, value.to(y.dtype.element_ty), mask=ok)
+
+
+@triton.jit(do_not_specialize=["M", "PIXELS", "C8"])
+def _apply_rows_back(
+    dy, x, v, u, noise, gate, dmean, dx, rate, M, PIXELS, C8,
+    SILU: tl.constexpr, GATE: tl.constexpr, MEAN: tl.constexpr, NOISE: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a norm's input. MEAN without GATE: dmean is all there is."""
+    C = C8 * 8
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
+    okc, n = c < C, m // PIXELS
+    o, ok = m[:, None] * C + c[None, :], (m < M)[:, None] & okc[None, :]
+    place = n[:, None] * C + c[None, :]
+    value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+    if MEAN:
+        d = tl.load(dmean + place, mask=ok, other=0.0)
+        if GATE:
+            near = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+            d += near * tl.load(gate + place, mask=ok, other=0.0)
+    else:
+        d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+    if NOISE:
+        d *= load_keep(noise, rate, n, m < M)
+    if SILU:
+        scale, shift = load_affine(v, c, C, okc)
+        _, slope = silu_parts(value, scale, shift)
+        d *= slope
+    d = d * tl.load(u + 2 * C + c, mask=okc, other=0.0)[None, :]
+    d += value * tl.load(u + 3 * C + c, mask=okc, other=0.0)[None, :]
+    d += tl.load(u + 4 * C + c, mask=okc, other=0.0)[None, :]
+    tl.store(dx + o, d.to(dx.dtype.element_ty), mask=ok)
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    """Rows, pixels an image has, and an eighth of the channels."""
+    return count_rows(x), x.shape[2] * x.shape[3], x.shape[1] // 8
+
+
+def _by_rows(x: Tensor) -> Callable[[Tile], tuple[int, ...]]:
+    """A program for each tile."""
+    return lambda t: (triton.cdiv(count_rows(x), t["BM"]), triton.cdiv(x.shape[1], t["BC"]))
+
+
+def _reduce(x: Tensor, tensors: tuple[Any, ...], rate: float, **flags: int) -> Tensor:
+    """Partial sums; tensors: dy, v, noise, ds."""
+    c = x.shape[1]
+    groups = count_groups(count_rows(x), c)
+    s = new_floats(2, groups, c, like=x)
+    dy, v, noise, ds = (s if tensor is None else tensor for tensor in tensors)
+    args = (dy, x, v, noise, ds, s, rate, *_sizes(x), groups)
+    tiles = fitting(_TILES, BC=next_power(c))
+    CHOICES.run(_reduce_rows, lambda t: (triton.cdiv(c, t["BC"]), groups), args, tiles, **flags)
+    return s
+
+
+def sum_channels(x: Tensor) -> Tensor:
+    """`phalanx.mbconv.norms.sum_channels`."""
+    return _reduce(x, (x, None, None, None), 0.0, BACK=0, SILU=0, NOISE=0)
+
+
+def sum_gradients(dy: Tensor, x: Tensor, noise: Tensor | None, rate: float) -> Tensor:
+    """`phalanx.mbconv.norms.sum_gradients`."""
+    flags = {"BACK": 1, "SILU": 0, "NOISE": int(noise is not None)}
+    return _reduce(x, (dy, None, noise, None), rate, **flags)
+
+
+def silu_back(dy: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """`phalanx.mbconv.norms.silu_back`."""
+    ds = torch.empty_like(x)
+    return ds, _reduce(x, (dy, v, None, ds), 0.0, BACK=1, SILU=1, NOISE=0)
+
+
+def _apply(
+    x: Tensor, v: Tensor, held: tuple[Tensor | None, ...], rate: float, **flags: int
+) -> Tensor:
+    """A norm with what follows it; held: noise, gate, what is added."""
+    y = torch.empty_like(x)
+    noise, gate, add = (v if tensor is None else tensor for tensor in held)
+    tiles = fitting(_TILES, BC=next_power(x.shape[1]))
+    args = (x, v, noise, gate, x if held[2] is None else add, y, rate, *_sizes(x))
+    CHOICES.run(_apply_rows, _by_rows(x), args, tiles, **flags)
+    return y
+
+
+def norm_silu(x: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
+    """`phalanx.mbconv.norms.norm_silu`."""
+    flags = {"SILU": 1, "GATE": int(gate is not None), "NOISE": 0, "ADD": 0}
+    return _apply(x, v, (None, gate, None), 0.0, **flags)
+
+
+def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rate: float) -> Tensor:
+    """`phalanx.mbconv.norms.norm_add`."""
+    flags = {"SILU": 0, "GATE": 0, "NOISE": int(noise is not None), "ADD": int(add is not None)}
+    return _apply(x, v, (noise, None, add), rate, **flags)
+
+
+def _apply_back(
+    x: Tensor, u: Tensor, held: tuple[Tensor | None, ...], rate: float, **flags: int
+) -> Tensor:
+    """The gradient of a norm's input; held: dy, v, noise, gate, dmean."""
+    dx = torch.empty_like(x)
+    v, noise, gate, dmean = (u if tensor is None else tensor for tensor in held[1:])
+    dy = x if held[0] is None else held[0]
+    args = (dy, x, v, u, noise, gate, dmean, dx, rate, *_sizes(x))
+    tiles = fitting(_TILES, BC=next_power(x.shape[1]))
+    CHOICES.run(_apply_rows_back, _by_rows(x), args, tiles, **flags)
+    return dx
+
+
+def norm_add_back(dy: Tensor, x: Tensor, u: Tensor, noise: Tensor | None, rate: float) -> Tensor:
+    """`phalanx.mbconv.norms.norm_add_back`."""
+    flags = {"SILU": 0, "GATE": 0, "MEAN": 0, "NOISE": int(noise is not None)}
+    return _apply_back(x, u, (dy, None, noise, None, None), rate, **flags)
+
+
+def norm_gate_back(
+    x: Tensor, v: Tensor, u: Tensor, dmean: Tensor, dy: Tensor | None, gate: Tensor | None
+) -> Tensor:
+    """`phalanx.mbconv.norms.norm_gate_back`."""
+    flags = {"SILU": 1, "GATE": int(gate is not None), "MEAN": 1, "NOISE": 0}
+    return _apply_back(x, u, (dy, v, None, gate, dmean), 0.0, **flags)

@@ -1,0 +1,100 @@
+"""Squeeze-and-excite between a norm with SiLU and the product behind it.
+
+x is the norm's input, z its output. Sums by image are [planes, parts, N, C]; whoever needs them
+adds the parts up, in order.
+
+No pass over an image is needed for the sums of the norm before it: with the gradient of z
+(dy * gate + dmean) * silu'(z), they follow from sums by image, gate and dmean being the same for
+all pixels of an image.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phalanx.mbconv.image_layout import count_parts
+from phalanx.mbconv.kernel_op import kernel_op
+from phalanx.mbconv.norms import backward_vectors, silu_parts
+
+
+def _sum_by_image(x: Tensor, *terms: Tensor) -> Tensor:
+    """The sums of each term, in the first of the parts."""
+    n, c, h, w = x.shape
+    sums = torch.stack(terms).sum((3, 4))
+    return F.pad(sums[:, None], (0, 0, 0, 0, 0, count_parts(n, h * w, c) - 1))
+
+
+@kernel_op("phalanx.mbconv.image_sums_fused.sum_images")
+def sum_images(x: Tensor, v: Tensor) -> Tensor:
+    """Sums by image of silu(z), one plane; v are the vectors of the norm."""
+    return _sum_by_image(x, silu_parts(x, v)[0])
+
+
+@kernel_op("phalanx.mbconv.image_sums_fused.sum_slopes")
+def sum_slopes(x: Tensor, v: Tensor) -> Tensor:
+    """Sums by image of silu'(z) and silu'(z) * x."""
+    slope = silu_parts(x, v)[1]
+    return _sum_by_image(x, slope, slope * x.float())
+
+
+@kernel_op("phalanx.mbconv.image_sums_fused.sum_images_back")
+def sum_images_back(x: Tensor, v: Tensor, dy: Tensor) -> Tensor:
+    """Sums by image of silu(z), silu'(z) and silu'(z) * x, each times dy, and of the last two."""
+    (act, slope), d = silu_parts(x, v), dy.float()
+    return _sum_by_image(x, act * d, slope * d, slope * d * x.float(), slope, slope * x.float())
+
+
+@kernel_op("phalanx.mbconv.squeeze_excite_fused.excite")
+def excite(sums: Tensor, weights: list[Tensor], pixels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """From `sum_images`: mean [N, C], the hidden layer before its SiLU [N, R], and the gate [N, C].
+
+    weights: w1 [R, C], b1, w2 [C, R], b2, of any type; everything is computed in float32.
+    """
+    w1, b1, w2, b2 = (each.float() for each in weights)
+    mean = sums[0].sum(0) / pixels
+    hidden = F.linear(mean, w1, b1)
+    return mean, hidden, F.linear(F.silu(hidden), w2, b2).sigmoid()
+
+
+def _gate_slope(back: Tensor, gate: Tensor) -> Tensor:
+    """The gradient of what the gate is the sigmoid of."""
+    return back[0].sum(0) * gate * (1 - gate)
+
+
+@kernel_op("phalanx.mbconv.squeeze_excite_fused.excite_back")
+def excite_back(
+    back: Tensor, weights: list[Tensor], hidden: Tensor, gate: Tensor, pixels: int
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the hidden layer, and dmean, each pixel's share of that of the mean.
+
+    back: from `sum_images_back`. weights: w1, w2.
+    """
+    w1, w2 = (each.float() for each in weights)
+    p = hidden.sigmoid()
+    dhidden = (_gate_slope(back, gate) @ w2) * p * (1 + hidden * (1 - p))
+    return dhidden, (dhidden @ w1) / pixels
+
+
+@kernel_op("phalanx.mbconv.squeeze_excite_fused.finish_excite_back")
+def finish_excite_back(
+    back: Tensor, excited: list[Tensor], dmean: Tensor, v: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Backward vectors of the norm before, and the gradients of w1, b1, w2, b2.
+
+    back: from `sum_images_back`. excited: mean, hidden, gate and the gradient of hidden.
+    """
+    mean, hidden, gate, dhidden = excited
+    sums = (back[3:].sum(1) * dmean + back[1:3].sum(1) * gate).sum(1)
+    outer = _gate_slope(back, gate)
+    gradients = (dhidden.T @ mean, dhidden.sum(0), outer.T @ F.silu(hidden), outer.sum(0))
+    return backward_vectors(sums[0], sums[1], v, count), *gradients
+
+
+@kernel_op("phalanx.mbconv.squeeze_excite_fused.finish_mean_back")
+def finish_mean_back(slopes: Tensor, dmean: Tensor, v: Tensor, count: int) -> Tensor:
+    """Backward vectors of a norm, where a mean is all that follows SiLU.
+
+    slopes: from `sum_slopes`.
+    """
+    total, product = (slopes.sum(1) * dmean).sum(1)
+    return backward_vectors(total, product, v, count)

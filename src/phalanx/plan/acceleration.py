@@ -1,0 +1,53 @@
+"""What makes a step faster on a GPU: kernels of our own, and passes replayed as CUDA graphs."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from phalanx.catalog.variant import OwnVariant
+from phalanx.config.schema import Config
+from phalanx.plan.layout import Layout
+from phalanx.plan.machine_choice import MachineChoice, count_local_ranks
+from phalanx.plan.model import build_variant
+
+
+class Acceleration(NamedTuple):
+    """What a run uses, and why not what it might."""
+
+    graph: bool = False  # passes are replayed
+    own_kernels: bool = False  # blocks that have kernels of their own use them
+    compiles: bool = False  # the network is compiled
+    notes: tuple[str, ...] = ()
+
+
+def plan_acceleration(
+    config: Config, chosen: MachineChoice, layout: Layout, *, recomputes: bool
+) -> Acceleration:
+    """Both wherever they are possible, unless the config says otherwise."""
+    machine = config.machine
+    if not chosen.device.startswith("cuda"):
+        return Acceleration(compiles=machine.compile)
+    notes = []
+    graph = machine.graph is not False
+    reason = next(_list_graph_obstacles(config, layout), None)
+    if graph and reason:
+        graph = False
+        notes.append(f"graph: off, because {reason}")
+    own_kernels = machine.kernels == "auto" and chosen.precision != "32.32" and not machine.compile
+    if own_kernels and recomputes:
+        own_kernels = False
+        notes.append("kernels: torch's own, because activations are recomputed one by one")
+    return Acceleration(graph, own_kernels, machine.compile, tuple(notes))
+
+
+def _list_graph_obstacles(config: Config, layout: Layout) -> Iterator[str]:
+    """Why passes cannot be replayed, or must not be without being asked to."""
+    if config.machine.fp_exceptions:
+        yield "--fp-exceptions looks at every module of every step"
+    if layout.stages > 1:
+        yield "stages wait for each other within a step"
+    if layout.span_groups:
+        yield "norms of several ranks exchange their statistics within a step (--bn-span)"
+    if count_local_ranks(layout) < layout.ranks:
+        yield "gradients travel between hosts while the backward pass goes on"
+    if config.machine.graph is None and isinstance(build_variant(config), OwnVariant):
+        yield "nobody knows whether a plugin's network can be replayed; --graph tries it"

@@ -1,0 +1,91 @@
+"""1x1 convolutions in the forward pass, with what follows them.
+
+Images are [N, C, H, W] in channels_last memory, weights [out, in]; channels are multiples of 64.
+v are a norm's vectors (phalanx.kernels.batch_norm); bits are packed as its `pack_signs` has them.
+Every operation has its plain definition beside it, which runs where there is no Triton.
+"""
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from phalanx.kernels.batch_norm import flatten_pixels, pack_signs
+from phalanx.kernels.fused import find_fused_for
+from phalanx.products.images import new_image, to_image
+
+
+def widen(x: Tensor) -> Tensor:
+    """At least 32 bits."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+# --- with the sums of a norm ---
+
+
+@custom_op("phalanx::conv_sums", mutates_args=())
+def conv_sums(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """x w^T, and the sums of its columns and of their squares: float32 [2, out]."""
+    fused = find_fused_for(x, "phalanx.products.ops_fused.conv_sums_fused")
+    return (fused or conv_sums_reference)(x, w)
+
+
+def conv_sums_reference(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """`conv_sums` in torch's own operations."""
+    rows = widen(flatten_pixels(x)) @ widen(w).t()
+    return to_image(rows.to(x.dtype), x), torch.stack([rows.sum(0), (rows * rows).sum(0)])
+
+
+@conv_sums.register_fake
+def _(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    sums = w.new_empty((2, len(w)), dtype=torch.float32)
+    return _new_output(x, w), sums
+
+
+# --- with a norm that is known beforehand ---
+
+
+@custom_op("phalanx::conv_norm", mutates_args=())
+def conv_norm(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """x w^T * scale + shift."""
+    fused = find_fused_for(x, "phalanx.products.ops_fused.conv_norm_fused")
+    return (fused or conv_norm_reference)(x, w, v)
+
+
+def conv_norm_reference(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """`conv_norm` in torch's own operations."""
+    rows = widen(flatten_pixels(x)) @ widen(w).t() * v[2] + v[3]
+    return to_image(rows.to(x.dtype), x)
+
+
+@conv_norm.register_fake
+def _(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return _new_output(x, w)
+
+
+@custom_op("phalanx::conv_norm_relu", mutates_args=())
+def conv_norm_relu(x: Tensor, w: Tensor, v: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """relu(x w^T * scale + shift + residual), and where it is above zero as bits."""
+    fused = find_fused_for(x, "phalanx.products.ops_fused.conv_norm_relu_fused")
+    return (fused or conv_norm_relu_reference)(x, w, v, residual)
+
+
+def conv_norm_relu_reference(
+    x: Tensor, w: Tensor, v: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`conv_norm_relu` in torch's own operations."""
+    rows = widen(flatten_pixels(x)) @ widen(w).t() * v[2] + v[3]
+    rows = (rows + widen(flatten_pixels(residual))).relu()
+    y = to_image(rows.to(x.dtype), x)
+    return y, pack_signs(y)
+
+
+@conv_norm_relu.register_fake
+def _(x: Tensor, w: Tensor, v: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    pixels = x.numel() // x.shape[1]
+    return _new_output(x, w), x.new_empty((pixels, len(w) // 8), dtype=torch.uint8)
+
+
+def _new_output(x: Tensor, w: Tensor) -> Tensor:
+    """An empty image of a convolution's output."""
+    n, _, h, w_ = x.shape
+    return new_image(n, w.shape[0], h, w_, x)

@@ -1,0 +1,175 @@
+"""What a product does to its result before it is stored: jit functions of the gemm kernels.
+
+The flags of all gemm kernels, in the order they take effect:
+
+PRE     1: beta * (a2 @ b2) is added to a @ b
+AFFINE  1: row 0 of v is added; 2: scale and shift of a norm, rows 2 and 3 of v
+ADD     1: a tensor of the result's shape is added; 2: one of a quarter of the pixels, to even ones
+ACT     1: ReLU, and where it let through is kept in bits; 3: only where bits say so;
+        4: only where the norm gv of gate is positive
+SUMS    1: sums of the result's columns; 2: also of result * gate; 3: also of its squares
+"""
+# mypy: disable-error-code="no-untyped-def"
+# ruff: noqa: PLR0913, PLR0917, SIM108  (kernels take pointers and sizes one by one)
+# A jit function has one return: what follows another is compiled even if it is never reached.
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_added(add, m, n, M, N, H, W, ADD: tl.constexpr):
+    """What is added to the pixels m: their own values, or for even ones a smaller image's."""
+    if ADD == 0:
+        added = 0.0
+    elif ADD == 1:
+        added = tl.load(add + m[:, None] * N + n[None, :], mask=(m < M)[:, None], other=0.0)
+    else:
+        image, h, w = m // (H * W), (m // W) % H, m % W
+        even = (m < M) & (h % 2 == 0) & (w % 2 == 0)
+        source = (image * ((H + 1) // 2) + h // 2) * ((W + 1) // 2) + w // 2
+        added = tl.load(add + source[:, None] * N + n[None, :], mask=even[:, None], other=0.0)
+    return added
+
+
+@triton.jit
+def load_gate(gate, m, n, M, N, ACT: tl.constexpr):
+    """The values whose norm decides what passes."""
+    if ACT == 4:
+        gates = tl.load(gate + m[:, None] * N + n[None, :], mask=(m < M)[:, None], other=0.0)
+    else:
+        gates = 0.0
+    return gates
+
+
+@triton.jit
+def load_affine(v, n, N, AFFINE: tl.constexpr):
+    """Scale and shift of the columns n, as far as they are used."""
+    if AFFINE == 0:
+        scale, shift = 0.0, 0.0
+    elif AFFINE == 1:
+        scale, shift = 0.0, tl.load(v + n)[None, :]
+    else:
+        scale, shift = tl.load(v + 2 * N + n)[None, :], tl.load(v + 3 * N + n)[None, :]
+    return scale, shift
+
+
+@triton.jit
+def apply_affine(acc, scale, shift, added, AFFINE: tl.constexpr, ADD: tl.constexpr):
+    """acc with scale and shift, and what is added."""
+    if AFFINE == 1:
+        acc += shift
+    if AFFINE == 2:
+        acc = acc * scale + shift
+    if ADD > 0:
+        acc += added.to(tl.float32)
+    return acc
+
+
+@triton.jit
+def apply_gate(acc, gates, scale, shift, kept, ACT: tl.constexpr):
+    """acc where it may pass; kept are bits as 0 and 1."""
+    if ACT == 1:
+        acc = tl.maximum(acc, 0.0)
+    if ACT == 3:
+        acc = tl.where(kept > 0, acc, 0.0)
+    if ACT == 4:
+        acc = tl.where(gates.to(tl.float32) * scale + shift > 0, acc, 0.0)
+    return acc
+
+
+@triton.jit
+def second_summand(acc, gates, SUMS: tl.constexpr):
+    """What the second row of sums adds up."""
+    if SUMS == 2:
+        second = acc * gates.to(tl.float32)
+    else:
+        second = acc * acc
+    return second
+
+
+@triton.jit
+def store_sums(s, acc, gates, row, rows, n, N, SUMS: tl.constexpr):
+    """One of `rows` rows of partial sums of a tile, whose rows beyond the last are zero."""
+    if SUMS > 0:
+        tl.store(s + row * N + n, tl.sum(acc, 0))
+    if SUMS > 1:
+        tl.store(s + (rows + row) * N + n, tl.sum(second_summand(acc, gates, SUMS), 0))
+
+
+@triton.jit
+def _pack_bits(kept, BM: tl.constexpr, BN: tl.constexpr):
+    """Bit i of byte j is column 8 i + j of 64: a thread of a product holds all eight of them."""
+    kept = tl.reshape(kept.to(tl.int32), (BM, BN // 64, 8, 8))
+    kept = tl.sum(kept << tl.arange(0, 8)[None, None, :, None], 2)
+    return tl.reshape(kept, (BM, BN // 8)).to(tl.uint8)
+
+
+@triton.jit
+def unpack_bits(packed, BM: tl.constexpr, BN: tl.constexpr):
+    """What _pack_bits packed, as 0 and 1."""
+    packed = tl.reshape(packed.to(tl.int32), (BM, BN // 64, 1, 8))
+    return tl.reshape((packed >> tl.arange(0, 8)[None, None, :, None]) & 1, (BM, BN))
+
+
+@triton.jit
+def load_bytes(bits, m, M, N, column, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """The packed bits of a tile: BN columns from column * BN on."""
+    if ACT == 3:
+        byte = m[:, None] * (N // 8) + (column * (BN // 8) + tl.arange(0, BN // 8))[None, :]
+        packed = tl.load(bits + byte, mask=(m < M)[:, None], other=0)
+    else:
+        packed = 0.0
+    return packed
+
+
+@triton.jit
+def unpack_loaded(packed, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Packed bits as 0 and 1, where they are used."""
+    if ACT == 3:
+        kept = unpack_bits(packed, BM, BN)
+    else:
+        kept = 0.0
+    return kept
+
+
+@triton.jit
+def store_bytes(
+    bits, result, m, M, N, column, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
+    """Keep where the ReLU of a tile let through."""
+    if ACT == 1:
+        byte = m[:, None] * (N // 8) + (column * (BN // 8) + tl.arange(0, BN // 8))[None, :]
+        tl.store(bits + byte, _pack_bits(result > 0, BM, BN), mask=(m < M)[:, None])
+
+
+@triton.jit
+def pack_words(kept, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr):
+    """_pack_bits as one 64-bit word of 64 columns.
+
+    ROWS: first over the eight bits of a byte, which a thread of a product holds; else first over
+    the eight bytes, for a thread that holds eight columns in a row, as one that loads does.
+    """
+    kept = tl.reshape(kept.to(tl.int64), (BM, BN // 64, 8, 8))
+    places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
+    kept = kept << places[None, None, :, :]
+    return tl.sum(tl.sum(kept, 2), 2) if ROWS else tl.sum(tl.sum(kept, 3), 2)
+
+
+@triton.jit
+def unpack_words(words, ACT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """What pack_words packed, as 0 and 1, where it is used."""
+    if ACT == 3:
+        places = tl.arange(0, 8)[:, None] + 8 * tl.arange(0, 8)[None, :]
+        kept = (words[:, :, None, None] >> places[None, None, :, :]) & 1
+        kept = tl.reshape(kept.to(tl.int32), (BM, BN))
+    else:
+        kept = 0.0
+    return kept
+
+
+@triton.jit
+def find_words(bits, m, N, column, BN: tl.constexpr):
+    """Where the packed bits of a tile lie, 64 to a word."""
+    words = column * (BN // 64) + tl.arange(0, BN // 64)
+    return bits.to(tl.pointer_type(tl.int64)) + m[:, None] * (N // 64) + words[None, :]

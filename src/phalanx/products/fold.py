@@ -1,0 +1,199 @@
+"""A norm behind a 1x1 convolution, known before the convolution runs.
+
+A convolution c = x W^T followed by batch norm needs no pass over c: with the Gram matrix
+G = x^T x and the sums s of x's columns,
+
+    mean(c) = W s / M        var(c) = diag(W Cov W^T),  Cov = G / M - s s^T / M^2
+
+so that the norm, a residual and ReLU fit into the product's epilogue and c is never stored. With g
+the gradient behind the norm and r = g^T x (the weight gradient's own product), backward neither
+reads c nor writes its gradient:
+
+    sum(g c) = rowsum(r * W)
+    dW       = scale * (r - sum(g) s^T / M - rstd * dgamma * T),  T = W Cov
+    dx       = g (scale W) + x Q + const,  Q = W^T diag(b) W,  b = -scale * rstd * dgamma / M
+
+v and u are the vectors of phalanx.kernels.batch_norm. "folded" are s, W and T.
+"""
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from phalanx.kernels.batch_norm import flatten_pixels
+from phalanx.kernels.fused import find_fused_for
+from phalanx.products.conv import widen
+from phalanx.products.images import new_image
+
+# --- forward ---
+
+
+@custom_op("phalanx::gram_matrix", mutates_args=())
+def gram_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x^T x and the sums of x's columns, in float32."""
+    fused = find_fused_for(x, "phalanx.products.gram_fused.gram_fused")
+    return fused(x, None, 1)[1:] if fused else gram_matrix_reference(x)
+
+
+def gram_matrix_reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`gram_matrix` in torch's own operations."""
+    rows = widen(flatten_pixels(x))
+    return rows.t() @ rows, rows.sum(0)
+
+
+@gram_matrix.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    c = x.shape[1]
+    return _new_floats(x, c, c), _new_floats(x, c)
+
+
+@custom_op("phalanx::gram_matrix_of_input", mutates_args=())
+def gram_matrix_of_input(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A convolution's input, and its Gram matrix and sums.
+
+    The input is relu(x * scale + shift) where there is a v, and every second pixel at stride 2.
+    """
+    fused = find_fused_for(x, "phalanx.products.gram_fused.gram_fused")
+    return (fused or gram_matrix_of_input_reference)(x, v, stride)
+
+
+def gram_matrix_of_input_reference(
+    x: Tensor, v: Tensor | None, stride: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`gram_matrix_of_input` in torch's own operations."""
+    kept = new_image(*_thin_out(x, stride), x).copy_(x[:, :, ::stride, ::stride])
+    if v is not None:
+        rows = (widen(flatten_pixels(kept)) * v[2] + v[3]).relu()
+        flatten_pixels(kept).copy_(rows)
+    return kept, *gram_matrix_reference(kept)
+
+
+@gram_matrix_of_input.register_fake
+def _(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    c = x.shape[1]
+    kept = new_image(*_thin_out(x, stride), x)
+    return kept, _new_floats(x, c, c), _new_floats(x, c)
+
+
+@custom_op("phalanx::fold_covariance", mutates_args=())
+def fold_covariance(gram: Tensor, sums: Tensor, w: Tensor, count: int) -> Tensor:
+    """T from the Gram matrix and the sums of `count` rows: float32 [out, in]."""
+    fused = find_fused_for(w, "phalanx.products.fold_fused.fold_covariance_fused")
+    return (fused or fold_covariance_reference)(gram, sums, w, count)
+
+
+def fold_covariance_reference(gram: Tensor, sums: Tensor, w: Tensor, count: int) -> Tensor:
+    """`fold_covariance` in torch's own operations."""
+    mean = sums / count
+    return widen(w) @ (gram / count - torch.outer(mean, mean))
+
+
+@fold_covariance.register_fake
+def _(gram: Tensor, sums: Tensor, w: Tensor, count: int) -> Tensor:
+    return _new_floats(w, *w.shape)
+
+
+@custom_op("phalanx::fold_statistics", mutates_args=("running",))
+def fold_statistics(
+    folded: list[Tensor],
+    affine: list[Tensor],
+    running: list[Tensor],
+    count: int,
+    eps: float,
+    momentum: float,
+) -> Tensor:
+    """v of the norm behind a convolution, with the running statistics updated.
+
+    affine: weight and bias. running: mean, variance and the number of batches.
+    """
+    fused = find_fused_for(folded[1], "phalanx.products.fold_fused.fold_statistics_fused")
+    if fused is not None:
+        return fused(folded, affine, running, count, eps, momentum)
+    sums, w, t = folded
+    mean, variance = widen(w) @ (sums / count), (widen(w) * t).sum(1).clamp_min(0)
+    rstd = torch.rsqrt(variance + eps)
+    if running:
+        running[0].lerp_(mean.to(running[0].dtype), momentum)
+        unbiased = variance * (count / max(count - 1, 1))
+        running[1].lerp_(unbiased.to(running[1].dtype), momentum)
+        running[2].add_(1)
+    scale = affine[0] * rstd
+    return torch.stack([mean, rstd, scale, affine[1] - mean * scale])
+
+
+@fold_statistics.register_fake
+def _(
+    folded: list[Tensor],
+    affine: list[Tensor],
+    running: list[Tensor],
+    count: int,
+    eps: float,
+    momentum: float,
+) -> Tensor:
+    return _new_floats(folded[1], 4, len(folded[1]))
+
+
+# --- backward ---
+
+
+@custom_op("phalanx::fold_gradient", mutates_args=())
+def fold_gradient(
+    raw: Tensor, s: Tensor, folded: list[Tensor], v: Tensor, count: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dW in that type, scale * W in W's, and u; raw: g^T x, s: the sums of g's columns."""
+    fused = find_fused_for(folded[1], "phalanx.products.fold_fused.fold_gradient_fused")
+    return (fused or fold_gradient_reference)(raw, s, folded, v, count, dtype)
+
+
+def fold_gradient_reference(
+    raw: Tensor, s: Tensor, folded: list[Tensor], v: Tensor, count: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`fold_gradient` in torch's own operations."""
+    (sums, w, t), (mean, rstd, scale, _) = folded, v
+    dgamma = ((raw * widen(w)).sum(1) - mean * s) * rstd
+    dw = raw - torch.outer(s, sums / count) - (rstd * dgamma)[:, None] * t
+    slope = scale * rstd * dgamma / count
+    u = torch.stack([dgamma, s, scale, -slope, slope * mean - scale * s / count])
+    return (scale[:, None] * dw).to(dtype), (scale[:, None] * widen(w)).to(w.dtype), u
+
+
+@fold_gradient.register_fake
+def _(
+    raw: Tensor, s: Tensor, folded: list[Tensor], v: Tensor, count: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    w = folded[1]
+    return torch.empty_like(w, dtype=dtype), torch.empty_like(w), _new_floats(w, 5, len(w))
+
+
+@custom_op("phalanx::fold_input", mutates_args=())
+def fold_input(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Q over the largest |b|, in w's type, and const with that number behind it.
+
+    b is a mean over all pixels, and float16 has no room for it: divided by its largest, it has.
+    """
+    fused = find_fused_for(w, "phalanx.products.fold_fused.fold_input_fused")
+    return (fused or fold_input_reference)(w, u)
+
+
+def fold_input_reference(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`fold_input` in torch's own operations."""
+    top = u[3].abs().max().clamp_min(1e-30)
+    q = widen(w).t() @ (widen(w) * (u[3] / top)[:, None])
+    return q.to(w.dtype), torch.cat([u[4] @ widen(w), top[None]])
+
+
+@fold_input.register_fake
+def _(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    channels = w.shape[1]
+    return w.new_empty((channels, channels)), _new_floats(w, channels + 1)
+
+
+def _new_floats(like: Tensor, *shape: int) -> Tensor:
+    """An empty float32 tensor."""
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+def _thin_out(x: Tensor, stride: int) -> tuple[int, int, int, int]:
+    """The shape of every stride-th pixel."""
+    n, c, h, w = x.shape
+    return n, c, (h + stride - 1) // stride, (w + stride - 1) // stride

@@ -1,0 +1,59 @@
+"""The operations of phalanx.products.conv and phalanx.products.gradients in Triton."""
+
+import torch
+from torch import Tensor
+
+from phalanx.products.product_fused import (
+    KEEP_BITS,
+    KEEP_NORMAL,
+    RELU,
+    TOTAL,
+    WITH_GATE,
+    WITH_SQUARE,
+    multiply,
+)
+
+
+def conv_sums_fused(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The convolution with the sums of a norm."""
+    return multiply(x, w, trans=True, sums=WITH_SQUARE)
+
+
+def conv_norm_fused(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """The convolution with a norm."""
+    return multiply(x, w, trans=True, norm=v)[0]
+
+
+def conv_norm_relu_fused(
+    x: Tensor, w: Tensor, v: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The convolution with a norm, residual and ReLU."""
+    pixels = x.numel() // x.shape[1]
+    bits = torch.empty((pixels, len(w) // 8), device=x.device, dtype=torch.uint8)
+    return multiply(x, w, trans=True, norm=v, add=residual, act=RELU, bits=bits)[0], bits
+
+
+def input_gradient_fused(g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor) -> Tensor:
+    """The gradient of a convolution's input."""
+    return multiply(g, wa, pre=(x, q, const[-1:]), shift=const)[0]
+
+
+def input_gradient_gated_fused(
+    g: Tensor, wa: Tensor, x: Tensor, q: Tensor, const: Tensor, b: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a convolution's input before its ReLU, with the sums of the norm there."""
+    pre, gate = (x, q, const[-1:]), (b, v)
+    return multiply(g, wa, pre=pre, shift=const, act=KEEP_NORMAL, gate=gate, sums=WITH_GATE)
+
+
+def skip_gradient_fused(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
+    """The gradient of a block's input."""
+    return multiply(da, w, add=dz)[0]
+
+
+def skip_gradient_gated_fused(
+    da: Tensor, w: Tensor, dz: Tensor, bits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a block's input before the ReLU below, with its sums."""
+    dx, sums = multiply(da, w, add=dz, act=KEEP_BITS, bits=bits, sums=TOTAL)
+    return dx, sums.view(-1)

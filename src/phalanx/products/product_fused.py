@@ -1,0 +1,205 @@
+"""Launches of the gemm kernels over images: whichever kernel and tile is fastest at a shape."""
+# ruff: noqa: PLR0913  (products have many operands)
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from phalanx.kernels.batch_norm import flatten_pixels
+from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
+from phalanx.products.gemm_fused import gemm, gemm_ahead, gemm_rows
+from phalanx.products.images import new_image
+from phalanx.products.sums_fused import add_rows
+
+RELU, KEEP_BITS, KEEP_NORMAL = 1, 3, 4  # ACT
+TOTAL, WITH_GATE, WITH_SQUARE = 1, 2, 3  # SUMS
+_SHIFT, _SCALE_SHIFT = 1, 2  # AFFINE
+_SAME_PIXELS, _EVEN_PIXELS = 1, 2  # ADD
+
+_GEMM_TILES = make_tiles("BM BN BK", (128, 64, 64, 4, 3), (64, 64, 64, 4, 3))
+# OCCUPANCY: programs a multiprocessor. The last column is how many blocks of rows are under way.
+_ROWS_TILES = make_tiles(
+    "BM BN OCCUPANCY",
+    *((64, 64, 4, 4, 3), (64, 64, 4, 4, 2), (64, 128, 2, 8, 3)),
+    *((128, 128, 1, 8, 3), (128, 128, 1, 16, 3), (64, 256, 1, 8, 3)),
+)
+# OCCUPANCY 0: a program for every tile. The last column is how many blocks of K are under way.
+_AHEAD_TILES = make_tiles(
+    "BM BN BK EARLY OCCUPANCY",
+    *((128, 64, 64, 1, 2, 4, 4), (128, 128, 64, 1, 0, 8, 3)),
+    *((128, 256, 64, 0, 1, 8, 3), (128, 64, 64, 0, 0, 4, 3)),
+)
+_WIDEST_AHEAD = 28  # pixels; wider images have few channels, and gemm_rows is near the floor
+_MOST_KEPT = 640  # channels whose weights gemm_rows keeps
+_MOST_WALKERS = 1056  # programs of gemm_rows, each with a row of partial sums
+_REGISTERS = 2**16  # of a multiprocessor
+_REGISTERS_OF_A_THREAD = 255
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What decides how many programs run at once."""
+
+    multiprocessors: int
+    shared_memory: int
+    has_copy_engine: bool
+
+
+@cache
+def _find_device(index: int | None) -> _Device:
+    """The device's numbers; Triton's interpreter has few programs, so that they walk."""
+    if index is None:
+        return _Device(2, 227 * 2**10, True)
+    found = torch.cuda.get_device_properties(index)
+    return _Device(
+        found.multi_processor_count,
+        getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
+        found.major >= 9,
+    )
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One product's operands in the order of the kernels, its sizes and flags."""
+
+    operands: tuple[Any, ...]  # a, b, a2, b2, beta, out, v, add, gate, gv, bits, s
+    m: int
+    n: int
+    k: int
+    k2: int
+    height: int
+    width: int
+    flags: dict[str, int]
+
+    @property
+    def device(self) -> _Device:
+        """Where it runs."""
+        return _find_device(self.operands[0].device.index if self.operands[0].is_cuda else None)
+
+    def fit(self, tiles: list[Tile]) -> list[Tile]:
+        """The tiles that divide the columns."""
+        return [t for t in tiles if self.n % t["BN"] == 0]
+
+    def by_tiles(self) -> list[Launch]:
+        """Launches of gemm."""
+        sizes = (self.m, self.n, self.k, self.k2, self.height, self.width)
+        return [
+            Launch(gemm, (self.count_tiles(t),), (*self.operands, *sizes), t, self.flags)
+            for t in self.fit(_GEMM_TILES)
+        ]
+
+    def count_tiles(self, tile: Tile) -> int:
+        """Tiles of the result."""
+        return triton.cdiv(self.m, tile["BM"]) * triton.cdiv(self.n, tile["BN"])
+
+    def by_rows(self) -> list[Launch]:
+        """Launches of gemm_rows that fit into shared memory."""
+        k, k2 = self.k, self.k2
+        if k & (k - 1) or k2 & (k2 - 1) or k + k2 > _MOST_KEPT:
+            return []
+        return [launch for t in self.fit(_ROWS_TILES) for launch in self.by_rows_of(t)]
+
+    def by_rows_of(self, tile: Tile) -> list[Launch]:
+        """gemm_rows with one tile, or nothing."""
+        rows, columns = tile["BM"], tile["BN"]
+        depth, warps = tile["num_stages"], tile["num_warps"]
+        depth_of_k = self.k + self.k2
+        read = (self.flags["ADD"] > 0) + (self.flags["ACT"] == KEEP_NORMAL)
+        block = rows * depth_of_k * depth + rows * columns * (read * (depth - 1) + 1)
+        device = self.device
+        fitting = device.shared_memory // (2 * (depth_of_k * columns + block))
+        occupancy = min(tile["OCCUPANCY"], fitting)
+        if not occupancy:
+            return []
+        blocks = self.n // columns
+        walkers = occupancy * device.multiprocessors // blocks
+        walkers = max(1, min(walkers, triton.cdiv(self.m, rows), _MOST_WALKERS))
+        own = {"BM": rows, "BN": columns, "DEPTH": depth, "WARPS": min(warps, rows // 16)}
+        own |= {"num_warps": warps, "num_stages": depth}
+        registers = _REGISTERS // (32 * warps * occupancy) // 8 * 8
+        if registers < _REGISTERS_OF_A_THREAD and not _is_interpreted():
+            own["maxnreg"] = registers
+        sizes = (self.m, self.n, walkers, self.height, self.width)
+        flags = {**self.flags, "K": self.k, "K2": self.k2}
+        args = (*self.operands, *sizes)
+        return [Launch(gemm_rows, (blocks * walkers,), args, own, flags)]
+
+    def ahead(self) -> list[Launch]:
+        """Launches of gemm_ahead, for products of many channels."""
+        small = self.k < 128 or self.m < 128 or self.height > _WIDEST_AHEAD
+        if small or not self.device.has_copy_engine:
+            return []
+        return [self.ahead_of(t) for t in self.fit(_AHEAD_TILES)]
+
+    def ahead_of(self, tile: Tile) -> Launch:
+        """gemm_ahead with one tile."""
+        (a, b, a2, b2, *rest), flags = self.operands, self.flags
+        bm, bn, bk = tile["BM"], tile["BN"], tile["BK"]
+        weights = _describe(b, bn, bk) if flags["TRANS"] else _describe(b, bk, bn)
+        factors = (_describe(flatten_pixels(a), bm, bk), weights, None, None)
+        if a2 is not None:
+            factors = (*factors[:2], _describe(flatten_pixels(a2), bm, bk), _describe(b2, bk, bn))
+        programs, walks = self.count_tiles(tile), tile["OCCUPANCY"] > 0
+        if walks:
+            programs = min(tile["OCCUPANCY"] * self.device.multiprocessors, programs)
+        sizes = (self.m, self.n, self.k, self.k2, programs, self.height, self.width)
+        own = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
+        own["FLAT"] = int(walks and not flags["PRE"])
+        return Launch(gemm_ahead, (programs,), (*factors, *rest, *sizes), own, flags)
+
+
+def _is_interpreted() -> bool:
+    """Whether Triton runs kernels on the processor."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _describe(matrix: Tensor, *block: int) -> TensorDescriptor:
+    """A matrix for the copy engine, fetched in blocks."""
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
+
+
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    *,
+    trans: bool = False,
+    pre: tuple[Tensor, Tensor, Tensor] | None = None,
+    shift: Tensor | None = None,
+    norm: Tensor | None = None,
+    add: Tensor | None = None,
+    act: int = 0,
+    gate: tuple[Tensor, Tensor] | None = None,
+    bits: Tensor | None = None,
+    sums: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """The product of an image's pixels, and the sums of its columns [0, 1 or 2, N].
+
+    pre: a2, b2 and beta. shift: is added; norm: vectors whose scale and shift are applied. gate: an
+    image and its norm's vectors.
+    """
+    n, k, h, w = a.shape
+    width, m = b.shape[0 if trans else 1], n * h * w
+    out = new_image(n, width, h, w, a)
+    count = min(sums, 2)
+    rows = max(triton.cdiv(m, 64), _MOST_WALKERS)  # of partial sums: more than any kernel writes
+    s = torch.empty(count * rows * width, device=a.device)
+    a2, b2, beta = pre or (None, None, None)
+    adding = 0 if add is None else _SAME_PIXELS if add.shape == out.shape else _EVEN_PIXELS
+    affine = _SCALE_SHIFT if norm is not None else 0 if shift is None else _SHIFT
+    flags = {"TRANS": int(trans), "PRE": int(pre is not None), "AFFINE": affine, "ADD": adding}
+    flags |= {"ACT": act, "SUMS": sums}
+    v = shift if norm is None else norm
+    operands = (a, b, a2, b2, beta, out, v, add, *(gate or (None, None)), bits, s)
+    k2 = 0 if a2 is None else a2.shape[1]
+    product = _Product(operands, m, width, k, k2, h, w, flags)
+    used = CHOICES.run_fastest([*product.by_tiles(), *product.by_rows(), *product.ahead()])
+    if not count:
+        return out, s.view(0, width)
+    walkers = used.args[14] if used.kernel is gemm_rows else triton.cdiv(m, used.tile["BM"])
+    return out, add_rows(s[: count * walkers * width].view(count, walkers, width))

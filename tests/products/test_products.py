@@ -1,0 +1,157 @@
+"""1x1 convolutions with what surrounds them, against their definitions in float64.
+
+With TRITON_INTERPRET=1 and Triton installed the tests on the CPU run the fused kernels.
+"""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from phalanx.kernels.batch_norm import pack_signs
+from phalanx.kernels.choices import CHOICES
+from phalanx.products import fold
+from small_products import Draws, as_tuple, other_cases, product_cases, to_double
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_kernels = pytest.mark.skipif(
+    not (INTERPRETED or torch.cuda.is_available()), reason="needs a GPU or Triton's interpreter"
+)
+HALF_TYPES = (torch.float16, torch.bfloat16)
+# 1.1 times what rounding the exact result costs, and for float32 what sums in another order do
+ROUNDING = {torch.float32: 2e-5, torch.float16: 2.4e-4, torch.bfloat16: 1.9e-3}
+
+
+def cases(kind, dtype=torch.float32, device="cpu"):
+    return {case.name: case for case in kind(Draws(dtype, device))}
+
+
+def check(case, dtype):
+    """The operation's results against float64: one rounding to 16 bits, or float32's own."""
+    found = as_tuple(case.operation(*case.operands))
+    wanted = as_tuple(case.reference(*map(to_double, case.operands)))
+    for one, other in zip(found, wanted, strict=True):
+        if one.dtype == torch.uint8:
+            assert torch.equal(one, pack_signs(found[0])), case.name
+            continue
+        error = (one.double() - other).norm() / other.norm()
+        assert error < ROUNDING[one.dtype], case.name
+
+
+@pytest.mark.parametrize("name", cases(product_cases))
+def test_products_are_as_defined(name):
+    check(cases(product_cases)[name], torch.float32)
+
+
+@pytest.mark.parametrize("name", cases(other_cases))
+def test_what_surrounds_products_is_as_defined(name):
+    check(cases(other_cases)[name], torch.float32)
+
+
+TOO_SMALL = ("sums of a narrow one", "odd strided skip")  # for the copy engine to pay
+
+
+class Ways:
+    """Takes one of the launches of every product after the other."""
+
+    def __init__(self, monkeypatch, only=""):
+        self.index, self.count, self.tried, self.only = 0, 1, 0, only
+        monkeypatch.setattr(CHOICES, "find", self.find)
+
+    def find(self, key, ways):
+        if not key.startswith("gemm"):
+            return next(iter(ways))
+        names = [name for name in ways if name.startswith(self.only)]
+        self.count, self.tried = len(names), self.tried + len(names)
+        return names[self.index] if names else next(iter(ways))
+
+    def __iter__(self):
+        while self.index < max(self.count, 1):
+            yield
+            self.index += 1
+
+
+@needs_kernels
+@pytest.mark.skipif(not INTERPRETED, reason="tiles are tried on the GPU by another test")
+@pytest.mark.parametrize("kernel", ["gemm_rows BM=64 BN=64", "gemm_ahead BM=128 BN=64"])
+@pytest.mark.parametrize("name", cases(product_cases))
+def test_every_kernel_gives_the_same_product(name, kernel, monkeypatch):
+    ways = Ways(monkeypatch, kernel)
+    check(cases(product_cases)[name], torch.float32)
+    assert ways.tried or ("ahead" in kernel and name in TOO_SMALL)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Every kernel compiled, several at a time: one by one they take minutes."""
+
+    def run():
+        for kind in (product_cases, other_cases):
+            for dtype in HALF_TYPES:
+                for case in cases(kind, dtype, "cuda").values():
+                    case.operation(*case.operands)
+
+    CHOICES.compile_all(run)
+
+
+@pytest.mark.gpu
+@gpu_only
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("name", cases(product_cases))
+def test_every_tile_on_the_gpu(name, dtype, monkeypatch, compiled):
+    case = cases(product_cases, dtype, "cuda")[name]
+    for _ in Ways(monkeypatch):
+        check(case, dtype)
+        torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@gpu_only
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("name", cases(other_cases))
+def test_what_surrounds_products_on_the_gpu(name, dtype, compiled):
+    check(cases(other_cases, dtype, "cuda")[name], dtype)
+
+
+def test_fake_tensors_have_the_shapes_of_real_ones():
+    draws = Draws(torch.float32, "cpu")
+    for case in (*product_cases(draws), *other_cases(draws)):
+        found = as_tuple(case.operation(*case.operands))
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            operands = [
+                [mode.from_tensor(t) for t in value] if isinstance(value, list)
+                else mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                for value in case.operands
+            ]  # fmt: skip
+            fakes = as_tuple(case.operation(*operands))
+        for one, other in zip(found, fakes, strict=True):
+            assert one.shape == other.shape and one.dtype == other.dtype, case.name
+            assert one.stride() == other.stride(), case.name
+
+
+@pytest.mark.parametrize("mean", [0.0, 4.0])
+def test_a_norm_is_known_from_the_gram_matrix(mean):
+    draws = Draws(torch.float32, "cpu")
+    x, w = (draws.image(64) + mean).relu(), draws.matrix(128, 64, 64)
+    norm = nn.BatchNorm2d(128, momentum=0.2).double()
+    with torch.no_grad():
+        norm.weight.copy_(draws.normal(128) + 1)
+        norm.bias.copy_(draws.normal(128))
+    own = [tensor.detach().float() for tensor in (norm.weight, norm.bias)]
+    running = [norm.running_mean.float(), norm.running_var.float(), norm.num_batches_tracked + 0]
+    x = x.contiguous(memory_format=torch.channels_last)
+    count = x.numel() // 64
+    gram, sums = fold.gram_matrix(x)
+    t = fold.fold_covariance(gram, sums, w, count)
+    v = fold.fold_statistics([sums, w, t], own, running, count, norm.eps, 0.2)
+    c = nn.functional.conv2d(x.double(), w.double()[:, :, None, None])
+    wanted = norm(c)
+    scaled = c * v[2].double()[:, None, None] + v[3].double()[:, None, None]
+    assert (scaled - wanted).norm() / wanted.norm() < 1e-5
+    assert torch.allclose(v[0].double(), c.mean((0, 2, 3)), atol=1e-5)
+    for one, other in zip(running, (norm.running_mean, norm.running_var), strict=False):
+        assert torch.allclose(one.double(), other, rtol=1e-5, atol=1e-6)
+    assert running[2] == norm.num_batches_tracked == 1
