@@ -126,6 +126,19 @@ def test_weights_state_and_averages_are_those_of_the_optimizers(rule, clip, devi
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", FUSED_RULES)
+def test_a_group_of_weights_has_its_own_rate(rule, device):
+    one, two, plain = (
+        build_state(rule, device, fused=fused, norm_bias_lr_scale=scale)
+        for fused, scale in ((True, 4.0), (False, 4.0), (True, 1.0))
+    )
+    for state in (one, two, plain):
+        take_steps(state, range(3))
+    assert_nearly_equal(one, two)
+    assert (one.model.norm.bias - plain.model.norm.bias).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", ["sgd", "rmsprop", "rmsprop_tf"])
 def test_without_momentum_there_is_no_velocity(rule, device):
     one, two = (build_state(rule, device, fused=fused, momentum=0.0) for fused in (True, False))
