@@ -19,21 +19,20 @@ from phalanx.engine.fused_update import DeviceLossScale, FusedUpdate
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions, _apply_update
 from phalanx.engine.weight_average import WeightAverage
-from phalanx.fused.half_copies import HalfCopies
+from phalanx.fused.half_copies import attach_copies
 from phalanx.kernels import update_fused
 from phalanx.models.build import build_model
 from phalanx.optim.build import OptimSettings, build_optimizer
 
 STEPS = 20  # of a block
 WAYS = {  # rule, moving average, 16-bit copies, a loss scale that adapts, norm to clip to
-    "momentum": ("momentum", 0.0, False, False, 0.0),
-    "momentum, copies": ("momentum", 0.0, True, False, 0.0),
     "momentum, copies, dynamic scale": ("momentum", 0.0, True, True, 0.0),
-    "momentum, copies, average, clip": ("momentum", 0.999, True, True, 1.0),
+    "momentum, copies": ("momentum", 0.0, True, False, 0.0),
     "rmsprop_tf, copies, average": ("rmsprop_tf", 0.999, True, False, 0.0),
+    "momentum, copies, average, clip": ("momentum", 0.999, True, True, 1.0),
     "adamw, copies": ("adamw", 0.0, True, False, 0.0),
 }
-TILES = [(1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8)]
+TILES = [(1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8)]  # elements, warps
 
 
 def build_state(name, way, *, fused):
@@ -45,7 +44,7 @@ def build_state(name, way, *, fused):
     decays = {"l2": 1e-4} if rule != "adamw" else {"weight_decay": 1e-2}
     optimizer = build_optimizer(model, OptimSettings(name=rule, **decays))
     state = TrainState(model, optimizer)
-    copies = HalfCopies(model, torch.float16) if copied else None
+    copies = attach_copies(model.modules(), torch.float16) if copied else None
     if decay:
         state.average = WeightAverage(model, decay=decay)
     if dynamic:
@@ -75,7 +74,7 @@ def build_step(name, way, *, fused):
             return state.fused_update.apply(state.step, 1e-3, 128.0)
         norm = _apply_update(state, 1e-3, 128.0, options, lambda norms: norms)
         if copies is not None:
-            copies.refresh()
+            torch._foreach_copy_(copies[1], copies[0])
         return norm
 
     def restore():  # the optimizers' own way unscales gradients where they lie

@@ -3,6 +3,7 @@
 import json
 import os
 from itertools import pairwise
+from weakref import ref
 
 import pytest
 import torch
@@ -126,6 +127,19 @@ def test_weights_state_and_averages_are_those_of_the_optimizers(rule, clip, devi
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", FUSED_RULES)
+def test_a_group_of_weights_has_its_own_rate(rule, device):
+    one, two, plain = (
+        build_state(rule, device, fused=fused, norm_bias_lr_scale=scale)
+        for fused, scale in ((True, 4.0), (False, 4.0), (True, 1.0))
+    )
+    for state in (one, two, plain):
+        take_steps(state, range(3))
+    assert_nearly_equal(one, two)
+    assert (one.model.norm.bias - plain.model.norm.bias).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", ["sgd", "rmsprop", "rmsprop_tf"])
 def test_without_momentum_there_is_no_velocity(rule, device):
     one, two = (build_state(rule, device, fused=fused, momentum=0.0) for fused in (True, False))
@@ -195,6 +209,16 @@ def test_a_loss_scale_on_the_device_survives_a_save(device):
     other.load_json(values)
     assert other.scaler.read() == state.scaler.read() and other.scaler.multiplier == 256
     assert other.scaler.numbers.data_ptr() == where, "kernels know no other place"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_freed(device):
+    state = build_state("sgd", device, fused=True, decay=0.9)
+    for step in range(3):
+        give_gradients(state.model, step)
+        known = [ref(weight.grad) for weight in state.model.parameters()]
+        state.fused_update.apply(step, 0.1, 1.0)
+        assert known and all(gradient() is None for gradient in known)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -56,8 +56,9 @@ def build(formula, device, *, finite_steps=None, half=torch.float16, bad=None, o
         return memory.copy_(torch.randn(count, generator=draw)).view(size)
 
     given = {"clip_norm": 0.0, "clip_value": inf, "share": 0.3, **values}
-    settings = [0.1, 64.0, 17, given["share"], given["clip_norm"], given["clip_value"], 8.0]
-    settings += [3, 2.0**-24, 2.0**24, *(0.03, 0.99, 0.9, 0.95, 1e-3), *(0, 1, 0.8, 0.97, 1e-2)]
+    settings = [64.0, 17, given["share"], given["clip_norm"], given["clip_value"], 8.0]
+    settings += [3, 2.0**-24, 2.0**24, *(0.1, 0.03, 0.99, 0.9, 0.95, 1e-3)]
+    settings += [0.2, 0, 1, 0.8, 0.97, 1e-2]
     gradients = [make(size) * 64 for size in SIZES[:-1]]
     if bad is not None:
         gradients[1][0, 0, 0, 0] = bad
@@ -164,7 +165,7 @@ def test_tensors_that_move_and_gradients_in_another_order_are_seen(way):
         stays = updater.set_rows(UpdateRows(given, GROUPS, counters))
         assert stays == (way == "fused" and step == 0), "a copy must be made again"
         updater.run()
-        moved = (weight - new) / 0.1 * 64
+        moved = (weight - new) / 0.2 * 64
         assert torch.allclose(moved, gradient, atol=1e-3), step
 
 

@@ -34,6 +34,7 @@ from phalanx.kernels.update import (
     overwrite,
 )
 from phalanx.optim.fused_formulas import find_fused_formula, find_group_settings
+from phalanx.optim.update import set_rates
 from phalanx.plan.averaging import ema_decay_at
 
 
@@ -158,13 +159,12 @@ class FusedUpdate:
     def prepare(self, step: int, lr: float, loss_scale: float) -> None:
         """Tell the device what it does not know about a step; what a graph does not replay."""
         groups = self._optimizer.param_groups
-        for group in groups:
-            group["lr"] = lr
+        set_rates(groups, lr)
         share = 1 - ema_decay_at(self._average.decay, step) if self._average else 0.0
-        numbers = [lr, loss_scale, step, share, *self._limits]
+        numbers = [loss_scale, step, share, *self._limits]
         numbers += [GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE]
         for group in groups:
-            numbers += find_group_settings(group, lr)
+            numbers += find_group_settings(group)
         overwrite(self._tensors.settings, numbers)
         if self._identify() != self._seen:
             stays = self._kernels.set_rows(self._find_rows())

@@ -18,8 +18,8 @@ from phalanx.kernels.fused import find_fused
 _Column = list[Tensor | None]
 
 # places in `settings`, float64; the settings of each group of weights follow
-LR, LOSS_SCALE, STEP, AVERAGE_SHARE, CLIP_NORM, CLIP_VALUE, VELOCITY_RATIO = range(7)
-GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE, GROUPS = range(7, 11)
+LOSS_SCALE, STEP, AVERAGE_SHARE, CLIP_NORM, CLIP_VALUE, VELOCITY_RATIO = range(6)
+GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE, GROUPS = range(6, 10)
 # places in `results`, float32
 NORM, UNSCALE, CLIP_RATIO, UPDATED, VELOCITY_SCALE, RESULTS = range(6)
 # places in a loss scale that adapts, float64; pairs of (step, scale) follow, of its last changes
@@ -29,6 +29,7 @@ SCALE, FINITE_STEPS, SKIPPED, CHANGES, HISTORY = range(5)
 class GroupSettings(NamedTuple):
     """What the weights of a group have in common."""
 
+    lr: float
     l2: float
     kept: float  # the share of a weight that decay leaves
     momentum: float  # the first of Adam's betas
@@ -101,6 +102,7 @@ class MultiTensorUpdate:
             self._fused.launch()
         elif self._rows is not None:
             _update_plainly(self._tensors, self._rows)
+            self._rows = None  # gradients are not kept from being freed
 
 
 def _order_like(weight: Tensor, gradient: Tensor | None) -> Tensor | None:
@@ -139,7 +141,6 @@ class _UpdateRow(NamedTuple):
 class _StepNumbers(NamedTuple):
     """What all weights have in common."""
 
-    lr: float
     velocity_scale: float
     has_momentum: bool
 
@@ -156,7 +157,7 @@ def _update_plainly(tensors: UpdateTensors, rows: UpdateRows) -> None:
     if settings[CLIP_NORM]:
         ratio = float((settings[CLIP_NORM] / (_norm(clipped) + 1e-6)).clamp(max=1.0))
     updated = loss_scale is None or bool(norm.isfinite())
-    step = _StepNumbers(settings[LR], scale / settings[VELOCITY_RATIO], tensors.has_momentum)
+    step = _StepNumbers(scale / settings[VELOCITY_RATIO], tensors.has_momentum)
     shown = float(norm) if updated else 0.0
     overwrite(tensors.results, [shown, 1 / scale, ratio, updated, step.velocity_scale])
     if loss_scale is not None and tensors.multiplier is not None:
@@ -213,14 +214,14 @@ def _sgd(
 ) -> Tensor:
     if step.has_momentum:
         gradient = row.first.copy_(row.first * group.momentum + gradient)
-    return weight - gradient * step.lr
+    return weight - gradient * group.lr
 
 
 def _nesterov(
     row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
 ) -> Tensor:
     row.first.copy_(row.first * group.momentum + gradient)
-    return weight - (gradient + row.first * group.momentum) * step.lr
+    return weight - (gradient + row.first * group.momentum) * group.lr
 
 
 def _sgd_combined(
@@ -229,7 +230,7 @@ def _sgd_combined(
     rescaled = row.first * (step.velocity_scale / float(row.number))
     row.number.fill_(step.velocity_scale)
     row.first.copy_(rescaled * group.momentum + gradient * step.velocity_scale)
-    return weight - row.first * (step.lr / step.velocity_scale)
+    return weight - row.first * (group.lr / step.velocity_scale)
 
 
 def _adam(
@@ -240,7 +241,7 @@ def _adam(
     row.first.copy_(row.first * group.momentum + gradient * (1 - group.momentum))
     row.second.copy_(row.second * group.decay + gradient * gradient * (1 - group.decay))
     divisor = _root(row.second) / _like(root_of_bias, weight) + group.eps
-    return weight - row.first * (step.lr / bias) / divisor
+    return weight - row.first * (group.lr / bias) / divisor
 
 
 def _rmsprop(
@@ -251,14 +252,14 @@ def _rmsprop(
     gradient = gradient / (_root(row.first) + group.eps)
     if step.has_momentum:
         gradient = row.second.copy_(row.second * group.momentum + gradient)
-    return weight - gradient * step.lr
+    return weight - gradient * group.lr
 
 
 def _rmsprop_tf(
     row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
 ) -> Tensor:
     row.first.copy_(row.first * group.decay + gradient * gradient * (1 - group.decay))
-    moved = gradient / _root(row.first + group.eps) * step.lr
+    moved = gradient / _root(row.first + group.eps) * group.lr
     if step.has_momentum:
         moved = row.second.copy_(row.second * group.momentum + moved)
     return weight - moved

@@ -18,13 +18,18 @@ from phalanx.kernels.gradient_norm_fused import (
     CLIP_RATIO,
     CLIP_VALUE,
     COMBINED,
+    DECAY,
+    EPS,
     FIRST,
     GRADIENT,
     GROUP,
     GROUP_SIZE,
     GROUPS,
     HALF_COPY,
+    KEPT,
+    L2,
     LR,
+    MOMENTUM,
     NESTEROV,
     RMSPROP,
     RMSPROP_TF,
@@ -67,20 +72,19 @@ def _move(  # type: ignore[no-untyped-def]
     first,
     second,
     inside,
-    settings,
     group,
     results,
     factors,
     FORMULA: tl.constexpr,
-    MOMENTUM: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """The new weights; the optimizer's state is changed where it lies."""
-    lr = tl.load(settings + LR).to(tl.float32)
-    momentum, decay = tl.load(group + 2), tl.load(group + 3)
-    kept, eps = momentum.to(tl.float32), tl.load(group + 4).to(tl.float32)
+    lr, eps = tl.load(group + LR).to(tl.float32), tl.load(group + EPS).to(tl.float32)
+    momentum, decay = tl.load(group + MOMENTUM), tl.load(group + DECAY)
+    kept = momentum.to(tl.float32)
     moved = gradient * lr
-    if FORMULA == SGD and MOMENTUM:
+    if FORMULA == SGD and HAS_MOMENTUM:
         velocity = read_elements(first, inside, MASKED) * kept + gradient
         write_elements(first, velocity, inside, MASKED)
         moved = velocity * lr
@@ -108,7 +112,7 @@ def _move(  # type: ignore[no-untyped-def]
             moved = tl.div_rn(gradient, tl.sqrt_rn(square) + eps)
         else:
             moved = tl.div_rn(gradient, tl.sqrt_rn(square + eps)) * lr
-        if MOMENTUM:
+        if HAS_MOMENTUM:
             moved = read_elements(second, inside, MASKED) * kept + moved
             write_elements(second, moved, inside, MASKED)
         if FORMULA == RMSPROP:
@@ -136,7 +140,7 @@ def _update_block(  # type: ignore[no-untyped-def]
     results,
     factors,
     FORMULA: tl.constexpr,
-    MOMENTUM: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
     HALF: tl.constexpr,
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
@@ -150,7 +154,7 @@ def _update_block(  # type: ignore[no-untyped-def]
     weight = read_elements(weights, inside, MASKED)
     if gradients != 0:
         group = settings + GROUPS + GROUP_SIZE * tl.load(row + GROUP * rows)
-        l2, kept = tl.load(group).to(tl.float32), tl.load(group + 1).to(tl.float32)
+        l2, kept = tl.load(group + L2).to(tl.float32), tl.load(group + KEPT).to(tl.float32)
         gradient = read_elements(gradients.to(single) + where, inside, MASKED)
         limit = tl.load(settings + CLIP_VALUE).to(tl.float32)
         gradient = clamp(gradient * tl.load(results + UNSCALE), limit)
@@ -161,12 +165,11 @@ def _update_block(  # type: ignore[no-untyped-def]
             find_address(row, rows, FIRST, ALIGNED).to(single) + where,
             find_address(row, rows, SECOND, ALIGNED).to(single) + where,
             inside,
-            settings,
             group,
             results,
             factors,
             FORMULA,
-            MOMENTUM,
+            HAS_MOMENTUM,
             MASKED,
         )
         write_elements(weights, weight, inside, MASKED)
@@ -187,7 +190,7 @@ def _update(  # type: ignore[no-untyped-def]
     results,
     factors,
     FORMULA: tl.constexpr,
-    MOMENTUM: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
     HALF: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -210,7 +213,7 @@ def _update(  # type: ignore[no-untyped-def]
                 results,
                 factors,
                 FORMULA,
-                MOMENTUM,
+                HAS_MOMENTUM,
                 HALF,
                 ALIGNED,
                 MASKED=False,
@@ -225,7 +228,7 @@ def _update(  # type: ignore[no-untyped-def]
                 results,
                 factors,
                 FORMULA,
-                MOMENTUM,
+                HAS_MOMENTUM,
                 HALF,
                 ALIGNED,
                 MASKED=True,
@@ -306,7 +309,7 @@ class _UpdateTables:
         _update[grid](
             *(self._table, rows, blocks, settings, results, self._factors),
             FORMULA=formula,
-            MOMENTUM=tensors.has_momentum,
+            HAS_MOMENTUM=tensors.has_momentum,
             HALF=self._half,
             ALIGNED=self._aligned,
             BLOCK=_BLOCK,

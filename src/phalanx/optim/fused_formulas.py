@@ -95,12 +95,13 @@ def find_fused_formula(optimizer: torch.optim.Optimizer) -> _FusedFormula | None
     return None if find is None else find(optimizer.param_groups[0])
 
 
-def find_group_settings(group: Group, lr: float) -> GroupSettings:
-    """The numbers of a group for one step."""
+def find_group_settings(group: Group) -> GroupSettings:
+    """The numbers of a group, for a step with the rate that it has now."""
     betas = group.get("betas", (0.0, 0.0))
     return GroupSettings(
+        lr=group["lr"],
         l2=group["l2"],
-        kept=1 - lr * group["decoupled_decay"],
+        kept=1 - group["lr"] * group["decoupled_decay"],
         momentum=group.get("momentum", betas[0]),
         decay=group.get("alpha", group.get("decay_rate", betas[1])),
         eps=group.get("eps", 0.0),
