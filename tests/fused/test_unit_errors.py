@@ -71,7 +71,7 @@ def run_unit(model, unit, x, dy, dtype):
     y = model.run_unit(unit, x)
     y.backward(dy.to(y.dtype))
     own = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return {"y": y.detach()} | ({"dx": x.grad} if x.requires_grad else {}) | own
+    return {"y": y.detach().to(dtype)} | ({"dx": x.grad} if x.requires_grad else {}) | own
 
 
 def add_errors(total, found, wanted):
