@@ -2,7 +2,8 @@
 
 The norm behind the last 1x1 convolution, and behind a shortcut's, is known before the convolution
 runs (phalanx.products.fold): convolution, norm, residual and ReLU are one product, and its backward
-pass neither stores nor reads the convolution's output. The 3x3 convolution is the library's.
+pass neither stores nor reads the convolution's output. The 3x3 convolution is the library's,
+unless it is grouped and kernels of our own are faster.
 
 Where two such blocks meet, the one above writes the gradient of its input masked by the ReLU of the
 one below, with the sums of its columns, which the one below needs next. They travel as the
@@ -99,11 +100,11 @@ class _NormedConv(NamedTuple):
         return self.norm.eps, self.norm.momentum
 
     def convolve(self, x: Tensor) -> Tensor:
-        """The library's convolution."""
+        """The convolution."""
         return convolve(x, self.weight, self.conv)
 
     def convolve_back(self, dy: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The gradients of the input and of the weight, by the library."""
+        """The gradients of the input and of the weight."""
         return convolve_back(dy, x, self.weight, self.conv, wanted=True)
 
 

@@ -1,4 +1,4 @@
-"""A convolution by cuDNN and the norm behind it by kernels of our own, both ways."""
+"""A convolution, by cuDNN or a kernel for grouped ones, and the norm behind it, both ways."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,6 +22,12 @@ from phalanx.kernels.group_norm import (
     reduce_group_norm_gated,
 )
 from phalanx.models.norms import InterleavedGroupNorm
+from phalanx.products.grouped_conv import (
+    grouped_conv,
+    grouped_conv_input,
+    grouped_conv_weight,
+    suits_grouped_conv,
+)
 
 
 class _NormPart(ABC):
@@ -175,6 +181,8 @@ def _find_norm(norm: nn.Module) -> _NormPart:
 
 def convolve(x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Tensor:
     """A convolution with the shape of a module's, in channels_last memory."""
+    if suits_grouped_conv(conv):
+        return grouped_conv(x, weight)
     y = torch.ops.aten.convolution(
         x, weight, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups
     )
@@ -185,6 +193,8 @@ def convolve_back(
     dy: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, *, wanted: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a convolution's input, if wanted, and of its weight."""
+    if wanted and suits_grouped_conv(conv):
+        return grouped_conv_input(dy, weight), grouped_conv_weight(dy, x, weight)
     shape = (conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups)
     dx, dw, _ = torch.ops.aten.convolution_backward(
         dy, x, weight, None, *shape, [wanted, True, False]
