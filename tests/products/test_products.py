@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phalanx.kernels.batch_norm import pack_signs
 from phalanx.kernels.choices import CHOICES
 from phalanx.products import fold
+from phalanx.products.grouped_conv import suits_grouped_conv
 from small_products import (
     Draws,
     as_tuple,
@@ -64,6 +65,23 @@ TOO_SMALL = ("sums of a narrow one", "odd strided skip")  # for the copy engine 
 @pytest.mark.parametrize("name", cases(grouped_cases))
 def test_grouped_convolutions_are_as_defined(name):
     check(cases(grouped_cases)[name], torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("conv", "suits"),
+    [
+        (nn.Conv2d(128, 128, 3, padding=1, groups=32), True),
+        (nn.Conv2d(128, 128, 3, padding=1, groups=2), True),
+        (nn.Conv2d(128, 128, 3, padding=1), False),  # not grouped
+        (nn.Conv2d(128, 128, 3, padding=1, stride=2, groups=32), False),
+        (nn.Conv2d(128, 128, 3, groups=32), False),  # not padded
+        (nn.Conv2d(128, 256, 3, padding=1, groups=32), False),
+        (nn.Conv2d(96, 96, 3, padding=1, groups=32), False),  # groups of 3
+        (nn.Conv2d(256, 256, 3, padding=1, groups=2), False),  # groups of 128
+    ],
+)
+def test_kernels_take_some_grouped_convolutions(conv, suits):
+    assert suits_grouped_conv(conv) == suits
 
 
 class Ways:

@@ -11,6 +11,7 @@ from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.fused import find_fused_for
 
 _WIDEST_GROUP = 64  # channels
+_MOST_ELEMENTS = 2**31  # the kernels' offsets have 32 bits
 _CHANNELS = 64  # every layer has a multiple of so many
 
 
@@ -32,7 +33,7 @@ def suits_grouped_conv(conv: nn.Conv2d) -> bool:
 def grouped_conv(x: Tensor, weight: Tensor) -> Tensor:
     """The convolution of x [N, C, H, W] with a weight [C, group, 3, 3], both channels_last."""
     fused = find_fused_for(x, "phalanx.products.grouped_conv_fused.grouped_conv_fused")
-    if fused is None:
+    if fused is None or x.numel() >= _MOST_ELEMENTS:
         return grouped_conv_reference(x, weight)
     ways = {
         "kernel": partial(fused, x, weight, False),
@@ -56,7 +57,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 def grouped_conv_input(dy: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the convolution's input."""
     fused = find_fused_for(dy, "phalanx.products.grouped_conv_fused.grouped_conv_fused")
-    if fused is None:
+    if fused is None or dy.numel() >= _MOST_ELEMENTS:
         return grouped_conv_input_reference(dy, weight)
     ways = {
         "kernel": partial(fused, dy, weight, True),
@@ -80,7 +81,7 @@ def _(dy: Tensor, weight: Tensor) -> Tensor:
 def grouped_conv_weight(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the convolution's weight in at least 32 bits, channels_last."""
     fused = find_fused_for(x, "phalanx.products.grouped_conv_fused.grouped_weight_gradient_fused")
-    if fused is None:
+    if fused is None or x.numel() >= _MOST_ELEMENTS:
         return grouped_conv_weight_reference(dy, x, weight)
     ways = {
         "kernel": partial(fused, dy, x, weight.shape[1]),
