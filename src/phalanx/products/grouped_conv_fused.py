@@ -14,7 +14,9 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, Launch, make_tiles
 from phalanx.products.sums_fused import add_rows
 
-_TILES = make_tiles("BM", (128, 4, 3), (128, 4, 5), (256, 8, 3), (64, 4, 4))
+_TILES = make_tiles(
+    "BM", (128, 4, 3), (128, 4, 5), (256, 8, 3), (64, 4, 4), (128, 4, 1), (64, 4, 1), (256, 8, 1)
+)
 _WEIGHT_TILES = make_tiles(
     "BM CB", (64, 64, 4, 3), (128, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 3)
 )
