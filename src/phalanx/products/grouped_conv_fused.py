@@ -18,7 +18,8 @@ _TILES = make_tiles(
     "BM", (128, 4, 3), (128, 4, 5), (256, 8, 3), (64, 4, 4), (128, 4, 1), (64, 4, 1), (256, 8, 1)
 )
 _WEIGHT_TILES = make_tiles(
-    "BM CB", (64, 64, 4, 3), (128, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 3)
+    "BM CB",
+    *((64, 64, 4, 3), (128, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 3), (64, 64, 4, 1)),
 )
 _FEWEST_CHANNELS = 32  # side by side, of as many groups as they hold
 _PROGRAMS = 1056  # of the weight's gradient, at most
