@@ -13,7 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phalanx.kernels.batch_norm import pack_signs
 from phalanx.kernels.choices import CHOICES
 from phalanx.products import fold
-from small_products import Draws, as_tuple, other_cases, product_cases, to_double
+from phalanx.products.grouped_conv import suits_grouped_conv
+from small_products import (
+    Draws,
+    as_tuple,
+    grouped_cases,
+    other_cases,
+    product_cases,
+    to_double,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -54,15 +62,37 @@ def test_what_surrounds_products_is_as_defined(name):
 TOO_SMALL = ("sums of a narrow one", "odd strided skip")  # for the copy engine to pay
 
 
+@pytest.mark.parametrize("name", cases(grouped_cases))
+def test_grouped_convolutions_are_as_defined(name):
+    check(cases(grouped_cases)[name], torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("conv", "suits"),
+    [
+        (nn.Conv2d(128, 128, 3, padding=1, groups=32), True),
+        (nn.Conv2d(128, 128, 3, padding=1, groups=2), True),
+        (nn.Conv2d(128, 128, 3, padding=1), False),  # not grouped
+        (nn.Conv2d(128, 128, 3, padding=1, stride=2, groups=32), False),
+        (nn.Conv2d(128, 128, 3, groups=32), False),  # not padded
+        (nn.Conv2d(128, 256, 3, padding=1, groups=32), False),
+        (nn.Conv2d(96, 96, 3, padding=1, groups=32), False),  # groups of 3
+        (nn.Conv2d(256, 256, 3, padding=1, groups=2), False),  # groups of 128
+    ],
+)
+def test_kernels_take_some_grouped_convolutions(conv, suits):
+    assert suits_grouped_conv(conv) == suits
+
+
 class Ways:
     """Takes one of the launches of every product after the other."""
 
-    def __init__(self, monkeypatch, only=""):
-        self.index, self.count, self.tried, self.only = 0, 1, 0, only
+    def __init__(self, monkeypatch, only="", key="gemm"):
+        self.index, self.count, self.tried, self.only, self.key = 0, 1, 0, only, key
         monkeypatch.setattr(CHOICES, "find", self.find)
 
     def find(self, key, ways):
-        if not key.startswith("gemm"):
+        if not key.startswith(self.key):
             return next(iter(ways))
         names = [name for name in ways if name.startswith(self.only)]
         self.count, self.tried = len(names), self.tried + len(names)
@@ -84,23 +114,28 @@ def test_every_kernel_gives_the_same_product(name, kernel, monkeypatch):
     assert ways.tried or ("ahead" in kernel and name in TOO_SMALL)
 
 
+# every use in one type, and in the other those that differ most
+TRIED = [(name, torch.float16) for name in cases(product_cases)]
+TRIED += [(name, torch.bfloat16) for name in ("sums", "residual", "input, gated", "skip, gated")]
+
+
 @pytest.fixture(scope="module")
 def compiled():
     """Every kernel compiled, several at a time: one by one they take minutes."""
 
     def run():
-        for kind in (product_cases, other_cases):
-            for dtype in HALF_TYPES:
-                for case in cases(kind, dtype, "cuda").values():
-                    case.operation(*case.operands)
+        for dtype in HALF_TYPES:
+            for kind in (product_cases, grouped_cases, other_cases):
+                for name, case in cases(kind, dtype, "cuda").items():
+                    if (name, dtype) in TRIED or kind is not product_cases:
+                        case.operation(*case.operands)
 
     CHOICES.compile_all(run)
 
 
 @pytest.mark.gpu
 @gpu_only
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("name", cases(product_cases))
+@pytest.mark.parametrize(("name", "dtype"), TRIED)
 def test_every_tile_on_the_gpu(name, dtype, monkeypatch, compiled):
     case = cases(product_cases, dtype, "cuda")[name]
     for _ in Ways(monkeypatch):
@@ -116,9 +151,20 @@ def test_what_surrounds_products_on_the_gpu(name, dtype, compiled):
     check(cases(other_cases, dtype, "cuda")[name], dtype)
 
 
+@pytest.mark.gpu
+@gpu_only
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("name", cases(grouped_cases))
+def test_grouped_convolutions_on_the_gpu(name, dtype, monkeypatch, compiled):
+    case = cases(grouped_cases, dtype, "cuda")[name]
+    for _ in Ways(monkeypatch, key=("_convolve", "_weight_gradient")):
+        check(case, dtype)
+        torch.cuda.synchronize()
+
+
 def test_fake_tensors_have_the_shapes_of_real_ones():
     draws = Draws(torch.float32, "cpu")
-    for case in (*product_cases(draws), *other_cases(draws)):
+    for case in (*product_cases(draws), *grouped_cases(draws), *other_cases(draws)):
         found = as_tuple(case.operation(*case.operands))
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             operands = [
