@@ -2,6 +2,7 @@
 
     python scripts/converge.py DIR --out RUNS.json [--models resnet50,efficientnet_b0]
         [--sides phalanx,timm] [--seeds 0,1,2] [--epochs 10] [--image-size 128] [--seconds 560]
+        [--together] [--workers 4]
     python scripts/converge.py --table RUNS.json...
 
 DIR has train/CLASS/*.jpg and val/CLASS/*.jpg. Every run is a process of its own, `phalanx train`
@@ -11,7 +12,8 @@ wall clock runs from the start of the process to its end. The first run of a mod
 machine has cold caches and counts apart.
 
 Runs that RUNS.json has already are not repeated, and none begins that would not end in time: a
-second call goes on. The second form prints the table of one file or several.
+second call goes on. With --together all that are missing run at the same time: their scores
+count, their wall clocks do not. The second form prints the table of one file or several.
 """
 
 import argparse
@@ -39,6 +41,7 @@ COMMON: dict[str, Any] = {
     "warmup_epochs": 2,
     "crop_scale": (0.25, 1.0),
 }
+MACHINE = os.uname().nodename
 SCORED = 3  # times a run
 COLD_S = 150.0  # what a first run is thought to take
 _Row = dict[str, Any]
@@ -71,8 +74,7 @@ def phalanx_command(recipe: _Row, result: Path) -> list[str]:
         "seed": recipe["seed"],
         "run-dir": result.parent / "run",
     }
-    if recipe["device"]:
-        options["device"] = recipe["device"]
+    options |= {name: recipe[name] for name in ("device", "workers") if recipe[name]}
     words = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, "-m", "phalanx", "train", *words]
 
@@ -100,48 +102,89 @@ def read_timm(result: Path) -> _Row:
 WAYS = {"phalanx": (phalanx_command, read_phalanx), "timm": (timm_command, read_timm)}
 
 
-def run_once(side: str, recipe: _Row) -> _Row:
-    """One run in a process of its own, and its wall clock."""
-    command, read = WAYS[side]
-    folder = Path(mkdtemp(prefix="converge-"))
-    recipe = {**recipe, "run_dir": str(folder)}
-    words = command(recipe, folder / "result.json")
-    begin = time.perf_counter()
-    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder)
-    row = {"wall_s": time.perf_counter() - begin}
-    if done.returncode:
-        row["error"] = f"{done.stdout[-300:]}\n{done.stderr[-1500:]}"
-    else:
-        row |= read(folder / "result.json")
-    shutil.rmtree(folder, ignore_errors=True)
-    return row
+class Run:
+    """One run in a process of its own."""
+
+    def __init__(self, name: _Row, recipe: _Row) -> None:
+        self.name = name
+        command, self._read = WAYS[name["side"]]
+        self._folder = Path(mkdtemp(prefix="converge-"))
+        self._result = self._folder / "result.json"
+        recipe = {**recipe, "run_dir": str(self._folder)}
+        self._log = (self._folder / "log").open("w+", encoding="utf-8")
+        words = command(recipe, self._result)
+        self._begin = time.perf_counter()
+        self._process = subprocess.Popen(
+            words, stdout=self._log, stderr=subprocess.STDOUT, cwd=self._folder
+        )
+
+    def wait(self) -> _Row:
+        """What came out, and the wall clock."""
+        failed = self._process.wait()
+        row = {**self.name, "wall_s": time.perf_counter() - self._begin}
+        if failed:
+            self._log.seek(0)
+            row["error"] = self._log.read()[-1500:]
+        else:
+            row |= self._read(self._result)
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return row
+
+
+class Plan:
+    """The runs that are wanted, and those that are done."""
+
+    def __init__(self, words: argparse.Namespace) -> None:
+        self._words, self._begin = words, time.perf_counter()
+        self._rows: list[_Row] = []
+        if words.out.exists():
+            self._rows = json.loads(words.out.read_text(encoding="utf-8"))
+
+    def list_missing(self) -> list[_Row]:
+        """What tells each run from the others, in turns."""
+        words = self._words
+        size = {"epochs": words.epochs, "image_size": words.image_size}
+        names = [
+            {"model": model, "side": side, "seed": seed, **size}
+            for seed in words.seeds
+            for model in words.models
+            for side in words.sides
+        ]
+        return [n for n in names if not any(n.items() <= row.items() for row in self._rows)]
+
+    def start(self, name: _Row) -> Run | None:
+        """Begin a run; None where there is no time for it."""
+        words = self._words
+        like = {"model": name["model"], "side": name["side"], "machine": MACHINE}
+        before = [row["wall_s"] for row in self._rows if like.items() <= row.items()]
+        left = words.seconds - (time.perf_counter() - self._begin)
+        if left < (min(before) * 1.2 if before else COLD_S):
+            print(f"no time for {name}: {left:.0f} s are left", flush=True)
+            return None
+        recipe = {**COMMON, **RECIPES[name["model"]], **name}
+        recipe |= {"data_dir": str(words.dir.resolve()), "device": words.device}
+        recipe |= {"every": max(1, words.epochs // SCORED), "workers": words.workers}
+        how = {"machine": MACHINE, "first": not before, "together": words.together}
+        return Run({**name, **how}, recipe)
+
+    def finish(self, run: Run | None) -> None:
+        """Wait for a run and write it down."""
+        if run is not None:
+            self._rows.append(run.wait())
+            print(json.dumps(self._rows[-1]), flush=True)
+            self._words.out.write_text(json.dumps(self._rows, indent=1), encoding="utf-8")
 
 
 def run_all(words: argparse.Namespace) -> None:
-    """Every run that is missing, in turns, as long as there is time."""
-    begin = time.perf_counter()
-    rows: list[_Row] = json.loads(words.out.read_text()) if words.out.exists() else []
-    every = max(1, words.epochs // SCORED)
-    for seed in words.seeds:
-        for model in words.models:
-            for side in words.sides:
-                name = {"model": model, "side": side, "seed": seed, "epochs": words.epochs}
-                name["image_size"] = words.image_size
-                if any(name.items() <= row.items() for row in rows):
-                    continue
-                machine = os.uname().nodename
-                alike = {"model": model, "side": side, "machine": machine}
-                before = [row["wall_s"] for row in rows if alike.items() <= row.items()]
-                left = words.seconds - (time.perf_counter() - begin)
-                if left < (min(before) * 1.2 if before else COLD_S):
-                    print(f"no time for {name}: {left:.0f} s are left", flush=True)
-                    continue
-                recipe = {**COMMON, **RECIPES[model], **name, "every": every}
-                recipe |= {"data_dir": str(words.dir.resolve()), "device": words.device}
-                row = {**name, "machine": machine, "first": not before, **run_once(side, recipe)}
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-                words.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    """Every run that is missing, as long as there is time."""
+    plan = Plan(words)
+    if words.together:
+        for run in [plan.start(name) for name in plan.list_missing()]:
+            plan.finish(run)
+        return
+    for name in plan.list_missing():
+        plan.finish(plan.start(name))
 
 
 def spread(values: list[float], form: str) -> str:
@@ -161,10 +204,11 @@ def print_table(files: list[Path]) -> None:
             own = [row for row in good if row["model"] == model and row["side"] == side]
             if not own:
                 continue
-            warm = [row["wall_s"] for row in own if not row["first"]]
-            cold = [row["wall_s"] for row in own if row["first"]]
+            alone = [row for row in own if not row["together"]]
+            warm = [row["wall_s"] for row in alone if not row["first"]]
+            cold = [row["wall_s"] for row in alone if row["first"]]
             clock = f"{median(warm):.1f} ({min(warm):.1f} to {max(warm):.1f})" if warm else ""
-            rates = [row["images_per_s"] for row in own if row["images_per_s"]]
+            rates = [row["images_per_s"] for row in alone if row["images_per_s"]]
             rate = f"{median(rates):,.0f}" if rates else ""
             print(
                 f"| {model} | {side} | {spread([100 * row['top1'] for row in own], '.2f')} "
@@ -187,6 +231,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--image-size", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=560.0)
+    parser.add_argument("--together", action="store_true", help="for scores alone")
+    parser.add_argument("--workers", type=int, default=0, help="of a loader; 0 for all cores")
     parser.add_argument("--device", default="", help="of Phalanx; its own choice by default")
     parser.add_argument("--table", type=Path, nargs="+", metavar="RUNS.json")
     words = parser.parse_args()

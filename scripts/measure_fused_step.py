@@ -1,14 +1,16 @@
 """Forward and backward of a whole model with fused units, as one CUDA graph.
 
-    python scripts/measure_fused_step.py MODEL [--half float16] [--batch 256] [--out DIR] [--plain]
+    python scripts/measure_fused_step.py MODEL ... [--half float16 ...] [--batch 256] [--out DIR]
 
-Synthetic images on the device, channels_last. Prints one JSON line: milliseconds (median of seven
-rounds of twelve replays, with the range), images/s, peak memory of a pass, and what the first pass
-cost: kernels compiled, and the time to compile and to measure. With --out, writes the kernels of a
-replay and what was measured of each choice. --plain leaves the units to their modules.
+Synthetic images on the device, channels_last. Prints a JSON line for each: milliseconds (median
+of seven rounds of twelve replays, with the range), images/s, peak memory of a pass, and what the
+first pass cost: kernels compiled, and the time to compile and to measure. With --out, writes the
+kernels of a replay and what was measured of each choice. --plain leaves the units to their modules,
+and measures memory alone.
 """
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from phalanx.catalog.models import MODELS
 from phalanx.fused.enable import fuse_units
-from phalanx.fused.half_copies import HalfCopies
+from phalanx.fused.half_copies import attach_copies
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 from phalanx.models.units import UnitModel
@@ -33,20 +35,20 @@ ROUNDS, REPLAYS = 7, 12
 class Pass:
     """A model's forward and backward pass over one batch."""
 
-    def __init__(self, words: argparse.Namespace) -> None:
+    def __init__(self, name: str, half: str, words: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        self.half = getattr(torch, words.half)
+        self.half = getattr(torch, half)
         shape = (words.batch, 3, words.size, words.size)
         x = torch.randn(shape, device="cuda", dtype=self.half)
         self.x = x.contiguous(memory_format=torch.channels_last)
         self.labels = torch.randint(0, 1000, (words.batch,), device="cuda")
         with torch.device("cuda"):
-            model = build_model(MODELS[words.model], num_classes=1000)
+            model = build_model(MODELS[name], num_classes=1000)
         assert isinstance(model, UnitModel)
         initialise(model, 0, zero_residual=True)
         self.model = model.to(memory_format=torch.channels_last).train()
         self.left = {} if words.plain else fuse_units(model, self.half)
-        self.copies = HalfCopies(model, self.half)
+        attach_copies(model.modules(), self.half)
         self.scale = 1024.0 if self.half == torch.float16 else 1.0
 
     def __call__(self) -> Tensor:
@@ -84,10 +86,10 @@ def time_ms(run: Callable[[], object], repeats: int) -> float:
     return begin.elapsed_time(end) / repeats
 
 
-def measure(words: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, half: str, words: argparse.Namespace) -> dict[str, Any]:
     """The figures of one model."""
-    one = Pass(words)
-    row: dict[str, Any] = {"model": words.model, "half": words.half, "plain": words.plain}
+    one = Pass(name, half, words)
+    row: dict[str, Any] = {"model": name, "half": half, "plain": words.plain}
     row["left to modules"] = one.left
     begin = time.perf_counter()
     row["compiled"] = CHOICES.compile_all(one)
@@ -101,16 +103,19 @@ def measure(words: argparse.Namespace) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     row["loss"] = round(float(one()), 4)
     row["peak_gib"] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 2)
+    if words.plain:
+        return row
     replay = one.capture()
     times = [time_ms(replay, REPLAYS) for _ in range(ROUNDS)]
     middle = median(times)
     row |= {"ms": round(middle, 3), "range_ms": [round(min(times), 3), round(max(times), 3)]}
     row["images_per_s"] = round(words.batch / middle * 1e3)
     if words.out:
-        name = f"{words.model}_{words.half}" + "_plain" * words.plain
         found = {"row": row, "kernels": profile(replay), "known": CHOICES.known}
         found["timings"] = CHOICES.timings
-        (words.out / f"{name}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        (words.out / f"{name}_{half}.json").write_text(
+            json.dumps(found, indent=1), encoding="utf-8"
+        )
     return row
 
 
@@ -130,15 +135,19 @@ def profile(replay: Callable[[], None]) -> list[Any]:
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--half", default="float16", choices=["float16", "bfloat16"])
+    parser.add_argument("models", nargs="+", choices=MODELS)
+    parser.add_argument("--half", nargs="+", default=["float16"], choices=["float16", "bfloat16"])
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plain", action="store_true")
     words = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    print(json.dumps(measure(words)), flush=True)
+    for name in words.models:
+        for half in words.half:
+            gc.collect()
+            torch.cuda.empty_cache()
+            print(json.dumps(measure(name, half, words)), flush=True)
 
 
 if __name__ == "__main__":

@@ -41,12 +41,13 @@ def open_loader(recipe: dict[str, Any], split: str) -> DataLoader[Any]:
         Path(recipe["data_dir"]) / split, transforms.Compose([*steps, transforms.PILToTensor()])
     )
     training = split == "train"
+    workers = recipe["workers"] or os.cpu_count() or 1
     return DataLoader(
         images,
         batch_size=recipe["batch_size"],
         shuffle=training,
         drop_last=training,
-        num_workers=(os.cpu_count() or 1) if training else 4,
+        num_workers=workers if training else min(4, workers),
         persistent_workers=True,
         prefetch_factor=4,
         pin_memory=True,

@@ -19,7 +19,7 @@ from torch import Tensor
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import fuse_units
-from phalanx.fused.half_copies import HalfCopies
+from phalanx.fused.half_copies import cast_before_passes
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 from phalanx.models.units import UnitModel
@@ -42,11 +42,10 @@ def make_pass(
     model: UnitModel, x: Tensor, labels: Tensor, half: torch.dtype, *, fused: bool
 ) -> Callable[[], None]:
     """One pass both ways."""
-    copies = HalfCopies(model, half) if fused else None
+    if fused:
+        cast_before_passes(model, half)
 
     def run() -> None:
-        if copies is not None:
-            copies.refresh()
         with torch.autocast("cuda", half):
             loss = F.cross_entropy(model(x).float(), labels)
         (loss * 128).backward()
@@ -78,9 +77,11 @@ def measure(name: str, words: argparse.Namespace) -> None:
         x = torch.randn(words.batch, 3, size, size, device="cuda")
         x = x.contiguous(memory_format=torch.channels_last)
         labels = torch.randint(0, 10, (words.batch,), device="cuda")
-        run, begin = make_pass(model, x, labels, half, fused=way == "fused"), time.monotonic()
+        begin = time.monotonic()
         if way == "fused":
             print(f"{name}: left alone: {fuse_units(model, half)}", flush=True)
+        run = make_pass(model, x, labels, half, fused=way == "fused")
+        if way == "fused":
             kernels = CHOICES.compile_all(run)
             print(f"{kernels} kernels compiled in {time.monotonic() - begin:.1f} s", flush=True)
         torch.cuda.reset_peak_memory_stats()
@@ -109,8 +110,8 @@ def profile(name: str, words: argparse.Namespace) -> None:
     x = torch.randn(words.batch, 3, size, size, device="cuda")
     x = x.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 10, (words.batch,), device="cuda")
-    run = make_pass(model, x, labels, half, fused=True)
     fuse_units(model, half)
+    run = make_pass(model, x, labels, half, fused=True)
     graph = capture(model, run)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(REPLAYS):

@@ -143,6 +143,8 @@ def other_cases(draws: Draws) -> Iterator[Case]:
             (x, pack_signs(draws.image(WIDE))),
         ),
     }
+    spread = draws.image(WIDE, 1).expand(-1, -1, SIZE, SIZE)
+    uses["spread mask"] = (*uses["mask"][:2], (spread, pack_signs(draws.image(WIDE))))
     gram, sums = fold.gram_matrix_reference(x)
     uses["covariance"] = (fold.fold_covariance, fold.fold_covariance_reference, (gram, sums, w, m))
     t, v = draws.vectors(2 * WIDE, WIDE), draws.vectors(4, 2 * WIDE)

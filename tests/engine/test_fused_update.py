@@ -1,7 +1,9 @@
 """What kernels do after a step's passes is what the optimizers do, without waiting."""
 
 import json
+import os
 from itertools import pairwise
+from weakref import ref
 
 import pytest
 import torch
@@ -125,6 +127,19 @@ def test_weights_state_and_averages_are_those_of_the_optimizers(rule, clip, devi
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", FUSED_RULES)
+def test_a_group_of_weights_has_its_own_rate(rule, device):
+    one, two, plain = (
+        build_state(rule, device, fused=fused, norm_bias_lr_scale=scale)
+        for fused, scale in ((True, 4.0), (False, 4.0), (True, 1.0))
+    )
+    for state in (one, two, plain):
+        take_steps(state, range(3))
+    assert_nearly_equal(one, two)
+    assert (one.model.norm.bias - plain.model.norm.bias).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", ["sgd", "rmsprop", "rmsprop_tf"])
 def test_without_momentum_there_is_no_velocity(rule, device):
     one, two = (build_state(rule, device, fused=fused, momentum=0.0) for fused in (True, False))
@@ -166,19 +181,18 @@ def test_a_skipped_step_changes_no_bit(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_loss_scale_on_the_device_does_what_one_on_the_host_does(device):
-    finite = torch.rand(3000, generator=torch.manual_seed(0)) > 0.4
-    host = DynamicLossScale(2.0**24)
-    state = build_state("sgd", device, fused=True, scaler=DynamicLossScale(2.0**24))
-    take_steps(state, (0,))
-    host.after_finite_step(1)
+    finite = torch.rand(40, generator=torch.manual_seed(0)) > 0.4
+    past = [(-n, 8.0) for n in range(REMEMBERED_CHANGES - 5, 0, -1)]
+    host = DynamicLossScale(2.0**-10, GROWTH_INTERVAL - 1, 7, past)
+    state = build_state("sgd", device, fused=True, scaler=host)
     weight = state.model.fc.weight
-    for step, is_finite in enumerate(finite.tolist(), start=2):
+    for step, is_finite in enumerate([True, *finite.tolist()]):
         weight.grad = torch.zeros_like(weight) if is_finite else torch.full_like(weight, torch.nan)
         state.fused_update.apply(step, 0.0, 1.0)
         (host.after_finite_step if is_finite else host.after_overflow)(step)
     found = state.scaler.read()
     assert found == host and len(found.history) == REMEMBERED_CHANGES
-    assert found.scale == SMALLEST_SCALE and found.skipped > REMEMBERED_CHANGES
+    assert found.scale == SMALLEST_SCALE and (0, 2.0**-9) in found.history
     steps = [step for step, _ in found.history]
     assert all(one < two for one, two in pairwise(steps))
 
@@ -198,8 +212,20 @@ def test_a_loss_scale_on_the_device_survives_a_save(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_freed(device):
+    state = build_state("sgd", device, fused=True, decay=0.9)
+    for step in range(3):
+        give_gradients(state.model, step)
+        known = [ref(weight.grad) for weight in state.model.parameters()]
+        state.fused_update.apply(step, 0.1, 1.0)
+        assert known and all(gradient() is None for gradient in known)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_copies_in_16_bits_follow_their_weights(half, device):
+    if half == torch.bfloat16 and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton's interpreter cuts off bits where a GPU rounds to bfloat16")
     state = build_state("sgd", device, fused=True)
     attach_copies(state.model.modules(), half)
     take_steps(state, range(2))
@@ -229,7 +255,8 @@ def test_a_resume_in_the_middle_gives_the_same_bits(rule, device):
         assert torch.equal(value, two[name]) and value.device == two[name].device, name
 
 
-def test_what_the_kernels_cannot_do_is_left_to_the_optimizers():
+def test_what_the_kernels_cannot_do_is_left_to_the_optimizers(monkeypatch):
+    monkeypatch.setattr("phalanx.engine.fused_update.find_fused", lambda name: print)
     for rule in RULES:
         model = toy()
         assert not can_fuse_update(model, build_optimizer(model, settings_of(rule))), "on a CPU"

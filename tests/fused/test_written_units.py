@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from phalanx.catalog.airbench import AirbenchVariant
 from phalanx.catalog.resnets import FastResNetVariant, ResNetVariant
 from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import fuse_units
-from phalanx.models.resnet import FastResNet, ResNet
+from phalanx.fused.half_copies import cast_before_passes
+from phalanx.models.build import build_model
 
 BASIC = ResNetVariant(
     image_size=8, block="basic", depths=(1, 2), widths=(8, 24), stem="small", drop_path=0.4
@@ -25,7 +27,7 @@ BOTTLENECK = ResNetVariant(
     image_size=22, block="bottleneck", depths=(2, 1), widths=(16, 24), stem="large"
 )
 RESNEXT = ResNetVariant(
-    image_size=18,
+    image_size=20,
     block="bottleneck",
     depths=(1,),
     widths=(8,),
@@ -35,20 +37,22 @@ RESNEXT = ResNetVariant(
 )
 FAST = FastResNetVariant(image_size=18, widths=(8, 16, 24), residual=(True, False), drop_path=0.8)
 GROUPS, INTERLEAVED = Norm(type="group", groups=4), Norm(type="group", groups=4, interleaved=True)
+AIRBENCH = AirbenchVariant(image_size=12, widths=(8, 24))
 NETWORKS = {
     "basic": BASIC, "shortcut A": SHORTCUT_A, "bottleneck": BOTTLENECK, "resnext": RESNEXT,
     "fast": FAST,
+    "airbench": AIRBENCH,
     "basic, groups": replace(BASIC, norm=GROUPS),
     "bottleneck, interleaved groups": replace(BOTTLENECK, norm=INTERLEAVED),
     "resnext, groups": replace(RESNEXT, norm=GROUPS),
+    "airbench, groups": replace(AIRBENCH, norm=GROUPS),
     "fast, groups": replace(FAST, norm=GROUPS),
 }  # fmt: skip
 
 
 def a_network(variant):
     torch.manual_seed(5)
-    build = FastResNet if isinstance(variant, FastResNetVariant) else ResNet
-    model = build(variant, num_classes=4).to(memory_format=torch.channels_last).train()
+    model = build_model(variant, num_classes=4).to(memory_format=torch.channels_last).train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
             nn.init.uniform_(module.weight, 0.3, 1.2)
@@ -83,7 +87,9 @@ def test_a_network_of_fused_units_trains_as_its_modules_do(variant):
     plain = a_network(variant)
     fused, x = copy.deepcopy(plain), a_batch(variant.image_size)
     reasons = fuse_units(fused, torch.float32, interpreted=True)
-    assert list(reasons) == ["head"], reasons
+    assert (
+        not reasons.keys() - {"head"} - ({"stem"} if variant.family == AIRBENCH.family else set())
+    )
     found = train_once(fused, x, torch.float32)
     wanted = train_once(plain.double(), x, torch.float64)
     assert found.keys() == wanted.keys()
@@ -92,3 +98,55 @@ def test_a_network_of_fused_units_trains_as_its_modules_do(variant):
         assert error < 2e-5, f"{name}: {error:.1e}"
     for name, weight in fused.named_parameters():
         assert weight.grad.stride() == weight.stride(), name
+
+
+def test_norms_that_do_not_train_are_left_to_the_modules():
+    plain = a_network(BASIC)
+    fused, x = copy.deepcopy(plain), a_batch(8)
+    fuse_units(fused, torch.float32, interpreted=True)
+    for model in (plain, fused):
+        model.layer1[0].bn2.eval()
+        model.bn1.eval()
+    for unit in ("stem", "layer1/0"):
+        wanted, found = plain.run_unit(unit, x), fused.run_unit(unit, x)
+        assert torch.equal(found, wanted), unit
+        x = wanted
+
+
+def test_a_stem_gives_the_gradient_of_an_image_that_wants_one():
+    plain = a_network(BASIC)
+    fused = copy.deepcopy(plain)
+    fuse_units(fused, torch.float32, interpreted=True)
+    gradients = []
+    for model in (plain, fused):
+        x = a_batch(8).requires_grad_()
+        model(x).square().sum().backward()
+        gradients.append(x.grad)
+    assert torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
+
+
+def test_the_copies_in_16_bits_are_what_is_multiplied_with():
+    model, x = a_network(BASIC), a_batch(8)
+    fuse_units(model, torch.bfloat16, interpreted=True)
+    cast_before_passes(model, torch.bfloat16)
+    before = model.run_unit("stem", x)
+    with torch.no_grad():
+        model.conv1.weight.neg_()
+    assert torch.equal(model.run_unit("stem", x), before)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x)
+    assert not torch.equal(model.run_unit("stem", x), before)
+    assert before.dtype == torch.bfloat16
+
+
+def test_a_block_below_gets_the_gradient_in_two_parts():
+    model, x = a_network(BASIC), a_batch(8)
+    fuse_units(model, torch.float32, interpreted=True)
+    inner = model.run_unit("layer1/0", model.run_unit("stem", x))
+    parts = []
+    inner.register_hook(parts.append)
+    inner.skip_ticket.register_hook(parts.append)
+    model.run_unit("layer2/0", inner).sum().backward()
+    through_convolutions, through_shortcut = parts
+    assert through_convolutions.shape == through_shortcut.shape == inner.shape
+    assert not torch.equal(through_convolutions, through_shortcut)

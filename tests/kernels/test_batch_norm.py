@@ -3,12 +3,15 @@
 With TRITON_INTERPRET=1 and Triton installed the tests on the CPU run the fused kernels.
 """
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from phalanx.kernels.batch_norm import (
+    GELU,
     NONE,
     RELU,
     RELU6,
@@ -24,6 +27,14 @@ from phalanx.kernels.batch_norm import (
     reduce_norm_gated,
     unpack_signs,
 )
+from phalanx.kernels.choices import CHOICES
+
+
+@pytest.fixture(autouse=True)
+def first_tiles(monkeypatch):
+    """Nothing is measured: to compile every tile would take minutes."""
+    monkeypatch.setattr(CHOICES, "measures", False)
+
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu_only])]
@@ -33,8 +44,13 @@ SHAPES = {
     "wide": (2, 200, 3, 3),
     "thin": (2, 3, 9, 9),
 }
-ACTIVATIONS = {"none": NONE, "relu": RELU, "silu": SILU, "relu6": RELU6}
-PLAIN = {NONE: nn.Identity(), RELU: nn.ReLU(), SILU: nn.SiLU(), RELU6: nn.ReLU6()}
+PLAIN = {
+    NONE: nn.Identity(),
+    RELU: nn.ReLU(),
+    SILU: nn.SiLU(),
+    RELU6: nn.ReLU6(),
+    GELU: nn.GELU(),
+}
 
 
 def an_image(*shape, seed=0, mean=0.0, dtype=torch.float32, device="cpu"):
@@ -80,7 +96,7 @@ def is_close(found, wanted, limit=2e-6):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
+@pytest.mark.parametrize("activation", PLAIN, ids=["none", "relu", "silu", "relu6", "gelu"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_norm_with_its_activation_equals_torch(shape, activation, device):
     x, dy = (an_image(*shape, seed=s, mean=s, device=device) for s in (1, 0))
@@ -204,3 +220,22 @@ def test_the_errors_are_no_larger_than_those_of_torch(shape, half):
         # sums in float32 are compared with what 16 bits can hold at all
         limit = max(1.1 * theirs, 5 * torch.finfo(half).eps / 100)
         assert mine <= limit, f"tensor {place}: {mine / 5:.2e} against {theirs / 5:.2e}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("channels", [24, 128])
+def test_every_tile_gives_the_same(channels, device, monkeypatch):
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("without Triton's interpreter there are no tiles on the CPU")
+    x, dy = (an_image(3, channels, 7, 5, seed=s, device=device) for s in (1, 2))
+    norm, found = a_norm(channels, device), []
+    for place in range(4):
+        choose = lambda _key, ways, place=place: list(ways)[place % len(ways)]  # noqa: E731
+        monkeypatch.setattr(CHOICES, "find", choose)
+        v = vectors(x, norm)
+        y = apply_norm(x, v, RELU, dy)
+        passed, u = reduce_norm_gated(dy, x, v, y)
+        found.append([v, y, passed, u, apply_norm_back(passed, x, v, u, NONE)])
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            is_close(other, one)

@@ -29,10 +29,12 @@ from phalanx.kernels.update import (
     GroupSettings,
     MultiTensorUpdate,
     UpdateColumns,
+    UpdateRows,
     UpdateTensors,
     overwrite,
 )
 from phalanx.optim.fused_formulas import find_fused_formula, find_group_settings
+from phalanx.optim.update import set_rates
 from phalanx.plan.averaging import ema_decay_at
 
 
@@ -138,6 +140,8 @@ class FusedUpdate:
             multiplier=None if scaler is None else scaler.multiplier,
         )
         self._kernels = MultiTensorUpdate(self._tensors)
+        self._states: list[dict[str, Tensor]] = []  # of each weight
+        self._seen: list[int] | None = None
 
     def apply(self, step: int, lr: float, loss_scale: float) -> Tensor:
         """Update once; gives the norm of the gradients, of which there are none afterwards.
@@ -155,47 +159,60 @@ class FusedUpdate:
     def prepare(self, step: int, lr: float, loss_scale: float) -> None:
         """Tell the device what it does not know about a step; what a graph does not replay."""
         groups = self._optimizer.param_groups
-        for group in groups:
-            group["lr"] = lr
+        set_rates(groups, lr)
         share = 1 - ema_decay_at(self._average.decay, step) if self._average else 0.0
-        numbers = [lr, loss_scale, step, share, *self._limits]
+        numbers = [loss_scale, step, share, *self._limits]
         numbers += [GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE]
         for group in groups:
-            numbers += find_group_settings(group, lr)
+            numbers += find_group_settings(group)
         overwrite(self._tensors.settings, numbers)
-        self._set_tensors()
+        if self._identify() != self._seen:
+            stays = self._kernels.set_rows(self._find_rows())
+            self._seen = self._identify() if stays else None
 
     def launch(self) -> None:
         """Update once with what was prepared; a graph may replay it."""
         self._kernels.run()
 
-    def _set_tensors(self) -> None:
-        """Find all tensors as they are now: gradients come and go, a load replaces state."""
+    def _identify(self) -> list[int]:
+        """What tells the tensors of a step from others: cheap, for it is done at every one."""
+        weights = self._weights
+        return [
+            *(0 if weight.grad is None else weight.grad.data_ptr() for weight in weights),
+            *map(Tensor.data_ptr, weights),
+            *(id(find_half_copy(weight)) for weight in weights),
+            id(self._optimizer.state),
+            *(id(part) for state in self._states for part in state.values()),
+            *(id(now) for now, _ in self._find_averaged()),
+        ]
+
+    def _find_averaged(self) -> list[tuple[Tensor, Tensor]]:
+        """Everything that is averaged, with its average."""
+        if self._average is None:
+            return []
+        more = [] if self._replicas is None else self._replicas.pairs()
+        return [*self._average.pairs(), *more]
+
+    def _find_rows(self) -> UpdateRows:
+        """All tensors as they are now: gradients come and go, a load replaces state."""
         weights, formula = self._weights, self._formula
-        states = formula.find_states(weights, self._optimizer)
-        averages: dict[int, Tensor] = {}
-        others: list[tuple[Tensor, Tensor]] = []  # buffers, and their averages
-        counters: list[tuple[Tensor, Tensor]] = []
-        if self._average is not None:
-            own = set(map(id, weights))
-            pairs = self._average.pairs()
-            averages = {id(now): average for now, average in pairs if id(now) in own}
-            others = [pair for pair in pairs if id(pair[0]) not in own]
-            if self._replicas is not None:
-                others += self._replicas.pairs()
-            counters = [pair for pair in others if not pair[0].is_floating_point()]
-            others = [pair for pair in others if pair[0].is_floating_point()]
-        none: list[Tensor | None] = [None] * len(others)
+        self._states = states = formula.find_states(weights, self._optimizer)
+        own, pairs = set(map(id, weights)), self._find_averaged()
+        averages = {id(now): average for now, average in pairs if id(now) in own}
+        buffers = [pair for pair in pairs if id(pair[0]) not in own]
+        averaged = [pair for pair in buffers if pair[0].is_floating_point()]
+        none: list[Tensor | None] = [None] * len(averaged)
         columns = UpdateColumns(
-            weights=[*weights, *(now for now, _ in others)],
+            weights=[*weights, *(now for now, _ in averaged)],
             gradients=[*(weight.grad for weight in weights), *none],
             first=[*_get_each(states, formula.first), *none],
             second=[*_get_each(states, formula.second), *none],
-            averages=[*(averages.get(id(w)) for w in weights), *(a for _, a in others)],
+            averages=[*(averages.get(id(w)) for w in weights), *(a for _, a in averaged)],
             halves=[*map(find_half_copy, weights), *none],
             numbers=[*_get_each(states, formula.number), *none],
         )
-        self._kernels.set_tensors(columns, [*self._groups, *[0] * len(others)], counters)
+        counters = [pair for pair in buffers if not pair[0].is_floating_point()]
+        return UpdateRows(columns, [*self._groups, *[0] * len(averaged)], counters)
 
 
 def _get_each(states: list[dict[str, Tensor]], name: str | None) -> list[Tensor | None]:

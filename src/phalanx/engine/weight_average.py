@@ -60,7 +60,8 @@ class WeightAverage:
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Every tensor of the model as it is now, with its average."""
-        return [(now, self._averages[name]) for name, now in self._find_weights().items()]
+        slots, averages = self._slots.values(), self._averages.values()
+        return [(t[leaf], average) for (t, leaf), average in zip(slots, averages, strict=True)]
 
     def reset(self) -> None:
         """Forget what was averaged: the model's weights are the average now."""

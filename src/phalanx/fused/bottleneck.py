@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from phalanx.fused.conv_norm import convolve, convolve_back
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv, check_types
 from phalanx.kernels.batch_norm import (
@@ -33,6 +33,7 @@ from phalanx.kernels.batch_norm import (
     reduce_norm,
 )
 from phalanx.kernels.choices import CHOICES
+from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.resnet import Bottleneck
 from phalanx.models.units import FusedUnit
 from phalanx.products.conv import conv_norm, conv_norm_relu, conv_sums
@@ -52,7 +53,7 @@ from phalanx.products.gradients import (
     skip_gradient_gated,
     weight_gradient,
 )
-from phalanx.products.images import to_image
+from phalanx.products.images import is_spread, to_image
 
 _CHANNELS = 64  # every layer has a multiple of so many
 _MOST_ELEMENTS = 2**31  # the kernels' offsets have 32 bits
@@ -99,17 +100,11 @@ class _NormedConv(NamedTuple):
 
     def convolve(self, x: Tensor) -> Tensor:
         """The library's convolution."""
-        conv = self.conv
-        y = F.conv2d(x, self.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
-        return y.contiguous(memory_format=torch.channels_last)
+        return convolve(x, self.weight, self.conv)
 
-    def convolve_back(self, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def convolve_back(self, dy: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """The gradients of the input and of the weight, by the library."""
-        conv, wanted = self.conv, [True, True, False]
-        places = (conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups)
-        back = torch.ops.aten.convolution_backward
-        dx, dw, _ = back(dy, x, self.weight, None, *places, wanted)
-        return dx.contiguous(memory_format=torch.channels_last), dw
+        return convolve_back(dy, x, self.weight, self.conv, wanted=True)
 
 
 class _Folded(NamedTuple):
@@ -122,7 +117,7 @@ class _Folded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Layers:
+class _BottleneckLayers:
     """A block's convolutions with their norms, and its shortcut's if it has weights."""
 
     first: _NormedConv
@@ -176,7 +171,7 @@ def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
     return _Folded(kept, sums, t, vectors)
 
 
-def _run_short(layers: _Layers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _run_short(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """What the block adds, and what its backward pass needs."""
     pair = layers.short
     if pair is None:
@@ -207,7 +202,7 @@ def _fold_back(
 
 
 def _short_back(
-    layers: _Layers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
+    layers: _BottleneckLayers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The gradient of the shortcut's input, of few pixels where it is strided, and of weights."""
     pair = layers.short
@@ -227,7 +222,9 @@ def _pass_gate(dy: Tensor, s: Tensor | None, bits: Tensor) -> tuple[Tensor, Tens
     """The gradient behind the block's ReLU, and its sums: the block above may have made both."""
     if s is not None and getattr(s, "summed", None) is dy:
         return dy, s
-    return mask_gradient(dy.contiguous(memory_format=torch.channels_last), bits)
+    if not is_spread(dy):
+        dy = dy.contiguous(memory_format=torch.channels_last)
+    return mask_gradient(dy, bits)
 
 
 class _BottleneckFunction(torch.autograd.Function):
@@ -236,7 +233,7 @@ class _BottleneckFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        layers: _Layers,
+        layers: _BottleneckLayers,
         x: Tensor,
         bits: Tensor | None,
         ticket: Tensor | None,
@@ -261,7 +258,7 @@ class _BottleneckFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, _: Any, s: Tensor | None) -> tuple[Any, ...]:
         """The gradients of the input, of its ticket and of the weights."""
-        layers: _Layers = ctx.layers
+        layers: _BottleneckLayers = ctx.layers
         if dy is None:
             return (None,) * (4 + 3 * len(layers.pairs))
         x, bits, own_bits, a, v1, a1, b, v2, *rest = ctx.saved_tensors
@@ -292,7 +289,7 @@ def _input_back(
     return dx, sums
 
 
-def _shape_gradients(layers: _Layers, grads: Sequence[Tensor]) -> list[Tensor]:
+def _shape_gradients(layers: _BottleneckLayers, grads: Sequence[Tensor]) -> list[Tensor]:
     """Gradients in the types and shapes of the block's weights."""
     weights = _find_weights(layers.pairs)
     return [
@@ -306,7 +303,23 @@ def _find_weights(pairs: Sequence[_NormedConv]) -> list[Tensor]:
     return [w for pair in pairs for w in (pair.conv.weight, pair.norm.weight, pair.norm.bias)]
 
 
-# --- which blocks ---
+class _MeanFunction(torch.autograd.Function):
+    """The mean over pixels, whose gradient is one row for all pixels of an image, unwritten."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """[N, C, H, W] to [N, C]."""
+        ctx.shape = x.shape
+        return x.mean((2, 3))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> Tensor:
+        """The gradient of x."""
+        return (d / (ctx.shape[2] * ctx.shape[3]))[:, :, None, None].expand(ctx.shape)
+
+
+# --- which units ---
 
 
 class _BottleneckUnit:
@@ -324,7 +337,7 @@ class _BottleneckUnit:
         first, middle, last, *short = [
             _NormedConv(conv, to_half(conv.weight, self._half), norm) for conv, norm in self._pairs
         ]
-        layers = _Layers(first, middle, last, short[0] if short else None)
+        layers = _BottleneckLayers(first, middle, last, short[0] if short else None)
         weights = _find_weights(layers.pairs)
         with torch.autocast(x.device.type, enabled=False):
             y, *own = _BottleneckFunction.apply(layers, x, *(gate or (None, None)), *weights)
@@ -343,6 +356,23 @@ def build_folded_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> 
     check_types(modules, Bottleneck)
     assert isinstance(block, Bottleneck)
     return _BottleneckUnit(block, half)
+
+
+class _MeanHead:
+    """Mean over pixels, dropout and linear layer behind the last block."""
+
+    def __init__(self, drop: nn.Module, linear: nn.Module) -> None:
+        self._drop, self._linear = drop, linear
+
+    def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """The logits."""
+        return self._linear(self._drop(_MeanFunction.apply(x), noise))
+
+
+def build_mean_head(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
+    """The function of a ResNet's head, or UnitNotFused."""
+    check_types(modules, GlobalAvgPool, Dropout, nn.Linear)
+    return _MeanHead(*modules[1:])
 
 
 def _check_block(block: Bottleneck) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:

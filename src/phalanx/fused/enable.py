@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from phalanx.fused.bottleneck import build_folded_bottleneck
+from phalanx.fused.bottleneck import build_folded_bottleneck, build_mean_head
 from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
 from phalanx.fused.mbconv_block import build_mbconv_block
+from phalanx.fused.pooled_pair import build_pooled_pair
 from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
 from phalanx.fused.stem import build_conv_pool, build_stem
 from phalanx.fused.suited import UnitNotFused, check_modules
+from phalanx.models.airbench import PooledConvPair
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
 from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
 from phalanx.models.units import FusedUnit, UnitModel
@@ -23,11 +25,12 @@ _BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
     BasicBlock: (build_basic_block,),
     Bottleneck: (build_folded_bottleneck, build_bottleneck),
     ConvPool: (build_conv_pool,),
+    PooledConvPair: (build_pooled_pair,),
     ResidualConvPair: (build_residual_pair,),
     DepthwiseSeparableConv: (build_mbconv_block,),
     InvertedResidual: (build_mbconv_block,),
     "stem": (build_efficientnet_stem, build_stem),
-    "head": (build_efficientnet_head,),
+    "head": (build_mean_head, build_efficientnet_head),
 }
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)

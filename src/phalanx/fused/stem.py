@@ -92,10 +92,8 @@ class _Stem(_ConvUnit):
         """The image and the weight in the layout that is fastest for both ways."""
         forms = self._list_forms(x)
         key = f"stem {tuple(x.shape)} {tuple(self._pair.conv.weight.shape)} {x.dtype} {self.half}"
-        form = CHOICES.known.get(key)
-        if form not in forms:
-            form = CHOICES.choose(key, {form: partial(self._try, x, form) for form in forms})
-        return self._arrange_as(x, form)
+        ways = {form: partial(self._try, x, form) for form in forms}
+        return self._arrange_as(x, CHOICES.choose_name(key, ways))
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         """The convolution of what was arranged."""
@@ -137,12 +135,11 @@ class _Stem(_ConvUnit):
         """The convolution whose shape an arranged image wants."""
         return _QUAD_SHAPE if x.shape[1] == 16 else self._pair.conv
 
-    def _try(self, x: Tensor, form: str) -> str:
-        """Run the convolution of a layout both ways, to be measured; gives its name."""
+    def _try(self, x: Tensor, form: str) -> None:
+        """Run the convolution of a layout both ways, to be measured."""
         arranged, weight = self._arrange_as(x, form)
         a = self.convolve(arranged, weight)
         self.convolve_back(a, arranged, weight, wanted=False)
-        return form
 
 
 _QUAD_SHAPE = nn.Conv2d(16, 1, 1, bias=False, device="meta")  # stride 1, no padding
@@ -150,6 +147,8 @@ _QUAD_SHAPE = nn.Conv2d(16, 1, 1, bias=False, device="meta")  # stride 1, no pad
 
 def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
     """The stem of a network: convolution of an image, norm, activation, perhaps a max-pool."""
+    if len(modules) not in (3, 4):
+        raise UnitNotFused("it has another form than convolution, norm, activation, pool")
     conv, norm, activation, *rest = modules
     pair = find_conv_norm(conv, norm, half)
     if pair.conv.in_channels != 3 or pair.conv.groups != 1:
@@ -157,8 +156,8 @@ def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
     if type(activation) not in _ACTIVATIONS:
         raise UnitNotFused(f"its activation is {type(activation).__name__}")
     pool = _find_pool(rest[0]) if rest else 0
-    if len(rest) > 1 or (pool and type(activation) is not nn.ReLU):
-        raise UnitNotFused("it has another form than convolution, norm, ReLU, pool")
+    if pool and type(activation) is not nn.ReLU:
+        raise UnitNotFused("it has a pool behind another activation than ReLU")
     return _Stem(modules, pair, _ACTIVATIONS[type(activation)], pool)
 
 

@@ -15,6 +15,7 @@ from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.norm_finish_fused import finish_gradients, finish_group_gradients
 from phalanx.kernels.norm_passes_fused import (
     NormSizes,
+    activate_back,
     find_sizes,
     load_row,
     place,
@@ -23,6 +24,7 @@ from phalanx.kernels.norm_passes_fused import (
 )
 
 _IMAGE_TILES = make_tiles("B", (256, 4, 3), (1024, 4, 3))
+_POOL_TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 32, 4, 3), (16, 64, 4, 3))
 
 
 @triton.jit
@@ -71,11 +73,12 @@ def _pool(
     x, y, at, won, v, M, C, R, H, W, HO, WO,
     SIZE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise + ReLU + max-pool; a value that is no number wins."""
+    """Normalise + ReLU + max-pool, or the pool alone; a value that is no number wins."""
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     n, h, w = tl.program_id(2) + m // (HO * WO), (m // WO) % HO, m % WO
-    scale, shift = load_row(v, 2, c, C, R), load_row(v, 3, c, C, R)
-    best, number = tl.full((BM, BC), -1.0, tl.float32), tl.zeros((BM, BC), tl.int32)
+    if v is not None:
+        scale, shift = load_row(v, 2, c, C, R), load_row(v, 3, c, C, R)
+    best, number = tl.full((BM, BC), float("-inf"), tl.float32), tl.zeros((BM, BC), tl.int32)
     winner = tl.zeros((BM, BC), tl.float32)
     for i in tl.static_range(SIZE):
         for j in tl.static_range(SIZE):
@@ -84,8 +87,11 @@ def _pool(
             o, _ = place((n * H + row) * W + column, c, M, C, WIDE)
             ok = inside[:, None] & (c < C)[None, :]
             raw = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
-            value = raw * scale + shift
-            value = tl.where(ok, tl.where(value < 0, 0.0, value), -1.0)
+            value = raw
+            if v is not None:
+                value = raw * scale + shift
+                value = tl.where(value < 0, 0.0, value)
+            value = tl.where(ok, value, float("-inf"))
             better = (value > best) | (value != value)  # noqa: PLR0124 - only NaN does
             number = tl.where(better, i * SIZE + j, number)
             winner = tl.where(better, raw, winner)
@@ -94,7 +100,8 @@ def _pool(
     o += skip_images(M) * C
     tl.store(y + o, best.to(y.dtype.element_ty), mask=ok)
     tl.store(at + o, number.to(tl.uint8), mask=ok)
-    tl.store(won + o, winner.to(won.dtype.element_ty), mask=ok)
+    if won is not None:
+        tl.store(won + o, winner.to(won.dtype.element_ty), mask=ok)
 
 
 def pool_norm_fused(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,11 +109,19 @@ def pool_norm_fused(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Te
     _, c, h, w = x.shape
     ho, wo = find_pooled_edge(h, size), find_pooled_edge(w, size)
     y, at = (_new_image(x, c, ho, wo, dtype) for dtype in (x.dtype, torch.uint8))
-    won, sizes = torch.empty_like(y), find_sizes(y, by_image=v.ndim == 3)
-    args = (x, y, at, won, v, sizes.pixels, c, sizes.row, h, w, ho, wo)
-    flags = {"SIZE": size, "WIDE": x.numel() >= 2**31}
-    CHOICES.run(_pool, sizes.by_pixels, args, sizes.tiles, **flags)
+    won = torch.empty_like(y)
+    sizes = find_sizes(y, by_image=v.ndim == 3)
+    _launch(_pool, (x, y, at, won, v), sizes, (h, w, ho, wo), SIZE=size)
     return y, at, won
+
+
+def pool_fused(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Max-pool over windows of 2 x 2, and which pixel of each won."""
+    _, c, h, w = x.shape
+    y, at = (_new_image(x, c, h // 2, w // 2, dtype) for dtype in (x.dtype, torch.uint8))
+    sizes = find_sizes(y, by_image=False)
+    _launch(_pool, (x, y, at, None, None), sizes, (h, w, h // 2, w // 2), SIZE=2)
+    return y, at
 
 
 @triton.jit
@@ -207,9 +222,55 @@ def pool_norm_back_fused(
 
 
 def _launch(
-    kernel: Any, images: tuple[Tensor, ...], sizes: NormSizes, edges: tuple[int, ...], **flags: int
+    kernel: Any,
+    tensors: tuple[Tensor | None, ...],
+    sizes: NormSizes,
+    edges: tuple[int, ...],
+    **flags: int,
 ) -> None:
-    """Run a kernel of the pool's backward pass."""
-    args = (*images, sizes.pixels, sizes.channels, sizes.row, *edges)
-    flags["WIDE"] = images[2].numel() >= 2**31
-    CHOICES.run(kernel, sizes.by_pixels, args, sizes.tiles, **flags)
+    """Run a kernel of a pool."""
+    args = (*tensors, sizes.pixels, sizes.channels, sizes.row, *edges)
+    flags["WIDE"] = max(tensor.numel() for tensor in tensors if tensor is not None) >= 2**31
+    CHOICES.run(kernel, sizes.by_pixels, args, _POOL_TILES, **flags)
+
+
+@triton.jit
+def _unpool_back(
+    dy, at, x, dx, v, u, M, C, R, H, W, HO, WO,
+    ACT: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient through activation and norm, given to the pixel that won a window of 2 x 2.
+
+    The last window of a row or column also writes the zeros of an odd pixel behind it.
+    """
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
+    n, h, w = tl.program_id(2) + m // (HO * WO), (m // WO) % HO, m % WO
+    o, ok = place(m, c, M, C, WIDE)
+    o += skip_images(M) * C
+    d = tl.load(dy + o, mask=ok, other=0.0).to(tl.float32)
+    value = tl.load(x + o, mask=ok, other=0.0).to(tl.float32)
+    won = tl.load(at + o, mask=ok, other=255).to(tl.int32)
+    d = activate_back(d, value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R), ACT)
+    d = d * load_row(u, 2, c, C, R) + value * load_row(u, 3, c, C, R) + load_row(u, 4, c, C, R)
+    for p in tl.static_range(3):
+        for q in tl.static_range(3):
+            there = (2 * h + p < H) & (2 * w + q < W)
+            if p == 2:
+                there = there & (h == HO - 1)
+            if q == 2:
+                there = there & (w == WO - 1)
+            to, _ = place((n * H + 2 * h + p) * W + 2 * w + q, c, 0, C, WIDE)
+            own = tl.where(won == 2 * p + q, d, 0.0) if p < 2 and q < 2 else tl.zeros_like(d)
+            tl.store(dx + to, own.to(dx.dtype.element_ty), mask=there[:, None] & ok)
+
+
+def unpool_norm_back_fused(
+    tensors: tuple[Tensor, Tensor, Tensor], v: Tensor, u: Tensor, activation: int, edges: list[int]
+) -> Tensor:
+    """The gradient of what a pool, a norm and an activation were made of."""
+    dy, at, x = tensors
+    dx = _new_image(x, x.shape[1], edges[0], edges[1], x.dtype)
+    sizes = find_sizes(x, by_image=v.ndim == 3)
+    places = (*edges, *x.shape[2:])
+    _launch(_unpool_back, (dy, at, x, dx, v, u), sizes, places, ACT=activation)
+    return dx

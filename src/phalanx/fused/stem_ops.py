@@ -118,3 +118,47 @@ def _(
     dy: Tensor, at: Tensor, won: Tensor, x: Tensor, v: Tensor, size: int, groups: list[int]
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), v.new_empty((5, *v.shape[1:]))
+
+
+@custom_op("phalanx::pool", mutates_args=())
+def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Max-pool over windows of 2 x 2, and which pixel of each won, in a byte."""
+    fused = find_fused_for(x, "phalanx.fused.stem_fused.pool_fused")
+    if fused is not None:
+        return fused(x)
+    y, flat = F.max_pool2d(x, _STEP, return_indices=True)
+    row, column = flat // x.shape[3], flat % x.shape[3]
+    at = (row % _STEP * _STEP + column % _STEP).to(torch.uint8)
+    last = torch.channels_last
+    return y.contiguous(memory_format=last), at.contiguous(memory_format=last)
+
+
+@pool.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    n, c, h, w = x.shape
+    y = x.new_empty((n, c, h // _STEP, w // _STEP)).contiguous(memory_format=torch.channels_last)
+    return y, torch.empty_like(y, dtype=torch.uint8)
+
+
+@custom_op("phalanx::unpool_norm_back", mutates_args=())
+def unpool_norm_back(
+    dy: Tensor, at: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, edges: list[int]
+) -> Tensor:
+    """The gradient of what `pool` was given, of these edges; x is what it gave to a norm."""
+    fused = find_fused_for(x, "phalanx.fused.stem_fused.unpool_norm_back_fused")
+    if fused is not None:
+        return fused((dy, at, x), v, u, activation, edges)
+    own = apply_norm_back(dy, x, v, u, activation)
+    n, c, h, w = x.shape
+    parts = torch.stack([own.where(at == place, own.new_zeros(())) for place in range(4)], -1)
+    parts = parts.view(n, c, h, w, _STEP, _STEP).transpose(3, 4).reshape(n, c, 2 * h, 2 * w)
+    parts = F.pad(parts, (0, edges[1] - 2 * w, 0, edges[0] - 2 * h))
+    return parts.contiguous(memory_format=torch.channels_last)
+
+
+@unpool_norm_back.register_fake
+def _(
+    dy: Tensor, at: Tensor, x: Tensor, v: Tensor, u: Tensor, activation: int, edges: list[int]
+) -> Tensor:
+    empty = x.new_empty((*x.shape[:2], *edges))
+    return empty.contiguous(memory_format=torch.channels_last)

@@ -12,13 +12,16 @@ All sums are float32. `x` is [N, C, H, W] in channels_last memory, or [N, C]; gr
 residuals lie in memory as x does.
 """
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
 from phalanx.kernels.fused import find_fused_for
 
-NONE, RELU, SILU, RELU6 = 0, 1, 2, 3  # activations
+NONE, RELU, SILU, RELU6, GELU = 0, 1, 2, 3, 4  # activations
 
 
 # --- forward ---
@@ -281,6 +284,8 @@ def _activate(value: Tensor, activation: int) -> Tensor:
         return value.clamp_min(0)
     if activation == SILU:
         return value * value.sigmoid()
+    if activation == GELU:
+        return F.gelu(value)
     return value.clamp(0, 6) if activation == RELU6 else value
 
 
@@ -291,4 +296,7 @@ def find_derivative(value: Tensor, activation: int) -> Tensor | float:
     if activation == SILU:
         gate = value.sigmoid()
         return gate * (1 + value * (1 - gate))
+    if activation == GELU:
+        density = torch.exp(-0.5 * value * value) / math.sqrt(2 * math.pi)
+        return torch.special.ndtr(value) + value * density
     return ((value > 0) & (value < 6)).float() if activation == RELU6 else 1.0

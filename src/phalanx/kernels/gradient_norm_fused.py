@@ -18,9 +18,10 @@ WEIGHT, GRADIENT, FIRST, SECOND, AVERAGE, HALF_COPY, _NUMBER = map(
     tl.constexpr, range(len(UpdateColumns._fields))
 )
 SIZE, GROUP = tl.constexpr(7), tl.constexpr(8)
-LR, AVERAGE_SHARE = tl.constexpr(update.LR), tl.constexpr(update.AVERAGE_SHARE)
+AVERAGE_SHARE = tl.constexpr(update.AVERAGE_SHARE)
 CLIP_VALUE, GROUPS = tl.constexpr(update.CLIP_VALUE), tl.constexpr(update.GROUPS)
 GROUP_SIZE = tl.constexpr(len(GroupSettings._fields))
+LR, L2, KEPT, MOMENTUM, DECAY, EPS = map(tl.constexpr, range(len(GroupSettings._fields)))
 UNSCALE, CLIP_RATIO = tl.constexpr(update.UNSCALE), tl.constexpr(update.CLIP_RATIO)
 UPDATED, VELOCITY_SCALE = tl.constexpr(update.UPDATED), tl.constexpr(update.VELOCITY_SCALE)
 _NORM, _CLIP_NORM = tl.constexpr(update.NORM), tl.constexpr(update.CLIP_NORM)
@@ -128,7 +129,7 @@ def _adapt(state, multiplier, settings, finite, history):  # type: ignore[no-unt
     scale, finite_steps = tl.load(state), tl.load(state + 1) + tl.where(finite, 1.0, 0.0)
     skipped, changes = tl.load(state + 2), tl.load(state + 3)
     largest, smallest = tl.load(settings + _LARGEST), tl.load(settings + _SMALLEST)
-    grows = finite & (finite_steps >= tl.load(settings + _GROWTH)) & (scale < largest)
+    grows = (finite_steps >= tl.load(settings + _GROWTH)) & (scale < largest)
     halved = tl.where(scale / 2 > smallest, scale / 2, smallest)
     new = tl.where(finite, tl.where(grows, scale * 2, scale), halved)
     changed = grows | (finite == 0)
@@ -166,25 +167,26 @@ def _count_rows(  # type: ignore[no-untyped-def]
     MANY: tl.constexpr,
 ):
     """Change the number of each weight that is updated, and find the two factors of its update."""
-    lr = tl.load(settings + LR)
     for start in range(0, rows, MANY):
         place = start + tl.arange(0, MANY)
         row, inside = table + place, place < rows
         inside &= tl.load(row + GRADIENT * rows, mask=inside, other=0) != 0
         number = tl.load(row + _NUMBER * rows, mask=inside, other=0)
+        group = settings + GROUPS + GROUP_SIZE * tl.load(row + GROUP * rows, mask=inside, other=0)
+        lr = tl.load(group + LR, mask=inside, other=0.0)
         if FORMULA == COMBINED:
             number = number.to(tl.pointer_type(tl.float64))
             old = tl.load(number, mask=inside, other=1.0)
             first = velocity_scale / old
-            second = tl.zeros_like(old) + lr / velocity_scale
+            second = lr / velocity_scale
             tl.store(number, tl.zeros_like(old) + velocity_scale, mask=inside)
         else:
             number = number.to(tl.pointer_type(tl.float32))
             steps = tl.load(number, mask=inside, other=0.0) + 1.0
-            group = tl.load(row + GROUP * rows, mask=inside, other=0)
-            betas = settings + GROUPS + GROUP_SIZE * group + 2
-            first = lr / (1.0 - _power(tl.load(betas, mask=inside, other=0.0), steps))
-            second = tl.sqrt(1.0 - _power(tl.load(betas + 1, mask=inside, other=0.0), steps))
+            beta1 = tl.load(group + MOMENTUM, mask=inside, other=0.0)
+            beta2 = tl.load(group + DECAY, mask=inside, other=0.0)
+            first = lr / (1.0 - _power(beta1, steps))
+            second = tl.sqrt(1.0 - _power(beta2, steps))
             tl.store(number, steps, mask=inside)
         tl.store(factors + 2 * place, first.to(tl.float32), mask=inside)
         tl.store(factors + 2 * place + 1, second.to(tl.float32), mask=inside)

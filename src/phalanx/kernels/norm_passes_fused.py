@@ -21,9 +21,7 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
 
 _NARROW_TILES = make_tiles("BM BC", (64, 32, 4, 3), (128, 32, 4, 3))
-_TILES = make_tiles(
-    "BM BC", (32, 64, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3), (16, 128, 4, 3), (32, 128, 8, 3)
-)
+_TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 64, 4, 3), (16, 128, 4, 3), (32, 128, 8, 3))
 _MULTIPROCESSORS = 132  # of an H100 or H200
 
 
@@ -66,11 +64,13 @@ def _activate(value, ACT: tl.constexpr):
         value = value * tl.sigmoid(value)
     if ACT == 3:
         value = tl.where(value > 6, 6.0, value)
+    if ACT == 4:
+        value = 0.5 * value * (1 + tl.erf(value * 0.7071067811865476))
     return value
 
 
 @triton.jit
-def _activate_back(d, value, ACT: tl.constexpr):
+def activate_back(d, value, ACT: tl.constexpr):
     """The gradient of the activation's input `value`, from that of its output."""
     if ACT == 1:
         d = tl.where(value > 0, d, 0.0)
@@ -79,6 +79,9 @@ def _activate_back(d, value, ACT: tl.constexpr):
         d = d * gate * (1 + value * (1 - gate))
     if ACT == 3:
         d = tl.where((value > 0) & (value < 6), d, 0.0)
+    if ACT == 4:
+        density = tl.exp(-0.5 * value * value) * 0.3989422804014327
+        d = d * (0.5 * (1 + tl.erf(value * 0.7071067811865476)) + value * density)
     return d
 
 
@@ -168,7 +171,7 @@ def _sum_gradients(
         if second is not None:
             d += tl.load(second + before + o, mask=ok, other=0.0).to(tl.float32)
         if gate is None:
-            d = _activate_back(d, value * scale + shift, ACT)
+            d = activate_back(d, value * scale + shift, ACT)
         elif SIGNS:
             b = tl.program_id(0) * (BC // 8) + tl.arange(0, BC // 8)
             at, there = place(m, b, M, C // 8, WIDE)
@@ -197,7 +200,7 @@ def _apply_back(
     d = tl.load(dy + before + o, mask=ok, other=0.0).to(tl.float32)
     value = tl.load(x + before + o, mask=ok, other=0.0).to(tl.float32)
     if ACT != 0:
-        d = _activate_back(d, value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R), ACT)
+        d = activate_back(d, value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R), ACT)
     if factor is not None:
         d *= _load_factor(factor, m, M, PIXELS)
     d = d * load_row(u, 2, c, C, R) + value * load_row(u, 3, c, C, R) + load_row(u, 4, c, C, R)

@@ -7,7 +7,7 @@ addresses instead of tensors, so they are no operators of torch: nothing traces 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,8 @@ from phalanx.kernels.fused import find_fused
 _Column = list[Tensor | None]
 
 # places in `settings`, float64; the settings of each group of weights follow
-LR, LOSS_SCALE, STEP, AVERAGE_SHARE, CLIP_NORM, CLIP_VALUE, VELOCITY_RATIO = range(7)
-GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE, GROUPS = range(7, 11)
+LOSS_SCALE, STEP, AVERAGE_SHARE, CLIP_NORM, CLIP_VALUE, VELOCITY_RATIO = range(6)
+GROWTH_INTERVAL, SMALLEST_SCALE, LARGEST_SCALE, GROUPS = range(6, 10)
 # places in `results`, float32
 NORM, UNSCALE, CLIP_RATIO, UPDATED, VELOCITY_SCALE, RESULTS = range(6)
 # places in a loss scale that adapts, float64; pairs of (step, scale) follow, of its last changes
@@ -29,6 +29,7 @@ SCALE, FINITE_STEPS, SKIPPED, CHANGES, HISTORY = range(5)
 class GroupSettings(NamedTuple):
     """What the weights of a group have in common."""
 
+    lr: float
     l2: float
     kept: float  # the share of a weight that decay leaves
     momentum: float  # the first of Adam's betas
@@ -52,9 +53,17 @@ class UpdateColumns(NamedTuple):
     numbers: _Column  # 0-d, of the state: a count of steps (float32), a velocity's scale (float64)
 
 
+class UpdateRows(NamedTuple):
+    """All tensors of a step that may be others in the next one."""
+
+    columns: UpdateColumns
+    groups: list[int]  # of each row
+    counters: list[tuple[Tensor, Tensor]]  # int64, and their copies
+
+
 @dataclass
 class UpdateTensors:
-    """All that a step reads and writes."""
+    """All that a step reads and writes beside its rows; the same at every step."""
 
     formula: str  # a key of FORMULAS
     has_momentum: bool
@@ -62,44 +71,38 @@ class UpdateTensors:
     results: Tensor
     loss_scale: Tensor | None = None  # one that adapts; one that does not is in `settings`
     multiplier: Tensor | None = None  # that one again, 0-d and float32, for passes to multiply by
-    columns: UpdateColumns = field(default_factory=lambda: UpdateColumns(*([] for _ in range(7))))
-    groups: list[int] = field(default_factory=list)  # of each row
-    counters: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # int64, and their copies
 
 
 class MultiTensorUpdate:
-    """Updates the tensors it is given, by fused kernels where there are any."""
+    """Updates the rows it is given, by fused kernels where there are any."""
 
     def __init__(self, tensors: UpdateTensors) -> None:
-        self.tensors = tensors
-        self._addresses: list[int] = []
+        self._tensors = tensors
         build: Any = find_fused("phalanx.kernels.update_fused.build_update_tables")
         self._fused: Any = None if build is None else build(tensors)
+        self._rows: UpdateRows | None = None
+        self._copies: list[Tensor | None] = []
 
-    def set_tensors(
-        self, columns: UpdateColumns, groups: list[int], counters: list[tuple[Tensor, Tensor]]
-    ) -> None:
-        """The tensors of the next step; cheap where all lie where those of the last one did."""
-        flat = [t for column in columns for t in column] + [t for pair in counters for t in pair]
-        addresses = [0 if t is None else t.data_ptr() for t in flat]
-        if addresses == self._addresses:
-            return
-        weights, gradients = columns.weights, columns.gradients
+    def set_rows(self, rows: UpdateRows) -> bool:
+        """The rows of the next steps; False if they must be given again before every one."""
+        weights, gradients = rows.columns.weights, rows.columns.gradients
         ordered = [_order_like(w, g) for w, g in zip(weights, gradients, strict=True)]
-        is_copied = any(a is not b for a, b in zip(gradients, ordered, strict=True))
-        self._addresses = [] if is_copied else addresses  # copies are made at every step
-        tensors = self.tensors
-        tensors.columns = columns._replace(gradients=ordered)
-        tensors.groups, tensors.counters = groups, counters
-        if self._fused is not None:
-            self._fused.upload()
+        copies = [o for o, g in zip(ordered, gradients, strict=True) if o is not g]
+        rows = rows._replace(columns=rows.columns._replace(gradients=ordered))
+        if self._fused is None:
+            self._rows = rows
+            return False
+        self._copies = copies  # of the others only the addresses are kept: they are not ours
+        self._fused.upload(rows)
+        return not copies
 
     def run(self) -> None:
         """Update once, and fill `results`; waits for nothing where it is fused."""
-        if self._fused is None:
-            _update_plainly(self.tensors)
-        else:
+        if self._fused is not None:
             self._fused.launch()
+        elif self._rows is not None:
+            _update_plainly(self._tensors, self._rows)
+            self._rows = None  # gradients are not kept from being freed
 
 
 def _order_like(weight: Tensor, gradient: Tensor | None) -> Tensor | None:
@@ -138,24 +141,23 @@ class _UpdateRow(NamedTuple):
 class _StepNumbers(NamedTuple):
     """What all weights have in common."""
 
-    lr: float
     velocity_scale: float
     has_momentum: bool
 
 
 @torch.no_grad()
-def _update_plainly(tensors: UpdateTensors) -> None:
+def _update_plainly(tensors: UpdateTensors, rows: UpdateRows) -> None:
     """The step, weight by weight."""
     settings: list[float] = tensors.settings.tolist()
     loss_scale, limit = tensors.loss_scale, settings[CLIP_VALUE]
     scale = settings[LOSS_SCALE] if loss_scale is None else float(loss_scale[SCALE])
-    unscaled = [None if g is None else g * (1 / scale) for g in tensors.columns.gradients]
+    unscaled = [None if g is None else g * (1 / scale) for g in rows.columns.gradients]
     clipped = [None if g is None else g.clamp(-limit, limit) for g in unscaled]
     norm, ratio = _norm(unscaled), 1.0
     if settings[CLIP_NORM]:
         ratio = float((settings[CLIP_NORM] / (_norm(clipped) + 1e-6)).clamp(max=1.0))
     updated = loss_scale is None or bool(norm.isfinite())
-    step = _StepNumbers(settings[LR], scale / settings[VELOCITY_RATIO], tensors.has_momentum)
+    step = _StepNumbers(scale / settings[VELOCITY_RATIO], tensors.has_momentum)
     shown = float(norm) if updated else 0.0
     overwrite(tensors.results, [shown, 1 / scale, ratio, updated, step.velocity_scale])
     if loss_scale is not None and tensors.multiplier is not None:
@@ -164,8 +166,8 @@ def _update_plainly(tensors: UpdateTensors) -> None:
     if not updated:
         return
     for number, gradient in enumerate(clipped):
-        row = _UpdateRow(*(column[number] for column in tensors.columns))  # type: ignore[arg-type]
-        start = GROUPS + len(GroupSettings._fields) * tensors.groups[number]
+        row = _UpdateRow(*(column[number] for column in rows.columns))  # type: ignore[arg-type]
+        start = GROUPS + len(GroupSettings._fields) * rows.groups[number]
         group = GroupSettings(*settings[start : start + len(GroupSettings._fields)])
         if gradient is not None:
             whole, kept = gradient * ratio + group.l2 * row.weight, row.weight * group.kept
@@ -173,7 +175,7 @@ def _update_plainly(tensors: UpdateTensors) -> None:
             if row.half is not None:
                 row.half.copy_(row.weight)
         _move_average(row, settings[AVERAGE_SHARE])
-    for counter, copy in tensors.counters:
+    for counter, copy in rows.counters:
         copy.copy_(counter)
 
 
@@ -212,14 +214,14 @@ def _sgd(
 ) -> Tensor:
     if step.has_momentum:
         gradient = row.first.copy_(row.first * group.momentum + gradient)
-    return weight - gradient * step.lr
+    return weight - gradient * group.lr
 
 
 def _nesterov(
     row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
 ) -> Tensor:
     row.first.copy_(row.first * group.momentum + gradient)
-    return weight - (gradient + row.first * group.momentum) * step.lr
+    return weight - (gradient + row.first * group.momentum) * group.lr
 
 
 def _sgd_combined(
@@ -228,7 +230,7 @@ def _sgd_combined(
     rescaled = row.first * (step.velocity_scale / float(row.number))
     row.number.fill_(step.velocity_scale)
     row.first.copy_(rescaled * group.momentum + gradient * step.velocity_scale)
-    return weight - row.first * (step.lr / step.velocity_scale)
+    return weight - row.first * (group.lr / step.velocity_scale)
 
 
 def _adam(
@@ -239,7 +241,7 @@ def _adam(
     row.first.copy_(row.first * group.momentum + gradient * (1 - group.momentum))
     row.second.copy_(row.second * group.decay + gradient * gradient * (1 - group.decay))
     divisor = _root(row.second) / _like(root_of_bias, weight) + group.eps
-    return weight - row.first * (step.lr / bias) / divisor
+    return weight - row.first * (group.lr / bias) / divisor
 
 
 def _rmsprop(
@@ -250,14 +252,14 @@ def _rmsprop(
     gradient = gradient / (_root(row.first) + group.eps)
     if step.has_momentum:
         gradient = row.second.copy_(row.second * group.momentum + gradient)
-    return weight - gradient * step.lr
+    return weight - gradient * group.lr
 
 
 def _rmsprop_tf(
     row: _UpdateRow, gradient: Tensor, weight: Tensor, group: GroupSettings, step: _StepNumbers
 ) -> Tensor:
     row.first.copy_(row.first * group.decay + gradient * gradient * (1 - group.decay))
-    moved = gradient / _root(row.first + group.eps) * step.lr
+    moved = gradient / _root(row.first + group.eps) * group.lr
     if step.has_momentum:
         moved = row.second.copy_(row.second * group.momentum + moved)
     return weight - moved

@@ -18,13 +18,18 @@ from phalanx.kernels.gradient_norm_fused import (
     CLIP_RATIO,
     CLIP_VALUE,
     COMBINED,
+    DECAY,
+    EPS,
     FIRST,
     GRADIENT,
     GROUP,
     GROUP_SIZE,
     GROUPS,
     HALF_COPY,
+    KEPT,
+    L2,
     LR,
+    MOMENTUM,
     NESTEROV,
     RMSPROP,
     RMSPROP_TF,
@@ -43,10 +48,11 @@ from phalanx.kernels.gradient_norm_fused import (
     write_elements,
 )
 from phalanx.kernels.rounding_fused import find_blocks
-from phalanx.kernels.update import FORMULAS, UpdateTensors, overwrite
+from phalanx.kernels.update import FORMULAS, UpdateColumns, UpdateRows, UpdateTensors, overwrite
 
 _BLOCK = 2048  # elements of a tensor that a program takes
 _MANY = 1024  # rows or sums that the one program between the other two takes at a time
+_WARPS = 4
 _ALIGNMENT = 16  # of all addresses, or elements are loaded one by one
 
 
@@ -66,20 +72,19 @@ def _move(  # type: ignore[no-untyped-def]
     first,
     second,
     inside,
-    settings,
     group,
     results,
     factors,
     FORMULA: tl.constexpr,
-    MOMENTUM: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """The new weights; the optimizer's state is changed where it lies."""
-    lr = tl.load(settings + LR).to(tl.float32)
-    momentum, decay = tl.load(group + 2), tl.load(group + 3)
-    kept, eps = momentum.to(tl.float32), tl.load(group + 4).to(tl.float32)
+    lr, eps = tl.load(group + LR).to(tl.float32), tl.load(group + EPS).to(tl.float32)
+    momentum, decay = tl.load(group + MOMENTUM), tl.load(group + DECAY)
+    kept = momentum.to(tl.float32)
     moved = gradient * lr
-    if FORMULA == SGD and MOMENTUM:
+    if FORMULA == SGD and HAS_MOMENTUM:
         velocity = read_elements(first, inside, MASKED) * kept + gradient
         write_elements(first, velocity, inside, MASKED)
         moved = velocity * lr
@@ -107,7 +112,7 @@ def _move(  # type: ignore[no-untyped-def]
             moved = tl.div_rn(gradient, tl.sqrt_rn(square) + eps)
         else:
             moved = tl.div_rn(gradient, tl.sqrt_rn(square + eps)) * lr
-        if MOMENTUM:
+        if HAS_MOMENTUM:
             moved = read_elements(second, inside, MASKED) * kept + moved
             write_elements(second, moved, inside, MASKED)
         if FORMULA == RMSPROP:
@@ -135,7 +140,7 @@ def _update_block(  # type: ignore[no-untyped-def]
     results,
     factors,
     FORMULA: tl.constexpr,
-    MOMENTUM: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
     HALF: tl.constexpr,
     ALIGNED: tl.constexpr,
     MASKED: tl.constexpr,
@@ -149,7 +154,7 @@ def _update_block(  # type: ignore[no-untyped-def]
     weight = read_elements(weights, inside, MASKED)
     if gradients != 0:
         group = settings + GROUPS + GROUP_SIZE * tl.load(row + GROUP * rows)
-        l2, kept = tl.load(group).to(tl.float32), tl.load(group + 1).to(tl.float32)
+        l2, kept = tl.load(group + L2).to(tl.float32), tl.load(group + KEPT).to(tl.float32)
         gradient = read_elements(gradients.to(single) + where, inside, MASKED)
         limit = tl.load(settings + CLIP_VALUE).to(tl.float32)
         gradient = clamp(gradient * tl.load(results + UNSCALE), limit)
@@ -160,12 +165,11 @@ def _update_block(  # type: ignore[no-untyped-def]
             find_address(row, rows, FIRST, ALIGNED).to(single) + where,
             find_address(row, rows, SECOND, ALIGNED).to(single) + where,
             inside,
-            settings,
             group,
             results,
             factors,
             FORMULA,
-            MOMENTUM,
+            HAS_MOMENTUM,
             MASKED,
         )
         write_elements(weights, weight, inside, MASKED)
@@ -186,7 +190,7 @@ def _update(  # type: ignore[no-untyped-def]
     results,
     factors,
     FORMULA: tl.constexpr,
-    MOMENTUM: tl.constexpr,
+    HAS_MOMENTUM: tl.constexpr,
     HALF: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -209,7 +213,7 @@ def _update(  # type: ignore[no-untyped-def]
                 results,
                 factors,
                 FORMULA,
-                MOMENTUM,
+                HAS_MOMENTUM,
                 HALF,
                 ALIGNED,
                 MASKED=False,
@@ -224,7 +228,7 @@ def _update(  # type: ignore[no-untyped-def]
                 results,
                 factors,
                 FORMULA,
-                MOMENTUM,
+                HAS_MOMENTUM,
                 HALF,
                 ALIGNED,
                 MASKED=True,
@@ -232,45 +236,44 @@ def _update(  # type: ignore[no-untyped-def]
 
 
 class _UpdateTables:
-    """Where the tensors of a step lie, on the device, and what the kernels leave each other.
+    """Where the rows of a step lie, on the device, and what the kernels leave each other.
 
-    Its own memory stays where it is while the number and the sizes of the tensors are the same.
+    Its own memory stays where it is while there are as many rows, of the same sizes.
     """
 
     def __init__(self, tensors: UpdateTensors) -> None:
         self._tensors, self._device = tensors, tensors.settings.device
         self._sizes: tuple[int, ...] = ()
+        self._pairs = 0
         self._aligned = False
         self._half = tl.float16
 
-    def upload(self) -> None:
-        """Take the tensors as they are now."""
-        tensors, columns = self._tensors, self._tensors.columns
+    def upload(self, rows: UpdateRows) -> None:
+        """Take these rows; only their addresses are kept."""
+        columns, counters = rows.columns, list(chain.from_iterable(rows.counters))
         sizes = tuple(weight.numel() for weight in columns.weights)
-        pairs = list(chain.from_iterable(tensors.counters))
-        if (*sizes, len(pairs)) != self._sizes:
-            self._sizes = (*sizes, len(pairs))
-            self._allocate(sizes, len(pairs))
+        if sizes != self._sizes or len(rows.counters) != self._pairs:
+            self._sizes, self._pairs = sizes, len(rows.counters)
+            self._allocate()
         addresses = [[0 if t is None else t.data_ptr() for t in column] for column in columns]
-        of_elements = np.array(addresses[:-1])
-        self._aligned = not (of_elements % _ALIGNMENT).any()
-        overwrite(self._table, np.array([*addresses, sizes, tensors.groups]))
-        if pairs:
-            overwrite(self._counters, [counter.data_ptr() for counter in pairs])
+        table = np.array([*addresses, sizes, rows.groups])
+        self._aligned = not (table[: len(columns) - 1] % _ALIGNMENT).any()  # the last are numbers
+        overwrite(self._table, table)
+        overwrite(self._counters, [counter.data_ptr() for counter in counters])
         types = {half.dtype for half in columns.halves if half is not None}
         self._half = tl.bfloat16 if torch.bfloat16 in types else tl.float16
 
-    def _allocate(self, sizes: tuple[int, ...], pairs: int) -> None:
-        """Memory for tensors of these sizes."""
+    def _allocate(self) -> None:
+        """Memory for rows of these sizes."""
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)
 
-        self._blocks = find_blocks(sizes, _BLOCK, self._device)
-        self._table = empty(9, len(sizes), dtype=torch.int64)
-        self._counters = empty(max(pairs, 1), dtype=torch.int64)
+        self._blocks = find_blocks(self._sizes, _BLOCK, self._device)
+        self._table = empty(len(UpdateColumns._fields) + 2, len(self._sizes), dtype=torch.int64)
+        self._counters = empty(2 * self._pairs, dtype=torch.int64)
         self._sums = empty(len(self._blocks), 2, dtype=torch.float64)
-        self._factors = empty(len(sizes), 2, dtype=torch.float32)
+        self._factors = empty(len(self._sizes), 2, dtype=torch.float32)
 
     def launch(self) -> None:
         """Update all tensors."""
@@ -278,7 +281,7 @@ class _UpdateTables:
             self._launch()
 
     def _launch(self) -> None:
-        tensors, blocks, rows = self._tensors, self._blocks, len(self._sizes) - 1
+        tensors, blocks, rows = self._tensors, self._blocks, len(self._sizes)
         settings, results, state = tensors.settings, tensors.results, tensors.loss_scale
         formula = list(FORMULAS).index(tensors.formula)
         grid, fixed = (len(blocks),), settings[update.LOSS_SCALE :]
@@ -289,13 +292,13 @@ class _UpdateTables:
             *(self._table, rows, blocks, settings, scale, self._sums),
             ALIGNED=self._aligned,
             BLOCK=_BLOCK,
-            num_warps=4,
+            num_warps=_WARPS,
             **exact,
         )
         finish[(1,)](
             *(self._table, rows, self._sums, len(blocks), settings, scale),
             *(results if tensors.multiplier is None else tensors.multiplier, results),
-            *(self._factors, self._counters, len(tensors.counters)),
+            *(self._factors, self._counters, self._pairs),
             (scale.numel() - update.HISTORY) // 2,
             FORMULA=formula,
             ADAPTS=state is not None,
@@ -306,11 +309,11 @@ class _UpdateTables:
         _update[grid](
             *(self._table, rows, blocks, settings, results, self._factors),
             FORMULA=formula,
-            MOMENTUM=tensors.has_momentum,
+            HAS_MOMENTUM=tensors.has_momentum,
             HALF=self._half,
             ALIGNED=self._aligned,
             BLOCK=_BLOCK,
-            num_warps=4,
+            num_warps=_WARPS,
             **exact,
         )
 

@@ -32,7 +32,7 @@ class _PatchWhitening(nn.Module):
         return F.conv2d(x, self.weight)
 
 
-class _PooledConvPair(nn.Module):
+class PooledConvPair(nn.Module):
     """3x3 convolution, 2x2 max-pool, norm, GELU; 3x3 convolution, norm, GELU."""
 
     def __init__(self, inp: int, out: int, layers: LayerFactory):
@@ -62,7 +62,7 @@ class Airbench(UnitModel):
         self.units["stem"] = ("whitening", "act1")
         inputs = (2 * _PATCH_VALUES, *widths)
         for stage, width in enumerate(widths, start=1):
-            self.add_block(f"layer{stage}.0", _PooledConvPair(inputs[stage - 1], width, layers))
+            self.add_block(f"layer{stage}.0", PooledConvPair(inputs[stage - 1], width, layers))
         self.global_pool = GlobalMaxPool()
         self.drop = Dropout(variant.dropout)
         self.fc = nn.Linear(widths[-1], num_classes, bias=False)
@@ -74,7 +74,7 @@ class Airbench(UnitModel):
     def start_as_identity(self) -> None:
         """Let the first outputs of each convolution be its inputs; the others stay as drawn."""
         for block in self.modules():
-            if isinstance(block, _PooledConvPair):
+            if isinstance(block, PooledConvPair):
                 for conv in (block.conv1, block.conv2):
                     nn.init.dirac_(conv.weight[: conv.in_channels])
 

@@ -14,7 +14,7 @@ _State = dict[str, Tensor]  # of one weight
 
 
 @dataclass(frozen=True)
-class FusedFormula:
+class _FusedFormula:
     """A formula of the kernels, and the names of the state it changes; None where it has none."""
 
     name: str  # a key of phalanx.kernels.update.FORMULAS
@@ -61,26 +61,26 @@ class FusedFormula:
         return {"device": weight.device, "dtype": self.number_type}
 
 
-def _find_sgd(group: Group) -> FusedFormula:
+def _find_sgd(group: Group) -> _FusedFormula:
     first = "momentum_buffer" if group["momentum"] else None
-    return FusedFormula("nesterov" if group["nesterov"] else "sgd", first=first)
+    return _FusedFormula("nesterov" if group["nesterov"] else "sgd", first=first)
 
 
-def _find_rmsprop(group: Group) -> FusedFormula:
+def _find_rmsprop(group: Group) -> _FusedFormula:
     second = "momentum_buffer" if group["momentum"] else None
-    return FusedFormula("rmsprop", first="square_avg", second=second, number="step")
+    return _FusedFormula("rmsprop", first="square_avg", second=second, number="step")
 
 
-def _find_rmsprop_tf(group: Group) -> FusedFormula:
+def _find_rmsprop_tf(group: Group) -> _FusedFormula:
     second = "momentum_buffer" if group["momentum"] else None
-    return FusedFormula("rmsprop_tf", first="square_avg", second=second, start=group["start"])
+    return _FusedFormula("rmsprop_tf", first="square_avg", second=second, start=group["start"])
 
 
-_COMBINED = FusedFormula(
+_COMBINED = _FusedFormula(
     "sgd_combined", first="velocity", number="velocity_scale", number_type=torch.float64
 )
-_ADAM = FusedFormula("adam", first="exp_avg", second="exp_avg_sq", number="step")
-_FORMULAS: dict[type, Callable[[Group], FusedFormula]] = {
+_ADAM = _FusedFormula("adam", first="exp_avg", second="exp_avg_sq", number="step")
+_FORMULAS: dict[type, Callable[[Group], _FusedFormula]] = {
     torch.optim.SGD: _find_sgd,
     SgdCombined: lambda group: _COMBINED,
     torch.optim.Adam: lambda group: _ADAM,
@@ -89,18 +89,19 @@ _FORMULAS: dict[type, Callable[[Group], FusedFormula]] = {
 }
 
 
-def find_fused_formula(optimizer: torch.optim.Optimizer) -> FusedFormula | None:
+def find_fused_formula(optimizer: torch.optim.Optimizer) -> _FusedFormula | None:
     """The formula of an optimizer that `build_optimizer` made; None for one the kernels lack."""
     find = _FORMULAS.get(type(optimizer))
     return None if find is None else find(optimizer.param_groups[0])
 
 
-def find_group_settings(group: Group, lr: float) -> GroupSettings:
-    """The numbers of a group for one step."""
+def find_group_settings(group: Group) -> GroupSettings:
+    """The numbers of a group, for a step with the rate that it has now."""
     betas = group.get("betas", (0.0, 0.0))
     return GroupSettings(
+        lr=group["lr"],
         l2=group["l2"],
-        kept=1 - lr * group["decoupled_decay"],
+        kept=1 - group["lr"] * group["decoupled_decay"],
         momentum=group.get("momentum", betas[0]),
         decay=group.get("alpha", group.get("decay_rate", betas[1])),
         eps=group.get("eps", 0.0),

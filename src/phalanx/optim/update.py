@@ -1,7 +1,11 @@
 """What a training step does with an optimizer: its gradients, and one update with both decays."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from phalanx.optim.optimizers import Group
 
 
 @torch.no_grad()
@@ -11,13 +15,19 @@ def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
     The decay never enters the optimizer's state, l2 always does. A weight without a gradient stays
     as it is. A group of weights may have a rate of its own, as a multiple of lr.
     """
+    set_rates(optimizer.param_groups, lr)
     for group in optimizer.param_groups:
-        group["lr"] = rate = lr * group.get("lr_scale", 1.0)
-        l2, shrink = group["l2"], rate * group["decoupled_decay"]
+        l2, shrink = group["l2"], group["lr"] * group["decoupled_decay"]
         if l2 or shrink:
             _apply_decays(group["params"], l2=l2, shrink=shrink)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+def set_rates(groups: Sequence[Group], lr: float) -> None:
+    """Give each group of weights its rate, which may be a multiple of lr."""
+    for group in groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def _apply_decays(weights: list[Tensor], *, l2: float, shrink: float) -> None:

@@ -139,17 +139,22 @@ def _(da: Tensor, w: Tensor, dz: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
 
 @custom_op("phalanx::mask_gradient", mutates_args=())
 def mask_gradient(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    """dy where bits say so, and the sums of its columns: float32 [channels]."""
+    """dy where bits say so, and the sums of its columns: float32 [channels].
+
+    dy is channels_last, or one row of channels for all pixels of an image (`is_spread`).
+    """
     fused = find_fused_for(dy, "phalanx.products.mask_fused.mask_fused")
     return (fused or mask_gradient_reference)(dy, bits)
 
 
 def mask_gradient_reference(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """`mask_gradient` in torch's own operations."""
-    masked = dy * unpack_signs(bits, dy)
+    n, c, h, w = dy.shape
+    masked = new_image(n, c, h, w, dy).copy_(dy * unpack_signs(bits, dy))
     return masked, widen(flatten_pixels(masked)).sum(0)
 
 
 @mask_gradient.register_fake
 def _(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(dy), dy.new_empty(dy.shape[1], dtype=torch.float32)
+    n, c, h, w = dy.shape
+    return new_image(n, c, h, w, dy), dy.new_empty(c, dtype=torch.float32)

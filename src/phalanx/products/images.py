@@ -10,6 +10,11 @@ def new_image(n: int, c: int, h: int, w: int, like: Tensor) -> Tensor:
     return empty.permute(0, 3, 1, 2)
 
 
+def is_spread(x: Tensor) -> bool:
+    """Whether all pixels of an image are one row in memory, as the gradient of their mean is."""
+    return x.stride()[2:] == (0, 0) and x[:, :, 0, 0].is_contiguous()
+
+
 def to_image(rows: Tensor, like: Tensor) -> Tensor:
     """Rows of pixels as an image with the height and width of another."""
     n, _, h, w = like.shape

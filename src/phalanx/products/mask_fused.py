@@ -9,6 +9,7 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.products.epilogue_fused import load_bytes, unpack_bits
+from phalanx.products.images import is_spread, new_image
 from phalanx.products.sums_fused import add_rows
 
 _TILES = make_tiles("BM BC", (32, 64, 4, 3), (16, 128, 4, 3))
@@ -16,8 +17,13 @@ _PROGRAMS = 1056  # that share the rows of 64 columns
 
 
 @triton.jit
-def _mask(dy, bits, out, s, M, C, G, BM: tl.constexpr, BC: tl.constexpr):
-    """out = dy where bits say so, and G rows of its partial sums."""
+def _mask(
+    dy, bits, out, s, M, C, G, PIXELS, SPREAD: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+):
+    """out = dy where bits say so, and G rows of its partial sums.
+
+    SPREAD: dy has one row for the PIXELS of an image.
+    """
     column, g = tl.program_id(0), tl.program_id(1)
     c = column * BC + tl.arange(0, BC)
     total = tl.zeros((BM, BC), tl.float32)
@@ -25,7 +31,8 @@ def _mask(dy, bits, out, s, M, C, G, BM: tl.constexpr, BC: tl.constexpr):
         m = r + tl.arange(0, BM)
         o, ok = m[:, None] * C + c[None, :], (m < M)[:, None]
         packed = load_bytes(bits, m, M, C, column, 3, BM, BC)
-        value = tl.load(dy + o, mask=ok, other=0.0)
+        row = m // PIXELS if SPREAD else m
+        value = tl.load(dy + row[:, None] * C + c[None, :], mask=ok, other=0.0)
         value = tl.where(unpack_bits(packed, BM, BC) > 0, value.to(tl.float32), 0.0)
         tl.store(out + o, value.to(out.dtype.element_ty), mask=ok)
         total += value
@@ -34,10 +41,11 @@ def _mask(dy, bits, out, s, M, C, G, BM: tl.constexpr, BC: tl.constexpr):
 
 def mask_fused(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """The masked gradient, and the sums of its columns."""
-    c, m = dy.shape[1], dy.numel() // dy.shape[1]
+    n, c, h, w = dy.shape
+    m = n * h * w
     groups = max(1, min(_PROGRAMS * 64 // c, triton.cdiv(m, 128)))
-    out, s = torch.empty_like(dy), torch.empty((1, groups, c), device=dy.device)
+    out, s = new_image(n, c, h, w, dy), torch.empty((1, groups, c), device=dy.device)
     tiles = [t for t in _TILES if c % t["BC"] == 0]
-    args = (dy, bits, out, s, m, c, groups)
-    CHOICES.run(_mask, lambda t: (c // t["BC"], groups), args, tiles)
+    args = (dy, bits, out, s, m, c, groups, h * w)
+    CHOICES.run(_mask, lambda t: (c // t["BC"], groups), args, tiles, SPREAD=int(is_spread(dy)))
     return out, add_rows(s).view(-1)
