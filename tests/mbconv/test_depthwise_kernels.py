@@ -20,6 +20,12 @@ SIZES = [(2, 24, 6, 10), (3, 40, 7, 5)]
 LOOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
+@pytest.fixture(autouse=True)
+def first_tiles(monkeypatch):
+    """Nothing is measured: to compile every tile would take minutes."""
+    monkeypatch.setattr(CHOICES, "measures", False)
+
+
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     values = torch.randn(shape, device="cuda" if CUDA else "cpu").to(dtype)
     return values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
