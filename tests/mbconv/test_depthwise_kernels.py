@@ -16,7 +16,7 @@ needs_kernels = pytest.mark.skipif(
     not (CUDA or os.environ.get("TRITON_INTERPRET") == "1"),
     reason="needs a CUDA device, or Triton and TRITON_INTERPRET=1",
 )
-SIZES = [(2, 24, 6, 10), (3, 40, 7, 5)]
+SIZES = [(2, 24, 6, 10), (3, 40, 7, 5), (2, 16, 1, 3)]
 LOOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 

@@ -71,6 +71,26 @@ def _enter(
 
 
 @triton.jit
+def _fill_window(
+    x, wide, masks, scale, shift, H, W, C, KS: tl.constexpr, STRIDE: tl.constexpr,
+    WIDE: tl.constexpr, NORM: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The window before the first row of dy: of KS - STRIDE rows, the last are there already."""
+    OLD: tl.constexpr = (KS - STRIDE) * WIDE
+    NEW: tl.constexpr = STRIDE * WIDE
+    acts, slopes = make_zeros(OLD, BW, BC), make_zeros(OLD * NORM, BW, BC)
+    raws = make_zeros(OLD * NORM, BW, BC)
+    for p in tl.static_range(KS // 2 // STRIDE):
+        r = (p - KS // 2 // STRIDE) * STRIDE + KS // 2 - STRIDE + 1
+        fresh = _load_window(x, wide, masks, r, H, W, C, STRIDE, WIDE)
+        acts, slopes, raws = _enter(
+            acts, slopes, raws, fresh, scale, shift, masks, r, H, STRIDE, WIDE, NORM
+        )
+        acts, slopes, raws = acts[NEW:], slopes[NEW * NORM :], raws[NEW * NORM :]
+    return acts, slopes, raws
+
+
+@triton.jit
 def _spread(
     grads, dtaps, value, acts, taps,
     Q: tl.constexpr, COLUMN: tl.constexpr, KS: tl.constexpr, WIDE: tl.constexpr,
@@ -103,10 +123,10 @@ def _spread_row(
 @triton.jit
 def _leave(
     dx, o, grads, slopes, raws, masks, r, H, W, C, total, product,
-    STRIDE: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of the STRIDE rows from r on; gives their sums added up."""
-    for k in tl.static_range(STRIDE * WIDE):
+    """Store the gradients of ROWS rows from r on; gives their sums added up."""
+    for k in tl.static_range(ROWS * WIDE):
         at = r + k // WIDE
         ok, d = masks[k % WIDE] & (at >= 0) & (at < H), grads[k]
         if NORM:
@@ -133,7 +153,6 @@ def _depthwise_backward(
     PAD: tl.constexpr = KS // 2
     WIDE: tl.constexpr = STRIDE * NEAR
     NEW: tl.constexpr = STRIDE * WIDE  # tiles that enter and leave the window with each row
-    OLD: tl.constexpr = (KS - STRIDE) * WIDE
     LEFT: tl.constexpr = STRIDE - 1  # of dy's columns around, the first that is reached
     REACH: tl.constexpr = (WIDE - 1 + PAD + STRIDE * PAD) // STRIDE - LEFT + 1
     ENTER: tl.constexpr = PAD - STRIDE + 1  # the first row that enters, counted from STRIDE * h
@@ -152,15 +171,15 @@ def _depthwise_backward(
         wide_masks = find_columns(column, inside, W, WIDE, 0, WIDE)
         place = (n * HO * WO + column * NEAR - PAD)[:, None] * C + c[None, :]
         wide = (n * H * W + column * WIDE)[:, None] * C + c[None, :]
-        acts, grads = make_zeros(OLD, BW, BC), make_zeros(KS * WIDE, BW, BC)
-        slopes, raws = make_zeros(OLD * NORM, BW, BC), make_zeros(OLD * NORM, BW, BC)
-        first = -(PAD // STRIDE)
-        ahead = load_row(dy, place + first * WO * C, masks, first >= 0, C, LEFT, REACH)
-        fresh = _load_window(x, wide, wide_masks, first * STRIDE + ENTER, H, W, C, STRIDE, WIDE)
-        for h in range(first, HO + (PAD + STRIDE - 1) // STRIDE):
+        grads = make_zeros(KS * WIDE, BW, BC)
+        acts, slopes, raws = _fill_window(
+            x, wide, wide_masks, scale, shift, H, W, C, KS, STRIDE, WIDE, NORM, BW, BC
+        )
+        ahead = load_row(dy, place, masks, HO > 0, C, LEFT, REACH)
+        fresh = _load_window(x, wide, wide_masks, ENTER, H, W, C, STRIDE, WIDE)
+        for h in range(0, HO):
             now, entered, r = ahead, fresh, h * STRIDE
-            on = (h + 1 >= 0) & (h + 1 < HO)
-            ahead = load_row(dy, place + (h + 1) * WO * C, masks, on, C, LEFT, REACH)
+            ahead = load_row(dy, place + (h + 1) * WO * C, masks, h + 1 < HO, C, LEFT, REACH)
             fresh = _load_window(x, wide, wide_masks, r + STRIDE + ENTER, H, W, C, STRIDE, WIDE)
             acts, slopes, raws = _enter(
                 acts, slopes, raws, entered, scale, shift, wide_masks, r + ENTER, H,
@@ -173,6 +192,10 @@ def _depthwise_backward(
             )  # fmt: skip
             grads, acts = grads[NEW:] + make_zeros(NEW, BW, BC), acts[NEW:]
             slopes, raws = slopes[NEW * NORM :], raws[NEW * NORM :]
+        total, product = _leave(
+            dx, wide, grads, slopes, raws, wide_masks, HO * STRIDE - PAD, H, W, C, total, product,
+            PAD, WIDE, NORM,
+        )  # fmt: skip
     if NORM:
         store_sums(s, g, c, G, C, total, product)
     for k in tl.static_range(KS * KS):
