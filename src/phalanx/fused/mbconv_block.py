@@ -170,8 +170,9 @@ def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
     if not _is_depthwise(conv):
         return by_cudnn()
     ways: dict[str, Any] = {"own": lambda: convolve(activate(), weight, None, stride)}
-    if v is not None and (stride, kernel) == (2, 3):  # else SiLU would be computed too often
-        ways = {"on the load": lambda: convolve(raw, weight, v, stride), **ways}
+    if v is not None and kernel == 3:  # SiLU on the load, a few times for each value
+        on_load = {"on the load": lambda: convolve(raw, weight, v, stride)}
+        ways = on_load | ways if stride == 2 else ways | on_load
     return _choose("convolve", conv, raw, ways)
 
 
