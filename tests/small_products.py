@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phalanx.kernels.batch_norm import pack_signs
-from phalanx.products import conv, fold, gradients, grouped_conv
+from phalanx.products import conv, fold, gradients
 
 IMAGES, SIZE, WIDE, NARROW = 4, 6, 128, 64  # 144 pixels: no tile divides them
 
@@ -108,28 +108,6 @@ def product_cases(draws: Draws) -> Iterator[Case]:
     )
     for name, (operation, reference, operands) in uses.items():
         yield Case(name, operation, reference, operands)
-
-
-def grouped_cases(draws: Draws) -> Iterator[Case]:
-    """Grouped convolutions, of groups of 4, 32 and 64 channels."""
-    for group in (4, 32, 64):
-        x, dy = draws.image(WIDE), draws.image(WIDE)
-        w = draws.matrix(WIDE, 9 * group, 9 * group).view(WIDE, 3, 3, group).permute(0, 3, 1, 2)
-        uses: dict[str, tuple[Any, ...]] = {
-            "grouped": (grouped_conv.grouped_conv, grouped_conv.grouped_conv_reference, (x, w)),
-            "grouped, input": (
-                grouped_conv.grouped_conv_input,
-                grouped_conv.grouped_conv_input_reference,
-                (dy, w),
-            ),
-            "grouped, weight": (
-                grouped_conv.grouped_conv_weight,
-                grouped_conv.grouped_conv_weight_reference,
-                (dy, x, w),
-            ),
-        }
-        for name, (operation, reference, operands) in uses.items():
-            yield Case(f"{name} {group}", operation, reference, operands)
 
 
 def other_cases(draws: Draws) -> Iterator[Case]:

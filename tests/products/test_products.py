@@ -13,11 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phalanx.kernels.batch_norm import pack_signs
 from phalanx.kernels.choices import CHOICES
 from phalanx.products import fold
-from phalanx.products.grouped_conv import suits_grouped_conv
 from small_products import (
     Draws,
     as_tuple,
-    grouped_cases,
     other_cases,
     product_cases,
     to_double,
@@ -62,28 +60,6 @@ def test_what_surrounds_products_is_as_defined(name):
 TOO_SMALL = ("sums of a narrow one", "odd strided skip")  # for the copy engine to pay
 
 
-@pytest.mark.parametrize("name", cases(grouped_cases))
-def test_grouped_convolutions_are_as_defined(name):
-    check(cases(grouped_cases)[name], torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("conv", "suits"),
-    [
-        (nn.Conv2d(128, 128, 3, padding=1, groups=32), True),
-        (nn.Conv2d(128, 128, 3, padding=1, groups=2), True),
-        (nn.Conv2d(128, 128, 3, padding=1), False),  # not grouped
-        (nn.Conv2d(128, 128, 3, padding=1, stride=2, groups=32), False),
-        (nn.Conv2d(128, 128, 3, groups=32), False),  # not padded
-        (nn.Conv2d(128, 256, 3, padding=1, groups=32), False),
-        (nn.Conv2d(96, 96, 3, padding=1, groups=32), False),  # groups of 3
-        (nn.Conv2d(256, 256, 3, padding=1, groups=2), False),  # groups of 128
-    ],
-)
-def test_kernels_take_some_grouped_convolutions(conv, suits):
-    assert suits_grouped_conv(conv) == suits
-
-
 class Ways:
     """Takes one of the launches of every product after the other."""
 
@@ -125,7 +101,7 @@ def compiled():
 
     def run():
         for dtype in HALF_TYPES:
-            for kind in (product_cases, grouped_cases, other_cases):
+            for kind in (product_cases, other_cases):
                 for name, case in cases(kind, dtype, "cuda").items():
                     if (name, dtype) in TRIED or kind is not product_cases:
                         case.operation(*case.operands)
@@ -151,20 +127,9 @@ def test_what_surrounds_products_on_the_gpu(name, dtype, compiled):
     check(cases(other_cases, dtype, "cuda")[name], dtype)
 
 
-@pytest.mark.gpu
-@gpu_only
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("name", cases(grouped_cases))
-def test_grouped_convolutions_on_the_gpu(name, dtype, monkeypatch, compiled):
-    case = cases(grouped_cases, dtype, "cuda")[name]
-    for _ in Ways(monkeypatch, key=("_convolve", "_weight_gradient")):
-        check(case, dtype)
-        torch.cuda.synchronize()
-
-
 def test_fake_tensors_have_the_shapes_of_real_ones():
     draws = Draws(torch.float32, "cpu")
-    for case in (*product_cases(draws), *grouped_cases(draws), *other_cases(draws)):
+    for case in (*product_cases(draws), *other_cases(draws)):
         found = as_tuple(case.operation(*case.operands))
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             operands = [

@@ -2,8 +2,7 @@
 
 The norm behind the last 1x1 convolution, and behind a shortcut's, is known before the convolution
 runs (phalanx.products.fold): convolution, norm, residual and ReLU are one product, and its backward
-pass neither stores nor reads the convolution's output. The 3x3 convolution is the library's,
-unless it is grouped and kernels of our own are faster.
+pass neither stores nor reads the convolution's output. The 3x3 convolution is the library's.
 
 Where two such blocks meet, the one above writes the gradient of its input masked by the ReLU of the
 one below, with the sums of its columns, which the one below needs next. They travel as the
@@ -118,11 +117,7 @@ class _Folded(NamedTuple):
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
 class _BottleneckLayers:
-=======
-class _BlockLayers:
->>>>>>> i16-products
     """A block's convolutions with their norms, and its shortcut's if it has weights."""
 
     first: _NormedConv
@@ -176,11 +171,7 @@ def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
     return _Folded(kept, sums, t, vectors)
 
 
-<<<<<<< HEAD
 def _run_short(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-=======
-def _run_short(layers: _BlockLayers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
->>>>>>> i16-products
     """What the block adds, and what its backward pass needs."""
     pair = layers.short
     if pair is None:
@@ -211,11 +202,7 @@ def _fold_back(
 
 
 def _short_back(
-<<<<<<< HEAD
     layers: _BottleneckLayers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
-=======
-    layers: _BlockLayers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
->>>>>>> i16-products
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The gradient of the shortcut's input, of few pixels where it is strided, and of weights."""
     pair = layers.short
@@ -246,11 +233,7 @@ class _BottleneckFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-<<<<<<< HEAD
         layers: _BottleneckLayers,
-=======
-        layers: _BlockLayers,
->>>>>>> i16-products
         x: Tensor,
         bits: Tensor | None,
         ticket: Tensor | None,
@@ -275,11 +258,7 @@ class _BottleneckFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, _: Any, s: Tensor | None) -> tuple[Any, ...]:
         """The gradients of the input, of its ticket and of the weights."""
-<<<<<<< HEAD
         layers: _BottleneckLayers = ctx.layers
-=======
-        layers: _BlockLayers = ctx.layers
->>>>>>> i16-products
         if dy is None:
             return (None,) * (4 + 3 * len(layers.pairs))
         x, bits, own_bits, a, v1, a1, b, v2, *rest = ctx.saved_tensors
@@ -310,11 +289,7 @@ def _input_back(
     return dx, sums
 
 
-<<<<<<< HEAD
 def _shape_gradients(layers: _BottleneckLayers, grads: Sequence[Tensor]) -> list[Tensor]:
-=======
-def _shape_gradients(layers: _BlockLayers, grads: Sequence[Tensor]) -> list[Tensor]:
->>>>>>> i16-products
     """Gradients in the types and shapes of the block's weights."""
     weights = _find_weights(layers.pairs)
     return [
@@ -362,11 +337,7 @@ class _BottleneckUnit:
         first, middle, last, *short = [
             _NormedConv(conv, to_half(conv.weight, self._half), norm) for conv, norm in self._pairs
         ]
-<<<<<<< HEAD
         layers = _BottleneckLayers(first, middle, last, short[0] if short else None)
-=======
-        layers = _BlockLayers(first, middle, last, short[0] if short else None)
->>>>>>> i16-products
         weights = _find_weights(layers.pairs)
         with torch.autocast(x.device.type, enabled=False):
             y, *own = _BottleneckFunction.apply(layers, x, *(gate or (None, None)), *weights)

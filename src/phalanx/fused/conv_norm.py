@@ -1,4 +1,4 @@
-"""A convolution, by cuDNN or a kernel for grouped ones, and the norm behind it, both ways."""
+"""A convolution by the libraries and the norm behind it by kernels, both ways."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,16 +22,7 @@ from phalanx.kernels.group_norm import (
     reduce_group_norm_gated,
 )
 from phalanx.models.norms import InterleavedGroupNorm
-<<<<<<< HEAD
 from phalanx.products.grouped import ConvShape, convolve_groups, convolve_groups_back
-=======
-from phalanx.products.grouped_conv import (
-    grouped_conv,
-    grouped_conv_input,
-    grouped_conv_weight,
-    suits_grouped_conv,
-)
->>>>>>> i16-products
 
 
 class _NormPart(ABC):
@@ -185,19 +176,11 @@ def _find_norm(norm: nn.Module) -> _NormPart:
 
 def convolve(x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Tensor:
     """A convolution with the shape of a module's, in channels_last memory."""
-<<<<<<< HEAD
     shape = _find_shape(conv)
     if shape.groups > 1:
         y = convolve_groups(x, weight, shape)
     else:
         y = torch.ops.aten.convolution(x, weight, None, *shape[:3], False, [0, 0], 1)
-=======
-    if suits_grouped_conv(conv):
-        return grouped_conv(x, weight)
-    y = torch.ops.aten.convolution(
-        x, weight, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups
-    )
->>>>>>> i16-products
     return y.contiguous(memory_format=torch.channels_last)
 
 
@@ -205,21 +188,12 @@ def convolve_back(
     dy: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, *, wanted: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a convolution's input, if wanted, and of its weight."""
-<<<<<<< HEAD
     shape = _find_shape(conv)
     if shape.groups > 1:
         dx, dw = convolve_groups_back(dy, x, weight, shape, wanted=wanted)
     else:
         found = (False, [0, 0], 1, [wanted, True, False])
         dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, weight, None, *shape[:3], *found)
-=======
-    if wanted and suits_grouped_conv(conv):
-        return grouped_conv_input(dy, weight), grouped_conv_weight(dy, x, weight)
-    shape = (conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups)
-    dx, dw, _ = torch.ops.aten.convolution_backward(
-        dy, x, weight, None, *shape, [wanted, True, False]
-    )
->>>>>>> i16-products
     return dx.contiguous(memory_format=torch.channels_last) if wanted else dx, dw
 
 
