@@ -2,10 +2,10 @@
 
     python scripts/measure_inference.py [--out DIR] [--models resnet50,...] [--batches 256,1]
 
-For every model and batch size: images/s of the folded model (n rounds, median, range), the same of
-its own modules under autocast, how far both are from float64, peak memory, and with --out a file
-of every way and tile that was timed. --compile compiles the kernels and stops. --profile adds the
-kernels of one replay by time.
+For every model and batch size: images/s of the folded model (five rounds: median, range), with
+--plain the same of its own modules under autocast, and how far both are from float64. --measures
+times every kernel that could be used and keeps the times in DIR. --compile compiles the kernels and
+stops. --profile adds the kernels of one replay by time.
 """
 
 import argparse
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.catalog.models import MODELS
-from phalanx.fused import inference_ops, inference_parts
-from phalanx.fused.inference import FoldedModel, fold_model
+from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 
@@ -89,14 +88,15 @@ def measure(name: str, batch: int, words: argparse.Namespace) -> dict[str, Any]:
     images = images.contiguous(memory_format=torch.channels_last)
     model = make_model(name, images)
     x = images[:batch].contiguous(memory_format=torch.channels_last)
-    folded = fold_model(model, half)
+    folded = fold_model(model, half, measures=words.measures)
     assert folded is not None
     row: dict[str, Any] = {"model": name, "batch": batch, "dtype": words.dtype, "size": size}
     row["plain units"] = folded.plain
     began = time.perf_counter()
     with torch.inference_mode():
         if words.compile:
-            row["compiled"] = CHOICES.compile_all(lambda: folded._run(x))
+            with folded._choosing():
+                row["compiled"] = CHOICES.compile_all(lambda: folded._run(x))
             row["seconds"] = round(time.perf_counter() - began, 1)
             return row
         return row | _measure_speed(model, folded, x, words)
@@ -152,13 +152,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.4, help="of one round")
-    parser.add_argument("--late-start", action="store_true", help="kernels wait for one another")
-    for flag in ("--compile", "--plain", "--profile"):
+    for flag in ("--compile", "--plain", "--profile", "--measures"):
         parser.add_argument(flag, action="store_true")
     words = parser.parse_args()
-    if words.late_start:
-        for module in (inference_ops, inference_parts):
-            module.start_early = lambda _: {"EARLY_START": 0}  # type: ignore[attr-defined]
     for name in words.models.split(","):
         for batch in map(int, words.batches.split(",")):
             try:
@@ -167,7 +163,7 @@ def main() -> None:
                 print(json.dumps({"model": name, "batch": batch, "failed": repr(failure)[:600]}))
             torch.cuda.empty_cache()
             if words.out:
-                kind = f"choices-{words.dtype}{'-late' * words.late_start}.json"
+                kind = f"choices-{words.dtype}.json"
                 table = {"known": CHOICES.known, "timings": CHOICES.timings}
                 (words.out / kind).write_text(json.dumps(table, indent=1))
 

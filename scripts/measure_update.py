@@ -26,14 +26,13 @@ from phalanx.optim.build import OptimSettings, build_optimizer
 
 STEPS = 20  # of a block
 WAYS = {  # rule, moving average, 16-bit copies, a loss scale that adapts, norm to clip to
-    "momentum": ("momentum", 0.0, False, False, 0.0),
-    "momentum, copies": ("momentum", 0.0, True, False, 0.0),
     "momentum, copies, dynamic scale": ("momentum", 0.0, True, True, 0.0),
-    "momentum, copies, average, clip": ("momentum", 0.999, True, True, 1.0),
+    "momentum, copies": ("momentum", 0.0, True, False, 0.0),
     "rmsprop_tf, copies, average": ("rmsprop_tf", 0.999, True, False, 0.0),
+    "momentum, copies, average, clip": ("momentum", 0.999, True, True, 1.0),
     "adamw, copies": ("adamw", 0.0, True, False, 0.0),
 }
-TILES = [(1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8)]
+TILES = [(1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8)]  # elements, warps
 
 
 def build_state(name, way, *, fused):

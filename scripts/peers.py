@@ -146,30 +146,36 @@ class Child:
 # --- what runs in a child ---
 
 
-def serve_rounds(block: Callable[[], int], **ready: Any) -> None:
-    """Warm up, say so, and time a round for each line of standard input."""
+def wait_for_device() -> float:
+    """The peak memory in GiB, after all that was launched is done."""
     import torch
 
+    if not torch.cuda.is_available():
+        return 0.0
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def serve_rounds(block: Callable[[], int], **ready: Any) -> None:
+    """Warm up, say so, and time a round for each line of standard input."""
     for _ in range(3):
         block()
-    torch.cuda.synchronize()
+    wait_for_device()
     began = time.perf_counter()
     block()
-    torch.cuda.synchronize()
+    wait_for_device()
     count = max(1, round(_BLOCK_S / max(time.perf_counter() - began, 1e-6)))
-    torch.cuda.reset_peak_memory_stats()
     print(json.dumps({"ready": True, **ready}), flush=True)
     for _ in sys.stdin:
         began, images = time.perf_counter(), 0
         for _ in range(count):
             images += block()
-        torch.cuda.synchronize()
+        peak = wait_for_device()
         rate = images / (time.perf_counter() - began)
-        peak = torch.cuda.max_memory_allocated() / 2**30
         print(json.dumps({"rate": rate, "peak_gib": peak}), flush=True)
 
 
-def run_peer(row: Row, mode: str) -> None:
+def run_peer(row: Row, mode: str, device: str) -> None:
     """timm's training step or scoring, compiled."""
     import timm
     import torch
@@ -179,10 +185,10 @@ def run_peer(row: Row, mode: str) -> None:
     half, scores = getattr(torch, row.half), row.kind == "score"
     torch.manual_seed(0)
     made = timm.create_model(row.model, num_classes=1000)
-    model = made.to("cuda", memory_format=torch.channels_last)
-    x = torch.randn(row.batch, 3, row.size, row.size, device="cuda", dtype=half)
+    model = made.to(device, memory_format=torch.channels_last)
+    x = torch.randn(row.batch, 3, row.size, row.size, device=device, dtype=half)
     x = x.to(memory_format=torch.channels_last)
-    y = torch.randint(0, 1000, (row.batch,), device="cuda")
+    y = torch.randint(0, 1000, (row.batch,), device=device)
     if scores:
         model = model.to(half).eval()
     optimizer = torch.optim.SGD(
@@ -193,7 +199,7 @@ def run_peer(row: Row, mode: str) -> None:
 
     def train() -> int:
         for _ in range(times):
-            with torch.autocast("cuda", half):
+            with torch.autocast(device, half):
                 loss = F.cross_entropy(forward(x), y)
             loss.backward()
             optimizer.step()
@@ -209,7 +215,7 @@ def run_peer(row: Row, mode: str) -> None:
     serve_rounds(score if scores else train, timm=timm.__version__, mode=mode)
 
 
-def run_scoring(row: Row) -> None:
+def run_scoring(row: Row, device: str) -> None:
     """What Phalanx's scoring calls for each batch, on images that lie on the device."""
     import torch
 
@@ -220,14 +226,14 @@ def run_scoring(row: Row) -> None:
     from phalanx.engine.step import compute_logits
 
     flags = {"model": row.model, "half-type": row.half, "batch-size": str(max(row.batch, 8))}
-    flags |= {"image-size": str(row.size), "device": "cuda", "precision": "16.32"}
+    flags |= {"image-size": str(row.size), "device": device, "precision": "16.32"}
     settings = read_settings("synthetic-resnet50", flags)
     plan, dataset = plan_run(settings)
     session = Session(settings.config, plan, classes=dataset.classes)
-    x = torch.randn(row.batch, 3, row.size, row.size, device="cuda")
+    x = torch.randn(row.batch, 3, row.size, row.size, device=device)
     x = x.to(memory_format=torch.channels_last)
-    labels = torch.zeros(row.batch, dtype=torch.int64, device="cuda")
-    batch = ValidBatch(x, labels, torch.arange(row.batch, device="cuda"))
+    labels = torch.zeros(row.batch, dtype=torch.int64, device=device)
+    batch = ValidBatch(x, labels, torch.arange(row.batch, device=device))
     model, times = session.find_scoring_model(), 10 if row.batch > 1 else 100
 
     @torch.inference_mode()
@@ -238,8 +244,8 @@ def run_scoring(row: Row) -> None:
 
     for _ in range(3):
         block()
-    torch.cuda.synchronize()
-    began, count = time.perf_counter(), max(8, 4096 // row.batch)
+    wait_for_device()
+    began, count = time.perf_counter(), 16 if row.batch > 1 else 200
     session.evaluate([batch] * count)
     whole = count * row.batch / (time.perf_counter() - began)
     serve_rounds(block, kind=type(model).__name__, whole_score_images_per_s=round(whole))
@@ -281,7 +287,7 @@ def run_loader(photos: Path) -> None:
 # --- the parent ---
 
 
-def train_with_phalanx(row: Row, folder: Path, data: list[str], steps: int) -> dict[str, Any]:
+def train_with_phalanx(row: Row, folder: Path, options: list[str], steps: int) -> dict[str, Any]:
     """One `phalanx train`; its summary, with the seconds it took."""
     began = time.monotonic()
     loss = ["--auto-loss-scaling", "true"] if row.half == "float16" else []
@@ -289,7 +295,7 @@ def train_with_phalanx(row: Row, folder: Path, data: list[str], steps: int) -> d
         *(sys.executable, "-m", "phalanx", "train", "synthetic-resnet50", "--model", row.model),
         *("--batch-size", str(row.batch), "--image-size", str(row.size), "--steps", str(steps)),
         *("--half-type", row.half, "--precision", "16.32", *loss, "--lr", "0.01"),
-        *("--device", "cuda", "--validation-mode", "none", "--ckpts-per-epoch", "0", *data),
+        *("--validation-mode", "none", "--ckpts-per-epoch", "0", *options),
         *("--run-dir", str(folder / f"run-{time.time_ns()}"), "--json"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -299,12 +305,14 @@ def train_with_phalanx(row: Row, folder: Path, data: list[str], steps: int) -> d
     return found | {"seconds": round(time.monotonic() - began, 1), "command": command[2:]}
 
 
-def prepare_training(row: Row, folder: Path, data: list[str], side: Rounds) -> Callable[[], None]:
+def prepare_training(
+    row: Row, folder: Path, options: list[str], side: Rounds
+) -> Callable[[], None]:
     """Warm up, so that kernels are compiled; a call that trains for a round."""
-    side.ready_s = train_with_phalanx(row, folder, data, 30)["seconds"]
+    side.ready_s = train_with_phalanx(row, folder, options, 30)["seconds"]
 
     def turn() -> None:
-        summary = train_with_phalanx(row, folder, data, row.steps)
+        summary = train_with_phalanx(row, folder, options, row.steps)
         side.rates.append(summary["images_per_second"])
         side.peak_gib = (summary["memory"]["measured"] or 0) / 2**30
         side.notes = {"command": " ".join(summary["command"]), "wait": summary["data_wait"]}
@@ -360,31 +368,30 @@ def measure_row(name: str, words: argparse.Namespace, folder: Path) -> dict[str,
     """All rounds of one row."""
     row, sides, children = ROWS[name], {}, {}
     has_photos = row.kind in ("folder", "packed")
-    data = prepare_photos(row, words, folder) if has_photos else []
+    options = ["--device", words.device]
+    options += prepare_photos(row, words, folder) if has_photos else []
     turns: dict[str, Callable[[], None]] = {}
     caches, photos = Path(tempfile.mkdtemp(dir=folder)), words.photos or folder / "photos"
 
     def start(side: str) -> None:
         what = ["--child", side, "--rows", name, "--photos", str(photos)]
+        what += ["--device", words.device]
         children[side] = Child(what, words.out / f"{name}-{side}.log", caches=caches)
 
     def prepare(side: str) -> None:
         if side in children:
             turns[side] = _prepare_child(children[side], sides[side], words.limit)
         else:
-            turns[side] = prepare_training(row, folder, data, sides[side])
+            turns[side] = prepare_training(row, folder, options, sides[side])
 
     peers = ["loader"] if has_photos else words.modes.split(",")
-    for side in [*([] if words.only == "phalanx" else peers), "phalanx"]:
+    for side in {"phalanx": ["phalanx"], "peers": peers}.get(words.only, [*peers, "phalanx"]):
         sides[side] = Rounds()
         if side != "phalanx" or row.kind == "score":
             start(side)
     try:
-        for side in [] if words.only == "peers" else ["phalanx"]:
-            _try(sides[side], lambda: prepare("phalanx"))
-        for side in children:
-            if side != "phalanx":
-                _try(sides[side], partial(prepare, side))
+        for side in sorted(sides, key=lambda side: side != "phalanx"):  # while others compile
+            _try(sides[side], partial(prepare, side))
         for _ in range(words.rounds):
             for side, turn in turns.items():
                 _try(sides[side], turn)
@@ -449,6 +456,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=200, help="seconds for a peer to get ready")
     parser.add_argument("--only", choices=("phalanx", "peers"))
     parser.add_argument("--list", action="store_true", help="name the rows")
+    parser.add_argument("--device", default="cuda", help="cpu: to try the script out")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     words = parser.parse_args()
     names = [*ROWS] if words.rows == "all" else words.rows.split(",")
@@ -460,11 +468,11 @@ def main() -> None:
     if words.child:
         row = ROWS[names[0]]
         if words.child == "phalanx":
-            run_scoring(row)
+            run_scoring(row, words.device)
         elif words.child == "loader":
             run_loader(Path(words.photos))
         else:
-            run_peer(row, words.child)
+            run_peer(row, words.child, words.device)
         return
     words.out.mkdir(parents=True, exist_ok=True)
     print("| work | timm, images/s | Phalanx, images/s | ratio | timm GiB | Phalanx GiB |")

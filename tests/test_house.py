@@ -38,7 +38,7 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("kernels",),
     ("products", "mbconv"),
     ("models", "data", "optim", "parallel"),
-    ("fused",),
+    ("fused", "inference"),
     ("engine",),
     ("report", "assemble"),
     ("export", "serve", "lightning"),

@@ -3,6 +3,7 @@
 import json
 import os
 from itertools import pairwise
+from weakref import ref
 
 import pytest
 import torch
@@ -208,6 +209,16 @@ def test_a_loss_scale_on_the_device_survives_a_save(device):
     other.load_json(values)
     assert other.scaler.read() == state.scaler.read() and other.scaler.multiplier == 256
     assert other.scaler.numbers.data_ptr() == where, "kernels know no other place"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_freed(device):
+    state = build_state("sgd", device, fused=True, decay=0.9)
+    for step in range(3):
+        give_gradients(state.model, step)
+        known = [ref(weight.grad) for weight in state.model.parameters()]
+        state.fused_update.apply(step, 0.1, 1.0)
+        assert known and all(gradient() is None for gradient in known)
 
 
 @pytest.mark.parametrize("device", DEVICES)

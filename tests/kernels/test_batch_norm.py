@@ -3,6 +3,8 @@
 With TRITON_INTERPRET=1 and Triton installed the tests on the CPU run the fused kernels.
 """
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,14 @@ from phalanx.kernels.batch_norm import (
     reduce_norm_gated,
     unpack_signs,
 )
+from phalanx.kernels.choices import CHOICES
+
+
+@pytest.fixture(autouse=True)
+def first_tiles(monkeypatch):
+    """Nothing is measured: to compile every tile would take minutes."""
+    monkeypatch.setattr(CHOICES, "measures", False)
+
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu_only])]
@@ -210,3 +220,22 @@ def test_the_errors_are_no_larger_than_those_of_torch(shape, half):
         # sums in float32 are compared with what 16 bits can hold at all
         limit = max(1.1 * theirs, 5 * torch.finfo(half).eps / 100)
         assert mine <= limit, f"tensor {place}: {mine / 5:.2e} against {theirs / 5:.2e}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("channels", [24, 128])
+def test_every_tile_gives_the_same(channels, device, monkeypatch):
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("without Triton's interpreter there are no tiles on the CPU")
+    x, dy = (an_image(3, channels, 7, 5, seed=s, device=device) for s in (1, 2))
+    norm, found = a_norm(channels, device), []
+    for place in range(4):
+        choose = lambda _key, ways, place=place: list(ways)[place % len(ways)]  # noqa: E731
+        monkeypatch.setattr(CHOICES, "find", choose)
+        v = vectors(x, norm)
+        y = apply_norm(x, v, RELU, dy)
+        passed, u = reduce_norm_gated(dy, x, v, y)
+        found.append([v, y, passed, u, apply_norm_back(passed, x, v, u, NONE)])
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            is_close(other, one)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from phalanx.kernels.batch_norm import NONE, RELU, SILU, apply_norm, apply_norm_back
+from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.group_norm import (
     group_norm_vectors,
     list_groups,
@@ -16,6 +17,13 @@ from phalanx.kernels.group_norm import (
     reduce_group_norm_gated,
 )
 from phalanx.models.norms import InterleavedGroupNorm
+
+
+@pytest.fixture(autouse=True)
+def first_tiles(monkeypatch):
+    """Nothing is measured: to compile every tile would take minutes."""
+    monkeypatch.setattr(CHOICES, "measures", False)
+
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu_only])]

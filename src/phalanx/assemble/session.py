@@ -48,7 +48,7 @@ from phalanx.engine.step import (
 from phalanx.errors import DataError
 from phalanx.fused.enable import fuse_units
 from phalanx.fused.half_copies import cast_before_passes
-from phalanx.fused.inference import FoldedModel, fold_model
+from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.models.airbench import has_whitening, whiten_patches
 from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks

@@ -117,7 +117,7 @@ class _Folded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Layers:
+class _BottleneckLayers:
     """A block's convolutions with their norms, and its shortcut's if it has weights."""
 
     first: _NormedConv
@@ -171,7 +171,7 @@ def _fold(pair: _NormedConv, x: Tensor, v: Tensor | None) -> _Folded:
     return _Folded(kept, sums, t, vectors)
 
 
-def _run_short(layers: _Layers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _run_short(layers: _BottleneckLayers, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """What the block adds, and what its backward pass needs."""
     pair = layers.short
     if pair is None:
@@ -202,7 +202,7 @@ def _fold_back(
 
 
 def _short_back(
-    layers: _Layers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
+    layers: _BottleneckLayers, g: Tensor, s: Tensor, saved: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The gradient of the shortcut's input, of few pixels where it is strided, and of weights."""
     pair = layers.short
@@ -233,7 +233,7 @@ class _BottleneckFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        layers: _Layers,
+        layers: _BottleneckLayers,
         x: Tensor,
         bits: Tensor | None,
         ticket: Tensor | None,
@@ -258,7 +258,7 @@ class _BottleneckFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, _: Any, s: Tensor | None) -> tuple[Any, ...]:
         """The gradients of the input, of its ticket and of the weights."""
-        layers: _Layers = ctx.layers
+        layers: _BottleneckLayers = ctx.layers
         if dy is None:
             return (None,) * (4 + 3 * len(layers.pairs))
         x, bits, own_bits, a, v1, a1, b, v2, *rest = ctx.saved_tensors
@@ -289,7 +289,7 @@ def _input_back(
     return dx, sums
 
 
-def _shape_gradients(layers: _Layers, grads: Sequence[Tensor]) -> list[Tensor]:
+def _shape_gradients(layers: _BottleneckLayers, grads: Sequence[Tensor]) -> list[Tensor]:
     """Gradients in the types and shapes of the block's weights."""
     weights = _find_weights(layers.pairs)
     return [
@@ -337,7 +337,7 @@ class _BottleneckUnit:
         first, middle, last, *short = [
             _NormedConv(conv, to_half(conv.weight, self._half), norm) for conv, norm in self._pairs
         ]
-        layers = _Layers(first, middle, last, short[0] if short else None)
+        layers = _BottleneckLayers(first, middle, last, short[0] if short else None)
         weights = _find_weights(layers.pairs)
         with torch.autocast(x.device.type, enabled=False):
             y, *own = _BottleneckFunction.apply(layers, x, *(gate or (None, None)), *weights)

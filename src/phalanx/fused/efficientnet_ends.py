@@ -103,7 +103,7 @@ class _EndUnit(BoundedUnit):
         return to_gradients({"c": dw, "w": u[0], "b": u[1]}, dict(named))
 
 
-class _Stem(_EndUnit):
+class _SiluStem(_EndUnit):
     """Convolution, norm and SiLU."""
 
     def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
@@ -150,7 +150,7 @@ class _Features(_EndUnit):
 def build_efficientnet_stem(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """A function that runs the stem in training, computing in `half`."""
     check_types(modules[2:], nn.SiLU)
-    return _Stem(modules, half, None)
+    return _SiluStem(modules, half, None)
 
 
 def build_efficientnet_head(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:

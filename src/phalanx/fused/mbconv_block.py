@@ -64,7 +64,7 @@ _WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2))  # kernel and stride
 
 
 @dataclass(frozen=True)
-class _Layers:
+class _BlockLayers:
     """The layers of a block by what they do; the first stage's block has no expansion."""
 
     expand: nn.Conv2d | None
@@ -100,7 +100,7 @@ class _Layers:
         return [each.detach() for pair in pairs for each in pair if each is not None]
 
 
-def _check_layers(block: nn.Module) -> _Layers:
+def _check_layers(block: nn.Module) -> _BlockLayers:
     """The layers of either kind of block, if the kernels know them all."""
     if isinstance(block, InvertedResidual):
         expand, first = check_square_conv(block.conv_pw, 1), check_norm(block.bn1)
@@ -113,7 +113,7 @@ def _check_layers(block: nn.Module) -> _Layers:
     else:
         raise UnitNotFused(f"{type(block).__name__} is not a block of EfficientNet")
     check_types((block.se,), SqueezeExcite)
-    return _Layers(
+    return _BlockLayers(
         expand,
         first,
         check_square_conv(block.conv_dw),
@@ -175,7 +175,7 @@ def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
     return _choose("convolve", conv, raw, ways)
 
 
-def _forward(layers: _Layers, kept: Kept) -> Tensor:
+def _forward(layers: _BlockLayers, kept: Kept) -> Tensor:
     """The block's output; what backward needs is added to `kept`."""
     if layers.expand is not None and layers.expand_norm is not None:
         kept["raw"], sums = _expand(layers.expand, kept)
@@ -191,7 +191,7 @@ def _forward(layers: _Layers, kept: Kept) -> Tensor:
     return norm_add(p, v3, kept["x"] if layers.skips else None, kept.get("noise"), layers.rate)
 
 
-def _project_back(layers: _Layers, kept: Kept, dy: Tensor, found: Kept) -> Tensor:
+def _project_back(layers: _BlockLayers, kept: Kept, dy: Tensor, found: Kept) -> Tensor:
     """The gradient of what squeeze-excite made."""
     p, noise = kept["p"], kept.get("noise")
     sums = sum_gradients(dy, p, noise, layers.rate)
@@ -202,7 +202,7 @@ def _project_back(layers: _Layers, kept: Kept, dy: Tensor, found: Kept) -> Tenso
     return to_image(dp @ kept["project"].flatten(1), p)
 
 
-def _excite_back(layers: _Layers, kept: Kept, dt: Tensor, found: Kept) -> Tensor:
+def _excite_back(layers: _BlockLayers, kept: Kept, dt: Tensor, found: Kept) -> Tensor:
     """The gradient of the depthwise convolution's result."""
     d, v, gate = kept["d"], kept["v2"], kept["gate"]
     back = sum_images_back(d, v, dt)
@@ -246,7 +246,7 @@ def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Ten
 
 
 def _expand_back(
-    layers: _Layers, kept: Kept, ds: Tensor, u: Tensor, dy: Tensor
+    layers: _BlockLayers, kept: Kept, ds: Tensor, u: Tensor, dy: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the block's input, the skip's with it, and of the first weights."""
     raw, x, weight = kept["raw"], kept["x"], kept["expand"].flatten(1)
@@ -264,7 +264,7 @@ def _expand_back(
     return _choose(f"expand back {layers.skips}", layers.expand, x, ways)
 
 
-def _backward(layers: _Layers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
+def _backward(layers: _BlockLayers, kept: Kept, dy: Tensor) -> tuple[Tensor, Kept]:
     """The gradients of the input and of all parameters, by name."""
     found: Kept = {}
     dt = _project_back(layers, kept, dy, found)

@@ -24,6 +24,7 @@ from phalanx.kernels.norm_passes_fused import (
 )
 
 _IMAGE_TILES = make_tiles("B", (256, 4, 3), (1024, 4, 3))
+_POOL_TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 32, 4, 3), (16, 64, 4, 3))
 
 
 @triton.jit
@@ -230,7 +231,7 @@ def _launch(
     """Run a kernel of a pool."""
     args = (*tensors, sizes.pixels, sizes.channels, sizes.row, *edges)
     flags["WIDE"] = max(tensor.numel() for tensor in tensors if tensor is not None) >= 2**31
-    CHOICES.run(kernel, sizes.by_pixels, args, sizes.tiles, **flags)
+    CHOICES.run(kernel, sizes.by_pixels, args, _POOL_TILES, **flags)
 
 
 @triton.jit

@@ -21,9 +21,7 @@ from torch import Tensor
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
 
 _NARROW_TILES = make_tiles("BM BC", (64, 32, 4, 3), (128, 32, 4, 3))
-_TILES = make_tiles(
-    "BM BC", (32, 64, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3), (16, 128, 4, 3), (32, 128, 8, 3)
-)
+_TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 64, 4, 3), (16, 128, 4, 3), (32, 128, 8, 3))
 _MULTIPROCESSORS = 132  # of an H100 or H200
 
 

@@ -102,6 +102,7 @@ class MultiTensorUpdate:
             self._fused.launch()
         elif self._rows is not None:
             _update_plainly(self._tensors, self._rows)
+            self._rows = None  # gradients are not kept from being freed
 
 
 def _order_like(weight: Tensor, gradient: Tensor | None) -> Tensor | None:

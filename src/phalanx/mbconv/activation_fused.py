@@ -69,3 +69,10 @@ def make_zeros(COUNT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
 def add_to(tiles, AT: tl.constexpr, value):
     """The tiles with `value` added to one."""
     return tiles[:AT] + (tiles[AT] + value,) + tiles[AT + 1 :]
+
+
+@triton.jit
+def store_sums(s, g, c, G, C, total, product):
+    """Row g of the partial sums s [2, G, C]."""
+    tl.store(s + g * C + c, tl.sum(total, 0), mask=c < C)
+    tl.store(s + (G + g) * C + c, tl.sum(product, 0), mask=c < C)

@@ -22,6 +22,7 @@ from phalanx.mbconv.activation_fused import (
     make_zeros,
     next_power,
     sigmoid,
+    store_sums,
 )
 from phalanx.mbconv.depthwise import count_strips
 from phalanx.mbconv.depthwise_forward_fused import (
@@ -159,9 +160,8 @@ def _depthwise_backward(
         wide_masks = find_columns(column, inside, W, WIDE, 0, WIDE)
         place = (n * HO * WO + column * NEAR - PAD)[:, None] * C + c[None, :]
         wide = (n * H * W + column * WIDE)[:, None] * C + c[None, :]
-        acts, slopes = make_zeros(OLD * WEIGHT, BW, BC), make_zeros(KEPT, BW, BC)
-        raws = make_zeros(KEPT, BW, BC)
-        grads, first = make_zeros(KS * WIDE * DATA, BW, BC), -(PAD // STRIDE)
+        acts, grads = make_zeros(OLD * WEIGHT, BW, BC), make_zeros(KS * WIDE * DATA, BW, BC)
+        slopes, raws, first = make_zeros(KEPT, BW, BC), make_zeros(KEPT, BW, BC), -(PAD // STRIDE)
         ahead = load_row(dy, place + first * WO * C, masks, first >= 0, C, LEFT, REACH)
         fresh = _load_window(x, wide, wide_masks, first * STRIDE + ENTER, H, W, C, STRIDE, WIDE)
         for h in range(first, HO + (PAD + STRIDE - 1) // STRIDE):
@@ -185,8 +185,7 @@ def _depthwise_backward(
                 slopes, raws = slopes[NEW * NORM :], raws[NEW * NORM :]
             acts = acts[NEW * WEIGHT :]
     if DATA and NORM:
-        tl.store(s + g * C + c, tl.sum(total, 0), mask=c < C)
-        tl.store(s + (G + g) * C + c, tl.sum(product, 0), mask=c < C)
+        store_sums(s, g, c, G, C, total, product)
     for k in tl.static_range(KS * KS * WEIGHT):
         tl.store(dw + (g * KS * KS + k) * C + c, tl.sum(dtaps[k], 0), mask=c < C)
 

@@ -19,6 +19,7 @@ from phalanx.mbconv.activation_fused import (
     make_zeros,
     next_power,
     sigmoid,
+    store_sums,
 )
 from phalanx.mbconv.depthwise import count_strips, reduced
 from phalanx.mbconv.image_layout import new_floats, new_image
@@ -153,8 +154,7 @@ def _depthwise_forward(
             row = out + (h - LOW) * WO * C
             total, square = _store_row(y, row, acc, out_masks, h >= LOW, C, total, square, NEAR)
             acc = acc[NEAR:] + make_zeros(NEAR, BW, BC)
-    tl.store(s + g * C + c, tl.sum(total, 0), mask=c < C)
-    tl.store(s + (G + g) * C + c, tl.sum(square, 0), mask=c < C)
+    store_sums(s, g, c, G, C, total, square)
 
 
 def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor]:

@@ -17,14 +17,14 @@ from phalanx.mbconv.image_layout import count_groups, count_rows, to_channels_la
 from phalanx.mbconv.kernel_op import kernel_op
 
 
-def by_channel(vector: Tensor) -> Tensor:
+def _by_channel(vector: Tensor) -> Tensor:
     """A vector of channels, to be multiplied with images."""
     return vector[None, :, None, None]
 
 
 def silu_parts(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """silu(z) and its derivative, where z is the normalised x, in float32."""
-    z = x.float() * by_channel(v[2]) + by_channel(v[3])
+    z = x.float() * _by_channel(v[2]) + _by_channel(v[3])
     p = z.sigmoid()
     return z * p, p * (1 + z * (1 - p))
 
@@ -92,7 +92,7 @@ def norm_silu(x: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
 @kernel_op("phalanx.mbconv.norms_fused.norm_add")
 def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rate: float) -> Tensor:
     """norm(x), some images dropped, plus what a skip brings."""
-    y = x.float() * by_channel(v[2]) + by_channel(v[3])
+    y = x.float() * _by_channel(v[2]) + _by_channel(v[3])
     if noise is not None:
         y = y * _keep_factor(noise, rate)
     if add is not None:
@@ -102,7 +102,7 @@ def norm_add(x: Tensor, v: Tensor, add: Tensor | None, noise: Tensor | None, rat
 
 def _norm_back(gradient: Tensor, x: Tensor, u: Tensor) -> Tensor:
     """The gradient of a norm's input."""
-    dx = gradient * by_channel(u[2]) + x.float() * by_channel(u[3]) + by_channel(u[4])
+    dx = gradient * _by_channel(u[2]) + x.float() * _by_channel(u[3]) + _by_channel(u[4])
     return to_channels_last(dx.to(x.dtype))
 
 

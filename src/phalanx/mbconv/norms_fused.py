@@ -21,6 +21,7 @@ from phalanx.mbconv.activation_fused import (
     load_keep,
     next_power,
     silu_parts,
+    store_sums,
 )
 from phalanx.mbconv.image_layout import count_groups, count_rows, new_floats
 
@@ -58,8 +59,7 @@ def _reduce_rows(
             d *= load_keep(noise, rate, m // PIXELS, m < M)
         total += d
         product += d * value
-    tl.store(s + g * C + c, tl.sum(total, 0), mask=okc)
-    tl.store(s + (G + g) * C + c, tl.sum(product, 0), mask=okc)
+    store_sums(s, g, c, G, C, total, product)
 
 
 @triton.jit(do_not_specialize=["M", "PIXELS", "C8"])

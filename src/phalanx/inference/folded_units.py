@@ -9,17 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.fused.inference_ops import (
+from phalanx.inference.conv_ways import (
     ACTIVATIONS,
+    SQUARE,
     count_blocks,
     fits,
-    like_image,
-    out_size,
+    launch,
     runs_kernels,
     shift,
-    start_early,
+    take_way,
 )
-from phalanx.kernels.choices import CHOICES, Launch, make_tiles
+from phalanx.inference.layer_ops import like_image, out_size
+from phalanx.kernels.choices import Launch, make_tiles
 from phalanx.kernels.fused import find_fused
 
 _POOL_TILES = make_tiles("BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1))
@@ -28,6 +29,7 @@ _FILTER_TILES = make_tiles(
     "BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1), (16, 32, 2, 1), (64, 64, 4, 1)
 )
 _EXCITE_TILES = make_tiles("BP BC", (4, 64, 4, 1), (4, 128, 8, 1), (16, 64, 8, 1))
+_AVERAGE_TILES = make_tiles("BM BC", (16, 64, 4, 1), (32, 128, 8, 1))
 _MOST_SQUEEZED = 128  # channels that a program holds
 
 
@@ -41,35 +43,34 @@ def gather_squares_reference(x: Tensor, padding: Sequence[int], half: torch.dtyp
     x = F.pad(x.to(half), (2 * before, 2 * after + odd[1], 2 * before, 2 * after + odd[0]))
     n, c, h, w = x.shape
     squares = x.view(n, c, h // 2, 2, w // 2, 2).permute(0, 3, 5, 1, 2, 4)
-    squares = F.pad(squares.reshape(n, 4 * c, h // 2, w // 2), (0, 0, 0, 0, 0, 16 - 4 * c))
+    squares = F.pad(squares.reshape(n, 4 * c, h // 2, w // 2), (0, 0, 0, 0, 0, SQUARE - 4 * c))
     return squares.contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("phalanx::gather_squares", mutates_args=())
-def gather_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+@torch.library.custom_op("phalanx::gather_squares", mutates_args=("out",))
+def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
     """Squares of 2 x 2 pixels of 3 channels as pixels of 16 channels, the last four zero.
 
-    padding: squares of zeros before and after, in both directions.
+    padding: squares of zeros before and after, in both directions. out: from `empty_squares`.
     """
     if not runs_kernels(x) or not fits(x):
-        return gather_squares_reference(x, padding, half)
-    out = _empty_squares(x, padding, half)
-    rows = out.numel() // 16
+        out.copy_(gather_squares_reference(x, padding, out.dtype))
+        return
+    rows = out.numel() // SQUARE
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
-    kernel = find_fused("phalanx.fused.inference_fused.gather_squares")
-    flags = start_early(x)
-    CHOICES.run(kernel, lambda t: (-(-rows // t["BM"]),), args, _SQUARE_TILES, **flags)
-    return out
+    kernel = find_fused("phalanx.inference.layers_fused.gather_squares")
+    launch([Launch(kernel, (-(-rows // t["BM"]),), args, t) for t in _SQUARE_TILES])
 
 
 @gather_squares.register_fake
-def _(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
-    return _empty_squares(x, padding, half)
+def _(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
+    return None
 
 
-def _empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+def empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
+    """Room for the squares of an image batch."""
     high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
-    shape = (x.shape[0], 16, high, wide)
+    shape = (x.shape[0], SQUARE, high, wide)
     return torch.empty(shape, dtype=half, device=x.device, memory_format=torch.channels_last)
 
 
@@ -87,7 +88,7 @@ def fold_into_squares(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
     grown = weight.new_zeros(wide, colours, 2 * taps, 2 * taps)
     grown[:, :, shift_by : shift_by + kernel, shift_by : shift_by + kernel] = weight
     squares = grown.view(wide, colours, taps, 2, taps, 2).permute(0, 3, 5, 1, 2, 4)
-    out = weight.new_zeros(wide, 16, taps, taps)
+    out = weight.new_zeros(wide, SQUARE, taps, taps)
     out[:, : 4 * colours] = squares.reshape(wide, 4 * colours, taps, taps)
     return out.contiguous(memory_format=torch.channels_last), (before, after)
 
@@ -107,15 +108,9 @@ def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
     out = like_image(x, channels, high, wide)
     rows = out.numel() // channels
     args = (x, bias, out, rows, channels // 8, *x.shape[2:], high, wide)
-    flags = {"ACT": act, **start_early(x)}
-    kernel = find_fused("phalanx.fused.inference_fused.activate_and_pool")
-    CHOICES.run(
-        kernel,
-        count_blocks(rows, channels),
-        args,
-        _POOL_TILES,
-        **flags,
-    )
+    kernel = find_fused("phalanx.inference.layers_fused.activate_and_pool")
+    grid = count_blocks(rows, channels)
+    launch([Launch(kernel, grid(t), args, t, {"ACT": act}) for t in _POOL_TILES])
     return out
 
 
@@ -151,7 +146,7 @@ def filter_channels(
         return filter_reference(x, weights, bias, geometry, act)
     ways = find_filter_ways(x, weights, bias, geometry, act)
     key = f"filter {[*x.shape]} {weights[1].shape[0]} {[*geometry]} {act} {x.dtype}"
-    result: tuple[Tensor, Tensor] = CHOICES.choose(key, ways)
+    result: tuple[Tensor, Tensor] = take_way(key, ways)
     return result
 
 
@@ -171,9 +166,9 @@ def find_filter_ways(
             sizes = (*x.shape[2:], high, wide, channels // 8, parts)
             args = (x, weights[1], bias, out, sums, *sizes)
             grid = (-(-channels // tile["BC"]), images * parts)
-            filters = find_fused("phalanx.fused.inference_fused.filter_channels")
-            launches.append(Launch(filters, grid, args, tile, {**flags, **start_early(x)}))
-        return out, CHOICES.run_fastest(launches).args[4]
+            filters = find_fused("phalanx.inference.layers_fused.filter_channels")
+            launches.append(Launch(filters, grid, args, tile, flags))
+        return out, launch(launches).args[4]
 
     def apart() -> tuple[Tensor, Tensor]:
         raw = F.conv2d(x, weights[0], None, stride, padding, 1, channels)
@@ -216,18 +211,35 @@ def squeeze_and_excite(
         return gate_reference(sums, weights, pixels, half)
     gate = torch.empty(images, channels, dtype=half, device=sums.device)
     args = (sums, *weights, gate, parts, pixels, channels // 8, squeezed)
-    block = 1 << (squeezed - 1).bit_length()
-    flags = {"BS": max(block, 2), **start_early(sums)}
-    CHOICES.run(
-        find_fused("phalanx.fused.inference_fused.squeeze_and_excite"),
-        lambda _: (images,),
-        args,
-        _EXCITE_TILES,
-        **flags,
-    )
+    block = max(2, 1 << (squeezed - 1).bit_length())
+    kernel, flags = find_fused("phalanx.inference.layers_fused.squeeze_and_excite"), {"BS": block}
+    launch([Launch(kernel, (images,), args, t, flags) for t in _EXCITE_TILES])
     return gate
 
 
 @squeeze_and_excite.register_fake
 def _(sums: Tensor, weights: Sequence[Tensor], pixels: int, half: torch.dtype) -> Tensor:
     return sums.new_empty(sums.shape[0], sums.shape[2], dtype=half)
+
+
+# --- the head ---
+
+
+@torch.library.custom_op("phalanx::average_pixels", mutates_args=())
+def average_pixels(x: Tensor) -> Tensor:
+    """The mean over the pixels of channels_last images, [N, C]."""
+    images, channels, high, wide = x.shape
+    if not runs_kernels(x) or not fits(x) or channels % 8:
+        return x.mean((2, 3))
+    out = x.new_empty(images, channels)
+    kernel = find_fused("phalanx.inference.layers_fused.average_pixels")
+    args = (x, out, high * wide, channels // 8)
+    grids = [(-(-channels // tile["BC"]), images) for tile in _AVERAGE_TILES]
+    pairs = zip(grids, _AVERAGE_TILES, strict=True)
+    launch([Launch(kernel, grid, args, tile) for grid, tile in pairs])
+    return out
+
+
+@average_pixels.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[:2])

@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from phalanx.fused import inference_ops as ops
-from phalanx.fused import inference_parts as parts
+from phalanx.inference import conv_ways as ways
+from phalanx.inference import folded_units as parts
+from phalanx.inference import layer_ops as ops
 
-interpreted = ops.runs_kernels(torch.zeros(1))
+interpreted = ways.runs_kernels(torch.zeros(1))
 needs_triton = pytest.mark.skipif(
     not interpreted and not torch.cuda.is_available(), reason="needs a GPU or Triton's interpreter"
 )
@@ -33,6 +34,11 @@ def near(found, wanted, tolerance=4e-3):
     assert difference < tolerance, float(difference)
 
 
+def biases(wide):
+    bias = torch.randn(wide, device=DEVICE)
+    return [bias, bias.to(HALF)]
+
+
 CASES = {
     "1x1": (64, 64, 1, 1, 1),
     "1x1 of few channels": (24, 40, 1, 1, 1),
@@ -51,45 +57,74 @@ def test_every_way_to_a_convolution_agrees_with_torch(case):
     x = image(2, channels, 7, 9)
     weight = weight_for(wide, channels // groups, kernel)
     weights = [w for w in (weight, ops.expand_groups(weight, groups)) if w is not None]
-    bias, move = torch.randn(wide, device=DEVICE), ops.Geometry(stride, kernel // 2, groups)
-    out = ops.convolve_reference(x, weights, bias, None, None, move.pack(), ops.NONE)
+    bias, move = biases(wide), ways.Geometry(stride, kernel // 2, groups)
+    out = ops.convolve_reference(x, weights, bias, None, None, move.pack(), ways.NONE)
     add, gate = torch.randn_like(out), torch.rand(2, channels, device=DEVICE).to(HALF)
-    acts = (ops.RELU, ops.SILU, ops.RELU6, ops.RAW)
-    for added, gated, act in [*product((None, add), (None,), acts), (add, gate, ops.NONE)]:
+    acts = (ways.RELU, ways.SILU, ways.RELU6, ways.RAW)
+    for added, gated, act in [*product((None, add), (None,), acts), (add, gate, ways.NONE)]:
         if gated is not None and (kernel > 1 or groups > 1):
             continue
-        args = (x, weights, bias, None if act == ops.RAW else added, gated)
+        args = (x, weights, bias, None if act == ways.RAW else added, gated)
         wanted = ops.convolve_reference(*args, move.pack(), act)
-        layer = ops.Convolution(*args, move, act)
+        layer = ways.Convolution(*args, move, act)
         for name, way in layer.find_ways(torch.full_like(out, float("nan"))).items():
             near(way(), wanted), name
         near(ops.convolve_and_activate(*args, move.pack(), act), wanted)
 
 
 @needs_triton
-@pytest.mark.parametrize("tile", range(len(ops.SMALL_TILES)))
+@pytest.mark.parametrize("tile", range(len(ways.SMALL_TILES)))
 def test_every_small_tile_agrees_and_leaves_the_counters_at_zero(tile, monkeypatch):
-    monkeypatch.setattr(ops, "SMALL_TILES", ops.SMALL_TILES[tile : tile + 1])
-    x, weight = image(1, 128, 7, 7), weight_for(72, 128, 3)
-    bias, move = torch.randn(72, device=DEVICE), ops.Geometry(1, 1, 1)
-    args = (x, [weight], bias, None, None)
-    wanted = ops.convolve_reference(*args, move.pack(), ops.RELU)
+    only = ways.SMALL_TILES[tile : tile + 1]
+    monkeypatch.setattr(ways.Convolution, "_rank_tiles", lambda *_: only)
+    x, weight, bias = image(1, 128, 7, 7), weight_for(72, 128, 3), biases(72)
+    args, move = (x, [weight], bias, None, None), ways.Geometry(1, 1, 1)
+    wanted = ops.convolve_reference(*args, move.pack(), ways.RELU)
     for _ in range(2):
         out = torch.full_like(wanted, float("nan"))
-        near(ops.Convolution(*args, move, ops.RELU).find_ways(out)["own"](), wanted)
-    assert not ops.counters(x.device).any()
+        near(ways.Convolution(*args, move, ways.RELU).find_ways(out)["own"](), wanted)
+    assert not ways.counters(x.device).any()
 
 
 @needs_triton
 @pytest.mark.parametrize("channels", [64, 128])
 def test_rows_keep_their_weights(channels, monkeypatch):
-    monkeypatch.setattr(ops, "_SMALL", 0)
+    monkeypatch.setattr(ways, "_SMALL", 0)
     x, weight = image(3, channels, 9, 9), weight_for(64, channels, 1)
-    bias, add = torch.randn(64, device=DEVICE), image(3, 64, 9, 9)
-    args, move = (x, [weight], bias, add, None), ops.Geometry()
-    wanted = ops.convolve_reference(*args, move.pack(), ops.RELU)
-    ways = ops.Convolution(*args, move, ops.RELU).find_ways(torch.full_like(add, float("nan")))
-    near(ways["rows"](), wanted)
+    add = image(3, 64, 9, 9)
+    args, move = (x, [weight], biases(64), add, None), ways.Geometry()
+    wanted = ops.convolve_reference(*args, move.pack(), ways.RELU)
+    layer = ways.Convolution(*args, move, ways.RELU)
+    found = layer.find_ways(torch.full_like(add, float("nan")))
+    near(found["rows"](), wanted)
+    for name in {"ahead", "cublas", "cudnn"} & {*found}:
+        near(found[name](), wanted)
+
+
+@needs_triton
+def test_a_row_of_squares_lies_in_one_piece():
+    x, weight = image(2, 16, 9, 11), weight_for(24, 16, 4)
+    args, move = (x, [weight], biases(24), None, None), ways.Geometry()
+    wanted = ops.convolve_reference(*args, move.pack(), ways.RELU)
+    layer = ways.Convolution(*args, move, ways.RELU)
+    near(layer.find_ways(torch.full_like(wanted, float("nan")))["own"](), wanted)
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", [(3, 40, 7, 7), (2, 64, 5, 3)])
+def test_average(shape):
+    x = image(*shape)
+    near(parts.average_pixels(x), x.float().mean((2, 3)).to(HALF))
+
+
+def test_ways_are_timed_only_when_asked(monkeypatch):
+    timed = []
+    monkeypatch.setattr(ways.CHOICES, "choose", lambda key, _: timed.append(key))
+    assert ways.take_way("some work", {"first": lambda: 1, "second": lambda: 2}) == 1
+    with ways.measuring():
+        ways.take_way("some work", {"first": lambda: 1, "second": lambda: 2})
+    assert timed == ["some work"]
+    assert ways.take_way("some work", {"first": lambda: 1}) == 1
 
 
 @needs_triton
@@ -97,7 +132,8 @@ def test_rows_keep_their_weights(channels, monkeypatch):
 def test_a_stem_over_squares_is_the_strided_convolution(size, kernel):
     x, weight = image(2, 3, *size, dtype=torch.float32), weight_for(16, 3, kernel).float()
     squares_weight, padding = parts.fold_into_squares(weight.to(HALF))
-    squares = parts.gather_squares(x, padding, HALF)
+    squares = parts.empty_squares(x, padding, HALF)
+    parts.gather_squares(x, squares, padding)
     assert torch.equal(squares, parts.gather_squares_reference(x, padding, HALF))
     wanted = F.conv2d(x.to(HALF).double(), weight.to(HALF).double(), None, 2, kernel // 2)
     near(F.conv2d(squares.double(), squares_weight.double()), wanted, 1e-6)
@@ -107,7 +143,7 @@ def test_a_stem_over_squares_is_the_strided_convolution(size, kernel):
 @pytest.mark.parametrize("size", [(8, 12), (9, 7)])
 def test_activation_and_pool(size):
     x, bias = image(2, 24, *size), torch.randn(24, device=DEVICE)
-    for act in (ops.RELU, ops.NONE):
+    for act in (ways.RELU, ways.NONE):
         near(parts.activate_and_pool(x, bias, act), parts.pool_reference(x, bias, act))
 
 
@@ -116,7 +152,7 @@ def test_activation_and_pool(size):
 def test_depthwise_and_gate(kernel, stride):
     x, bias = image(2, 40, 9, 11), torch.randn(40, device=DEVICE)
     weight, geometry = weight_for(40, 1, kernel), [stride, kernel // 2]
-    args = (x, [weight, weight[:, 0].permute(1, 2, 0).contiguous()], bias, geometry, ops.SILU)
+    args = (x, [weight, weight[:, 0].permute(1, 2, 0).contiguous()], bias, geometry, ways.SILU)
     wanted, wanted_sums = parts.filter_reference(*args)
     for way in parts.find_filter_ways(*args).values():
         y, sums = way()

@@ -9,28 +9,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.fused.inference_ops import (
-    NONE,
-    RAW,
-    RELU,
-    RELU6,
-    SILU,
-    Geometry,
-    convolve_and_activate,
-    expand_groups,
-)
-from phalanx.fused.inference_parts import (
+from phalanx.inference.conv_ways import NONE, RAW, RELU, RELU6, SILU, Geometry
+from phalanx.inference.folded_units import (
     activate_and_pool,
+    average_pixels,
+    empty_squares,
     filter_channels,
     fold_into_squares,
     gather_squares,
     squeeze_and_excite,
 )
+from phalanx.inference.layer_ops import convolve_and_activate, expand_groups
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
-from phalanx.models.layers import Dropout, SameConv2d, pad_same
+from phalanx.models.layers import Dropout, GlobalAvgPool, SameConv2d, pad_same
 from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
 
 _ACTS: dict[type[nn.Module], int] = {
@@ -51,6 +44,7 @@ class FoldedUnit:
 
     layers: Sequence[_Layer]
     run: Callable[[Tensor], Tensor]
+    take: Callable[[Tensor, Tensor | None], Tensor] | None = None  # of a stem: see `_FoldedConv`
 
 
 class NotFoldable(Exception):
@@ -110,11 +104,11 @@ class _FoldedConv:
     def refresh(self) -> None:
         """Take the weights and statistics as they are now."""
         weight, bias = _fold_norm(self._conv, self._norm)
-        weights = self._arrange(weight.to(self._half))
+        weights, biases = self._arrange(weight.to(self._half)), [bias, bias.to(self._half)]
         if not self._weights:
-            self._weights, self._bias = weights, bias
+            self._weights, self._biases = weights, [tensor.clone() for tensor in biases]
             return
-        torch._foreach_copy_([*self._weights, self._bias], [*weights, bias])
+        torch._foreach_copy_([*self._weights, *self._biases], [*weights, *biases])
 
     def _arrange(self, weight: Tensor) -> list[Tensor]:
         """The weights as kernels read them."""
@@ -137,22 +131,31 @@ class _FoldedConv:
         """act(norm(conv(x * gate)) + add); act: another than its own."""
         act, move = self.act if act is None else act, self.move
         if self._squares:
-            x = gather_squares(x, self._squares, self._half)
             move = Geometry()
-        elif x.dtype != self._half:
-            x = x.to(self._half, memory_format=torch.channels_last)
+        if x.shape[1] == self._conv.in_channels:
+            x = self.take(x, None)
         return convolve_and_activate(
-            self._pad(x), self._weights, self._bias, add, gate, move.pack(), act
+            self._pad(x), self._weights, self._biases, add, gate, move.pack(), act
         )
+
+    def take(self, images: Tensor, out: Tensor | None) -> Tensor:
+        """The images as a stem reads them, in `out` if there is one."""
+        if not self._squares:
+            if out is None:
+                return images.to(self._half, memory_format=torch.channels_last)
+            return out.copy_(images)
+        out = empty_squares(images, self._squares, self._half) if out is None else out
+        gather_squares(images, out, self._squares)
+        return out
 
     def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What a depthwise convolution gives, and the sums of it by image, [N, parts, C]."""
         move = [self.move.stride, self.move.padding]
-        return filter_channels(self._pad(x), self._weights, self._bias, move, self.act)
+        return filter_channels(self._pad(x), self._weights, self._biases[0], move, self.act)
 
     def pool(self, x: Tensor) -> Tensor:
         """What a 3x3 max-pool of stride 2 behind the activation gives."""
-        return activate_and_pool(self(x, act=RAW), self._bias, self.act)
+        return activate_and_pool(self(x, act=RAW), self._biases[0], self.act)
 
     def _pad(self, x: Tensor) -> Tensor:
         return pad_same(x, self._conv.kernel_size[0], self.move.stride) if self._same else x
@@ -162,17 +165,26 @@ class _FoldedLinear:
     """A linear layer in 16 bits."""
 
     def __init__(self, linear: nn.Linear, half: torch.dtype):
-        self._linear = linear
+        self._linear, self._half = linear, half
         self._weight = linear.weight.detach().to(half, copy=True)
-        self._bias = None if linear.bias is None else linear.bias.detach().to(half, copy=True)
+        self._biases = [tensor.clone() for tensor in self._find_biases()]
+
+    def _find_biases(self) -> list[Tensor]:
+        bias = self._linear.bias
+        wide = self._linear.weight.detach()[:, 0].float() * 0 if bias is None else bias.detach()
+        return [wide.float(), wide.to(self._half)]
 
     def refresh(self) -> None:
-        self._weight.copy_(self._linear.weight.detach())
-        if self._bias is not None:
-            self._bias.copy_(self._linear.bias.detach())
+        biases = self._find_biases()
+        torch._foreach_copy_([self._weight, *self._biases], [self._linear.weight.detach(), *biases])
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        pixel, weight = x[:, :, None, None], self._weight[:, :, None, None]
+        pixel = pixel.contiguous(memory_format=torch.channels_last)
+        y = convolve_and_activate(
+            pixel, [weight], self._biases, None, None, Geometry().pack(), NONE
+        )
+        return y[:, :, 0, 0]
 
 
 class _FoldedGate:
@@ -301,14 +313,9 @@ def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
     while rest:
         module = rest.pop(0)
         if isinstance(module, nn.Conv2d):
-            norm = rest.pop(0) if rest else nn.Identity()
-            act = rest.pop(0) if rest and type(rest[0]) in _ACTS else nn.Identity()
-            conv = _FoldedConv(module, norm, act, half)
+            conv, call = _take_conv(module, rest, half)
             layers.append(conv)
-            pools = rest and isinstance(rest[0], nn.MaxPool2d) and _is_stem_pool(rest[0])
-            if pools and conv.act in (NONE, RELU):
-                rest.pop(0)
-            calls.append(conv.pool if pools and conv.act in (NONE, RELU) else conv)
+            calls.append(call)
         elif isinstance(module, nn.Linear):
             linear = _FoldedLinear(module, half)
             layers.append(linear)
@@ -316,15 +323,32 @@ def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
         elif module.state_dict() or module._forward_hooks:
             raise NotFoldable(f"a {type(module).__name__}")
         elif not isinstance(module, nn.Identity | Dropout):
-            calls.append(module)
+            calls.append(average_pixels if isinstance(module, GlobalAvgPool) else module)
 
     def run(x: Tensor) -> Tensor:
         for call in calls:
             x = call(x)
         return x
 
-    return FoldedUnit(layers, run)
+    first = layers[0] if layers and isinstance(modules[0], nn.Conv2d) else None
+    return FoldedUnit(layers, run, first.take if isinstance(first, _FoldedConv) else None)
 
 
-def _is_stem_pool(pool: nn.MaxPool2d) -> bool:
+def _take_conv(
+    module: nn.Module, rest: list[nn.Module], half: torch.dtype
+) -> tuple[_FoldedConv, Callable[[Tensor], Tensor]]:
+    """A convolution with those of the modules after it that it can do as well."""
+    norm = rest.pop(0) if rest else nn.Identity()
+    act = rest.pop(0) if rest and type(rest[0]) in _ACTS else nn.Identity()
+    conv = _FoldedConv(module, norm, act, half)
+    pools = bool(rest) and _is_stem_pool(rest[0]) and conv.act in (NONE, RELU)
+    if pools:
+        rest.pop(0)
+    return conv, conv.pool if pools else conv
+
+
+def _is_stem_pool(pool: nn.Module) -> bool:
+    """Whether it is a 3x3 max-pool of stride 2."""
+    if not isinstance(pool, nn.MaxPool2d):
+        return False
     return (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1) and not pool.ceil_mode

@@ -1,13 +1,15 @@
 """A model that scores: batch norms folded, in 16 bits, one CUDA graph for each batch size."""
 
 from collections import OrderedDict
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.fused.fold import FoldedUnit, NotFoldable, fold_unit
+from phalanx.inference.conv_ways import measuring
+from phalanx.inference.fold import FoldedUnit, NotFoldable, fold_unit
 from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.fused import find_fused
 from phalanx.models.units import UnitModel
@@ -19,7 +21,7 @@ _Size = tuple[tuple[int, ...], torch.dtype]
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    images: Tensor
+    images: Tensor  # as the stem reads them
     logits: Tensor
 
 
@@ -28,12 +30,15 @@ class FoldedModel(nn.Module):
 
     The model's weights are taken over by `refresh`, never looked at otherwise. Units that folding
     does not know are run by their own modules, and then nothing is captured. `plain` says why.
+    measures: whether the fastest kernels are found by timing them, which takes some seconds for
+    each size of images.
     """
 
     @torch.inference_mode(mode=False)  # what it keeps is written to wherever it is refreshed
     @torch.no_grad()
-    def __init__(self, model: UnitModel, half: torch.dtype) -> None:
+    def __init__(self, model: UnitModel, half: torch.dtype, *, measures: bool = False) -> None:
         super().__init__()
+        self._choosing = measuring if measures else nullcontext
         self._half, self._live = half, (model,)  # in a tuple: it is not a part of this one
         self._units: dict[str, FoldedUnit] = {}
         self.plain: dict[str, str] = {}
@@ -89,7 +94,7 @@ class FoldedModel(nn.Module):
         """Run the first batch of a size as it comes, capture the second, then replay."""
         size = (tuple(images.shape), images.dtype)
         if size not in self._graphs:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True), self._choosing():
                 CHOICES.compile_all(lambda: self._run(images))
                 logits = self._run(images)
             self._remember(size, None)
@@ -98,9 +103,15 @@ class FoldedModel(nn.Module):
         if found is None:
             found = self._capture(images)
         self._remember(size, found)
-        found.images.copy_(images)
+        self._take(images, found.images)
         found.graph.replay()
         return found.logits.clone()
+
+    def _take(self, images: Tensor, out: Tensor | None) -> Tensor:
+        take = next(iter(self._units.values())).take
+        if take is not None:
+            return take(images, out)
+        return images.clone() if out is None else out.copy_(images)
 
     def _remember(self, size: _Size, found: _Captured | None) -> None:
         self._graphs[size] = found
@@ -109,7 +120,7 @@ class FoldedModel(nn.Module):
             self._graphs.popitem(last=False)
 
     def _capture(self, images: Tensor) -> _Captured:
-        static, graph = images.clone(), torch.cuda.CUDAGraph()
+        static, graph = self._take(images, None), torch.cuda.CUDAGraph()
         # other threads write checkpoints and watch ranks meanwhile
         with (
             torch.backends.cudnn.flags(enabled=True, benchmark=True),
@@ -120,12 +131,14 @@ class FoldedModel(nn.Module):
         return _Captured(graph, static, logits)
 
 
-def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
+def fold_model(
+    model: nn.Module, half: torch.dtype | None, *, measures: bool = False
+) -> FoldedModel | None:
     """The model as it scores; None where its own modules are as good."""
     if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
         return None
-    has_kernels = find_fused("phalanx.fused.inference_fused.convolve") is not None
+    has_kernels = find_fused("phalanx.inference.layers_fused.convolve") is not None
     if type(model).forward is not UnitModel.forward or not has_kernels:
         return None
-    folded = FoldedModel(model, half)
+    folded = FoldedModel(model, half, measures=measures)
     return folded if len(folded.plain) < len(model.units) else None

@@ -8,7 +8,7 @@ from torch import nn
 
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm
-from phalanx.fused.inference import FoldedModel, fold_model
+from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.models.build import build_model, initialise
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

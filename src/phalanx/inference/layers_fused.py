@@ -13,14 +13,6 @@ _NONE, _RELU, _SILU, _RELU6, _RAW = (tl.constexpr(i) for i in range(5))
 
 
 @triton.jit
-def _wait_for_inputs(EARLY_START: tl.constexpr):
-    """EARLY_START: the kernel before may still be at work when this one is launched."""
-    if EARLY_START:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
 def _activate(z, ACT: tl.constexpr):
     """The activation of float32 values."""
     if ACT == _RELU:
@@ -62,56 +54,52 @@ def _add_split(acc, part, count, m, n, M, N, split, SPLITS, BM: tl.constexpr, BN
     return acc, last
 
 
-@triton.jit(do_not_specialize=["M", "H", "W", "HO", "WO", "C8", "N8"])
+@triton.jit(do_not_specialize=["M", "H", "W", "HO", "WO"])
 def convolve(
-    x, w, bias, add, gate, out, part, count, M, C8, N8, H, W, HO, WO,
-    KS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, GROUPED: tl.constexpr,
-    GATE: tl.constexpr, ADD: tl.constexpr, ACT: tl.constexpr, WHOLE: tl.constexpr,
-    EARLY_START: tl.constexpr,
+    x, w, bias, add, gate, out, part, count, M, H, W, HO, WO,
+    C: tl.constexpr, N: tl.constexpr, PITCH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, GROUPED: tl.constexpr, GATE: tl.constexpr,
+    ADD: tl.constexpr, ACT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """out [M, N] = act(conv(x * gate, w) + bias + add) as a product over KS * KS shifted views.
+    """out [M, N] = act(conv(x * gate, w) + bias + add) as a product over KH * KW shifted views.
 
-    w is [N, KS, KS, C]. GROUPED: BN channels see the same BN channels of x only, BK = BN, and w is
-    [N, KS, KS, BN]. GATE: one factor for each image and channel. WHOLE: C is a multiple of BK.
-    SPLITS programs share the sum of one tile.
+    w is [N, KH, KW, C]; a view has C channels of pixels that are PITCH apart. GROUPED: BN channels
+    see the same BN channels of x only, and C = BK = BN. GATE: one factor for each image and
+    channel. SPLITS programs share the sum of one tile.
     """
-    C, N = C8 * 8, N8 * 8
-    blocks = tl.cdiv(N, BN)
+    STEPS: tl.constexpr = (C + BK - 1) // BK
+    ALL: tl.constexpr = KH * KW * STEPS
+    WHOLE: tl.constexpr = C % BK == 0
+    blocks: tl.constexpr = (N + BN - 1) // BN
     row, column, split = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(1)
     m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     inside, okn = m < M, n < N
     image, h, wide = m // (HO * WO), (m // WO) % HO, m % WO
     top, left = h * STRIDE - PAD, wide * STRIDE - PAD
-    place = (image * H + top) * W + left
-    width, first_channel = C, 0
+    place = ((image * H + top) * W + left) * PITCH
     if GROUPED:
-        width, first_channel = BN, column * BN
-    steps = tl.cdiv(width, BK)
-    first, last = 0, KS * KS * steps
-    if SPLITS > 1:
-        first, last = split * last // SPLITS, (split + 1) * last // SPLITS
-    _wait_for_inputs(EARLY_START)
+        place += column * BN
     acc = tl.zeros((BM, BN), tl.float32)
-    for step in range(first, last):
-        tap, k = step // steps, (step % steps) * BK + tl.arange(0, BK)
-        down, right = tap // KS, tap % KS
+    for step in range(split * ALL // SPLITS, (split + 1) * ALL // SPLITS):
+        tap, k = step // STEPS, (step % STEPS) * BK + tl.arange(0, BK)
+        down, right = tap // KW, tap % KW
         ok = inside
         if PAD > 0:
             ok = ok & (top + down >= 0) & (top + down < H)
             ok = ok & (left + right >= 0) & (left + right < W)
-        source = (place + down * W + right)[:, None] * C + (first_channel + k)[None, :]
-        target = n[:, None] * (KS * KS * width) + (tap * width + k)[None, :]
+        source = (place + (down * W + right) * PITCH)[:, None] + k[None, :]
+        target = n[:, None] * (KH * KW * C) + (tap * C + k)[None, :]
         if WHOLE:
             rows = tl.load(x + source, mask=ok[:, None], other=0.0)
             weights = tl.load(w + target, mask=okn[:, None], other=0.0)
         else:
-            okk = (k < width)[None, :]
+            okk = (k < C)[None, :]
             rows = tl.load(x + source, mask=ok[:, None] & okk, other=0.0)
             weights = tl.load(w + target, mask=okn[:, None] & okk, other=0.0)
         if GATE:
             factor = gate + image[:, None] * C + k[None, :]
-            rows *= tl.load(factor, mask=ok[:, None] & (k < width)[None, :], other=0.0)
+            rows *= tl.load(factor, mask=ok[:, None] & (k < C)[None, :], other=0.0)
         acc = tl.dot(rows, tl.trans(weights), acc)
     if SPLITS > 1:
         counter = count + tl.program_id(0)
@@ -194,14 +182,13 @@ def shift_and_activate(
 
 @triton.jit(do_not_specialize=["M", "C8", "H", "W", "HO", "WO"])
 def activate_and_pool(
-    x, bias, out, M, C8, H, W, HO, WO, ACT: tl.constexpr, EARLY_START: tl.constexpr,
+    x, bias, out, M, C8, H, W, HO, WO, ACT: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The 3x3 max-pool of stride 2 of act(x + bias), padded by one."""
     C = C8 * 8
     m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
     okc, n, h, w = c < C, m // (HO * WO), (m // WO) % HO, m % WO
-    _wait_for_inputs(EARLY_START)
     best = tl.full((BM, BC), float("-inf"), tl.float32)
     for i in tl.static_range(3):
         for j in tl.static_range(3):
@@ -217,9 +204,7 @@ def activate_and_pool(
 
 
 @triton.jit(do_not_specialize=["M", "H", "W", "HO", "WO", "LEFT"])
-def gather_squares(
-    x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, EARLY_START: tl.constexpr, BM: tl.constexpr
-):
+def gather_squares(x, out, M, H, W, HO, WO, LEFT, SN, SC, SH, SW, BM: tl.constexpr):
     """Squares of 2 x 2 pixels of 3 channels as one pixel of 16 channels, the last four zero.
 
     Output pixel (h, w) is the square at 2 (h - LEFT), 2 (w - LEFT); zero beyond the image.
@@ -228,7 +213,6 @@ def gather_squares(
     n, h, w = m // (HO * WO), (m // WO) % HO, m % WO
     row, column = (2 * (h - LEFT))[:, None] + k // 6, (2 * (w - LEFT))[:, None] + (k % 6) // 3
     ok = (m < M)[:, None] & (k < 12) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    _wait_for_inputs(EARLY_START)
     o = n[:, None] * SN + row * SH + column * SW + (k % 3) * SC
     value = tl.load(x + o, mask=ok, other=0.0)
     place = m[:, None] * 16 + k[None, :]
@@ -239,7 +223,7 @@ def gather_squares(
 def filter_channels(
     x, w, bias, out, sums, H, W, HO, WO, C8, PARTS,
     KS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, ACT: tl.constexpr,
-    SUMS: tl.constexpr, EARLY_START: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    SUMS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """A depthwise convolution with bias and activation; w is [KS, KS, C].
 
@@ -255,7 +239,6 @@ def filter_channels(
     top, left = (m // WO) * STRIDE - PAD, (m % WO) * STRIDE - PAD
     inside = m < HO * WO
     start = ((image * H + top) * W + left)[:, None] * C + c[None, :]
-    _wait_for_inputs(EARLY_START)
     acc = tl.zeros((BM, BC), tl.float32)
     for i in tl.static_range(KS):
         for j in tl.static_range(KS):
@@ -273,13 +256,12 @@ def filter_channels(
 
 @triton.jit(do_not_specialize=["PARTS", "PIXELS", "C8", "S"])
 def squeeze_and_excite(
-    sums, w1, b1, w2, b2, gate, PARTS, PIXELS, C8, S, EARLY_START: tl.constexpr,
+    sums, w1, b1, w2, b2, gate, PARTS, PIXELS, C8, S,
     BP: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
     """gate = sigmoid(w2 silu(w1 mean + b1) + b2) of one image; w1 is [S, C], w2 [C, S]."""
     C, image, s, p = C8 * 8, tl.program_id(0), tl.arange(0, BS), tl.arange(0, BP)
     oks = s < S
-    _wait_for_inputs(EARLY_START)
     hidden = tl.zeros((BS,), tl.float32)
     for c0 in range(0, C, BC):
         c = c0 + tl.arange(0, BC)
@@ -301,3 +283,17 @@ def squeeze_and_excite(
         z = tl.sum(weight * hidden[None, :], 1) + tl.load(b2 + c, mask=okc, other=0.0)
         value = 1.0 / (1.0 + tl.exp(-z))
         tl.store(gate + image * C + c, value.to(gate.dtype.element_ty), mask=okc)
+
+
+@triton.jit(do_not_specialize=["PIXELS", "C8"])
+def average_pixels(x, out, PIXELS, C8, BM: tl.constexpr, BC: tl.constexpr):
+    """The mean over an image's pixels of [images, PIXELS, C]."""
+    C = C8 * 8
+    c, image = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
+    total = tl.zeros((BM, BC), tl.float32)
+    for r in range(0, PIXELS, BM):
+        m = r + tl.arange(0, BM)
+        ok, o = (m < PIXELS)[:, None] & (c < C)[None, :], (image * PIXELS + m)[:, None] * C
+        total += tl.load(x + o + c[None, :], mask=ok, other=0.0).to(tl.float32)
+    mean = tl.sum(total, 0) / PIXELS
+    tl.store(out + image * C + c, mean.to(out.dtype.element_ty), mask=c < C)

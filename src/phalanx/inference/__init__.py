@@ -1,0 +1,1 @@
+"""Models that only score: norms folded into convolutions, and a CUDA graph for each batch size."""

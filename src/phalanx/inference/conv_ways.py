@@ -1,0 +1,309 @@
+"""The ways to compute a convolution with what stands behind it, best first.
+
+Which comes first follows from the shape, by rules that were measured on an H200. Within
+`measuring` all of them are timed instead, and the fastest is remembered in CHOICES.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
+from phalanx.kernels.fused import find_fused
+
+NONE, RELU, SILU, RELU6, RAW = range(5)  # as in layers_fused; RAW: no bias either
+ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.silu, F.relu6)
+GROUPED_BLOCK = 32  # channels that a program of a grouped convolution sees
+SQUARE = 16  # channels of a stem's squares
+_SMALL = 8192  # rows; below, what counts is how many programs there are
+_MOST_TILES = 1 << 14  # of a product whose sums are split
+_LARGEST = 2**31  # elements that 32-bit offsets reach
+_FEW_ROWS = 64  # of a product that a library is not good at
+
+_LARGE_TILES = make_tiles(
+    "BM BN BK SPLITS",
+    *((128, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3), (128, 32, 32, 1, 4, 4)),
+    *((128, 32, 64, 1, 4, 3), (64, 64, 64, 1, 4, 4)),
+)
+SMALL_TILES = make_tiles(
+    "BM BN BK SPLITS",
+    *((32, 32, 64, 1, 4, 4), (64, 32, 64, 1, 4, 4), (32, 32, 128, 1, 4, 4)),
+    *((32, 32, 64, 4, 4, 4), (64, 32, 128, 8, 4, 3), (32, 32, 128, 2, 4, 4)),
+    *((32, 16, 128, 1, 4, 4), (16, 32, 128, 4, 4, 4)),
+)
+_GROUPED_TILES = make_tiles(
+    "BM BN BK SPLITS", (128, 32, 32, 1, 4, 4), (64, 32, 32, 1, 4, 4), (256, 32, 32, 1, 8, 3)
+)
+_SMALL_GROUPED_TILES = make_tiles(
+    "BM BN BK SPLITS", (32, 32, 32, 1, 4, 4), (16, 32, 32, 1, 2, 4), (32, 32, 32, 3, 4, 4)
+)
+_ROWS_TILES = make_tiles("BM BN OCCUPANCY", (64, 128, 2, 8, 3), (64, 64, 4, 4, 3))
+_AHEAD_TILES = make_tiles(
+    "BM BN BK EARLY OCCUPANCY", (128, 128, 64, 0, 2, 4, 3), (128, 64, 64, 1, 2, 4, 4)
+)
+_PASS_TILES = make_tiles("BM BC", (16, 128, 4, 1), (64, 64, 4, 1))
+
+_Ways = Mapping[str, Callable[[], Any]]
+_measured = False
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """A block in which every way is timed that is not known yet."""
+    global _measured  # noqa: PLW0603 - kernels are called from inside of torch's ops
+    before, _measured = _measured, True
+    try:
+        yield
+    finally:
+        _measured = before
+
+
+def take_way(key: str, ways: _Ways) -> Any:
+    """What the fastest known way gives, or the first."""
+    if _measured or CHOICES.known.get(key) in ways:
+        return CHOICES.choose(key, ways)
+    return next(iter(ways.values()))()
+
+
+def launch(launches: Sequence[Launch]) -> Launch:
+    """Run the fastest launch where that is measured, else the first; gives it."""
+    return CHOICES.run_fastest(launches if _measured else launches[:1])
+
+
+def runs_kernels(x: Tensor) -> bool:
+    """Whether our kernels can run where x is: on a GPU, or in Triton's interpreter."""
+    return find_fused("phalanx.inference.layers_fused.convolve") is not None and (
+        x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    )
+
+
+def fits(*tensors: Tensor | None) -> bool:
+    """Whether 32-bit offsets reach all of it."""
+    return all(t is None or t.numel() < _LARGEST for t in tensors)
+
+
+@cache
+def _count_processors(device: torch.device) -> int:
+    """Multiprocessors of a device."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def counters(device: torch.device) -> Tensor:
+    """Counters of split sums: every kernel leaves them at zero for the next."""
+    with torch.inference_mode(mode=False):
+        return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+
+
+def count_blocks(rows: int, channels: int) -> Callable[[Tile], tuple[int, ...]]:
+    """The grid of a kernel that cuts an image into BM rows by BC channels."""
+    return lambda t: (-(-rows // t["BM"]), -(-channels // t["BC"]))
+
+
+def shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
+    """act(raw + bias + add), written over raw."""
+    rows, channels = raw.numel() // raw.shape[1], raw.shape[1]
+    if channels % 8 or not runs_kernels(raw):
+        y = raw.float() + bias[:, None, None]
+        return ACTIVATIONS[act](y if add is None else y + add.float()).to(raw.dtype)
+    args = (raw, bias, bias if add is None else add, raw, rows, channels // 8)
+    flags = {"ADD": int(add is not None), "ACT": act}
+    kernel, grid = find_fused("phalanx.inference.layers_fused.shift_and_activate"), count_blocks
+    launch([Launch(kernel, grid(rows, channels)(t), args, t, flags) for t in _PASS_TILES])
+    return raw
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution moves over its image."""
+
+    stride: int = 1
+    padding: int = 0
+    groups: int = 1
+
+    def pack(self) -> list[int]:
+        """As a custom op takes it."""
+        return [self.stride, self.padding, self.groups]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with bias, residual and activation; see `convolve_and_activate`."""
+
+    x: Tensor
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
+    add: Tensor | None
+    gate: Tensor | None
+    move: Geometry
+    act: int
+
+    @property
+    def key(self) -> str:
+        """What is computed."""
+        parts = [tuple(self.x.shape), tuple(self.weights[0].shape), *self.move.pack()]
+        added = (self.add is not None, self.gate is not None, self.act)
+        return f"convolve {parts} {added} {self.x.dtype}"
+
+    @property
+    def _kernel(self) -> int:
+        return self.weights[0].shape[2]
+
+    def find_ways(self, out: Tensor) -> dict[str, Callable[[], Tensor]]:
+        """All that can do it, best first; kernels write to `out`, libraries to memory anew."""
+        x, move, wide = self.x, self.move, out.shape[1]
+        is_product = self._kernel == 1 and move.stride == 1
+        by_library = x.is_cuda and self.gate is None and self.act in (NONE, RELU)
+        large = out.numel() // wide >= _SMALL
+        ways: dict[str, Callable[[], Tensor]] = {}
+        if x.shape[1] % 8 == 0 and wide % 8 == 0 and (move.groups == 1 or len(self.weights) > 1):
+            ways["own"] = lambda: self._own(out)
+        if is_product and large and self.gate is None and wide % 64 == 0:
+            if x.shape[1] in (64, 128, 256):
+                ways["rows"] = lambda: self._by_rows(out)
+            if x.shape[1] % 64 == 0 and x.is_cuda:
+                ways["ahead"] = lambda: self._ahead(out)
+        if by_library and is_product and self.add is None:
+            ways["cublas"] = self._by_cublas
+        if by_library and self.act == RELU:
+            ways["cudnn"] = self._by_cudnn
+        ways["apart"] = self._apart
+        best = self._rank(large, is_product, out.numel() // wide)
+        return {name: ways[name] for name in [*best, *ways] if name in ways}
+
+    def _rank(self, large: bool, is_product: bool, rows: int) -> tuple[str, ...]:
+        """The best ways first; those that do not go are left out by the caller."""
+        depth = self.x.shape[1]
+        if not large:
+            return ("cublas",) if is_product and rows >= _FEW_ROWS and self._is_linear else ()
+        if not is_product:
+            return ("cudnn",)
+        if self.add is not None and depth == 128:
+            return ("cudnn", "rows")
+        if self.act == RELU and self.add is None and depth < 512:
+            return ("cudnn",) if depth > 64 else ("rows", "cudnn")
+        return (
+            ("rows", "ahead", "cudnn") if depth < 2048 and self.act == RELU else ("rows", "cudnn")
+        )
+
+    @property
+    def _is_linear(self) -> bool:
+        return self.x.shape[2:] == (1, 1)
+
+    def _own(self, out: Tensor) -> Tensor:
+        grouped, wide, rows = self.move.groups > 1, out.shape[1], out.numel() // out.shape[1]
+        kernel = find_fused("phalanx.inference.layers_fused.convolve")
+        weight, (high, broad) = self.weights[1 if grouped else 0], self.x.shape[2:]
+        nothing, launches = self.biases[0], []
+        flags = self._view(wide) | {"GROUPED": int(grouped), "GATE": int(self.gate is not None)}
+        flags |= {"ADD": int(self.add is not None), "ACT": self.act}
+        for tile in self._rank_tiles(rows, wide):
+            shares = tile["SPLITS"] if tile["SPLITS"] > 1 else 0
+            part = torch.empty(shares * rows * wide, device=out.device)
+            args = (
+                *(self.x, weight, nothing, nothing if self.add is None else self.add),
+                *(nothing if self.gate is None else self.gate, out, part, counters(out.device)),
+                *(rows, high, broad, *out.shape[2:]),
+            )
+            own = flags | ({"C": tile["BN"]} if grouped else {})
+            grid = (-(-rows // tile["BM"]) * -(-wide // tile["BN"]), tile["SPLITS"])
+            launches.append(Launch(kernel, grid, args, tile, own))
+        launch(launches)
+        return out
+
+    def _view(self, wide: int) -> dict[str, int]:
+        """The windows as a product sees them: a row of a stem's squares lies in one piece."""
+        channels, kernel, move = self.x.shape[1], self._kernel, self.move
+        across = kernel
+        if channels == SQUARE and kernel > 1 and move == Geometry():
+            channels, across = channels * kernel, 1
+        view = {"C": channels, "N": wide, "PITCH": self.x.shape[1], "KH": kernel, "KW": across}
+        return view | {"STRIDE": move.stride, "PAD": move.padding}
+
+    def _rank_tiles(self, rows: int, wide: int) -> list[Tile]:
+        """Tiles that go, best first."""
+        grouped, depth = self.move.groups > 1, self.x.shape[1] * self._kernel**2
+        if grouped:
+            return _SMALL_GROUPED_TILES if rows < _SMALL else _GROUPED_TILES
+        if rows >= _SMALL:
+            first = 2 if wide <= 32 else int(wide % 128 == 0 and self.add is None)
+            tiles = [t for t in _LARGE_TILES if t["BN"] <= max(wide, 64)]
+            return [_LARGE_TILES[first], *(t for t in tiles if t is not _LARGE_TILES[first])]
+        tiles = [t for t in SMALL_TILES if t["SPLITS"] == 1 or t["SPLITS"] * t["BK"] <= depth]
+        first = 0
+        if self._kernel == 1:
+            first = 1 if rows >= 512 else 2 if depth >= 1024 else 0
+        if rows < 512 and depth >= 2048:
+            first = 4 if rows <= 64 and depth > 4096 else 3
+        return [SMALL_TILES[first], *(t for t in tiles if t is not SMALL_TILES[first])]
+
+    def _by_rows(self, out: Tensor) -> Tensor:
+        wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
+        kernel, launches = find_fused("phalanx.inference.layers_fused.convolve_rows"), []
+        for tile in _ROWS_TILES:
+            if wide % tile["BN"]:
+                continue
+            blocks = wide // tile["BN"]
+            walkers = _count_processors(out.device) * tile["OCCUPANCY"] // blocks
+            walkers = max(1, min(walkers, -(-rows // tile["BM"])))
+            add = self.biases[0] if self.add is None else self.add
+            args = (self.x, self.weights[0], self.biases[0], add, out, rows, wide, walkers)
+            flags = {"K": channels, "ADD": int(self.add is not None), "ACT": self.act}
+            shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
+            shape |= {"num_warps": tile["num_warps"]}
+            launches.append(Launch(kernel, (walkers * blocks,), args, shape, flags))
+        launch(launches)
+        return out
+
+    def _ahead(self, out: Tensor) -> Tensor:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
+        flat = self.x.permute(0, 2, 3, 1).reshape(rows, channels)
+        matrix = self.weights[0].reshape(wide, channels)
+        kernel, launches = find_fused("phalanx.inference.layers_fused.convolve_ahead"), []
+        for tile in _AHEAD_TILES:
+            if wide % tile["BN"]:
+                continue
+            blocks = -(-rows // tile["BM"]) * (wide // tile["BN"])
+            walkers = min(blocks, _count_processors(out.device) * tile["OCCUPANCY"])
+            left = TensorDescriptor.from_tensor(flat, [tile["BM"], tile["BK"]])
+            right = TensorDescriptor.from_tensor(matrix, [tile["BN"], tile["BK"]])
+            add = self.biases[0] if self.add is None else self.add
+            args = (left, right, self.biases[0], add, out, rows, wide, channels, walkers)
+            flags = {"ADD": int(self.add is not None), "ACT": self.act, "FLAT": 1}
+            shape = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
+            launches.append(Launch(kernel, (walkers,), args, shape, flags))
+        launch(launches)
+        return out
+
+    def _by_cublas(self) -> Tensor:
+        (images, channels, high, broad), wide = self.x.shape, self.weights[0].shape[0]
+        flat = self.x.permute(0, 2, 3, 1).reshape(-1, channels)
+        matrix, bias = self.weights[0].reshape(wide, channels).t(), self.biases[1]
+        multiply = torch._addmm_activation if self.act == RELU else torch.addmm
+        out: Tensor = multiply(bias, flat, matrix)
+        return out.view(images, high, broad, wide).permute(0, 3, 1, 2)
+
+    def _by_cudnn(self) -> Tensor:
+        move, weight, bias = self.move, self.weights[0], self.biases[1]
+        pair = [move.stride] * 2, [move.padding] * 2, [1, 1], move.groups
+        if self.add is None:
+            return torch.cudnn_convolution_relu(self.x, weight, bias, *pair)
+        return torch.cudnn_convolution_add_relu(self.x, weight, self.add, 1.0, bias, *pair)
+
+    def _apart(self) -> Tensor:
+        move, x = self.move, self.x
+        if self.gate is not None:
+            x = x * self.gate[:, :, None, None]
+        raw = F.conv2d(x, self.weights[0], None, move.stride, move.padding, 1, move.groups)
+        return raw if self.act == RAW else shift(raw, self.biases[0], self.add, self.act)

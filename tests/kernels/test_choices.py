@@ -1,0 +1,68 @@
+"""Which of several ways is taken, and that it is remembered."""
+
+import json
+
+import pytest
+import torch
+
+from phalanx.fused.tuning import ChoiceStore
+from phalanx.kernels.choices import CHOICES, KernelChoices, make_tiles
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+WAYS = {"first": lambda: 1, "second": lambda: 2}
+
+
+def test_tiles_are_named_row_by_row():
+    assert make_tiles("BM BC", (32, 64, 4, 3)) == [
+        {"BM": 32, "BC": 64, "num_warps": 4, "num_stages": 3}
+    ]
+
+
+def test_without_a_measurement_the_first_way_is_taken_and_not_remembered():
+    choices = KernelChoices()
+    choices.measures = False
+    choices.known = {"work": "second"}  # what another machine measured
+    assert choices.choose("work", WAYS) == 1
+    assert choices.known == {"work": "second"}
+
+
+def test_what_is_known_is_taken_again_unless_it_is_gone():
+    choices = KernelChoices()
+    choices.known = {"work": "second", "other": "third"}
+    assert choices.choose("work", WAYS) == 2
+    if not torch.cuda.is_available():
+        assert choices.choose("other", WAYS) == 1
+
+
+@CUDA
+@pytest.mark.gpu
+def test_the_faster_way_is_found_and_one_that_fails_is_left_out():
+    large, small = torch.zeros(2**26, device="cuda"), torch.zeros(2**10, device="cuda")
+
+    def fail():
+        raise RuntimeError("out of shared memory")
+
+    choices = KernelChoices()
+    ways = {"fails": fail, "slow": lambda: large.add_(1), "fast": lambda: small.add_(1)}
+    choices.choose("work", ways)
+    assert choices.known == {"work": "fast"}
+    assert set(choices.timings["work"]) == {"slow", "fast"}
+    with pytest.raises(RuntimeError, match="shared memory"):
+        choices.choose("none", {"fails": fail, "fails too": fail})
+
+
+@CUDA
+@pytest.mark.gpu
+def test_a_run_remembers_its_choices_and_others_find_them_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(CHOICES, "known", {"work": "second"})
+    run, cache = tmp_path / "run", tmp_path / "cache"
+    run.mkdir()
+    ChoiceStore(run, cache).save(lambda own: [own], writes=True)
+    assert json.loads((run / "kernels.json").read_text()) == {"work": "second"}
+    monkeypatch.setattr(CHOICES, "known", {})
+    (cache / "broken.json").write_text("{")
+    ChoiceStore(None, cache).load()
+    assert CHOICES.known == {"work": "second"}
+    (run / "kernels.json").write_text('{"work": "first"}')
+    ChoiceStore(run, cache).load()
+    assert CHOICES.known == {"work": "first"}, "the run's own choices win"
