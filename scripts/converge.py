@@ -12,9 +12,9 @@ wall clock runs from the start of the process to its end. The first run of a mod
 machine has cold caches and counts apart.
 
 Runs that RUNS.json has already are not repeated, and none begins that would not end in time: a
-second call goes on. With --together all that are missing run at the same time, those of timm without
-compiling: their scores count, their wall clocks do not. The second form prints the table of one
-file or several.
+second call goes on. With --together all that are missing run at the same time, those of timm
+without compiling: their scores count, their wall clocks do not. The second form prints the table
+of one file or several.
 """
 
 import argparse
