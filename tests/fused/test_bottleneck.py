@@ -221,7 +221,7 @@ def halve(model, half):
 
 def draw(layout, half, seed):
     block = halve(a_block(layout, seed=seed), half).cuda()
-    x = an_image(4, layout.channels_in, 12, 12, seed=10 + seed).relu().to(half).cuda()
+    x = an_image(8, layout.channels_in, 24, 24, seed=10 + seed).relu().to(half).cuda()
     return block, x, a_gradient([block], x, seed=20 + seed).to(half).cuda()
 
 
