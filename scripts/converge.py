@@ -12,8 +12,9 @@ wall clock runs from the start of the process to its end. The first run of a mod
 machine has cold caches and counts apart.
 
 Runs that RUNS.json has already are not repeated, and none begins that would not end in time: a
-second call goes on. With --together all that are missing run at the same time: their scores
-count, their wall clocks do not. The second form prints the table of one file or several.
+second call goes on. With --together all that are missing run at the same time, those of timm
+without compiling: their scores count, their wall clocks do not. The second form prints the table
+of one file or several.
 """
 
 import argparse
@@ -164,6 +165,7 @@ class Plan:
             return None
         recipe = {**COMMON, **RECIPES[name["model"]], **name}
         recipe |= {"data_dir": str(words.dir.resolve()), "device": words.device}
+        recipe["compiled"] = not words.together
         recipe |= {"every": max(1, words.epochs // SCORED), "workers": words.workers}
         how = {"machine": MACHINE, "first": not before, "together": words.together}
         return Run({**name, **how}, recipe)

@@ -99,7 +99,7 @@ def train(recipe: dict[str, Any]) -> dict[str, Any]:
     made = timm.create_model(recipe["model"], num_classes=len(loaders["train"].dataset.classes))
     model = made.to("cuda", memory_format=torch.channels_last).train()
     optimizer = build_optimizer(model, recipe)
-    forward = torch.compile(model, mode="reduce-overhead")
+    forward = torch.compile(model, mode="reduce-overhead") if recipe["compiled"] else model
     per_epoch = len(loaders["train"])
     total, warm = recipe["epochs"] * per_epoch, recipe["warmup_epochs"] * per_epoch
     step, busy_s, scores = 0, 0.0, {}

@@ -17,6 +17,7 @@ from phalanx.data.formats.decode import (
     mirror,
     read_image_shape,
     resize,
+    resize_crop,
 )
 from phalanx.data.pillow_image import read_image_header
 from phalanx.data.transforms.transform import resized_crop
@@ -131,9 +132,41 @@ def test_growing_interpolates_and_the_same_size_is_the_same():
     assert (resize(PICTURE, 60, 80) == PICTURE).all()
 
 
+@pytest.mark.parametrize("sides", [(70, 70), (96, 64), (64, 90), (113, 128), (60, 128)])
+def test_a_crop_shrinks_as_by_pillow(sides):
+    noise = np.random.default_rng(3).integers(0, 256, (*sides, 3), np.uint8)
+    grainy = cv2.addWeighted(cv2.GaussianBlur(noise, (0, 0), 2), 0.8, noise, 0.2, 0)
+    shrunk = resize_crop(grainy, 64, 64)
+    pillow = np.asarray(Image.fromarray(grainy).resize((64, 64), Image.Resampling.BILINEAR))
+    apart, averaged = (
+        np.abs(i.astype(int) - pillow).mean() for i in (shrunk, resize(grainy, 64, 64))
+    )
+    assert shrunk.shape == (64, 64, 3) and apart < min(2, 2 * averaged + 0.5)
+
+
+def test_fine_stripes_of_a_crop_become_grey():
+    stripes = np.zeros((100, 100, 3), np.uint8)
+    stripes[:, ::2] = 200
+    plain = cv2.resize(stripes, (64, 64), interpolation=cv2.INTER_LINEAR)
+    assert resize_crop(stripes, 64, 64).std() < 0.6 * plain.std()
+    assert resize_crop(stripes, 64, 64).mean() == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize("sides", [(64, 64), (20, 60), (300, 64), (129, 60)])
+def test_other_crops_are_resized_as_images_are(sides):
+    image = np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8)
+    assert (resize_crop(image, 64, 64) == resize(image, 64, 64)).all()
+
+
+@pytest.mark.parametrize("sides", [(70, 40), (100, 128), (128, 128)])
+def test_a_plain_crop_stays_plain(sides):
+    assert (resize_crop(np.full((*sides, 3), 77, np.uint8), 64, 64) == 77).all()
+
+
 def test_views_can_be_resized_and_mirrored():
     view = PICTURE[10:50, 5:70]
     assert (resize(view, 20, 20) == resize(view.copy(), 20, 20)).all()
+    assert (resize_crop(view, 20, 20) == resize_crop(view.copy(), 20, 20)).all()
     assert (mirror(view) == view[:, ::-1]).all()
 
 

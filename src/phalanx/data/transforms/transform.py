@@ -19,6 +19,7 @@ from phalanx.data.formats.decode import (
     image_shape,
     mirror,
     resize,
+    resize_crop,
 )
 from phalanx.data.transforms.augment import (
     AUTO_AUGMENTS,
@@ -175,7 +176,7 @@ def resized_crop(image: Image, crop: Crop, size: int) -> Pixels:
     down, across = pixels.shape[0] / height, pixels.shape[1] / width  # 1, or what was decoded
     top, bottom = round(top * down), max(round((top + tall) * down), round(top * down) + 1)
     left, right = round(left * across), max(round((left + wide) * across), round(left * across) + 1)
-    return resize(pixels[top:bottom, left:right], size, size)
+    return resize_crop(pixels[top:bottom, left:right], size, size)
 
 
 def find_centre_crop(height: int, width: int, size: int, *, share: float) -> FloatCrop:
