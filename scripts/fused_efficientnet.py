@@ -2,9 +2,10 @@
 
     python scripts/fused_efficientnet.py efficientnet_b0:224:256:float16
 
-Prints a line of JSON for each result: seconds to compile and to choose, milliseconds of a pass in
-both directions (median, fastest and slowest of the rounds, the two in turns), images a second, peak
-memory, and the kernels' time. No update is included. With --compile-only nothing is timed.
+Prints a line of JSON for each result: seconds to compile and to choose, the difference of the first
+gradients from those of plain modules, as one vector; milliseconds of a pass in both directions
+(median, fastest and slowest of the rounds, the two in turns), images a second, peak memory, and the
+kernels' time. No update is included. With --compile-only nothing is timed.
 """
 
 import argparse
@@ -51,6 +52,7 @@ def make_pass(model: UnitModel, images: Tensor, half: torch.dtype) -> Pass:
     """Forward and backward with given noise; gradients are left where they are."""
     batch = len(images)
     labels = torch.arange(batch, device="cuda") % 1000
+    torch.manual_seed(1)
     noise = {
         path: torch.rand(batch, size, device="cuda") for path, size in model.noise_sizes.items()
     }
@@ -66,6 +68,11 @@ def make_pass(model: UnitModel, images: Tensor, half: torch.dtype) -> Pass:
         return loss
 
     return run
+
+
+def join_gradients(model: UnitModel) -> Tensor:
+    """All gradients as one vector."""
+    return torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
 
 
 def capture(run: Pass) -> torch.cuda.CUDAGraph:
@@ -126,11 +133,15 @@ def measure(case: str, args: argparse.Namespace) -> None:
     began = time.perf_counter()
     loss = run().item()
     say(case=case, loss=loss, choose_s=round(time.perf_counter() - began, 1))
+    own = join_gradients(model)
     graphs, peaks = {}, {}
     for kind in ("fused",) if args.no_plain else ("fused", "plain"):
         if kind == "plain":
             model = build(name, fused=False, half=half)
             run = make_pass(model, images, half)
+            loss = run().item()
+            plain = join_gradients(model)
+            say(case=case, plain_loss=loss, difference=float((own - plain).norm() / plain.norm()))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -1,11 +1,11 @@
 """How fast models score: each layer's ways, and the whole as a graph.
 
-    python scripts/measure_inference.py [--out DIR] [--models resnet50,...] [--batches 256,1]
+    python scripts/measure_inference.py [--out DIR] [MODEL:BATCH ...]
 
 For every model and batch size: images/s of the folded model (five rounds: median, range), with
---plain the same of its own modules under autocast, and how far both are from float64. --measures
-times every kernel that could be used and keeps the times in DIR. --compile compiles the kernels and
-stops. --profile adds the kernels of one replay by time.
+--plain the same of its own modules under autocast, and how far both are from float64. For a
+MODEL:BATCH:measures every kernel that could be used is timed first; the times are kept in DIR.
+--compile compiles the kernels and stops. --profile adds the kernels of one replay by time.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def difference(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def measure(name: str, batch: int, words: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, batch: int, measures: bool, words: argparse.Namespace) -> dict[str, Any]:
     """One model at one batch size."""
     half, size = getattr(torch, words.dtype), words.size or MODELS[name].image_size
     torch.manual_seed(0)
@@ -88,9 +88,10 @@ def measure(name: str, batch: int, words: argparse.Namespace) -> dict[str, Any]:
     images = images.contiguous(memory_format=torch.channels_last)
     model = make_model(name, images)
     x = images[:batch].contiguous(memory_format=torch.channels_last)
-    folded = fold_model(model, half, measures=words.measures)
+    folded = fold_model(model, half, measures=measures)
     assert folded is not None
     row: dict[str, Any] = {"model": name, "batch": batch, "dtype": words.dtype, "size": size}
+    row["measures"] = measures
     row["plain units"] = folded.plain
     began = time.perf_counter()
     with torch.inference_mode():
@@ -146,26 +147,24 @@ def profile(run: Any) -> list[list[Any]]:
 def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("jobs", nargs="*", default=["resnet50:256", "resnet50:1"])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--models", default="resnet50,efficientnet_b0,resnext101_32x4d")
-    parser.add_argument("--batches", default="256,1")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.4, help="of one round")
-    for flag in ("--compile", "--plain", "--profile", "--measures"):
+    for flag in ("--compile", "--plain", "--profile"):
         parser.add_argument(flag, action="store_true")
     words = parser.parse_args()
-    for name in words.models.split(","):
-        for batch in map(int, words.batches.split(",")):
-            try:
-                print(json.dumps(measure(name, batch, words)), flush=True)
-            except Exception as failure:  # noqa: BLE001 - the rest is measured all the same
-                print(json.dumps({"model": name, "batch": batch, "failed": repr(failure)[:600]}))
-            torch.cuda.empty_cache()
-            if words.out:
-                kind = f"choices-{words.dtype}.json"
-                table = {"known": CHOICES.known, "timings": CHOICES.timings}
-                (words.out / kind).write_text(json.dumps(table, indent=1))
+    for job in words.jobs:
+        name, batch, *more = job.split(":")
+        try:
+            print(json.dumps(measure(name, int(batch), bool(more), words)), flush=True)
+        except Exception as failure:  # noqa: BLE001 - the rest is measured all the same
+            print(json.dumps({"job": job, "failed": repr(failure)[:600]}), flush=True)
+        torch.cuda.empty_cache()
+        if words.out:
+            table = {"known": CHOICES.known, "timings": CHOICES.timings}
+            (words.out / f"choices-{words.dtype}.json").write_text(json.dumps(table, indent=1))
 
 
 if __name__ == "__main__":

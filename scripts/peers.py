@@ -10,10 +10,10 @@ CUDA graphs (reduce-overhead; --modes tries others and takes the best), under au
 SGD in training and in 16 bits in scoring, synthetic images on the device; for photographs it is
 torchvision's decoder in a DataLoader alone, which no training on top of it can outrun.
 
-Peers compile with an empty cache of their own, a process each with a time limit, while Phalanx
-warms up; nothing else runs while a round is timed. --photos: a folder of JPEGs; without it, such
-are made. Prints a table and writes peers.json. --list names the rows, with about how many minutes
-each takes.
+Peers compile with empty caches of their own, all at once, a process each with a time limit, while
+Phalanx warms up (two to four minutes); then they wait, and nothing else runs while a round is timed
+(half a minute a row, scoring less). --photos: a folder of JPEGs; without it, such are made. Prints
+a table and writes peers.json. --list names the rows.
 """
 
 import argparse
@@ -44,31 +44,28 @@ class Row:
     half: str = "float16"
     batch: int = 256
     size: int = 224
-    steps: int = 300  # of Phalanx's training, a round
-    minutes: float = 2.5
+    steps: int = 160  # of Phalanx's training, a round
 
 
 ROWS = {
     "resnet50-float16": Row("train", "ResNet-50 train, float16"),
     "resnet50-bfloat16": Row("train", "ResNet-50 train, bfloat16", half="bfloat16"),
-    "resnext101": Row(
-        "train", "ResNeXt-101 32x4d train, float16", "resnext101_32x4d", steps=150, minutes=4
-    ),
-    "efficientnet-b0": Row("train", "EfficientNet-B0 train, float16", "efficientnet_b0", minutes=3),
+    "resnext101": Row("train", "ResNeXt-101 32x4d train, float16", "resnext101_32x4d", steps=100),
+    "efficientnet-b0": Row("train", "EfficientNet-B0 train, float16", "efficientnet_b0"),
     "efficientnet-b4": Row(
         *("train", "EfficientNet-B4 train, 380 px, batch 64, bfloat16", "efficientnet_b4"),
-        *("bfloat16", 64, 380, 200, 5),
+        *("bfloat16", 64, 380, 120),
     ),
-    "score-resnet50-256": Row("score", "ResNet-50 scoring, batch 256, float16", minutes=1),
-    "score-resnet50-1": Row("score", "ResNet-50 scoring, batch 1, float16", batch=1, minutes=1),
+    "score-resnet50-256": Row("score", "ResNet-50 scoring, batch 256, float16"),
+    "score-resnet50-1": Row("score", "ResNet-50 scoring, batch 1, float16", batch=1),
     "score-resnext101-256": Row(
-        "score", "ResNeXt-101 32x4d scoring, batch 256, float16", "resnext101_32x4d", minutes=1.5
+        "score", "ResNeXt-101 32x4d scoring, batch 256, float16", "resnext101_32x4d"
     ),
     "score-efficientnet-b0-256": Row(
-        "score", "EfficientNet-B0 scoring, batch 256, float16", "efficientnet_b0", minutes=1.5
+        "score", "EfficientNet-B0 scoring, batch 256, float16", "efficientnet_b0"
     ),
-    "photos-folder": Row("folder", "ResNet-50 train from a folder of JPEGs, float16", minutes=3),
-    "photos-packed": Row("packed", "ResNet-50 train from packed JPEGs, float16", minutes=3),
+    "photos-folder": Row("folder", "ResNet-50 train from a folder of JPEGs, float16"),
+    "photos-packed": Row("packed", "ResNet-50 train from packed JPEGs, float16"),
 }
 _PHOTOS, _REPEATED = 330, 12_000  # files, and how often they are repeated to make a set
 _BLOCK_S = 1.5  # of a timed round of the peer, and of scoring
@@ -93,7 +90,9 @@ class Child:
         self._log = log.open("w", encoding="utf-8")
         self._began = time.monotonic()
         self._lines: Queue[str] = Queue()
-        own = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "OMP_NUM_THREADS": "1"}
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TRITON_CACHE_DIR": str(caches / "triton")}
+        own |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
+        own = {} if "phalanx" in words else own
         self._process = subprocess.Popen(
             [sys.executable, str(_SELF), *words],
             stdin=subprocess.PIPE,
@@ -119,7 +118,8 @@ class Child:
         except Empty:
             raise TimeoutError(f"no answer in {limit_s:.0f} s") from None
         if not line:
-            raise RuntimeError(f"ended; see {self._log.name}")
+            said = Path(self._log.name).read_text(encoding="utf-8").strip().splitlines()
+            raise RuntimeError(f"ended: {said[-1] if said else 'without a word'}")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -364,41 +364,51 @@ def prepare_photos(row: Row, words: argparse.Namespace, folder: Path) -> list[st
     return ["--data", "packed", "--data-dir", str(packed)]
 
 
-def measure_row(name: str, words: argparse.Namespace, folder: Path) -> dict[str, Rounds]:
-    """All rounds of one row."""
-    row, sides, children = ROWS[name], {}, {}
-    has_photos = row.kind in ("folder", "packed")
-    options = ["--device", words.device]
-    options += prepare_photos(row, words, folder) if has_photos else []
-    turns: dict[str, Callable[[], None]] = {}
-    caches, photos = Path(tempfile.mkdtemp(dir=folder)), words.photos or folder / "photos"
+class Contest:
+    """One row: both sides get ready, then take turns."""
 
-    def start(side: str) -> None:
-        what = ["--child", side, "--rows", name, "--photos", str(photos)]
-        what += ["--device", words.device]
-        children[side] = Child(what, words.out / f"{name}-{side}.log", caches=caches)
+    def __init__(self, name: str, words: argparse.Namespace, folder: Path) -> None:
+        self._row, self._words, self._folder = ROWS[name], words, folder
+        has_photos = self._row.kind in ("folder", "packed")
+        self._options = ["--device", words.device]
+        self._options += prepare_photos(self._row, words, folder) if has_photos else []
+        self._turns: dict[str, Callable[[], None]] = {}
+        self._children: dict[str, Child] = {}
+        self.sides: dict[str, Rounds] = {}
+        photos, caches = words.photos or folder / "photos", Path(tempfile.mkdtemp(dir=folder))
+        peers = ["loader"] if has_photos else words.modes.split(",")
+        chosen = {"phalanx": ["phalanx"], "peers": peers}.get(words.only, [*peers, "phalanx"])
+        for side in chosen:
+            self.sides[side] = Rounds()
+            if side != "phalanx" or self._row.kind == "score":
+                what = ["--child", side, "--rows", name, "--photos", str(photos)]
+                what += ["--device", words.device]
+                log = words.out / f"{name}-{side}.log"
+                self._children[side] = Child(what, log, caches=caches)
 
-    def prepare(side: str) -> None:
-        if side in children:
-            turns[side] = _prepare_child(children[side], sides[side], words.limit)
+    def prepare(self, *, ours: bool) -> None:
+        """Have one side ready: ours warms up while peers compile."""
+        for side, found in self.sides.items():
+            if ours == (side == "phalanx"):
+                _try(found, partial(self._prepare, side))
+
+    def _prepare(self, side: str) -> None:
+        found = self.sides[side]
+        if side in self._children:
+            self._turns[side] = _prepare_child(self._children[side], found, self._words.limit)
         else:
-            turns[side] = prepare_training(row, folder, options, sides[side])
+            self._turns[side] = prepare_training(self._row, self._folder, self._options, found)
 
-    peers = ["loader"] if has_photos else words.modes.split(",")
-    for side in {"phalanx": ["phalanx"], "peers": peers}.get(words.only, [*peers, "phalanx"]):
-        sides[side] = Rounds()
-        if side != "phalanx" or row.kind == "score":
-            start(side)
-    try:
-        for side in sorted(sides, key=lambda side: side != "phalanx"):  # while others compile
-            _try(sides[side], partial(prepare, side))
-        for _ in range(words.rounds):
-            for side, turn in turns.items():
-                _try(sides[side], turn)
-    finally:
-        for child in children.values():
+    def run(self) -> None:
+        """All rounds."""
+        for _ in range(self._words.rounds):
+            for side, turn in self._turns.items():
+                _try(self.sides[side], turn)
+
+    def close(self) -> None:
+        """End what was started."""
+        for child in self._children.values():
             child.close()
-    return sides
 
 
 def _try(side: Rounds, run: Callable[[], None]) -> None:
@@ -453,7 +463,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--photos", help="folder of JPEGs")
     parser.add_argument("--modes", default="reduce-overhead", help="of torch.compile, for the peer")
-    parser.add_argument("--limit", type=float, default=200, help="seconds for a peer to get ready")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for a peer to get ready")
     parser.add_argument("--only", choices=("phalanx", "peers"))
     parser.add_argument("--list", action="store_true", help="name the rows")
     parser.add_argument("--device", default="cuda", help="cpu: to try the script out")
@@ -461,9 +471,7 @@ def main() -> None:
     words = parser.parse_args()
     names = [*ROWS] if words.rows == "all" else words.rows.split(",")
     if words.list:
-        print(
-            "\n".join(f"{name:28} {row.minutes:3} min  {row.title}" for name, row in ROWS.items())
-        )
+        print("\n".join(f"{name:28} {row.title}" for name, row in ROWS.items()))
         return
     if words.child:
         row = ROWS[names[0]]
@@ -479,11 +487,22 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|", flush=True)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=words.out) as folder:
-        for name in names:
-            sides = measure_row(name, words, Path(folder))
-            print_row(name, sides)
-            results[name] = {side: asdict(found) for side, found in sides.items()}
-            (words.out / "peers.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+        contests: dict[str, Contest] = {}
+        try:
+            for name in names:
+                contests[name] = Contest(name, words, Path(folder))
+            for ours in (True, False):
+                for contest in contests.values():
+                    contest.prepare(ours=ours)
+            for name, contest in contests.items():
+                contest.run()
+                print_row(name, contest.sides)
+                results[name] = {side: asdict(found) for side, found in contest.sides.items()}
+                text = json.dumps(results, indent=1)
+                (words.out / "peers.json").write_text(text, encoding="utf-8")
+        finally:
+            for contest in contests.values():
+                contest.close()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """Which units are left to their modules, and why."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
+from phalanx.catalog.resnets import ResNetVariant
+from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import fuse_units
+from phalanx.models.resnet import ResNet
 from phalanx.models.units import UnitModel
 
 
@@ -38,3 +43,27 @@ def test_the_reason_is_said():
     assert fuse_units(model, torch.float16, interpreted=True) == {
         "layer1/0": "the forward of its Conv2d was replaced"
     }
+
+
+def why_not(variant):
+    model = ResNet(variant, num_classes=4).to(memory_format=torch.channels_last)
+    return fuse_units(model, torch.float16, interpreted=True), model
+
+
+def test_layers_that_kernels_do_not_know_are_named():
+    plain = ResNetVariant(
+        image_size=8, block="basic", depths=(1, 1), widths=(16, 32), stem="small", classes=4
+    )
+    reasons, _ = why_not(replace(plain, padding="same"))
+    assert reasons["layer2/0"] == "its convolution is SameConv2d"
+    assert "layer1/0" not in reasons
+    reasons, _ = why_not(replace(plain, norm=Norm(type="none")))
+    assert reasons["layer1/0"] == "its convolution has a bias or pads otherwise"
+    _, model = why_not(plain)
+    model.layer1[0].bn1 = nn.SyncBatchNorm(16)
+    model.layer2[0].bn1 = nn.BatchNorm2d(32, momentum=None)
+    model.layer2[0].to(memory_format=torch.channels_last)
+    reasons = fuse_units(model, torch.float16, interpreted=True)
+    assert reasons["layer1/0"] == "its norm is SyncBatchNorm"
+    assert reasons["layer2/0"] == "its norm has no weights or no running statistics"
+    assert set(model.fused) >= {"stem"} and not set(model.fused) & {"layer1/0", "layer2/0"}

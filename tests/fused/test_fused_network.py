@@ -61,7 +61,7 @@ def error(found, wanted):
 @pytest.mark.gpu
 @gpu_only
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-def test_a_network_errs_no_more_than_torch(half):
+def test_a_network_errs_no_more_than_torch(half, monkeypatch):
     torch.manual_seed(3)
     model = a_network(half)
     x = torch.randn(32, 3, 128, 128, device="cuda").to(half)
@@ -70,6 +70,9 @@ def test_a_network_errs_no_more_than_torch(half):
     fused = deepcopy(model)
     reasons = fuse_units(fused, half)
     assert not [unit for unit in reasons if unit.startswith("layer")], reasons
+    if half == torch.bfloat16:  # the first tiles, which are compiled in less time
+        every = CHOICES.run_fastest
+        monkeypatch.setattr(CHOICES, "run_fastest", lambda launches: every(launches[:1]))
     CHOICES.compile_all(lambda: find_gradients(deepcopy(fused), x, labels, half))
     exact = find_gradients(deepcopy(model).double(), x.double(), labels)
     plain, own = find_gradients(model, x, labels, half), find_gradients(fused, x, labels, half)

@@ -13,7 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phalanx.kernels.batch_norm import pack_signs
 from phalanx.kernels.choices import CHOICES
 from phalanx.products import fold
-from small_products import Draws, as_tuple, other_cases, product_cases, to_double
+from small_products import (
+    Draws,
+    as_tuple,
+    other_cases,
+    product_cases,
+    to_double,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -57,12 +63,12 @@ TOO_SMALL = ("sums of a narrow one", "odd strided skip")  # for the copy engine 
 class Ways:
     """Takes one of the launches of every product after the other."""
 
-    def __init__(self, monkeypatch, only=""):
-        self.index, self.count, self.tried, self.only = 0, 1, 0, only
+    def __init__(self, monkeypatch, only="", key="gemm"):
+        self.index, self.count, self.tried, self.only, self.key = 0, 1, 0, only, key
         monkeypatch.setattr(CHOICES, "find", self.find)
 
     def find(self, key, ways):
-        if not key.startswith("gemm"):
+        if not key.startswith(self.key):
             return next(iter(ways))
         names = [name for name in ways if name.startswith(self.only)]
         self.count, self.tried = len(names), self.tried + len(names)
@@ -84,23 +90,28 @@ def test_every_kernel_gives_the_same_product(name, kernel, monkeypatch):
     assert ways.tried or ("ahead" in kernel and name in TOO_SMALL)
 
 
+# every use in one type, and in the other those that differ most
+TRIED = [(name, torch.float16) for name in cases(product_cases)]
+TRIED += [(name, torch.bfloat16) for name in ("sums", "residual", "input, gated", "skip, gated")]
+
+
 @pytest.fixture(scope="module")
 def compiled():
     """Every kernel compiled, several at a time: one by one they take minutes."""
 
     def run():
-        for kind in (product_cases, other_cases):
-            for dtype in HALF_TYPES:
-                for case in cases(kind, dtype, "cuda").values():
-                    case.operation(*case.operands)
+        for dtype in HALF_TYPES:
+            for kind in (product_cases, other_cases):
+                for name, case in cases(kind, dtype, "cuda").items():
+                    if (name, dtype) in TRIED or kind is not product_cases:
+                        case.operation(*case.operands)
 
     CHOICES.compile_all(run)
 
 
 @pytest.mark.gpu
 @gpu_only
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("name", cases(product_cases))
+@pytest.mark.parametrize(("name", "dtype"), TRIED)
 def test_every_tile_on_the_gpu(name, dtype, monkeypatch, compiled):
     case = cases(product_cases, dtype, "cuda")[name]
     for _ in Ways(monkeypatch):

@@ -203,7 +203,7 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
         )
     if place.links is not None and place.layout.pipeline_of(place.rank) == 0:
         state.collect = place.links.collect
-    if state.half is None and state.offload is None and place.links is None:
+    if state.half is None and place.links is None:
         _fuse_update(state, config)
     return state
 

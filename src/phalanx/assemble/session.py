@@ -225,7 +225,7 @@ class Session:
     def _find_folded(self, model: nn.Module) -> FoldedModel | None:
         """The model as it scores on a GPU; None where its own modules do."""
         if self.plan.determinism == "strict":
-            return None  # its kernels are chosen by measuring: another run may choose others
+            return None  # cuDNN measures which kernels it takes: another run may take others
         if model not in self._folded_models:
             self._folded_models[model] = fold_model(model, self.options.half)
         return self._folded_models[model]

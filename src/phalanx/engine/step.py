@@ -214,7 +214,8 @@ def train_step(
     loss, top1 = forward_backward(passes, scale)
     state.step += 1
     if state.fused_update is not None:
-        grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
+        with state.offload.on_device() if state.offload else nullcontext():
+            grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
     else:
         assert not isinstance(scale, Tensor), "such a scale belongs to a fused update"
         grad_norm = _apply_update(state, lr, scale, options, join_norms)

@@ -99,11 +99,11 @@ class _NormedConv(NamedTuple):
         return self.norm.eps, self.norm.momentum
 
     def convolve(self, x: Tensor) -> Tensor:
-        """The library's convolution."""
+        """The convolution."""
         return convolve(x, self.weight, self.conv)
 
     def convolve_back(self, dy: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The gradients of the input and of the weight, by the library."""
+        """The gradients of the input and of the weight."""
         return convolve_back(dy, x, self.weight, self.conv, wanted=True)
 
 

@@ -1,4 +1,4 @@
-"""A convolution by cuDNN and the norm behind it by kernels of our own, both ways."""
+"""A convolution by the libraries and the norm behind it by kernels, both ways."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from phalanx.kernels.group_norm import (
     reduce_group_norm_gated,
 )
 from phalanx.models.norms import InterleavedGroupNorm
+from phalanx.products.grouped import ConvShape, convolve_groups, convolve_groups_back
 
 
 class _NormPart(ABC):
@@ -175,9 +176,11 @@ def _find_norm(norm: nn.Module) -> _NormPart:
 
 def convolve(x: Tensor, weight: Tensor, conv: nn.Conv2d) -> Tensor:
     """A convolution with the shape of a module's, in channels_last memory."""
-    y = torch.ops.aten.convolution(
-        x, weight, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups
-    )
+    shape = _find_shape(conv)
+    if shape.groups > 1:
+        y = convolve_groups(x, weight, shape)
+    else:
+        y = torch.ops.aten.convolution(x, weight, None, *shape[:3], False, [0, 0], 1)
     return y.contiguous(memory_format=torch.channels_last)
 
 
@@ -185,8 +188,16 @@ def convolve_back(
     dy: Tensor, x: Tensor, weight: Tensor, conv: nn.Conv2d, *, wanted: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a convolution's input, if wanted, and of its weight."""
-    shape = (conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups)
-    dx, dw, _ = torch.ops.aten.convolution_backward(
-        dy, x, weight, None, *shape, [wanted, True, False]
-    )
+    shape = _find_shape(conv)
+    if shape.groups > 1:
+        dx, dw = convolve_groups_back(dy, x, weight, shape, wanted=wanted)
+    else:
+        found = (False, [0, 0], 1, [wanted, True, False])
+        dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, weight, None, *shape[:3], *found)
     return dx.contiguous(memory_format=torch.channels_last) if wanted else dx, dw
+
+
+def _find_shape(conv: nn.Conv2d) -> ConvShape:
+    """The shape of a module's convolution, as `check_conv` takes them."""
+    assert not isinstance(conv.padding, str)
+    return ConvShape(conv.stride, conv.padding, conv.dilation, conv.groups)

@@ -8,9 +8,8 @@ from torch import nn
 from phalanx.fused.bottleneck import build_folded_bottleneck, build_mean_head
 from phalanx.fused.efficientnet_ends import build_efficientnet_head, build_efficientnet_stem
 from phalanx.fused.mbconv_block import build_mbconv_block
-from phalanx.fused.pooled_pair import build_pooled_pair
 from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
-from phalanx.fused.stem import build_conv_pool, build_stem
+from phalanx.fused.stem import build_conv_pool, build_pooled_pair, build_stem, build_whitening
 from phalanx.fused.suited import UnitNotFused, check_modules
 from phalanx.models.airbench import PooledConvPair
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
@@ -29,7 +28,7 @@ _BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
     ResidualConvPair: (build_residual_pair,),
     DepthwiseSeparableConv: (build_mbconv_block,),
     InvertedResidual: (build_mbconv_block,),
-    "stem": (build_efficientnet_stem, build_stem),
+    "stem": (build_efficientnet_stem, build_whitening, build_stem),
     "head": (build_mean_head, build_efficientnet_head),
 }
 

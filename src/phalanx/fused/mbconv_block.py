@@ -167,11 +167,12 @@ def _convolve(conv: nn.Conv2d, kept: Kept) -> tuple[Tensor, Tensor]:
         d = to_channels_last(d)
         return d, sum_channels(d)
 
-    ways: dict[str, Any] = {"cudnn": by_cudnn}
-    if _is_depthwise(conv):
-        ways = {"own": lambda: convolve(activate(), weight, None, stride), **ways}
-        if v is not None and (stride, kernel) == (2, 3):  # else SiLU would be computed too often
-            ways["on the load"] = lambda: convolve(raw, weight, v, stride)
+    if not _is_depthwise(conv):
+        return by_cudnn()
+    ways: dict[str, Any] = {"own": lambda: convolve(activate(), weight, None, stride)}
+    if v is not None and kernel == 3:  # SiLU on the load, a few times for each value
+        on_load = {"on the load": lambda: convolve(raw, weight, v, stride)}
+        ways = on_load | ways if stride == 2 else ways | on_load
     return _choose("convolve", conv, raw, ways)
 
 
@@ -233,15 +234,15 @@ def _convolve_back(conv: nn.Conv2d, kept: Kept, dd: Tensor) -> tuple[Tensor, Ten
         da, dw = to_channels_last(da), dw.permute(0, 2, 3, 1)
         return (da, da, dw) if v is None else (*silu_back(da, raw, v), dw)
 
-    def by_kernels(*parts: str) -> tuple[Tensor, Tensor, Tensor]:
-        results = [convolve_back(dd, raw, weight, v, stride, part) for part in parts]
-        return *results[0][:2], add_partials(results[-1][2], conv.in_channels)
+    def own() -> tuple[Tensor, Tensor, Tensor]:
+        ds, sums, partials = convolve_back(dd, raw, weight, v, stride)
+        return ds, sums, add_partials(partials, conv.in_channels)
 
-    ways: dict[str, Any] = {"cudnn": by_cudnn}
-    if _is_depthwise(conv):
-        ways |= {"joined": lambda: by_kernels("both")}
-        ways |= {"apart": lambda: by_kernels("data", "weight")}
-        ways["cudnn"] = ways.pop("cudnn")  # the first is taken where nothing is measured
+    if not _is_depthwise(conv):
+        return by_cudnn()
+    ways: dict[str, Any] = {"own": own}
+    if (stride, conv.kernel_size[0]) == (1, 5):  # elsewhere the kernel is ahead by far
+        ways["cudnn"] = by_cudnn
     return _choose("convolve back", conv, raw, ways)
 
 

@@ -1,4 +1,4 @@
-"""Units of one convolution: the stems of networks, and the halving blocks of FastResNet."""
+"""Units without a shortcut: stems, and the halving blocks of FastResNet and airbench."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,15 +13,20 @@ from phalanx.fused.half_copies import to_half
 from phalanx.fused.stem_ops import (
     arrange_image,
     from_quads,
+    pool,
     pool_norm,
     pool_norm_back,
     to_quads,
+    unpool_norm_back,
+    whiten,
 )
 from phalanx.fused.suited import UnitNotFused, check_types
 from phalanx.fused.unit import Gradients, WrittenUnit
-from phalanx.kernels.batch_norm import RELU, RELU6, SILU, apply_norm
+from phalanx.kernels.batch_norm import GELU, RELU, RELU6, SILU, apply_norm
 from phalanx.kernels.choices import CHOICES
+from phalanx.models.airbench import PatchWhitening, PooledConvPair
 from phalanx.models.resnet import ConvPool
+from phalanx.models.units import FusedUnit
 
 _ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: RELU, nn.SiLU: SILU, nn.ReLU6: RELU6}
 _PLAIN, _PADDED, _QUADS = "three channels", "four channels", "blocks of pixels"
@@ -31,10 +36,10 @@ class _ConvUnit(WrittenUnit):
     """A convolution, its norm, an activation, and perhaps a max-pool of stride 2."""
 
     def __init__(
-        self, modules: Sequence[nn.Module], pair: ConvNorm, activation: int, pool: int
+        self, modules: Sequence[nn.Module], pair: ConvNorm, activation: int, window: int
     ) -> None:
         super().__init__(modules, pair.half)
-        self._pair, self._activation, self._pool = pair, activation, pool
+        self._pair, self._activation, self._window = pair, activation, window
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -46,9 +51,9 @@ class _ConvUnit(WrittenUnit):
         x, weight = self.arrange(x)
         a = self.convolve(x, weight)
         v = self._pair.norm.find_vectors(a)
-        if not self._pool:
+        if not self._window:
             return apply_norm(a, v, self._activation), [x, weight, a, v]
-        y, at, won = pool_norm(a, v, self._pool)
+        y, at, won = pool_norm(a, v, self._window)
         return y, [x, weight, a, v, at, won]
 
     def run_back(
@@ -57,7 +62,7 @@ class _ConvUnit(WrittenUnit):
         """Gradients from that of the output."""
         x, weight, a, v, *pooled = saved
         if pooled:
-            da, u = pool_norm_back(dy, *pooled, a, v, self._pool, self._pair.norm.groups)
+            da, u = pool_norm_back(dy, *pooled, a, v, self._window, self._pair.norm.groups)
             own = self._pair.norm.list_gradients(u)
         else:
             da, own = self._pair.norm_back(dy, a, v, self._activation)
@@ -79,7 +84,7 @@ class _ConvUnit(WrittenUnit):
         return convolve_back(da, x, weight, self._pair.conv, wanted=wanted)
 
 
-class _Stem(_ConvUnit):
+class _ImageStem(_ConvUnit):
     """A unit whose convolution reads an image, in the layout that is fastest.
 
     Few libraries are fast on three channels. The image gets a fourth of zeros, or, for a stride of
@@ -155,10 +160,10 @@ def build_stem(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
         raise UnitNotFused("its convolution does not read an image of three channels")
     if type(activation) not in _ACTIVATIONS:
         raise UnitNotFused(f"its activation is {type(activation).__name__}")
-    pool = _find_pool(rest[0]) if rest else 0
-    if pool and type(activation) is not nn.ReLU:
+    window = _find_pool(rest[0]) if rest else 0
+    if window and type(activation) is not nn.ReLU:
         raise UnitNotFused("it has a pool behind another activation than ReLU")
-    return _Stem(modules, pair, _ACTIVATIONS[type(activation)], pool)
+    return _ImageStem(modules, pair, _ACTIVATIONS[type(activation)], window)
 
 
 def build_conv_pool(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
@@ -166,19 +171,90 @@ def build_conv_pool(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenU
     (block,) = modules
     assert isinstance(block, ConvPool)
     check_types([block.act1], nn.ReLU)
-    pool = _find_pool(block.pool)
-    return _ConvUnit(modules, find_conv_norm(block.conv1, block.bn1, half), RELU, pool)
+    window = _find_pool(block.pool)
+    return _ConvUnit(modules, find_conv_norm(block.conv1, block.bn1, half), RELU, window)
 
 
-def _find_pool(pool: nn.Module) -> int:
-    """The window of a max-pool of stride 2: 3 padded by one, or 2; 0 where there is no pool."""
-    if type(pool) is nn.Identity:
+def _find_pool(module: nn.Module) -> int:
+    """The window of a max-pool of stride 2: 3 padded by one, or 2; 0 where there is no module."""
+    if type(module) is nn.Identity:
         return 0
-    if type(pool) is nn.MaxPool2d and pool.dilation == 1 and not pool.ceil_mode:
+    if type(module) is nn.MaxPool2d and module.dilation == 1 and not module.ceil_mode:
         shape = tuple(
             value if isinstance(value, int) else value[0]
-            for value in (pool.kernel_size, pool.stride, pool.padding)
+            for value in (module.kernel_size, module.stride, module.padding)
         )
         if shape in ((3, 2, 1), (2, 2, 0)):
             return shape[0]
-    raise UnitNotFused(f"its pool is {type(pool).__name__} of another shape")
+    raise UnitNotFused(f"its pool is {type(module).__name__} of another shape")
+
+
+class _PooledPair(WrittenUnit):
+    """Two convolutions with their norms, the first with a pool between."""
+
+    def __init__(
+        self, modules: Sequence[nn.Module], half: torch.dtype, first: ConvNorm, second: ConvNorm
+    ) -> None:
+        super().__init__(modules, half)
+        self._first, self._second = first, second
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of both, in order."""
+        return [*self._first.parameters, *self._second.parameters]
+
+    def run(self, x: Tensor, factor: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """The block's output."""
+        weight = to_half(self._first.conv.weight, self.half)
+        a, at = pool(convolve(x, weight, self._first.conv))
+        v = self._first.norm.find_vectors(a)
+        inner = apply_norm(a, v, GELU)
+        b, w, other = self._second.run(inner)
+        return apply_norm(b, w, GELU), [x, a, at, v, weight, inner, b, w, other]
+
+    def run_back(
+        self, dy: Tensor, second: Tensor | None, saved: Sequence[Any], *, wanted: bool
+    ) -> Gradients:
+        """Gradients from that of the output."""
+        x, a, at, v, weight, inner, b, w, other = saved
+        db, last = self._second.norm_back(dy, b, w, GELU)
+        dinner, dother = self._second.conv_back(db, inner, other)
+        u = self._first.norm.reduce(dinner, a, v, GELU, None)
+        da = unpool_norm_back(dinner, at, a, v, u, GELU, list(x.shape[2:]))
+        dx, dweight = self._first.conv_back(da, x, weight, wanted=wanted)
+        return dx, None, [dweight, *self._first.norm.list_gradients(u), dother, *last]
+
+
+def build_pooled_pair(modules: Sequence[nn.Module], half: torch.dtype) -> WrittenUnit:
+    """A PooledConvPair of airbench's network."""
+    (block,) = modules
+    assert isinstance(block, PooledConvPair)
+    check_types([block.pool, block.act1, block.act2], nn.MaxPool2d, nn.GELU, nn.GELU)
+    if block.act1.approximate != "none" or block.act2.approximate != "none":
+        raise UnitNotFused("its GELU is approximate")
+    first = find_conv_norm(block.conv1, block.bn1, half)
+    if _find_pool(block.pool) != 2:
+        raise UnitNotFused("its pool is of another shape")
+    if first.conv.stride != (1, 1) or first.conv.padding != (1, 1):
+        raise UnitNotFused("its first convolution changes the size of the image")
+    return _PooledPair(modules, half, first, find_conv_norm(block.conv2, block.bn2, half))
+
+
+class _Whitening:
+    """The stem of airbench: a filter that nothing trains, and GELU."""
+
+    def __init__(self, modules: Sequence[nn.Module], half: torch.dtype) -> None:
+        self._modules, self._half = modules, half
+
+    def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """The filtered image."""
+        filters, activation = self._modules
+        if x.requires_grad:
+            return activation(filters(x))
+        return whiten(x, filters.get_buffer("weight"), self._half)
+
+
+def build_whitening(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
+    """The stem of airbench's network."""
+    check_types(modules, PatchWhitening, nn.GELU)
+    return _Whitening(modules, half)

@@ -15,6 +15,7 @@ from phalanx.kernels.choices import CHOICES, make_tiles
 from phalanx.kernels.norm_finish_fused import finish_gradients, finish_group_gradients
 from phalanx.kernels.norm_passes_fused import (
     NormSizes,
+    activate,
     activate_back,
     find_sizes,
     load_row,
@@ -24,6 +25,8 @@ from phalanx.kernels.norm_passes_fused import (
 )
 
 _IMAGE_TILES = make_tiles("B", (256, 4, 3), (1024, 4, 3))
+_FILTER_TILES = make_tiles("BM", (128, 4, 3), (64, 4, 3))
+_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _POOL_TILES = make_tiles("BM BC", (32, 64, 4, 3), (64, 32, 4, 3), (16, 64, 4, 3))
 
 
@@ -63,6 +66,37 @@ def _new_image(x: Tensor, channels: int, height: int, width: int, dtype: torch.d
     """An empty image in channels_last memory."""
     empty = torch.empty((len(x), height, width, channels), device=x.device, dtype=dtype)
     return empty.permute(0, 3, 1, 2)
+
+
+@triton.jit
+def _whiten(
+    x, weight, out, M, H, W, SN, SC, SH, SW, CO, FN, FC, FH, FW,
+    HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """GELU of a 2 x 2 convolution of three channels: a product over 16 values, four of them 0."""
+    m, k, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, 16), tl.arange(0, BC)
+    i, j, channel = k // 8, (k // 4) % 2, k % 4
+    n, h, w = m // ((H - 1) * (W - 1)), (m // (W - 1)) % (H - 1), m % (W - 1)
+    row, column = h[:, None] + i[None, :], w[:, None] + j[None, :]
+    o = n.to(tl.int64)[:, None] * SN + row * SH + column * SW + channel[None, :] * SC
+    left = tl.load(x + o, mask=(m < M)[:, None] & (channel < 3)[None, :], other=0.0).to(HALF)
+    own = (i * FH + j * FW + channel * FC)[:, None] + c[None, :] * FN
+    ok = (channel < 3)[:, None] & (c < CO)[None, :]
+    value = tl.dot(left, tl.load(weight + own, mask=ok, other=0.0).to(HALF))
+    to, ok = place(m, c, M, CO, False)
+    tl.store(out + to, activate(value, 4).to(out.dtype.element_ty), mask=ok)
+
+
+def whiten_fused(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
+    """The filtered image."""
+    (n, _, h, w), channels = x.shape, len(weight)
+    out, pixels = _new_image(x, channels, h - 1, w - 1, half), n * (h - 1) * (w - 1)
+    args = (x, weight, out, pixels, h, w, *x.stride(), channels, *weight.stride())
+    block = triton.next_power_of_2(channels)
+    grid = lambda tile: (triton.cdiv(pixels, tile["BM"]),)  # noqa: E731
+    flags = {"HALF": _TYPES[half], "BC": max(16, block)}
+    CHOICES.run(_whiten, grid, args, _FILTER_TILES, **flags)
+    return out
 
 
 # --- pool; M, R and the grid as in phalanx.kernels.norm_passes_fused ---

@@ -162,3 +162,20 @@ def _(
 ) -> Tensor:
     empty = x.new_empty((*x.shape[:2], *edges))
     return empty.contiguous(memory_format=torch.channels_last)
+
+
+@custom_op("phalanx::whiten", mutates_args=())
+def whiten(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
+    """GELU of the convolution of an image with filters [24, 3, 2, 2], in channels_last memory."""
+    fused = find_fused_for(x, "phalanx.fused.stem_fused.whiten_fused")
+    if fused is not None:
+        return fused(x, weight, half)
+    y = F.gelu(F.conv2d(x.to(half).float(), weight.to(half).float())).to(half)
+    return y.contiguous(memory_format=torch.channels_last)
+
+
+@whiten.register_fake
+def _(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
+    n, _, h, w = x.shape
+    y = x.new_empty((n, len(weight), h - 1, w - 1), dtype=half)
+    return y.contiguous(memory_format=torch.channels_last)

@@ -17,10 +17,7 @@ from phalanx.models.norms import (
 _BATCH_NORMS = (nn.BatchNorm2d, OnePassBatchNorm, FullBatchNorm, FullOnePassBatchNorm)
 GROUP_NORMS = (nn.GroupNorm, InterleavedGroupNorm, FullGroupNorm, FullInterleavedGroupNorm)
 
-_HOOKS = (
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    "_parametrizations",
-)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class UnitNotFused(Exception):

@@ -56,7 +56,7 @@ def _load_factor(factor, m, M, PIXELS):
 
 
 @triton.jit
-def _activate(value, ACT: tl.constexpr):
+def activate(value, ACT: tl.constexpr):
     """The activation; what is no number stays so."""
     if (ACT == 1) | (ACT == 3):
         value = tl.where(value < 0, 0.0, value)
@@ -134,7 +134,7 @@ def _apply(
     value = tl.load(x + before + o, mask=ok, other=0.0).to(tl.float32)
     value = value * load_row(v, 2, c, C, R) + load_row(v, 3, c, C, R)
     if LAST:
-        value = _activate(value, ACT)
+        value = activate(value, ACT)
     if factor is not None:
         value *= _load_factor(factor, m, M, PIXELS)
     if residual is not None:
@@ -143,7 +143,7 @@ def _apply(
             added = added * load_row(residual_v, 2, c, C, R) + load_row(residual_v, 3, c, C, R)
         value += added
     if not LAST:
-        value = _activate(value, ACT)
+        value = activate(value, ACT)
     tl.store(y + before + o, value.to(y.dtype.element_ty), mask=ok)
 
 

@@ -8,12 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.mbconv.image_layout import (
-    MULTIPROCESSORS,
-    new_floats,
-    new_image,
-    to_channels_last,
-)
+from phalanx.mbconv.image_layout import MULTIPROCESSORS, to_channels_last
 from phalanx.mbconv.kernel_op import kernel_op
 from phalanx.mbconv.norms import silu_parts
 
@@ -51,28 +46,23 @@ def convolve(x: Tensor, weight: Tensor, v: Tensor | None, stride: int) -> tuple[
 
 @kernel_op("phalanx.mbconv.depthwise_backward_fused.convolve_back")
 def convolve_back(
-    dy: Tensor, x: Tensor, weight: Tensor, v: Tensor | None, stride: int, parts: str
+    dy: Tensor, x: Tensor, weight: Tensor, v: Tensor | None, stride: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the norm's output, its partial sums, and partial weight gradients.
 
     Those are [groups, K * K, C] (see `phalanx.mbconv.norms.add_partials`). Without v, the first is
-    the gradient of x and the sums mean nothing. parts: "data", "weight" or "both"; what is not
-    asked for is empty.
+    the gradient of x and the sums mean nothing.
     """
-    (c, _, k, _), groups = weight.shape, _in_first_group(x[:, :, 0, 0][:2], x, stride).shape[1]
-    act = _activate(x, v)
+    c, _, k, _ = weight.shape
     dx, dw, _ = torch.ops.aten.convolution_backward(
-        dy.float(), act, weight.float(), None, [stride] * 2, [k // 2] * 2, [1, 1], False, [0, 0],
-        c, [True, True, False],
+        dy.float(), _activate(x, v), weight.float(), None, [stride] * 2, [k // 2] * 2, [1, 1],
+        False, [0, 0], c, [True, True, False],
     )  # fmt: skip
     if v is not None:
         dx = dx * silu_parts(x, v)[1]
     dx = to_channels_last(dx.to(x.dtype))
     exact = dx.float()
     sums = torch.stack([exact.sum((0, 2, 3)), (exact * x.float()).sum((0, 2, 3))])
-    dw = F.pad(dw.view(1, c, k * k).mT, (0, 0, 0, 0, 0, groups - 1)).contiguous()
-    if parts == "weight":
-        dx, sums = new_image(x, 0, 0, 0), new_floats(2, 0, c, like=x)
-        return dx, sums, dw
     sums = _in_first_group(sums, x, stride)
-    return dx, sums, dw if parts == "both" else new_floats(0, k * k, c, like=x)
+    partials = F.pad(dw.view(1, c, k * k).mT, (0, 0, 0, 0, 0, sums.shape[1] - 1))
+    return dx, sums, partials.contiguous()

@@ -3,8 +3,7 @@
 A program walks down a strip as in the forward pass. The window is the KS input rows that row h of
 dy reaches, by WIDE columns: STRIDE for each of NEAR columns of dy. A row's activation and slope are
 computed once, when it enters; its gradient is complete when it leaves. One pass over the gradient
-yields the input's (DATA; through SiLU, with its sums for that norm's backward) and the weights'
-(WEIGHT).
+yields the input's (through SiLU, with its sums for that norm's backward) and the weights'.
 """
 # ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
 # mypy: disable-error-code="no-untyped-def,assignment"
@@ -30,12 +29,11 @@ from phalanx.mbconv.depthwise_forward_fused import (
     load_row,
     load_taps,
 )
-from phalanx.mbconv.image_layout import new_floats, new_image
+from phalanx.mbconv.image_layout import new_floats
 
 _TILES = make_tiles(
     "BW BC NEAR",
-    *((16, 16, 1, 4, 1), (8, 32, 1, 4, 1), (16, 32, 1, 4, 1), (8, 16, 1, 4, 1)),
-    *((8, 16, 2, 4, 1), (8, 32, 2, 4, 1)),
+    *((16, 16, 1, 4, 1), (8, 16, 1, 4, 1), (16, 32, 1, 4, 1), (8, 16, 2, 4, 1), (8, 32, 2, 4, 1)),
 )
 
 
@@ -53,8 +51,7 @@ def _load_window(x, o, masks, r, H, W, C, STRIDE: tl.constexpr, WIDE: tl.constex
 @triton.jit
 def _enter(
     acts, slopes, raws, entered, scale, shift, masks, r, H,
-    STRIDE: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr, DATA: tl.constexpr,
-    WEIGHT: tl.constexpr,
+    STRIDE: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """The window (activations, slopes, raw values) with STRIDE rows from r on."""
     for k in tl.static_range(STRIDE * WIDE):
@@ -64,28 +61,45 @@ def _enter(
             z = raw * scale + shift
             p = sigmoid(z)
             act = z * p
-            if DATA:
-                slopes, raws = slopes + (p + act * (1 - p),), raws + (raw,)
-        if WEIGHT:  # left and right of the image, dy is masked where this column would count
-            ok = (r + k // WIDE >= 0) & (r + k // WIDE < H)
-            if k % WIDE > 0:  # a column beyond an odd width
-                ok = masks[k % WIDE] & ok
-            acts = acts + (tl.where(ok, act, 0.0),)
+            slopes, raws = slopes + (p + act * (1 - p),), raws + (raw,)
+        # left and right of the image, dy is masked where this column would count
+        ok = (r + k // WIDE >= 0) & (r + k // WIDE < H)
+        if k % WIDE > 0:  # a column beyond an odd width
+            ok = masks[k % WIDE] & ok
+        acts = acts + (tl.where(ok, act, 0.0),)
+    return acts, slopes, raws
+
+
+@triton.jit
+def _fill_window(
+    x, wide, masks, scale, shift, H, W, C, KS: tl.constexpr, STRIDE: tl.constexpr,
+    WIDE: tl.constexpr, NORM: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The window before the first row of dy: of KS - STRIDE rows, the last are there already."""
+    OLD: tl.constexpr = (KS - STRIDE) * WIDE
+    NEW: tl.constexpr = STRIDE * WIDE
+    acts, slopes = make_zeros(OLD, BW, BC), make_zeros(OLD * NORM, BW, BC)
+    raws = make_zeros(OLD * NORM, BW, BC)
+    for p in tl.static_range(KS // 2 // STRIDE):
+        r = (p - KS // 2 // STRIDE) * STRIDE + KS // 2 - STRIDE + 1
+        fresh = _load_window(x, wide, masks, r, H, W, C, STRIDE, WIDE)
+        acts, slopes, raws = _enter(
+            acts, slopes, raws, fresh, scale, shift, masks, r, H, STRIDE, WIDE, NORM
+        )
+        acts, slopes, raws = acts[NEW:], slopes[NEW * NORM :], raws[NEW * NORM :]
     return acts, slopes, raws
 
 
 @triton.jit
 def _spread(
-    grads, dtaps, value, acts, taps, Q: tl.constexpr, COLUMN: tl.constexpr,
-    KS: tl.constexpr, WIDE: tl.constexpr, DATA: tl.constexpr, WEIGHT: tl.constexpr,
+    grads, dtaps, value, acts, taps,
+    Q: tl.constexpr, COLUMN: tl.constexpr, KS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Both gradients with what one column of dy adds by one column of the window, if it has it."""
     if (COLUMN >= 0) & (COLUMN < KS):
         for i in tl.static_range(KS):
-            if DATA:
-                grads = add_to(grads, i * WIDE + Q, value * taps[i * KS + COLUMN])
-            if WEIGHT:
-                dtaps = add_to(dtaps, i * KS + COLUMN, value * acts[i * WIDE + Q])
+            grads = add_to(grads, i * WIDE + Q, value * taps[i * KS + COLUMN])
+            dtaps = add_to(dtaps, i * KS + COLUMN, value * acts[i * WIDE + Q])
     return grads, dtaps
 
 
@@ -93,7 +107,6 @@ def _spread(
 def _spread_row(
     grads, dtaps, now, acts, taps,
     KS: tl.constexpr, STRIDE: tl.constexpr, WIDE: tl.constexpr, REACH: tl.constexpr,
-    DATA: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Both gradients with what a row of dy adds."""
     FIRST: tl.constexpr = KS // 2 - STRIDE * (STRIDE - 1 - KS // 2)  # of the window's columns
@@ -102,7 +115,7 @@ def _spread_row(
         value = now[k // WIDE].to(tl.float32)
         grads, dtaps = _spread(
             grads, dtaps, value, acts, taps,
-            k % WIDE, FIRST + k % WIDE - STRIDE * (k // WIDE), KS, WIDE, DATA, WEIGHT,
+            k % WIDE, FIRST + k % WIDE - STRIDE * (k // WIDE), KS, WIDE,
         )  # fmt: skip
     return grads, dtaps
 
@@ -110,10 +123,10 @@ def _spread_row(
 @triton.jit
 def _leave(
     dx, o, grads, slopes, raws, masks, r, H, W, C, total, product,
-    STRIDE: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of the STRIDE rows from r on; gives their sums added up."""
-    for k in tl.static_range(STRIDE * WIDE):
+    """Store the gradients of ROWS rows from r on; gives their sums added up."""
+    for k in tl.static_range(ROWS * WIDE):
         at = r + k // WIDE
         ok, d = masks[k % WIDE] & (at >= 0) & (at < H), grads[k]
         if NORM:
@@ -130,8 +143,8 @@ def _leave(
 @triton.jit(do_not_specialize=["N", "H", "W", "HO", "WO", "C8", "G"])
 def _depthwise_backward(
     dy, x, w, v, dx, s, dw, N, H, W, HO, WO, C8, G,
-    KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr, DATA: tl.constexpr,
-    WEIGHT: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr, NEAR: tl.constexpr,
+    KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """dx, its sums s [2, G, C], partial weight gradients dw [G, KS * KS, C].
 
@@ -140,18 +153,16 @@ def _depthwise_backward(
     PAD: tl.constexpr = KS // 2
     WIDE: tl.constexpr = STRIDE * NEAR
     NEW: tl.constexpr = STRIDE * WIDE  # tiles that enter and leave the window with each row
-    OLD: tl.constexpr = (KS - STRIDE) * WIDE
     LEFT: tl.constexpr = STRIDE - 1  # of dy's columns around, the first that is reached
     REACH: tl.constexpr = (WIDE - 1 + PAD + STRIDE * PAD) // STRIDE - LEFT + 1
     ENTER: tl.constexpr = PAD - STRIDE + 1  # the first row that enters, counted from STRIDE * h
-    KEPT: tl.constexpr = OLD * DATA * NORM
     C, each = C8 * 8, tl.cdiv(WO, NEAR)
     c, g = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1)
     okc, scale, shift = (c < C)[None, :], 1.0, 0.0
     if NORM:
         scale, shift = load_affine(v, c, C, c < C)
     taps = load_taps(w, c, C, KS * KS)
-    dtaps = make_zeros(KS * KS * WEIGHT, BW, BC)
+    dtaps = make_zeros(KS * KS, BW, BC)
     total, product = tl.zeros((BW, BC), tl.float32), tl.zeros((BW, BC), tl.float32)
     for tile in range(g, tl.cdiv(N * each, BW), G):
         m = tile * BW + tl.arange(0, BW)
@@ -160,49 +171,47 @@ def _depthwise_backward(
         wide_masks = find_columns(column, inside, W, WIDE, 0, WIDE)
         place = (n * HO * WO + column * NEAR - PAD)[:, None] * C + c[None, :]
         wide = (n * H * W + column * WIDE)[:, None] * C + c[None, :]
-        acts, grads = make_zeros(OLD * WEIGHT, BW, BC), make_zeros(KS * WIDE * DATA, BW, BC)
-        slopes, raws, first = make_zeros(KEPT, BW, BC), make_zeros(KEPT, BW, BC), -(PAD // STRIDE)
-        ahead = load_row(dy, place + first * WO * C, masks, first >= 0, C, LEFT, REACH)
-        fresh = _load_window(x, wide, wide_masks, first * STRIDE + ENTER, H, W, C, STRIDE, WIDE)
-        for h in range(first, HO + (PAD + STRIDE - 1) // STRIDE):
+        grads = make_zeros(KS * WIDE, BW, BC)
+        acts, slopes, raws = _fill_window(
+            x, wide, wide_masks, scale, shift, H, W, C, KS, STRIDE, WIDE, NORM, BW, BC
+        )
+        ahead = load_row(dy, place, masks, HO > 0, C, LEFT, REACH)
+        fresh = _load_window(x, wide, wide_masks, ENTER, H, W, C, STRIDE, WIDE)
+        for h in range(0, HO):
             now, entered, r = ahead, fresh, h * STRIDE
-            on = (h + 1 >= 0) & (h + 1 < HO)
-            ahead = load_row(dy, place + (h + 1) * WO * C, masks, on, C, LEFT, REACH)
+            ahead = load_row(dy, place + (h + 1) * WO * C, masks, h + 1 < HO, C, LEFT, REACH)
             fresh = _load_window(x, wide, wide_masks, r + STRIDE + ENTER, H, W, C, STRIDE, WIDE)
             acts, slopes, raws = _enter(
                 acts, slopes, raws, entered, scale, shift, wide_masks, r + ENTER, H,
-                STRIDE, WIDE, NORM, DATA, WEIGHT,
+                STRIDE, WIDE, NORM,
             )  # fmt: skip
-            grads, dtaps = _spread_row(
-                grads, dtaps, now, acts, taps, KS, STRIDE, WIDE, REACH, DATA, WEIGHT
-            )
-            if DATA:
-                total, product = _leave(
-                    dx, wide, grads, slopes, raws, wide_masks, r - PAD, H, W, C, total, product,
-                    STRIDE, WIDE, NORM,
-                )  # fmt: skip
-                grads = grads[NEW:] + make_zeros(NEW, BW, BC)
-                slopes, raws = slopes[NEW * NORM :], raws[NEW * NORM :]
-            acts = acts[NEW * WEIGHT :]
-    if DATA and NORM:
+            grads, dtaps = _spread_row(grads, dtaps, now, acts, taps, KS, STRIDE, WIDE, REACH)
+            total, product = _leave(
+                dx, wide, grads, slopes, raws, wide_masks, r - PAD, H, W, C, total, product,
+                STRIDE, WIDE, NORM,
+            )  # fmt: skip
+            grads, acts = grads[NEW:] + make_zeros(NEW, BW, BC), acts[NEW:]
+            slopes, raws = slopes[NEW * NORM :], raws[NEW * NORM :]
+        total, product = _leave(
+            dx, wide, grads, slopes, raws, wide_masks, HO * STRIDE - PAD, H, W, C, total, product,
+            PAD, WIDE, NORM,
+        )  # fmt: skip
+    if NORM:
         store_sums(s, g, c, G, C, total, product)
-    for k in tl.static_range(KS * KS * WEIGHT):
+    for k in tl.static_range(KS * KS):
         tl.store(dw + (g * KS * KS + k) * C + c, tl.sum(dtaps[k], 0), mask=c < C)
 
 
 def convolve_back(
-    dy: Tensor, x: Tensor, weight: Tensor, v: Tensor | None, stride: int, parts: str
+    dy: Tensor, x: Tensor, weight: Tensor, v: Tensor | None, stride: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`phalanx.mbconv.depthwise.convolve_back`."""
     (n, c, h, w), ks = x.shape, weight.shape[2]
     ho, wo = dy.shape[2:]
-    groups, data, weights = count_strips(n * wo, c), parts != "weight", parts != "data"
-    dx = torch.empty_like(x) if data else new_image(x, 0, 0, 0)
-    s = new_floats(2, groups * data, c, like=x)
-    dw = new_floats(groups * weights, ks * ks, c, like=x)
+    groups, dx = count_strips(n * wo, c), torch.empty_like(x)
+    s, dw = new_floats(2, groups, c, like=x), new_floats(groups, ks * ks, c, like=x)
     args = (dy, x, weight, s if v is None else v, dx, s, dw, n, h, w, ho, wo, c // 8, groups)
     flags = {"KS": ks, "STRIDE": stride, "NORM": int(v is not None)}
-    flags |= {"DATA": int(data), "WEIGHT": int(weights)}
     tiles = fitting(_TILES, BC=next_power(c), NEAR=2 // stride)
     grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731
     CHOICES.run(_depthwise_backward, grid, args, tiles, **flags)

@@ -26,8 +26,7 @@ from phalanx.mbconv.image_layout import new_floats, new_image
 
 _TILES = make_tiles(
     "BW BC NEAR",
-    *((16, 32, 1, 4, 1), (8, 64, 1, 4, 1), (8, 32, 1, 4, 1)),
-    *((8, 32, 2, 4, 1), (16, 32, 2, 4, 1), (8, 16, 2, 4, 1)),
+    *((16, 32, 1, 4, 1), (16, 16, 1, 4, 1), (8, 32, 1, 4, 1), (8, 32, 2, 4, 1), (16, 32, 2, 4, 1)),
 )
 
 
@@ -147,12 +146,16 @@ def _depthwise_forward(
         out_masks = find_columns(column, inside, WO, NEAR, 0, NEAR)
         acc = make_zeros(ROWS * NEAR, BW, BC)
         ahead = _load_rows(x, place, masks, 0, H, W, C, REACH, STRIDE)
-        for h in range(0, HO + LOW):
+        for h in range(0, HO):
             now, r = ahead, h * STRIDE
             ahead = _load_rows(x, place, masks, r + STRIDE, H, W, C, REACH, STRIDE)
             acc = _add_rows(acc, now, taps, masks, scale, shift, r, H, KS, STRIDE, NEAR, NORM)
             row = out + (h - LOW) * WO * C
             total, square = _store_row(y, row, acc, out_masks, h >= LOW, C, total, square, NEAR)
+            acc = acc[NEAR:] + make_zeros(NEAR, BW, BC)
+        for p in tl.static_range(LOW):  # rows that nothing below adds to
+            row, on = out + (HO - LOW + p) * WO * C, HO - LOW + p >= 0
+            total, square = _store_row(y, row, acc, out_masks, on, C, total, square, NEAR)
             acc = acc[NEAR:] + make_zeros(NEAR, BW, BC)
     store_sums(s, g, c, G, C, total, square)
 

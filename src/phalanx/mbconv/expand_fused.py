@@ -18,11 +18,8 @@ from phalanx.mbconv.expand import count_expand_groups
 from phalanx.mbconv.image_layout import MULTIPROCESSORS, count_rows, new_floats, new_image
 from phalanx.mbconv.partial_sums_fused import add_partials
 
-_TILES = make_tiles(
-    "BM BN DEPTH WARPS",
-    *((128, 64, 2, 4, 4, 1), (128, 128, 2, 8, 8, 1), (64, 128, 3, 4, 4, 1), (128, 32, 3, 4, 4, 1)),
-)
-_BACK_TILES = make_tiles("BM DEPTH", (64, 1, 4, 1), (64, 2, 4, 1), (64, 2, 8, 1), (128, 2, 8, 1))
+_TILES = make_tiles("BM BN DEPTH WARPS", (128, 64, 2, 4, 4, 1), (64, 128, 3, 4, 4, 1))
+_BACK_TILES = make_tiles("BM DEPTH", (64, 2, 4, 1))
 
 
 @triton.jit

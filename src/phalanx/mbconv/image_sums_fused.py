@@ -17,9 +17,7 @@ from phalanx.mbconv.activation_fused import (
 )
 from phalanx.mbconv.image_layout import count_parts, new_floats
 
-_TILES = make_tiles(
-    "BM BC", (32, 64, 4, 1), (64, 32, 4, 1), (16, 64, 2, 1), (16, 128, 4, 1), (32, 32, 2, 1)
-)
+_TILES = make_tiles("BM BC", (16, 64, 2, 1), (32, 32, 2, 1))
 
 
 @triton.jit

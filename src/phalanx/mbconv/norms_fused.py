@@ -25,7 +25,8 @@ from phalanx.mbconv.activation_fused import (
 )
 from phalanx.mbconv.image_layout import count_groups, count_rows, new_floats
 
-_TILES = make_tiles("BM BC", (32, 64, 4, 1), (64, 32, 4, 1), (16, 128, 4, 1), (128, 16, 4, 1))
+_SUM_TILES = make_tiles("BM BC", (32, 64, 4, 1), (64, 32, 4, 1))
+_TILES = make_tiles("BM BC", (32, 64, 4, 1), (64, 32, 4, 1), (16, 128, 4, 1))
 
 
 @triton.jit(do_not_specialize=["M", "PIXELS", "C8", "G"])
@@ -137,7 +138,7 @@ def _reduce(x: Tensor, tensors: tuple[Any, ...], rate: float, **flags: int) -> T
     s = new_floats(2, groups, c, like=x)
     dy, v, noise, ds = (s if tensor is None else tensor for tensor in tensors)
     args = (dy, x, v, noise, ds, s, rate, *_sizes(x), groups)
-    tiles = fitting(_TILES, BC=next_power(c))
+    tiles = fitting(_SUM_TILES, BC=next_power(c))
     CHOICES.run(_reduce_rows, lambda t: (triton.cdiv(c, t["BC"]), groups), args, tiles, **flags)
     return s
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
 
-_TILES = make_tiles("BG BC", (32, 64, 4, 1), (128, 32, 8, 1))
+_TILES = make_tiles("BG BC", (128, 32, 8, 1))
 
 
 @triton.jit

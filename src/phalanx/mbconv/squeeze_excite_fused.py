@@ -14,7 +14,7 @@ from phalanx.mbconv.image_layout import new_floats
 from phalanx.mbconv.partial_sums_fused import store_back
 
 _TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 128, 128, 4, 1))
-_WEIGHT_TILES = make_tiles("BI BC", (32, 16, 4, 1), (64, 16, 4, 1), (128, 16, 8, 1))
+_WEIGHT_TILES = make_tiles("BI BC", (64, 16, 4, 1))
 
 
 @triton.jit

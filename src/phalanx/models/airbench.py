@@ -13,7 +13,7 @@ _PATCH_VALUES = 3 * _PATCH**2
 _VARIANCE_FLOOR = 5e-4  # added to a direction's variance: what hardly varies is not blown up
 
 
-class _PatchWhitening(nn.Module):
+class PatchWhitening(nn.Module):
     """Patches of 2x2 pixels along their principal directions, each with unit variance, and negated.
 
     The filters are no parameters: `whiten_patches` takes them from images, and training leaves
@@ -57,7 +57,7 @@ class Airbench(UnitModel):
     def __init__(self, variant: AirbenchVariant, *, num_classes: int):
         super().__init__()
         layers, widths = LayerFactory(variant), variant.widths
-        self.whitening = _PatchWhitening()
+        self.whitening = PatchWhitening()
         self.act1 = nn.GELU()
         self.units["stem"] = ("whitening", "act1")
         inputs = (2 * _PATCH_VALUES, *widths)
@@ -81,7 +81,7 @@ class Airbench(UnitModel):
 
 def has_whitening(model: nn.Module) -> bool:
     """Whether a model's first layer is to be taken from images."""
-    return any(isinstance(module, _PatchWhitening) for module in model.modules())
+    return any(isinstance(module, PatchWhitening) for module in model.modules())
 
 
 @torch.no_grad()
@@ -98,5 +98,5 @@ def whiten_patches(model: nn.Module, images: Tensor) -> None:
     filters = (directions / (variances + _VARIANCE_FLOOR).sqrt()).T
     filters = filters.reshape(-1, 3, _PATCH, _PATCH).flip(0)  # what varies most comes first
     for module in model.modules():
-        if isinstance(module, _PatchWhitening):
+        if isinstance(module, PatchWhitening):
             module.weight.copy_(torch.cat([filters, -filters]))
