@@ -62,7 +62,7 @@ def test_a_convolution_equals_its_reference(size, kernel, stride, raw, dtype):
 @needs_kernels
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
-def test_columns_that_share_their_reads_give_the_same(size, kernel, stride, monkeypatch):
+def test_another_tile_gives_the_same(size, kernel, stride, monkeypatch):
     monkeypatch.setattr(CHOICES, "find", lambda key, ways: list(ways)[-1])
     case = make_case(size, kernel, stride, TYPES[0], raw=True)
     found, wanted = depthwise.convolve(*case[1:]), depthwise.convolve.reference(*case[1:])

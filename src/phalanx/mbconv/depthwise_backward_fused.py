@@ -31,10 +31,10 @@ from phalanx.mbconv.depthwise_forward_fused import (
 )
 from phalanx.mbconv.image_layout import new_floats
 
-_TILES = make_tiles(
-    "BW BC NEAR",
-    *((16, 16, 1, 4, 1), (8, 16, 1, 4, 1), (16, 32, 1, 4, 1), (8, 16, 2, 4, 1), (8, 32, 2, 4, 1)),
-)
+_TILES = {  # by stride
+    1: make_tiles("BW BC", (8, 32, 4, 1), (8, 16, 4, 1)),
+    2: make_tiles("BW BC", (16, 16, 4, 1), (8, 16, 4, 1)),
+}
 
 
 @triton.jit
@@ -144,13 +144,14 @@ def _leave(
 def _depthwise_backward(
     dy, x, w, v, dx, s, dw, N, H, W, HO, WO, C8, G,
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
-    BW: tl.constexpr, BC: tl.constexpr, NEAR: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx, its sums s [2, G, C], partial weight gradients dw [G, KS * KS, C].
 
     What the next step needs is asked for before this step's rows are used.
     """
     PAD: tl.constexpr = KS // 2
+    NEAR: tl.constexpr = 2 // STRIDE
     WIDE: tl.constexpr = STRIDE * NEAR
     NEW: tl.constexpr = STRIDE * WIDE  # tiles that enter and leave the window with each row
     LEFT: tl.constexpr = STRIDE - 1  # of dy's columns around, the first that is reached
@@ -212,7 +213,7 @@ def convolve_back(
     s, dw = new_floats(2, groups, c, like=x), new_floats(groups, ks * ks, c, like=x)
     args = (dy, x, weight, s if v is None else v, dx, s, dw, n, h, w, ho, wo, c // 8, groups)
     flags = {"KS": ks, "STRIDE": stride, "NORM": int(v is not None)}
-    tiles = fitting(_TILES, BC=next_power(c), NEAR=2 // stride)
+    tiles = fitting(_TILES[stride], BC=next_power(c))
     grid = lambda t: (triton.cdiv(c, t["BC"]), groups)  # noqa: E731
     CHOICES.run(_depthwise_backward, grid, args, tiles, **flags)
     return dx, s, dw

@@ -1,7 +1,7 @@
 """phalanx.mbconv.depthwise.convolve as a Triton kernel.
 
 A program walks down a strip of BW output columns, which may span images, for BC channels; each of
-them may be NEAR neighbours, which share what they read. A row is read once for each column of the
+them is NEAR neighbours, which share what they read. A row is read once for each column of the
 window; what it adds to the output rows above and below stays in registers. Offsets have 32 bits.
 """
 # ruff: noqa: PLR0913, PLR0917, RUF005  (kernels take sizes one by one; tuples are added in Triton)
@@ -24,10 +24,7 @@ from phalanx.mbconv.activation_fused import (
 from phalanx.mbconv.depthwise import count_strips, reduced
 from phalanx.mbconv.image_layout import new_floats, new_image
 
-_TILES = make_tiles(
-    "BW BC NEAR",
-    *((16, 32, 1, 4, 1), (16, 16, 1, 4, 1), (8, 32, 1, 4, 1), (8, 32, 2, 4, 1), (16, 32, 2, 4, 1)),
-)
+_TILES = make_tiles("BW BC", (8, 32, 4, 1), (16, 32, 4, 1))
 
 
 @triton.jit
@@ -120,12 +117,13 @@ def _store_row(y, o, acc, masks, on, C, total, square, NEAR: tl.constexpr):
 def _depthwise_forward(
     x, w, v, y, s, N, H, W, HO, WO, C8, G,
     KS: tl.constexpr, STRIDE: tl.constexpr, NORM: tl.constexpr,
-    BW: tl.constexpr, BC: tl.constexpr, NEAR: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """y = the convolution of x; s [2, G, C] gets the sums of y and y * y, one row a program.
 
     The rows that the next step needs are asked for before this step's are used.
     """
+    NEAR: tl.constexpr = 2
     PAD: tl.constexpr = KS // 2
     LOW: tl.constexpr = PAD // STRIDE  # output rows under way above that of the input row
     ROWS: tl.constexpr = LOW + 1 + (STRIDE - 1 + PAD) // STRIDE

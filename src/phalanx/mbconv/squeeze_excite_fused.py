@@ -13,7 +13,8 @@ from phalanx.mbconv.activation_fused import next_power, sigmoid
 from phalanx.mbconv.image_layout import new_floats
 from phalanx.mbconv.partial_sums_fused import store_back
 
-_TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 128, 128, 4, 1))
+_TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2))
+_BACK_TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2), (16, 128, 128, 4, 1))
 _WEIGHT_TILES = make_tiles("BI BC", (64, 16, 4, 1))
 
 
@@ -156,12 +157,13 @@ def _mean_back(
 
 def _run_products(kernel: Any, sums: Tensor, args: tuple[Any, ...], pixels: int, r: int) -> None:
     """Launch over tiles of images and channels."""
+    tiles = _TILES if kernel is _excite else _BACK_TILES
     _, parts, n, c = sums.shape
     CHOICES.run(
         kernel,
         lambda t: (triton.cdiv(n, t["BI"]), triton.cdiv(c, t["BC"])),
         (sums, *args, n, pixels, c // 8, r),
-        _TILES,
+        tiles,
         PARTS=parts,
         RP=next_power(r),
     )
