@@ -289,6 +289,7 @@ def test_a_run_of_before_is_understood_as_it_was_meant():
         "image-size": 28,
         "max-pixels": 178_000_000,
         "exif-orientation": False,
+        "kernels": "torch",
         "listing-rule": 1,
     }
     assert fill_older_options(OLDER) == OLDER | meant

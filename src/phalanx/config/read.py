@@ -200,6 +200,7 @@ def fill_older_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     filled.setdefault("max-pixels", 178_000_000)  # as Pillow has it
     filled.setdefault("listing-rule", 1)
     filled.setdefault("exif-orientation", False)
+    filled.setdefault("kernels", "torch")
     return filled
 
 
