@@ -29,6 +29,7 @@ from phalanx.kernels.batch_norm import (
 )
 from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.group_norm import group_norm_vectors, list_groups, reduce_group_norm_gated
+from phalanx.products.grouped import ConvShape, convolve_groups, convolve_groups_back
 
 RESNET50 = ((112, 64), (56, 64), (56, 256), (28, 128), (28, 512), (14, 256), (14, 1024), (7, 512))
 RESNET50 = (*RESNET50, (7, 2048))  # edges and channels of the norms' inputs
@@ -106,7 +107,22 @@ def list_stem_cases(batch: int, half: torch.dtype) -> Iterator[Case]:
     yield Case("norm, ReLU, pool, back, 112 px", run_back, moved)
 
 
-FAMILIES = (list_norm_cases, list_stem_cases)
+def list_group_cases(batch: int, half: torch.dtype) -> Iterator[Case]:
+    """The convolutions in groups of a ResNeXt-101 32x4d."""
+    for edge, channels in ((56, 128), (28, 256), (14, 512), (7, 1024)):
+        x, dy = (new_image(batch, channels, edge, half) for _ in range(2))
+        weight = torch.randn(channels, channels // 32, 3, 3, device="cuda", dtype=half)
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        shape, where = ConvShape((1, 1), (1, 1), (1, 1), 32), f"{edge} px, {channels} channels"
+        run = partial(convolve_groups, x, weight, shape)
+        yield Case(f"32 groups, {where}", run, count_bytes(x, x))
+        back = partial(convolve_groups_back, dy, x, weight, shape)
+        for name, wanted, times in (("weight", False, 2), ("input and weight", True, 5)):
+            run = partial(back, wanted=wanted)
+            yield Case(f"32 groups, gradient of {name}, {where}", run, times * count_bytes(x))
+
+
+FAMILIES = (list_norm_cases, list_stem_cases, list_group_cases)
 
 
 def time_on_device(run: Callable[[], object], repeats: int) -> float:
@@ -132,9 +148,16 @@ def time_on_device(run: Callable[[], object], repeats: int) -> float:
 
 def measure_copy_rate() -> float:
     """Bytes a second of the device's own copy, read and written."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / time_on_device(lambda: target.copy_(source), 5) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    target.copy_(source)
+    begin.record()
+    for _ in range(LAUNCHES):
+        target.copy_(source)
+    end.record()
+    torch.cuda.synchronize()
+    return LAUNCHES * 2 * source.numel() / begin.elapsed_time(end) * 1e3
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import torch
 from phalanx.kernels.choices import CHOICES
 from phalanx.products.grouped import ConvShape, convolve_groups, convolve_groups_back
 
-ROW = [1, 8, 16, 32]  # groups of 4 channels that are joined
+ROW = [1, 8, 16]  # groups of 4 channels that are joined
 
 
 def tensors(groups=32, each=4, stride=1):
@@ -19,7 +19,7 @@ def tensors(groups=32, each=4, stride=1):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("place", range(4), ids=[f"{number} joined" for number in ROW])
+@pytest.mark.parametrize("place", range(3), ids=[f"{number} joined" for number in ROW])
 def test_joined_groups_give_what_groups_give(place, stride, monkeypatch):
     seen = []
 

@@ -13,6 +13,9 @@ reads c nor writes its gradient:
     dW       = scale * (r - sum(g) s^T / M - rstd * dgamma * T),  T = W Cov
     dx       = g (scale W) + x Q + const,  Q = W^T diag(b) W,  b = -scale * rstd * dgamma / M
 
+The variance is a difference of larger numbers where the input's mean is far from zero. Up to a mean
+of 16 standard deviations its error is below that of rounding c to 16 bits, as torch does.
+
 v and u are the vectors of phalanx.kernels.batch_norm. "folded" are s, W and T.
 """
 
