@@ -32,7 +32,7 @@ WAYS = {  # rule, moving average, 16-bit copies, a loss scale that adapts, norm 
     "momentum, copies, average, clip": ("momentum", 0.999, True, True, 1.0),
     "adamw, copies": ("adamw", 0.0, True, False, 0.0),
 }
-TILES = [(1024, 4), (2048, 4), (2048, 8), (4096, 8), (8192, 8)]  # elements, warps
+TILES = [(512, 4), (1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)]  # elements, warps
 
 
 def build_state(name, way, *, fused):
@@ -139,7 +139,8 @@ def measure(name, blocks):
 def measure_tiles(name):
     """Print a line for each size of blocks."""
     for block, warps in TILES:
-        update_fused._BLOCK, update_fused._WARPS = block, warps
+        update_fused._SUM_BLOCK = update_fused._BLOCK = block
+        update_fused._WARPS = warps
         step, restore = build_step(name, WAYS["momentum, copies"], fused=True)
         for _ in range(3):
             step()

@@ -11,7 +11,7 @@ from phalanx.assemble.session import Session
 from phalanx.cli.main import main
 from phalanx.config.read import read_settings
 from phalanx.engine.step import MicroBatch
-from phalanx.models.cost import LiveBytes
+from phalanx.models.step_memory import LiveBytes
 from phalanx.report.summary import read_summary
 from small_runs import run_phalanx, small_run
 

@@ -21,6 +21,7 @@ from phalanx.engine.weight_average import WeightAverage
 from phalanx.fused.half_copies import attach_copies, find_half_copy
 from phalanx.optim.build import build_optimizer
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
+from phalanx.optim.offload import Offload
 from small_gpu import not_waiting
 from small_steps import CUDA, DEVICES, RULES, give_gradients, rate_at, scale_at, settings_of, toy
 
@@ -209,6 +210,53 @@ def test_a_loss_scale_on_the_device_survives_a_save(device):
     other.load_json(values)
     assert other.scaler.read() == state.scaler.read() and other.scaler.multiplier == 256
     assert other.scaler.numbers.data_ptr() == where, "kernels know no other place"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", FUSED_RULES)
+def test_offloaded_state_is_updated_to_the_same_bits(rule, device):
+    here, elsewhere = (build_state(rule, device, fused=True) for _ in range(2))
+    elsewhere.offload = Offload(elsewhere.optimizer)
+    for step in range(4):
+        for state in (here, elsewhere):
+            take_steps(state, (step,))
+    elsewhere.offload.synchronize()
+    one, two = tensors_in(here), tensors_in(elsewhere)
+    assert set(one) == set(two)
+    for name, value in one.items():
+        assert torch.equal(value.cpu(), two[name].cpu()), name
+
+
+MOVING = {
+    "weights": lambda state: state.model.parameters(),
+    "buffers": lambda state: state.model.buffers(),
+    "state": lambda state: name_optimizer_state(state.model, state.optimizer).values(),
+    "averages": lambda state: state.average.tensors().values(),
+    "copies": lambda state: [find_half_copy(state.model.fc.weight)],
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("what", MOVING)
+def test_tensors_that_lie_elsewhere_are_seen(what, device):
+    still, moving = (build_state("adamw", device, fused=True, decay=0.9) for _ in range(2))
+    gradients = [torch.full_like(weight, 0.5) for weight in still.model.parameters()]
+    left = []  # nobody else gets the memory that they left
+    for state in (still, moving):
+        attach_copies(state.model.modules(), torch.float16)
+        weights = list(state.model.parameters())
+        for step in range(1, 4):
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.grad = gradient
+            state.fused_update.apply(step, 0.1, 1.0)
+            state.model.norm.running_mean.add_(step)
+            for tensor in MOVING[what](state) if state is moving else ():
+                left.append(tensor.detach())
+                tensor.data = tensor.detach().clone()
+    for name, value in tensors_in(still).items():
+        assert torch.equal(value, tensors_in(moving)[name]), name
+    weight = moving.model.fc.weight
+    assert torch.equal(find_half_copy(weight), weight.half())
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -72,7 +72,7 @@ def by_kernels(function):
 
 
 def collect(model, x, y, dy):
-    y.backward(dy.to(y.dtype))
+    (y.to(dy.dtype) * dy).sum().backward()
     weights = {f"{name}'s gradient": weight.grad for name, weight in model.named_parameters()}
     return {"y": y.detach(), "dx": x.grad, **weights, **dict(model.named_buffers())}
 
@@ -202,7 +202,7 @@ def test_what_kernels_cannot_do_the_modules_do(why, monkeypatch, masked):
 
 # --- on the GPU ---
 
-DRAWS = 5  # which ReLUs rounding flips is a matter of luck
+DRAWS = 8  # which ReLUs rounding flips is a matter of luck
 GPU_LAYOUTS = {
     "plain": Block(1, 1, 256, 64, 256, 1),
     "projected": Block(1, 0, 64, 64, 256, 1),
@@ -221,7 +221,7 @@ def halve(model, half):
 
 def draw(layout, half, seed):
     block = halve(a_block(layout, seed=seed), half).cuda()
-    x = an_image(4, layout.channels_in, 12, 12, seed=10 + seed).relu().to(half).cuda()
+    x = an_image(8, layout.channels_in, 24, 24, seed=10 + seed).relu().to(half).cuda()
     return block, x, a_gradient([block], x, seed=20 + seed).to(half).cuda()
 
 
@@ -265,6 +265,6 @@ def test_a_block_errs_no_more_than_torch(layout, half, compiled):
     ratios = {}
     for name in draws[0]:
         own, plain = (sum(draw[name][i] ** 2 for draw in draws) ** 0.5 for i in range(2))
-        ratios[name] = own / max(plain, 2e-6)
+        ratios[name] = own / max(plain, 1e-5 * DRAWS**0.5)
     print({name: round(ratio, 3) for name, ratio in ratios.items()})
     assert max(ratios.values()) <= 1.1, max(ratios, key=lambda name: ratios[name])

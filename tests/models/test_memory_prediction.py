@@ -12,10 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, Variant
 from phalanx.errors import ConfigError
+from phalanx.fused.enable import fuse_units
 from phalanx.models.build import build_model
-from phalanx.models.cost import BytesPerWeight, LiveBytes, Memory, count_units, predict_memory
+from phalanx.models.cost import count_units
 from phalanx.models.recompute import enable_recomputation
-from phalanx.models.units import draw_dropout_noise
+from phalanx.models.step_memory import BytesPerWeight, LiveBytes, Memory, PassSpec, predict_memory
+from phalanx.models.units import UnitModel, draw_dropout_noise
 
 BARE = BytesPerWeight(weight=0, optimizer=0)
 RECOMPUTED: dict[str, Sequence[str] | None] = {
@@ -33,14 +35,9 @@ def predicted(
     per_weight: BytesPerWeight = BARE,
     stored: Sequence[str] | None = None,
 ) -> Memory:
-    return predict_memory(
-        variant,
-        num_classes=10,
-        batch=BATCH,
-        image_size=image_size,
-        per_weight=per_weight,
-        stored=stored,
-    )
+    kept = None if stored is None else tuple(stored)
+    one_pass = PassSpec(num_classes=10, batch=BATCH, image_size=image_size, stored=kept)
+    return predict_memory(variant, one_pass, per_weight=per_weight)
 
 
 def real_model(variant: Variant, stored: Sequence[str] | None) -> nn.Module:
@@ -119,7 +116,7 @@ def test_activations_are_those_that_are_counted_unit_by_unit(half):
     sizes = {"num_classes": 10, "batch": BATCH, "image_size": 64, "half": half}
     counted = sum(unit.activation_bytes for unit in count_units(variant, **sizes))
     copies = 2 * predicted(variant, 64, BytesPerWeight(optimizer=1)).optimizer if half else 0
-    found = predict_memory(variant, **sizes, per_weight=BARE)
+    found = predict_memory(variant, PassSpec(**sizes), per_weight=BARE)
     assert found.activations == pytest.approx(counted + copies, rel=0.02)
 
 
@@ -157,8 +154,8 @@ def test_an_update_with_large_temporaries_sets_the_peak():
 def test_full_norms_and_half_are_told_apart():
     def peak(norm: Norm, *, half: bool) -> int:
         variant = replace(RESNET8, norm=norm)
-        sizes = {"num_classes": 10, "batch": BATCH, "image_size": 32}
-        return predict_memory(variant, **sizes, per_weight=BARE, half=half).peak
+        one_pass = PassSpec(num_classes=10, batch=BATCH, image_size=32, half=half)
+        return predict_memory(variant, one_pass, per_weight=BARE).peak
 
     plain, full = Norm(), Norm(full_precision=True)
     assert peak(plain, half=True) < peak(full, half=True) < peak(plain, half=False)
@@ -167,9 +164,8 @@ def test_full_norms_and_half_are_told_apart():
 
 def test_a_batch_that_cannot_be_trained_on_is_told():
     with pytest.raises(ConfigError, match=r"^a batch of 1 x 3 x 32 x 32 cannot be trained on: "):
-        predict_memory(
-            MODELS["resnet50"], num_classes=10, batch=1, image_size=32, per_weight=BytesPerWeight()
-        )
+        one_pass = PassSpec(num_classes=10, batch=1, image_size=32)
+        predict_memory(MODELS["resnet50"], one_pass, per_weight=BytesPerWeight())
 
 
 def test_live_bytes_are_those_of_storages():
@@ -184,3 +180,24 @@ def test_live_bytes_are_those_of_storages():
         second = view.double()
         del view
         assert (live.bytes, live.peak) == (100 + second.nbytes, 4100 + second.nbytes)
+
+
+# the peak of a step of each that was measured on an H200 (docs/bench/2026-11-gpu.md), in GB
+MEASURED_FUSED = {
+    "resnet50": (256, 224, 8.34),
+    "resnext101_32x4d": (256, 224, 17.51),
+    "efficientnet_b0": (256, 224, 5.91),
+    "efficientnet_b4": (64, 380, 11.05),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED_FUSED)
+def test_units_with_kernels_of_their_own_are_counted_by_what_these_keep(name):
+    batch, size, measured = MEASURED_FUSED[name]
+
+    def fuse(model: UnitModel) -> None:
+        assert not fuse_units(model, torch.bfloat16, interpreted=True), "a unit is left out"
+
+    one_pass = PassSpec(num_classes=1000, batch=batch, image_size=size, half=True, fuse=fuse)
+    found = predict_memory(MODELS[name], one_pass, per_weight=BytesPerWeight())
+    assert found.peak == pytest.approx(measured * 1e9, rel=0.1)

@@ -18,8 +18,8 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Norm, OwnVariant, Variant
 from phalanx.errors import ConfigError
 from phalanx.models.build import build_model, initialise
-from phalanx.models.cost import LiveBytes
 from phalanx.models.recompute import RecordedTensor, enable_recomputation
+from phalanx.models.step_memory import LiveBytes
 from phalanx.models.units import draw_dropout_noise
 from phalanx.plan.recompute import list_module_paths
 

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from phalanx.catalog.models import MODELS
 from phalanx.catalog.variant import Variant
 from phalanx.models.build import build_model
-from phalanx.models.cost import BytesPerWeight, LiveBytes, count_units, predict_memory
+from phalanx.models.cost import count_units
 from phalanx.models.recompute import enable_recomputation
 from phalanx.models.stage_cost import (
-    PassSpec,
     StageCost,
     StageSpec,
     estimate_costs,
     list_units,
     predict_stages,
 )
+from phalanx.models.step_memory import BytesPerWeight, LiveBytes, PassSpec, predict_memory
 from phalanx.models.units import ModelPart, UnitModel
 from phalanx.plan.pipeline import Pass, Pipeline, count_in_flight
 
@@ -143,9 +143,8 @@ def test_stages_have_the_models_figures_between_them():
         ("stem", "layer1/0"),
         ("layer2/0", "layer3/0", "head"),
     )
-    whole = predict_memory(
-        RESNET8, num_classes=CLASSES, batch=BATCH, image_size=SIZE, per_weight=BARE
-    )
+    one_pass = PassSpec(num_classes=CLASSES, batch=BATCH, image_size=SIZE)
+    whole = predict_memory(RESNET8, one_pass, per_weight=BARE)
     assert first.parameters + last.parameters == whole.gradients // 4 == 75_290
     assert first.memory.weights + last.memory.weights == whole.weights, "the buffers"
     assert first.share + last.share == pytest.approx(1)

@@ -8,7 +8,7 @@ from torch import nn
 
 from phalanx.cli.main import main
 from phalanx.engine.state import TrainState
-from phalanx.models.cost import LiveBytes
+from phalanx.models.step_memory import LiveBytes
 from phalanx.optim.build import OPTIMIZERS, build_optimizer
 from phalanx.optim.half_weights import HalfWeights
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state

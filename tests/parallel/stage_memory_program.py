@@ -15,7 +15,7 @@ from phalanx.assemble.dataset_summary import plan_new_run
 from phalanx.assemble.memory import predict_step_memory
 from phalanx.assemble.session import Session
 from phalanx.config.read import read_settings
-from phalanx.models.cost import LiveBytes
+from phalanx.models.step_memory import LiveBytes
 from phalanx.optim.named_state import name_optimizer_state
 from phalanx.parallel.ranks import Ranks, open_store
 from phalanx.plan.world import read_world

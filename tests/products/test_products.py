@@ -39,12 +39,15 @@ def check(case, dtype):
     """The operation's results against float64: one rounding to 16 bits, or float32's own."""
     found = as_tuple(case.operation(*case.operands))
     wanted = as_tuple(case.reference(*map(to_double, case.operands)))
+    if case.operation is fold.gram_matrix_of_input:  # the Gram matrix of the input that is stored
+        wanted = (wanted[0], *fold.gram_matrix_reference(found[0].double()))
+    factor = 1.5 if case.operation is fold.fold_input else 1.0  # a factor is rounded as well
     for one, other in zip(found, wanted, strict=True):
         if one.dtype == torch.uint8:
             assert torch.equal(one, pack_signs(found[0])), case.name
             continue
         error = (one.double() - other).norm() / other.norm()
-        assert error < ROUNDING[one.dtype], case.name
+        assert error < factor * ROUNDING[one.dtype], case.name
 
 
 @pytest.mark.parametrize("name", cases(product_cases))

@@ -11,20 +11,17 @@ from phalanx.assemble.build import is_offloaded
 from phalanx.assemble.torch_setup import pick_device
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.models.cost import (
+from phalanx.fused.enable import fuse_units
+from phalanx.models.stage_cost import StageCost, StageSpec, list_units, predict_stages
+from phalanx.models.step_memory import (
     HALF_BYTES,
     BytesPerWeight,
     Memory,
+    PassSpec,
     count_statistics_bytes,
     predict_memory,
 )
-from phalanx.models.stage_cost import (
-    PassSpec,
-    StageCost,
-    StageSpec,
-    list_units,
-    predict_stages,
-)
+from phalanx.models.units import UnitModel
 from phalanx.optim.build import OPTIMIZERS
 from phalanx.plan.exchange import Exchange, count_exchange
 from phalanx.plan.model import build_variant
@@ -47,9 +44,7 @@ def predict_step_memory(config: Config, plan: Plan, *, stage: int | None = None)
         found = [one.memory for one in predict_stage_costs(config, plan)]
         return max(found, key=lambda memory: memory.peak) if stage is None else found[stage]
     variant, one_pass = build_variant(config), _build_pass_spec(plan)
-    memory = predict_memory(
-        variant, **vars(one_pass), per_weight=_count_bytes_per_weight(config, plan)
-    )
+    memory = predict_memory(variant, one_pass, per_weight=_count_bytes_per_weight(config, plan))
     own = count_statistics_bytes(variant, num_classes=plan.num_classes)
     return _add_replicas(memory, own, config, plan)
 
@@ -62,7 +57,13 @@ def _build_pass_spec(plan: Plan) -> PassSpec:
         image_size=plan.image_size,
         half=plan.precision.startswith("16"),
         stored=plan.recompute_patterns,
+        fuse=_fuse_without_values if plan.acceleration.own_kernels else None,
     )
+
+
+def _fuse_without_values(model: UnitModel) -> None:
+    """Enter the units that have kernels of their own, to see what they would keep."""
+    fuse_units(model, torch.bfloat16, interpreted=True)
 
 
 def _add_replicas(memory: Memory, statistics: int, config: Config, plan: Plan) -> Memory:

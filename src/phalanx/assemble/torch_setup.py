@@ -74,6 +74,8 @@ def apply_settings(plan: Plan) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
+    # else torch fills all new memory before a kernel does
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
     matmul.allow_fp16_reduced_precision_reduction = plan.half_partials
@@ -88,6 +90,7 @@ def settings_restored() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     kernels = cudnn.deterministic, cudnn.benchmark
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     float16 = matmul.allow_fp16_reduced_precision_reduction
     bfloat16 = matmul.allow_bf16_reduced_precision_reduction
     try:
@@ -95,6 +98,7 @@ def settings_restored() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.deterministic, cudnn.benchmark = kernels
         matmul.allow_fp16_reduced_precision_reduction = float16
         matmul.allow_bf16_reduced_precision_reduction = bfloat16

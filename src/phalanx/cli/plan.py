@@ -37,8 +37,8 @@ from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
     from phalanx.assemble.dataset_summary import DatasetSummary
-    from phalanx.models.cost import Memory
     from phalanx.models.stage_cost import StageCost
+    from phalanx.models.step_memory import Memory
     from phalanx.plan.exchange import Exchange
     from phalanx.plan.plan import Plan
     from phalanx.report.step_picture import StepPicture

@@ -140,8 +140,7 @@ class FusedUpdate:
             multiplier=None if scaler is None else scaler.multiplier,
         )
         self._kernels = MultiTensorUpdate(self._tensors)
-        self._states: list[dict[str, Tensor]] = []  # of each weight
-        self._seen: list[int] | None = None
+        self._seen: list[int] | None = None  # addresses
 
     def apply(self, step: int, lr: float, loss_scale: float) -> Tensor:
         """Update once; gives the norm of the gradients, of which there are none afterwards.
@@ -166,24 +165,29 @@ class FusedUpdate:
         for group in groups:
             numbers += find_group_settings(group)
         overwrite(self._tensors.settings, numbers)
-        if self._identify() != self._seen:
+        if self._find_addresses() != self._seen:
             stays = self._kernels.set_rows(self._find_rows())
-            self._seen = self._identify() if stays else None
+            self._seen = self._find_addresses() if stays else None
 
     def launch(self) -> None:
         """Update once with what was prepared; a graph may replay it."""
         self._kernels.run()
 
-    def _identify(self) -> list[int]:
-        """What tells the tensors of a step from others: cheap, for it is done at every one."""
-        weights = self._weights
+    def _find_addresses(self) -> list[int]:
+        """Where all tensors of a step lie: cheap, for it is done at every one.
+
+        Not which objects they are: one that is freed leaves its identity to the next, as those of
+        offloaded state do at every step.
+        """
+        weights, state = self._weights, self._optimizer.state
+        gradients = [weight.grad for weight in weights]
+        copies = map(find_half_copy, weights)
         return [
-            *(0 if weight.grad is None else weight.grad.data_ptr() for weight in weights),
             *map(Tensor.data_ptr, weights),
-            *(id(find_half_copy(weight)) for weight in weights),
-            id(self._optimizer.state),
-            *(id(part) for state in self._states for part in state.values()),
-            *(id(now) for now, _ in self._find_averaged()),
+            *(0 if gradient is None else gradient.data_ptr() for gradient in gradients),
+            *(0 if copy is None else copy.data_ptr() for copy in copies),
+            *(part.data_ptr() for w in weights if w in state for part in state[w].values()),
+            *(tensor.data_ptr() for pair in self._find_averaged() for tensor in pair),
         ]
 
     def _find_averaged(self) -> list[tuple[Tensor, Tensor]]:
@@ -196,7 +200,7 @@ class FusedUpdate:
     def _find_rows(self) -> UpdateRows:
         """All tensors as they are now: gradients come and go, a load replaces state."""
         weights, formula = self._weights, self._formula
-        self._states = states = formula.find_states(weights, self._optimizer)
+        states = formula.find_states(weights, self._optimizer)
         own, pairs = set(map(id, weights)), self._find_averaged()
         averages = {id(now): average for now, average in pairs if id(now) in own}
         buffers = [pair for pair in pairs if id(pair[0]) not in own]

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from phalanx.fused.conv_norm import convolve, convolve_back
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv, check_types
+from phalanx.fused.unit import without_autocast
 from phalanx.kernels.batch_norm import (
     NONE,
     RELU,
@@ -339,7 +340,7 @@ class _BottleneckUnit:
         ]
         layers = _BottleneckLayers(first, middle, last, short[0] if short else None)
         weights = _find_weights(layers.pairs)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             y, *own = _BottleneckFunction.apply(layers, x, *(gate or (None, None)), *weights)
         y.gate = _Gate(*own)
         return y

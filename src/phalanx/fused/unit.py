@@ -7,6 +7,7 @@ second output without memory of its own. The unit below adds them where it reads
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ _TICKET = "skip_ticket"  # the attribute of an output that holds its ticket
 
 Gradients = tuple[Tensor | None, Tensor | None, Sequence[Tensor]]
 """Of a unit's input through its convolutions, and through its shortcut; of its parameters."""
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A block in which such tensors keep their types; those without values have no autocast."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 class WrittenUnit(ABC):
@@ -88,7 +94,7 @@ class _UnitFunction(torch.autograd.Function):
         *_parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The output and its ticket."""
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             y, saved = unit.run(x, factor)
         ctx.save_for_backward(*saved)
         ctx.unit, ctx.has_ticket = unit, ticket is not None
@@ -104,7 +110,7 @@ class _UnitFunction(torch.autograd.Function):
         if dy is None:
             return (None,) * len(ctx.needs_input_grad)
         dy, second = _to_channels_last(dy, unit.half), _to_channels_last(second, unit.half)
-        with torch.autocast(dy.device.type, enabled=False):
+        with without_autocast(dy):
             dx, skip, gradients = unit.run_back(dy, second, ctx.saved_tensors, wanted=wanted)
         if skip is not None and not ctx.has_ticket:
             dx, skip = dx.add_(skip), None

@@ -5,8 +5,9 @@ and a resume takes that again, because another tile may add up in another order.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -137,6 +138,15 @@ class KernelChoices:
             self.timings[key] = found = _time_each(ways)
             self.known[key] = first = min(found, key=lambda name: found[name])
         return first
+
+    @contextmanager
+    def unmeasured(self) -> Iterator[None]:
+        """A block in which the first of everything is taken, as for tensors without values."""
+        measures, self.measures = self.measures, False
+        try:
+            yield
+        finally:
+            self.measures = measures
 
     def compile_all(self, run: Callable[[], object]) -> int:
         """Compile every kernel that `run` may launch, several at a time; gives how many.

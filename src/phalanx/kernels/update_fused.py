@@ -50,7 +50,7 @@ from phalanx.kernels.gradient_norm_fused import (
 from phalanx.kernels.rounding_fused import find_blocks
 from phalanx.kernels.update import FORMULAS, UpdateColumns, UpdateRows, UpdateTensors, overwrite
 
-_BLOCK = 2048  # elements of a tensor that a program takes
+_SUM_BLOCK, _BLOCK = 2048, 1024  # elements that a program adds up or updates
 _MANY = 1024  # rows or sums that the one program between the other two takes at a time
 _WARPS = 4
 _ALIGNMENT = 16  # of all addresses, or elements are loaded one by one
@@ -269,10 +269,11 @@ class _UpdateTables:
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)
 
+        self._sum_blocks = find_blocks(self._sizes, _SUM_BLOCK, self._device)
         self._blocks = find_blocks(self._sizes, _BLOCK, self._device)
         self._table = empty(len(UpdateColumns._fields) + 2, len(self._sizes), dtype=torch.int64)
         self._counters = empty(2 * self._pairs, dtype=torch.int64)
-        self._sums = empty(len(self._blocks), 2, dtype=torch.float64)
+        self._sums = empty(len(self._sum_blocks), 2, dtype=torch.float64)
         self._factors = empty(len(self._sizes), 2, dtype=torch.float32)
 
     def launch(self) -> None:
@@ -281,22 +282,22 @@ class _UpdateTables:
             self._launch()
 
     def _launch(self) -> None:
-        tensors, blocks, rows = self._tensors, self._blocks, len(self._sizes)
+        tensors, rows = self._tensors, len(self._sizes)
+        blocks, sum_blocks = self._blocks, self._sum_blocks
         settings, results, state = tensors.settings, tensors.results, tensors.loss_scale
         formula = list(FORMULAS).index(tensors.formula)
-        grid, fixed = (len(blocks),), settings[update.LOSS_SCALE :]
-        scale = fixed if state is None else state
+        scale = settings[update.LOSS_SCALE :] if state is None else state
         # no multiplication is fused with an addition: the bits are those of the reference
         exact = {"enable_fp_fusion": False}
-        sum_squares[grid](
-            *(self._table, rows, blocks, settings, scale, self._sums),
+        sum_squares[(len(sum_blocks),)](
+            *(self._table, rows, sum_blocks, settings, scale, self._sums),
             ALIGNED=self._aligned,
-            BLOCK=_BLOCK,
+            BLOCK=_SUM_BLOCK,
             num_warps=_WARPS,
             **exact,
         )
         finish[(1,)](
-            *(self._table, rows, self._sums, len(blocks), settings, scale),
+            *(self._table, rows, self._sums, len(sum_blocks), settings, scale),
             *(results if tensors.multiplier is None else tensors.multiplier, results),
             *(self._factors, self._counters, self._pairs),
             (scale.numel() - update.HISTORY) // 2,
@@ -306,7 +307,7 @@ class _UpdateTables:
             num_warps=8,
             **exact,
         )
-        _update[grid](
+        _update[(len(blocks),)](
             *(self._table, rows, blocks, settings, results, self._factors),
             FORMULA=formula,
             HAS_MOMENTUM=tensors.has_momentum,

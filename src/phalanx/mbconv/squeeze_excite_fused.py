@@ -1,4 +1,4 @@
-"""phalanx.mbconv.squeeze_excite as Triton kernels: its small products, float32 as TF32."""
+"""phalanx.mbconv.squeeze_excite as Triton kernels: its small products, in float32."""
 # ruff: noqa: PLR0913, PLR0917  (kernels take sizes one by one)
 # mypy: disable-error-code="no-untyped-def,assignment"
 
@@ -35,6 +35,12 @@ def _load_matrix(w, row, column, ROWS, COLUMNS):
     return value.to(tl.float32)
 
 
+@triton.jit
+def _multiply(a, b):
+    """a b in float32: a single product of TF32 cuts off bits, and every image errs the same way."""
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
 @triton.jit(do_not_specialize=["N", "PIXELS", "C8", "R"])
 def _excite(
     t, w1, b1, w2, b2, mean, hidden, gate, N, PIXELS, C8, R,
@@ -50,13 +56,13 @@ def _excite(
         if tl.program_id(1) == 0:
             ok = (n < N)[:, None] & (k < C)[None, :]
             tl.store(mean + n[:, None] * C + k[None, :], value, mask=ok)
-        inner += tl.dot(value, tl.trans(_load_matrix(w1, r, k, R, C)))
+        inner += _multiply(value, tl.trans(_load_matrix(w1, r, k, R, C)))
     inner += tl.load(b1 + r, mask=r < R, other=0.0).to(tl.float32)[None, :]
     if tl.program_id(1) == 0:
         ok = (n < N)[:, None] & (r < R)[None, :]
         tl.store(hidden + n[:, None] * R + r[None, :], inner, mask=ok)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    outer = tl.dot(inner * sigmoid(inner), tl.trans(_load_matrix(w2, c, r, C, R)))
+    outer = _multiply(inner * sigmoid(inner), tl.trans(_load_matrix(w2, c, r, C, R)))
     outer += tl.load(b2 + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     ok = (n < N)[:, None] & (c < C)[None, :]
     tl.store(gate + n[:, None] * C + c[None, :], sigmoid(outer), mask=ok)
@@ -75,7 +81,7 @@ def _excite_back(
         k = k0 + tl.arange(0, BK)
         value = _load_matrix(gate, n, k, N, C)
         value = _load_plane(t, n, k, N, C, PARTS) * value * (1 - value)
-        d += tl.dot(value, _load_matrix(w2, k, r, C, R))
+        d += _multiply(value, _load_matrix(w2, k, r, C, R))
     inner = _load_matrix(hidden, n, r, N, R)
     p = sigmoid(inner)
     d *= p * (1 + inner * (1 - p))
@@ -84,7 +90,7 @@ def _excite_back(
         tl.store(dhidden + n[:, None] * R + r[None, :], d, mask=ok)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     ok = (n < N)[:, None] & (c < C)[None, :]
-    share = tl.dot(d, _load_matrix(w1, r, c, R, C)) / PIXELS
+    share = _multiply(d, _load_matrix(w1, r, c, R, C)) / PIXELS
     tl.store(dmean + n[:, None] * C + c[None, :], share, mask=ok)
 
 
@@ -118,8 +124,8 @@ def _excite_back_weights(
         product += far[1] + near[1]
         outer = _load_plane(back, n, c, N, C, PARTS) * g * (1 - g)
         inner, dinner = _load_matrix(hidden, n, r, N, R), _load_matrix(dhidden, n, r, N, R)
-        d2 += tl.dot(tl.trans(outer), inner * sigmoid(inner))
-        d1 += tl.dot(tl.trans(_load_matrix(mean, n, c, N, C)), dinner)
+        d2 += _multiply(tl.trans(outer), inner * sigmoid(inner))
+        d1 += _multiply(tl.trans(_load_matrix(mean, n, c, N, C)), dinner)
         e2 += tl.sum(outer, 0)
         e1 += tl.sum(dinner, 0)
     store_back(v, u, c, okc, total, product, M, C)

@@ -4,19 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-
 from phalanx.catalog.variant import Variant
-from phalanx.models.cost import (
-    HALF_BYTES,
-    BytesPerWeight,
-    Memory,
-    UnitCount,
-    build_on_meta,
-    count_units,
-    trace_pass,
-)
+from phalanx.models.cost import UnitCount, count_units
 from phalanx.models.recompute import enable_recomputation
+from phalanx.models.step_memory import HALF_BYTES, BytesPerWeight, Memory, PassSpec, trace_pass
 from phalanx.models.units import ModelPart, to_unit_model
 
 # Time that a number takes which is kept for the backward pass, in that of a multiply-add. Norms and
@@ -57,17 +48,6 @@ class StageSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassSpec:
-    """What a pass through a model is like."""
-
-    num_classes: int
-    batch: int
-    image_size: int
-    half: bool = False  # as 16.32 computes
-    stored: tuple[str, ...] | None = None  # recomputation's patterns, None without it
-
-
-@dataclass(frozen=True, kw_only=True)
 class StageCost:
     """The figures of one stage; bytes are those of one micro-batch."""
 
@@ -93,11 +73,7 @@ def predict_stages(
     costs = estimate_costs(
         variant, num_classes=one_pass.num_classes, image_size=one_pass.image_size
     )
-    whole = to_unit_model(
-        build_on_meta(variant, num_classes=one_pass.num_classes, half=one_pass.half)
-    )
-    size = one_pass.image_size
-    x = torch.empty(one_pass.batch, 3, size, size, device="meta")
+    whole, x = to_unit_model(one_pass.build(variant)), one_pass.make_images()
     found: list[StageCost] = []
     for place, spec in enumerate(stages):
         part, is_last = ModelPart(whole, spec.units).train(), place == len(stages) - 1

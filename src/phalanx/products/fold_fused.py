@@ -99,6 +99,13 @@ def _fold_gradient(raw, s, w, t, sums, v, dw, wa, u, M, N, K, BN: tl.constexpr, 
 
 
 @triton.jit
+def _round_to_tf32(value):
+    """The nearest number that tensor cores take, which else cut off the bits they do not."""
+    bits = (value.to(tl.int32, bitcast=True) + 4096) & -8192
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _fold_input(w, u, q, const, N, K, BN: tl.constexpr, BK: tl.constexpr):
     """q = w^T diag(b) w over the largest |b|, which const's last place keeps; const = c w.
 
@@ -117,6 +124,8 @@ def _fold_input(w, u, q, const, N, K, BN: tl.constexpr, BK: tl.constexpr):
         right = tl.load(w + n[:, None] * K + j[None, :]).to(tl.float32)
         total += tl.sum(left * tl.load(u + 4 * N + n)[:, None], 0)
         left = left * (tl.load(u + 3 * N + n) / top)[:, None]
+        if w.dtype.element_ty.primitive_bitwidth == 16:  # float32 is for checks, by other means
+            left = _round_to_tf32(left)
         acc = tl.dot(tl.trans(left), right, acc, input_precision="tf32")
     tl.store(q + k[:, None] * K + j[None, :], acc.to(q.dtype.element_ty))
     first = tl.program_id(1) == 0
