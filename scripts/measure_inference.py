@@ -88,7 +88,7 @@ def measure(name: str, batch: int, measures: bool, words: argparse.Namespace) ->
     images = images.contiguous(memory_format=torch.channels_last)
     model = make_model(name, images)
     x = images[:batch].contiguous(memory_format=torch.channels_last)
-    folded = fold_model(model, half, measures=measures)
+    folded = fold_model(model, half, measures=measures, patience=0)
     assert folded is not None
     row: dict[str, Any] = {"model": name, "batch": batch, "dtype": words.dtype, "size": size}
     row["measures"] = measures

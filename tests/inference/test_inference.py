@@ -98,6 +98,22 @@ def test_what_folding_does_not_know_runs_by_its_modules(monkeypatch):
     assert folded.plain["stem"] == "a GroupNorm"
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert difference(folded(x), model(x)) < 0.02
+    model = make("resnet8")
+    model.fc.register_forward_hook(lambda *_: None)
+    assert FoldedModel(model, torch.bfloat16).plain == {"head": "hooks"}
+
+
+def test_the_first_batches_of_a_size_are_left_to_the_modules(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, called = make("resnet8").train(), []
+    folded, forward = FoldedModel(model, torch.bfloat16, patience=2), model.forward
+    model.forward = lambda x: called.append(model.training) or forward(x)
+    found = [folded(images(count, 16)) for count in (1, 1, 2, 1, 1, 2, 2)]
+    assert called == [False] * 4  # two of each size
+    with torch.no_grad():
+        exact = model(images(1, 16))
+    assert all(difference(found[k], exact) < 0.02 for k in (0, 1, 3, 4))
+    assert not torch.equal(found[0], found[4])
 
 
 def test_nothing_is_folded_on_a_cpu_or_in_32_bits():
@@ -115,7 +131,7 @@ def test_graphs_agree_with_the_modules(name, half):
     pytest.importorskip("triton")
     size = MODELS[name].image_size
     model = make(name, size=size, device="cuda")
-    folded = fold_model(model, half)
+    folded = fold_model(model, half, patience=0)
     assert folded is not None and not folded.plain
     for number, count in enumerate((5, 5, 5, 2, 5, 2, 2)):
         x = images(count, size, seed=number).cuda()

@@ -76,7 +76,7 @@ def test_every_way_to_a_convolution_agrees_with_torch(case):
 @pytest.mark.parametrize("tile", range(len(ways.SMALL_TILES)))
 def test_every_small_tile_agrees_and_leaves_the_counters_at_zero(tile, monkeypatch):
     only = ways.SMALL_TILES[tile : tile + 1]
-    monkeypatch.setattr(ways.Convolution, "_rank_tiles", lambda *_: only)
+    monkeypatch.setattr(ways.Convolution, "_rank_tiles", lambda *_, **__: only)
     x, weight, bias = image(1, 128, 7, 7), weight_for(72, 128, 3), biases(72)
     args, move = (x, [weight], bias, None, None), ways.Geometry(1, 1, 1)
     wanted = ops.convolve_reference(*args, move.pack(), ways.RELU)
@@ -115,6 +115,13 @@ def test_a_row_of_squares_lies_in_one_piece():
 def test_average(shape):
     x = image(*shape)
     near(parts.average_pixels(x), x.float().mean((2, 3)).to(HALF))
+
+
+def test_a_sum_is_split_only_where_every_tile_has_a_counter():
+    weight = torch.empty(8, 512, 3, 3, device="meta")
+    layer = ways.Convolution(weight, [weight], [], None, None, ways.Geometry(1, 1, 1), ways.RELU)
+    few, many = (layer._rank_tiles(49, wide, large=False) for wide in (512, 1 << 20))
+    assert few[0]["SPLITS"] == 8 and {tile["SPLITS"] for tile in many} == {1}
 
 
 def test_ways_are_timed_only_when_asked(monkeypatch):

@@ -22,7 +22,7 @@ NONE, RELU, SILU, RELU6, RAW = range(5)  # as in layers_fused; RAW: no bias eith
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, F.relu, F.silu, F.relu6)
 GROUPED_BLOCK = 32  # channels that a program of a grouped convolution sees
 SQUARE = 16  # channels of a stem's squares
-_SMALL = 8192  # rows; below, what counts is how many programs there are
+_SMALL = 4e8  # multiplications; below, what counts is how many programs share them
 _MOST_TILES = 1 << 14  # of a product whose sums are split
 _LARGEST = 2**31  # elements that 32-bit offsets reach
 _FEW_ROWS = 64  # of a product that a library is not good at
@@ -163,7 +163,7 @@ class Convolution:
         x, move, wide = self.x, self.move, out.shape[1]
         is_product = self._kernel == 1 and move.stride == 1
         by_library = x.is_cuda and self.gate is None and self.act in (NONE, RELU)
-        large = out.numel() // wide >= _SMALL
+        large = self._is_large(out)
         ways: dict[str, Callable[[], Tensor]] = {}
         if x.shape[1] % 8 == 0 and wide % 8 == 0 and (move.groups == 1 or len(self.weights) > 1):
             ways["own"] = lambda: self._own(out)
@@ -180,11 +180,22 @@ class Convolution:
         best = self._rank(large, is_product, out.numel() // wide)
         return {name: ways[name] for name in [*best, *ways] if name in ways}
 
+    def _is_large(self, out: Tensor) -> bool:
+        return out.numel() * self._depth >= _SMALL
+
+    @property
+    def _depth(self) -> int:
+        """What a sum goes over."""
+        weight = self.weights[0]
+        return weight.shape[1] * weight.shape[2] ** 2
+
     def _rank(self, large: bool, is_product: bool, rows: int) -> tuple[str, ...]:
         """The best ways first; those that do not go are left out by the caller."""
         depth = self.x.shape[1]
+        if self._is_linear and rows >= _FEW_ROWS:
+            return ("cublas",)
         if not large:
-            return ("cublas",) if is_product and rows >= _FEW_ROWS and self._is_linear else ()
+            return ()
         if not is_product:
             return ("cudnn",)
         if self.add is not None and depth == 128:
@@ -206,7 +217,7 @@ class Convolution:
         nothing, launches = self.biases[0], []
         flags = self._view(wide) | {"GROUPED": int(grouped), "GATE": int(self.gate is not None)}
         flags |= {"ADD": int(self.add is not None), "ACT": self.act}
-        for tile in self._rank_tiles(rows, wide):
+        for tile in self._rank_tiles(rows, wide, large=self._is_large(out)):
             shares = tile["SPLITS"] if tile["SPLITS"] > 1 else 0
             part = torch.empty(shares * rows * wide, device=out.device)
             args = (
@@ -229,22 +240,27 @@ class Convolution:
         view = {"C": channels, "N": wide, "PITCH": self.x.shape[1], "KH": kernel, "KW": across}
         return view | {"STRIDE": move.stride, "PAD": move.padding}
 
-    def _rank_tiles(self, rows: int, wide: int) -> list[Tile]:
+    def _rank_tiles(self, rows: int, wide: int, *, large: bool) -> list[Tile]:
         """Tiles that go, best first."""
-        grouped, depth = self.move.groups > 1, self.x.shape[1] * self._kernel**2
-        if grouped:
-            return _SMALL_GROUPED_TILES if rows < _SMALL else _GROUPED_TILES
-        if rows >= _SMALL:
+        if self.move.groups > 1:
+            return _GROUPED_TILES if large else _SMALL_GROUPED_TILES
+        if large:
             first = 2 if wide <= 32 else int(wide % 128 == 0 and self.add is None)
             tiles = [t for t in _LARGE_TILES if t["BN"] <= max(wide, 64)]
             return [_LARGE_TILES[first], *(t for t in tiles if t is not _LARGE_TILES[first])]
-        tiles = [t for t in SMALL_TILES if t["SPLITS"] == 1 or t["SPLITS"] * t["BK"] <= depth]
         first = 0
         if self._kernel == 1:
-            first = 1 if rows >= 512 else 2 if depth >= 1024 else 0
-        if rows < 512 and depth >= 2048:
-            first = 4 if rows <= 64 and depth > 4096 else 3
-        return [SMALL_TILES[first], *(t for t in tiles if t is not SMALL_TILES[first])]
+            first = 1 if rows >= 512 else 2 if self._depth >= 1024 else 0
+        if rows < 512 and self._depth >= 2048:
+            first = 4 if rows <= 64 and self._depth > 4096 else 3
+        best = SMALL_TILES[first]
+        tiles = [best, *(t for t in SMALL_TILES if t is not best)]
+        return [t for t in tiles if t["SPLITS"] == 1 or self._can_split(t, rows, wide)]
+
+    def _can_split(self, tile: Tile, rows: int, wide: int) -> bool:
+        """Whether each program has something to add up, and each tile a counter."""
+        blocks = -(-rows // tile["BM"]) * -(-wide // tile["BN"])
+        return tile["SPLITS"] * tile["BK"] <= self._depth and blocks <= _MOST_TILES
 
     def _by_rows(self, out: Tensor) -> Tensor:
         wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]

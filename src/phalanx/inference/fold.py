@@ -78,8 +78,6 @@ def _check(conv: nn.Module, norm: nn.Module, act: nn.Module) -> None:
         raise NotFoldable(f"a {type(norm).__name__}")
     if type(act) not in _ACTS:
         raise NotFoldable(f"a {type(act).__name__}")
-    if any(m._forward_hooks or m._forward_pre_hooks for m in (conv, norm, act)):
-        raise NotFoldable("hooks")
 
 
 class _FoldedConv:
@@ -305,6 +303,9 @@ _BLOCKS: dict[type[nn.Module], Callable[..., FoldedUnit]] = {
 
 def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
     """A unit's modules, called one after the other, folded; NotFoldable says why they are not."""
+    parts = [part for module in modules for part in module.modules()]
+    if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+        raise NotFoldable("hooks")
     if len(modules) == 1 and type(modules[0]) in _BLOCKS:
         return _BLOCKS[type(modules[0])](modules[0], half)
     layers: list[_Layer] = []
@@ -320,7 +321,7 @@ def fold_unit(modules: Sequence[nn.Module], half: torch.dtype) -> FoldedUnit:
             linear = _FoldedLinear(module, half)
             layers.append(linear)
             calls.append(linear)
-        elif module.state_dict() or module._forward_hooks:
+        elif module.state_dict():
             raise NotFoldable(f"a {type(module).__name__}")
         elif not isinstance(module, nn.Identity | Dropout):
             calls.append(average_pixels if isinstance(module, GlobalAvgPool) else module)

@@ -1,6 +1,6 @@
 """A model that scores: batch norms folded, in 16 bits, one CUDA graph for each batch size."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from phalanx.kernels.fused import find_fused
 from phalanx.models.units import UnitModel
 
 _MOST_GRAPHS = 8  # sizes of images that are remembered
+_PATIENCE = 16  # batches of a size before it is worth compiling kernels for it
 _Size = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -31,14 +32,19 @@ class FoldedModel(nn.Module):
     The model's weights are taken over by `refresh`, never looked at otherwise. Units that folding
     does not know are run by their own modules, and then nothing is captured. `plain` says why.
     measures: whether the fastest kernels are found by timing them, which takes some seconds for
-    each size of images.
+    each size of images. patience: how many batches of a size are left to the modules, because
+    kernels must be compiled for those that follow, and a few images do not wait for that.
     """
 
     @torch.inference_mode(mode=False)  # what it keeps is written to wherever it is refreshed
     @torch.no_grad()
-    def __init__(self, model: UnitModel, half: torch.dtype, *, measures: bool = False) -> None:
+    def __init__(
+        self, model: UnitModel, half: torch.dtype, *, measures: bool = False, patience: int = 0
+    ) -> None:
         super().__init__()
         self._choosing = measuring if measures else nullcontext
+        self._patience = patience
+        self._seen: Counter[_Size] = Counter()
         self._half, self._live = half, (model,)  # in a tuple: it is not a part of this one
         self._units: dict[str, FoldedUnit] = {}
         self.plain: dict[str, str] = {}
@@ -48,7 +54,7 @@ class FoldedModel(nn.Module):
                 self._units[unit] = fold_unit(modules, half)
             except NotFoldable as found:
                 self.plain[unit] = str(found)
-        self._graphs: OrderedDict[_Size, _Captured | None] = OrderedDict()
+        self._graphs: OrderedDict[_Size, _Captured | None] = OrderedDict()  # None: no memory for it
         self._pool: Any = None  # of memory, which the graphs share: one runs at a time
         self._versions = self._find_versions()
 
@@ -75,10 +81,22 @@ class FoldedModel(nn.Module):
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
+        size = (tuple(images.shape), images.dtype)
+        self._seen[size] += 1
         with torch.autocast(images.device.type, enabled=False):
+            if self._seen[size] <= self._patience:
+                return self._run_modules(images)
             if self.plain or not images.is_cuda:
                 return self._run(images)
-            return self._replay(images)
+            return self._replay(images, size)
+
+    def _run_modules(self, images: Tensor) -> Tensor:
+        model = self._live[0]
+        if model.training:
+            model.eval()
+        with torch.autocast(images.device.type, dtype=self._half):
+            logits: Tensor = model(images)
+        return logits
 
     def _run(self, x: Tensor) -> Tensor:
         model = self._live[0]
@@ -90,19 +108,20 @@ class FoldedModel(nn.Module):
                 x = model.run_unit(unit, x)
         return x
 
-    def _replay(self, images: Tensor) -> Tensor:
+    def _replay(self, images: Tensor, size: _Size) -> Tensor:
         """Run the first batch of a size as it comes, capture the second, then replay."""
-        size = (tuple(images.shape), images.dtype)
-        if size not in self._graphs:
+        if self._seen[size] == self._patience + 1:
             with torch.backends.cudnn.flags(enabled=True, benchmark=True), self._choosing():
                 CHOICES.compile_all(lambda: self._run(images))
-                logits = self._run(images)
-            self._remember(size, None)
-            return logits
+                return self._run(images)
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(images)
+        self._graphs.move_to_end(size)
+        if len(self._graphs) > _MOST_GRAPHS:
+            self._graphs.popitem(last=False)
         found = self._graphs[size]
         if found is None:
-            found = self._capture(images)
-        self._remember(size, found)
+            return self._run(images)
         self._take(images, found.images)
         found.graph.replay()
         return found.logits.clone()
@@ -113,26 +132,27 @@ class FoldedModel(nn.Module):
             return take(images, out)
         return images.clone() if out is None else out.copy_(images)
 
-    def _remember(self, size: _Size, found: _Captured | None) -> None:
-        self._graphs[size] = found
-        self._graphs.move_to_end(size)
-        if len(self._graphs) > _MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-
-    def _capture(self, images: Tensor) -> _Captured:
+    def _capture(self, images: Tensor) -> _Captured | None:
         static, graph = self._take(images, None), torch.cuda.CUDAGraph()
         # other threads write checkpoints and watch ranks meanwhile
-        with (
-            torch.backends.cudnn.flags(enabled=True, benchmark=True),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
-            logits = self._run(static)
+        try:
+            with (
+                torch.backends.cudnn.flags(enabled=True, benchmark=True),
+                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            ):
+                logits = self._run(static)
+        except torch.OutOfMemoryError:  # a graph's memory is its own, whatever else is free
+            return None
         self._pool = graph.pool()
         return _Captured(graph, static, logits)
 
 
 def fold_model(
-    model: nn.Module, half: torch.dtype | None, *, measures: bool = False
+    model: nn.Module,
+    half: torch.dtype | None,
+    *,
+    measures: bool = False,
+    patience: int = _PATIENCE,
 ) -> FoldedModel | None:
     """The model as it scores; None where its own modules are as good."""
     if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
@@ -140,5 +160,5 @@ def fold_model(
     has_kernels = find_fused("phalanx.inference.layers_fused.convolve") is not None
     if type(model).forward is not UnitModel.forward or not has_kernels:
         return None
-    folded = FoldedModel(model, half, measures=measures)
+    folded = FoldedModel(model, half, measures=measures, patience=patience)
     return folded if len(folded.plain) < len(model.units) else None
