@@ -46,7 +46,7 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
-from phalanx.fused.enable import fuse_units
+from phalanx.fused.enable import describe_left, fuse_units
 from phalanx.fused.half_copies import cast_before_passes
 from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.models.airbench import has_whitening, whiten_patches
@@ -95,9 +95,11 @@ class Session:
         self.model = build_network(
             config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
         )
+        self.notes: list[str] = []  # what a person should know of the model
         if plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
             assert self.options.half is not None
-            fuse_units(self.model, self.options.half)
+            left = fuse_units(self.model, self.options.half)
+            self.notes = describe_left(left, self.model)
             cast_before_passes(self.model, self.options.half)
         self._start, self._exits = start, ExitStack()
         if start is not None and not start.weights_only:

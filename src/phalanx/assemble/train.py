@@ -236,7 +236,7 @@ def _announce(training: TrainingRun) -> None:
     for line in (dataset.layout, describe_ignored(dataset.ignored)):
         if line:
             console.print(f"data: {line}")
-    for warning in plan.warnings:
+    for warning in (*plan.warnings, *training.session.notes):
         console.print(f"note: {warning}")
     if start is not None and start.use == "fork":
         console.print(describe_fork(plan, start))

@@ -1,6 +1,6 @@
 """Which units of a model train by kernels of our own instead of their modules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -11,10 +11,12 @@ from phalanx.fused.mbconv_block import build_mbconv_block
 from phalanx.fused.residual import build_basic_block, build_bottleneck, build_residual_pair
 from phalanx.fused.stem import build_conv_pool, build_pooled_pair, build_stem, build_whitening
 from phalanx.fused.suited import UnitNotFused, check_modules
+from phalanx.kernels.fused import find_fused
 from phalanx.models.airbench import PooledConvPair
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
 from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair
 from phalanx.models.units import FusedUnit, UnitModel
+from phalanx.units import format_plural
 
 _Builder = Callable[[Sequence[nn.Module], torch.dtype], FusedUnit]
 """Makes the function of a unit from its modules and the 16-bit type, or raises UnitNotFused."""
@@ -32,6 +34,7 @@ _BUILDERS: dict[type[nn.Module] | str, tuple[_Builder, ...]] = {
     "head": (build_mean_head, build_efficientnet_head),
 }
 
+_OLDEST_GPU = (8, 0)  # compute capability: of the A100
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -40,6 +43,10 @@ def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False
 
     interpreted: on the CPU too, for checks with Triton's interpreter; then any type may be `half`.
     """
+    on_gpu = next(model.parameters()).is_cuda and not interpreted
+    problem = _find_device_problem() if on_gpu else None
+    if problem:
+        return dict.fromkeys(model.units, problem)
     reasons: dict[str, str] = {}
     for unit, paths in model.units.items():
         modules = [model.get_submodule(path) for path in paths]
@@ -52,6 +59,26 @@ def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False
             model.fused.pop(unit, None)
             reasons[unit] = str(reason)
     return reasons
+
+
+def describe_left(reasons: Mapping[str, str], model: UnitModel) -> list[str]:
+    """A line for a person where units keep to their modules, with the reason of the first."""
+    if not reasons:
+        return []
+    unit, reason = next(iter(reasons.items()))
+    which = "all units" if len(reasons) == len(model.units) else unit
+    more = len(reasons) - 1 if which == unit else 0
+    others = f" and {format_plural(more, 'other unit')}" if more else ""
+    return [f"kernels: torch's own for {which}{others}, because {reason}"]
+
+
+def _find_device_problem() -> str | None:
+    """Why this machine cannot run the kernels, if so."""
+    if find_fused("phalanx.kernels.norm_passes_fused.sum_statistics") is None:
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability() < _OLDEST_GPU:
+        return "the GPU is older than they are made for"
+    return None
 
 
 def _build(unit: str, modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
