@@ -264,6 +264,8 @@ def _fold_filter(
     """What inverted blocks have in common: filter, squeeze-and-excite, narrow."""
     if not conv.is_depthwise:
         raise NotFoldable("a convolution of groups")
+    if half == torch.bfloat16:
+        raise NotFoldable("in bfloat16 its logits err up to twice as much as its modules'")
     excite = _FoldedGate(gate, half) if isinstance(gate, SqueezeExcite) else None
 
     def run(x: Tensor, add: Tensor | None = None) -> Tensor:
