@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from phalanx.inference import conv_ops as ops
 from phalanx.inference import conv_ways as ways
-from phalanx.inference import folded_units as parts
-from phalanx.inference import layer_ops as ops
+from phalanx.inference import unit_ops as parts
 
 interpreted = ways.runs_kernels(torch.zeros(1))
 needs_triton = pytest.mark.skipif(

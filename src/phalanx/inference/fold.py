@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from phalanx.inference.conv_ops import convolve_and_activate, expand_groups
 from phalanx.inference.conv_ways import NONE, RAW, RELU, RELU6, SILU, Geometry
-from phalanx.inference.folded_units import (
+from phalanx.inference.unit_ops import (
     activate_and_pool,
     average_pixels,
     empty_squares,
@@ -21,7 +22,6 @@ from phalanx.inference.folded_units import (
     gather_squares,
     squeeze_and_excite,
 )
-from phalanx.inference.layer_ops import convolve_and_activate, expand_groups
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual, SqueezeExcite
 from phalanx.models.layers import Dropout, GlobalAvgPool, SameConv2d, pad_same
 from phalanx.models.resnet import BasicBlock, Bottleneck, ConvPool, ResidualConvPair

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phalanx.inference.conv_ops import like_image, out_size
 from phalanx.inference.conv_ways import (
     ACTIVATIONS,
     SQUARE,
@@ -19,7 +20,6 @@ from phalanx.inference.conv_ways import (
     shift,
     take_way,
 )
-from phalanx.inference.layer_ops import like_image, out_size
 from phalanx.kernels.choices import Launch, make_tiles
 from phalanx.kernels.fused import find_fused
 
