@@ -55,7 +55,7 @@ PHOTOGRAPHS = ("folder", "tfrecord", "tar", "parquet", "packed")
 OPTION_NAMES = [
     "adam-betas", "auto-augment", "auto-loss-scaling", "base-learning-rate", "batch-size",
     "batchnorm-momentum", "bn-span", "bucket-mib", "ckpts-per-epoch", "class-from",
-    "clip-grad-norm", "clip-grad-value", "color-jitter", "compile", "crop-ratio",
+    "clip-grad-norm", "clip-grad-value", "color-jitter", "compile", "crop-ratio", "crop-rule",
     "crop-scale", "cutmix-disable-prob", "cutmix-lambda", "cutmix-lambda-high",
     "cutmix-lambda-low", "data", "data-dir", "dataloader-rebatch-size", "dataset-cache",
     "determinism", "device", "device-iterations", "devices", "disable-metrics",

@@ -78,7 +78,8 @@ def test_a_person_is_told_what_keeps_to_its_modules():
     assert describe_left({"stem": "it is odd"}, model) == [
         "kernels: torch's own for stem, because it is odd"
     ]
-    assert describe_left({"stem": "it is odd", "head": "so"}, model) == [
+    assert describe_left({"head": "there are none"}, model) == []
+    assert describe_left({"stem": "it is odd", "layer1/0": "so", "head": "so"}, model) == [
         "kernels: torch's own for stem and 1 other unit, because it is odd"
     ]
     everywhere = dict.fromkeys(model.units, "Triton is not installed")

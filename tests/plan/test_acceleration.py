@@ -31,10 +31,20 @@ def test_a_cpu_has_neither_and_an_option_for_it_is_called_useless():
     [
         ({"fp_exceptions": "true"}, "graph: off, because --fp-exceptions looks at every module"),
         ({"enable_recompute": "true"}, "kernels: torch's own, because activations are recomputed"),
+        (
+            {"replicas": "4", "devices": "2", "bn_span": "4"},
+            "kernels: torch's own, because norms of several ranks share their statistics",
+        ),
+        (
+            {"pipeline_splits": "layer2/0", "pipeline": "true", "devices": "2"}
+            | {"gradient_accumulation": "4"},
+            "kernels: torch's own, because the model is cut into stages",
+        ),
     ],
 )
 def test_what_is_impossible_is_said_with_its_reason(options, reason):
     found, warnings = accelerate(**options)
     assert any(note.startswith(reason) for note in warnings)
     assert not (found.graph and found.own_kernels)
-    assert not any(note.startswith("graph") for note in accelerate(**options, graph="false")[1])
+    silent = accelerate(**options, graph="false", kernels="torch")[1]
+    assert not any(note.startswith(("graph", "kernels")) for note in silent)

@@ -290,6 +290,7 @@ def test_a_run_of_before_is_understood_as_it_was_meant():
         "max-pixels": 178_000_000,
         "exif-orientation": False,
         "kernels": "torch",
+        "crop-rule": 1,
         "listing-rule": 1,
     }
     assert fill_older_options(OLDER) == OLDER | meant

@@ -18,7 +18,7 @@ from phalanx.engine.state import TrainState
 from phalanx.engine.step import StepOptions
 from phalanx.engine.weight_average import WeightAverage
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.fused.tuning import ChoiceStore, tune, use_cache
+from phalanx.fused.tuning import ChoiceStore, tune
 from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 from phalanx.models.recompute import enable_recomputation
@@ -140,19 +140,15 @@ def _explain_misfit(
     )
 
 
-def prepare_kernels(
-    model: nn.Module, config: Config, plan: Plan, place: Place, *, folder: Path | None
-) -> None:
+def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceStore) -> None:
     """Compile and choose the kernels of training passes, for every size that images will have.
 
-    folder: of the run, which remembers the choice. Where results must be the same bits every time,
-    nothing is measured, and the choice is always the same.
+    Where results must be the same bits every time, nothing is measured, and the choice is always
+    the same.
     """
     half = getattr(torch, plan.half_type)
     if not (isinstance(model, UnitModel) and model.fused):
         return
-    cache = config.machine.model_cache_path
-    store = ChoiceStore(folder, use_cache(Path(cache) if cache else None))
     CHOICES.measures = plan.determinism != "strict"
     store.load()
     device, rows = next(model.parameters()).device, plan.micro_batch * place.layout.turn_size
@@ -203,7 +199,7 @@ def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> T
         )
     if place.links is not None and place.layout.pipeline_of(place.rank) == 0:
         state.collect = place.links.collect
-    if state.half is None and place.links is None:
+    if state.half is None and place.links is None and config.machine.kernels == "auto":
         _fuse_update(state, config)
     return state
 

@@ -344,6 +344,7 @@ def build_input_spec(config: Config, plan: Plan) -> InputSpec:
             color_jitter=options.color_jitter,
             auto_augment=options.auto_augment,
             random_erasing=options.random_erasing,
+            smooth_crops=options.crop_rule > 1,
             eval_crop=options.eval_crop,
         ),
         seed=config.train.seed,

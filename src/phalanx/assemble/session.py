@@ -48,6 +48,7 @@ from phalanx.engine.step import (
 from phalanx.errors import DataError
 from phalanx.fused.enable import describe_left, fuse_units
 from phalanx.fused.half_copies import cast_before_passes
+from phalanx.fused.tuning import ChoiceStore, use_cache
 from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.models.airbench import has_whitening, whiten_patches
 from phalanx.models.units import UnitModel
@@ -81,6 +82,8 @@ class Session:
             plan, ranks, scores_in_stages=config.pipeline.pipeline_validation_model
         )
         local_rank = ranks.world.local_rank if ranks else 0
+        cache = config.machine.model_cache_path
+        self._cache = use_cache(Path(cache).expanduser() if cache else None)
         self.device = prepare_torch(plan, local_rank=local_rank)
         self.memory = MemoryMeter(self.device)  # from before the first weight
         self.preprocessing = build_preprocessing(config, plan)
@@ -95,12 +98,7 @@ class Session:
         self.model = build_network(
             config, plan, self.device, stage=self.place.stage, with_init_weights=start is None
         )
-        self.notes: list[str] = []  # what a person should know of the model
-        if plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
-            assert self.options.half is not None
-            left = fuse_units(self.model, self.options.half)
-            self.notes = describe_left(left, self.model)
-            cast_before_passes(self.model, self.options.half)
+        self.notes: list[str] = []  # what a person should know of how the model trains
         self._start, self._exits = start, ExitStack()
         if start is not None and not start.weights_only:
             self.state  # noqa: B018 - restored now, so that a checkpoint that does not fit is told
@@ -115,6 +113,14 @@ class Session:
         start = self._start
         if start is None and self.config.model.init_weights is None and has_whitening(self.model):
             whiten_patches(self.model, self.feed.sample_images(_IMAGES_WHITENED))
+            # a processor of another kind may find other last digits
+            own = {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
+            self.model.load_state_dict(self.place.gather(own)[0], strict=False)
+        if self.plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
+            assert self.options.half is not None
+            left = fuse_units(self.model, self.options.half)
+            self.notes = describe_left(left, self.model)
+            cast_before_passes(self.model, self.options.half)
         state = build_state(self.model, self.config, self.plan, self.place)
         if start is not None:
             load_checkpoint(state, start.checkpoint)
@@ -127,7 +133,8 @@ class Session:
     @cached_property
     def _forward_backward(self) -> ForwardBackward:
         if self.plan.acceleration.own_kernels:
-            prepare_kernels(self.model, self.config, self.plan, self.place, folder=self._folder)
+            store = ChoiceStore(self._folder, self._cache)
+            prepare_kernels(self.model, self.plan, self.place, store)
             self.memory.forget_peak()
         return build_step_passes(
             self.model,
@@ -226,7 +233,7 @@ class Session:
 
     def _find_folded(self, model: nn.Module) -> FoldedModel | None:
         """The model as it scores on a GPU; None where its own modules do."""
-        if self.plan.determinism == "strict":
+        if self.plan.determinism == "strict" or self.config.machine.kernels == "torch":
             return None  # cuDNN measures which kernels it takes: another run may take others
         if model not in self._folded_models:
             self._folded_models[model] = fold_model(model, self.options.half)

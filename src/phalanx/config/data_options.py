@@ -165,6 +165,12 @@ class AugmentConfig(Section):
     crop_ratio: PairText = option(
         "3/4,4/3", "Narrowest and widest aspect ratio (width / height) of a random crop."
     )
+    crop_rule: int = option(
+        2,
+        "Version of the rule that shrinks random crops; 1: by averages, as earlier releases did.",
+        low=1,
+        high=2,
+    )
     use_bbox_info: bool = option(
         False,
         "Random crops show at least a tenth of the object's bounding box, if the data has boxes.",

@@ -59,7 +59,7 @@ class MachineConfig(Section):
     )
     graph: bool | None = option(
         None,
-        "Replay the passes of a step as CUDA graphs, which the host launches at once.",
+        "Replay the passes of a step as CUDA graphs, each launched by a single call.",
         resumable=True,
         auto="on a GPU, where it is possible",
     )

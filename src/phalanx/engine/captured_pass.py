@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from phalanx.engine.mixing import Targets, WeightedLabels
 from phalanx.engine.step import MicroBatch, PassParts, Scale, StepOptions
 from phalanx.errors import ConfigError
-from phalanx.models.units import UnitModel
 
 _PLAIN_PASSES = 2  # of each kind, before it is captured
+_NO_MEMORY = ("out of memory", "ALLOC_FAILED")  # in the words of torch and its libraries
 
 
 class _PassInput(NamedTuple):
@@ -25,12 +25,12 @@ class _PassInput(NamedTuple):
     images: Tensor
     targets: list[Targets]  # of each micro-batch
     firsts: list[Tensor]  # places in the training stream, int64
-    loss_scale: Scale  # a number if it is 1
+    factor: Tensor | None  # of the loss, as `PassParts.find_factor` has it
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, always in the same order."""
         labelled = [part for target in self.targets for labels in target for part in labels]
-        found = [self.images, *labelled, *self.firsts, self.loss_scale]
+        found = [self.images, *labelled, *self.firsts, self.factor]
         return [part for part in found if isinstance(part, Tensor)]
 
     @property
@@ -39,18 +39,15 @@ class _PassInput(NamedTuple):
         targets = tuple(
             tuple(len(labels) - labels.count(None) for labels in target) for target in self.targets
         )
-        return (tuple(self.images.shape), targets, isinstance(self.loss_scale, Tensor))
+        return (tuple(self.images.shape), targets, self.factor is None)
 
-    def clone(self, dtype: torch.dtype | None) -> "_PassInput":
-        """The same in memory of its own, with images of that type."""
-        scale = self.loss_scale
+    def clone(self) -> "_PassInput":
+        """The same in memory of its own."""
         return _PassInput(
-            self.images.to(
-                dtype or self.images.dtype, copy=True, memory_format=torch.channels_last
-            ),
+            self.images.clone(memory_format=torch.channels_last),
             [tuple(WeightedLabels(*map(_clone, part)) for part in t) for t in self.targets],
             [first.clone() for first in self.firsts],
-            scale.clone() if isinstance(scale, Tensor) else scale,
+            _clone(self.factor),
         )
 
     def copy_from(self, other: "_PassInput") -> None:
@@ -82,9 +79,6 @@ class CapturedPass:
     def __init__(self, model: nn.Module, options: StepOptions, *, global_batch: int) -> None:
         self._parts = PassParts(model, options, global_batch=global_batch)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        # our own networks take images in 16 bits, where all that they do with them has 16 bits
-        own = isinstance(model, UnitModel) and bool(model.fused)
-        self._half = options.half if own else None
         self._plain: dict[Any, int] = {}  # passes that ran without a graph, by kind
         self._captures: dict[Any, _Capture] = {}
         self._pool: Any = None
@@ -117,21 +111,20 @@ class CapturedPass:
         parts, device = self._parts, batches[0].labels.device
         mixes = parts.draw_mixes(batches)
         firsts = torch.tensor([batch.first for batch in batches]).pin_memory()
-        if not isinstance(loss_scale, Tensor) and loss_scale != 1:
-            loss_scale = torch.full((), loss_scale, device=device)
+        factor = parts.find_factor(loss_scale)
+        if isinstance(factor, float):
+            factor = torch.full((), factor, device=device)
         return _PassInput(
             parts.join_images(batches, mixes),
             parts.mix_targets(batches, mixes),
             list(firsts.to(device, non_blocking=True).unbind()),
-            loss_scale,
+            factor,
         )
 
     def _run(self, given: _PassInput) -> Tensor:
         """Forward and backward; what a graph captures, too."""
-        logits = self._parts.forward(
-            given.images.to(self._half or given.images.dtype), given.firsts
-        )
-        loss, totals = self._parts.measure(logits, given.targets, given.loss_scale)
+        logits = self._parts.forward(given.images, given.firsts)
+        loss, totals = self._parts.measure(logits, given.targets, given.factor)
         loss.backward()
         return totals
 
@@ -144,7 +137,7 @@ class CapturedPass:
 
     def _capture(self, given: _PassInput) -> _Capture:
         """Capture a pass; nothing is computed, and running statistics stay as they are."""
-        kept, graph = given.clone(self._half), torch.cuda.CUDAGraph()
+        kept, graph = given.clone(), torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._stream = self._stream or torch.cuda.Stream()
         capturing = torch.cuda.graph(
@@ -153,10 +146,10 @@ class CapturedPass:
         try:
             with capturing:
                 totals = self._run(kept)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as failure:
             reason = str(failure).partition("\n")[0]
+            if any(words in reason for words in _NO_MEMORY):
+                raise
             raise ConfigError(
                 f"--graph: a pass of this network cannot be replayed ({reason}); give --graph false"
             ) from failure

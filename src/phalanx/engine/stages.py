@@ -96,7 +96,8 @@ class _StageTurn:
         if not links.is_last:
             links.send_output(output)
             return _Held(x, output)
-        loss, totals = parts.measure(output, parts.mix_targets(batches, mixes), self._loss_scale)
+        targets, factor = parts.mix_targets(batches, mixes), parts.find_factor(self._loss_scale)
+        loss, totals = parts.measure(output, targets, factor)
         self.totals += totals
         return _Held(x, loss)
 

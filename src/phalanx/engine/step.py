@@ -75,7 +75,10 @@ class PassParts:
 
     def __init__(self, model: nn.Module, options: StepOptions, *, global_batch: int) -> None:
         self._model, self._options, self._global_batch = model, options, global_batch
-        self._noise_sizes = find_noise_sizes(getattr(model, "module", model))
+        bare = getattr(model, "module", model)
+        self._noise_sizes = find_noise_sizes(bare)
+        # units with kernels of their own compute in 16 bits from the first layer on
+        self.image_type = options.half if getattr(bare, "fused", None) else None
 
     def draw_mixes(self, batches: Sequence[MicroBatch]) -> list[Mix]:
         """How the images of each micro-batch are mixed."""
@@ -94,7 +97,8 @@ class PassParts:
     def join_images(self, batches: Sequence[MicroBatch], mixes: Sequence[Mix]) -> Tensor:
         """The images of micro-batches side by side, as the model sees them."""
         pairs = zip(batches, mixes, strict=True)
-        return _side_by_side([mix_images(batch.images, mix) for batch, mix in pairs])
+        images = _side_by_side([mix_images(batch.images, mix) for batch, mix in pairs])
+        return images.to(self.image_type or images.dtype)
 
     def forward(self, x: Tensor, firsts: Sequence[int | Tensor]) -> Tensor:
         """What the model makes of micro-batches side by side; firsts: `first` of each of them."""
@@ -114,18 +118,21 @@ class PassParts:
             out: Tensor = self._model(x, drops) if drops else self._model(x)
             return out
 
+    def find_factor(self, loss_scale: Scale) -> Scale | None:
+        """What a summed loss is multiplied by; None to divide it by the images alone."""
+        unscaled = not isinstance(loss_scale, Tensor) and loss_scale == 1
+        return None if unscaled else loss_scale / self._global_batch
+
     def measure(
-        self, logits: Tensor, targets: Sequence[Targets], loss_scale: Scale
+        self, logits: Tensor, targets: Sequence[Targets], factor: Scale | None
     ) -> tuple[Tensor, Tensor]:
         """The loss to go back from, and the sums over the images of [loss, right answers].
 
-        targets: of each micro-batch, as `mix_labels` has them.
+        targets: of each micro-batch, as `mix_labels` has them. factor: as `find_factor` has it.
         """
         logits, options = _to_float32_or_64(logits), self._options
         loss = _sum_losses(logits, targets, options)
-        images = self._global_batch
-        unscaled = not isinstance(loss_scale, Tensor) and loss_scale == 1
-        scaled = loss / images if unscaled else loss * (loss_scale / images)
+        scaled = loss / self._global_batch if factor is None else loss * factor
         with torch.no_grad():  # of mixed images, the label of the one that was there first
             labels = _side_by_side([target[0].labels for target in targets])
             right = (logits.argmax(1) == labels).sum() if options.metrics else loss * nan
@@ -140,7 +147,8 @@ def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> 
         mixes = parts.draw_mixes(batches)
         images = parts.join_images(batches, mixes)
         logits = parts.forward(images, [batch.first for batch in batches])
-        loss, totals = parts.measure(logits, parts.mix_targets(batches, mixes), loss_scale)
+        targets, factor = parts.mix_targets(batches, mixes), parts.find_factor(loss_scale)
+        loss, totals = parts.measure(logits, targets, factor)
         loss.backward()
         return totals
 

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from phalanx.fused.conv_norm import convolve, convolve_back
 from phalanx.fused.half_copies import to_half
 from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv, check_types
-from phalanx.fused.unit import without_autocast
+from phalanx.fused.unit import fit_linear, without_autocast
 from phalanx.kernels.batch_norm import (
     NONE,
     RELU,
@@ -354,7 +354,6 @@ class _BottleneckUnit:
 def build_folded_bottleneck(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
     """The function of a block, or UnitNotFused."""
     (block,) = modules
-    check_types(modules, Bottleneck)
     assert isinstance(block, Bottleneck)
     return _BottleneckUnit(block, half)
 
@@ -367,7 +366,7 @@ class _MeanHead:
 
     def __call__(self, x: Tensor, noise: Tensor | None) -> Tensor:
         """The logits."""
-        return self._linear(self._drop(_MeanFunction.apply(x), noise))
+        return self._linear(fit_linear(self._drop(_MeanFunction.apply(x), noise), self._linear))
 
 
 def build_mean_head(modules: Sequence[nn.Module], half: torch.dtype) -> FusedUnit:
@@ -380,12 +379,13 @@ def _check_block(block: Bottleneck) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     """The block's convolutions with their norms, if the kernels take all of them."""
     if block.rate:
         raise UnitNotFused("it drops paths")
+    check_types([block.act1, block.act2, block.act3], nn.ReLU, nn.ReLU, nn.ReLU)
     found: list[tuple[nn.Module, nn.Module]] = [
         (block.conv1, block.bn1),
         (block.conv2, block.bn2),
         (block.conv3, block.bn3),
     ]
-    if isinstance(block.downsample, nn.Sequential):
+    if isinstance(block.downsample, nn.Sequential) and len(block.downsample) == 2:
         conv, norm = block.downsample
         found.append((conv, norm))
     elif not isinstance(block.downsample, nn.Identity):

@@ -17,7 +17,7 @@ from phalanx.fused.mbconv_parts import (
     to_gradients,
 )
 from phalanx.fused.suited import check_types
-from phalanx.fused.unit import Gradients
+from phalanx.fused.unit import Gradients, fit_linear
 from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES
 from phalanx.mbconv.expand import expand, expand_back
@@ -160,6 +160,6 @@ def build_efficientnet_head(modules: Sequence[nn.Module], half: torch.dtype) -> 
     features = _Features(inner, half, 1)
 
     def run(x: Tensor, noise: Tensor | None) -> Tensor:
-        return classifier(drop(features(x, None).flatten(1), noise))
+        return classifier(fit_linear(drop(features(x, None).flatten(1), noise), classifier))
 
     return run

@@ -62,11 +62,15 @@ def fuse_units(model: UnitModel, half: torch.dtype, *, interpreted: bool = False
 
 
 def describe_left(reasons: Mapping[str, str], model: UnitModel) -> list[str]:
-    """A line for a person where units keep to their modules, with the reason of the first."""
+    """A line for a person where units keep to their modules, with the reason of the first.
+
+    Not of a head: it is a small part of any network.
+    """
+    reasons = {unit: reason for unit, reason in reasons.items() if unit != "head"}
     if not reasons:
         return []
     unit, reason = next(iter(reasons.items()))
-    which = "all units" if len(reasons) == len(model.units) else unit
+    which = "all units" if len(reasons) == len(model.units.keys() - {"head"}) else unit
     more = len(reasons) - 1 if which == unit else 0
     others = f" and {format_plural(more, 'other unit')}" if more else ""
     return [f"kernels: torch's own for {which}{others}, because {reason}"]

@@ -22,14 +22,15 @@ _KEPT_NOISE = 0.999  # drops nothing, at any rate
 def use_cache(folder: Path | None) -> Path:
     """Have compilers keep what they make in a folder, the user's own if none is given."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = folder or base / "phalanx" / "kernels"
+    chosen = folder or base / "phalanx" / "kernels"
     for variable, name in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
-        os.environ.setdefault(variable, str(folder / name))
-    return folder
+        if folder is not None or variable not in os.environ:
+            os.environ[variable] = str(chosen / name)
+    return chosen
 
 
-def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> int:
-    """Compile and choose the kernels of training passes over such images; gives how many compiled.
+def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> None:
+    """Compile and choose the kernels of training passes over such images.
 
     The model is as before afterwards: it has no gradients, and its running statistics are its own.
     """
@@ -43,21 +44,21 @@ def tune(model: UnitModel, images: Tensor, *, half: torch.dtype) -> int:
         logits.float().logsumexp(1).sum().backward()
 
     with _unchanged(model):
-        compiled = CHOICES.compile_all(run_pass)
+        CHOICES.compile_all(run_pass)
         run_pass()
-    return compiled
 
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """A block whose training passes leave no trace in a model."""
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.train()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training
         for name, buffer in model.named_buffers():
             buffer.copy_(kept[name])
         model.zero_grad(set_to_none=True)

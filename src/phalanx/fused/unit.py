@@ -25,6 +25,13 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
+def fit_linear(x: Tensor, linear: nn.Module) -> Tensor:
+    """What a linear layer takes: its own type, unless autocast sees to that."""
+    if x.is_meta or torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(linear.get_parameter("weight").dtype)
+
+
 class WrittenUnit(ABC):
     """The modules of a unit, and how they run forward and backward without autograd."""
 

@@ -33,10 +33,21 @@ def plan_acceleration(
         graph = False
         notes.append(f"graph: off, because {reason}")
     own_kernels = machine.kernels == "auto" and chosen.precision != "32.32" and not machine.compile
-    if own_kernels and recomputes:
+    reason = next(_list_kernel_obstacles(layout, recomputes=recomputes), None)
+    if own_kernels and reason:
         own_kernels = False
-        notes.append("kernels: torch's own, because activations are recomputed one by one")
+        notes.append(f"kernels: torch's own, because {reason}")
     return Acceleration(graph, own_kernels, machine.compile, tuple(notes))
+
+
+def _list_kernel_obstacles(layout: Layout, *, recomputes: bool) -> Iterator[str]:
+    """Why units cannot be run as a whole."""
+    if recomputes:
+        yield "activations are recomputed one by one"
+    if layout.span_groups:
+        yield "norms of several ranks share their statistics (--bn-span)"
+    if layout.stages > 1:
+        yield "the model is cut into stages"
 
 
 def _list_graph_obstacles(config: Config, layout: Layout) -> Iterator[str]:
@@ -50,4 +61,4 @@ def _list_graph_obstacles(config: Config, layout: Layout) -> Iterator[str]:
     if count_local_ranks(layout) < layout.ranks:
         yield "gradients travel between hosts while the backward pass goes on"
     if config.machine.graph is None and isinstance(build_variant(config), OwnVariant):
-        yield "nobody knows whether a plugin's network can be replayed; --graph tries it"
+        yield "it is not known whether a plugin's network can be replayed; --graph true tries it"

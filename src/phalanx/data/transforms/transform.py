@@ -56,6 +56,7 @@ class TransformSpec:
     auto_augment: str = "none"  # "rand-augment" or "trivial-augment"
     random_erasing: float = 0.0  # share of images that lose a rectangle
     eval_crop: float = CENTRE_SHARE  # of the short side, when scoring
+    smooth_crops: bool = True  # crops are smoothed and interpolated, not averaged
 
 
 class Transform:
@@ -126,7 +127,7 @@ class _ResizedCrop(Transform):
     def _crop(self, samples: Sequence[_TrainingSample], out: NDArray[np.uint8]) -> None:
         for row, (image, draws, box) in enumerate(samples):
             crop, flip = choose_crop_and_flip(self._spec, image_shape(image), box, draws)
-            square = resized_crop(image, crop, out.shape[1])
+            square = resized_crop(image, crop, out.shape[1], smooth=self._spec.smooth_crops)
             out[row] = mirror(square) if flip else square
 
     def apply_evaluation(self, image: Image, out: Pixels) -> None:
@@ -168,7 +169,7 @@ def choose_crop_and_flip(
     return choose_crop(*sides, box, rest, scale=spec.scale, ratio=spec.ratio), flip < 0.5
 
 
-def resized_crop(image: Image, crop: Crop, size: int) -> Pixels:
+def resized_crop(image: Image, crop: Crop, size: int, *, smooth: bool = True) -> Pixels:
     """The crop as a square of that size; no more of the image is decoded than that needs."""
     top, left, tall, wide = crop
     height, width = image_shape(image)
@@ -176,7 +177,8 @@ def resized_crop(image: Image, crop: Crop, size: int) -> Pixels:
     down, across = pixels.shape[0] / height, pixels.shape[1] / width  # 1, or what was decoded
     top, bottom = round(top * down), max(round((top + tall) * down), round(top * down) + 1)
     left, right = round(left * across), max(round((left + wide) * across), round(left * across) + 1)
-    return resize_crop(pixels[top:bottom, left:right], size, size)
+    shrink = resize_crop if smooth else resize
+    return shrink(pixels[top:bottom, left:right], size, size)
 
 
 def find_centre_crop(height: int, width: int, size: int, *, share: float) -> FloatCrop:
