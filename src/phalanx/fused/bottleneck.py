@@ -34,6 +34,7 @@ from phalanx.kernels.batch_norm import (
     reduce_norm,
 )
 from phalanx.kernels.choices import CHOICES
+from phalanx.kernels.image_layout import is_spread, to_image
 from phalanx.models.layers import Dropout, GlobalAvgPool
 from phalanx.models.resnet import Bottleneck
 from phalanx.models.units import FusedUnit
@@ -54,7 +55,6 @@ from phalanx.products.gradients import (
     skip_gradient_gated,
     weight_gradient,
 )
-from phalanx.products.images import is_spread, to_image
 
 _CHANNELS = 64  # every layer has a multiple of so many
 _MOST_ELEMENTS = 2**31  # the kernels' offsets have 32 bits

@@ -20,13 +20,13 @@ from phalanx.fused.suited import check_types
 from phalanx.fused.unit import Gradients, fit_linear
 from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES
-from phalanx.mbconv.expand import expand, expand_back
-from phalanx.mbconv.image_layout import (
+from phalanx.kernels.image_layout import (
     count_rows,
     to_channels_last,
     to_image,
     to_rows,
 )
+from phalanx.mbconv.expand import expand, expand_back
 from phalanx.mbconv.norms import (
     norm_add_back,
     norm_gate_back,

@@ -28,14 +28,14 @@ from phalanx.fused.suited import UnitNotFused, check_types
 from phalanx.fused.unit import Gradients
 from phalanx.kernels.batch_norm import finish_back
 from phalanx.kernels.choices import CHOICES, Ways
-from phalanx.mbconv.depthwise import convolve, convolve_back
-from phalanx.mbconv.expand import can_expand, can_expand_back, expand, expand_back
-from phalanx.mbconv.image_layout import (
+from phalanx.kernels.image_layout import (
     count_rows,
     to_channels_last,
     to_image,
     to_rows,
 )
+from phalanx.mbconv.depthwise import convolve, convolve_back
+from phalanx.mbconv.expand import can_expand, can_expand_back, expand, expand_back
 from phalanx.mbconv.norms import (
     add_partials,
     norm_add,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from phalanx.fused.suited import UnitNotFused, check_batch_norm, check_conv
 from phalanx.fused.unit import WrittenUnit
 from phalanx.kernels.batch_norm import finish_vectors
-from phalanx.mbconv.image_layout import count_rows
+from phalanx.kernels.image_layout import count_rows
 
 Kept = dict[str, Tensor]  # tensors that the backward pass needs, by name
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from phalanx.fused.stem_ops import find_arranged_edges, find_pooled_edge
 from phalanx.kernels.batch_norm import RELU
 from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.image_layout import new_image
 from phalanx.kernels.norm_finish_fused import finish_gradients, finish_group_gradients
 from phalanx.kernels.norm_passes_fused import (
     NormSizes,
@@ -54,18 +55,12 @@ def _arrange(x, out, N, H, W, HO, WO, SN, SC, SH, SW, FRONT, QUADS: tl.constexpr
 def arrange_image_fused(x: Tensor, size: int, half: torch.dtype) -> Tensor:
     """An image laid out for the first convolution."""
     (n, _, h, w), (ho, wo) = x.shape, find_arranged_edges(x, size)
-    out = _new_image(x, 16 if size else 4, ho, wo, half)
+    out = new_image(x, 16 if size else 4, ho, wo, half)
     pixels = n * ho * wo
     args = (x, out, n, h, w, ho, wo, *x.stride(), size // 2 + 1)
     grid = lambda tile: (triton.cdiv(pixels, tile["B"]),)  # noqa: E731
     CHOICES.run(_arrange, grid, args, _IMAGE_TILES, QUADS=bool(size))
     return out
-
-
-def _new_image(x: Tensor, channels: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
-    """An empty image in channels_last memory."""
-    empty = torch.empty((len(x), height, width, channels), device=x.device, dtype=dtype)
-    return empty.permute(0, 3, 1, 2)
 
 
 @triton.jit
@@ -90,7 +85,7 @@ def _whiten(
 def whiten_fused(x: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
     """The filtered image."""
     (n, _, h, w), channels = x.shape, len(weight)
-    out, pixels = _new_image(x, channels, h - 1, w - 1, half), n * (h - 1) * (w - 1)
+    out, pixels = new_image(x, channels, h - 1, w - 1, half), n * (h - 1) * (w - 1)
     args = (x, weight, out, pixels, h, w, *x.stride(), channels, *weight.stride())
     block = triton.next_power_of_2(channels)
     grid = lambda tile: (triton.cdiv(pixels, tile["BM"]),)  # noqa: E731
@@ -142,7 +137,7 @@ def pool_norm_fused(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Te
     """Normalise + ReLU + max-pool, which pixel of each window won, and its x."""
     _, c, h, w = x.shape
     ho, wo = find_pooled_edge(h, size), find_pooled_edge(w, size)
-    y, at = (_new_image(x, c, ho, wo, dtype) for dtype in (x.dtype, torch.uint8))
+    y, at = (new_image(x, c, ho, wo, dtype) for dtype in (x.dtype, torch.uint8))
     won = torch.empty_like(y)
     sizes = find_sizes(y, by_image=v.ndim == 3)
     _launch(_pool, (x, y, at, won, v), sizes, (h, w, ho, wo), SIZE=size)
@@ -152,7 +147,7 @@ def pool_norm_fused(x: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Te
 def pool_fused(x: Tensor) -> tuple[Tensor, Tensor]:
     """Max-pool over windows of 2 x 2, and which pixel of each won."""
     _, c, h, w = x.shape
-    y, at = (_new_image(x, c, h // 2, w // 2, dtype) for dtype in (x.dtype, torch.uint8))
+    y, at = (new_image(x, c, h // 2, w // 2, dtype) for dtype in (x.dtype, torch.uint8))
     sizes = find_sizes(y, by_image=False)
     _launch(_pool, (x, y, at, None, None), sizes, (h, w, h // 2, w // 2), SIZE=2)
     return y, at
@@ -303,7 +298,7 @@ def unpool_norm_back_fused(
 ) -> Tensor:
     """The gradient of what a pool, a norm and an activation were made of."""
     dy, at, x = tensors
-    dx = _new_image(x, x.shape[1], edges[0], edges[1], x.dtype)
+    dx = new_image(x, x.shape[1], edges[0], edges[1], x.dtype)
     sizes = find_sizes(x, by_image=v.ndim == 3)
     places = (*edges, *x.shape[2:])
     _launch(_unpool_back, (dy, at, x, dx, v, u), sizes, places, ACT=activation)

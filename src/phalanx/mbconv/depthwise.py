@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.mbconv.image_layout import MULTIPROCESSORS, to_channels_last
+from phalanx.kernels.image_layout import MULTIPROCESSORS, to_channels_last
 from phalanx.mbconv.kernel_op import kernel_op
 from phalanx.mbconv.norms import silu_parts
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.image_layout import new_floats
 from phalanx.mbconv.activation_fused import (
     add_to,
     fitting,
@@ -29,7 +30,6 @@ from phalanx.mbconv.depthwise_forward_fused import (
     load_row,
     load_taps,
 )
-from phalanx.mbconv.image_layout import new_floats
 
 _TILES = {  # by stride
     1: make_tiles("BW BC", (8, 32, 4, 1), (8, 16, 4, 1)),

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.image_layout import new_floats, new_image
 from phalanx.mbconv.activation_fused import (
     add_to,
     fitting,
@@ -22,7 +23,6 @@ from phalanx.mbconv.activation_fused import (
     store_sums,
 )
 from phalanx.mbconv.depthwise import count_strips, reduced
-from phalanx.mbconv.image_layout import new_floats, new_image
 
 _TILES = make_tiles("BW BC", (8, 32, 4, 1), (16, 32, 4, 1))
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.mbconv.image_layout import (
+from phalanx.kernels.image_layout import (
     MULTIPROCESSORS,
     new_image,
     to_channels_last,

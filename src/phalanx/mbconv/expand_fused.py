@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.image_layout import MULTIPROCESSORS, count_rows, new_floats, new_image
 from phalanx.mbconv.activation_fused import fitting, next_power
 from phalanx.mbconv.depthwise import reduced
 from phalanx.mbconv.expand import count_expand_groups
-from phalanx.mbconv.image_layout import MULTIPROCESSORS, count_rows, new_floats, new_image
 from phalanx.mbconv.partial_sums_fused import add_partials
 
 _TILES = make_tiles("BM BN DEPTH WARPS", (128, 64, 2, 4, 4, 1), (64, 128, 3, 4, 4, 1))

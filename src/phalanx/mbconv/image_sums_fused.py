@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.image_layout import count_parts, new_floats
 from phalanx.mbconv.activation_fused import (
     add_to,
     fitting,
@@ -15,7 +16,6 @@ from phalanx.mbconv.activation_fused import (
     next_power,
     silu_parts,
 )
-from phalanx.mbconv.image_layout import count_parts, new_floats
 
 _TILES = make_tiles("BM BC", (16, 64, 2, 1), (32, 32, 2, 1))
 

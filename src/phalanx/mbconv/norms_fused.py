@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, Tile, make_tiles
+from phalanx.kernels.image_layout import count_groups, count_rows, new_floats
 from phalanx.mbconv.activation_fused import (
     fitting,
     load_affine,
@@ -23,7 +24,6 @@ from phalanx.mbconv.activation_fused import (
     silu_parts,
     store_sums,
 )
-from phalanx.mbconv.image_layout import count_groups, count_rows, new_floats
 
 _SUM_TILES = make_tiles("BM BC", (32, 64, 4, 1), (64, 32, 4, 1))
 _TILES = make_tiles("BM BC", (32, 64, 4, 1), (64, 32, 4, 1), (16, 128, 4, 1))

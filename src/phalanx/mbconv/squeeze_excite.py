@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.mbconv.image_layout import count_parts
+from phalanx.kernels.image_layout import count_parts
 from phalanx.mbconv.kernel_op import kernel_op
 from phalanx.mbconv.norms import backward_vectors, silu_parts
 

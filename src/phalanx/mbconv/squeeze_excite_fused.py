@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.image_layout import new_floats
 from phalanx.mbconv.activation_fused import next_power, sigmoid
-from phalanx.mbconv.image_layout import new_floats
 from phalanx.mbconv.partial_sums_fused import store_back
 
 _TILES = make_tiles("BI BC BK", (16, 64, 64, 4, 2))

@@ -11,7 +11,7 @@ from torch.library import custom_op
 
 from phalanx.kernels.batch_norm import flatten_pixels, pack_signs
 from phalanx.kernels.fused import find_fused_for
-from phalanx.products.images import new_image, to_image
+from phalanx.kernels.image_layout import new_image, to_image
 
 
 def widen(x: Tensor) -> Tensor:
@@ -87,5 +87,4 @@ def _(x: Tensor, w: Tensor, v: Tensor, residual: Tensor) -> tuple[Tensor, Tensor
 
 def _new_output(x: Tensor, w: Tensor) -> Tensor:
     """An empty image of a convolution's output."""
-    n, _, h, w_ = x.shape
-    return new_image(n, w.shape[0], h, w_, x)
+    return new_image(x, w.shape[0], *x.shape[2:])

@@ -9,8 +9,8 @@ from torch.library import custom_op
 
 from phalanx.kernels.batch_norm import flatten_pixels, unpack_signs
 from phalanx.kernels.fused import find_fused_for
+from phalanx.kernels.image_layout import new_image, to_image
 from phalanx.products.conv import widen
-from phalanx.products.images import new_image, to_image
 
 # --- of a convolution whose norm was known beforehand ---
 
@@ -110,8 +110,7 @@ def _skip_rows(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
 
 @skip_gradient.register_fake
 def _(da: Tensor, w: Tensor, dz: Tensor) -> Tensor:
-    n, _, h, width = da.shape
-    return new_image(n, w.shape[1], h, width, da)
+    return new_image(da, w.shape[1], *da.shape[2:])
 
 
 @custom_op("phalanx::skip_gradient_gated", mutates_args=())
@@ -132,9 +131,8 @@ def skip_gradient_gated_reference(
 
 @skip_gradient_gated.register_fake
 def _(da: Tensor, w: Tensor, dz: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    n, _, h, width = da.shape
     sums = da.new_empty(w.shape[1], dtype=torch.float32)
-    return new_image(n, w.shape[1], h, width, da), sums
+    return new_image(da, w.shape[1], *da.shape[2:]), sums
 
 
 @custom_op("phalanx::mask_gradient", mutates_args=())
@@ -149,12 +147,10 @@ def mask_gradient(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
 
 def mask_gradient_reference(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     """`mask_gradient` in torch's own operations."""
-    n, c, h, w = dy.shape
-    masked = new_image(n, c, h, w, dy).copy_(dy * unpack_signs(bits, dy))
+    masked = new_image(dy, *dy.shape[1:]).copy_(dy * unpack_signs(bits, dy))
     return masked, widen(flatten_pixels(masked)).sum(0)
 
 
 @mask_gradient.register_fake
 def _(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-    n, c, h, w = dy.shape
-    return new_image(n, c, h, w, dy), dy.new_empty(c, dtype=torch.float32)
+    return new_image(dy, *dy.shape[1:]), dy.new_empty(dy.shape[1], dtype=torch.float32)

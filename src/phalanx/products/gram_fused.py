@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phalanx.kernels.batch_norm import flatten_pixels
 from phalanx.kernels.choices import CHOICES, make_tiles
-from phalanx.products.images import new_image
+from phalanx.kernels.image_layout import new_image
 from phalanx.products.sums_fused import add_rows
 
 _GRAM_TILES = make_tiles("BM", (64, 4, 3), (128, 4, 3))
@@ -79,10 +79,10 @@ def _gram(x, kept, v, p, M, G, C: tl.constexpr, NORM: tl.constexpr, BM: tl.const
 
 def gram_fused(x: Tensor, v: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     """The convolution's input (x itself where nothing is done to it), its Gram matrix and sums."""
-    n, c, h, w = x.shape
+    _, c, h, w = x.shape
     kept = None
     if v is not None or stride == 2:
-        kept = new_image(n, c, (h + stride - 1) // stride, (w + stride - 1) // stride, x)
+        kept = new_image(x, c, (h + stride - 1) // stride, (w + stride - 1) // stride)
     source = x if kept is None else kept
     m = source.numel() // c
     if c == _JOINED and stride == 1:

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from phalanx.kernels.choices import CHOICES, make_tiles
+from phalanx.kernels.image_layout import is_spread, new_image
 from phalanx.products.epilogue_fused import load_bytes, unpack_bits
-from phalanx.products.images import is_spread, new_image
 from phalanx.products.sums_fused import add_rows
 
 _TILES = make_tiles("BM BC", (32, 64, 4, 3), (16, 128, 4, 3))
@@ -44,7 +44,7 @@ def mask_fused(dy: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
     n, c, h, w = dy.shape
     m = n * h * w
     groups = max(1, min(_PROGRAMS * 64 // c, triton.cdiv(m, 128)))
-    out, s = new_image(n, c, h, w, dy), torch.empty((1, groups, c), device=dy.device)
+    out, s = new_image(dy, c, h, w), torch.empty((1, groups, c), device=dy.device)
     tiles = [t for t in _TILES if c % t["BC"] == 0]
     args = (dy, bits, out, s, m, c, groups, h * w)
     CHOICES.run(_mask, lambda t: (c // t["BC"], groups), args, tiles, SPREAD=int(is_spread(dy)))

@@ -13,8 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from phalanx.kernels.batch_norm import flatten_pixels
 from phalanx.kernels.choices import CHOICES, Launch, Tile, make_tiles
+from phalanx.kernels.image_layout import new_image
 from phalanx.products.gemm_fused import gemm, gemm_ahead, gemm_rows
-from phalanx.products.images import new_image
 from phalanx.products.sums_fused import add_rows
 
 RELU, KEEP_BITS, KEEP_NORMAL = 1, 3, 4  # ACT
@@ -185,7 +185,7 @@ def multiply(
     """
     n, k, h, w = a.shape
     width, m = b.shape[0 if trans else 1], n * h * w
-    out = new_image(n, width, h, w, a)
+    out = new_image(a, width, h, w)
     count = min(sums, 2)
     rows = max(triton.cdiv(m, 64), _MOST_WALKERS)  # of partial sums: more than any kernel writes
     s = torch.empty(count * rows * width, device=a.device)

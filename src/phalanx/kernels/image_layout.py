@@ -28,12 +28,17 @@ def to_channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def new_image(like: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """Room for images of other sizes."""
-    shape = (like.shape[0], channels, height, width)
-    return torch.empty(
-        shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
-    )
+def new_image(
+    like: Tensor, channels: int, height: int, width: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Room for as many images of other sizes."""
+    shape = (len(like), height, width, channels)
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device).permute(0, 3, 1, 2)
+
+
+def is_spread(x: Tensor) -> bool:
+    """Whether all pixels of an image are one row in memory, as the gradient of their mean is."""
+    return x.stride()[2:] == (0, 0) and x[:, :, 0, 0].is_contiguous()
 
 
 def new_floats(*shape: int, like: Tensor) -> Tensor:
