@@ -15,6 +15,7 @@ def accelerate(**options: str):
 
 def test_a_gpu_has_both_unless_told_otherwise():
     assert accelerate()[0][:3] == (True, True, False)
+    assert accelerate()[0].describe() == "kernels of our own, replayed as CUDA graphs"
     assert accelerate(graph="false", kernels="torch")[0][:3] == (False, False, False)
     assert accelerate(precision="32.32")[0][:3] == (True, False, False)
     assert accelerate(compile="true")[0][:3] == (True, False, True)

@@ -186,6 +186,7 @@ def _list_rows(
         *[("ignored", ignored)] * bool(ignored),
         ("image size", f"{plan.image_size} x {plan.image_size}{_describe_growth(plan)}"),
         ("device", f"{describe_devices(plan.device, ranks)}, {plan.precision}, {threads}"),
+        *[("passes", plan.acceleration.describe())] * plan.device.startswith("cuda"),
         *_describe_ranks(plan),
         ("workers", f"{plan.workers}{' for each rank' * (ranks > 1)}"),
         (

@@ -18,6 +18,12 @@ class Acceleration(NamedTuple):
     compiles: bool = False  # the network is compiled
     notes: tuple[str, ...] = ()
 
+    def describe(self) -> str:
+        """A few words for the plan."""
+        own = "kernels of our own" if self.own_kernels else "torch's kernels"
+        kernels = "compiled by torch" if self.compiles else own
+        return f"{kernels}, {'replayed as CUDA graphs' if self.graph else 'launched one by one'}"
+
 
 def plan_acceleration(
     config: Config, chosen: MachineChoice, layout: Layout, *, recomputes: bool
