@@ -128,23 +128,24 @@ class _FoldedConv:
     ) -> Tensor:
         """act(norm(conv(x * gate)) + add); act: another than its own."""
         act, move = self.act if act is None else act, self.move
-        if self._squares:
+        if not self._squares:
+            x = x.to(self._half, memory_format=torch.channels_last)
+        else:
             move = Geometry()
-        if x.shape[1] == self._conv.in_channels:
-            x = self.take(x, None)
+            x = self.take(x) if x.shape[1] == self._conv.in_channels else x
         return convolve_and_activate(
             self._pad(x), self._weights, self._biases, add, gate, move.pack(), act
         )
 
-    def take(self, images: Tensor, out: Tensor | None) -> Tensor:
-        """The images as a stem reads them, in `out` if there is one."""
-        if not self._squares:
-            if out is None:
-                return images.to(self._half, memory_format=torch.channels_last)
-            return out.copy_(images)
-        out = empty_squares(images, self._squares, self._half) if out is None else out
-        gather_squares(images, out, self._squares)
-        return out
+    def take(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """The images as a stem reads them: in `out`, or in memory that is nobody else's."""
+        if self._squares:
+            out = empty_squares(images, self._squares, self._half) if out is None else out
+            gather_squares(images, out, self._squares)
+            return out
+        if out is None:
+            return images.to(self._half, memory_format=torch.channels_last, copy=True)
+        return out.copy_(images)
 
     def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What a depthwise convolution gives, and the sums of it by image, [N, parts, C]."""
