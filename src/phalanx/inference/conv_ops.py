@@ -14,7 +14,6 @@ from phalanx.inference.conv_ways import (
     Geometry,
     fits,
     runs_kernels,
-    take_way,
 )
 
 
@@ -68,8 +67,8 @@ def convolve_and_activate(
     if not runs_kernels(x) or not fits(x, out):
         return convolve_reference(x, weights, biases, add, gate, geometry, act)
     layer = Convolution(x, weights, biases, add, gate, Geometry(*geometry), act)
-    result: Tensor = take_way(layer.key, layer.find_ways(out))
-    return result
+    best, *_ = layer.find_ways(out).values()
+    return best()
 
 
 @convolve_and_activate.register_fake

@@ -3,7 +3,7 @@
 Each is a torch custom op with a plain reference beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,19 +17,12 @@ from phalanx.inference.conv_ways import (
     fits,
     launch,
     runs_kernels,
-    shift,
-    take_way,
 )
-from phalanx.kernels.choices import Launch, make_tiles
-from phalanx.kernels.fused import find_fused
+from phalanx.kernels.choices import make_tiles
 
-_POOL_TILES = make_tiles("BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1))
-_SQUARE_TILES = make_tiles("BM", (64, 4, 1), (256, 4, 1))
-_FILTER_TILES = make_tiles(
-    "BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1), (16, 32, 2, 1), (64, 64, 4, 1)
-)
-_EXCITE_TILES = make_tiles("BP BC", (4, 64, 4, 1), (4, 128, 8, 1), (16, 64, 8, 1))
-_AVERAGE_TILES = make_tiles("BM BC", (16, 64, 4, 1), (32, 128, 8, 1))
+_SQUARE_TILE = make_tiles("BM", (64, 4, 1))[0]
+_IMAGE_TILE = make_tiles("BM BC", (16, 64, 4, 1))[0]
+_EXCITE_TILE = make_tiles("BP BC", (4, 64, 4, 1))[0]
 _MOST_SQUEEZED = 128  # channels that a program holds
 
 
@@ -58,8 +51,7 @@ def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
         return
     rows = out.numel() // SQUARE
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
-    kernel = find_fused("phalanx.inference.layers_fused.gather_squares")
-    launch([Launch(kernel, (-(-rows // t["BM"]),), args, t) for t in _SQUARE_TILES])
+    launch("gather_squares", (-(-rows // _SQUARE_TILE["BM"]),), args, _SQUARE_TILE)
 
 
 @gather_squares.register_fake
@@ -108,9 +100,8 @@ def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
     out = like_image(x, channels, high, wide)
     rows = out.numel() // channels
     args = (x, bias, out, rows, channels // 8, *x.shape[2:], high, wide)
-    kernel = find_fused("phalanx.inference.layers_fused.activate_and_pool")
-    grid = count_blocks(rows, channels)
-    launch([Launch(kernel, grid(t), args, t, {"ACT": act}) for t in _POOL_TILES])
+    grid = count_blocks(rows, channels, _IMAGE_TILE)
+    launch("activate_and_pool", grid, args, _IMAGE_TILE, ACT=act)
     return out
 
 
@@ -144,38 +135,15 @@ def filter_channels(
     """
     if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
         return filter_reference(x, weights, bias, geometry, act)
-    ways = find_filter_ways(x, weights, bias, geometry, act)
-    key = f"filter {[*x.shape]} {weights[1].shape[0]} {[*geometry]} {act} {x.dtype}"
-    result: tuple[Tensor, Tensor] = take_way(key, ways)
-    return result
-
-
-def find_filter_ways(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
-) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
-    """The ways to a depthwise convolution; the first runs everywhere."""
     (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
     high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
-
-    def own() -> tuple[Tensor, Tensor]:
-        out, launches = like_image(x, channels, high, wide), []
-        flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
-        for tile in _FILTER_TILES:
-            parts = -(-high * wide // tile["BM"])
-            sums = torch.empty(images, parts, channels, device=x.device)
-            sizes = (*x.shape[2:], high, wide, channels // 8, parts)
-            args = (x, weights[1], bias, out, sums, *sizes)
-            grid = (-(-channels // tile["BC"]), images * parts)
-            filters = find_fused("phalanx.inference.layers_fused.filter_channels")
-            launches.append(Launch(filters, grid, args, tile, flags))
-        return out, launch(launches).args[4]
-
-    def apart() -> tuple[Tensor, Tensor]:
-        raw = F.conv2d(x, weights[0], None, stride, padding, 1, channels)
-        out = shift(raw, bias, None, act)
-        return out, out.sum((2, 3), dtype=torch.float32)[:, None]
-
-    return {"own": own, "apart": apart}
+    out, parts = like_image(x, channels, high, wide), -(-high * wide // _IMAGE_TILE["BM"])
+    sums = torch.empty(images, parts, channels, device=x.device)
+    args = (x, weights[1], bias, out, sums, *x.shape[2:], high, wide, channels // 8, parts)
+    grid = (-(-channels // _IMAGE_TILE["BC"]), images * parts)
+    flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
+    launch("filter_channels", grid, args, _IMAGE_TILE, **flags)
+    return out, sums
 
 
 @filter_channels.register_fake
@@ -212,8 +180,7 @@ def squeeze_and_excite(
     gate = torch.empty(images, channels, dtype=half, device=sums.device)
     args = (sums, *weights, gate, parts, pixels, channels // 8, squeezed)
     block = max(2, 1 << (squeezed - 1).bit_length())
-    kernel, flags = find_fused("phalanx.inference.layers_fused.squeeze_and_excite"), {"BS": block}
-    launch([Launch(kernel, (images,), args, t, flags) for t in _EXCITE_TILES])
+    launch("squeeze_and_excite", (images,), args, _EXCITE_TILE, BS=block)
     return gate
 
 
@@ -232,11 +199,8 @@ def average_pixels(x: Tensor) -> Tensor:
     if not runs_kernels(x) or not fits(x) or channels % 8:
         return x.mean((2, 3))
     out = x.new_empty(images, channels)
-    kernel = find_fused("phalanx.inference.layers_fused.average_pixels")
-    args = (x, out, high * wide, channels // 8)
-    grids = [(-(-channels // tile["BC"]), images) for tile in _AVERAGE_TILES]
-    pairs = zip(grids, _AVERAGE_TILES, strict=True)
-    launch([Launch(kernel, grid, args, tile) for grid, tile in pairs])
+    grid = (-(-channels // _IMAGE_TILE["BC"]), images)
+    launch("average_pixels", grid, (x, out, high * wide, channels // 8), _IMAGE_TILE)
     return out
 
 
