@@ -47,9 +47,8 @@ _PASS_TILE = make_tiles("BM BC", (16, 128, 4, 1))[0]
 def launch(
     kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], tile: Tile, **flags: int
 ) -> None:
-    """Launch a kernel of `layers_fused`."""
-    found = find_fused(f"phalanx.inference.layers_fused.{kernel}")
-    CHOICES.run_fastest([Launch(found, grid, args, tile, flags)])
+    """Launch a kernel, given by where it is."""
+    CHOICES.run_fastest([Launch(find_fused(kernel), grid, args, tile, flags)])
 
 
 def runs_kernels(x: Tensor) -> bool:
@@ -84,15 +83,22 @@ def count_blocks(rows: int, channels: int, tile: Tile) -> tuple[int, int]:
     return -(-rows // tile["BM"]), -(-channels // tile["BC"])
 
 
-def shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
+def _shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
     """act(raw + bias + add), written over raw."""
     rows, channels = raw.numel() // raw.shape[1], raw.shape[1]
-    if channels % 8 or not runs_kernels(raw):
+    if channels % 8 or not runs_kernels(raw) or not fits(raw):
         y = raw.float() + bias[:, None, None]
         return ACTIVATIONS[act](y if add is None else y + add.float()).to(raw.dtype)
     args = (raw, bias, bias if add is None else add, raw, rows, channels // 8)
     grid = count_blocks(rows, channels, _PASS_TILE)
-    launch("shift_and_activate", grid, args, _PASS_TILE, ADD=int(add is not None), ACT=act)
+    launch(
+        "phalanx.inference.layers_fused.shift_and_activate",
+        grid,
+        args,
+        _PASS_TILE,
+        ADD=int(add is not None),
+        ACT=act,
+    )
     return raw
 
 
@@ -127,6 +133,8 @@ class Convolution:
 
     def find_ways(self, out: Tensor) -> dict[str, Callable[[], Tensor]]:
         """All that can do it, best first; kernels write to `out`, libraries to memory anew."""
+        if not runs_kernels(self.x) or not fits(self.x, out):
+            return {"apart": self._apart}
         x, move, wide = self.x, self.move, out.shape[1]
         is_product = self._kernel == 1 and move.stride == 1
         by_library = x.is_cuda and self.gate is None and self.act in (NONE, RELU)
@@ -190,7 +198,15 @@ class Convolution:
         )
         grid = (-(-rows // tile["BM"]) * -(-wide // tile["BN"]), tile["SPLITS"])
         gate = int(self.gate is not None)
-        launch("convolve", grid, args, tile, **flags, GROUPED=int(grouped), GATE=gate)
+        launch(
+            "phalanx.inference.layers_fused.convolve",
+            grid,
+            args,
+            tile,
+            **flags,
+            GROUPED=int(grouped),
+            GATE=gate,
+        )
         return out
 
     @property
@@ -238,7 +254,14 @@ class Convolution:
         args = (self.x, self.weights[0], self.biases[0], self._added, out, rows, wide, walkers)
         shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
         shape |= {"num_warps": tile["num_warps"]}
-        launch("convolve_rows", (walkers * blocks,), args, shape, K=channels, **self._flags)
+        launch(
+            "phalanx.inference.layers_fused.convolve_rows",
+            (walkers * blocks,),
+            args,
+            shape,
+            K=channels,
+            **self._flags,
+        )
         return out
 
     def _ahead(self, out: Tensor) -> Tensor:
@@ -254,7 +277,14 @@ class Convolution:
         right = TensorDescriptor.from_tensor(matrix, [tile["BN"], tile["BK"]])
         args = (left, right, self.biases[0], self._added, out, rows, wide, channels, walkers)
         shape = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
-        launch("convolve_ahead", (walkers,), args, shape, FLAT=1, **self._flags)
+        launch(
+            "phalanx.inference.layers_fused.convolve_ahead",
+            (walkers,),
+            args,
+            shape,
+            FLAT=1,
+            **self._flags,
+        )
         return out
 
     def _by_cublas(self) -> Tensor:
@@ -277,4 +307,4 @@ class Convolution:
         if self.gate is not None:
             x = x * self.gate[:, :, None, None]
         raw = F.conv2d(x, self.weights[0], None, move.stride, move.padding, 1, move.groups)
-        return raw if self.act == RAW else shift(raw, self.biases[0], self.add, self.act)
+        return raw if self.act == RAW else _shift(raw, self.biases[0], self.add, self.act)

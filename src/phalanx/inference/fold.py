@@ -211,41 +211,39 @@ class _FoldedGate:
 # --- blocks ---
 
 
-def _fold_shortcut(
-    shortcut: nn.Module, half: torch.dtype
-) -> tuple[list[_Layer], Callable[[Tensor], Tensor]]:
-    """The layers of a block's shortcut, and what it makes of the block's input."""
+def _fold_residual(
+    convs: Sequence[_FoldedConv], shortcut: nn.Module, half: torch.dtype
+) -> FoldedUnit:
+    """Convolutions one after the other; to the last, before it activates, the shortcut is added."""
+    *inner, last = convs
+    layers: list[_Layer] = [*convs]
+    reach: Callable[[Tensor], Tensor] = shortcut
     if isinstance(shortcut, nn.Sequential):
-        conv = _FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
-        return [conv], conv
-    if shortcut.state_dict():
+        reach = _FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
+        layers.append(reach)
+    elif shortcut.state_dict():
         raise NotFoldable(f"a {type(shortcut).__name__}")
-    return [], shortcut
+
+    def run(x: Tensor) -> Tensor:
+        y = x
+        for conv in inner:
+            y = conv(y)
+        return last(y, add=reach(x))
+
+    return FoldedUnit(layers, run)
 
 
 def _fold_basic(block: BasicBlock, half: torch.dtype) -> FoldedUnit:
     first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
     last = _FoldedConv(block.conv2, block.bn2, block.act2, half)
-    layers, shortcut = _fold_shortcut(block.downsample, half)
-
-    def run(x: Tensor) -> Tensor:
-        inner = first(x)
-        return last(inner, add=shortcut(x))
-
-    return FoldedUnit([first, last, *layers], run)
+    return _fold_residual([first, last], block.downsample, half)
 
 
 def _fold_bottleneck(block: Bottleneck, half: torch.dtype) -> FoldedUnit:
     first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
     middle = _FoldedConv(block.conv2, block.bn2, block.act2, half)
     last = _FoldedConv(block.conv3, block.bn3, block.act3, half)
-    layers, shortcut = _fold_shortcut(block.downsample, half)
-
-    def run(x: Tensor) -> Tensor:
-        inner = middle(first(x))
-        return last(inner, add=shortcut(x))
-
-    return FoldedUnit([first, middle, last, *layers], run)
+    return _fold_residual([first, middle, last], block.downsample, half)
 
 
 def _fold_conv_pool(block: ConvPool, half: torch.dtype) -> FoldedUnit:

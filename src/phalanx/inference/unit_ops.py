@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.inference.conv_ops import like_image, out_size
+from phalanx.inference.conv_ops import empty_result, like_image
 from phalanx.inference.conv_ways import (
     ACTIVATIONS,
     SQUARE,
@@ -51,19 +51,21 @@ def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
         return
     rows = out.numel() // SQUARE
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
-    launch("gather_squares", (-(-rows // _SQUARE_TILE["BM"]),), args, _SQUARE_TILE)
+    launch(
+        "phalanx.inference.layers_fused.gather_squares",
+        (-(-rows // _SQUARE_TILE["BM"]),),
+        args,
+        _SQUARE_TILE,
+    )
 
 
-@gather_squares.register_fake
-def _(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
-    return None
+gather_squares.register_fake(lambda x, out, padding: None)
 
 
 def empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
     """Room for the squares of an image batch."""
     high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
-    shape = (x.shape[0], SQUARE, high, wide)
-    return torch.empty(shape, dtype=half, device=x.device, memory_format=torch.channels_last)
+    return like_image(x, SQUARE, high, wide, dtype=half)
 
 
 def fold_into_squares(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -96,17 +98,18 @@ def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
     """The 3x3 max-pool of stride 2 of act(x + bias), where act never falls."""
     if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
         return pool_reference(x, bias, act)
-    channels, (high, wide) = x.shape[1], ((edge + 1) // 2 for edge in x.shape[2:])
-    out = like_image(x, channels, high, wide)
+    channels, out = x.shape[1], _empty_pooled(x)
     rows = out.numel() // channels
-    args = (x, bias, out, rows, channels // 8, *x.shape[2:], high, wide)
+    args = (x, bias, out, rows, channels // 8, *x.shape[2:], *out.shape[2:])
     grid = count_blocks(rows, channels, _IMAGE_TILE)
-    launch("activate_and_pool", grid, args, _IMAGE_TILE, ACT=act)
+    launch("phalanx.inference.layers_fused.activate_and_pool", grid, args, _IMAGE_TILE, ACT=act)
     return out
 
 
-@activate_and_pool.register_fake
-def _(x: Tensor, bias: Tensor, act: int) -> Tensor:
+activate_and_pool.register_fake(lambda x, bias, act: _empty_pooled(x))
+
+
+def _empty_pooled(x: Tensor) -> Tensor:
     high, wide = ((edge + 1) // 2 for edge in x.shape[2:])
     return like_image(x, x.shape[1], high, wide)
 
@@ -136,13 +139,14 @@ def filter_channels(
     if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
         return filter_reference(x, weights, bias, geometry, act)
     (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
-    high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
-    out, parts = like_image(x, channels, high, wide), -(-high * wide // _IMAGE_TILE["BM"])
+    out = empty_result(x, weights, geometry)
+    high, wide = out.shape[2:]
+    parts = -(-high * wide // _IMAGE_TILE["BM"])
     sums = torch.empty(images, parts, channels, device=x.device)
     args = (x, weights[1], bias, out, sums, *x.shape[2:], high, wide, channels // 8, parts)
     grid = (-(-channels // _IMAGE_TILE["BC"]), images * parts)
     flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
-    launch("filter_channels", grid, args, _IMAGE_TILE, **flags)
+    launch("phalanx.inference.layers_fused.filter_channels", grid, args, _IMAGE_TILE, **flags)
     return out, sums
 
 
@@ -150,11 +154,9 @@ def filter_channels(
 def _(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
 ) -> tuple[Tensor, Tensor]:
-    kernel, (stride, padding) = weights[1].shape[0], geometry
-    high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
     parts = torch.library.get_ctx().new_dynamic_size()
     sums = x.new_empty(x.shape[0], parts, x.shape[1], dtype=torch.float32)
-    return like_image(x, x.shape[1], high, wide), sums
+    return empty_result(x, weights, geometry), sums
 
 
 def gate_reference(
@@ -180,7 +182,9 @@ def squeeze_and_excite(
     gate = torch.empty(images, channels, dtype=half, device=sums.device)
     args = (sums, *weights, gate, parts, pixels, channels // 8, squeezed)
     block = max(2, 1 << (squeezed - 1).bit_length())
-    launch("squeeze_and_excite", (images,), args, _EXCITE_TILE, BS=block)
+    launch(
+        "phalanx.inference.layers_fused.squeeze_and_excite", (images,), args, _EXCITE_TILE, BS=block
+    )
     return gate
 
 
@@ -200,10 +204,13 @@ def average_pixels(x: Tensor) -> Tensor:
         return x.mean((2, 3))
     out = x.new_empty(images, channels)
     grid = (-(-channels // _IMAGE_TILE["BC"]), images)
-    launch("average_pixels", grid, (x, out, high * wide, channels // 8), _IMAGE_TILE)
+    launch(
+        "phalanx.inference.layers_fused.average_pixels",
+        grid,
+        (x, out, high * wide, channels // 8),
+        _IMAGE_TILE,
+    )
     return out
 
 
-@average_pixels.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[:2])
+average_pixels.register_fake(lambda x: x.new_empty(x.shape[:2]))
