@@ -1,17 +1,15 @@
-"""How fast models score: each layer's ways, and the whole as a graph.
+"""How fast models score, as graphs.
 
-    python scripts/measure_inference.py [--out DIR] [MODEL:BATCH ...]
+    python scripts/measure_inference.py [MODEL:BATCH ...]
 
 For every model and batch size: images/s of the folded model (five rounds: median, range), with
---plain the same of its own modules under autocast, and how far both are from float64. For a
-MODEL:BATCH:measures every kernel that could be used is timed first; the times are kept in DIR.
+--plain the same of its own modules under autocast, and how far both are from float64.
 --compile compiles the kernels and stops. --profile adds the kernels of one replay by time.
 """
 
 import argparse
 import json
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -80,7 +78,7 @@ def difference(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def measure(name: str, batch: int, measures: bool, words: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, batch: int, words: argparse.Namespace) -> dict[str, Any]:
     """One model at one batch size."""
     half, size = getattr(torch, words.dtype), words.size or MODELS[name].image_size
     torch.manual_seed(0)
@@ -88,16 +86,14 @@ def measure(name: str, batch: int, measures: bool, words: argparse.Namespace) ->
     images = images.contiguous(memory_format=torch.channels_last)
     model = make_model(name, images)
     x = images[:batch].contiguous(memory_format=torch.channels_last)
-    folded = fold_model(model, half, measures=measures, patience=0)
+    folded = fold_model(model, half)
     assert folded is not None
     row: dict[str, Any] = {"model": name, "batch": batch, "dtype": words.dtype, "size": size}
-    row["measures"] = measures
     row["plain units"] = folded.plain
     began = time.perf_counter()
     with torch.inference_mode():
         if words.compile:
-            with folded._choosing():
-                row["compiled"] = CHOICES.compile_all(lambda: folded._run(x))
+            row["compiled"] = CHOICES.compile_all(lambda: folded._run(x))
             row["seconds"] = round(time.perf_counter() - began, 1)
             return row
         return row | _measure_speed(model, folded, x, words)
@@ -108,7 +104,6 @@ def _measure_speed(
 ) -> dict[str, Any]:
     began, row = time.perf_counter(), {}
     batch = len(x)
-    folded(x)
     folded(x)
     torch.cuda.synchronize()
     row["ready after s"] = round(time.perf_counter() - began, 1)
@@ -148,7 +143,6 @@ def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="*", default=["resnet50:256", "resnet50:1"])
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.4, help="of one round")
@@ -156,15 +150,12 @@ def main() -> None:
         parser.add_argument(flag, action="store_true")
     words = parser.parse_args()
     for job in words.jobs:
-        name, batch, *more = job.split(":")
+        name, batch = job.split(":")
         try:
-            print(json.dumps(measure(name, int(batch), bool(more), words)), flush=True)
+            print(json.dumps(measure(name, int(batch), words)), flush=True)
         except Exception as failure:  # noqa: BLE001 - the rest is measured all the same
             print(json.dumps({"job": job, "failed": repr(failure)[:600]}), flush=True)
         torch.cuda.empty_cache()
-        if words.out:
-            table = {"known": CHOICES.known, "timings": CHOICES.timings}
-            (words.out / f"choices-{words.dtype}.json").write_text(json.dumps(table, indent=1))
 
 
 if __name__ == "__main__":

@@ -3,49 +3,24 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.inference.conv_ways import (
-    ACTIVATIONS,
-    GROUPED_BLOCK,
-    RAW,
-    Convolution,
-    Geometry,
-    fits,
-    runs_kernels,
-    take_way,
-)
+from phalanx.inference.conv_ways import GROUPED_BLOCK, Convolution, Geometry
 
 
-def like_image(x: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """An empty channels_last image batch."""
-    shape = (x.shape[0], channels, height, width)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-
-
-def out_size(edge: int, kernel: int, stride: int, padding: int) -> int:
-    """The edge of a convolution's result."""
-    return (edge + 2 * padding - kernel) // stride + 1
-
-
-def convolve_reference(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    add: Tensor | None,
-    gate: Tensor | None,
-    geometry: Sequence[int],
-    act: int,
+def like_image(
+    x: Tensor, channels: int, height: int, width: int, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """`convolve_and_activate` in plain torch."""
-    stride, padding, groups = geometry
-    x = x if gate is None else x * gate[:, :, None, None]
-    y = F.conv2d(x, weights[0], None, stride, padding, 1, groups)
-    if act == RAW:
-        return y
-    y = y.float() + biases[0][:, None, None]
-    return ACTIVATIONS[act](y if add is None else y + add.float()).to(x.dtype)
+    """An empty channels_last image batch; dtype: another than x's."""
+    shape, dtype = (x.shape[0], channels, height, width), dtype or x.dtype
+    return torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def empty_result(x: Tensor, weights: Sequence[Tensor], geometry: Sequence[int]) -> Tensor:
+    """Room for what a convolution gives."""
+    kernel, (stride, padding, *_) = weights[0].shape[2], geometry
+    high, wide = ((edge + 2 * padding - kernel) // stride + 1 for edge in x.shape[2:])
+    return like_image(x, weights[0].shape[0], high, wide)
 
 
 @torch.library.custom_op("phalanx::convolve_and_activate", mutates_args=())
@@ -64,31 +39,14 @@ def convolve_and_activate(
     `expand_groups` makes, if it does. biases: the bias in 32 bits and in x's type. gate: [N, C].
     geometry: stride, padding, groups.
     """
-    out = _empty_result(x, weights, geometry)
-    if not runs_kernels(x) or not fits(x, out):
-        return convolve_reference(x, weights, biases, add, gate, geometry, act)
     layer = Convolution(x, weights, biases, add, gate, Geometry(*geometry), act)
-    result: Tensor = take_way(layer.key, layer.find_ways(out))
-    return result
+    best, *_ = layer.find_ways(empty_result(x, weights, geometry)).values()
+    return best()
 
 
-@convolve_and_activate.register_fake
-def _(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    add: Tensor | None,
-    gate: Tensor | None,
-    geometry: Sequence[int],
-    act: int,
-) -> Tensor:
-    return _empty_result(x, weights, geometry)
-
-
-def _empty_result(x: Tensor, weights: Sequence[Tensor], geometry: Sequence[int]) -> Tensor:
-    kernel, (stride, padding, _) = weights[0].shape[2], geometry
-    high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
-    return like_image(x, weights[0].shape[0], high, wide)
+convolve_and_activate.register_fake(
+    lambda x, weights, biases, add, gate, geometry, act: empty_result(x, weights, geometry)
+)
 
 
 def expand_groups(weight: Tensor, groups: int, block: int = GROUPED_BLOCK) -> Tensor | None:

@@ -1,12 +1,11 @@
 """The ways to compute a convolution with what stands behind it, best first.
 
-Which comes first follows from the shape, by rules that were measured on an H200. Within
-`measuring` all of them are timed instead, and the fastest is remembered in CHOICES.
+Which comes first, and with which tile, follows from the shape, by rules that were measured on an
+H200: the same at every time.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,53 +27,28 @@ _LARGEST = 2**31  # elements that 32-bit offsets reach
 _FEW_ROWS = 64  # of a product that a library is not good at
 
 _LARGE_TILES = make_tiles(
-    "BM BN BK SPLITS",
-    *((128, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3), (128, 32, 32, 1, 4, 4)),
-    *((128, 32, 64, 1, 4, 3), (64, 64, 64, 1, 4, 4)),
+    "BM BN BK SPLITS", (128, 64, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3), (128, 32, 32, 1, 4, 4)
 )
 SMALL_TILES = make_tiles(
     "BM BN BK SPLITS",
     *((32, 32, 64, 1, 4, 4), (64, 32, 64, 1, 4, 4), (32, 32, 128, 1, 4, 4)),
-    *((32, 32, 64, 4, 4, 4), (64, 32, 128, 8, 4, 3), (32, 32, 128, 2, 4, 4)),
-    *((32, 16, 128, 1, 4, 4), (16, 32, 128, 4, 4, 4)),
+    *((32, 32, 64, 4, 4, 4), (64, 32, 128, 8, 4, 3)),
 )
-_GROUPED_TILES = make_tiles(
-    "BM BN BK SPLITS", (128, 32, 32, 1, 4, 4), (64, 32, 32, 1, 4, 4), (256, 32, 32, 1, 8, 3)
-)
-_SMALL_GROUPED_TILES = make_tiles(
-    "BM BN BK SPLITS", (32, 32, 32, 1, 4, 4), (16, 32, 32, 1, 2, 4), (32, 32, 32, 3, 4, 4)
+_GROUPED_TILE, _SMALL_GROUPED_TILE = make_tiles(
+    "BM BN BK SPLITS", (128, 32, 32, 1, 4, 4), (32, 32, 32, 1, 4, 4)
 )
 _ROWS_TILES = make_tiles("BM BN OCCUPANCY", (64, 128, 2, 8, 3), (64, 64, 4, 4, 3))
 _AHEAD_TILES = make_tiles(
     "BM BN BK EARLY OCCUPANCY", (128, 128, 64, 0, 2, 4, 3), (128, 64, 64, 1, 2, 4, 4)
 )
-_PASS_TILES = make_tiles("BM BC", (16, 128, 4, 1), (64, 64, 4, 1))
-
-_Ways = Mapping[str, Callable[[], Any]]
-_measured = False
+_PASS_TILE = make_tiles("BM BC", (16, 128, 4, 1))[0]
 
 
-@contextmanager
-def measuring() -> Iterator[None]:
-    """A block in which every way is timed that is not known yet."""
-    global _measured  # noqa: PLW0603 - kernels are called from inside of torch's ops
-    before, _measured = _measured, True
-    try:
-        yield
-    finally:
-        _measured = before
-
-
-def take_way(key: str, ways: _Ways) -> Any:
-    """What the fastest known way gives, or the first."""
-    if _measured or CHOICES.known.get(key) in ways:
-        return CHOICES.choose(key, ways)
-    return next(iter(ways.values()))()
-
-
-def launch(launches: Sequence[Launch]) -> Launch:
-    """Run the fastest launch where that is measured, else the first; gives it."""
-    return CHOICES.run_fastest(launches if _measured else launches[:1])
+def launch(
+    kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], tile: Tile, **flags: int
+) -> None:
+    """Launch a kernel, given by where it is."""
+    CHOICES.run_fastest([Launch(find_fused(kernel), grid, args, tile, flags)])
 
 
 def runs_kernels(x: Tensor) -> bool:
@@ -104,21 +78,27 @@ def counters(device: torch.device) -> Tensor:
         return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
-def count_blocks(rows: int, channels: int) -> Callable[[Tile], tuple[int, ...]]:
+def count_blocks(rows: int, channels: int, tile: Tile) -> tuple[int, int]:
     """The grid of a kernel that cuts an image into BM rows by BC channels."""
-    return lambda t: (-(-rows // t["BM"]), -(-channels // t["BC"]))
+    return -(-rows // tile["BM"]), -(-channels // tile["BC"])
 
 
-def shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
+def _shift(raw: Tensor, bias: Tensor, add: Tensor | None, act: int) -> Tensor:
     """act(raw + bias + add), written over raw."""
     rows, channels = raw.numel() // raw.shape[1], raw.shape[1]
-    if channels % 8 or not runs_kernels(raw):
+    if channels % 8 or not runs_kernels(raw) or not fits(raw):
         y = raw.float() + bias[:, None, None]
         return ACTIVATIONS[act](y if add is None else y + add.float()).to(raw.dtype)
     args = (raw, bias, bias if add is None else add, raw, rows, channels // 8)
-    flags = {"ADD": int(add is not None), "ACT": act}
-    kernel, grid = find_fused("phalanx.inference.layers_fused.shift_and_activate"), count_blocks
-    launch([Launch(kernel, grid(rows, channels)(t), args, t, flags) for t in _PASS_TILES])
+    grid = count_blocks(rows, channels, _PASS_TILE)
+    launch(
+        "phalanx.inference.layers_fused.shift_and_activate",
+        grid,
+        args,
+        _PASS_TILE,
+        ADD=int(add is not None),
+        ACT=act,
+    )
     return raw
 
 
@@ -148,18 +128,13 @@ class Convolution:
     act: int
 
     @property
-    def key(self) -> str:
-        """What is computed."""
-        parts = [tuple(self.x.shape), tuple(self.weights[0].shape), *self.move.pack()]
-        added = (self.add is not None, self.gate is not None, self.act)
-        return f"convolve {parts} {added} {self.x.dtype}"
-
-    @property
     def _kernel(self) -> int:
         return self.weights[0].shape[2]
 
     def find_ways(self, out: Tensor) -> dict[str, Callable[[], Tensor]]:
         """All that can do it, best first; kernels write to `out`, libraries to memory anew."""
+        if not runs_kernels(self.x) or not fits(self.x, out):
+            return {"apart": self._apart}
         x, move, wide = self.x, self.move, out.shape[1]
         is_product = self._kernel == 1 and move.stride == 1
         by_library = x.is_cuda and self.gate is None and self.act in (NONE, RELU)
@@ -212,24 +187,36 @@ class Convolution:
 
     def _own(self, out: Tensor) -> Tensor:
         grouped, wide, rows = self.move.groups > 1, out.shape[1], out.numel() // out.shape[1]
-        kernel = find_fused("phalanx.inference.layers_fused.convolve")
-        weight, (high, broad) = self.weights[1 if grouped else 0], self.x.shape[2:]
-        nothing, launches = self.biases[0], []
-        flags = self._view(wide) | {"GROUPED": int(grouped), "GATE": int(self.gate is not None)}
-        flags |= {"ADD": int(self.add is not None), "ACT": self.act}
-        for tile in self._rank_tiles(rows, wide, large=self._is_large(out)):
-            shares = tile["SPLITS"] if tile["SPLITS"] > 1 else 0
-            part = torch.empty(shares * rows * wide, device=out.device)
-            args = (
-                *(self.x, weight, nothing, nothing if self.add is None else self.add),
-                *(nothing if self.gate is None else self.gate, out, part, counters(out.device)),
-                *(rows, high, broad, *out.shape[2:]),
-            )
-            own = flags | ({"C": tile["BN"]} if grouped else {})
-            grid = (-(-rows // tile["BM"]) * -(-wide // tile["BN"]), tile["SPLITS"])
-            launches.append(Launch(kernel, grid, args, tile, own))
-        launch(launches)
+        weight, nothing = self.weights[1 if grouped else 0], self.biases[0]
+        tile = self._choose_tile(rows, wide, large=self._is_large(out))
+        flags = self._view(wide) | self._flags | ({"C": tile["BN"]} if grouped else {})
+        shares = tile["SPLITS"] if tile["SPLITS"] > 1 else 0
+        part = torch.empty(shares * rows * wide, device=out.device)
+        args = (
+            *(self.x, weight, nothing, self._added, nothing if self.gate is None else self.gate),
+            *(out, part, counters(out.device), rows, *self.x.shape[2:], *out.shape[2:]),
+        )
+        grid = (-(-rows // tile["BM"]) * -(-wide // tile["BN"]), tile["SPLITS"])
+        gate = int(self.gate is not None)
+        launch(
+            "phalanx.inference.layers_fused.convolve",
+            grid,
+            args,
+            tile,
+            **flags,
+            GROUPED=int(grouped),
+            GATE=gate,
+        )
         return out
+
+    @property
+    def _flags(self) -> dict[str, int]:
+        return {"ADD": int(self.add is not None), "ACT": self.act}
+
+    @property
+    def _added(self) -> Tensor:
+        """The residual; where there is none, a tensor that no kernel reads in its place."""
+        return self.biases[0] if self.add is None else self.add
 
     def _view(self, wide: int) -> dict[str, int]:
         """The windows as a product sees them: a row of a stem's squares lies in one piece."""
@@ -240,22 +227,18 @@ class Convolution:
         view = {"C": channels, "N": wide, "PITCH": self.x.shape[1], "KH": kernel, "KW": across}
         return view | {"STRIDE": move.stride, "PAD": move.padding}
 
-    def _rank_tiles(self, rows: int, wide: int, *, large: bool) -> list[Tile]:
-        """Tiles that go, best first."""
+    def _choose_tile(self, rows: int, wide: int, *, large: bool) -> Tile:
         if self.move.groups > 1:
-            return _GROUPED_TILES if large else _SMALL_GROUPED_TILES
+            return _GROUPED_TILE if large else _SMALL_GROUPED_TILE
         if large:
-            first = 2 if wide <= 32 else int(wide % 128 == 0 and self.add is None)
-            tiles = [t for t in _LARGE_TILES if t["BN"] <= max(wide, 64)]
-            return [_LARGE_TILES[first], *(t for t in tiles if t is not _LARGE_TILES[first])]
-        first = 0
+            return _LARGE_TILES[2 if wide <= 32 else int(wide % 128 == 0 and self.add is None)]
+        best = 0
         if self._kernel == 1:
-            first = 1 if rows >= 512 else 2 if self._depth >= 1024 else 0
+            best = 1 if rows >= 512 else 2 if self._depth >= 1024 else 0
         if rows < 512 and self._depth >= 2048:
-            first = 4 if rows <= 64 and self._depth > 4096 else 3
-        best = SMALL_TILES[first]
-        tiles = [best, *(t for t in SMALL_TILES if t is not best)]
-        return [t for t in tiles if t["SPLITS"] == 1 or self._can_split(t, rows, wide)]
+            best = 4 if rows <= 64 and self._depth > 4096 else 3
+        tile = SMALL_TILES[best]
+        return tile if tile["SPLITS"] == 1 or self._can_split(tile, rows, wide) else SMALL_TILES[0]
 
     def _can_split(self, tile: Tile, rows: int, wide: int) -> bool:
         """Whether each program has something to add up, and each tile a counter."""
@@ -264,20 +247,21 @@ class Convolution:
 
     def _by_rows(self, out: Tensor) -> Tensor:
         wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
-        kernel, launches = find_fused("phalanx.inference.layers_fused.convolve_rows"), []
-        for tile in _ROWS_TILES:
-            if wide % tile["BN"]:
-                continue
-            blocks = wide // tile["BN"]
-            walkers = _count_processors(out.device) * tile["OCCUPANCY"] // blocks
-            walkers = max(1, min(walkers, -(-rows // tile["BM"])))
-            add = self.biases[0] if self.add is None else self.add
-            args = (self.x, self.weights[0], self.biases[0], add, out, rows, wide, walkers)
-            flags = {"K": channels, "ADD": int(self.add is not None), "ACT": self.act}
-            shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
-            shape |= {"num_warps": tile["num_warps"]}
-            launches.append(Launch(kernel, (walkers * blocks,), args, shape, flags))
-        launch(launches)
+        tile = next(tile for tile in _ROWS_TILES if wide % tile["BN"] == 0)
+        blocks = wide // tile["BN"]
+        walkers = _count_processors(out.device) * tile["OCCUPANCY"] // blocks
+        walkers = max(1, min(walkers, -(-rows // tile["BM"])))
+        args = (self.x, self.weights[0], self.biases[0], self._added, out, rows, wide, walkers)
+        shape = {"BM": tile["BM"], "BN": tile["BN"], "DEPTH": tile["num_stages"]}
+        shape |= {"num_warps": tile["num_warps"]}
+        launch(
+            "phalanx.inference.layers_fused.convolve_rows",
+            (walkers * blocks,),
+            args,
+            shape,
+            K=channels,
+            **self._flags,
+        )
         return out
 
     def _ahead(self, out: Tensor) -> Tensor:
@@ -286,20 +270,21 @@ class Convolution:
         wide, channels, rows = out.shape[1], self.x.shape[1], out.numel() // out.shape[1]
         flat = self.x.permute(0, 2, 3, 1).reshape(rows, channels)
         matrix = self.weights[0].reshape(wide, channels)
-        kernel, launches = find_fused("phalanx.inference.layers_fused.convolve_ahead"), []
-        for tile in _AHEAD_TILES:
-            if wide % tile["BN"]:
-                continue
-            blocks = -(-rows // tile["BM"]) * (wide // tile["BN"])
-            walkers = min(blocks, _count_processors(out.device) * tile["OCCUPANCY"])
-            left = TensorDescriptor.from_tensor(flat, [tile["BM"], tile["BK"]])
-            right = TensorDescriptor.from_tensor(matrix, [tile["BN"], tile["BK"]])
-            add = self.biases[0] if self.add is None else self.add
-            args = (left, right, self.biases[0], add, out, rows, wide, channels, walkers)
-            flags = {"ADD": int(self.add is not None), "ACT": self.act, "FLAT": 1}
-            shape = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
-            launches.append(Launch(kernel, (walkers,), args, shape, flags))
-        launch(launches)
+        tile = next(tile for tile in _AHEAD_TILES if wide % tile["BN"] == 0)
+        blocks = -(-rows // tile["BM"]) * (wide // tile["BN"])
+        walkers = min(blocks, _count_processors(out.device) * tile["OCCUPANCY"])
+        left = TensorDescriptor.from_tensor(flat, [tile["BM"], tile["BK"]])
+        right = TensorDescriptor.from_tensor(matrix, [tile["BN"], tile["BK"]])
+        args = (left, right, self.biases[0], self._added, out, rows, wide, channels, walkers)
+        shape = {name: value for name, value in tile.items() if name != "OCCUPANCY"}
+        launch(
+            "phalanx.inference.layers_fused.convolve_ahead",
+            (walkers,),
+            args,
+            shape,
+            FLAT=1,
+            **self._flags,
+        )
         return out
 
     def _by_cublas(self) -> Tensor:
@@ -322,4 +307,4 @@ class Convolution:
         if self.gate is not None:
             x = x * self.gate[:, :, None, None]
         raw = F.conv2d(x, self.weights[0], None, move.stride, move.padding, 1, move.groups)
-        return raw if self.act == RAW else shift(raw, self.biases[0], self.add, self.act)
+        return raw if self.act == RAW else _shift(raw, self.biases[0], self.add, self.act)

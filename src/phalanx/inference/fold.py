@@ -128,23 +128,24 @@ class _FoldedConv:
     ) -> Tensor:
         """act(norm(conv(x * gate)) + add); act: another than its own."""
         act, move = self.act if act is None else act, self.move
-        if self._squares:
+        if not self._squares:
+            x = x.to(self._half, memory_format=torch.channels_last)
+        else:
             move = Geometry()
-        if x.shape[1] == self._conv.in_channels:
-            x = self.take(x, None)
+            x = self.take(x) if x.shape[1] == self._conv.in_channels else x
         return convolve_and_activate(
             self._pad(x), self._weights, self._biases, add, gate, move.pack(), act
         )
 
-    def take(self, images: Tensor, out: Tensor | None) -> Tensor:
-        """The images as a stem reads them, in `out` if there is one."""
-        if not self._squares:
-            if out is None:
-                return images.to(self._half, memory_format=torch.channels_last)
-            return out.copy_(images)
-        out = empty_squares(images, self._squares, self._half) if out is None else out
-        gather_squares(images, out, self._squares)
-        return out
+    def take(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """The images as a stem reads them: in `out`, or in memory that is nobody else's."""
+        if self._squares:
+            out = empty_squares(images, self._squares, self._half) if out is None else out
+            gather_squares(images, out, self._squares)
+            return out
+        if out is None:
+            return images.to(self._half, memory_format=torch.channels_last, copy=True)
+        return out.copy_(images)
 
     def filter(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What a depthwise convolution gives, and the sums of it by image, [N, parts, C]."""
@@ -210,41 +211,39 @@ class _FoldedGate:
 # --- blocks ---
 
 
-def _fold_shortcut(
-    shortcut: nn.Module, half: torch.dtype
-) -> tuple[list[_Layer], Callable[[Tensor], Tensor]]:
-    """The layers of a block's shortcut, and what it makes of the block's input."""
+def _fold_residual(
+    convs: Sequence[_FoldedConv], shortcut: nn.Module, half: torch.dtype
+) -> FoldedUnit:
+    """Convolutions one after the other; to the last, before it activates, the shortcut is added."""
+    *inner, last = convs
+    layers: list[_Layer] = [*convs]
+    reach: Callable[[Tensor], Tensor] = shortcut
     if isinstance(shortcut, nn.Sequential):
-        conv = _FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
-        return [conv], conv
-    if shortcut.state_dict():
+        reach = _FoldedConv(shortcut[0], shortcut[1], nn.Identity(), half)
+        layers.append(reach)
+    elif shortcut.state_dict():
         raise NotFoldable(f"a {type(shortcut).__name__}")
-    return [], shortcut
+
+    def run(x: Tensor) -> Tensor:
+        y = x
+        for conv in inner:
+            y = conv(y)
+        return last(y, add=reach(x))
+
+    return FoldedUnit(layers, run)
 
 
 def _fold_basic(block: BasicBlock, half: torch.dtype) -> FoldedUnit:
     first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
     last = _FoldedConv(block.conv2, block.bn2, block.act2, half)
-    layers, shortcut = _fold_shortcut(block.downsample, half)
-
-    def run(x: Tensor) -> Tensor:
-        inner = first(x)
-        return last(inner, add=shortcut(x))
-
-    return FoldedUnit([first, last, *layers], run)
+    return _fold_residual([first, last], block.downsample, half)
 
 
 def _fold_bottleneck(block: Bottleneck, half: torch.dtype) -> FoldedUnit:
     first = _FoldedConv(block.conv1, block.bn1, block.act1, half)
     middle = _FoldedConv(block.conv2, block.bn2, block.act2, half)
     last = _FoldedConv(block.conv3, block.bn3, block.act3, half)
-    layers, shortcut = _fold_shortcut(block.downsample, half)
-
-    def run(x: Tensor) -> Tensor:
-        inner = middle(first(x))
-        return last(inner, add=shortcut(x))
-
-    return FoldedUnit([first, middle, last, *layers], run)
+    return _fold_residual([first, middle, last], block.downsample, half)
 
 
 def _fold_conv_pool(block: ConvPool, half: torch.dtype) -> FoldedUnit:

@@ -1,22 +1,24 @@
 """A model that scores: batch norms folded, in 16 bits, one CUDA graph for each batch size."""
 
-from collections import Counter, OrderedDict
-from contextlib import nullcontext
+import threading
+from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.inference.conv_ways import measuring
 from phalanx.inference.fold import FoldedUnit, NotFoldable, fold_unit
 from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.fused import find_fused
 from phalanx.models.units import UnitModel
 
 _MOST_GRAPHS = 8  # sizes of images that are remembered
-_PATIENCE = 16  # batches of a size before it is worth compiling kernels for it
 _Size = tuple[tuple[int, ...], torch.dtype]
+# a graph has one input and one output, and cuDNN's flags are the process's: one thread at a time
+_ONE_THREAD = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -31,20 +33,14 @@ class FoldedModel(nn.Module):
 
     The model's weights are taken over by `refresh`, never looked at otherwise. Units that folding
     does not know are run by their own modules, and then nothing is captured. `plain` says why.
-    measures: whether the fastest kernels are found by timing them, which takes some seconds for
-    each size of images. patience: how many batches of a size are left to the modules, because
-    kernels must be compiled for those that follow, and a few images do not wait for that.
+    For the first batch of a size kernels are compiled, which takes some seconds. It may be called
+    by several threads, on the same stream.
     """
 
     @torch.inference_mode(mode=False)  # what it keeps is written to wherever it is refreshed
     @torch.no_grad()
-    def __init__(
-        self, model: UnitModel, half: torch.dtype, *, measures: bool = False, patience: int = 0
-    ) -> None:
+    def __init__(self, model: UnitModel, half: torch.dtype) -> None:
         super().__init__()
-        self._choosing = measuring if measures else nullcontext
-        self._patience = patience
-        self._seen: Counter[_Size] = Counter()
         self._half, self._live = half, (model,)  # in a tuple: it is not a part of this one
         self._units: dict[str, FoldedUnit] = {}
         self.plain: dict[str, str] = {}
@@ -56,47 +52,29 @@ class FoldedModel(nn.Module):
                 self.plain[unit] = str(found)
         self._graphs: OrderedDict[_Size, _Captured | None] = OrderedDict()  # None: no memory for it
         self._pool: Any = None  # of memory, which the graphs share: one runs at a time
-        self._versions = self._find_versions()
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the model's weights and statistics as they are now."""
         self._live[0].eval()
-        for unit in self._units.values():
-            for layer in unit.layers:
-                layer.refresh()
-        self._versions = self._find_versions()
+        with _ONE_THREAD:
+            for unit in self._units.values():
+                for layer in unit.layers:
+                    layer.refresh()
 
     def refresh_if_changed(self) -> None:
-        """`refresh` where torch has written to a weight since; writes of graphs are not seen."""
-        if self._versions != self._find_versions():
-            self.refresh()
-
-    def _find_versions(self) -> list[int]:
-        model = self._live[0]
-        tensors = (*model.parameters(), *model.buffers())
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        """`refresh`: what kernels of our own write is not seen as a change."""
+        self.refresh()
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
-        size = (tuple(images.shape), images.dtype)
-        self._seen[size] += 1
-        with torch.autocast(images.device.type, enabled=False):
-            if self._seen[size] <= self._patience:
-                return self._run_modules(images)
+        device = images.device
+        with _ONE_THREAD, _enter(device), torch.autocast(device.type, enabled=False):
             if self.plain or not images.is_cuda:
                 return self._run(images)
-            return self._replay(images, size)
-
-    def _run_modules(self, images: Tensor) -> Tensor:
-        model = self._live[0]
-        if model.training:
-            model.eval()
-        with torch.autocast(images.device.type, dtype=self._half):
-            logits: Tensor = model(images)
-        return logits
+            return self._replay(images)
 
     def _run(self, x: Tensor) -> Tensor:
         model = self._live[0]
@@ -108,12 +86,8 @@ class FoldedModel(nn.Module):
                 x = model.run_unit(unit, x)
         return x
 
-    def _replay(self, images: Tensor, size: _Size) -> Tensor:
-        """Run the first batch of a size as it comes, capture the second, then replay."""
-        if self._seen[size] == self._patience + 1:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True), self._choosing():
-                CHOICES.compile_all(lambda: self._run(images))
-                return self._run(images)
+    def _replay(self, images: Tensor) -> Tensor:
+        size = (tuple(images.shape), images.dtype)
         if size not in self._graphs:
             self._graphs[size] = self._capture(images)
         self._graphs.move_to_end(size)
@@ -121,44 +95,56 @@ class FoldedModel(nn.Module):
             self._graphs.popitem(last=False)
         found = self._graphs[size]
         if found is None:
-            return self._run(images)
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+                return self._run(images)
         self._take(images, found.images)
         found.graph.replay()
         return found.logits.clone()
 
-    def _take(self, images: Tensor, out: Tensor | None) -> Tensor:
+    def _take(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         take = next(iter(self._units.values())).take
         if take is not None:
             return take(images, out)
         return images.clone() if out is None else out.copy_(images)
 
     def _capture(self, images: Tensor) -> _Captured | None:
-        static, graph = self._take(images, None), torch.cuda.CUDAGraph()
-        # other threads write checkpoints and watch ranks meanwhile
-        try:
-            with (
-                torch.backends.cudnn.flags(enabled=True, benchmark=True),
-                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-            ):
-                logits = self._run(static)
-        except torch.OutOfMemoryError:  # a graph's memory is its own, whatever else is free
-            return None
+        """A graph for images of this size; None where there is no memory for one."""
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            CHOICES.compile_all(lambda: self._run(images))
+            self._run(images)  # in this thread: cuDNN keeps what it measured for each
+            try:
+                static, graph = self._take(images), torch.cuda.CUDAGraph()
+                # other threads write checkpoints and watch ranks meanwhile
+                with torch.cuda.graph(
+                    graph,
+                    pool=self._pool,
+                    stream=_capturing_stream(images.device),
+                    capture_error_mode="thread_local",
+                ):
+                    logits = self._run(static)
+            except torch.OutOfMemoryError:  # a graph's memory is its own, whatever else is free
+                return None
         self._pool = graph.pool()
         return _Captured(graph, static, logits)
 
 
-def fold_model(
-    model: nn.Module,
-    half: torch.dtype | None,
-    *,
-    measures: bool = False,
-    patience: int = _PATIENCE,
-) -> FoldedModel | None:
+def _enter(device: torch.device) -> AbstractContextManager[object]:
+    """A block that launches and captures on this device: neither looks where the tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
+    """One of the device's own: torch captures on a stream of whichever it captured on first."""
+    return torch.cuda.Stream(device)
+
+
+def fold_model(model: nn.Module, half: torch.dtype | None) -> FoldedModel | None:
     """The model as it scores; None where its own modules are as good."""
     if half is None or not isinstance(model, UnitModel) or not next(model.parameters()).is_cuda:
         return None
     has_kernels = find_fused("phalanx.inference.layers_fused.convolve") is not None
     if type(model).forward is not UnitModel.forward or not has_kernels:
         return None
-    folded = FoldedModel(model, half, measures=measures, patience=patience)
+    folded = FoldedModel(model, half)
     return folded if len(folded.plain) < len(model.units) else None

@@ -3,13 +3,13 @@
 Each is a torch custom op with a plain reference beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.inference.conv_ops import like_image, out_size
+from phalanx.inference.conv_ops import empty_result, like_image
 from phalanx.inference.conv_ways import (
     ACTIVATIONS,
     SQUARE,
@@ -17,19 +17,12 @@ from phalanx.inference.conv_ways import (
     fits,
     launch,
     runs_kernels,
-    shift,
-    take_way,
 )
-from phalanx.kernels.choices import Launch, make_tiles
-from phalanx.kernels.fused import find_fused
+from phalanx.kernels.choices import make_tiles
 
-_POOL_TILES = make_tiles("BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1))
-_SQUARE_TILES = make_tiles("BM", (64, 4, 1), (256, 4, 1))
-_FILTER_TILES = make_tiles(
-    "BM BC", (16, 64, 4, 1), (32, 64, 4, 1), (64, 32, 4, 1), (16, 32, 2, 1), (64, 64, 4, 1)
-)
-_EXCITE_TILES = make_tiles("BP BC", (4, 64, 4, 1), (4, 128, 8, 1), (16, 64, 8, 1))
-_AVERAGE_TILES = make_tiles("BM BC", (16, 64, 4, 1), (32, 128, 8, 1))
+_SQUARE_TILE = make_tiles("BM", (64, 4, 1))[0]
+_IMAGE_TILE = make_tiles("BM BC", (16, 64, 4, 1))[0]
+_EXCITE_TILE = make_tiles("BP BC", (4, 64, 4, 1))[0]
 _MOST_SQUEEZED = 128  # channels that a program holds
 
 
@@ -58,20 +51,21 @@ def gather_squares(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
         return
     rows = out.numel() // SQUARE
     args = (x, out, rows, *x.shape[2:], *out.shape[2:], padding[0], *x.stride())
-    kernel = find_fused("phalanx.inference.layers_fused.gather_squares")
-    launch([Launch(kernel, (-(-rows // t["BM"]),), args, t) for t in _SQUARE_TILES])
+    launch(
+        "phalanx.inference.layers_fused.gather_squares",
+        (-(-rows // _SQUARE_TILE["BM"]),),
+        args,
+        _SQUARE_TILE,
+    )
 
 
-@gather_squares.register_fake
-def _(x: Tensor, out: Tensor, padding: Sequence[int]) -> None:
-    return None
+gather_squares.register_fake(lambda x, out, padding: None)
 
 
 def empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
     """Room for the squares of an image batch."""
     high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
-    shape = (x.shape[0], SQUARE, high, wide)
-    return torch.empty(shape, dtype=half, device=x.device, memory_format=torch.channels_last)
+    return like_image(x, SQUARE, high, wide, dtype=half)
 
 
 def fold_into_squares(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -104,18 +98,18 @@ def activate_and_pool(x: Tensor, bias: Tensor, act: int) -> Tensor:
     """The 3x3 max-pool of stride 2 of act(x + bias), where act never falls."""
     if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
         return pool_reference(x, bias, act)
-    channels, (high, wide) = x.shape[1], ((edge + 1) // 2 for edge in x.shape[2:])
-    out = like_image(x, channels, high, wide)
+    channels, out = x.shape[1], _empty_pooled(x)
     rows = out.numel() // channels
-    args = (x, bias, out, rows, channels // 8, *x.shape[2:], high, wide)
-    kernel = find_fused("phalanx.inference.layers_fused.activate_and_pool")
-    grid = count_blocks(rows, channels)
-    launch([Launch(kernel, grid(t), args, t, {"ACT": act}) for t in _POOL_TILES])
+    args = (x, bias, out, rows, channels // 8, *x.shape[2:], *out.shape[2:])
+    grid = count_blocks(rows, channels, _IMAGE_TILE)
+    launch("phalanx.inference.layers_fused.activate_and_pool", grid, args, _IMAGE_TILE, ACT=act)
     return out
 
 
-@activate_and_pool.register_fake
-def _(x: Tensor, bias: Tensor, act: int) -> Tensor:
+activate_and_pool.register_fake(lambda x, bias, act: _empty_pooled(x))
+
+
+def _empty_pooled(x: Tensor) -> Tensor:
     high, wide = ((edge + 1) // 2 for edge in x.shape[2:])
     return like_image(x, x.shape[1], high, wide)
 
@@ -144,49 +138,25 @@ def filter_channels(
     """
     if not runs_kernels(x) or not fits(x) or x.shape[1] % 8:
         return filter_reference(x, weights, bias, geometry, act)
-    ways = find_filter_ways(x, weights, bias, geometry, act)
-    key = f"filter {[*x.shape]} {weights[1].shape[0]} {[*geometry]} {act} {x.dtype}"
-    result: tuple[Tensor, Tensor] = take_way(key, ways)
-    return result
-
-
-def find_filter_ways(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
-) -> dict[str, Callable[[], tuple[Tensor, Tensor]]]:
-    """The ways to a depthwise convolution; the first runs everywhere."""
     (images, channels), kernel, (stride, padding) = x.shape[:2], weights[1].shape[0], geometry
-    high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
-
-    def own() -> tuple[Tensor, Tensor]:
-        out, launches = like_image(x, channels, high, wide), []
-        flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
-        for tile in _FILTER_TILES:
-            parts = -(-high * wide // tile["BM"])
-            sums = torch.empty(images, parts, channels, device=x.device)
-            sizes = (*x.shape[2:], high, wide, channels // 8, parts)
-            args = (x, weights[1], bias, out, sums, *sizes)
-            grid = (-(-channels // tile["BC"]), images * parts)
-            filters = find_fused("phalanx.inference.layers_fused.filter_channels")
-            launches.append(Launch(filters, grid, args, tile, flags))
-        return out, launch(launches).args[4]
-
-    def apart() -> tuple[Tensor, Tensor]:
-        raw = F.conv2d(x, weights[0], None, stride, padding, 1, channels)
-        out = shift(raw, bias, None, act)
-        return out, out.sum((2, 3), dtype=torch.float32)[:, None]
-
-    return {"own": own, "apart": apart}
+    out = empty_result(x, weights, geometry)
+    high, wide = out.shape[2:]
+    parts = -(-high * wide // _IMAGE_TILE["BM"])
+    sums = torch.empty(images, parts, channels, device=x.device)
+    args = (x, weights[1], bias, out, sums, *x.shape[2:], high, wide, channels // 8, parts)
+    grid = (-(-channels // _IMAGE_TILE["BC"]), images * parts)
+    flags = {"KS": kernel, "STRIDE": stride, "PAD": padding, "ACT": act, "SUMS": 1}
+    launch("phalanx.inference.layers_fused.filter_channels", grid, args, _IMAGE_TILE, **flags)
+    return out, sums
 
 
 @filter_channels.register_fake
 def _(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor, geometry: Sequence[int], act: int
 ) -> tuple[Tensor, Tensor]:
-    kernel, (stride, padding) = weights[1].shape[0], geometry
-    high, wide = (out_size(edge, kernel, stride, padding) for edge in x.shape[2:])
     parts = torch.library.get_ctx().new_dynamic_size()
     sums = x.new_empty(x.shape[0], parts, x.shape[1], dtype=torch.float32)
-    return like_image(x, x.shape[1], high, wide), sums
+    return empty_result(x, weights, geometry), sums
 
 
 def gate_reference(
@@ -212,8 +182,9 @@ def squeeze_and_excite(
     gate = torch.empty(images, channels, dtype=half, device=sums.device)
     args = (sums, *weights, gate, parts, pixels, channels // 8, squeezed)
     block = max(2, 1 << (squeezed - 1).bit_length())
-    kernel, flags = find_fused("phalanx.inference.layers_fused.squeeze_and_excite"), {"BS": block}
-    launch([Launch(kernel, (images,), args, t, flags) for t in _EXCITE_TILES])
+    launch(
+        "phalanx.inference.layers_fused.squeeze_and_excite", (images,), args, _EXCITE_TILE, BS=block
+    )
     return gate
 
 
@@ -232,14 +203,14 @@ def average_pixels(x: Tensor) -> Tensor:
     if not runs_kernels(x) or not fits(x) or channels % 8:
         return x.mean((2, 3))
     out = x.new_empty(images, channels)
-    kernel = find_fused("phalanx.inference.layers_fused.average_pixels")
-    args = (x, out, high * wide, channels // 8)
-    grids = [(-(-channels // tile["BC"]), images) for tile in _AVERAGE_TILES]
-    pairs = zip(grids, _AVERAGE_TILES, strict=True)
-    launch([Launch(kernel, grid, args, tile) for grid, tile in pairs])
+    grid = (-(-channels // _IMAGE_TILE["BC"]), images)
+    launch(
+        "phalanx.inference.layers_fused.average_pixels",
+        grid,
+        (x, out, high * wide, channels // 8),
+        _IMAGE_TILE,
+    )
     return out
 
 
-@average_pixels.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[:2])
+average_pixels.register_fake(lambda x: x.new_empty(x.shape[:2]))

@@ -5,6 +5,7 @@ and a resume takes that again, because another tile may add up in another order.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -76,6 +77,22 @@ def _specialise(value: Any, *, plain: bool) -> Any:
     return type(value).__name__
 
 
+@dataclass(frozen=True)
+class _Recording:
+    """Launches that are noted and not made: those of one thread, and of its backward passes."""
+
+    thread: int | None = None
+    backward: bool = False
+    launches: dict[Any, Launch] = field(default_factory=dict)
+
+    @property
+    def has_this_thread(self) -> bool:
+        if self.thread is None:
+            return False
+        in_backward = torch._C._current_graph_task_id() >= 0  # a thread of autograd's
+        return threading.get_ident() == self.thread or (self.backward and in_backward)
+
+
 class KernelChoices:
     """What was chosen so far, by what is computed.
 
@@ -87,7 +104,8 @@ class KernelChoices:
         self.known: dict[str, str] = {}  # the name of a launch or a way
         self.measures = True  # else the first of each: the same on every machine, every time
         self.timings: dict[str, dict[str, float]] = {}  # milliseconds of each, where measured
-        self._recorded: dict[Any, Launch] | None = None
+        self._recording = _Recording()
+        self._one_recording = threading.Lock()
 
     def run(
         self,
@@ -102,9 +120,9 @@ class KernelChoices:
 
     def run_fastest(self, launches: Sequence[Launch]) -> Launch:
         """Run one of several launches of the same work; gives it."""
-        if self._recorded is not None:
+        if self._recording.has_this_thread:
             for launch in launches:
-                self._recorded[launch.compiled_as] = launch
+                self._recording.launches[launch.compiled_as] = launch
             return launches[0]
         by_name = {launch.name: launch for launch in launches}
         chosen = by_name[self.find(_describe(launches[0]), by_name)]
@@ -113,7 +131,7 @@ class KernelChoices:
 
     def choose(self, key: str, ways: Ways) -> Any:
         """What the fastest of several ways to the same result gives."""
-        if self._recorded is not None:
+        if self._recording.has_this_thread:
             first, *_ = [way() for way in ways.values()]  # all of them must be compiled
             return first
         return ways[self.find(key, ways)]()
@@ -123,7 +141,7 @@ class KernelChoices:
 
         What is measured must change nothing: a way that updates statistics is given none.
         """
-        if self._recorded is None:
+        if not self._recording.has_this_thread:
             return self.find(key, ways)
         for way in ways.values():  # all of them must be compiled
             way()
@@ -151,14 +169,16 @@ class KernelChoices:
     def compile_all(self, run: Callable[[], object]) -> int:
         """Compile every kernel that `run` may launch, several at a time; gives how many.
 
-        Within, kernels are noted and not launched: results are whatever the memory held.
+        Within, kernels are noted and not launched: results are whatever the memory held. Those of
+        other threads are launched as ever.
         """
-        self._recorded = {}
-        try:
-            run()
-            launches = list(self._recorded.values())
-        finally:
-            self._recorded = None
+        with self._one_recording:
+            self._recording = _Recording(threading.get_ident(), backward=torch.is_grad_enabled())
+            try:
+                run()
+                launches = list(self._recording.launches.values())
+            finally:
+                self._recording = _Recording()
         with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_COMPILERS)) as pool:
             for task in [pool.submit(launch.compile) for launch in launches]:
                 task.exception()  # a tile that does not compile is left out when it is measured
