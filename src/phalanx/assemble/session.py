@@ -279,12 +279,8 @@ class Session:
 
     def compute_logits(self, pixels: NDArray[np.uint8]) -> Tensor:
         """What the model says of images that were cut to its size."""
-        folded = self._find_folded(self.model)
-        if folded is not None:
-            folded.refresh_if_changed()
-        else:
-            self.model.eval()
-        return compute_logits(folded or self.model, self._pixel_normaliser(pixels), self.options)
+        images = self._pixel_normaliser(pixels)
+        return compute_logits(self.find_scoring_model(), images, self.options)
 
     @cached_property
     def _pixel_normaliser(self) -> Normaliser:

@@ -63,11 +63,6 @@ class FoldedModel(nn.Module):
                 for layer in unit.layers:
                     layer.refresh()
 
-    def refresh_if_changed(self) -> None:
-        """`refresh`: what kernels of our own write is not seen as a change."""
-        self.refresh()
-
-    @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a normalised batch."""
         device = images.device
