@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.assemble import session as sessions
 from phalanx.assemble.dataset_summary import plan_run
 from phalanx.assemble.session import Session
 from phalanx.config.read import read_settings
 from phalanx.engine.evaluate import ValidBatch
+from phalanx.inference import folded_model
 from phalanx.inference.folded_model import FoldedModel
 
 
@@ -30,7 +30,7 @@ def opened(monkeypatch):
         plan, dataset = plan_run(settings)
         return Session(settings.config, plan, classes=dataset.classes)
 
-    monkeypatch.setattr(sessions, "fold_model", fold)
+    monkeypatch.setattr(folded_model, "fold_model", fold)
     return open_session, made
 
 

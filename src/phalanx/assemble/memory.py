@@ -11,7 +11,6 @@ from phalanx.assemble.build import is_offloaded
 from phalanx.assemble.torch_setup import pick_device
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
-from phalanx.fused.enable import fuse_units
 from phalanx.models.stage_cost import StageCost, StageSpec, list_units, predict_stages
 from phalanx.models.step_memory import (
     HALF_BYTES,
@@ -63,6 +62,8 @@ def _build_pass_spec(plan: Plan) -> PassSpec:
 
 def _fuse_without_values(model: UnitModel) -> None:
     """Enter the units that have kernels of their own, to see what they would keep."""
+    from phalanx.fused.enable import fuse_units
+
     fuse_units(model, torch.bfloat16, interpreted=True)
 
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,14 +47,14 @@ from phalanx.engine.step import (
     train_step,
 )
 from phalanx.errors import DataError
-from phalanx.fused.enable import describe_left, fuse_units
-from phalanx.fused.half_copies import cast_before_passes
 from phalanx.fused.tuning import ChoiceStore, use_cache
-from phalanx.inference.folded_model import FoldedModel, fold_model
 from phalanx.models.airbench import has_whitening, whiten_patches
 from phalanx.models.units import UnitModel
 from phalanx.parallel.ranks import Ranks
 from phalanx.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from phalanx.inference.folded_model import FoldedModel
 
 _IMAGES_WHITENED = 2048  # that a first layer is taken from: two million patches of CIFAR-10
 
@@ -117,10 +118,7 @@ class Session:
             own = {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
             self.model.load_state_dict(self.place.gather(own)[0], strict=False)
         if self.plan.acceleration.own_kernels and isinstance(self.model, UnitModel):
-            assert self.options.half is not None
-            left = fuse_units(self.model, self.options.half)
-            self.notes = describe_left(left, self.model)
-            cast_before_passes(self.model, self.options.half)
+            self._fuse(self.model)
         state = build_state(self.model, self.config, self.plan, self.place)
         if start is not None:
             load_checkpoint(state, start.checkpoint)
@@ -129,6 +127,15 @@ class Session:
                 state.scores, state.sums = {}, MetricSums()
                 state.throughput = Throughput()
         return state
+
+    def _fuse(self, model: UnitModel) -> None:
+        """Let units train by kernels of their own, which only a GPU imports."""
+        from phalanx.fused.enable import describe_left, fuse_units
+        from phalanx.fused.half_copies import cast_before_passes
+
+        assert self.options.half is not None
+        self.notes = describe_left(fuse_units(model, self.options.half), model)
+        cast_before_passes(model, self.options.half)
 
     @cached_property
     def _forward_backward(self) -> ForwardBackward:
@@ -228,13 +235,15 @@ class Session:
         return build_network(self.config, self.plan, self.scoring_device)
 
     @cached_property
-    def _folded_models(self) -> dict[nn.Module, FoldedModel | None]:
+    def _folded_models(self) -> "dict[nn.Module, FoldedModel | None]":
         return {}
 
-    def _find_folded(self, model: nn.Module) -> FoldedModel | None:
+    def _find_folded(self, model: nn.Module) -> "FoldedModel | None":
         """The model as it scores on a GPU; None where its own modules do."""
         if self.plan.determinism == "strict" or self.config.machine.kernels == "torch":
             return None  # cuDNN measures which kernels it takes: another run may take others
+        from phalanx.inference.folded_model import fold_model
+
         if model not in self._folded_models:
             self._folded_models[model] = fold_model(model, self.options.half)
         return self._folded_models[model]

@@ -6,21 +6,14 @@ import torch
 from torch import Tensor
 
 from phalanx.inference.conv_ways import GROUPED_BLOCK, Convolution, Geometry
-
-
-def like_image(
-    x: Tensor, channels: int, height: int, width: int, *, dtype: torch.dtype | None = None
-) -> Tensor:
-    """An empty channels_last image batch; dtype: another than x's."""
-    shape, dtype = (x.shape[0], channels, height, width), dtype or x.dtype
-    return torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
+from phalanx.kernels.image_layout import new_image
 
 
 def empty_result(x: Tensor, weights: Sequence[Tensor], geometry: Sequence[int]) -> Tensor:
     """Room for what a convolution gives."""
     kernel, (stride, padding, *_) = weights[0].shape[2], geometry
     high, wide = ((edge + 2 * padding - kernel) // stride + 1 for edge in x.shape[2:])
-    return like_image(x, weights[0].shape[0], high, wide)
+    return new_image(x, weights[0].shape[0], high, wide)
 
 
 @torch.library.custom_op("phalanx::convolve_and_activate", mutates_args=())

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.inference.conv_ops import empty_result, like_image
+from phalanx.inference.conv_ops import empty_result
 from phalanx.inference.conv_ways import (
     ACTIVATIONS,
     SQUARE,
@@ -19,6 +19,7 @@ from phalanx.inference.conv_ways import (
     runs_kernels,
 )
 from phalanx.kernels.choices import make_tiles
+from phalanx.kernels.image_layout import new_image
 
 _SQUARE_TILE = make_tiles("BM", (64, 4, 1))[0]
 _IMAGE_TILE = make_tiles("BM BC", (16, 64, 4, 1))[0]
@@ -65,7 +66,7 @@ gather_squares.register_fake(lambda x, out, padding: None)
 def empty_squares(x: Tensor, padding: Sequence[int], half: torch.dtype) -> Tensor:
     """Room for the squares of an image batch."""
     high, wide = ((edge + 1) // 2 + sum(padding) for edge in x.shape[2:])
-    return like_image(x, SQUARE, high, wide, dtype=half)
+    return new_image(x, SQUARE, high, wide, dtype=half)
 
 
 def fold_into_squares(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -111,7 +112,7 @@ activate_and_pool.register_fake(lambda x, bias, act: _empty_pooled(x))
 
 def _empty_pooled(x: Tensor) -> Tensor:
     high, wide = ((edge + 1) // 2 for edge in x.shape[2:])
-    return like_image(x, x.shape[1], high, wide)
+    return new_image(x, x.shape[1], high, wide)
 
 
 # --- depthwise convolutions and squeeze-and-excite ---
