@@ -39,6 +39,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_digits(tmp_path_factory.mktemp("digits"), train=96, valid=40)
 
 
+@pytest.fixture
+def first_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels nothing is measured: to compile every tile would take minutes."""
+    choices = import_module("phalanx.kernels.choices").CHOICES
+    monkeypatch.setattr(choices, "measures", False)
+
+
 @pytest.fixture(autouse=True)
 def drawings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages have empty drawings, half a second each run, unless a test is about them (`draws`)."""

@@ -13,9 +13,10 @@ from phalanx.catalog.models import MODELS
 from phalanx.fused import mbconv_block
 from phalanx.fused.enable import fuse_units
 from phalanx.fused.mbconv_block import build_mbconv_block
-from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model
 from phalanx.models.efficientnet import DepthwiseSeparableConv, InvertedResidual
+
+pytestmark = pytest.mark.usefixtures("first_tiles")
 
 VARIANT = MODELS["efficientnet_b0"]
 BLOCKS = {  # kernel, stride, channels in, width, channels out
@@ -26,12 +27,6 @@ BLOCKS = {  # kernel, stride, channels in, width, channels out
     "does not widen": (3, 1, 32, 32, 16),
     "does not widen, skips": (3, 1, 24, 24, 24),
 }
-
-
-@pytest.fixture(autouse=True)
-def first_tiles(monkeypatch):
-    """Nothing is measured: to compile every tile would take minutes."""
-    monkeypatch.setattr(CHOICES, "measures", False)
 
 
 def make_block(name: str) -> nn.Module:

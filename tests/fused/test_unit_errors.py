@@ -11,17 +11,10 @@ from phalanx.catalog.models import MODELS
 from phalanx.catalog.resnets import ResNetVariant
 from phalanx.catalog.variant import Norm
 from phalanx.fused.enable import fuse_units
-from phalanx.kernels.choices import CHOICES
 from phalanx.models.build import build_model, initialise
 
-
-@pytest.fixture(autouse=True)
-def first_tiles(monkeypatch):
-    """Nothing is measured: to compile every tile would take minutes."""
-    monkeypatch.setattr(CHOICES, "measures", False)
-
-
 pytestmark = [
+    pytest.mark.usefixtures("first_tiles"),
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]

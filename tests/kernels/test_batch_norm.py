@@ -29,11 +29,7 @@ from phalanx.kernels.batch_norm import (
 )
 from phalanx.kernels.choices import CHOICES
 
-
-@pytest.fixture(autouse=True)
-def first_tiles(monkeypatch):
-    """Nothing is measured: to compile every tile would take minutes."""
-    monkeypatch.setattr(CHOICES, "measures", False)
+pytestmark = pytest.mark.usefixtures("first_tiles")
 
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from phalanx.kernels.batch_norm import NONE, RELU, SILU, apply_norm, apply_norm_back
-from phalanx.kernels.choices import CHOICES
 from phalanx.kernels.group_norm import (
     group_norm_vectors,
     list_groups,
@@ -18,11 +17,7 @@ from phalanx.kernels.group_norm import (
 )
 from phalanx.models.norms import InterleavedGroupNorm
 
-
-@pytest.fixture(autouse=True)
-def first_tiles(monkeypatch):
-    """Nothing is measured: to compile every tile would take minutes."""
-    monkeypatch.setattr(CHOICES, "measures", False)
+pytestmark = pytest.mark.usefixtures("first_tiles")
 
 
 gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -10,6 +10,8 @@ from phalanx.kernels.choices import CHOICES
 from phalanx.mbconv import depthwise
 from phalanx.mbconv.norms import add_partials
 
+pytestmark = pytest.mark.usefixtures("first_tiles")
+
 CUDA = torch.cuda.is_available()
 TYPES = [torch.float16, torch.bfloat16] if CUDA else [torch.float32, torch.float16]
 needs_kernels = pytest.mark.skipif(
@@ -18,12 +20,6 @@ needs_kernels = pytest.mark.skipif(
 )
 SIZES = [(2, 24, 6, 10), (3, 40, 7, 5), (2, 16, 1, 3)]
 LOOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-
-
-@pytest.fixture(autouse=True)
-def first_tiles(monkeypatch):
-    """Nothing is measured: to compile every tile would take minutes."""
-    monkeypatch.setattr(CHOICES, "measures", False)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from phalanx.kernels.choices import CHOICES
 from phalanx.mbconv import expand
+
+pytestmark = pytest.mark.usefixtures("first_tiles")
 
 CUDA = torch.cuda.is_available()
 needs_kernels = pytest.mark.skipif(
@@ -18,12 +19,6 @@ LOOSE = {torch.float32: 2e-3 if CUDA else 1e-5, torch.float16: 2e-3, torch.bfloa
 # Triton's interpreter has no products of bfloat16
 TYPES = [torch.float16, torch.bfloat16] if CUDA else [torch.float32, torch.float16]
 CASES = [(False, 16, 96), (False, 24, 40), (False, 40, 240), (True, 27, 32), (True, 27, 40)]
-
-
-@pytest.fixture(autouse=True)
-def first_tiles(monkeypatch):
-    """Nothing is measured: to compile every tile would take minutes."""
-    monkeypatch.setattr(CHOICES, "measures", False)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.kernels import batch_norm
-from phalanx.kernels.choices import CHOICES
 from phalanx.mbconv import norms, squeeze_excite
+
+pytestmark = pytest.mark.usefixtures("first_tiles")
 
 CUDA = torch.cuda.is_available()
 TYPES = [torch.float16, torch.bfloat16] if CUDA else [torch.float32, torch.float16, torch.bfloat16]
@@ -18,12 +19,6 @@ needs_kernels = pytest.mark.skipif(
     reason="needs a CUDA device, or Triton and TRITON_INTERPRET=1",
 )
 EPS = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def first_tiles(monkeypatch):
-    """Nothing is measured: to compile every tile would take minutes."""
-    monkeypatch.setattr(CHOICES, "measures", False)
 
 
 @pytest.fixture(params=[(3, 24, 5, 4), (2, 136, 12, 13)], ids=str)
