@@ -137,7 +137,7 @@ def measure(case: str, args: argparse.Namespace) -> None:
     loss = run().item()
     say(case=case, loss=loss, choose_s=round(time.perf_counter() - began, 1))
     own = join_gradients(model)
-    graphs, peaks = {}, {}
+    graphs, peaks, kept = {}, {}, []  # kept: a graph reads and writes what its pass holds
     for kind in ("fused",) if args.no_plain else ("fused", "plain"):
         if kind == "plain":
             model = build(name, norm=args.norm, fused=False, half=half)
@@ -149,6 +149,7 @@ def measure(case: str, args: argparse.Namespace) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         graphs[kind] = capture(run)
+        kept.append(run)
         peaks[kind] = (torch.cuda.max_memory_allocated() - before) / 2**30
     for kind, times in time_in_turns(graphs, args.rounds).items():
         middle = statistics.median(times)

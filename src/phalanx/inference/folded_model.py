@@ -102,6 +102,8 @@ class FoldedModel(nn.Module):
             return take(images, out)
         return images.clone() if out is None else out.copy_(images)
 
+    @torch.inference_mode(mode=False)  # the images are written to in either mode
+    @torch.no_grad()
     def _capture(self, images: Tensor) -> _Captured | None:
         """A graph for images of this size; None where there is no memory for one."""
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
