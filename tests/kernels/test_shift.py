@@ -20,13 +20,13 @@ def some_places(images, count=40):
     return np.stack([draws.integers(0, images, count), *shifts, draws.integers(0, 2, count)])
 
 
-def by_hand(images, places):
+def by_hand(images, places, mode):
     """The definition, image by image."""
     shown = np.zeros((places.shape[1], *images.shape[1:3], 3), np.uint8)
     height, width = images.shape[1:3]
     for out, (index, top, left, mirrored) in zip(shown, places.T, strict=True):
         image = images[index] if images.ndim == 4 else np.repeat(images[index][..., None], 3, 2)
-        padded = np.pad(image[:, ::-1] if mirrored else image, ((4, 4), (4, 4), (0, 0)))
+        padded = np.pad(image[:, ::-1] if mirrored else image, ((4, 4), (4, 4), (0, 0)), mode)
         out[:] = padded[4 + top : 4 + top + height, 4 + left : 4 + left + width]
     return shown
 
@@ -34,22 +34,24 @@ def by_hand(images, places):
 SHAPES = {"grey": (9, 12, 12), "colour": (9, 12, 12, 3), "oblong": (9, 50, 70, 3)}
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_images_are_shifted_and_mirrored_as_told(shape):
+def test_images_are_shifted_and_mirrored_as_told(shape, mode):
     images = a_set(shape)
     places = some_places(len(images))
-    shown = shift_batch(torch.from_numpy(images), torch.from_numpy(places))
-    assert np.array_equal(shown.numpy(), by_hand(images, places))
+    reflects = mode == "reflect"
+    shown = shift_batch(torch.from_numpy(images), torch.from_numpy(places), reflects=reflects)
+    assert np.array_equal(shown.numpy(), by_hand(images, places, mode))
 
 
 @pytest.mark.gpu
 @gpu_only
+@pytest.mark.parametrize("reflects", [False, True])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_gpu_gives_the_same_bytes(shape):
+def test_the_gpu_gives_the_same_bytes(shape, reflects):
     pytest.importorskip("triton")
     images = torch.from_numpy(a_set(shape))
     whole = torch.from_numpy(some_places(len(images))).int()
     part = whole.cuda()[:, 3:33]  # of a longer table, as it comes
-    assert torch.equal(
-        shift_batch(images.cuda(), part).cpu(), shift_reference(images, whole[:, 3:33])
-    )
+    found = shift_batch(images.cuda(), part, reflects=reflects).cpu()
+    assert torch.equal(found, shift_reference(images, whole[:, 3:33], reflects=reflects))

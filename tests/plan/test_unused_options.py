@@ -143,6 +143,10 @@ WITHOUT_USE = [
     ("crop-scale", "0.5,1", {}, "with --data embedded, which has no photographs"),
     ("crop-ratio", "1,1", {}, "with --data embedded, which has no photographs"),
     ("eval-crop", "0.9", {}, "with --data embedded, which has no photographs"),
+    ("shift-pixels", "2", {"data": "generated"}, "with --data generated, which has no small "
+     "images"),
+    ("flips", "alternating", {"data": "generated"}, "with --data generated, which has no images "
+     "that are mirrored"),
     ("max-bad", "3", {}, "with --data embedded, which has no files of images"),
     ("max-pixels", "300", {}, "with --data embedded, which has no files of images"),
     ("max-file-mib", "3", {}, "with --data embedded, which has no files of images"),

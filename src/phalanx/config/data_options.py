@@ -171,6 +171,17 @@ class AugmentConfig(Section):
         low=1,
         high=2,
     )
+    shift_pixels: int = option(
+        4, "Most pixels by which small images are shifted, in each direction.", low=0, high=7
+    )
+    shift_fill: Literal["black", "reflect"] = option(
+        "black", "What moves in where a small image is shifted: black, or its own reflection."
+    )
+    flips: Literal["random", "alternating"] = option(
+        "random",
+        "random: half of the images of an epoch are mirrored; alternating: each image in every "
+        "other epoch.",
+    )
     use_bbox_info: bool = option(
         False,
         "Random crops show at least a tenth of the object's bounding box, if the data has boxes.",

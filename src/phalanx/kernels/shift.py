@@ -6,27 +6,36 @@ from torch import Tensor
 from phalanx.kernels.fused import find_fused
 
 
-def shift_batch(images: Tensor, places: Tensor) -> Tensor:
-    """Images of a dataset [M, H, W] or [M, H, W, 3], shifted, as [N, H, W, 3] padded with black.
+def shift_batch(images: Tensor, places: Tensor, *, reflects: bool = False) -> Tensor:
+    """Images of a dataset [M, H, W] or [M, H, W, 3], shifted, as [N, H, W, 3].
+
+    What moves in is black or, where it reflects, the image mirrored at its outermost pixels.
 
     places: [4, N] whole numbers: the image's index, the row and the column of it where the result
     begins, negative where that lies outside, and whether it is mirrored first.
     """
     fused = find_fused("phalanx.kernels.shift_fused.shift_fused") if images.is_cuda else None
-    return (fused or shift_reference)(images, places)
+    return (fused or shift_reference)(images, places, reflects=reflects)
 
 
-def shift_reference(images: Tensor, places: Tensor) -> Tensor:
+def shift_reference(images: Tensor, places: Tensor, *, reflects: bool = False) -> Tensor:
     """`shift_batch` in torch's own operations."""
     image, top, left, mirrored = places.long().unsqueeze(2)
     height, width = images.shape[1:3]
     row = top + torch.arange(height, device=images.device)
     column = left + torch.arange(width, device=images.device)
     column = torch.where(mirrored.bool(), width - 1 - column, column)
+    if reflects:
+        row, column = _reflect(row, height), _reflect(column, width)
     in_height, in_width = (row >= 0) & (row < height), (column >= 0) & (column < width)
     row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
     found = to_rgb(images[image[:, :, None], row[:, :, None], column[:, None, :]])
     return found * (in_height[:, :, None] & in_width[:, None])[..., None]
+
+
+def _reflect(place: Tensor, size: int) -> Tensor:
+    """Places outside of 0..size-1, by less than the size, brought inside."""
+    return size - 1 - (size - 1 - place.abs()).abs()
 
 
 def to_rgb(images: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
 """phalanx.kernels.shift in Triton: one kernel instead of fifteen."""
+# ruff: noqa: PLR0913, PLR0917  (kernels take pointers and sizes one by one)
 
 import torch
 import triton
@@ -9,7 +10,9 @@ _BLOCK = tl.constexpr(4096)  # bytes of one program; an image of CIFAR has 3072
 
 
 @triton.jit
-def _shift(images, places, stride, out, height, width, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _shift(
+    images, places, stride, out, height, width, CHANNELS: tl.constexpr, REFLECTS: tl.constexpr
+):  # type: ignore[no-untyped-def]
     """A block of one image: program (image, block)."""
     number, size = tl.program_id(0), height * width * 3
     image = tl.load(places + number).to(tl.int64)
@@ -20,6 +23,9 @@ def _shift(images, places, stride, out, height, width, CHANNELS: tl.constexpr): 
     pixel, channel = byte // 3, byte % 3
     row, column = pixel // width + top, pixel % width + left
     column = tl.where(mirrored > 0, width - 1 - column, column)
+    if REFLECTS:
+        row = height - 1 - tl.abs(height - 1 - tl.abs(row))
+        column = width - 1 - tl.abs(width - 1 - tl.abs(column))
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     place = ((image * height + row) * width + column) * CHANNELS
     if CHANNELS == 3:
@@ -28,7 +34,7 @@ def _shift(images, places, stride, out, height, width, CHANNELS: tl.constexpr): 
     tl.store(out + number.to(tl.int64) * size + byte, value, mask=byte < size)
 
 
-def shift_fused(images: Tensor, places: Tensor) -> Tensor:
+def shift_fused(images: Tensor, places: Tensor, *, reflects: bool) -> Tensor:
     """Images of a dataset, shifted and mirrored as `places` says."""
     height, width = images.shape[1:3]
     places, count = places.int(), places.shape[1]
@@ -37,6 +43,9 @@ def shift_fused(images: Tensor, places: Tensor) -> Tensor:
     channels = 1 if images.ndim == 3 else 3
     with torch.cuda.device(images.device):
         _shift[(count, blocks)](
-            images, places, places.stride(0), out, height, width, CHANNELS=channels, num_warps=8
+            *(images, places, places.stride(0), out, height, width),
+            CHANNELS=channels,
+            REFLECTS=reflects,
+            num_warps=8,
         )
     return out

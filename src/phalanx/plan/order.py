@@ -48,11 +48,14 @@ class Order:
             start = epoch * self.images + place * self.global_batch
         return np.arange(start, start + self.global_batch, dtype=np.int64)
 
+    def epochs(self, positions: ArrayLike) -> NDArray[np.int64]:
+        """The walk through all images that each position belongs to."""
+        return np.asarray(positions, np.int64) // self.repeats // self.images
+
     def indices(self, positions: ArrayLike) -> NDArray[np.int64]:
         """The image at each position."""
-        places = np.asarray(positions, np.int64) // self.repeats
-        epochs, places = np.divmod(np.atleast_1d(places), self.images)
-        keys = draw_bits(self.seed, "order", epochs)
+        places = np.atleast_1d(np.asarray(positions, np.int64)) // self.repeats % self.images
+        keys = draw_bits(self.seed, "order", np.atleast_1d(self.epochs(positions)))
         return _permute(places, keys, size=self.images).reshape(np.shape(positions))
 
 

@@ -17,6 +17,7 @@ _SIXTEEN_BITS = ("16.32", "16.16")
 _RMSPROPS = ("rmsprop", "rmsprop_tf")
 _ADAMS = ("adamw", "lamb")
 _FOR_PHOTOGRAPHS = ("crop-scale", "crop-ratio", "use-bbox-info", "eval-crop")
+_FOR_SMALL_IMAGES = ("shift-pixels", "shift-fill")
 _FOR_FILES = ("max-bad", "max-file-mib", "max-pixels", "dataset-cache")
 _FILTERS = ("sharding-include-filter", "sharding-exclude-filter")
 _AUGMENTATIONS = ("color-jitter", "auto-augment", "random-erasing")
@@ -203,6 +204,8 @@ def _spell_effective(config: Config, values: dict[str, object]) -> dict[str, str
 
 _DATA_NEEDS: tuple[tuple[tuple[str, ...], Callable[[Dataset], bool], str], ...] = (
     (_FOR_PHOTOGRAPHS, lambda data: data.augment == "resized-crop", "photographs"),
+    (_FOR_SMALL_IMAGES, lambda data: data.augment == "pad-crop", "small images"),
+    (("flips",), lambda data: data.augment != "none", "images that are mirrored"),
     (_FOR_FILES, lambda data: data.needs_folder and not data.in_memory, "files of images"),
 )
 

@@ -25,9 +25,16 @@ def in_numpy(batches):
     ]
 
 
-@pytest.mark.parametrize("augment", ["pad-crop", "none"])
-def test_batches_are_those_of_the_host(augment):
-    spec = embedded_spec(transform=TransformSpec(augment=augment))
+TRANSFORMS = {
+    "pad-crop": TransformSpec(augment="pad-crop"),
+    "reflected": TransformSpec(augment="pad-crop", shift=2, reflects=True, alternates=True),
+    "none": TransformSpec(augment="none"),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_batches_are_those_of_the_host(transform):
+    spec = embedded_spec(transform=transform)
     with (
         Loader(spec, workers=0) as host,
         Loader(spec, workers=2, backend=lambda reader: ResidentBackend(reader, CPU)) as device,

@@ -7,6 +7,7 @@ from phalanx.data.transforms.transform import (
     build_transform,
     choose_crop_and_flip,
 )
+from phalanx.plan.order import Order
 
 PHOTOGRAPHS = TransformSpec(augment="resized-crop")
 TRANSFORMS = {kind: build_transform(TransformSpec(augment=kind)) for kind in CROPS}
@@ -52,6 +53,38 @@ def test_pad_crop_at_the_corners_moves_four_pixels_and_pads_with_black():
     first = train("pad-crop", IMAGE, [0.0, 0.999, 0.9], 28)
     assert (first[4:, :-4] == IMAGE[:-4, 4:]).all()
     assert (first[:4] == 0).all() and (first[:, -4:] == 0).all()
+
+
+def test_a_pad_crop_of_two_pixels_takes_in_the_reflection():
+    spec = TransformSpec(augment="pad-crop", shift=2, reflects=True)
+    transform, out = build_transform(spec), np.empty((3, 28, 28, 3), np.uint8)
+    corners = [[0.0, 0.999, 0.9], [0.999, 0.0, 0.1], [0.5, 0.5, 0.9]]
+    transform.apply_training([(IMAGE, draws, None) for draws in corners], out)
+    plain, mirrored = (
+        np.pad(i, ((2, 2), (2, 2), (0, 0)), "reflect") for i in (IMAGE, IMAGE[:, ::-1])
+    )
+    assert (out[0] == plain[:28, 4:]).all()
+    assert (out[1] == mirrored[4:, :28]).all()
+    assert (out[2] == IMAGE).all()
+
+
+@pytest.mark.parametrize("augment", ["pad-crop", "resized-crop"])
+def test_alternating_flips_mirror_an_image_in_every_other_epoch(augment):
+    transform = build_transform(TransformSpec(augment=augment, alternates=True))
+    order = Order(images=1000, global_batch=10, seed=5)
+    column = transform.columns.index(("flip", 0))
+    flipped = np.empty((4, 1000), bool)
+    for epoch in range(4):
+        positions = np.arange(1000) + 1000 * epoch
+        flipped[epoch, order.indices(positions)] = (
+            transform.draw(5, positions, order)[:, column] < 0.5
+        )
+    assert (flipped[0] == flipped[2]).all() and (flipped[1] == flipped[3]).all()
+    assert (flipped[0] != flipped[1]).all()
+    assert 430 < flipped[0].sum() < 570
+    others = np.delete(transform.draw(5, positions, order), column, 1)
+    at_random = build_transform(TransformSpec(augment=augment)).draw(5, positions, order)
+    assert (others == np.delete(at_random, column, 1)).all()
 
 
 def test_pad_crop_shifts_and_flips_evenly():

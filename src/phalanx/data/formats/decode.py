@@ -296,6 +296,12 @@ def mirror(image: Pixels) -> Pixels:
     return flipped
 
 
+def reflect_edges(image: Pixels, width: int) -> Pixels:
+    """The image with a border of that width: its own pixels, reflected at its outermost ones."""
+    sides = (width,) * 4
+    return cv2.copyMakeBorder(image, *sides, cv2.BORDER_REFLECT_101).astype(np.uint8, copy=False)
+
+
 def grey_to_rgb(grey: NDArray[np.uint8]) -> Pixels:
     """A grey image [height, width] as three equal channels."""
     return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB).astype(np.uint8, copy=False)

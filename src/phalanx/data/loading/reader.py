@@ -302,7 +302,7 @@ def _draw_block(
     if spec.order is None:
         raise ValueError("an input spec without an order has no training batches")
     positions = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.int64)
-    return spec.order.indices(positions), transform.draw(spec.seed, positions).tolist()
+    return spec.order.indices(positions), transform.draw(spec.seed, positions, spec.order).tolist()
 
 
 def open_image(source: Source, index: int, cache: Cache | None = None) -> Image:

@@ -17,7 +17,6 @@ from phalanx.data.formats.arrays import ArraySource
 from phalanx.data.formats.sources import Source
 from phalanx.data.loading.loader import BatchBackend, prefetch
 from phalanx.data.loading.reader import Batch, BatchRequest, InputSpec, Reader
-from phalanx.data.transforms.transform import PADDING
 from phalanx.kernels.shift import shift_batch, to_rgb
 
 _MAX_OF_FREE = 0.25  # of a GPU's memory; the rest is the model's
@@ -85,18 +84,19 @@ class ResidentBackend(BatchBackend):
         table = np.zeros((5, len(positions)), np.int32)
         table[0], table[4] = indices, self._source.labels[indices]
         if spec.transform.augment != "none":
-            down, right, flip = transform.draw(spec.seed, positions).T
-            offsets = 2 * PADDING + 1
+            down, right, flip = transform.draw(spec.seed, positions, spec.order).T
+            offsets = 2 * spec.transform.shift + 1
             table[1], table[2], table[3] = down * offsets, right * offsets, flip < 0.5
-            table[1:3] -= PADDING
+            table[1:3] -= spec.transform.shift
         return _Block(requests, indices, table)
 
     def _make_batches(self, block: _Block) -> Iterator[Batch]:
         table = self._copy(block.table)
         labels, begin = table[4].long(), 0
+        reflects = self._reader.spec.transform.reflects
         for positions, _ in block.requests:
             rows = slice(begin, begin + len(positions))
-            pixels = shift_batch(self._images, table[:4, rows])
+            pixels = shift_batch(self._images, table[:4, rows], reflects=reflects)
             yield Batch(pixels, labels[rows], block.indices[rows], positions)
             begin = rows.stop
 

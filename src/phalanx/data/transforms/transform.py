@@ -18,6 +18,7 @@ from phalanx.data.formats.decode import (
     decode_image_crop,
     image_shape,
     mirror,
+    reflect_edges,
     resize,
     resize_crop,
 )
@@ -34,8 +35,8 @@ from phalanx.data.transforms.augment import (
     random_erasing,
 )
 from phalanx.plan.draws import draw_uniform
+from phalanx.plan.order import Order
 
-PADDING = 4  # black pixels around an image of which a pad-crop takes a window
 CENTRE_SHARE = 0.875  # of the short side, when scoring large images
 _HUE_SHARE = 0.25  # of --color-jitter's strength: colours turn less than they brighten
 FIXED_COLUMNS = BOX_COLUMNS[: 2 + 2 * CROP_TRIES]  # of crops that look for no box
@@ -51,6 +52,9 @@ class TransformSpec:
     augment: str  # "pad-crop", "resized-crop" or "none"
     scale: tuple[float, float] = (0.08, 1.0)  # of a resized crop: its share of the image's area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # of a resized crop: width over height
+    shift: int = 4  # of a pad-crop: most pixels, in each direction
+    reflects: bool = False  # what moves in when an image is shifted: itself, reflected, or black
+    alternates: bool = False  # an image is mirrored in every other epoch, not at random
     boxes: bool = False  # crops look for the object's box
     color_jitter: float = 0.0  # strength
     auto_augment: str = "none"  # "rand-augment" or "trivial-augment"
@@ -69,11 +73,18 @@ class Transform:
         self._augments = _build_augments(spec)
         self.columns = sum((augment.columns for augment in self._augments), self.crop_columns)
 
-    def draw(self, seed: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
-        """For each position a row of the numbers that `apply_training` takes."""
+    def draw(
+        self, seed: int, positions: NDArray[np.int64], order: Order | None = None
+    ) -> NDArray[np.float64]:
+        """For each position of a stream a row of the numbers that `apply_training` takes."""
         rows = np.empty((len(positions), len(self.columns)))
         for column, (name, lane) in enumerate(self.columns):
-            rows[:, column] = draw_uniform(seed, name, positions, lane)
+            if self._spec.alternates and name == "flip" and order is not None:
+                # one draw for each image, and what was below a half is above in the next epoch
+                first = draw_uniform(seed, name, order.indices(positions), lane)
+                rows[:, column] = (first + order.epochs(positions) / 2) % 1
+            else:
+                rows[:, column] = draw_uniform(seed, name, positions, lane)
         return rows
 
     def apply_training(self, samples: Sequence[_TrainingSample], out: NDArray[np.uint8]) -> None:
@@ -98,19 +109,21 @@ class Transform:
 
 
 class _PadCrop(Transform):
-    """Shifts by up to four pixels, black moving in, and mirrors every other image."""
+    """Shifts by some pixels, black or the image's reflection moving in, and mirrors every other."""
 
     crop_columns = (("crop", 0), ("crop", 1), ("flip", 0))
 
     def _crop(self, samples: Sequence[_TrainingSample], out: NDArray[np.uint8]) -> None:
-        size, offsets = out.shape[1], 2 * PADDING + 1
-        edge = size + 2 * PADDING
+        size, most = out.shape[1], self._spec.shift
+        offsets, edge = 2 * most + 1, size + 2 * most
         canvas = np.zeros((len(samples), edge, edge, 3), np.uint8)  # one for all: this path is hot
-        middle = canvas[:, PADDING:-PADDING, PADDING:-PADDING]
+        middle = canvas[:, most : most + size, most : most + size]
         for row, (image, (down, right, flip), _) in enumerate(samples):
             top, left = int(down * offsets), int(right * offsets)
             resized = resize(decode_image(image), size, size)
             middle[row] = mirror(resized) if flip < 0.5 else resized
+            if self._spec.reflects:
+                canvas[row] = reflect_edges(middle[row], most)
             out[row] = canvas[row, top : top + size, left : left + size]
 
 
