@@ -1,6 +1,6 @@
 """Phalanx beside timm on one GPU: training, scoring and training from photographs, in turns.
 
-    python scripts/peers.py [--rows all|NAME,...] [--out DIR] [--rounds 3] [--photos DIR]
+    python scripts/peers.py [--rows all|small|NAME,...] [--out DIR] [--rounds 3] [--photos DIR]
 
 Each row is measured in rounds, Phalanx and its peer in turns on the same idle GPU: median and range
 of the rounds, and the peak memory of both. Training by Phalanx is `phalanx train` as a user calls
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,22 @@ ROWS = {
     "photos-folder": Row("folder", "ResNet-50 train from a folder of JPEGs, float16"),
     "photos-packed": Row("packed", "ResNet-50 train from packed JPEGs, float16"),
 }
+# the batch sizes of an older guide to benchmarks: one to train with, those to score with
+_SMALL = {
+    "resnet50": ("ResNet-50", "float16", 224, (16,), (1, 4, 16, 32, 64, 90)),
+    "resnext101_32x4d": ("ResNeXt-101 32x4d", "float16", 224, (6,), (1, 2, 4, 8, 16)),
+    "efficientnet_b0": ("EfficientNet-B0", "float16", 224, (32,), (1, 8, 16, 32)),
+    "efficientnet_b4": ("EfficientNet-B4, 380 px", "float16", 380, (5,), (1, 5)),
+}
+SMALL_ROWS = {
+    f"small-{kind}-{model}-{batch}": Row(
+        kind, f"{title} {verb}, batch {batch}, {half}", model, half, batch, size, steps=300
+    )
+    for model, (title, half, size, trained, scored) in _SMALL.items()
+    for kind, verb, batches in (("train", "train", trained), ("score", "scoring", scored))
+    for batch in batches
+}
+ROWS |= SMALL_ROWS
 _PHOTOS, _REPEATED = 330, 12_000  # files, and how often they are repeated to make a set
 _BLOCK_S = 1.5  # of a timed round of the peer, and of scoring
 _SELF = Path(__file__).resolve()
@@ -462,6 +478,25 @@ def print_row(name: str, sides: dict[str, Rounds]) -> None:
     print(f"| {' | '.join([*cells, f'{ratio:.2f}', *memory])} |", flush=True)
 
 
+def run_contests(
+    names: list[str], words: argparse.Namespace, folder: Path
+) -> Iterator[tuple[str, dict[str, Rounds]]]:
+    """Rows that get ready at the same time and are then measured one by one."""
+    contests: dict[str, Contest] = {}
+    try:
+        for name in names:
+            contests[name] = Contest(name, words, folder)
+        for ours in (True, False):
+            for contest in contests.values():
+                contest.prepare(ours=ours)
+        for name, contest in contests.items():
+            contest.run()
+            yield name, contest.sides
+    finally:
+        for contest in contests.values():
+            contest.close()
+
+
 def main() -> None:
     """Measure the rows that were named."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -471,12 +506,14 @@ def main() -> None:
     parser.add_argument("--photos", help="folder of JPEGs")
     parser.add_argument("--modes", default="reduce-overhead", help="of torch.compile, for the peer")
     parser.add_argument("--limit", type=float, default=240, help="seconds for a peer to get ready")
+    parser.add_argument("--together", type=int, default=12, help="rows that get ready at once")
     parser.add_argument("--only", choices=("phalanx", "peers"))
     parser.add_argument("--list", action="store_true", help="name the rows")
     parser.add_argument("--device", default="cuda", help="cpu: to try the script out")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     words = parser.parse_args()
-    names = [*ROWS] if words.rows == "all" else words.rows.split(",")
+    groups = {"all": [name for name in ROWS if name not in SMALL_ROWS], "small": [*SMALL_ROWS]}
+    names = groups.get(words.rows) or words.rows.split(",")
     if words.list:
         print("\n".join(f"{name:28} {row.title}" for name, row in ROWS.items()))
         return
@@ -494,22 +531,13 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|", flush=True)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=words.out) as folder:
-        contests: dict[str, Contest] = {}
-        try:
-            for name in names:
-                contests[name] = Contest(name, words, Path(folder))
-            for ours in (True, False):
-                for contest in contests.values():
-                    contest.prepare(ours=ours)
-            for name, contest in contests.items():
-                contest.run()
-                print_row(name, contest.sides)
-                results[name] = {side: asdict(found) for side, found in contest.sides.items()}
+        for first in range(0, len(names), words.together):
+            group = names[first : first + words.together]
+            for name, sides in run_contests(group, words, Path(folder)):
+                print_row(name, sides)
+                results[name] = {side: asdict(found) for side, found in sides.items()}
                 text = json.dumps(results, indent=1)
                 (words.out / "peers.json").write_text(text, encoding="utf-8")
-        finally:
-            for contest in contests.values():
-                contest.close()
 
 
 if __name__ == "__main__":
