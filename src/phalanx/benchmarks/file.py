@@ -13,7 +13,7 @@ from phalanx.benchmarks.schema import REDUCTIONS, Benchmark, MetricRule, combine
 from phalanx.config.text import YamlEntry, YamlLoader, read_entries, read_mapping
 from phalanx.errors import ConfigError, join_problems, suggest
 
-SPEC_NAME = "benchmarks.yml"
+_SPEC_NAME = "benchmarks.yml"
 _SHARED = "options"  # ends the name of an entry that only others refer to
 _METRIC_KEYS = ("regexp", "key", "skip", "reduction_type")
 _IGNORED = ("output", "requirements_path")  # of the older runner: all metrics are written,
@@ -22,15 +22,15 @@ _IGNORED = ("output", "requirements_path")  # of the older runner: all metrics a
 
 def find_spec(name: str | None) -> Path:
     """The file that --spec names, ./benchmarks.yml without it, or the one that comes with us."""
-    path = Path(name or SPEC_NAME)
-    if path.is_file() or (name is not None and name != SPEC_NAME):
+    path = Path(name or _SPEC_NAME)
+    if path.is_file() or (name is not None and name != _SPEC_NAME):
         return path
     return builtin_spec()
 
 
 def builtin_spec() -> Path:
     """The benchmarks that come with Phalanx."""
-    return Path(str(resources.files("phalanx") / "benchmarks" / SPEC_NAME))
+    return Path(str(resources.files("phalanx") / "benchmarks" / _SPEC_NAME))
 
 
 def read_specs(paths: Iterable[Path]) -> dict[str, Benchmark]:
@@ -66,7 +66,7 @@ class _SpecReader:
         """All benchmarks of the file; those that only share their lines are left out."""
         if not self.path.is_file():
             raise ConfigError(
-                f"--spec {self.path}: no such file; without --spec, ./{SPEC_NAME} is read, or the "
+                f"--spec {self.path}: no such file; without --spec, ./{_SPEC_NAME} is read, or the "
                 "benchmarks that come with Phalanx"
             )
         found = {entry.key: self._read_benchmark(entry) for entry in read_entries(self.path)}

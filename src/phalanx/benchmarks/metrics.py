@@ -27,14 +27,16 @@ class MetricMissing(Exception):
     """A metric that the output does not have; the text says which and why."""
 
 
-def read_facts(output: str) -> dict[str, Any] | None:
-    """The JSON object that a command printed, or None."""
-    start = output.find("{")
-    try:
-        facts, _ = json.JSONDecoder().raw_decode(output[max(start, 0) :])
-    except json.JSONDecodeError:
-        return None
-    return facts if isinstance(facts, dict) else None
+def read_facts(output: str) -> list[dict[str, Any]]:
+    """The JSON objects that a command printed, one after the other."""
+    decoder, place, found = json.JSONDecoder(), 0, list[dict[str, Any]]()
+    while (place := output.find("{", place)) >= 0:
+        try:
+            facts, place = decoder.raw_decode(output, place)
+        except json.JSONDecodeError:
+            return found
+        found.append(facts)
+    return found
 
 
 def extract_metrics(

@@ -41,7 +41,8 @@ class SpecRun:
     specs: tuple[str, ...]
     date: str
     environment: Mapping[str, Any]
-    planned: int
+    planned: int  # commands
+    done: int = 0
     results: tuple[VariantResult, ...] = ()
 
     def facts(self) -> dict[str, Any]:
@@ -53,6 +54,7 @@ class SpecRun:
             "date": self.date,
             "environment": dict(self.environment),
             "planned": self.planned,
+            "done": self.done,
             "results": [asdict(result) for result in self.results],
         }
 

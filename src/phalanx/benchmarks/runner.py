@@ -3,10 +3,10 @@
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from phalanx.benchmarks.metrics import MetricMissing, extract_metrics, read_facts
 from phalanx.benchmarks.process import (
@@ -18,7 +18,7 @@ from phalanx.benchmarks.process import (
 )
 from phalanx.benchmarks.results import SpecRun, VariantResult, write_results
 from phalanx.benchmarks.schema import BenchmarkVariant, fill_parameters
-from phalanx.errors import EXIT_UNTRUSTED
+from phalanx.errors import EXIT_UNTRUSTED, ConfigError
 
 _MEASURES = (("phalanx", "bench", "train"), ("phalanx", "bench", "infer"))  # print a BenchResult
 _JSON = "--json"
@@ -41,7 +41,7 @@ class Observer(NamedTuple):
     """What is called while benchmarks run."""
 
     watch: Callable[[Progress], None]
-    ended: Callable[[VariantResult], None]
+    ended: Callable[[int, VariantResult], None]  # and which of the commands it was
 
 
 def run_variants(
@@ -61,11 +61,12 @@ def run_variants(
         ) -> None:
             observer.watch(Progress(number, len(variants), name, elapsed, said))
 
-        result = _run_variant(variant, folder, watch, timeout_s)
-        run = replace(run, results=(*run.results, result))
+        found = _run_variant(variant, folder, watch, timeout_s)
+        run = replace(run, done=number, results=(*run.results, *found))
         write_results(folder, run)
-        observer.ended(result)
-        if stop_on_error and result.result == "failed":
+        for result in found:
+            observer.ended(number, result)
+        if stop_on_error and any(result.result == "failed" for result in found):
             break
     return run
 
@@ -83,8 +84,8 @@ def _run_variant(
     folder: Path,
     watch: Callable[[float, str], None],
     timeout_s: float | None,
-) -> VariantResult:
-    """Run one command and read what it printed."""
+) -> list[VariantResult]:
+    """Run one command and read what it printed: one result, or one for each measurement."""
     benchmark, began = variant.benchmark, time.monotonic()
     stem = re.sub(r"[^\w.=-]", "-", variant.name)
     workplace = Workplace(
@@ -108,11 +109,11 @@ def _run_variant(
         else:
             code = _run_words(words, workplace, limit, watch)
     except NotStarted as error:
-        return replace(unfinished, reason=str(error), exit_code=2)
+        return [replace(unfinished, reason=str(error), exit_code=ConfigError.exit_code)]
     ended = replace(unfinished, exit_code=code, duration_s=time.monotonic() - began)
     if code is None:
-        return replace(ended, reason=f"ended after {limit:g} s, its time limit")
-    return _read_result(ended, variant, workplace)
+        return [replace(ended, reason=f"ended after {limit:g} s, its time limit")]
+    return _read_results(ended, variant, workplace)
 
 
 def _run_words(
@@ -130,33 +131,52 @@ def _run_words(
     )
 
 
-def _read_result(
+def _read_results(
     ended: VariantResult, variant: BenchmarkVariant, workplace: Workplace
-) -> VariantResult:
-    """The result of a command that has ended by itself."""
+) -> list[VariantResult]:
+    """What a command that has ended by itself printed; several where it measured several things."""
     printed = read_end(workplace.output, _ALL)
-    facts = read_facts(printed) if _JSON in variant.words or _measures(variant) else None
     if ended.exit_code not in (0, EXIT_UNTRUSTED):
         reason = _find_message(read_end(workplace.errors)) or workplace.last_line()
-        return replace(ended, facts=facts, reason=reason or f"exit code {ended.exit_code}")
-    try:
-        metrics = extract_metrics(
-            variant.benchmark.data,
-            printed + read_end(workplace.errors, _ALL),
-            facts,
-            processes=count_mpi_processes(variant.command),
+        return [replace(ended, reason=reason or f"exit code {ended.exit_code}")]
+    prints_json = _JSON in variant.words or variant.words[:3] in _MEASURES
+    every = read_facts(printed) if prints_json else []
+    text = printed + read_end(workplace.errors, _ALL)
+    if len(every) < 2:
+        return [_judge(ended, variant, text, every[0] if every else None)]
+    return [
+        _judge(
+            replace(ended, variant=_name_measurement(ended.variant, facts)), variant, text, facts
         )
+        for facts in every
+    ]
+
+
+def _name_measurement(variant: str, facts: Mapping[str, Any]) -> str:
+    """The name of one of several measurements of a command."""
+    batch = (facts.get("batch") or {}).get("micro", "")
+    return f"{variant}_{facts.get('data', '')}_{batch}".strip("_")
+
+
+def _judge(
+    ended: VariantResult, variant: BenchmarkVariant, text: str, facts: dict[str, Any] | None
+) -> VariantResult:
+    """The result with its metrics; failed where they are not there."""
+    processes = count_mpi_processes(variant.command)
+    try:
+        metrics = extract_metrics(variant.benchmark.data, text, facts, processes=processes)
     except MetricMissing as error:
         return replace(ended, facts=facts, reason=str(error))
-    if ended.exit_code == EXIT_UNTRUSTED:
-        reason = "; ".join((facts or {}).get("problems") or ["exit code 7"])
-        return replace(ended, result="untrusted", reason=reason, metrics=metrics, facts=facts)
-    return replace(ended, result="passed", metrics=metrics, facts=facts)
-
-
-def _measures(variant: BenchmarkVariant) -> bool:
-    """Whether a command prints a result of ours."""
-    return variant.words[:3] in _MEASURES
+    problems = (facts or {}).get("problems") or []
+    if facts is None and ended.exit_code == EXIT_UNTRUSTED:
+        problems = [f"exit code {EXIT_UNTRUSTED}"]
+    return replace(
+        ended,
+        result="untrusted" if problems else "passed",
+        reason="; ".join(problems),
+        metrics=metrics,
+        facts=facts,
+    )
 
 
 def _find_message(errors: str) -> str:

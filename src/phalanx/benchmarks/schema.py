@@ -15,7 +15,7 @@ from phalanx.errors import ConfigError, suggest
 REDUCTIONS = ("mean", "final", "min", "value")
 _CONVERGENCE = "_conv"  # in the names of benchmarks that train to the end
 _WANDB = "--wandb"
-KnownOptions = Callable[[Sequence[str]], frozenset[str]]  # of the command that words begin with
+_KnownOptions = Callable[[Sequence[str]], frozenset[str]]  # of the command that words begin with
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _describe_unknown(name: str, known: list[str]) -> str:
 
 
 def build_variants(
-    benchmark: Benchmark, selection: Selection, *, known: KnownOptions
+    benchmark: Benchmark, selection: Selection, *, known: _KnownOptions
 ) -> list[BenchmarkVariant]:
     """The variants of a benchmark with the selection's settings in their command lines."""
     settings = dict(selection.settings)
@@ -134,7 +134,7 @@ def _build_variant(
     parameters: dict[str, str],
     selection: Selection,
     options: Mapping[str, str],
-    known: KnownOptions,
+    known: _KnownOptions,
 ) -> BenchmarkVariant:
     """One variant: parameters filled in, what was set replaced or appended."""
     words = shlex.split(fill_parameters(benchmark.cmd, parameters))

@@ -80,6 +80,7 @@ def _run(args: ParsedArgs) -> int:
     selection = _read_selection(args)
     timeout_s = args.read_positive("--timeout", "seconds") if args["--timeout"] else None
     from phalanx.benchmarks.file import find_spec, read_specs
+    from phalanx.benchmarks.results import RESULTS
     from phalanx.benchmarks.schema import build_variants
 
     paths = list(dict.fromkeys(find_spec(name) for name in args["--spec"] or [None]))
@@ -89,6 +90,8 @@ def _run(args: ParsedArgs) -> int:
     if args["--dry-run"]:
         return _list_variants(args, variants)
     folder = Path(args["--out"] or Path("bench-results") / time.strftime("%Y%m%d-%H%M%S"))
+    if (folder / f"{RESULTS}.json").exists():
+        raise ConfigError(f"--out {folder}: already holds results; choose another folder")
     run = _run_all(args, variants, folder, timeout_s=timeout_s, specs=tuple(map(str, paths)))
     from phalanx.benchmarks.runner import find_exit_code
 
@@ -148,7 +151,8 @@ def _tell_left_out(selection: "Selection", variants: "list[BenchmarkVariant]") -
             problems.append(f"--set {name}={text}: {which}; {suggest(name, sorted(names))}")
         elif without:
             count = f"{len(without)} of {format_plural(len(variants), 'command')}"
-            print(f"note: --set {name}={text}: {count} have no such option", file=sys.stderr)
+            have = "has" if len(without) == 1 else "have"
+            print(f"note: --set {name}={text}: {count} {have} no such option", file=sys.stderr)
     if problems:
         raise join_problems(problems)
 
@@ -232,12 +236,13 @@ def _run_all(
 
     began = datetime.now(UTC).isoformat(timespec="seconds")
     run = SpecRun(args.line, specs, began, describe_environment(), len(variants))
-    done: list[VariantResult] = []
+    done = 0
     line = ProgressLine(REWRITE_S, _LOG_S)
 
-    def end(result: "VariantResult") -> None:
-        done.append(result)
-        text = f"[{len(done)}/{len(variants)}] {_describe_result(result)}"
+    def end(number: int, result: "VariantResult") -> None:
+        nonlocal done
+        done = number
+        text = f"[{number}/{len(variants)}] {_describe_result(result)}"
         if line.is_terminal:
             print("\r\033[K", end="", file=drawing_stream(sys.stderr), flush=True)
         print(text, file=sys.stderr if args["--json"] else sys.stdout, flush=True)
@@ -255,7 +260,7 @@ def _run_all(
                 stop_on_error=args["--stop-on-error"],
             )
         except KeyboardInterrupt as stop:
-            count = f"{len(done)} of {format_plural(len(variants), 'benchmark')}"
+            count = f"{done} of {format_plural(len(variants), 'benchmark')}"
             raise Stopped(f"stopped after {count}; their results are in {folder}") from stop
 
 
@@ -290,5 +295,5 @@ def _print_table(run: "SpecRun", folder: Path) -> None:
         print("  ".join(texts).rstrip())
     counts = Counter(result.result for result in run.results)
     print(", ".join(f"{count} {word}" for word, count in counts.items()), end="")
-    left = run.planned - len(run.results)
+    left = run.planned - run.done
     print(f"; {left} not run" * bool(left) + f"; results: {folder / RESULTS}.json, .csv, .md")
