@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.report.environment import describe_environment
 
-MOST_SPREAD = 0.10  # of the rates of blocks, for a result to be believed
+_MOST_SPREAD = 0.10  # of the rates of blocks, for a result to be believed
 _FEWEST_BLOCKS = 3  # below that a spread says nothing
 
 
@@ -32,8 +32,10 @@ class BenchResult:
     warmup_s: float
     measured_s: float
     setup_s: float = 0.0  # before the warm-up: opening, and the first step, which chooses kernels
-    latency_ms: Mapping[str, float] | None = None  # p50, p95, p99 of one batch, to its answer
+    # p50, p95 and p99 of one batch at a time, where calls are enough, and their number, n
+    latency_ms: Mapping[str, float | None] | None = None
     peak_memory_bytes: int | None = None  # of the device that needs most
+    data_wait: float | None = None  # share of the time that training waited for data
     energy_j_per_image: float | None = None  # None where the devices do not report it
     limit: str | None = None  # "data" or "model"; None where no other data was measured beside it
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -42,6 +44,12 @@ class BenchResult:
     def images_per_second(self) -> float | None:
         """The mean over all blocks; the first result of each process is not among them."""
         return fmean(self.rates) if self.rates else None
+
+    @property
+    def per_device(self) -> float | None:
+        """The mean's share of one device."""
+        rate = self.images_per_second
+        return None if rate is None else rate / self.devices
 
     @property
     def median(self) -> float | None:
@@ -60,8 +68,8 @@ class BenchResult:
         """Why the figures are not to be believed, a sentence each; empty where they are."""
         if not self.rates:
             return [
-                f"nothing was measured: the warm-up of {self.warmup_s:.1f} s outlasted the "
-                "benchmark; give more --steps or a shorter --warmup"
+                "nothing was measured: the warm-up outlasted the benchmark, which ended after "
+                f"{self.setup_s + self.warmup_s:.1f} s; give more --steps or a shorter --warmup"
             ]
         found, spread = [], self.spread or 0.0
         if self.warmup_s > self.measured_s:
@@ -74,10 +82,10 @@ class BenchResult:
                 f"only {len(self.rates)} of at least {_FEWEST_BLOCKS} blocks were measured, so "
                 "the spread is not known; give more --steps or --seconds"
             )
-        if spread > MOST_SPREAD:
+        if spread > _MOST_SPREAD:
             found.append(
                 f"the rates of {len(self.rates)} blocks spread over {spread:.0%} of their median, "
-                f"more than {MOST_SPREAD:.0%}; measure on an idle machine, or with more --seconds"
+                f"more than {_MOST_SPREAD:.0%}; measure on an idle machine, or with more --seconds"
             )
         return found
 
@@ -88,12 +96,11 @@ class BenchResult:
 
     def facts(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        rate = self.images_per_second
         return {
             "kind": self.kind,
             "name": self.name,
             "command": self.command,
-            "images_per_second": rate,
+            "images_per_second": self.images_per_second,
             "median": self.median,
             "low": min(self.rates, default=None),
             "high": max(self.rates, default=None),
@@ -101,13 +108,14 @@ class BenchResult:
             "rates": list(self.rates),
             "n": len(self.rates),
             "first_rate": self.first_rate,
-            "per_device": None if rate is None else rate / self.devices,
+            "per_device": self.per_device,
             "devices": self.devices,
             "batch": {"global": self.global_batch, "micro": self.micro_batch},
             "latency_ms": None if self.latency_ms is None else dict(self.latency_ms),
             "peak_memory_bytes": self.peak_memory_bytes,
             "energy_j_per_image": self.energy_j_per_image,
             "data": self.data,
+            "data_wait": self.data_wait,
             "setup_s": self.setup_s,
             "warmup_s": self.warmup_s,
             "measured_s": self.measured_s,

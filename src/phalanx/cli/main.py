@@ -42,6 +42,8 @@ COMMANDS = {  # name: (module, what it does)
     "find lr": ("find", "suggest a learning rate, from real steps with an increasing one"),
     "find batch-size": ("find", "find the micro-batch that fits, and the fastest one"),
     "sweep": ("sweep", "search training options: grid, random or TPE, with pruning"),
+    "bench train": ("bench_train", "measure images/s of training, and whether data limits it"),
+    "bench infer": ("bench_train", "measure images/s and latency of inference"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
     "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
