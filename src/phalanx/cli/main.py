@@ -43,6 +43,8 @@ COMMANDS = {  # name: (module, what it does)
     "find batch-size": ("find", "find the micro-batch that fits, and the fastest one"),
     "sweep": ("sweep", "search training options: grid, random or TPE, with pruning"),
     "bench": ("bench_spec", "run the benchmarks of a file: bench --spec FILE"),
+    "bench train": ("bench_train", "measure images/s of training, and whether data limits it"),
+    "bench infer": ("bench_train", "measure images/s and latency of inference"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
     "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
