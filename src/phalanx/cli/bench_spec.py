@@ -194,7 +194,7 @@ def _print_commands(rows: "list[tuple[BenchmarkVariant, str]]") -> None:
 
 
 def check_command(words: Sequence[str]) -> str:
-    """What is wrong with a command of ours, as far as it can be known without its data."""
+    """What is wrong with a command of ours, as far as it is known without its data and devices."""
     found = _find_own_command(words)
     if found is None:
         named = " ".join(words[1:3])
@@ -202,23 +202,43 @@ def check_command(words: Sequence[str]) -> str:
     chosen, rest = found
     try:
         args = parse_args(chosen, rest)
-        if "preset" not in args.values or "model" not in chosen.options:
-            args.refuse_problems()  # what it is about is only known where it is run
-        else:
-            _plan(args)
+        if "model" in chosen.options:
+            _plan_command(args)
+        args.refuse_problems()
     except UserError as error:
         return " ".join(str(error).split())
     return ""
 
 
-def _plan(args: ParsedArgs) -> None:
-    """Raise what `phalanx plan` would, without a look at the data."""
+def _plan_command(args: ParsedArgs) -> None:
+    """Raise what `phalanx plan` would, for a command that trains or scores."""
     from phalanx.assemble.dataset_summary import plan_new_run
     from phalanx.config.read import read_settings
 
-    flags = {name: text for name, text in args.flags.items() if name != "data-dir"}
-    settings = read_settings(args.preset_name, flags, problems=args.problems)
-    plan_new_run(settings, without_data=True)
+    here = {name: text for name, text in args.flags.items() if name not in ("data-dir", "device")}
+    flags = {**here, "device": "cpu"}
+    if "target" not in args.values:
+        settings = read_settings(args.preset_name, flags, problems=args.problems)
+        plan_new_run(settings, without_data=True)
+        return
+    from phalanx.assemble.scorable import (
+        make_up_target,
+        plan_target,
+        read_untrained,
+        refuse_no_path,
+    )
+    from phalanx.cli.inputs import read_batch_sizes
+    from phalanx.cli.validate import read_target_name
+
+    target = read_target_name(args)
+    if "$" in target:  # a run that is known where the command runs
+        return
+    for size in read_batch_sizes(args):
+        untrained = read_untrained(target, flags if size is None else {**flags, "batch-size": size})
+        if untrained is None:
+            refuse_no_path(target)
+        else:
+            plan_target(make_up_target(untrained, "generated"))
 
 
 def _run_all(
