@@ -41,7 +41,7 @@ _MOST_SAID = 60  # characters of what a command said last
     "phalanx bench train, infer, ...; `phalanx bench` lists them.",
     Argument(
         "--spec",
-        "Files of benchmarks; docs/speed.md shows one.  [./benchmarks.yml, or Phalanx's own: those "
+        "Files of benchmarks; docs/benchmarks.md shows one.  [./benchmarks.yml, or Phalanx's own: those "
         "of the older applications]",
         many=True,
     ),
