@@ -111,11 +111,13 @@ def _join_cells(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def build_table(results: Sequence[VariantResult]) -> list[list[str]]:
+def build_table(results: Sequence[VariantResult], *, with_reasons: bool = True) -> list[list[str]]:
     """Names of columns, then a row a variant; columns in which nothing stands are left out."""
     metrics = _list_metrics(results)
     head = ["benchmark", *map(_title_metric, metrics), "range", "n", "peak memory", "result"]
     rows = [_build_row(result, metrics) for result in results]
+    if not with_reasons:
+        rows = [[*row[:-1], result.result] for row, result in zip(rows, results, strict=True)]
     shown = [
         place
         for place, name in enumerate(head)

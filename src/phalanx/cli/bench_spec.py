@@ -19,7 +19,7 @@ from phalanx.cli.command import (
     command,
     parse_args,
 )
-from phalanx.cli.progress import REWRITE_S, ProgressLine
+from phalanx.cli.progress import ProgressLine
 from phalanx.disk import out_errors
 from phalanx.errors import ConfigError, Stopped, UserError, join_problems, suggest
 from phalanx.report.terminal import drawing_stream
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from phalanx.benchmarks.runner import Progress
     from phalanx.benchmarks.schema import BenchmarkVariant, Selection
 
-_LOG_S = 30.0  # between two lines of progress where there is no terminal
+_REWRITE_S, _LOG_S = 0.5, 30.0  # between two lines of progress, on a terminal and in a log
 _MOST_SAID = 60  # characters of what a command said last
 
 
@@ -255,9 +255,12 @@ def _run_all(
     from phalanx.report.environment import describe_environment
 
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    run = SpecRun(args.line, specs, began, describe_environment(), len(variants))
+    found = describe_environment()
+    where = {name: found[name] for name in ("commit", "processor", "cores")}
+    where |= {name: found[f"{name} version"] for name in ("torch", "python", "phalanx")}
+    run = SpecRun(args.line, specs, began, where, len(variants))
     done = 0
-    line = ProgressLine(REWRITE_S, _LOG_S)
+    line = ProgressLine(_REWRITE_S, _LOG_S)
 
     def end(number: int, result: "VariantResult") -> None:
         nonlocal done
@@ -306,7 +309,7 @@ def _print_table(run: "SpecRun", folder: Path) -> None:
     """All results in columns, and where they are kept."""
     from phalanx.benchmarks.results import RESULTS, build_table
 
-    cells = build_table(run.results)
+    cells = build_table(run.results, with_reasons=False)  # each was told as it ended
     widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
     print()
     for row in cells:
