@@ -62,13 +62,12 @@ def test_training_is_measured_by_its_own_step_and_moves_no_weight(
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
-def test_three_kinds_of_data_are_measured_side_by_side(tiny, capsys):
+def test_three_kinds_of_data_are_measured_side_by_side(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("phalanx.bench.result._MOST_SPREAD", 1e9)  # believed, however busy we are
     words = ["train", *tiny, *QUICK, "--inputs", "synthetic,generated,real"]
     rows = measure(capsys, *words)
     assert [row["data"] for row in rows] == ["synthetic", "generated", "real"]
-    believed = rows[0]["trusted"]
-    assert all(bool(row["limit"]) == (believed and row["trusted"]) for row in rows)
-    assert all(row["images_per_second"] > 0 for row in rows)
+    assert rows[0]["limit"] == "model" and {row["limit"] for row in rows} <= {"model", "data"}
 
 
 def test_a_run_that_ends_in_its_warm_up_is_not_believed(tiny, capsys):

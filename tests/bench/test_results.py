@@ -11,6 +11,7 @@ from phalanx.bench.blocks import BlockClock, Timing
 from phalanx.bench.energy import EnergyMeter
 from phalanx.bench.inputs import describe_limits, find_limits
 from phalanx.bench.result import BenchResult
+from phalanx.cli.bench_table import print_results
 
 STEADY = (100.0, 101.0, 102.0)
 RESULT = BenchResult(
@@ -176,8 +177,20 @@ def test_what_is_not_believed_limits_nothing():
 
 
 def test_batches_of_each_size_are_compared_with_their_own():
-    small, large = measured(synthetic=100, real=50), measured(synthetic=1000, real=990)
+    small, large = measured(synthetic=100, real=99), measured(synthetic=1000, real=500)
     found = find_limits([*small, *(replace(one, micro_batch=64) for one in large)])
-    assert [one.limit for one in found] == ["model", "data", "model", "model"]
+    assert [one.limit for one in found] == ["model", "model", "model", "data"]
     first, second = describe_limits(found)
-    assert first.startswith("batch 16: the data") and second.startswith("batch 64: the model")
+    assert first.startswith("batch 16: the model") and second.startswith("batch 64: the data")
+
+
+def test_a_table_lines_up_and_leaves_out_what_nobody_knows(capsys):
+    rows = [replace(one, environment={"device": "cpu"}) for one in measured(real=9, synthetic=1e6)]
+    rows[0] = replace(rows[0], latency_ms={"p50": 1.5, "p95": None, "p99": None, "n": 5})
+    print_results(rows, model="resnet8")
+    title, header, *table, note = capsys.readouterr().out.splitlines()
+    assert title == "demo: resnet8, training on 2 devices (cpu)"
+    assert len({len(line) for line in (header, *table)}) == 1
+    assert "p50 ms" in header and "p95" not in header and "J/image" not in header
+    assert table[0].split()[:3] == ["real", "64", "9"] and "1,000,000" in table[1]
+    assert "the first step (0.0 s) and the warm-up (1.0 s)" in note
