@@ -5,11 +5,13 @@ from phalanx.errors import ConfigError
 
 MADE_UP_FLAGS = (
     Argument(
-        "--synthetic-data", "Noise in place of the data, made on the device once.", switch=True
+        "--synthetic-data",
+        "Noise on the device, in place of the data and as large as its images.",
+        switch=True,
     ),
     Argument(
         "--generated-data",
-        "Noise in place of the data, made on the host all the time.",
+        "The same, made on the host, batch by batch.",
         switch=True,
     ),
 )
@@ -20,12 +22,6 @@ def read_made_up(args: ParsedArgs) -> str | None:
     given = [kind for kind in ("synthetic", "generated") if args[f"--{kind}-data"]]
     if len(given) > 1:
         raise ConfigError("--synthetic-data and --generated-data exclude each other; give one")
-    for name in ("data", "data-dir"):
-        if given and name in args.flags:
-            raise ConfigError(
-                f"--{given[0]}-data: takes the place of the data, and --{name} "
-                f"{args.flags[name]} names some; leave one of them out"
-            )
     return given[0] if given else None
 
 

@@ -136,8 +136,8 @@ def read_target_name(args: ParsedArgs) -> str:
         names = [args.flags["model"]]
     if not names:
         raise ConfigError(
-            "name what to score: a run, a checkpoint, a preset or a model; see phalanx validate "
-            "--help"
+            "name what to score: a run, a checkpoint, a preset or a model; see phalanx "
+            f"{args.command} --help"
         )
     return str(names[0])
 
