@@ -191,3 +191,15 @@ def test_a_signal_keeps_what_is_done(tmp_path):
     assert "phalanx bench: stopped after 1 of 2 benchmarks; their results are in here" in said
     facts = json.loads((tmp_path / "here" / "benchmark_results.json").read_text())
     assert [one["variant"] for one in facts["results"]] == ["a"]
+
+
+@pytest.mark.slow
+def test_a_real_measurement_is_read(run):
+    done, _ = run(
+        "real: {cmd: phalanx bench train demo --seconds 0.5 --warmup 0.1 --blocks 3 --threads 1}"
+    )
+    (result,) = done.results
+    assert result.result in ("passed", "untrusted"), result.reason
+    assert result.facts is not None and result.facts["n"] == 3
+    assert result.metrics == {"throughput": result.facts["images_per_second"]}
+    assert find_exit_code(done) == (0 if result.result == "passed" else 7)

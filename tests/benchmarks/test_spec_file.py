@@ -157,6 +157,8 @@ def test_an_unknown_benchmark_gets_near_ones(spec, asked, told):
         ),
         ("a:\n  cmd: x\n  timeout: soon", ":3: timeout: expected a number of seconds above 0"),
         ("a:\n  cmd: x\n  data: {t: {regexp: '('}}", ":3: regexp: no regular expression: missing"),
+        ("a:\n  cmd: x\n  data: {t: {regexp: [x]}}", ":3: regexp: expected a text"),
+        ("a:\n  cmd: x\n  data: {t: {regexp: '(a)(b)'}}", ":3: regexp: expected at most one group"),
         ("a:\n  cmd: x\n  data: {t: {skip: 1}}", ":3: t: give either regexp, for text, or key"),
         (
             "a:\n  cmd: x\n  data: {t: {key: n, skip: -1}}",
@@ -185,6 +187,12 @@ def test_a_mistake_is_told_by_its_line(spec, text, told):
 def test_all_mistakes_are_told_together(spec):
     with pytest.raises(ConfigError, match="2 problems:"):
         read_specs([spec("a: {cmds: x}\nb: {cmd: x, date: y}")])
+
+
+def test_variables_of_the_environment_are_no_parameters(spec):
+    text = """a: {cmd: 'echo ${HOME}/{b} --at=$HOME "x y"', parameters: {b: 1}}"""
+    found = read_specs([spec(text)])
+    assert list_commands(found["a"]) == {"a_b_1": "echo ${HOME}/1 --at=$HOME 'x y'"}
 
 
 def test_a_name_in_two_files_is_refused(spec, tmp_path):

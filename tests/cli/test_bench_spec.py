@@ -36,7 +36,7 @@ def test_a_dry_run_lists_and_checks_commands_and_writes_nothing(file, tmp_path, 
         "    phalanx plan demo --no-memory --epochs 2",
         "hello",
         "    echo hello",
-        "2 benchmarks, 3 commands, all of them can be planned; nothing was run",
+        "2 benchmarks, 3 commands, none of them wrong; nothing was run",
     ]
     assert main(["bench", "--spec", file, "--dry-run", "--json", "--include-convergence"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -65,8 +65,9 @@ class _SpecReader:
     def read(self) -> dict[str, Benchmark]:
         """All benchmarks of the file; those that only share their lines are left out."""
         if not self.path.is_file():
+            what = "is a folder" if self.path.is_dir() else "no such file"
             raise ConfigError(
-                f"--spec {self.path}: no such file; without --spec, ./{_SPEC_NAME} is read, or the "
+                f"--spec {self.path}: {what}; without --spec, ./{_SPEC_NAME} is read, or the "
                 "benchmarks that come with Phalanx"
             )
         found = {entry.key: self._read_benchmark(entry) for entry in read_entries(self.path)}
@@ -111,7 +112,7 @@ class _SpecReader:
         for name in unused:
             self._note(entry, f"its cmd does not say where the parameter {{{name}}} goes")
         if benchmark.parameter_names or not benchmark.rows[0]:
-            named = set(re.findall(r"\{([\w-]+)\}", text))
+            named = set(re.findall(r"(?<!\$)\{([\w-]+)\}", text))
             for name in sorted(named - benchmark.parameter_names):
                 way_out = suggest(name, sorted(benchmark.parameter_names))
                 if benchmark.parameter_names:
@@ -186,9 +187,9 @@ class _SpecReader:
                     self._note(part, f"expected a whole number of at least 0, got {text!r}")
             elif part.key == "reduction_type" and text not in REDUCTIONS:
                 self._note(part, f"no reduction is called {text!r}; {suggest(text, REDUCTIONS)}")
-            elif part.key == "regexp":
+            elif part.key == "regexp" and text:
+                values[part.key] = part.node.value  # with all its spaces
                 self._check_regexp(part, part.node.value)
-                values[part.key] = part.node.value
         if ("regexp" in values) == ("key" in values):
             self._note(entry, "give either regexp, for text, or key, for a JSON object")
         return MetricRule(entry.key, **values)

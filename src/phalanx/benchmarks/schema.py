@@ -1,5 +1,6 @@
 """What a file of benchmarks says: command lines, their variants, and how results are read."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,4 +207,4 @@ def _count_values(option: str | None) -> int:
 
 def _quote(word: str) -> str:
     """The word as a shell takes it, with variables of the environment left for it to replace."""
-    return word if word.startswith("$") and " " not in word else shlex.quote(word)
+    return word if re.fullmatch(r"[\w$@%+=:,./{}~-]+", word) else shlex.quote(word)

@@ -41,8 +41,8 @@ _MOST_SAID = 60  # characters of what a command said last
     "phalanx bench train, infer, ...; `phalanx bench` lists them.",
     Argument(
         "--spec",
-        "Files of benchmarks; docs/benchmarks.md shows one.  [./benchmarks.yml, or Phalanx's own: those "
-        "of the older applications]",
+        "Files of benchmarks; docs/benchmarks.md shows one.  [./benchmarks.yml, or Phalanx's own: "
+        "those of the older applications]",
         many=True,
     ),
     Argument("--benchmark", "Only these, by name.", many=True),
@@ -188,7 +188,7 @@ def _print_commands(rows: "list[tuple[BenchmarkVariant, str]]") -> None:
             print(f"      wrong: {problem}")
     wrong = sum(bool(problem) for _, problem in rows)
     names = {variant.benchmark.name for variant, _ in rows}
-    ending = f"{wrong} of them wrong" if wrong else "all of them can be planned"
+    ending = f"{wrong or 'none'} of them wrong"
     count = f"{format_plural(len(names), 'benchmark')}, {format_plural(len(rows), 'command')}"
     print(f"{count}, {ending}; nothing was run")
 
@@ -200,6 +200,8 @@ def check_command(words: Sequence[str]) -> str:
         named = " ".join(words[1:3])
         return f"no command is called {named!r}" if words[0] == "phalanx" else ""
     chosen, rest = found
+    if chosen.takes_command:  # and takes its words apart itself
+        return ""
     try:
         args = parse_args(chosen, rest)
         if "model" in chosen.options:
