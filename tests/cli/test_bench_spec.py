@@ -51,13 +51,14 @@ def test_a_dry_run_tells_which_commands_are_wrong(file, tmp_path, capsys):
         "a: {cmd: phalanx train demo --epochz 3}\n"
         "b: {cmd: phalanx train demo --optimizer sdg --mixup-alpha 1 --batch-size 1}\n"
         "c: {cmd: phalanx bench nothing}\n"
+        "d: {cmd: phalanx launch --num-replicas 2 -- train demo}\n"
     )
     assert main(["bench", "--spec", file, "--dry-run"]) == CONFIG
     said = capsys.readouterr().out
     assert "wrong: --epochz: no such option; did you mean '--epochs'?" in said
     assert "wrong: --optimizer: no choice is called 'sdg'; did you mean 'sgd'?" in said
     assert "wrong: no command is called 'bench nothing'" in said
-    assert said.splitlines()[-1] == "3 benchmarks, 3 commands, 3 of them wrong; nothing was run"
+    assert said.splitlines()[-1] == "4 benchmarks, 4 commands, 3 of them wrong; nothing was run"
 
 
 def test_benchmarks_run_and_are_printed_in_a_table(file, tmp_path, capsys):
