@@ -108,6 +108,16 @@ def test_settings_replace_options_their_rivals_and_parameters(spec):
     }  # nothing is known of the options of other programs
 
 
+def test_an_option_that_a_parameter_gives_is_set_by_it_so_that_names_stay_true(spec):
+    found = read_specs(
+        [spec("a: {cmd: 'phalanx validate x --batch-size {b}', parameters: {b: 9}}")]
+    )
+    assert list_commands(found["a"], settings=(("batch-size", "1,4"),)) == {
+        "a_b_1": "phalanx validate x --batch-size 1",
+        "a_b_4": "phalanx validate x --batch-size 4",
+    }
+
+
 def test_what_trains_to_the_end_runs_only_if_it_is_asked_for(spec):
     found = read_specs([spec(SPEC)])
     assert [b.name for b in Selection().choose(found)] == ["one_train", "rows"]

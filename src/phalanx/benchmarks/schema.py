@@ -119,15 +119,27 @@ def build_variants(
     benchmark: Benchmark, selection: Selection, *, known: _KnownOptions
 ) -> list[BenchmarkVariant]:
     """The variants of a benchmark with the selection's settings in their command lines."""
-    settings = dict(selection.settings)
-    replaced = {name: text for name, text in settings.items() if name in benchmark.parameter_names}
+    replaced: dict[str, str] = {}
+    options: dict[str, str] = {}
+    for name, text in selection.settings:
+        parameter = _find_parameter(benchmark, name)
+        (options if parameter is None else replaced)[parameter or name] = text
     rows = [dict(row) for row in benchmark.rows]
     for name, text in replaced.items():
         values = [value.strip() for value in text.split(",")]
         rows = [{**row, name: value} for row in rows for value in values]
     rows = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in rows)]
-    options = {name: text for name, text in settings.items() if name not in replaced}
     return [_build_variant(benchmark, row, selection, options, known) for row in rows]
+
+
+def _find_parameter(benchmark: Benchmark, name: str) -> str | None:
+    """The parameter of that name, or the one that gives the option of that name its value.
+
+    A variant is called by its parameters: what it is run with must be one of them.
+    """
+    found = re.search(rf"--{re.escape(name)}[ =]\{{([\w-]+)\}}", benchmark.cmd)
+    candidates = [name, *([found[1]] if found else [])]
+    return next((one for one in candidates if one in benchmark.parameter_names), None)
 
 
 def _build_variant(
