@@ -1,7 +1,8 @@
-"""Write what is generated: three pages of docs/ and the sizes of the models."""
+"""Write what is generated: four pages of docs/ and the sizes of the models."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from phalanx.catalog.models import (
     MODELS,
@@ -16,6 +17,9 @@ from phalanx.models.cost import count_size
 from phalanx.units import format_si
 
 DOCS = Path(__file__).parents[1] / "docs"
+BENCH = DOCS / "bench"
+NOT_RECORDED = "not recorded"
+NAMES = {"python": "Python", "phalanx": "Phalanx"}
 
 OPTIONS_HEAD = """# Options
 
@@ -53,6 +57,22 @@ Many names are the same and are not listed: `--epochs`, `--lr`, `--momentum`, `-
 
 This page is written from the tables: `make docs`.
 """
+BENCH_HEAD = """# Measurements
+
+Speed is a ratio taken in one run on one machine wherever that is possible, because machines are
+noisy. What a file does not say is shown as "not recorded".
+
+Every figure below is from a file in [results](results): the command, the commit, the hardware, the
+versions, the number of repeats and their range. `phalanx bench train --json` prints such a file,
+`phalanx bench --spec` writes one; put it there under its date, and `make docs` writes this page.
+
+How each came about, and all figures beside these:
+
+| page | what was measured |
+|---|---|
+"""
+FIGURE_FIELDS = ("what", "value", "unit", "low", "high", "range", "n")
+RESULT_FIELDS = ("title", "page", "date", "command", "commit", "hardware", "versions", "figures")
 
 
 def options_page() -> str:
@@ -118,6 +138,118 @@ def other_trainers_page() -> str:
     return "".join(parts)
 
 
+def bench_page(folder: Path = BENCH) -> str:
+    """docs/bench/README.md: the pages of prose, then every file of results, newest first."""
+    described = json.loads((folder / "pages.json").read_text(encoding="utf-8"))
+    pages = {path.name for path in folder.glob("*.md")} - {"README.md"}
+    if pages != set(described):
+        raise SystemExit(f"pages.json and the pages differ: {sorted(pages ^ set(described))}")
+    rows = [f"| [{name}]({name}) | {what} |\n" for name, what in described.items()]
+    results = [read_result(path) for path in sorted((folder / "results").glob("*.json"))]
+    results.sort(key=lambda result: result["date"], reverse=True)
+    return BENCH_HEAD + "".join(rows) + "".join(map(result_section, results))
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A file of results: by hand, as `bench train --json` prints it or `bench --spec` writes it."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if "kind" in result:
+        result = describe_measurements({"": result}, command=result["command"])
+    elif "results" in result:
+        found = {one["variant"]: one["facts"] for one in result["results"] if one["facts"]}
+        if not found:
+            raise SystemExit(f"{path}: none of its benchmarks has a result")
+        result = describe_measurements(found, command=result["command"])
+    missing = [name for name in RESULT_FIELDS if name not in result]
+    missing += [
+        name for one in result.get("figures", ()) for name in FIGURE_FIELDS if name not in one
+    ]
+    if missing:
+        raise SystemExit(f"{path}: has no {missing[0]!r}; null says that it was not recorded")
+    if not path.name.startswith(result["date"]):
+        raise SystemExit(f"{path}: its name should begin with its date, {result['date']}")
+    return {**result, "file": f"results/{path.name}"}
+
+
+def describe_measurements(found: dict[str, dict[str, Any]], *, command: str) -> dict[str, Any]:
+    """Results of benchmarks, by the names of their variants, in the form of those by hand."""
+    one = next(iter(found.values()))
+    where = one["environment"]
+    verb = "Training" if one["kind"] == "train" else "Inference"
+    title = f"{verb}: {one['name']}" if len(found) == 1 else f"{len(found)} benchmarks"
+    return {
+        "title": title,
+        "page": None,
+        "date": where["date"][:10],
+        "command": command,
+        "commit": where["commit"],
+        "hardware": f"{where['device']}, {where['cores']} cores",
+        "versions": {name: where[name] for name in ("torch", "python", "phalanx")},
+        "figures": [row for name, facts in found.items() for row in list_figures(name, facts)],
+    }
+
+
+def list_figures(name: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rate of a benchmark, its latency and its memory."""
+    batch, latency = facts["batch"], facts["latency_ms"] or {}
+    what = f"{name or facts['name']}: {facts['data']} data, batch {batch['global']:,}"
+    if not facts["trusted"]:
+        what += f" (not to be believed: {'; '.join(facts['problems'])})"
+    rate = figure(what, facts["median"], "images/s", facts["n"])
+    rows = [rate | {"low": facts["low"], "high": facts["high"], "range": "all blocks"}]
+    for share in ("p50", "p99"):
+        if latency.get(share) is not None:
+            rows.append(figure(f"latency, {share}", latency[share], "ms", latency.get("n")))
+    if facts["peak_memory_bytes"] is not None:
+        rows.append(figure("peak memory", facts["peak_memory_bytes"] / 1e9, "GB", 1))
+    return rows
+
+
+def figure(what: str, value: Any, unit: str, n: int | None = None) -> dict[str, Any]:
+    """One figure without a range."""
+    return {
+        "what": what, "value": value, "unit": unit, "low": None, "high": None, "range": None, "n": n
+    }  # fmt: skip
+
+
+def result_section(result: dict[str, Any]) -> str:
+    """One measurement: what it takes to repeat it, and its figures."""
+    versions = ", ".join(
+        f"{NAMES.get(name, name)} {version or NOT_RECORDED}"
+        for name, version in result["versions"].items()
+    )
+    commit = f"`{result['commit']}`" if result["commit"] else NOT_RECORDED
+    links = [f"[{result['file'].partition('/')[2]}]({result['file']})"]
+    links += [f"[{result['page']}]({result['page']})"] if result["page"] else []
+    rows = "".join(figure_row(one) for one in result["figures"])
+    return (
+        f"\n## {result['title']}\n\n"
+        f"`{result['command'] or NOT_RECORDED}`\n\n"
+        f"{result['date']}; commit {commit}; {result['hardware'] or NOT_RECORDED}; {versions}. "
+        f"{', '.join(links)}\n\n"
+        f"| measured | result | range | n |\n|---|---:|---|---:|\n{rows}"
+    )
+
+
+def figure_row(one: dict[str, Any]) -> str:
+    """One figure: a value with its range, or the range alone."""
+    unit = "" if one["unit"] == "ratio" else f" {one['unit']}".rstrip()
+    value = "" if one["value"] is None else f"{number(one['value'])}{unit}"
+    spread = "one run" if one["n"] == 1 else NOT_RECORDED
+    if one["low"] is not None:
+        spread = f"{number(one['low'])} to {number(one['high'])}{unit * (not value)}"
+        spread += f" ({one['range']})" if one["range"] else ""
+    count = NOT_RECORDED if one["n"] is None else f"{one['n']:,}"
+    return f"| {one['what']} | {value} | {spread} | {count} |\n"
+
+
+def number(value: Any) -> str:
+    """A number as people write it; words as they are."""
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def sizes_text() -> str:
     """catalog/sizes.json, a line a model."""
     rows = (
@@ -139,3 +271,4 @@ if __name__ == "__main__":
     write(DOCS / "options.md", options_page())
     write(DOCS / "models.md", models_page())
     write(DOCS / "other-trainers.md", other_trainers_page())
+    write(BENCH / "README.md", bench_page())

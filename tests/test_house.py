@@ -42,7 +42,7 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("engine",),
     ("report", "assemble"),
     ("export", "serve", "lightning"),
-    ("bench", "sweep", "launch"),
+    ("bench", "benchmarks", "sweep", "launch"),
     ("cli",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(ORDER) for room in rooms}

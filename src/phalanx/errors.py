@@ -8,6 +8,7 @@ UserError                 exit  what it is about
   DiskError                  6  no space, no permission, a write that did not read back
   NetworkError               8  the network, or a rank that failed, differs or never came
     RanksLost               75  the same in mid-run: starting again goes on
+(untrusted)                  7  a benchmark ran to its end, and says why not to believe it
 Bug                         70  a mistake of Phalanx itself; the traceback is in a file
 Stopped                     75  a signal came; what is done is kept, and starting again goes on
 (signal)                   130  a signal came; left at once, and nothing was changed
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+EXIT_UNTRUSTED = 7
 EXIT_STOPPED = 75
 EXIT_LEFT_AT_ONCE = 130
 _LONG_VALUE = re.compile(r"[^\s/'\",;:]{256,}|(?<=')[^'\n]{256,}(?=')")

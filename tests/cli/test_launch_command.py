@@ -110,6 +110,20 @@ def test_bench_runs_on_one_rank(launch):
         assert words[words.index("phalanx") + 1 :] == inner.split()
 
 
+@pytest.mark.parametrize(
+    ("inner", "added"), [("bench train demo", "--replicas 2"), ("bench infer resnet8", "")]
+)
+def test_training_and_inference_are_measured_on_all_ranks(launch, inner, added):
+    (words,) = dry_run(launch, f"--num-replicas 2 --vipu-server-timeout 90 -- {inner}")
+    assert words[words.index("--nproc-per-node") + 1] == "2"
+    assert words[words.index("phalanx") + 1 :] == [
+        *inner.split(),
+        *added.split(),
+        "--rank-timeout",
+        "90",
+    ]
+
+
 def test_a_slurm_job_uses_srun_on_all_its_nodes(launch, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
@@ -147,7 +161,7 @@ def test_a_line_of_the_older_launcher_can_be_pasted(launch):
         ("--num-replicas 2 train demo", "`--` is missing: write it and a phalanx command"),
         ("--num-replicas 2 --", "a command is missing after --; choose from train, validate"),
         ("--num-replicas 2 -- trian demo", "'trian' is no command for --; did you mean 'train'?"),
-        ("--num-replicas 2 -- bench", "'bench' is no command for --; choose from train,"),
+        ("--num-replicas 2 -- bench", "'bench' is no command for --; did you mean 'bench train'?"),
         ("-- train demo", "--num-replicas: say how many copies"),
         ("--num-replicas two -- train demo", "--num-replicas: expected a whole number from 1"),
         ("--num-replica 2 -- train", "no such option; did you mean '--num-replicas'?"),
@@ -163,7 +177,7 @@ def test_a_line_of_the_older_launcher_can_be_pasted(launch):
         ("--num-replicas 2 --write slurm x -- train", "expected sbatch or pytorchjob and the name"),
         ("--num-replicas 2 -- train demo --epohcs 2", "--epohcs: no such option; did you mean"),
         ("--num-replicas 2 -- train demo --lr much", "--lr: expected a number, got 'much'"),
-        ("--num-replicas 2 -- bench overhead", "bench measures one device; give --num-replicas 1"),
+        ("--num-replicas 2 -- bench overhead", "measures one device; give --num-replicas 1"),
         ("--num-replicas 2 --devices-per-replica 2 -- train tf1-resnet50-bn", "--devices-per-replica 2: the command's splits make 4 stages; give --devices-per-replica 4,"),  # noqa: E501
         ("--num-replicas 2 --num-devices 4 -- train tf1-resnet50-bn", "or --pipeline-splits none after --"),  # noqa: E501
         ("--num-replicas 2 --devices-per-replica 2 -- train demo --shards 4", "--devices-per-replica 2: the command has --shards 4; leave one of the two out"),  # noqa: E501

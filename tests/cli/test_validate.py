@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import phalanx
+from phalanx.assemble.find_data import make_up_data
 from phalanx.assemble.scorable import (
     choose_checkpoint,
     plan_checkpoint,
@@ -18,6 +19,7 @@ from phalanx.assemble.scorable import (
 )
 from phalanx.cli.main import main
 from phalanx.engine.checkpoint_store import list_checkpoints, read_files, write_checkpoint_as
+from phalanx.plan.model import choose_image_size
 from small_photos import write_photos
 from small_runs import small_run
 
@@ -314,3 +316,41 @@ def test_what_cannot_be_scored_is_refused(words, tmp_path, monkeypatch, capsys):
     code, told = WRONG_TARGETS[words]
     assert main(["validate", *words.split()]) == code
     assert told in capsys.readouterr().err
+
+
+# --- how fast ---
+
+
+def test_batches_of_several_sizes_are_scored_in_turn(run, capsys):
+    capsys.readouterr()
+    assert main(["validate", str(run), "--batch-size", "1,8", "--repeat=3", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["batch_size"] for row in rows] == [1, 8]
+    assert rows[0]["top1"] == rows[1]["top1"] and rows[0]["scored"] == 40
+    for row in rows:
+        assert len(row["rates"]) == 2, "without the first pass"
+        assert min(row["rates"]) <= row["images_per_second"] <= max(row["rates"])
+    assert main(["validate", str(run), "--batch-size=1,8", "--repeat=3"]) == 0
+    out = capsys.readouterr().out
+    assert "in batches of 8: top-1" in out and "of 2 passes after the first)" in out
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "generated"])
+def test_noise_takes_the_place_of_the_data(kind, run, capsys):
+    found = []
+    for words in ([], [f"--{kind}-data"]):
+        capsys.readouterr()
+        assert main(["validate", str(run), *words, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    data, noise = found  # of a run of ten classes
+    assert noise["scored"] == 40 and noise["loss"] > data["loss"]
+    words = [f"--{kind}-data", "--model=resnet8", "--data=imagenet", "--image-size=16"]
+    assert main(["validate", *words, "--batch-size=2"]) == 0
+    assert f"resnet8 on {kind}" in capsys.readouterr().err
+
+
+def test_noise_is_as_large_as_the_images_of_the_data(capsys):
+    settings = read_untrained("demo", {})
+    assert choose_image_size(make_up_data(settings, "synthetic").config) == 28
+    unnamed = read_untrained("resnet50", {})  # a model by name has images of its own size
+    assert choose_image_size(make_up_data(unnamed, "synthetic").config) == 224

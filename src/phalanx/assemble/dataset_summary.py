@@ -168,7 +168,7 @@ def summarise_published(config: Config) -> DatasetSummary | None:
     )
 
 
-class _PlannedRun(NamedTuple):
+class PlannedRun(NamedTuple):
     """A run that does not exist yet: its options as they fit the data, its numbers, its data."""
 
     settings: Settings
@@ -185,7 +185,7 @@ def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, D
     return plan, dataset
 
 
-def plan_new_run(settings: Settings, *, without_data: bool = False) -> _PlannedRun:
+def plan_new_run(settings: Settings, *, without_data: bool = False) -> PlannedRun:
     """The same with the settings that a new run stores: what a preset brought fits the run."""
     settings = settle_replicas(settings)
     config = settings.config
@@ -200,7 +200,7 @@ def plan_new_run(settings: Settings, *, without_data: bool = False) -> _PlannedR
     if needs_cuts(config):
         plan_settings(fitted, dataset.counts)  # refuses what is wrong without importing torch
         fitted = choose_cuts(fitted, dataset.counts)
-    return _PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
+    return PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
 
 
 def choose_cuts(settings: Settings, counts: DatasetCounts) -> Settings:

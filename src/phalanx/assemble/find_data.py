@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from phalanx.catalog.datasets import DATASETS, PUBLISHED
 from phalanx.config.read import Settings, read_settings
 from phalanx.errors import ConfigError, DataError
+from phalanx.plan.model import choose_image_size
 
 if TYPE_CHECKING:
     from phalanx.data.formats.detect import DetectedDataset
@@ -44,6 +45,21 @@ def read_with_data(
         )
         return replace(settings, notes=(note, *settings.notes))
     return settings
+
+
+def make_up_data(settings: Settings, kind: str) -> Settings:
+    """The settings with noise in place of the data: synthetic on the device, generated on the host.
+
+    Images are as large as those of the data that a preset or the user has named.
+    """
+    config, is_named = settings.config, settings.origins.get("data", "default") != "default"
+    size = choose_image_size(config) if is_named else config.data.image_size
+    made_up = {"data": kind, "image_size": size, "data_dir": None, "progressive_resolution": None}
+    made_up |= dict.fromkeys(("val_split", "valid_split", "class_from", "labels", "keep_on_device"))
+    data = config.data.model_copy(update=made_up | {"gpu_decode": False, "dataset_cache": False})
+    augment = config.augment.model_copy(update={"use_bbox_info": False})
+    changed = config.model_copy(update={"data": data, "augment": augment})
+    return replace(settings, config=changed, origins={**settings.origins, "data": "made up"})
 
 
 def infer_data(flags: Mapping[str, str]) -> dict[str, str]:

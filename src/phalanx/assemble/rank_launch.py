@@ -61,13 +61,13 @@ def start_ranks(prepared: PreparedRun, flags: Mapping[str, str], *, to_stderr: b
     return code
 
 
-def start_scoring_ranks(words: Sequence[str], ranks: int) -> int:
-    """Run `phalanx validate` with these words on ranks of this machine; the exit code of all."""
+def start_command_ranks(command: str, words: Sequence[str], ranks: int) -> int:
+    """Run a command that keeps nothing with these words on ranks of this machine; its exit code."""
     code = supervise(
-        [sys.executable, "-m", "phalanx", "validate", *words],
+        [sys.executable, "-m", "phalanx", *command.split(), *words],
         ranks,
         progress=lambda: None,
-        say=lambda line: _say("validate", line),
+        say=lambda line: _say(command, line),
         max_restarts=0,  # nothing is kept that a restart could continue from
         way_out="run the same command again",
     )

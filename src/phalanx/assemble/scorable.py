@@ -11,7 +11,7 @@ from phalanx.assemble.dataset_summary import (
     fit_settings,
     inspect_dataset,
 )
-from phalanx.assemble.find_data import infer_data, read_with_data
+from phalanx.assemble.find_data import infer_data, make_up_data, read_with_data
 from phalanx.assemble.prepare import StartingPoint
 from phalanx.catalog.models import MODELS, OLD_NAMES
 from phalanx.config.fields import match_case
@@ -180,9 +180,7 @@ def _read_scoring_flags(flags: Mapping[str, str]) -> dict[str, str]:
     return given
 
 
-def read_target(
-    target: str, flags: Mapping[str, str], *, wanted: str | None = None
-) -> ScorableCheckpoint | Settings:
+def read_target(target: str, flags: Mapping[str, str], *, wanted: str | None = None) -> "Target":
     """The checkpoint that a path stands for, or the settings of a preset or model by name.
 
     wanted: which checkpoint of a run, as for `choose_checkpoint`.
@@ -287,6 +285,25 @@ def plan_untrained(settings: Settings) -> tuple[Plan, DatasetSummary]:
         typed=fitted.typed,
     )
     return replace(plan, warnings=(*fitted.notes, *plan.warnings)), dataset
+
+
+Target = ScorableCheckpoint | Settings  # what can be scored
+
+
+def get_settings(target: Target) -> Settings:
+    """The options that it is scored with."""
+    return target if isinstance(target, Settings) else target.settings
+
+
+def make_up_target(target: Target, kind: str) -> Target:
+    """The same, to be scored on noise: synthetic on the device, generated on the host."""
+    settings = make_up_data(get_settings(target), kind)
+    return settings if isinstance(target, Settings) else replace(target, settings=settings)
+
+
+def plan_target(target: Target) -> Plan:
+    """The plan of scoring it."""
+    return plan_untrained(target)[0] if isinstance(target, Settings) else plan_checkpoint(target)
 
 
 def list_consecutive(folder: Path, newest: ScorableCheckpoint) -> list[Path]:

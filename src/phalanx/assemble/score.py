@@ -19,6 +19,7 @@ from phalanx.assemble.prepare import digest_values, refuse_missing_weights
 from phalanx.assemble.run_recorder import make_score_row
 from phalanx.assemble.scorable import (
     ScorableCheckpoint,
+    Target,
     fit_scoring,
     plan_checkpoint,
     plan_untrained,
@@ -37,19 +38,37 @@ from phalanx.parallel.watchdog import Watchdog
 from phalanx.report.records import ScoreRow
 
 
-def open_checkpoint(checkpoint: ScorableCheckpoint, ranks: Ranks | None = None) -> Session:
-    """The session of a checkpoint: its model with its weights or their average."""
+def open_checkpoint(
+    checkpoint: ScorableCheckpoint, ranks: Ranks | None = None, *, made_up_images: int | None = None
+) -> Session:
+    """The session of a checkpoint: its model with its weights or their average.
+
+    made_up_images: how many, where the data has no length of its own.
+    """
     size = checkpoint.start.facts["preprocessing"]["image_size"]
     plan = replace(plan_checkpoint(checkpoint), image_size=size)
+    plan = replace(plan, valid_images=made_up_images or plan.valid_images)
     return Session(checkpoint.settings.config, plan, start=checkpoint.start, ranks=ranks)
 
 
-def open_untrained(settings: Settings, ranks: Ranks | None = None) -> Session:
-    """The model that a config would begin to train."""
+def open_untrained(
+    settings: Settings, ranks: Ranks | None = None, *, made_up_images: int | None = None
+) -> Session:
+    """The model that a config would begin to train; made_up_images: as for a checkpoint."""
     refuse_missing_weights(settings.config)
     plan, dataset = plan_untrained(settings)
+    plan = replace(plan, valid_images=made_up_images or plan.valid_images)
     config = fit_scoring(settings).config
     return Session(config, plan, classes=dataset.classes, ranks=ranks)
+
+
+def open_target(
+    target: Target, ranks: Ranks | None = None, *, made_up_images: int | None = None
+) -> Session:
+    """The session of whatever can be scored."""
+    if isinstance(target, Settings):
+        return open_untrained(target, ranks, made_up_images=made_up_images)
+    return open_checkpoint(target, ranks, made_up_images=made_up_images)
 
 
 class ScoredModel(NamedTuple):
@@ -57,7 +76,12 @@ class ScoredModel(NamedTuple):
 
     row: ScoreRow
     bad_images: dict[str, str]  # name to reason
-    images_per_second: float  # from the first image asked for to the last answer
+    rates: tuple[float, ...]  # images/s of each pass, from the first image asked for to the last
+
+    @property
+    def images_per_second(self) -> float:
+        """The median of the passes, but for the first, which warms up."""
+        return median(self.rates[1:] or self.rates)
 
 
 def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
@@ -79,7 +103,7 @@ def score(session: Session, *, step: int = 0, passes: int = 1) -> ScoredModel:
                 rates.append(found.scored / slowest)
                 row = make_score_row(found, session.plan, step=step)
             feed.exchange_problems()
-        return ScoredModel(row, feed.bad_images(), median(rates[1:] or rates))
+        return ScoredModel(row, feed.bad_images(), tuple(rates))
 
 
 def _refuse_differences(session: Session) -> None:

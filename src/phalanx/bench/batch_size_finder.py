@@ -24,7 +24,7 @@ from phalanx.units import format_bytes
 _LEAST_SIZE = 2
 _FIRST_SIZE = 8
 _GRAIN = 16  # the largest size is found to this part of itself
-_SHARE_OF_FREE = 0.9  # of the host's memory; the rest is for everybody else
+SHARE_OF_FREE = 0.9  # of the host's memory; the rest is for everybody else
 _NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
 
 
@@ -142,7 +142,7 @@ def explain_no_room(size: int, trials: Sequence[BatchSizeTrial], free: int) -> s
         return ""
     (less, low), (more, high) = known[-2:] if len(known) > 1 else ((0, 0), known[0])
     needed = high + max(0, high - low) * (size - more) // (more - less)
-    if needed <= _SHARE_OF_FREE * free:
+    if needed <= SHARE_OF_FREE * free:
         return ""
     return f"not tried: needs about {format_bytes(needed)}, {format_bytes(free)} are free"
 
@@ -155,11 +155,11 @@ def _try_size(
     Every size gets a session of its own: memory that runs out may leave one torn.
     """
     rate = None
-    _reset_peak(device)
+    reset_peak(device)
     try:
         rate = _time_steps(config, plan, size=size, seconds=seconds)
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_ROOM):
+        if not is_out_of_memory(error):
             raise
     peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak_resident()
     gc.collect()  # states hold themselves in circles
@@ -178,7 +178,12 @@ def _time_steps(config: Config, plan: Plan, *, size: int, seconds: float) -> flo
     return measure_rate(step, seconds)
 
 
-def _reset_peak(device: torch.device) -> None:
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether this is what torch raises where memory runs out."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_ROOM)
+
+
+def reset_peak(device: torch.device) -> None:
     """Let the peak begin at what is used now."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -37,18 +37,22 @@ if TYPE_CHECKING:
 _INNER = {  # the commands that ranks can run, and the files they are in
     "train": "train",
     "validate": "validate",
+    "bench train": "bench_train",
+    "bench infer": "bench_train",
     "bench overhead": "bench",
     "bench determinism": "bench",
 }
+_TRAIN = ("train", "bench train")
+_ALONE = ("bench overhead", "bench determinism")  # these measure one device
 _PORT, _HIGHEST_PORT = 29_500, 65_535  # torchrun's own
 _MOST = 100_000
 
 
 @command(
     "launch",
-    "Run train or validate on several devices of several hosts, bench on one: starts torchrun on "
-    "every host, by ssh on others, or srun or mpirun, passes on their output and signals, and ends "
-    "with the exit code of the ranks.",
+    "Run train, validate, bench train or bench infer on several devices of several hosts: starts "
+    "torchrun on every host, by ssh on others, or srun or mpirun, passes on their output and "
+    "signals, and ends with the exit code of the ranks.",
     Argument("--num-replicas", "Copies of the model; train gets it as --replicas."),
     Argument(
         "--devices-per-replica",
@@ -145,7 +149,7 @@ class _Inner:
     @property
     def stages(self) -> int:
         """The devices that its settings want for each replica."""
-        trains = self.name == "train" and self.settings is not None
+        trains = self.name in _TRAIN and self.settings is not None
         return count_stages(self.settings.config) if trains and self.settings else 1
 
     @property
@@ -171,7 +175,7 @@ def _read_inner(words: Sequence[str]) -> _Inner:
     import_module(f"phalanx.cli.{_INNER[name]}")
     args = parse_args(REGISTERED[name], words[len(name.split()) :])
     settings = None
-    if name == "bench determinism" or (
+    if name in ("bench determinism", "bench train") or (
         name == "train" and not (args["--resume"] or args["--fork"])
     ):
         settings = args.read_settings()
@@ -183,11 +187,12 @@ def _read_inner(words: Sequence[str]) -> _Inner:
 def _complete_inner(inner: _Inner, layout: HostLayout, words: LaunchWords) -> tuple[str, ...]:
     """The command's words, with what the options of launch say about it."""
     added: dict[str, str] = {}
-    if inner.name == "train" and not inner.args["--resume"]:  # a run keeps its replicas
+    is_resumed = inner.name == "train" and inner.args["--resume"]
+    if inner.name in _TRAIN and not is_resumed:  # a run keeps its replicas
         added["replicas"] = str(layout.replicas)
         if layout.devices_per_replica != inner.stages:
             added["shards"] = str(layout.devices_per_replica)
-    if words.timeout is not None and inner.name in ("train", "validate"):
+    if words.timeout is not None and inner.name not in _ALONE:
         added["rank-timeout"] = words.timeout
     more = [(f"--{name}", text) for name, text in added.items() if name not in inner.flags]
     return (*words.command, *(word for pair in more for word in pair))
@@ -205,7 +210,7 @@ def _choose_launcher(own: ParsedArgs) -> str:
 
 def _choose_devices(asked: int | None, option: str, inner: _Inner) -> int:
     """The devices of a replica: as asked, which its stages must fit, or one for each of these."""
-    if inner.settings is None or inner.name != "train":
+    if inner.settings is None or inner.name not in _TRAIN:
         return asked or 1
     pipeline = plan_pipeline(inner.settings.config, accumulation=None)
     if asked in (None, inner.stages):
@@ -247,10 +252,10 @@ def _read_layout(own: ParsedArgs, launcher: str, inner: _Inner, notes: list[str]
     option = f"--devices-per-replica {devices}" if devices else f"--num-devices {total}"
     devices = devices or (divide_devices(total, replicas) if total else None)
     devices = _choose_devices(devices, option, inner)
-    if inner.name.startswith("bench") and replicas * devices > 1:
+    if inner.name in _ALONE and replicas * devices > 1:
         raise ConfigError(
-            f"{inner.name}: bench measures one device; give --num-replicas 1, or launch train "
-            "--data synthetic and read its images/s"
+            f"{inner.name}: measures one device; give --num-replicas 1, or measure several with "
+            "bench train"
         )
     nodes = number("--nodes")
     if hosts and nodes not in (None, len(hosts)):

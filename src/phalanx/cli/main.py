@@ -42,6 +42,9 @@ COMMANDS = {  # name: (module, what it does)
     "find lr": ("find", "suggest a learning rate, from real steps with an increasing one"),
     "find batch-size": ("find", "find the micro-batch that fits, and the fastest one"),
     "sweep": ("sweep", "search training options: grid, random or TPE, with pruning"),
+    "bench": ("bench_spec", "run the benchmarks of a file: bench --spec FILE"),
+    "bench train": ("bench_train", "measure images/s of training, and whether data limits it"),
+    "bench infer": ("bench_train", "measure images/s and latency of inference"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
     "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
@@ -62,7 +65,7 @@ _GO_ON: dict[
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code says how it ended (see phalanx.errors)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    name, rest = _find_command(words)
+    name, rest = find_command(words)
     with interrupting(whole_process=argv is None):
         try:
             return _run_to_exit_code(name, rest)
@@ -91,14 +94,23 @@ def _print_error(name: str | None, message: str) -> None:
         print(f"phalanx {name or ''}".rstrip() + f": {message}", file=sys.stderr)
 
 
-def _find_command(words: list[str]) -> tuple[str | None, list[str]]:
+def find_command(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The command's name, one word or two, and the words after it."""
     pair = " ".join(words[:2])
-    if pair in COMMANDS:
-        return pair, words[2:]
-    if words and words[0] in COMMANDS:
-        return words[0], words[1:]
-    return None, words
+    if len(words) > 1 and pair in COMMANDS:
+        return pair, [*words[2:]]
+    if words and words[0] in COMMANDS and not _names_group(words):
+        return words[0], [*words[1:]]
+    return None, [*words]
+
+
+def _names_group(words: Sequence[str]) -> bool:
+    """Whether the words name a group of commands, or none of its commands: `bench`, `bench trian`.
+
+    `bench` is also a command itself, which takes flags alone.
+    """
+    is_group = any(name.startswith(f"{words[0]} ") for name in COMMANDS)
+    return is_group and not any(word.startswith("-") for word in words[1:2])
 
 
 def _run_command(name: str | None, words: list[str]) -> int:

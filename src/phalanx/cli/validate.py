@@ -3,9 +3,9 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from phalanx.cli.command import (
@@ -16,10 +16,9 @@ from phalanx.cli.command import (
     ParsedArgs,
     command,
 )
-from phalanx.cli.crash import told_by_rank
-from phalanx.errors import EXIT_LEFT_AT_ONCE, CheckpointError, ConfigError, FailedElsewhere
-from phalanx.plan.world import World, read_world
-from phalanx.signals import Interrupted
+from phalanx.cli.inputs import MADE_UP_FLAGS, read_batch_sizes, read_made_up
+from phalanx.cli.ranks import run_on_ranks
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.units import format_count
 
 if TYPE_CHECKING:
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
     from phalanx.parallel.ranks import Ranks
     from phalanx.plan.plan import Plan
 
-_SCORING_OPTIONS = (
+SCORING_OPTIONS = (
     "data", "data-dir", "val-split", *LAYOUT_OPTIONS, "valid-batch-size", "workers", "device",
     "devices", "pipeline-splits", "pipeline-validation-model", "shards", "rank-timeout",
     "precision", "half-partials", "eight-bit-io", "threads", "seed",
     "flip-averaging", "eval-crop", "normalization", "exif-orientation", *LIMIT_OPTIONS,
 )  # fmt: skip
-_FRESH_MODEL_OPTIONS = ("model", "image-size", *MODEL_OPTIONS)  # a checkpoint brings its own
+FRESH_MODEL_OPTIONS = ("model", "image-size", *MODEL_OPTIONS)  # a checkpoint brings its own
 CHECKPOINT_FLAG = Argument(
     "--checkpoint",
     "Which checkpoint of a run: last, best or the number of a step.  [the best where one is "
@@ -59,16 +58,21 @@ CHECKPOINT_FLAG = Argument(
     Argument(
         "--all", "Score every checkpoint in it, and the averages of their weights.", switch=True
     ),
-    Argument("--batch-size", "What other programs call --valid-batch-size."),
+    Argument(
+        "--batch-size",
+        "What other programs call --valid-batch-size; several, such as 1,4,16, are scored in turn.",
+        items=True,
+    ),
     Argument(
         "--repeat",
         "Score this many times, to measure images/s: the median, without the first pass.  [1]",
         default="1",
     ),
+    *MADE_UP_FLAGS,
     Argument("--json", "Print one JSON object per score.", switch=True),
     usage="RUN|CHECKPOINT|FOLDER|PRESET|MODEL [--checkpoint last|best|STEP] [--all] "
     "[--option value]...",
-    options=(*_SCORING_OPTIONS, "plugin", *_FRESH_MODEL_OPTIONS),
+    options=(*SCORING_OPTIONS, "plugin", *FRESH_MODEL_OPTIONS),
     examples={
         "phalanx validate runs/demo": "the best checkpoint of a run; the last if none was scored",
         "phalanx validate runs/demo --checkpoint last": "its newest one",
@@ -79,70 +83,51 @@ CHECKPOINT_FLAG = Argument(
         "phalanx validate resnet8": "what an untrained model scores",
         "phalanx validate imagenet-resnet50 --init-weights resnet50.safetensors "
         "--data-dir ~/imagenet": "what weights from elsewhere score, with a preset's data",
-        "phalanx validate resnet50 --data generated --batch-size 8 --precision 16.16 --repeat 10": (
-            "how many images per second the device scores"
-        ),
+        "phalanx validate resnet50 --generated-data --batch-size 1,8,64 --precision 16.16 "
+        "--repeat 10": "how many images per second the device scores, in batches of three sizes",
     },
 )
 def _run(args: ParsedArgs) -> int:
     """Score what was named, one line each: here, on ranks of our own, or as a launcher's rank."""
-    world = read_world()
-    if world is not None:
-        return _run_as_rank(args, world)
-    scoring = _prepare(args)
-    ranks = scoring.plan.layout.ranks
-    if ranks == 1:
-        scoring.run()
-        return 0
-    from phalanx.assemble.rank_launch import start_scoring_ranks
-
-    code = start_scoring_ranks(args.words, ranks)
-    if code == EXIT_LEFT_AT_ONCE:
-        raise KeyboardInterrupt  # the ranks leave it to us to say so
-    return code
-
-
-def _run_as_rank(args: ParsedArgs, world: World) -> int:
-    """Score a share as one of several ranks; only one of them speaks."""
-    from phalanx.assemble.rank_launch import join_ranks, prepare_as_rank
-
-    try:
-        with told_by_rank(world, None) if world.rank else nullcontext():
-            scoring, store = prepare_as_rank(world, lambda: _prepare(args), args.flags)
-        plan, timeout = scoring.plan, scoring.config.machine.rank_timeout
-        with told_by_rank(world, None), join_ranks(world, store, plan, timeout) as ranks:
-            scoring.run(ranks)
-    except FailedElsewhere as end:
-        return end.exit_code
-    except Interrupted:
-        if world.rank or world.supervised:
-            return EXIT_LEFT_AT_ONCE
-        raise
-    return 0
+    return run_on_ranks(args, lambda: _prepare(args))
 
 
 def _prepare(args: ParsedArgs) -> "_Scoring":
     """What is to be scored; mistakes are reported before any of it."""
     args.refuse_problems()
     args.load_plugins()
-    passes = args.read_int("--repeat", 1, 10_000)
-    target = _read_target_name(args)
-    if args["--batch-size"] is not None:
-        args.flags["batch-size"] = args["--batch-size"]
+    sizes = read_batch_sizes(args)
+    parts = [_prepare_size(args, size, swept=len(sizes) > 1) for size in sizes]
+    return replace(parts[0], models=[model for part in parts for model in part.models])
 
+
+def _prepare_size(args: ParsedArgs, size: str | None, *, swept: bool) -> "_Scoring":
+    """What is to be scored in batches of one size; None leaves it to the run."""
+    passes, kind = args.read_int("--repeat", 1, 10_000), read_made_up(args)
+    target, flags = read_target_name(args), dict(args.flags)
+    if size is not None:
+        flags["batch-size"] = size
+
+    from phalanx.assemble.find_data import make_up_data
     from phalanx.assemble.scorable import read_untrained
 
-    settings = read_untrained(target, args.flags)
+    asked = replace(args, flags=flags)
+    batch = int(size) if swept and size else None
+    settings = read_untrained(target, flags)
     if settings is None:
-        _refuse_model_options(target, args)
-        return prepare_checkpoints(target, args, every=args["--all"], passes=passes)
+        refuse_model_options(target, args)
+        return prepare_checkpoints(
+            target, asked, every=args["--all"], passes=passes, kind=kind, batch=batch
+        )
     if args["--all"] or args["--checkpoint"]:
         given = "--all" if args["--all"] else f"--checkpoint {args['--checkpoint']}"
         raise ConfigError(f"{given}: {target} is not a run, so it has no checkpoints; leave it out")
-    return prepare_untrained(target, settings, args, passes=passes)
+    if kind is not None:
+        settings = make_up_data(settings, kind)
+    return prepare_untrained(target, settings, asked, passes=passes, batch=batch)
 
 
-def _read_target_name(args: ParsedArgs) -> str:
+def read_target_name(args: ParsedArgs) -> str:
     """What is to be scored: the first word, --config, or the model that --model names."""
     names = [name for name in (args["target"], args["--config"]) if name]
     if len(names) > 1:
@@ -151,15 +136,15 @@ def _read_target_name(args: ParsedArgs) -> str:
         names = [args.flags["model"]]
     if not names:
         raise ConfigError(
-            "name what to score: a run, a checkpoint, a preset or a model; see phalanx validate "
-            "--help"
+            "name what to score: a run, a checkpoint, a preset or a model; see phalanx "
+            f"{args.command} --help"
         )
     return str(names[0])
 
 
-def _refuse_model_options(target: str, args: ParsedArgs) -> None:
+def refuse_model_options(target: str, args: ParsedArgs) -> None:
     """A checkpoint brings its own model."""
-    for name in _FRESH_MODEL_OPTIONS:
+    for name in FRESH_MODEL_OPTIONS:
         if name in args.flags:
             raise ConfigError(
                 f"--{name}: {target} already says what its model is; only a preset or a model by "
@@ -171,6 +156,7 @@ class _Model(NamedTuple):
     """A model to be scored."""
 
     name: str
+    batch: int | None  # images in one, where sizes are compared
     note: str  # what a person should know before
     score: "Callable[[Ranks | None], ScoredModel]"
 
@@ -184,28 +170,36 @@ class _Scoring:
     config: "Config"
     args: ParsedArgs
 
-    def run(self, ranks: "Ranks | None" = None) -> None:
+    def run(self, ranks: "Ranks | None" = None) -> int:
         """Score and print; where there are ranks, each scores its share, and one prints."""
         prints = ranks is None or ranks.rank == 0
         if prints:
-            self._print_unused()
-        for name, note, score in self.models:
-            if prints and note:
+            print_unused_options(self.args, self.plan)
+        told = ""
+        for name, batch, note, score in self.models:
+            if prints and note != told:
                 print(note, file=sys.stderr)
-            scored = score(ranks)
+            told, scored = note, score(ranks)
             if prints:
-                print_score(name, scored, as_json=self.args["--json"])
+                print_score(name, scored, as_json=self.args["--json"], batch=batch)
+        return 0
 
-    def _print_unused(self) -> None:
-        """Say which of the given options change nothing; the notes on training are left out."""
-        given = tuple(f"--{name} " for name in self.args.flags if name != "valid-batch-size")
-        for note in self.plan.warnings:
-            if note.startswith(given) and "has no effect" in note:
-                print(f"note: {note}", file=sys.stderr)
+
+def print_unused_options(args: ParsedArgs, plan: "Plan") -> None:
+    """Say which of the given options change nothing; the notes on training are left out."""
+    given = tuple(f"--{name} " for name in args.flags if name != "valid-batch-size")
+    for note in plan.warnings:
+        if note.startswith(given) and "has no effect" in note:
+            print(f"note: {note}", file=sys.stderr)
 
 
 def prepare_untrained(
-    target: str, settings: "Settings", args: ParsedArgs, *, passes: int = 1
+    target: str,
+    settings: "Settings",
+    args: ParsedArgs,
+    *,
+    passes: int = 1,
+    batch: int | None = None,
 ) -> _Scoring:
     """A model to be scored as it would begin to be trained."""
     from phalanx.assemble.prepare import refuse_missing_weights
@@ -223,15 +217,28 @@ def prepare_untrained(
 
         return score(open_untrained(settings, ranks), passes=passes)
 
-    one = _Model(target, f"{what} on {config.data.data}, with {begin}", score_model)
+    one = _Model(target, batch, f"{what} on {config.data.data}, with {begin}", score_model)
     return _Scoring(models=[one], plan=plan, config=config, args=args)
 
 
-def prepare_checkpoints(target: str, args: ParsedArgs, *, every: bool, passes: int = 1) -> _Scoring:
-    """The checkpoints that a path stands for, to be scored."""
+def prepare_checkpoints(
+    target: str,
+    args: ParsedArgs,
+    *,
+    every: bool,
+    passes: int = 1,
+    kind: str | None = None,
+    batch: int | None = None,
+) -> _Scoring:
+    """The checkpoints that a path stands for, to be scored; kind: of noise in place of the data."""
+    from phalanx.assemble.find_data import make_up_data
     from phalanx.assemble.scorable import plan_checkpoint
 
     checkpoints = _read_checkpoints(target, args, every=every)
+    if kind is not None:
+        checkpoints = [
+            replace(one, settings=make_up_data(one.settings, kind)) for one in checkpoints
+        ]
 
     def build_model(checkpoint: "ScorableCheckpoint") -> _Model:
         def score_model(ranks: "Ranks | None") -> "ScoredModel":
@@ -240,7 +247,7 @@ def prepare_checkpoints(target: str, args: ParsedArgs, *, every: bool, passes: i
             return score_checkpoint(checkpoint, passes=passes, ranks=ranks)
 
         note = f"{target}: {checkpoint.choice}" if checkpoint.choice else ""
-        return _Model(str(checkpoint.start.path), note, score_model)
+        return _Model(str(checkpoint.start.path), batch, note, score_model)
 
     return _Scoring(
         models=[build_model(one) for one in checkpoints],
@@ -273,18 +280,28 @@ def _read_checkpoints(target: str, args: ParsedArgs, *, every: bool) -> "list[Sc
     return [read_checkpoint(path, flags, wanted=wanted)]  # knows what to say where there is none
 
 
-def print_score(name: str, scored: "ScoredModel", *, as_json: bool) -> None:
-    """One score as a line."""
-    row, bad, rate = scored
+def print_score(
+    name: str, scored: "ScoredModel", *, as_json: bool, batch: int | None = None
+) -> None:
+    """One score as a line; batch: images in one, where that is to be told."""
+    row, bad, rates = scored
+    counted = rates[1:] or rates
     if as_json:
-        facts = {"target": name, **asdict(row), "images_per_second": rate, "bad_images": bad}
+        facts = {"target": name, **asdict(row), "images_per_second": scored.images_per_second}
+        facts |= {"bad_images": bad}
+        facts |= {"batch_size": batch} if batch else {}
+        facts |= {"rates": counted} if len(rates) > 1 else {}
         print(json.dumps(facts))
         return
     low, high = row.interval95
     fifth = f", top-5 {row.top5:.2%}" if row.top5 is not None else ""
+    size = f" in batches of {batch:,}" if batch else ""
+    spread = f" ({min(counted):,.0f} to {max(counted):,.0f}, mean {fmean(counted):,.0f}, of "
+    spread += f"{len(counted):,} passes after the first)"
     print(
-        f"{name}: top-1 {row.top1:.2%} ({low:.2%} to {high:.2%}){fifth} "
-        f"of {row.scored:,} images, loss {row.loss:.4f}, {format_count(rate)} images/s"
+        f"{name}{size}: top-1 {row.top1:.2%} ({low:.2%} to {high:.2%}){fifth} "
+        f"of {row.scored:,} images, loss {row.loss:.4f}, "
+        f"{format_count(scored.images_per_second)} images/s{spread if len(rates) > 1 else ''}"
     )
     for reason in bad.values():
         print(f"not counted: {reason}", file=sys.stderr)

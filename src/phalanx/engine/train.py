@@ -77,8 +77,18 @@ class LoopDependencies:
     consensus: Consensus = field(default_factory=Consensus)
 
 
-def fit(state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: MetricsBuffer) -> None:
-    """Train from state.step to the end, whether the state is fresh or restored."""
+def fit(
+    state: TrainState,
+    plan: Plan,
+    *,
+    deps: LoopDependencies,
+    metrics: MetricsBuffer,
+    untimed_steps: int = _UNTIMED_STEPS,
+) -> None:
+    """Train from state.step to the end, whether the state is fresh or restored.
+
+    untimed_steps: how many at the beginning count for no rate.
+    """
     observer, interval = deps.observer, Throughput()
     _score_if_due(state, plan, deps)  # a stop may have come before the score
     if _is_stopping(state, plan, deps):
@@ -94,10 +104,10 @@ def fit(state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: Metri
         step = state.step
         logging, saving = plan.log.due(step), plan.save.due(step)
         stop = _is_stopping(state, plan, deps)
-        warm = step - started_at == _UNTIMED_STEPS
+        warm = step - started_at == untimed_steps
         if logging or saving or stop or warm or metrics.is_full or plan.evaluate.due(step):
             _read_metrics(state, metrics, deps)  # waits for the device
-        if step - started_at > _UNTIMED_STEPS:
+        if step - started_at > untimed_steps:
             busy_s = perf_counter() - begin
             for throughput in (state.throughput, interval):
                 throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=wait_s)

@@ -1,0 +1,139 @@
+"""Images a second of inference, and how long a batch takes: the forward that scores and serves."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.assemble.feed import build_normaliser
+from phalanx.assemble.session import Session
+from phalanx.bench.batch_size_finder import is_out_of_memory
+from phalanx.bench.measurement import BenchJob, build_result, make_room, start_clock, watch_ranks
+from phalanx.bench.memory_fit import explain_full_forward, refuse_large_forward
+from phalanx.bench.result import BenchResult
+from phalanx.bench.synthetic_steps import synchronise
+from phalanx.engine.evaluate import ValidBatch
+from phalanx.engine.step import compute_logits
+from phalanx.errors import ConfigError
+
+_MOST_CALLS = 1000  # of one batch alone
+_LATENCY_SHARE = 0.5  # of the seconds that throughput gets
+_PERCENTILES = {"p50": (50, 1), "p95": (95, 20), "p99": (99, 100)}  # and the calls each needs
+
+
+def measure_inference(open_session: Callable[[], Session], job: BenchJob) -> BenchResult:
+    """Answer batches until all blocks are measured; then one at a time, for the latency."""
+    make_room()
+    with open_session() as session:
+        refuse_large_forward(session)
+        try:
+            return _measure(session, job)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or session.place.ranks is not None:
+                raise
+        raise explain_full_forward(session)
+
+
+@torch.inference_mode()
+def _measure(session: Session, job: BenchJob) -> BenchResult:
+    plan, place, done = session.plan, session.place, 0
+    stream, answer = _repeat_batches(session), _build_answer(session)
+    clock = start_clock(session, job)
+    with watch_ranks(session, lambda: f"a benchmark, after {done:,} batches") as beat:
+        while not clock.is_over:
+            count = clock.next_end - done
+            place.gather(None)  # ranks begin together
+            began, rows = perf_counter(), list[int]()
+            answer(_count_rows(islice(stream, count), rows, beat))
+            synchronise(session.device)
+            busy_s = max(place.gather(perf_counter() - began))
+            images = sum(place.gather(sum(rows) if place.reads(scoring=True) else 0))
+            done += count
+            clock.end_block(done, images, busy_s)
+        latency = None if place.scores_in_stages else _time_calls(session, job, beat)
+    return build_result(
+        session,
+        job,
+        clock,
+        global_batch=plan.valid_batch * plan.layout.pipelines,
+        micro_batch=plan.valid_batch,
+        latency_ms=latency,
+    )
+
+
+def _build_answer(session: Session) -> Callable[[Iterable[ValidBatch]], object]:
+    """What answers some batches: the model as it scores, or its stages together."""
+    if session.place.scores_in_stages:
+        return session.evaluate
+    model, options = session.find_scoring_model(), session.options
+
+    def answer(batches: Iterable[ValidBatch]) -> None:
+        for batch in batches:
+            compute_logits(model, batch.images, options)
+
+    return answer
+
+
+def _repeat_batches(session: Session) -> Iterator[tuple[int, ValidBatch]]:
+    """The validation batches of this place again and again, with the images in each."""
+    plan, place, feed = session.plan, session.place, session.scoring_feed
+    images, rows = plan.valid_images, plan.valid_batch
+    numbers = place.valid_share.batches(-(-images // rows))
+    if not numbers:
+        raise ConfigError(
+            f"--batch-size {rows:,}: the {images:,} validation images are too few batches for "
+            f"{plan.layout.ranks} devices; lower it"
+        )
+    sizes = [min(rows, images - number * rows) for number in numbers]
+    while True:
+        yield from zip(sizes, feed.validation(), strict=True)
+
+
+def _count_rows(
+    stream: Iterable[tuple[int, ValidBatch]], counts: list[int], beat: Callable[[], None]
+) -> Iterator[ValidBatch]:
+    """The batches of a stream; what they hold is noted."""
+    for rows, batch in stream:
+        beat()
+        counts.append(rows)
+        yield batch
+
+
+def _time_calls(session: Session, job: BenchJob, beat: Callable[[], None]) -> dict[str, Any]:
+    """Milliseconds from a batch to its answer on the host, one batch at a time.
+
+    Synthetic images are on the device already; others are bytes on the host.
+    """
+    call, times = _build_call(session, on_device=job.data == "synthetic"), list[float]()
+    call()
+    end = perf_counter() + _LATENCY_SHARE * job.timing.seconds
+    while len(times) < _MOST_CALLS and (perf_counter() < end or not times):
+        began = perf_counter()
+        call()
+        times.append(1e3 * (perf_counter() - began))
+        beat()
+    every = np.concatenate(session.place.gather(np.array(times)))
+    found = {
+        name: float(np.percentile(every, share)) if len(every) >= needed else None
+        for name, (share, needed) in _PERCENTILES.items()
+    }
+    return {**found, "n": len(every)}
+
+
+def _build_call(session: Session, *, on_device: bool) -> Callable[[], Tensor]:
+    """A call that answers one batch, and waits for it."""
+    rows, size = session.plan.valid_batch, session.preprocessing.image_size
+    model, options = session.find_scoring_model(), session.options
+    normaliser = build_normaliser(session.preprocessing, session.scoring_device)
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, size, size, 3), np.uint8)
+    ready = normaliser(pixels) if on_device else None
+
+    def call() -> Tensor:
+        images = normaliser(pixels) if ready is None else ready
+        return compute_logits(model, images, options).cpu()  # waits for the device
+
+    return call

@@ -1,0 +1,106 @@
+"""What measurements of training and inference share: a job, a watch over ranks, a result."""
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from phalanx.assemble.session import Session
+from phalanx.bench.batch_size_finder import reset_peak
+from phalanx.bench.blocks import BlockClock, Timing
+from phalanx.bench.energy import EnergyMeter
+from phalanx.bench.result import BenchResult, describe_bench_environment
+from phalanx.parallel.watchdog import Watchdog
+from phalanx.report.environment import describe_environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchJob:
+    """What is measured: under which name, by which command, and for how long."""
+
+    kind: str
+    name: str
+    command: str
+    data: str  # "synthetic", "generated" or "real"
+    timing: Timing
+    done: Callable[[int, int], None] = lambda block, blocks: None  # blocks measured, and all
+
+
+def make_room() -> None:
+    """Free what the last benchmark of this process held, and forget its peak."""
+    gc.collect()  # states hold themselves in circles
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc keeps what was freed, and what is used again is no rise
+        trim(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    reset_peak(torch.device("cpu"))  # a session forgets that of its GPU
+
+
+def start_clock(session: Session, job: BenchJob, *, most_turns: int | None = None) -> BlockClock:
+    """A clock that all ranks read alike, from now on."""
+    ranks, gather = session.place.ranks, session.place.gather
+    # the counter of a processor is of all ranks of its host
+    is_counted = session.device.type == "cuda" or ranks is None or ranks.world.local_rank == 0
+    return BlockClock(
+        timing=job.timing,
+        agree=lambda mine: max(gather(mine)),
+        energy=EnergyMeter(session.device if is_counted else torch.device("meta")),
+        done=job.done,
+        most_turns=most_turns,
+    )
+
+
+@contextmanager
+def watch_ranks(session: Session, where: Callable[[], str]) -> Iterator[Callable[[], None]]:
+    """A block that ends the process if other ranks keep it waiting too long between two calls.
+
+    where: what it is doing, in words.
+    """
+    ranks = session.place.ranks
+    if ranks is None:
+        yield lambda: None
+        return
+    watchdog = Watchdog(
+        session.config.machine.rank_timeout,
+        where,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        report=None,
+    )
+    with watchdog:
+        yield watchdog.beat
+
+
+def build_result(session: Session, job: BenchJob, clock: BlockClock, **more: Any) -> BenchResult:
+    """The result of all ranks, in each of them; more: fields that only one kind has."""
+    plan, gather = session.plan, session.place.gather
+    peaks = [rise for rise in gather(session.memory.rise()) if rise is not None]
+    joules = [used for used in gather(clock.energy_j) if used is not None]
+    return BenchResult(
+        kind=job.kind,
+        name=job.name,
+        command=job.command,
+        rates=tuple(clock.rates),
+        first_rate=clock.first_rate,
+        devices=plan.layout.ranks,
+        data=job.data,
+        setup_s=clock.setup_s,
+        warmup_s=clock.warmup_s,
+        measured_s=clock.measured_s,
+        peak_memory_bytes=max(peaks, default=None),
+        energy_j_per_image=sum(joules) / clock.images if joules and clock.images else None,
+        environment=describe_bench_environment(_name_device(session.device)),
+        **more,
+    )
+
+
+def _name_device(device: torch.device) -> str:
+    """What the device calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return str(describe_environment()["processor"])

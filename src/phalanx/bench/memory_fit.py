@@ -1,0 +1,142 @@
+"""Batches that do not fit into memory: refused with the largest that does.
+
+A GPU that runs out of memory says so, and smaller batches are tried. A host ends the process, so
+what a batch needs is predicted there: from the plan of a step, or from two small forward passes.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from phalanx.assemble.memory import peak_resident, predict_step_memory
+from phalanx.assemble.session import Session
+from phalanx.assemble.torch_setup import pick_device
+from phalanx.bench.batch_size_finder import (
+    SHARE_OF_FREE,
+    find_batch_size,
+    is_out_of_memory,
+    search_sizes,
+)
+from phalanx.config.read import Settings
+from phalanx.config.schema import Config
+from phalanx.data.loading.cache import free_memory
+from phalanx.engine.step import compute_logits
+from phalanx.errors import ConfigError
+from phalanx.plan.machine_choice import count_local_ranks
+from phalanx.plan.plan import Plan
+from phalanx.units import format_bytes
+
+_FLOAT_BYTES, _CHANNELS = 4, 3
+_SURELY_ENOUGH = 400  # times the bytes of its images: no step of a model of ours needs as much
+_TRIED = (8, 32)  # images of the forward passes that others are predicted from
+_TRIAL_S = 0.1
+
+
+def refuse_large_step(config: Config, plan: Plan) -> None:
+    """Raise ConfigError where a step does not fit into the host's memory, with one that does."""
+    rows, free = plan.micro_batch, _count_free(plan)
+    if _is_on_gpu(plan) or _surely_fits(rows * plan.layout.turn_size, plan, free):
+        return
+    less = rows // 2
+    try:
+        needed, smaller = (
+            predict_step_memory(config, replace(plan, micro_batch=size)).peak
+            for size in (rows, less)
+        )
+    except ConfigError:  # a plugin's network that needs values
+        return
+    _refuse_large("a training step", (less, smaller), (rows, needed), asked=rows, free=free)
+
+
+def explain_full_device(settings: Settings, plan: Plan) -> ConfigError:
+    """What to say where a training step ran out of memory, with the largest one that does not."""
+    found = find_batch_size(
+        settings, most=plan.micro_batch, seconds=_TRIAL_S, done=lambda trial: None
+    )
+    return _describe_full(plan.micro_batch, found.largest, plan.device)
+
+
+def refuse_large_forward(session: Session) -> None:
+    """The same for a batch that is only scored."""
+    plan = session.plan
+    rows, free = plan.valid_batch, _count_free(plan)
+    if _is_on_gpu(plan) or session.place.scores_in_stages or _surely_fits(rows, plan, free):
+        return
+    peaks = []
+    for size in _TRIED:
+        _run_forward(session, size)
+        peaks.append((size, peak_resident()))
+    _refuse_large("a forward pass", *peaks, asked=rows, free=free)
+
+
+def explain_full_forward(session: Session) -> ConfigError:
+    """What to say where a forward pass ran out of memory, with the largest one that does not."""
+
+    def fits(size: int) -> bool:
+        torch.cuda.empty_cache()
+        try:
+            _run_forward(session, size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    plan = session.plan
+    return _describe_full(plan.valid_batch, search_sizes(fits, most=plan.valid_batch), plan.device)
+
+
+@torch.inference_mode()
+def _run_forward(session: Session, rows: int) -> None:
+    size = session.plan.image_size
+    images = torch.zeros(rows, _CHANNELS, size, size, device=session.device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    compute_logits(session.find_scoring_model(), images, session.options).cpu()
+
+
+def _is_on_gpu(plan: Plan) -> bool:
+    return torch.device(pick_device(plan.device)).type != "cpu"
+
+
+def _count_free(plan: Plan) -> int:
+    """Bytes of memory for each rank of this host."""
+    return int(SHARE_OF_FREE * free_memory() / count_local_ranks(plan.layout))
+
+
+def _surely_fits(rows: int, plan: Plan, free: int) -> bool:
+    images = rows * _CHANNELS * plan.image_size**2 * _FLOAT_BYTES
+    return images * _SURELY_ENOUGH < free
+
+
+def _refuse_large(
+    what: str, low: tuple[int, int], high: tuple[int, int], *, asked: int, free: int
+) -> None:
+    """Raise ConfigError where a batch needs too much, judged by two others: rows and bytes."""
+    (few, least), (many, most) = low, high
+    each = max(1, (most - least) // max(1, many - few))
+    needed = most + each * (asked - many)
+    if needed <= free:
+        return
+    largest = (free - most) // each + many
+    head = f"--batch-size {asked:,}: {what} needs about {format_bytes(needed)} of memory"
+    if largest < 1:
+        raise ConfigError(
+            f"{head}, and not even that of one image fits into the {format_bytes(free)} that can "
+            "be used; try a smaller --image-size"
+        )
+    raise ConfigError(
+        f"{head}, of which {format_bytes(free)} can be used; about {largest:,} images fit: "
+        f"--batch-size {largest}"
+    )
+
+
+def _describe_full(asked: int, largest: int, device: str) -> ConfigError:
+    if not largest:
+        return ConfigError(
+            f"--batch-size {asked:,}: does not fit into the memory of {device}, and neither does "
+            "the smallest; try a smaller --image-size"
+        )
+    return ConfigError(
+        f"--batch-size {asked:,}: does not fit into the memory of {device}; the largest that "
+        f"does, of those tried: --batch-size {largest}"
+    )

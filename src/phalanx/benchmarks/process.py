@@ -1,0 +1,155 @@
+"""A benchmark's command as a process of its own: started, watched, and ended with us."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from phalanx.disk import disk_errors
+
+_POLL_S = 0.1
+_PATIENCE_S = 5.0  # for a process to leave after it was asked to
+_MOST_READ = 20_000  # bytes of what was printed last
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_PHALANX = "phalanx"
+
+
+class NotStarted(Exception):
+    """A command that could not be started; the text says why."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a command runs, and where its output goes."""
+
+    folder: Path
+    variables: Mapping[str, str]
+    output: Path
+    errors: Path
+
+    def last_line(self) -> str:
+        """What it said last, of both."""
+        for path in (self.errors, self.output):
+            lines = read_end(path).replace("\r", "\n").split("\n")
+            said = [line.strip() for line in lines if line.strip()]
+            if said:
+                return said[-1]
+        return ""
+
+
+def run_command(
+    words: tuple[str, ...],
+    workplace: Workplace,
+    *,
+    timeout_s: float | None,
+    watch: Callable[[float], None],
+) -> int | None:
+    """The exit code of a command; None where it took too long and was ended.
+
+    watch: called again and again with the seconds so far. Its files get more of what is printed.
+    """
+    variables = {**os.environ, **workplace.variables}
+    words = tuple(_replace_variables(word, variables) for word in words)
+    own = words[0] == _PHALANX
+    if own:  # the one that is running here, in a process that does not outlive us
+        words = (sys.executable, "-P", "-m", "phalanx.cli.trial", *words[1:])
+    with (
+        disk_errors(workplace.output),
+        workplace.output.open("ab") as output,
+        workplace.errors.open("ab") as errors,
+    ):
+        process = _start(words, workplace, variables, (output.fileno(), errors.fileno()))
+    try:
+        return _wait(process, timeout_s, watch)
+    finally:
+        if process.poll() is None:
+            _end(process)
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def _start(
+    words: tuple[str, ...],
+    workplace: Workplace,
+    variables: Mapping[str, str],
+    files: tuple[int, int],
+) -> subprocess.Popen[bytes]:
+    """The process."""
+    try:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,  # nothing is written: it closes when we end, however we end
+            stdout=files[0],
+            stderr=files[1],
+            cwd=workplace.folder,
+            env=dict(variables),
+            start_new_session=True,  # ended as a whole, with all that it has started
+        )
+    except OSError as error:
+        where = f" in {workplace.folder}" if not workplace.folder.is_dir() else ""
+        raise NotStarted(f"{words[0]}{where}: {error.strerror or error}") from None
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float | None, watch: Callable[[float], None]
+) -> int | None:
+    """The exit code, if the process ends in time."""
+    began = time.monotonic()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=_POLL_S)
+        elapsed = time.monotonic() - began
+        if timeout_s is not None and elapsed > timeout_s:
+            return None
+        watch(elapsed)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the process and all that it has started to leave, then make them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_PATIENCE_S)
+            return
+
+
+def _replace_variables(word: str, variables: Mapping[str, str]) -> str:
+    """The word with variables of the environment replaced; one that is not set is a mistake."""
+
+    def replace(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name not in variables:
+            raise NotStarted(f"{name} is not set; export {name}=..., or change the command")
+        return variables[name]
+
+    return os.path.expanduser(_VARIABLE.sub(replace, word))
+
+
+def read_end(path: Path, most: int = _MOST_READ) -> str:
+    """The end of a file of output; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - most))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def count_mpi_processes(command: str) -> int:
+    """How many processes mpirun starts for a command; 1 for any other."""
+    words = shlex.split(command)
+    if not words or words[0] not in ("mpirun", "mpiexec"):
+        return 1
+    for flag, number in pairwise(words):
+        if flag in ("-np", "--np", "-n", "-c") and number.isdecimal():
+            return int(number)
+    return 1

@@ -1,0 +1,165 @@
+"""What the benchmarks of a file have found: JSON, CSV, a Markdown table and one for the console."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.disk import write_atomically
+from phalanx.units import format_bytes
+
+RESULTS = "benchmark_results"  # .json, .csv and .md
+_FORMAT = 1
+_LATENCY = "latency"
+_TABLE_CELL_LENGTH = 100
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """How one variant of a benchmark ended, and what it found."""
+
+    benchmark: str
+    variant: str
+    parameters: dict[str, str]
+    command: str
+    result: str  # "passed", "untrusted" or "failed"
+    reason: str = ""  # of the latter two
+    exit_code: int | None = None  # None: never started, or ended because it took too long
+    duration_s: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] | None = None  # what the command itself printed as JSON
+
+
+@dataclass(frozen=True)
+class SpecRun:
+    """All that is known of a run of benchmarks: what is written after each of them."""
+
+    command: str
+    specs: tuple[str, ...]
+    date: str
+    environment: Mapping[str, Any]
+    planned: int  # commands
+    done: int = 0
+    results: tuple[VariantResult, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "format": _FORMAT,
+            "command": self.command,
+            "specs": list(self.specs),
+            "date": self.date,
+            "environment": dict(self.environment),
+            "planned": self.planned,
+            "done": self.done,
+            "results": [asdict(result) for result in self.results],
+        }
+
+
+def write_results(folder: Path, run: SpecRun) -> None:
+    """The three files of results, each whole or as it was before."""
+    write_atomically(folder / f"{RESULTS}.json", json.dumps(run.facts(), indent=2) + "\n")
+    write_atomically(folder / f"{RESULTS}.csv", _format_csv(run.results))
+    write_atomically(folder / f"{RESULTS}.md", _format_markdown(run))
+
+
+def _format_csv(results: Sequence[VariantResult]) -> str:
+    """A row a variant: its name, its metrics, and what it takes to repeat it."""
+    metrics = _list_metrics(results)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    facts = ("n", "median", "low", "high", "spread", "peak_memory_bytes", "data")
+    places = ("commit", "torch", "python", "device", "date")
+    ended = ("test_duration", "result", "reason", "command")
+    writer.writerow(["benchmark", "variant", *metrics, *facts, *ended, *places])
+    for one in results:
+        found, where = one.facts or {}, (one.facts or {}).get("environment") or {}
+        writer.writerow(
+            [one.benchmark, one.variant]
+            + [one.metrics.get(name, "") for name in metrics]
+            + [_or_empty(found.get(name)) for name in facts]
+            + [f"{one.duration_s:.3f}", one.result, one.reason, one.command]
+            + [_or_empty(where.get(name)) for name in places]
+        )
+    return text.getvalue()
+
+
+def _or_empty(value: Any) -> Any:
+    return "" if value is None else value
+
+
+def _list_metrics(results: Sequence[VariantResult]) -> list[str]:
+    """The metrics that any variant has, throughput first."""
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    return sorted(names, key=lambda name: (name != "throughput", not name.startswith(_LATENCY)))
+
+
+def _format_markdown(run: SpecRun) -> str:
+    """The table, below what it takes to repeat it."""
+    where = ", ".join(f"{name} {value}" for name, value in run.environment.items())
+    head, *rows = build_table(run.results)
+    lines = [f"`{run.command}`", "", f"{run.date}; {where}.", ""]
+    lines += [_join_cells(head), "|" + "|".join(["---", *["---:"] * (len(head) - 2), "---"]) + "|"]
+    lines += [_join_cells(row) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _join_cells(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def build_table(results: Sequence[VariantResult], *, with_reasons: bool = True) -> list[list[str]]:
+    """Names of columns, then a row a variant; columns in which nothing stands are left out."""
+    metrics = _list_metrics(results)
+    head = ["benchmark", *map(_title_metric, metrics), "range", "n", "peak memory", "result"]
+    rows = [_build_row(result, metrics) for result in results]
+    if not with_reasons:
+        rows = [[*row[:-1], result.result] for row, result in zip(rows, results, strict=True)]
+    shown = [
+        place
+        for place, name in enumerate(head)
+        if name in ("benchmark", "result") or any(row[place] for row in rows)
+    ]
+    return [[row[place] for place in shown] for row in (head, *rows)]
+
+
+def _title_metric(name: str) -> str:
+    """What a column is called: its metric, with the unit where it is known."""
+    if name.startswith(_LATENCY):
+        return f"{name.replace('_', ' ')}, ms"
+    return "images/s" if name == "throughput" else name
+
+
+def _build_row(result: VariantResult, metrics: Sequence[str]) -> list[str]:
+    """The cells of one variant."""
+    facts = result.facts or {}
+    low, high, peak = (facts.get(name) for name in ("low", "high", "peak_memory_bytes"))
+    ended = result.result if result.result == "passed" else f"{result.result}: {result.reason}"
+    return [
+        result.variant,
+        *(_format_metric(name, result.metrics.get(name)) for name in metrics),
+        "" if low is None else f"{format_rate(low)} to {format_rate(high or low)}",
+        f"{facts['n']}" if facts.get("n") else "",
+        "" if peak is None else format_bytes(peak),
+        _shorten(ended),
+    ]
+
+
+def _format_metric(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return format_rate(value) if name == "throughput" else f"{value:.4g}"
+
+
+def format_rate(rate: float) -> str:
+    """Images a second with three digits or more."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _shorten(text: str) -> str:
+    """The beginning of a long reason; the JSON file has all of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= _TABLE_CELL_LENGTH else f"{line[:_TABLE_CELL_LENGTH]}..."

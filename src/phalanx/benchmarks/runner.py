@@ -1,0 +1,188 @@
+"""The benchmarks of a file, one after the other: one that fails is told, and the others go on."""
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phalanx.benchmarks.metrics import MetricMissing, extract_metrics, read_facts
+from phalanx.benchmarks.process import (
+    NotStarted,
+    Workplace,
+    count_mpi_processes,
+    read_end,
+    run_command,
+)
+from phalanx.benchmarks.results import SpecRun, VariantResult, write_results
+from phalanx.benchmarks.schema import BenchmarkVariant, fill_parameters
+from phalanx.errors import EXIT_UNTRUSTED, ConfigError
+
+_MEASURES = (("phalanx", "bench", "train"), ("phalanx", "bench", "infer"))  # print a BenchResult
+_JSON = "--json"
+_OWN_MESSAGE = re.compile(r"^phalanx [a-z -]+: ", re.MULTILINE)
+_ALL = 50_000_000  # bytes of output that are searched for values
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the benchmarks are."""
+
+    number: int  # from 1
+    count: int
+    variant: str
+    elapsed_s: float
+    said: str  # the last line of its output
+
+
+class Observer(NamedTuple):
+    """What is called while benchmarks run."""
+
+    watch: Callable[[Progress], None]
+    ended: Callable[[int, VariantResult], None]  # and which of the commands it was
+
+
+def run_variants(
+    variants: Sequence[BenchmarkVariant],
+    run: SpecRun,
+    folder: Path,
+    observer: Observer,
+    *,
+    timeout_s: float | None = None,
+    stop_on_error: bool = False,
+) -> SpecRun:
+    """Run all; the files of results are complete after each of them."""
+    for number, variant in enumerate(variants, start=1):
+
+        def watch(
+            elapsed: float, said: str, *, number: int = number, name: str = variant.name
+        ) -> None:
+            observer.watch(Progress(number, len(variants), name, elapsed, said))
+
+        found = _run_variant(variant, folder, watch, timeout_s)
+        run = replace(run, done=number, results=(*run.results, *found))
+        write_results(folder, run)
+        for result in found:
+            observer.ended(number, result)
+        if stop_on_error and any(result.result == "failed" for result in found):
+            break
+    return run
+
+
+def find_exit_code(run: SpecRun) -> int:
+    """0 where all passed; else that of the first that failed, or of those not to be trusted."""
+    failed = [result for result in run.results if result.result == "failed"]
+    if failed:
+        return next((code for result in failed if (code := result.exit_code or 0) > 0), 1)
+    return EXIT_UNTRUSTED if any(r.result == "untrusted" for r in run.results) else 0
+
+
+def _run_variant(
+    variant: BenchmarkVariant,
+    folder: Path,
+    watch: Callable[[float, str], None],
+    timeout_s: float | None,
+) -> list[VariantResult]:
+    """Run one command and read what it printed: one result, or one for each measurement."""
+    benchmark, began = variant.benchmark, time.monotonic()
+    stem = re.sub(r"[^\w.=-]", "-", variant.name)
+    workplace = Workplace(
+        benchmark.folder, dict(benchmark.env), folder / f"{stem}.out", folder / f"{stem}.err"
+    )
+    for path in (workplace.output, workplace.errors):
+        path.unlink(missing_ok=True)
+    before = [fill_parameters(text, variant.parameters) for text in benchmark.pre_run_commands]
+    words = variant.words
+    if words[:3] in _MEASURES and _JSON not in words:
+        words = (*words, _JSON)
+    unfinished = VariantResult(
+        benchmark.name, variant.name, variant.parameters, variant.command, "failed"
+    )
+    limit = benchmark.timeout or timeout_s
+    try:
+        for text in before:
+            code = _run_words(tuple(shlex.split(text)), workplace, limit, watch)
+            if code != 0:
+                break
+        else:
+            code = _run_words(words, workplace, limit, watch)
+    except NotStarted as error:
+        return [replace(unfinished, reason=str(error), exit_code=ConfigError.exit_code)]
+    ended = replace(unfinished, exit_code=code, duration_s=time.monotonic() - began)
+    if code is None:
+        return [replace(ended, reason=f"ended after {limit:g} s, its time limit")]
+    return _read_results(ended, variant, workplace)
+
+
+def _run_words(
+    words: tuple[str, ...],
+    workplace: Workplace,
+    timeout_s: float | None,
+    watch: Callable[[float, str], None],
+) -> int | None:
+    """The exit code of one command line."""
+    return run_command(
+        words,
+        workplace,
+        timeout_s=timeout_s,
+        # a result of ours says nothing before its end
+        watch=lambda elapsed: watch(
+            elapsed, "" if words[:3] in _MEASURES else workplace.last_line()
+        ),
+    )
+
+
+def _read_results(
+    ended: VariantResult, variant: BenchmarkVariant, workplace: Workplace
+) -> list[VariantResult]:
+    """What a command that has ended by itself printed; several where it measured several things."""
+    printed = read_end(workplace.output, _ALL)
+    if ended.exit_code not in (0, EXIT_UNTRUSTED):
+        reason = _find_message(read_end(workplace.errors)) or workplace.last_line()
+        return [replace(ended, reason=reason or f"exit code {ended.exit_code}")]
+    prints_json = _JSON in variant.words or variant.words[:3] in _MEASURES
+    every = read_facts(printed) if prints_json else []
+    text = printed + read_end(workplace.errors, _ALL)
+    if len(every) < 2:
+        return [_judge(ended, variant, text, every[0] if every else None)]
+    return [
+        _judge(
+            replace(ended, variant=_name_measurement(ended.variant, facts)), variant, text, facts
+        )
+        for facts in every
+    ]
+
+
+def _name_measurement(variant: str, facts: Mapping[str, Any]) -> str:
+    """The name of one of several measurements of a command."""
+    batch = (facts.get("batch") or {}).get("micro", "")
+    return f"{variant}_{facts.get('data', '')}_{batch}".strip("_")
+
+
+def _judge(
+    ended: VariantResult, variant: BenchmarkVariant, text: str, facts: dict[str, Any] | None
+) -> VariantResult:
+    """The result with its metrics; failed where they are not there."""
+    processes = count_mpi_processes(variant.command)
+    try:
+        metrics = extract_metrics(variant.benchmark.data, text, facts, processes=processes)
+    except MetricMissing as error:
+        return replace(ended, facts=facts, reason=str(error))
+    problems = (facts or {}).get("problems") or []
+    if facts is None and ended.exit_code == EXIT_UNTRUSTED:
+        problems = [f"exit code {EXIT_UNTRUSTED}"]
+    return replace(
+        ended,
+        result="untrusted" if problems else "passed",
+        reason="; ".join(problems),
+        metrics=metrics,
+        facts=facts,
+    )
+
+
+def _find_message(errors: str) -> str:
+    """The message that a command of ours ends with."""
+    starts = [found.end() for found in _OWN_MESSAGE.finditer(errors)]
+    return " ".join(errors[starts[-1] :].split()) if starts else ""

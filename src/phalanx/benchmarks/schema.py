@@ -1,0 +1,222 @@
+"""What a file of benchmarks says: command lines, their variants, and how results are read."""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+from phalanx.config.read import EXCLUSIVE
+from phalanx.config.schema import OPTIONS, SPELLINGS
+from phalanx.config.text import LIST_OPTIONS
+from phalanx.errors import ConfigError, suggest
+
+REDUCTIONS = ("mean", "final", "min", "value")
+_CONVERGENCE = "_conv"  # in the names of benchmarks that train to the end
+_WANDB = "--wandb"
+_KnownOptions = Callable[[Sequence[str]], frozenset[str]]  # of the command that words begin with
+
+
+@dataclass(frozen=True)
+class MetricRule:
+    """How one number is found in what a command prints.
+
+    regexp: every match in the output is a value. key: the place of one or several in the JSON
+    object that the command prints, such as latency_ms.p50. One of the two is given.
+    """
+
+    name: str
+    regexp: str = ""
+    key: str = ""
+    skip: int = 0
+    reduction_type: str = "mean"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A named command with its variants."""
+
+    name: str
+    place: str  # "benchmarks.yml:12"
+    folder: Path  # where its command runs
+    cmd: str
+    description: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    data: tuple[MetricRule, ...] = ()
+    rows: tuple[tuple[tuple[str, str], ...], ...] = ((),)  # the parameters of each variant
+    pre_run_commands: tuple[str, ...] = ()
+    timeout: float | None = None
+
+    @property
+    def converges(self) -> bool:
+        """Whether it trains to the end, and is skipped where nobody names it."""
+        return _CONVERGENCE in self.name
+
+    @cached_property
+    def parameter_names(self) -> frozenset[str]:
+        """What its variants differ in."""
+        return frozenset(name for row in self.rows for name, _ in row)
+
+
+@dataclass(frozen=True)
+class BenchmarkVariant:
+    """One command line of a benchmark, ready to be run."""
+
+    benchmark: Benchmark
+    parameters: dict[str, str]
+    words: tuple[str, ...]  # variables of the environment are not yet replaced
+    left_out: tuple[str, ...] = ()  # settings that the command has no option for
+
+    @property
+    def name(self) -> str:
+        """The benchmark's name and the parameters, in the order of their names."""
+        pairs = [f"{name}_{value}" for name, value in sorted(self.parameters.items())]
+        return "_".join([self.benchmark.name, *pairs])
+
+    @property
+    def command(self) -> str:
+        """The command line as one would type it."""
+        return " ".join(_quote(word) for word in self.words)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which benchmarks of a file are to be run, and what is changed in their commands."""
+
+    names: tuple[str, ...] = ()  # all, where none is named
+    settings: tuple[tuple[str, str], ...] = ()  # options, or parameters of variants
+    include_convergence: bool = False
+    allow_wandb: bool = False
+
+    def choose(self, benchmarks: Mapping[str, Benchmark]) -> list[Benchmark]:
+        """The benchmarks that are named, or all that do not train to the end."""
+        unknown = [name for name in self.names if name not in benchmarks]
+        if unknown:
+            raise ConfigError(
+                "\n".join(_describe_unknown(name, list(benchmarks)) for name in unknown)
+            )
+        if self.names:
+            return [benchmarks[name] for name in dict.fromkeys(self.names)]
+        chosen = [b for b in benchmarks.values() if self.include_convergence or not b.converges]
+        if not chosen:
+            raise ConfigError(
+                "every benchmark of the file trains to the end; give --include-convergence"
+            )
+        return chosen
+
+
+def _describe_unknown(name: str, known: list[str]) -> str:
+    """The way out of a benchmark's name that is none: near ones, or those with its words."""
+    parts = [part for part in name.replace("_", "-").lower().split("-") if part]
+    alike = [other for other in known if all(part in other.lower() for part in parts)]
+    way_out = f"there are {', '.join(alike[:6])}" if parts and alike else suggest(name, known)
+    return f"--benchmark {name}: no benchmark is called that; {way_out}; --dry-run lists them"
+
+
+def build_variants(
+    benchmark: Benchmark, selection: Selection, *, known: _KnownOptions
+) -> list[BenchmarkVariant]:
+    """The variants of a benchmark with the selection's settings in their command lines."""
+    replaced: dict[str, str] = {}
+    options: dict[str, str] = {}
+    for name, text in selection.settings:
+        parameter = _find_parameter(benchmark, name)
+        (options if parameter is None else replaced)[parameter or name] = text
+    rows = [dict(row) for row in benchmark.rows]
+    for name, text in replaced.items():
+        values = [value.strip() for value in text.split(",")]
+        rows = [{**row, name: value} for row in rows for value in values]
+    rows = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in rows)]
+    return [_build_variant(benchmark, row, selection, options, known) for row in rows]
+
+
+def _find_parameter(benchmark: Benchmark, name: str) -> str | None:
+    """The parameter of that name, or the one that gives the option of that name its value.
+
+    A variant is called by its parameters: what it is run with must be one of them.
+    """
+    found = re.search(rf"--{re.escape(name)}[ =]\{{([\w-]+)\}}", benchmark.cmd)
+    candidates = [name, *([found[1]] if found else [])]
+    return next((one for one in candidates if one in benchmark.parameter_names), None)
+
+
+def _build_variant(
+    benchmark: Benchmark,
+    parameters: dict[str, str],
+    selection: Selection,
+    options: Mapping[str, str],
+    known: _KnownOptions,
+) -> BenchmarkVariant:
+    """One variant: parameters filled in, what was set replaced or appended."""
+    words = shlex.split(fill_parameters(benchmark.cmd, parameters))
+    if not selection.allow_wandb:
+        words = _remove_wandb(words)
+    taken = known(words)
+    left_out = []
+    for name, text in options.items():
+        option = SPELLINGS.get(name, name)
+        if option not in taken:
+            left_out.append(name)
+            continue
+        rivals = {other for group in EXCLUSIVE if option in group for other in group}
+        words = _remove_options(words, {option, *rivals})
+        words.append(f"--{option}={text}")
+    return BenchmarkVariant(benchmark, parameters, tuple(words), tuple(left_out))
+
+
+def fill_parameters(text: str, parameters: Mapping[str, str]) -> str:
+    """The text with each {name} replaced by its value; all other braces stay as they are."""
+    for name, value in parameters.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def combine_parameters(values: Mapping[str, Sequence[str]]) -> list[tuple[tuple[str, str], ...]]:
+    """Every combination of some parameters' values."""
+    return [tuple(zip(values, row, strict=True)) for row in product(*values.values())]
+
+
+def _remove_wandb(words: list[str]) -> list[str]:
+    """The words without --wandb and its relatives: a measurement reports to nobody."""
+    kept: list[str] = []
+    skip_value = False
+    for word in words:
+        if word.startswith(_WANDB):
+            skip_value = "=" not in word
+        elif not skip_value or word.startswith("-"):
+            kept.append(word)
+            skip_value = False
+        else:
+            skip_value = False
+    return kept
+
+
+def _remove_options(words: list[str], names: set[str]) -> list[str]:
+    """The words without those options and their values, whatever spelling they have."""
+    kept: list[str] = []
+    values_left = 0
+    for word in words:
+        name, equals, _ = word.partition("=")
+        option = SPELLINGS.get(name.removeprefix("--")) if name.startswith("--") else None
+        if option in names:
+            values_left = 0 if equals else _count_values(option)
+        elif word.startswith("--") or not values_left:
+            kept.append(word)
+            values_left = 0
+        else:
+            values_left -= 1
+    return kept
+
+
+def _count_values(option: str | None) -> int:
+    """The most words that can follow an option as its value."""
+    if option in LIST_OPTIONS:
+        return 1000
+    return 0 if option in OPTIONS and OPTIONS[option].type is bool else 1
+
+
+def _quote(word: str) -> str:
+    """The word as a shell takes it, with variables of the environment left for it to replace."""
+    return word if re.fullmatch(r"[\w$@%+=:,./{}~-]+", word) else shlex.quote(word)

@@ -1,0 +1,324 @@
+"""`phalanx bench --spec`: the benchmarks of a file, with a table of what they found."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.cli.command import (
+    JSON_FLAG,
+    REGISTERED,
+    Argument,
+    Command,
+    ParsedArgs,
+    command,
+    parse_args,
+)
+from phalanx.cli.progress import ProgressLine
+from phalanx.disk import out_errors
+from phalanx.errors import ConfigError, Stopped, UserError, join_problems, suggest
+from phalanx.report.terminal import drawing_stream
+from phalanx.units import format_plural, format_seconds
+
+if TYPE_CHECKING:
+    from phalanx.benchmarks.results import SpecRun, VariantResult
+    from phalanx.benchmarks.runner import Progress
+    from phalanx.benchmarks.schema import BenchmarkVariant, Selection
+
+_REWRITE_S, _LOG_S = 0.5, 30.0  # between two lines of progress, on a terminal and in a log
+_MOST_SAID = 60  # characters of what a command said last
+
+
+@command(
+    "bench",
+    "Run the benchmarks of a file one after the other, and write their results as JSON, CSV and "
+    "a Markdown table. One that fails is told, and the others go on. To measure one thing: "
+    "phalanx bench train, infer, ...; `phalanx bench` lists them.",
+    Argument(
+        "--spec",
+        "Files of benchmarks; docs/benchmarks.md shows one.  [./benchmarks.yml, or Phalanx's own: "
+        "those of the older applications]",
+        many=True,
+    ),
+    Argument("--benchmark", "Only these, by name.", many=True),
+    Argument(
+        "--set",
+        "Options to change in every command that has them, or values of a parameter: "
+        "image-size=32 batchsize=1,8.",
+        metavar="--set NAME=VALUE",
+        many=True,
+    ),
+    Argument("--dry-run", "List and check the commands, run nothing.", switch=True),
+    Argument(
+        "--include-convergence",
+        "Also those that train to the end: their names contain _conv.",
+        switch=True,
+    ),
+    Argument("--stop-on-error", "Stop at the first that fails.", switch=True),
+    Argument("--timeout", "Seconds after which a command is ended, where its entry says none."),
+    Argument("--allow-wandb", "Keep --wandb in the commands.", switch=True),
+    Argument("--out", "Folder for results and output  [bench-results/TIME]"),
+    JSON_FLAG,
+    usage="--spec FILE [--benchmark NAME]... [--set NAME=VALUE]... [--dry-run] [--out DIR]",
+    examples={
+        "phalanx bench --spec benchmarks.yml --dry-run": "list them, with their commands",
+        "phalanx bench --spec benchmarks.yml --benchmark resnet50-train-generated": "one of them",
+        "phalanx bench --spec benchmarks.yml --benchmark resnet50-train-generated --set "
+        "image-size=32": "the same on a small machine",
+        "phalanx bench --benchmark resnet50-infer-synthetic --set batchsize=1,16": "two of its six "
+        "batch sizes",
+    },
+)
+def _run(args: ParsedArgs) -> int:
+    """Read the files, check what is asked for, then run or list it."""
+    args.refuse_problems()
+    selection = _read_selection(args)
+    timeout_s = args.read_positive("--timeout", "seconds") if args["--timeout"] else None
+    from phalanx.benchmarks.file import find_spec, read_specs
+    from phalanx.benchmarks.results import RESULTS
+    from phalanx.benchmarks.schema import build_variants
+
+    paths = list(dict.fromkeys(find_spec(name) for name in args["--spec"] or [None]))
+    chosen = selection.choose(read_specs(paths))
+    variants = [v for b in chosen for v in build_variants(b, selection, known=_list_options)]
+    _tell_left_out(selection, variants)
+    if args["--dry-run"]:
+        return _list_variants(args, variants)
+    folder = Path(args["--out"] or Path("bench-results") / time.strftime("%Y%m%d-%H%M%S"))
+    if (folder / f"{RESULTS}.json").exists():
+        raise ConfigError(f"--out {folder}: already holds results; choose another folder")
+    run = _run_all(args, variants, folder, timeout_s=timeout_s, specs=tuple(map(str, paths)))
+    from phalanx.benchmarks.runner import find_exit_code
+
+    args.print_result(run.facts(), lambda: _print_table(run, folder))
+    return find_exit_code(run)
+
+
+def _read_selection(args: ParsedArgs) -> "Selection":
+    """Which benchmarks, and what is set in their commands."""
+    from phalanx.benchmarks.schema import Selection
+
+    pairs, problems = [], []
+    for word in args["--set"] or ():
+        name, equals, text = word.removeprefix("--").partition("=")
+        if not (name and equals):
+            problems.append(f"--set {word}: expected NAME=VALUE, such as image-size=32")
+        pairs.append((name, text))
+    if problems:
+        raise join_problems(problems)
+    return Selection(
+        names=tuple(args["--benchmark"] or ()),
+        settings=tuple(pairs),
+        include_convergence=args["--include-convergence"],
+        allow_wandb=args["--allow-wandb"],
+    )
+
+
+def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | None:
+    """The command of ours that the words are for, and what follows it; None for other programs."""
+    from phalanx.cli.main import COMMANDS, find_command
+
+    name, rest = find_command(words[1:])
+    if words[0] != "phalanx" or name is None:
+        return None
+    import_module(f"phalanx.cli.{COMMANDS[name][0]}")
+    return REGISTERED[name], rest
+
+
+def _list_options(words: Sequence[str]) -> frozenset[str]:
+    """What can be set in a command line: nothing is known of other programs."""
+    found = _find_own_command(words)
+    if found is None:
+        return frozenset()
+    own = [a.name.removeprefix("--") for a in found[0].arguments if a.name.startswith("--")]
+    return frozenset([*found[0].options, *own])
+
+
+def _tell_left_out(selection: "Selection", variants: "list[BenchmarkVariant]") -> None:
+    """Refuse what is set and no command has; note what only some have."""
+    problems = []
+    for name, text in selection.settings:
+        without = [variant for variant in variants if name in variant.left_out]
+        if len(without) == len(variants):
+            names = {*chain.from_iterable(_list_options(variant.words) for variant in variants)}
+            names |= {*chain.from_iterable(v.benchmark.parameter_names for v in variants)}
+            which = "no command here has such an option"
+            problems.append(f"--set {name}={text}: {which}; {suggest(name, sorted(names))}")
+        elif without:
+            count = f"{len(without)} of {format_plural(len(variants), 'command')}"
+            have = "has" if len(without) == 1 else "have"
+            print(f"note: --set {name}={text}: {count} {have} no such option", file=sys.stderr)
+    if problems:
+        raise join_problems(problems)
+
+
+def _list_variants(args: ParsedArgs, variants: "list[BenchmarkVariant]") -> int:
+    """Print the commands and what is wrong with them; 2 if anything is."""
+    problems = [check_command(variant.words) for variant in variants]
+    rows = list(zip(variants, problems, strict=True))
+    facts = [
+        {
+            "benchmark": variant.benchmark.name,
+            "variant": variant.name,
+            "description": variant.benchmark.description,
+            "command": variant.command,
+            "problem": problem or None,
+        }
+        for variant, problem in rows
+    ]
+    args.print_result(facts, lambda: _print_commands(rows))
+    return ConfigError.exit_code if any(problems) else 0
+
+
+def _print_commands(rows: "list[tuple[BenchmarkVariant, str]]") -> None:
+    """The benchmarks with their descriptions, a command a variant, and a line at the end."""
+    described = ""
+    for variant, problem in rows:
+        benchmark = variant.benchmark
+        if benchmark.name != described:
+            described = benchmark.name
+            print(f"{benchmark.name}{': ' * bool(benchmark.description)}{benchmark.description}")
+        print(f"    {variant.command}")
+        if problem:
+            print(f"      wrong: {problem}")
+    wrong = sum(bool(problem) for _, problem in rows)
+    names = {variant.benchmark.name for variant, _ in rows}
+    ending = f"{wrong or 'none'} of them wrong"
+    count = f"{format_plural(len(names), 'benchmark')}, {format_plural(len(rows), 'command')}"
+    print(f"{count}, {ending}; nothing was run")
+
+
+def check_command(words: Sequence[str]) -> str:
+    """What is wrong with a command of ours, as far as it is known without its data and devices."""
+    found = _find_own_command(words)
+    if found is None:
+        named = " ".join(words[1:3])
+        return f"no command is called {named!r}" if words[0] == "phalanx" else ""
+    chosen, rest = found
+    if chosen.takes_command:  # and takes its words apart itself
+        return ""
+    try:
+        args = parse_args(chosen, rest)
+        if "model" in chosen.options:
+            _plan_command(args)
+        args.refuse_problems()
+    except UserError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def _plan_command(args: ParsedArgs) -> None:
+    """Raise what `phalanx plan` would, for a command that trains or scores."""
+    from phalanx.assemble.dataset_summary import plan_new_run
+    from phalanx.config.read import read_settings
+
+    here = {name: text for name, text in args.flags.items() if name not in ("data-dir", "device")}
+    flags = {**here, "device": "cpu"}
+    if "target" not in args.values:
+        settings = read_settings(args.preset_name, flags, problems=args.problems)
+        plan_new_run(settings, without_data=True)
+        return
+    from phalanx.assemble.scorable import (
+        make_up_target,
+        plan_target,
+        read_untrained,
+        refuse_no_path,
+    )
+    from phalanx.cli.inputs import read_batch_sizes
+    from phalanx.cli.validate import read_target_name
+
+    target = read_target_name(args)
+    if "$" in target:  # a run that is known where the command runs
+        return
+    for size in read_batch_sizes(args):
+        untrained = read_untrained(target, flags if size is None else {**flags, "batch-size": size})
+        if untrained is None:
+            refuse_no_path(target)
+        else:
+            plan_target(make_up_target(untrained, "generated"))
+
+
+def _run_all(
+    args: ParsedArgs,
+    variants: "list[BenchmarkVariant]",
+    folder: Path,
+    *,
+    timeout_s: float | None,
+    specs: tuple[str, ...],
+) -> "SpecRun":
+    """Run the commands; a signal ends the one that is at work, and keeps what is done."""
+    from phalanx.benchmarks.results import SpecRun, write_results
+    from phalanx.benchmarks.runner import Observer, run_variants
+    from phalanx.report.environment import describe_environment
+
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    found = describe_environment()
+    where = {name: found[name] for name in ("commit", "processor", "cores")}
+    where |= {name: found[f"{name} version"] for name in ("torch", "python", "phalanx")}
+    run = SpecRun(args.line, specs, began, where, len(variants))
+    done = 0
+    line = ProgressLine(_REWRITE_S, _LOG_S)
+
+    def end(number: int, result: "VariantResult") -> None:
+        nonlocal done
+        done = number
+        text = f"[{number}/{len(variants)}] {_describe_result(result)}"
+        if line.is_terminal:
+            print("\r\033[K", end="", file=drawing_stream(sys.stderr), flush=True)
+        print(text, file=sys.stderr if args["--json"] else sys.stdout, flush=True)
+
+    with out_errors(folder, "then run the rest with --benchmark"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_results(folder, run)
+        try:
+            return run_variants(
+                variants,
+                run,
+                folder,
+                Observer(lambda progress: line.show(_describe_progress(progress)), end),
+                timeout_s=timeout_s,
+                stop_on_error=args["--stop-on-error"],
+            )
+        except KeyboardInterrupt as stop:
+            count = f"{done} of {format_plural(len(variants), 'benchmark')}"
+            raise Stopped(f"stopped after {count}; their results are in {folder}") from stop
+
+
+def _describe_progress(progress: "Progress") -> str:
+    """How far the benchmarks are, in a line."""
+    said = f": {progress.said[:_MOST_SAID]}" if progress.said else ""
+    elapsed = format_seconds(progress.elapsed_s)
+    return f"[{progress.number}/{progress.count}] {progress.variant}, {elapsed}{said}"
+
+
+def _describe_result(result: "VariantResult") -> str:
+    """How a benchmark ended, in a line."""
+    from phalanx.benchmarks.results import format_rate
+
+    parts = [f"{result.variant}: "]
+    if "throughput" in result.metrics:
+        parts.append(f"{format_rate(result.metrics['throughput'])} images/s, ")
+    parts.append(f"{result.result} in {format_seconds(result.duration_s)}")
+    return "".join(parts) + f": {result.reason}" * bool(result.reason)
+
+
+def _print_table(run: "SpecRun", folder: Path) -> None:
+    """All results in columns, and where they are kept."""
+    from phalanx.benchmarks.results import RESULTS, build_table
+
+    cells = build_table(run.results, with_reasons=False)  # each was told as it ended
+    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+    print()
+    for row in cells:
+        first, *middle, last = zip(row, widths, strict=True)
+        texts = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in middle), last[0]]
+        print("  ".join(texts).rstrip())
+    counts = Counter(result.result for result in run.results)
+    print(", ".join(f"{count} {word}" for word, count in counts.items()), end="")
+    left = run.planned - run.done
+    print(f"; {left} not run" * bool(left) + f"; results: {folder / RESULTS}.json, .csv, .md")

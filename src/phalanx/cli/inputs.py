@@ -1,0 +1,43 @@
+"""Flags of commands that measure: noise in place of data, and batches of several sizes."""
+
+from phalanx.cli.command import Argument, ParsedArgs
+from phalanx.errors import ConfigError
+
+MADE_UP_FLAGS = (
+    Argument(
+        "--synthetic-data",
+        "Noise on the device, in place of the data and as large as its images.",
+        switch=True,
+    ),
+    Argument(
+        "--generated-data",
+        "The same, made on the host, batch by batch.",
+        switch=True,
+    ),
+)
+
+
+def read_made_up(args: ParsedArgs) -> str | None:
+    """The kind of noise that is asked for by a flag of its own."""
+    given = [kind for kind in ("synthetic", "generated") if args[f"--{kind}-data"]]
+    if len(given) > 1:
+        raise ConfigError("--synthetic-data and --generated-data exclude each other; give one")
+    return given[0] if given else None
+
+
+def read_batch_sizes(args: ParsedArgs) -> list[str | None]:
+    """The sizes of batches, as text; [None] where no flag gives any."""
+    text = args["--batch-size"]
+    if text is None:
+        return [None]
+    sizes = [part.strip() for part in text.strip("[]").split(",")]
+    if len(sizes) == 1:
+        return [text]  # the config says what is wrong with it
+    for size in sizes:
+        if not size.isdecimal() or int(size) < 1:
+            raise ConfigError(
+                f"--batch-size: expected whole numbers above 0 such as 1,4,16, got {text!r}"
+            )
+    if len(set(sizes)) < len(sizes):
+        raise ConfigError(f"--batch-size {text}: names a size twice; give each once")
+    return list(sizes)

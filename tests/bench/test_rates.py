@@ -1,0 +1,165 @@
+"""`phalanx bench train` and `bench infer`: real steps and forwards of tiny models."""
+
+import json
+
+import pytest
+import torch
+
+from phalanx.assemble.session import Session
+from phalanx.cli.main import main
+from small_runs import small_run, start_phalanx
+
+CONFIG, UNTRUSTED = 2, 7
+QUICK = ("--seconds=0.2", "--warmup=0.05", "--blocks=3")
+
+
+@pytest.fixture
+def tiny(digits, tmp_path, monkeypatch) -> list[str]:
+    """A model and data of a few milliseconds a step, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    given = {"data": "mnist", "data-dir": digits, "model": "resnet8", "image-size": 12}
+    given |= {"batch-size": 16, "device": "cpu", "workers": 0}
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def measure(capsys, *words: str) -> list[dict]:
+    """What a benchmark prints; its exit code says whether all is to be believed."""
+    code = main(["bench", *words, "--json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == (0 if all(row["trusted"] for row in rows) else UNTRUSTED)
+    return rows
+
+
+def refuse(capsys, *words: str) -> str:
+    assert main(["bench", *words]) == CONFIG
+    return capsys.readouterr().err
+
+
+def test_training_is_measured_by_its_own_step_and_moves_no_weight(
+    tiny, tmp_path, capsys, monkeypatch
+):
+    real_step, before, seen = Session.train_step, {}, []
+
+    def spy(session, passes, lr, **more):
+        if not before:
+            before.update({n: w.detach().clone() for n, w in session.model.named_parameters()})
+        found = real_step(session, passes, lr, **more)
+        seen.append((session, sum(len(one.labels) for one in passes)))
+        return found
+
+    monkeypatch.setattr(Session, "train_step", spy)
+    (row,) = measure(capsys, "train", *tiny, *QUICK, "--replicas=2", "--gradient-accumulation=2")
+    assert row["batch"] == {"global": 64, "micro": 16} and row["devices"] == 1
+    assert row["data"] == "real" and row["kind"] == "train" and row["n"] == 3
+    assert {images for _, images in seen} == {64}, "both replicas, folded, with both their passes"
+    assert row["measured_s"] * row["images_per_second"] <= 1.2 * 64 * len(seen)
+    assert seen[0][0].state.step == len(seen) > 6
+    assert before and all(
+        torch.equal(before[name], weight) for name, weight in seen[0][0].model.named_parameters()
+    )
+    assert row["setup_s"] > 0 and row["warmup_s"] > 0 and row["first_rate"] > 0
+    assert row["environment"]["torch"] == torch.__version__ and row["environment"]["date"]
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_three_kinds_of_data_are_measured_side_by_side(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("phalanx.bench.result._MOST_SPREAD", 1e9)  # believed, however busy we are
+    words = ["train", *tiny, *QUICK, "--inputs", "synthetic,generated,real"]
+    rows = measure(capsys, *words)
+    assert [row["data"] for row in rows] == ["synthetic", "generated", "real"]
+    assert rows[0]["limit"] == "model" and {row["limit"] for row in rows} <= {"model", "data"}
+
+
+def test_a_run_that_ends_in_its_warm_up_is_not_believed(tiny, capsys):
+    assert main(["bench", "train", *tiny, "--steps=3"]) == UNTRUSTED
+    told = capsys.readouterr()
+    assert "not to be believed: nothing was measured: the warm-up outlasted" in told.err
+    assert "images/s" in told.out
+
+
+def test_inference_is_measured_in_batches_of_each_size(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    rows = measure(
+        capsys,
+        *("infer", "resnet8", "--generated-data", "--workers=0", "--batch-size", "1,8"),
+        *(*QUICK, "--image-size=12"),
+    )
+    assert [row["batch"]["micro"] for row in rows] == [1, 8]
+    for row in rows:
+        assert row["kind"] == "infer" and row["data"] == "generated" and row["n"] == 3
+        assert row["latency_ms"]["p50"] > 0 and row["latency_ms"]["n"] > 0
+    one = rows[0]["latency_ms"]
+    if one["n"] >= 100:
+        assert one["p50"] <= one["p95"] <= one["p99"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trained_run_is_measured_on_its_images_and_on_noise(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(small_run(digits, run, steps=2)) == 0
+    capsys.readouterr()
+    rows = measure(capsys, "infer", str(run), *QUICK, "--inputs=real,generated,synthetic")
+    assert [row["data"] for row in rows] == ["real", "generated", "synthetic"]
+    assert main(["bench", "infer", str(run), "--model=resnet20"]) == CONFIG
+
+
+@pytest.mark.parametrize("way", ["train --data=generated", "infer --synthetic-data"])
+def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(way, capsys, monkeypatch):
+    free = "phalanx.bench.memory_fit.free_memory"
+    monkeypatch.setattr(free, lambda: 2**30)
+    kind, *data = way.split()
+    words = [kind, *data, "--model=resnet8", "--image-size=64", "--device=cpu", *QUICK]
+    told = refuse(capsys, *words, "--batch-size=65536")
+    assert "--batch-size 65,536" in told and "needs about" in told
+    fits = int(told.rsplit("--batch-size ", 1)[1])
+    assert 16 < fits < 65536
+    monkeypatch.setattr(free, lambda: 2**20)
+    assert "not even that of one image fits" in refuse(capsys, *words, "--batch-size=65536")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", "--device=cuda"], "torch finds no CUDA device here; use --device cpu"),
+        (["train", "imagenet-resnet50"], "or measure without it: --synthetic-data"),
+        (["train", "--inputs=synthetik"], "there is no 'synthetik'; did you mean 'synthetic'?"),
+        (["train", "--inputs=real,real"], "names real twice"),
+        (["train", "--data=synthetic", "--inputs=real"], "the data is synthetic, which is not"),
+        (["train", "--inputs=real", "--synthetic-data"], "give one of them"),
+        (["infer", "resnet8", "--synthetic-data", "--generated-data"], "exclude each other"),
+        (["infer", "resnet8", "--batch-size=4,x"], "expected whole numbers above 0 such as 1,4,16"),
+        (["infer", "resnet8", "--batch-size=4,4"], "names a size twice"),
+        (["infer"], "see phalanx bench infer --help"),
+        (["train", "--seconds=0"], "--seconds: expected a number up to 3,600"),
+        (["train", "--blocks=2"], "--blocks: expected a whole number from 3"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words, told, capsys):
+    if "--device=cuda" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert told in refuse(capsys, *words)
+
+
+@pytest.mark.slow
+def test_ranks_measure_together_and_agree(tiny, tmp_path):
+    words = ["train", *tiny, *QUICK, "--replicas=4", "--devices=2", "--json"]
+    ranks = start_phalanx("bench", *words, cwd=tmp_path)
+    out, err = ranks.communicate(timeout=120)
+    (row,) = map(json.loads, out.splitlines())
+    assert ranks.returncode == (0 if row["trusted"] else UNTRUSTED), err
+    assert row["devices"] == 2 and row["batch"] == {"global": 64, "micro": 16}
+    assert row["per_device"] == pytest.approx(row["images_per_second"] / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "staged", [[], ["--pipeline-splits=layer2.0", "--pipeline-validation-model"]]
+)
+def test_ranks_share_inference(staged, tmp_path):
+    words = ["infer", "resnet8", "--synthetic-data", "--image-size=12", "--batch-size=8", *QUICK]
+    ranks = start_phalanx("bench", *words, "--devices=2", *staged, "--json", cwd=tmp_path)
+    out, err = ranks.communicate(timeout=120)
+    (row,) = map(json.loads, out.splitlines())
+    assert ranks.returncode == (0 if row["trusted"] else UNTRUSTED), err
+    assert row["devices"] == 2 and row["batch"]["global"] == (8 if staged else 16)
+    assert (row["latency_ms"] is None) == bool(staged)

@@ -1,0 +1,79 @@
+"""Values found in output, some left out, the rest reduced: as the older runner did it."""
+
+import json
+
+import pytest
+
+from phalanx.benchmarks.metrics import MetricMissing, extract_metrics, read_facts
+from phalanx.benchmarks.process import count_mpi_processes
+from phalanx.benchmarks.schema import MetricRule
+
+OUTPUT = "".join(f"throughput: {rate} samples/sec\n" for rate in ("5", "1,000", "30", "20"))
+LATENCY = "latency avg: 9 ms\nlatency avg: 2 ms\nlatency avg: 4 ms\n"
+RATES = "throughput: *(.*?) samples/sec"
+
+
+def extract(rule, output=OUTPUT, facts=None, processes=1):
+    return extract_metrics([rule], output, facts, processes=processes)[rule.name]
+
+
+@pytest.mark.parametrize(
+    ("skip", "reduction", "expected"),
+    [
+        (0, "mean", 263.75),
+        (1, "mean", 350),  # the worst are left out, not the first
+        (2, "mean", 515),
+        (2, "final", 20),
+        (0, "min", 5),
+        (0, "value", 5),
+    ],
+)
+def test_values_are_skipped_and_reduced(skip, reduction, expected):
+    rule = MetricRule("throughput", regexp=RATES, skip=skip, reduction_type=reduction)
+    assert extract(rule) == expected
+
+
+def test_the_worst_latencies_are_the_longest():
+    rule = MetricRule("latency", regexp="latency avg: *(.*?) ms", skip=1)
+    assert extract(rule, LATENCY) == 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "output", "told"),
+    [
+        (MetricRule("t", regexp="t: (.*)"), "", "t: the output has no value of it"),
+        (MetricRule("t", regexp="t: (.*)", skip=2), "t: 1\nt: 2", "2 values were found, and 2 are"),
+        (MetricRule("t", regexp="t: (.*)"), "t: 1\nt: nan", "t: a value is not finite"),
+        (MetricRule("t", regexp="t: (.*)"), "t: many", "could not convert string to float: 'many'"),
+        (MetricRule("t", key="n"), "", "t: the command printed no JSON object"),
+    ],
+)
+def test_a_metric_that_is_not_there_says_why(rule, output, told):
+    with pytest.raises(MetricMissing, match="t: ") as caught:
+        extract(rule, output)
+    assert told in str(caught.value)
+
+
+def test_values_of_an_object_are_found_by_their_place():
+    facts = {"rates": [10, 30, 20], "latency_ms": {"p50": 1.5, "p99": None}}
+    assert extract(MetricRule("throughput", key="rates", skip=1), "", facts) == 25
+    assert extract(MetricRule("latency", key="latency_ms.p50"), "", facts) == 1.5
+    with pytest.raises(MetricMissing, match="p99: the output has no value of it"):
+        extract(MetricRule("p99", key="latency_ms.p99"), "", facts)
+    own = {"images_per_second": 7.0, **facts}
+    assert extract_metrics([], "", own, processes=1) == {"throughput": 7.0, "latency_p50": 1.5}
+
+
+def test_objects_are_read_out_of_what_is_printed_around_them():
+    text = f"note: {{\n{json.dumps({'a': 1})}"
+    assert read_facts(text) == []  # not ours
+    assert read_facts(f"hello\n{json.dumps({'a': 1})}\n{json.dumps({'b': {}}, indent=1)}\n") == [
+        {"a": 1},
+        {"b": {}},
+    ]
+
+
+def test_mpirun_multiplies_the_throughput_of_one_process():
+    rule = MetricRule("throughput", regexp=RATES, reduction_type="final")
+    assert extract(rule, processes=count_mpi_processes("mpirun --tag -np 4 python x.py")) == 80
+    assert count_mpi_processes("python x.py -np 4") == count_mpi_processes("mpirun x") == 1
