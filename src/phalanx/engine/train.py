@@ -16,7 +16,7 @@ from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError, Stopped
 from phalanx.plan.plan import Plan
 
-_UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
+UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
 
 
 class MetricsBuffer:
@@ -74,6 +74,7 @@ class LoopDependencies:
     describe_images: Callable[[int], str]  # the images of a step, for a person to look at
     diagnose: Callable[[StepMetrics], str]  # of a step that is not finite: why, and what to do
     observer: _LoopObserver
+    is_profiled: Callable[[int], bool] = lambda step: False  # such a step is slowed down by that
     consensus: Consensus = field(default_factory=Consensus)
 
 
@@ -94,10 +95,10 @@ def fit(state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: Metri
         step = state.step
         logging, saving = plan.log.due(step), plan.save.due(step)
         stop = _is_stopping(state, plan, deps)
-        warm = step - started_at == _UNTIMED_STEPS
+        warm = step - started_at == UNTIMED_STEPS
         if logging or saving or stop or warm or metrics.is_full or plan.evaluate.due(step):
             _read_metrics(state, metrics, deps)  # waits for the device
-        if step - started_at > _UNTIMED_STEPS:
+        if step - started_at > UNTIMED_STEPS and not deps.is_profiled(step):
             busy_s = perf_counter() - begin
             for throughput in (state.throughput, interval):
                 throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=wait_s)
