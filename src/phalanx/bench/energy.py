@@ -1,0 +1,83 @@
+"""The energy that devices have used, by counters of their own; None where there are none."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_NVML = "libnvidia-ml.so.1"
+_RAPL = Path("/sys/class/powercap")
+_MILLI, _MICRO = 1e-3, 1e-6
+
+
+class EnergyMeter:
+    """Joules from `start` on: of a GPU by NVML, of a processor by RAPL.
+
+    A processor's counter is of all that runs on it; only one rank of a host may ask.
+    """
+
+    def __init__(self, device: torch.device, *, rapl: Path = _RAPL) -> None:
+        self._read: Callable[[], dict[str, float] | None]
+        if device.type == "cuda":
+            self._read = lambda: _read_gpu(device)
+            self._ranges: dict[str, float] = {}
+        else:
+            self._read = lambda: _read_packages(rapl) if device.type == "cpu" else None
+            self._ranges = _read_packages(rapl, "max_energy_range_uj") or {}
+        self._first: dict[str, float] | None = None
+
+    def start(self) -> None:
+        """Count from here."""
+        self._first = self._read()
+
+    def read(self) -> float | None:
+        """Joules since the start; None where the device does not say."""
+        first, last = self._first, self._read()
+        if first is None or last is None or first.keys() != last.keys():
+            return None
+        used = {name: last[name] - first[name] for name in first}
+        # a processor's counter begins again at zero about once an hour
+        return sum(
+            one + (self._ranges.get(name, 0.0) if one < 0 else 0.0) for name, one in used.items()
+        )
+
+
+def _read_packages(rapl: Path, file: str = "energy_uj") -> dict[str, float] | None:
+    """A figure of each processor package in joules; None where nobody may read it."""
+    found = {}
+    for package in sorted(rapl.glob("intel-rapl:[0-9]*")):
+        if package.name.count(":") > 1:  # a part of a package, counted there already
+            continue
+        try:
+            found[package.name] = int((package / file).read_text()) * _MICRO
+        except (OSError, ValueError):
+            return None
+    return found or None
+
+
+@cache
+def _open_nvml() -> Any:
+    """The driver's library, ready for questions; None where there is none."""
+    try:
+        library = ctypes.CDLL(_NVML)
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def _read_gpu(device: torch.device) -> dict[str, float] | None:
+    """The joules that a GPU has used since the driver was loaded."""
+    library = _open_nvml()
+    if library is None:
+        return None
+    # by its own name: the driver numbers devices otherwise than CUDA does
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
+        return None
+    if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)):
+        return None
+    return {uuid: millijoules.value * _MILLI}
