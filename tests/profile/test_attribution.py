@@ -147,3 +147,18 @@ def test_with_a_gpu_its_time_counts_and_the_rest_is_idle():
 def test_a_trace_without_a_step_is_refused():
     with pytest.raises(ValueError, match="no step"):
         attribute([mark("forward", 0, 1)], ["stem"])
+
+
+def test_only_the_last_plain_pass_tells_the_order():
+    first = [mark("forward", 12, 3), launch(13, 20), kernel("tuning", 16, 1, 20)]
+    order = list_pass_order(attribute([*first, *make_plain_step()], ["stem", "head"]))
+    assert "tuning" not in [name for name, _ in order]
+    assert len(order) == 7
+
+
+def test_what_a_node_calls_is_part_of_it_and_exchanges_are_known_by_their_kernels():
+    inner = [node(7, 83, 4), launch(84, 20, AUTOGRAD), kernel("recomputed", 112, 3, 20)]
+    sent = [launch(97, 21, AUTOGRAD), kernel("ncclDevKernel_AllReduce_Sum_f32", 150, 9, 21)]
+    labels = read_labels([*make_plain_step(), *inner, *sent])
+    assert labels["recomputed"] == ("head", "backward")
+    assert labels["ncclDevKernel_AllReduce_Sum_f32"] == ("sum of gradients", "")

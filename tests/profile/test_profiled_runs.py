@@ -45,11 +45,15 @@ def read_result(run: Path) -> dict:
     return json.loads((run / "summary.json").read_text())
 
 
-def test_the_profiled_step_is_the_first_timed_one_and_counts_for_no_speed(full_run):
+def test_the_profiled_step_is_the_first_timed_one_and_counts_for_no_speed(
+    digits, tmp_path, full_run
+):
     table = read_summary(full_run)
-    assert table["step"] == 11
-    assert table["images"] == 32
+    assert (table["step"], table["images"]) == (11, 32)
     assert read_result(full_run)["images_per_second"] is not None  # of the two steps after it
+    only_that = train(digits, tmp_path / "run", profile="summary", steps=11)
+    assert only_that["images_per_second"] is None
+    assert train(digits, tmp_path / "off", steps=11)["images_per_second"] is not None
 
 
 def test_the_parts_of_a_step_fill_it_and_the_passes_are_those_of_its_units(full_run):
@@ -85,6 +89,7 @@ def test_the_trace_holds_chrome_events_with_our_ranges_and_rows(full_run):
         assert marked.count(name) == (4 if "forward" in name else 1), name
     rows = [event["name"] for event in timed if event.get("cat") == "phalanx"]
     assert rows[0] == "data"
+    assert rows.count("layer2/0 backward") == 4, "a unit is one block of each pass"
     assert rows[-1] in ("update", "other")
     for unit in UNITS:
         assert {f"{unit} forward", f"{unit} backward"} <= set(rows)

@@ -205,26 +205,34 @@ def _label_replays(
 ) -> tuple[list[DeviceWork], float]:
     """Replayed kernels with the labels that they have in a plain pass; the share of those found."""
     labelled, found, total = list(device), 0, 0
-    names = [name for name, _ in order]
     replays: dict[float, list[int]] = defaultdict(list)  # the places of each one's kernels
     for place, work in enumerate(device):
         if work.replayed:
             replays[work.launched].append(place)
+    known: dict[tuple[str, ...], dict[int, Label]] = {}  # a step may have many that are alike
     for run in replays.values():
-        replayed, total = [device[place].name for place in run], total + len(run)
-        matcher = SequenceMatcher(None, names, replayed, autojunk=False)
-        labels: dict[int, Label] = {}
-        for block in matcher.get_matching_blocks():
-            for offset in range(block.size):
-                labels[block.b + offset] = order[block.a + offset][1]
+        names = tuple(device[place].name for place in run)
+        if names not in known:
+            known[names] = _match_order(names, order)
+        labels, total = known[names], total + len(run)
         found += len(labels)
-        if len(labels) < _LEAST_MATCH * len(run):
+        if not labels or len(labels) < _LEAST_MATCH * len(run):
             continue
         label = labels[min(labels)]
         for number, place in enumerate(run):
             label = labels.get(number, label)  # an extra one adds up what the one before it made
             labelled[place] = device[place]._replace(label=label)
     return labelled, found / total if total else 1.0
+
+
+def _match_order(names: Sequence[str], order: Sequence[tuple[str, Label]]) -> dict[int, Label]:
+    """For the kernels that are found in an order of others, by place, what they belong to there."""
+    matcher = SequenceMatcher(None, [name for name, _ in order], names, autojunk=False)
+    return {
+        block.b + offset: order[block.a + offset][1]
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
 
 
 def _list_operations(

@@ -218,7 +218,8 @@ class StepProfiler:
         """Say why there is no profile."""
         self._name_ranges(False)
         self._profiler = None
-        reason = str(problem).partition("\n")[0] or type(problem).__name__
+        # without what to do about it: that is meant for a run that cannot go on
+        reason = str(problem).partition("\n")[0].partition(";")[0] or type(problem).__name__
         self._tell(f"note: profile: {reason}; the run goes on without it")
 
     # --- files ---

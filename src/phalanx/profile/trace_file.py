@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.profiler import profile
 
-from phalanx.profile.attribution import Attribution, Label
+from phalanx.profile.attribution import AROUND, Attribution, Label
 
 _ROWS = {1: "step: host", 2: "step: GPU"}
 _PROCESS = 1 << 30  # no process of the system has such a number
@@ -42,9 +42,9 @@ def _list_unit_events(found: Attribution, title: str) -> Iterator[dict[str, Any]
         if stretches:
             named = {"ph": "M", "name": "thread_name", "pid": _PROCESS, "tid": row}
             yield {**named, "args": {"name": name}}
-        for label, start, end in join_neighbours(
-            (piece.label, piece.start, piece.end) for piece in stretches
-        ):
+        # without the moments between autograd's nodes, a unit is one block
+        pieces = (piece for piece in stretches if piece.label.part != AROUND)
+        for label, start, end in join_neighbours((one.label, one.start, one.end) for one in pieces):
             yield {
                 "ph": "X",
                 "cat": "phalanx",
