@@ -125,6 +125,6 @@ class MachineConfig(Section):
     )
     profile: Literal["off", "summary", "trace", "full"] = option(
         "off",
-        "Look at a step: tables by unit and kernel; trace: for Perfetto, too; full: with stacks.",
+        "summary: tables of a step by unit and kernel; trace: for Perfetto too; full: with stacks.",
         resumable=True,
     )
