@@ -35,6 +35,7 @@ from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.layout import Layout
 from phalanx.plan.plan import Plan
 from phalanx.plan.share import Role, Share
+from phalanx.profile.step_profiler import ProfileSpec, StepProfiler
 
 _SPANS_SHOWN = 4
 
@@ -83,6 +84,13 @@ class Place:
     def gather(self, mine: Any) -> list[Any]:
         """Everybody's value, in the order of ranks."""
         return self.consensus.gather(mine)
+
+    def describe_rank(self) -> str:
+        """Which of several ranks it is, after a comma; empty where it is alone."""
+        if self.ranks is None:
+            return ""
+        stage = f", stage {self.stage} of {self.layout.stages}" if self.links else ""
+        return f", rank {self.rank} of {self.layout.ranks}{stage}"
 
     @property
     def role(self) -> Role:
@@ -232,3 +240,28 @@ def build_watchdog(
         report=report,
         find_way_on=lambda: find_way_on(ranks.world, prepared),
     )
+
+
+def build_profiler(
+    place: Place, prepared: PreparedRun, state: TrainState, *, tell: Callable[[str], None]
+) -> StepProfiler | None:
+    """What looks at a step of this process, where --profile asks for it.
+
+    Every rank looks at the same step, so that none waits for one that is slowed down, and has a
+    folder of its own.
+    """
+    plan, config = prepared.plan, prepared.config
+    if config.machine.profile == "off":
+        return None
+    spec = ProfileSpec(
+        detail=config.machine.profile,
+        folder=prepared.run.path / "profile" / (f"rank-{place.rank}" if place.rank else ""),
+        title=f"{config.model.model} on {plan.device} in {plan.precision}{place.describe_rank()}",
+        images=plan.global_batch,
+        first_step=state.step,
+        total_steps=plan.total_steps,
+        passes=plan.accumulation * len(place.layout.turns_of(place.rank)),
+        graph=plan.acceleration.graph,
+        names_units=not plan.acceleration.compiles,
+    )
+    return StepProfiler(spec, state.model, tell=tell)

@@ -4,9 +4,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,11 @@ from torch import Tensor
 from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
 from phalanx.assemble.fork import describe_fork
-from phalanx.assemble.place import Place, build_watchdog, find_place
+from phalanx.assemble.place import Place, build_profiler, build_watchdog, find_place
 from phalanx.assemble.prepare import PreparedRun, digest_run, start_from, take_over
 from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
-from phalanx.assemble.summarise import RunEnd, gather_end, summarise_run
+from phalanx.assemble.summarise import RunEnd, gather_end, gather_run_facts, summarise_run
 from phalanx.data.layouts.image_files import describe_ignored
 from phalanx.engine.checkpoint import CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
@@ -42,10 +42,9 @@ from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.layout import describe_devices, describe_layout
-from phalanx.plan.model import build_variant
 from phalanx.plan.share import Role
+from phalanx.profile.step_profiler import StepProfiler
 from phalanx.report.console import Console
-from phalanx.report.environment import describe_environment
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
@@ -70,6 +69,7 @@ class TrainingRun:
     role: Role
     consensus: Consensus
     watchdog: Watchdog | None  # where ranks wait for each other
+    profiler: StepProfiler | None  # where --profile asks for a look at a step
 
 
 def train(
@@ -153,13 +153,16 @@ def open_training(
         run.checkpoints,
         # where checkpoints are scored afterwards, all stay until then
         keep=sys.maxsize if plan.scores_after else count_kept_checkpoints(config),
-        run_facts=_gather_run_facts(prepared, session),
+        run_facts=gather_run_facts(prepared, session),
         writes=role.writes,
         consensus=consensus,
     )
     probe = Probe(session.model) if config.machine.fp_exceptions else None
     session.feed  # noqa: B018 - what cannot be read is told before the first line is printed
     stack.enter_context(console)
+    profiler = build_profiler(session.place, prepared, session.state, tell=console.print)
+    if profiler is not None:
+        stack.callback(profiler.close)
     return TrainingRun(
         prepared=prepared,
         session=session,
@@ -171,24 +174,8 @@ def open_training(
         role=role,
         consensus=consensus,
         watchdog=build_watchdog(session.place, prepared, lambda: session.state.step),
+        profiler=profiler,
     )
-
-
-def _gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
-    """What travels in every checkpoint beside the state."""
-    return {
-        "run": prepared.run.path.name,
-        "config": prepared.config.flat(),
-        "classes": list(prepared.dataset.classes),
-        "norm_layout": build_variant(prepared.config).norm.layout,
-        "preprocessing": asdict(session.preprocessing),
-        "preprocessing_fingerprint": session.preprocessing.fingerprint,
-        "data": prepared.dataset.fingerprints,
-        "data_manifest": prepared.dataset.manifest,
-        "global_batch": prepared.plan.global_batch,
-        "plan": prepared.plan.facts(),
-        "code": describe_environment(),
-    }
 
 
 def _go_to_start(training: TrainingRun) -> None:
@@ -314,7 +301,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         shown = clean_name(", ".join(names[:_IMAGES_SHOWN]))
         return shown + (f" and {more:,} more" if more > 0 else "")
 
-    return LoopDependencies(
+    deps = LoopDependencies(
         batches_from=feed.batches_from,
         train_step=train_step,
         evaluate=evaluate,
@@ -332,6 +319,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
         ),
         consensus=training.consensus,
     )
+    return training.profiler.attach(deps) if training.profiler else deps
 
 
 def _collect_findings(training: TrainingRun) -> None:

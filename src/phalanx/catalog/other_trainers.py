@@ -179,6 +179,7 @@ _LIGHTNING = {
     "auto-lr-find": "use `phalanx find lr`, which suggests --lr",
     "auto-scale-batch-size": "use `phalanx find batch-size`, which suggests --batch-size",
     "detect-anomaly": "--fp-exceptions",
+    "profiler": "--profile summary, trace or full",
     "logger": _NO_TRACKER,
     "seed-everything": "--seed",
 }
@@ -331,6 +332,7 @@ _SEEDS = {
     "fine-tune-lr": "train a second run, with --init-weights FILE --reset-head",
     "fine-tune-first-trainable-layer": _ALL_TRAIN,
     "find-nans": "--fp-exceptions",
+    "gc-profile": "--profile summary, trace or full",
     "num-replicas": _REPLICAS,
     "replica": _REPLICAS,
     "replication-factor": _REPLICAS,

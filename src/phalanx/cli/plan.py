@@ -1,14 +1,13 @@
 """`phalanx plan`: every derived number, before anything runs."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from fractions import Fraction
-from itertools import compress, zip_longest
 from math import floor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
+from phalanx.cli.plan_measure import MEASURE_ARGS, describe_run, measure_run, read_seconds
 from phalanx.cli.plan_network import (
     NETWORK_ARGS,
     NetworkArgs,
@@ -19,6 +18,7 @@ from phalanx.cli.plan_network import (
     predict_network,
     read_network_args,
 )
+from phalanx.cli.plan_ranks import describe_ranks, list_ranks
 from phalanx.cli.plan_stages import (
     build_picture,
     describe_choice,
@@ -32,7 +32,7 @@ from phalanx.config.read import Settings
 from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.plan.averaging import count_kept_checkpoints
-from phalanx.plan.layout import describe_devices, describe_layout
+from phalanx.plan.layout import describe_devices
 from phalanx.units import format_bytes, format_plural
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 60
-_MOST_RANKS = 8  # rows of the table of ranks; of more, the middle is left out
-_MOST_UNITS = 6
-_RANK_HEADER = ("rank", "stage", "replicas", "passes per step", "BatchNorm statistics")
 
 
 class _Prediction(NamedTuple):
@@ -73,8 +70,10 @@ class _Prediction(NamedTuple):
     ),
     Argument("--picture", "A file that ends in .png: draw a step over time into it."),
     *NETWORK_ARGS,
+    *MEASURE_ARGS,
     JSON_FLAG,
-    usage="[PRESET|FILE] [--option value]... [--network GBIT] [--at STEPS] [--origin] [--json]",
+    usage="[PRESET|FILE] [--option value]... [--network GBIT] [--measure] [--at STEPS] [--origin] "
+    "[--json]",
     options=ALL_OPTIONS,
     examples={
         "phalanx plan": "what `phalanx train` would do",
@@ -86,12 +85,14 @@ class _Prediction(NamedTuple):
         "--hosts 8": "with what a step takes of 100 Gbit/s",
         "phalanx plan demo --epochs 3 --origin": "and where each value comes from",
         "phalanx plan demo --at 0,100,900 --json": "the learning rate at some steps",
+        "phalanx plan demo --measure --seconds 10": "and train for ten seconds to tell how long "
+        "the run takes",
     },
 )
 def _run(args: ParsedArgs) -> None:
     """Print the plan of a config."""
     settings, wanted = args.read_settings(), read_network_args(args)
-    file = find_picture_file(args)
+    file, seconds = find_picture_file(args), read_seconds(args)
 
     from phalanx.assemble.dataset_summary import plan_new_run
     from phalanx.plan.exchange import count_hosts
@@ -104,6 +105,7 @@ def _run(args: ParsedArgs) -> None:
     known = found if isinstance(found, _Prediction) else None
     if file is not None:
         write_picture(known.picture if known else str(found), file)
+    measured = measure_run(settings, plan, dataset, seconds) if seconds else None
     if args["--json"]:
         everything = {
             "name": settings.name,
@@ -114,18 +116,20 @@ def _run(args: ParsedArgs) -> None:
             "counts": dataset.source,
             "layout": dataset.layout,
             "ignored": dataset.ignored,
-            "ranks": _list_ranks(plan),
+            "ranks": list_ranks(plan),
             "stages": list_stages(plan, known.stages) if known else None,
             "bubble": known.picture.bubble if known else None,
             "statistics_groups": plan.layout.span_groups,
             "exchange": asdict(known.exchange) if known else None,
             "memory": asdict(known.memory) if known else None,
             "network": known.network.facts() if known and known.network else None,
+            "measured": measured.facts() if measured else None,
             "at": points,
         }
         print(json.dumps(everything, indent=2))
         return
-    for name, text in _list_rows(settings, plan, found, dataset):
+    rows = _list_rows(settings, plan, found, dataset)
+    for name, text in [*rows, *(describe_run(measured) if measured else [])]:
         print(f"{name:<14}{text}")
     for point in points:
         scale = "automatic, from " * bool(point["automatic"]) + f"{point['loss_scale']:g}"
@@ -187,7 +191,7 @@ def _list_rows(
         ("image size", f"{plan.image_size} x {plan.image_size}{_describe_growth(plan)}"),
         ("device", f"{describe_devices(plan.device, ranks)}, {plan.precision}, {threads}"),
         *[("passes", plan.acceleration.describe())] * plan.device.startswith("cuda"),
-        *_describe_ranks(plan),
+        *describe_ranks(plan),
         ("workers", f"{plan.workers}{' for each rank' * (ranks > 1)}"),
         (
             "global batch",
@@ -216,58 +220,6 @@ def _list_rows(
         *_describe_picture(settings, plan, found),
         *(("note", warning) for warning in plan.warnings),
     ]
-
-
-def _list_ranks(plan: "Plan") -> list[dict[str, Any]]:
-    """What each rank does in a step, for JSON."""
-    ranks = []
-    for rank in range(plan.layout.ranks):
-        turns = plan.layout.turns_of(rank)
-        stage, passes = plan.layout.stage_of(rank), len(turns) * plan.accumulation
-        ranks.append({"rank": rank, "stage": stage, "replicas": turns, "passes": passes})
-    return ranks
-
-
-def _describe_ranks(plan: "Plan") -> list[tuple[str, str]]:
-    """Where the replicas run: a line, and a table where there are several ranks."""
-    layout = plan.layout
-    lines = [line] if (line := describe_layout(layout, stages=plan.stages)) else []
-    if layout.ranks > 1:
-        numbers = [*range(layout.ranks)]
-        if layout.ranks > _MOST_RANKS:
-            numbers[_MOST_RANKS // 2 : -2] = []
-        cells = [_RANK_HEADER, *(_describe_rank(plan, rank) for rank in numbers)]
-        if layout.ranks > _MOST_RANKS:
-            cells.insert(_MOST_RANKS // 2 + 1, ("...", *[""] * (len(_RANK_HEADER) - 1)))
-        shown = (True, layout.stages > 1, True, True, layout.bn_span > 1)
-        columns = [*compress(zip(*cells, strict=True), shown)]
-        widths = [max(map(len, column)) for column in columns]
-        for row in zip(*columns, strict=True):
-            lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
-    return [*zip_longest(["ranks"], lines, fillvalue="")] if lines else []
-
-
-def _describe_rank(plan: "Plan", rank: int) -> tuple[str, ...]:
-    """The cells of a rank."""
-    turns, partners = plan.layout.turns_of(rank), plan.layout.partners_of(rank)
-    texts = [f"{turn[0]}-{turn[-1]}" if len(turn) > 1 else f"{turn[0]}" for turn in turns]
-    noun = "rank" if len(partners) == 1 else "ranks"
-    shared = f"shared with {noun} {_shorten(map(str, partners))}"
-    return (
-        str(rank),
-        str(plan.layout.stage_of(rank)),
-        _shorten(texts),
-        f"{len(turns) * plan.accumulation:,}",
-        shared if partners else "shared within each pass",
-    )
-
-
-def _shorten(words: Iterable[str]) -> str:
-    """The words with commas, without those in the middle where there are many."""
-    shown = [*words]
-    if len(shown) > _MOST_UNITS:
-        shown[_MOST_UNITS // 2 : -1] = ["..."]
-    return ", ".join(shown)
 
 
 def _describe_norm(config: Config) -> str:

@@ -123,3 +123,8 @@ class MachineConfig(Section):
         high=1024,
         auto="OMP_NUM_THREADS where it is a number, else one per core",
     )
+    profile: Literal["off", "summary", "trace", "full"] = option(
+        "off",
+        "summary: tables of a step by unit and kernel; trace: for Perfetto too; full: with stacks.",
+        resumable=True,
+    )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from phalanx.engine.mixing import Targets, WeightedLabels
 from phalanx.engine.step import MicroBatch, PassParts, Scale, StepOptions
 from phalanx.errors import ConfigError
+from phalanx.ranges import RANGES
 
 _PLAIN_PASSES = 2  # of each kind, before it is captured
 _NO_MEMORY = ("out of memory", "ALLOC_FAILED")  # in the words of torch and its libraries
@@ -101,7 +102,8 @@ class CapturedPass:
         if adds and not all(a is b for a, b in zip(held, capture.gradients, strict=True)):
             return self._run(given)
         capture.input.copy_from(given)
-        capture.graph.replay()
+        with RANGES("replay"):
+            capture.graph.replay()
         for weight, gradient in zip(self._weights, capture.gradients, strict=True):
             weight.grad = gradient
         return capture.totals.clone()  # the next replay writes over it
@@ -124,8 +126,10 @@ class CapturedPass:
     def _run(self, given: _PassInput) -> Tensor:
         """Forward and backward; what a graph captures, too."""
         logits = self._parts.forward(given.images, given.firsts)
-        loss, totals = self._parts.measure(logits, given.targets, given.factor)
-        loss.backward()
+        with RANGES("loss"):
+            loss, totals = self._parts.measure(logits, given.targets, given.factor)
+        with RANGES("backward"):
+            loss.backward()
         return totals
 
     def _owns(self, held: Sequence[Tensor | None]) -> bool:

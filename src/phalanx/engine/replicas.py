@@ -10,6 +10,7 @@ from torch import Tensor
 from phalanx.engine.replica_statistics import ReplicaStatistics
 from phalanx.engine.step import ForwardBackward, MicroBatch, RunPass, RunTurn, Scale
 from phalanx.plan.layout import Layout
+from phalanx.ranges import RANGES
 
 
 class _GradientSum(Protocol):
@@ -73,7 +74,10 @@ def build_replica_passes(
             else:  # the last round has a turn for some of the ranks only
                 totals.append(torch.zeros_like(totals[0]))
             done = number * layout.pipelines
-            gradients.end_round(min(layout.pipelines, layout.turns - done))
-        return gradients.finish(torch.stack(totals))[: layout.turns].sum(0) / global_batch
+            with RANGES("sum of gradients"):
+                gradients.end_round(min(layout.pipelines, layout.turns - done))
+        with RANGES("sum of gradients"):
+            sums = gradients.finish(torch.stack(totals))
+        return sums[: layout.turns].sum(0) / global_batch
 
     return forward_backward

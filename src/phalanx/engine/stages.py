@@ -10,6 +10,7 @@ from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch, PassParts, RunTurn, Scale
 from phalanx.parallel.stage_links import Incoming, StageLinks
 from phalanx.plan.pipeline import Pass
+from phalanx.ranges import RANGES
 
 
 class _Held(NamedTuple):
@@ -31,17 +32,18 @@ def build_stage_turn(
     def run_turn(
         passes: Sequence[Sequence[MicroBatch]], loss_scale: Scale, is_last: bool
     ) -> Tensor:
-        labelled = _label(passes, links)
-        turn = _StageTurn(parts, links, labelled, loss_scale)
-        links.begin()
-        steps = order(links.stage, passes=len(passes))
-        incoming = turn.expect(steps[0])
-        for place, one in enumerate(steps):
-            arrived = incoming or turn.expect(one)
-            incoming = turn.expect(steps[place + 1]) if place + 1 < len(steps) else None
-            turn.run(one, arrived)
-        links.flush()
-        return links.broadcast(turn.totals, stage=-1)
+        with RANGES("between stages"):
+            labelled = _label(passes, links)
+            turn = _StageTurn(parts, links, labelled, loss_scale)
+            links.begin()
+            steps = order(links.stage, passes=len(passes))
+            incoming = turn.expect(steps[0])
+            for place, one in enumerate(steps):
+                arrived = incoming or turn.expect(one)
+                incoming = turn.expect(steps[place + 1]) if place + 1 < len(steps) else None
+                turn.run(one, arrived)
+            links.flush()
+            return links.broadcast(turn.totals, stage=-1)
 
     return run_turn
 
@@ -97,13 +99,15 @@ class _StageTurn:
             links.send_output(output)
             return _Held(x, output)
         targets, factor = parts.mix_targets(batches, mixes), parts.find_factor(self._loss_scale)
-        loss, totals = parts.measure(output, targets, factor)
+        with RANGES("loss"):
+            loss, totals = parts.measure(output, targets, factor)
         self.totals += totals
         return _Held(x, loss)
 
     def _go_back(self, held: _Held, arrived: Incoming | None) -> None:
         gradient = None if arrived is None else arrived.wait()
-        torch.autograd.backward(held.output, gradient)
+        with RANGES("backward"):
+            torch.autograd.backward(held.output, gradient)
         if held.input.grad is not None:
             self._links.send_gradient(held.input.grad)
 

@@ -15,6 +15,7 @@ from phalanx.engine.mixing import Mix, Mixing, Targets, draw_mix, mix_images, mi
 from phalanx.engine.state import TrainState
 from phalanx.models.units import draw_dropout_noise, find_noise_sizes
 from phalanx.optim.update import collect_gradients, set_velocity_scale, update
+from phalanx.ranges import RANGES
 
 
 class MicroBatch(NamedTuple):
@@ -114,7 +115,7 @@ class PassParts:
             for first in firsts
         ]
         drops = _join_noise(noise)
-        with self._options.autocast():
+        with RANGES("forward"), self._options.autocast():
             out: Tensor = self._model(x, drops) if drops else self._model(x)
             return out
 
@@ -148,8 +149,10 @@ def build_pass(model: nn.Module, options: StepOptions, *, global_batch: int) -> 
         images = parts.join_images(batches, mixes)
         logits = parts.forward(images, [batch.first for batch in batches])
         targets, factor = parts.mix_targets(batches, mixes), parts.find_factor(loss_scale)
-        loss, totals = parts.measure(logits, targets, factor)
-        loss.backward()
+        with RANGES("loss"):
+            loss, totals = parts.measure(logits, targets, factor)
+        with RANGES("backward"):
+            loss.backward()
         return totals
 
     return run_pass
@@ -221,12 +224,13 @@ def train_step(
     scale = loss_scale if scaler is None else scaler.multiplier
     loss, top1 = forward_backward(passes, scale)
     state.step += 1
-    if state.fused_update is not None:
-        with state.offload.on_device() if state.offload else nullcontext():
-            grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
-    else:
-        assert not isinstance(scale, Tensor), "such a scale belongs to a fused update"
-        grad_norm = _apply_update(state, lr, scale, options, join_norms)
+    with RANGES("update"):
+        if state.fused_update is not None:
+            with state.offload.on_device() if state.offload else nullcontext():
+                grad_norm = state.fused_update.apply(state.step, lr, loss_scale)
+        else:
+            assert not isinstance(scale, Tensor), "such a scale belongs to a fused update"
+            grad_norm = _apply_update(state, lr, scale, options, join_norms)
     return torch.stack([loss, grad_norm, top1])
 
 

@@ -16,7 +16,7 @@ from phalanx.engine.step import MicroBatch
 from phalanx.errors import DivergedError, Stopped
 from phalanx.plan.plan import Plan
 
-_UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
+UNTIMED_STEPS = 10  # of every process: caches fill, kernels are chosen
 
 
 class MetricsBuffer:
@@ -74,6 +74,7 @@ class LoopDependencies:
     describe_images: Callable[[int], str]  # the images of a step, for a person to look at
     diagnose: Callable[[StepMetrics], str]  # of a step that is not finite: why, and what to do
     observer: _LoopObserver
+    is_profiled: Callable[[int], bool] = lambda step: False  # such a step is slowed down by that
     consensus: Consensus = field(default_factory=Consensus)
 
 
@@ -83,7 +84,7 @@ def fit(
     *,
     deps: LoopDependencies,
     metrics: MetricsBuffer,
-    untimed_steps: int = _UNTIMED_STEPS,
+    untimed_steps: int = UNTIMED_STEPS,
 ) -> None:
     """Train from state.step to the end, whether the state is fresh or restored.
 
@@ -107,7 +108,7 @@ def fit(
         warm = step - started_at == untimed_steps
         if logging or saving or stop or warm or metrics.is_full or plan.evaluate.due(step):
             _read_metrics(state, metrics, deps)  # waits for the device
-        if step - started_at > untimed_steps:
+        if step - started_at > untimed_steps and not deps.is_profiled(step):
             busy_s = perf_counter() - begin
             for throughput in (state.throughput, interval):
                 throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=wait_s)

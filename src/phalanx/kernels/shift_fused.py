@@ -10,9 +10,9 @@ _BLOCK = tl.constexpr(4096)  # bytes of one program; an image of CIFAR has 3072
 
 
 @triton.jit
-def _shift(
+def _shift(  # type: ignore[no-untyped-def]
     images, places, stride, out, height, width, CHANNELS: tl.constexpr, REFLECTS: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     """A block of one image: program (image, block)."""
     number, size = tl.program_id(0), height * width * 3
     image = tl.load(places + number).to(tl.int64)

@@ -59,8 +59,12 @@ def embed_image(pixels: NDArray[np.uint8], form: str) -> EmbeddedImage:
     image.thumbnail((_THUMBNAIL, _THUMBNAIL))
     file = io.BytesIO()
     image.save(file, format=form, quality=_JPEG_QUALITY)
-    data = base64.b64encode(file.getvalue()).decode()
     return EmbeddedImage(
-        address=f"data:image/{form.lower()};base64,{data}",
+        address=embed_file(file.getvalue(), form),
         has_few_pixels=max(pixels.shape) <= _FEW_PIXELS,
     )
+
+
+def embed_file(content: bytes, form: str) -> str:
+    """The file of an image, PNG or JPEG, as an address that holds all of it."""
+    return f"data:image/{form.lower()};base64,{base64.b64encode(content).decode()}"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from phalanx.disk import write_atomically
 from phalanx.report import plots
 from phalanx.report.folder import RunFolder, flatten_facts
-from phalanx.report.html import embed_image, render_html
+from phalanx.report.html import embed_file, embed_image, render_html
 from phalanx.report.predictions import (
     Prediction,
     WorstMistakes,
@@ -37,6 +37,10 @@ _PURPOSES = {
     "worst.npz": "thumbnails of the most confident mistakes",
     "summary.json": "the result in numbers",
     "blackbox.json": "the last steps of a run that failed",
+    "profile/summary.txt": "where the time of a step went, by unit and by kernel",
+    "profile/summary.json": "the same in numbers",
+    "profile/step.png": "that step over time",
+    "profile/trace.json.gz": "its trace; ui.perfetto.dev opens it",
 }
 _ENVIRONMENT = {  # sections of run.json
     "chosen": "Chosen at the start",
@@ -83,6 +87,7 @@ def _read_values(run: RunFolder) -> dict[str, Any]:
         "waiting": describe_waiting(data_wait),
         "memory": _describe_memory(summary, device),
         "curves": _draw_curves(steps, logs, scores),
+        "profiled_step": _embed_profile(folder),
         "confusion": _count_confusion(predictions, names),
         "gallery": _find_pictures(predictions, read_worst(folder), names),
         "options": _split_options(run.options, facts.get("origins") or {}),
@@ -156,6 +161,12 @@ def _draw_curves(
     if any(row.data_wait is not None for row in logs):
         small.append(("Share of time waiting for data", plots.plot_waiting(logs)))
     return {"wide": wide, "small": small}
+
+
+def _embed_profile(folder: Path) -> str:
+    """The picture of the step that was profiled; empty where none was."""
+    file = folder / "profile" / "step.png"
+    return embed_file(file.read_bytes(), "PNG") if file.is_file() else ""
 
 
 def _count_confusion(predictions: list[Prediction], names: _ClassNames) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""`phalanx plan --measure`: some seconds of the run for real, and what they say of the whole."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.cli.command import Argument, ParsedArgs
+from phalanx.cli.progress import ProgressLine
+from phalanx.config.read import Settings
+from phalanx.errors import ConfigError
+from phalanx.units import format_bytes, format_plural, format_seconds
+
+if TYPE_CHECKING:
+    from phalanx.assemble.dataset_summary import DatasetSummary
+    from phalanx.bench.run_prediction import RunPrediction
+    from phalanx.plan.plan import Plan
+
+_SECONDS = 30.0
+_MOST_SECONDS = 86400.0
+_REWRITE_S = 0.1
+
+MEASURE_ARGS = (
+    Argument(
+        "--measure",
+        "Train, score and save for real for half a minute, keep nothing of it, and predict time, "
+        "memory and energy of the whole run.",
+        switch=True,
+    ),
+    Argument("--seconds", f"With --measure: for how long  [{_SECONDS:g}]"),
+)
+
+
+def read_seconds(args: ParsedArgs) -> float | None:
+    """For how long to measure; None where that is not wanted."""
+    if args["--seconds"] is not None and not args["--measure"]:
+        raise ConfigError("--seconds: belongs to --measure, which is not given")
+    if not args["--measure"]:
+        return None
+    if args["--seconds"] is None:
+        return _SECONDS
+    return args.read_positive("--seconds", "seconds above 0, such as 30", high=_MOST_SECONDS)
+
+
+def measure_run(
+    settings: Settings, plan: "Plan", dataset: "DatasetSummary", seconds: float
+) -> "RunPrediction":
+    """Run the plan for some seconds; ConfigError for what cannot be tried here."""
+    config, ranks = settings.config, plan.layout.ranks
+    if settings.missing:
+        raise ConfigError(settings.missing)
+    if dataset.source == "published":
+        raise ConfigError(
+            f"--measure: trains on real images, and there are none of {config.data.data} yet; "
+            "give --data-dir, or leave --measure out"
+        )
+    if ranks > 1:
+        raise ConfigError(
+            f"--measure: measures one process, and this plan has {ranks} ranks; give --devices 1, "
+            "which runs the same replicas one after the other"
+        )
+    from phalanx.bench.run_prediction import predict_run
+
+    folder = Path(config.run.run_dir or "runs").absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    progress = ProgressLine(_REWRITE_S)
+    measured = predict_run(config, plan, seconds=seconds, folder=there, done=progress.show)
+    progress.end()
+    return measured
+
+
+def describe_run(found: "RunPrediction") -> list[tuple[str, str]]:
+    """The prediction in words, by name."""
+    steps, scoring, saving = found.steps, found.scoring, found.saving
+    shares = ", ".join(
+        f"{name} {_format_long(part)}" for name, part in found.parts_s.items() if part >= 0.5
+    )
+    whole = f"{_format_long(found.total_s)}" + f": {shares}" * bool(shares)
+    rows = [
+        ("measured on", _describe_place(found)),
+        (
+            "a step",
+            f"{1000 * steps.step_s:,.1f} ms, {steps.wait_share:.1%} of it waiting for data "
+            f"({steps.steps:,} timed; quarters {1000 * steps.quick_s:,.1f} to "
+            f"{1000 * steps.slow_s:,.1f})",
+        ),
+    ]
+    if scoring is not None:
+        rows.append(("an evaluation", f"{scoring.score_s:,.2f} s"))
+    if saving is not None:
+        size = format_bytes(saving.size_bytes)
+        rows.append(
+            (
+                "a checkpoint",
+                f"{size}, {1000 * saving.blocked_s:,.0f} ms in which training waits, on disk "
+                f"after {saving.written_s:,.2f} s",
+            )
+        )
+    rows.append(("predicted", f"{whole}; {_describe_range(found)}"))
+    rows.append(("memory used", _describe_peak(found)))
+    rows.append(("energy", _describe_energy(found)))
+    return [*rows, *(("extrapolated", note) for note in found.notes)]
+
+
+def _describe_place(found: "RunPrediction") -> str:
+    """The machine and its versions."""
+    facts = found.measured_on
+    processor = f"{facts['processor']}, {format_plural(int(facts['cores']), 'core')}"
+    where = processor if facts["device"] == "cpu" else f"{facts['device']}, {processor}"
+    return f"{where}, torch {facts['torch version']}"
+
+
+def _describe_range(found: "RunPrediction") -> str:
+    low, high = _format_long(found.quick_s), _format_long(found.slow_s)
+    return f"{low} to {high} if every step were like the quicker or the slower quarter of them"
+
+
+def _describe_peak(found: "RunPrediction") -> str:
+    if found.peak_bytes is None:
+        return "not known on this device"
+    size = format_bytes(found.peak_bytes)
+    if found.measured_on["device"] == "cpu":
+        return f"{size} at most, the process with its libraries; worker processes come on top"
+    return f"{size} of the GPU at most"
+
+
+def _describe_energy(found: "RunPrediction") -> str:
+    """Of the device alone, in kWh, and per image where that says more."""
+    if found.joules is None:
+        return "not known: the device does not report what it uses"
+    what = "processor" if found.measured_on["device"] == "cpu" else "GPU"
+    return f"{found.joules / 3.6e6:,.3g} kWh, of the {what} alone"
+
+
+def _format_long(seconds: float) -> str:
+    """A duration on the clock, with days where there are many hours."""
+    days, rest = divmod(seconds, 86400)
+    if days >= 2:
+        return f"{days:.0f}d{rest / 3600:02.0f}h"
+    return format_seconds(seconds) if seconds >= 10 else f"{seconds:.1f}s"

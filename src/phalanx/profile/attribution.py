@@ -1,0 +1,259 @@
+"""From the events of a trace to the parts of a step: which unit each piece of work belongs to.
+
+Forward passes have ranges of ours around every unit. The backward pass is autograd's: each of its
+nodes has the number that the operation had in the forward pass, and so the unit. What a GPU runs
+was launched by some line of the host, and belongs to the unit of that line.
+
+A replay of a CUDA graph is a single launch of many kernels. They are those of a pass that ran
+before the graph was captured, in the same order, and get their units from there.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any, NamedTuple
+
+from phalanx.profile.segments import Segment, cut_nested, find_at
+
+_Event = Mapping[str, Any]
+"""An event of a Chrome trace; times in microseconds."""
+
+AROUND, OTHER, REPLAY = "around the units", "other", "replay"
+DATA, STEP, EXCHANGE, BETWEEN = "data", "step", "sum of gradients", "between stages"
+_PARTS = {  # ranges of the step by name, to their part and phase
+    DATA: (DATA, ""),
+    STEP: (OTHER, ""),
+    "forward": (AROUND, "forward"),
+    "backward": (AROUND, "backward"),
+    "loss": ("loss", "forward"),
+    EXCHANGE: (EXCHANGE, ""),
+    BETWEEN: (BETWEEN, ""),
+    "update": ("update", ""),
+    REPLAY: (REPLAY, ""),
+}
+_NODE = "autograd::engine::evaluate_function:"
+_DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_FORWARD = " forward"  # ends the name of a unit's range
+_LEAST_MATCH = 0.5  # of a replay's kernels; with fewer it is another pass
+
+
+class Label(NamedTuple):
+    """What a piece of work belongs to."""
+
+    part: str  # a unit, or another part of the step
+    phase: str  # forward, backward, or empty
+
+
+class DeviceWork(NamedTuple):
+    """Something a GPU ran."""
+
+    name: str
+    start: float
+    end: float
+    label: Label
+    launched: float  # when the host did that
+    replayed: bool  # by a graph, whose kernels are all launched at once
+
+    @property
+    def took(self) -> float:
+        """Its length in microseconds."""
+        return self.end - self.start
+
+
+class Operation(NamedTuple):
+    """A call of one of torch's operations on the host, without the calls inside it."""
+
+    name: str
+    label: Label
+    took: float  # microseconds
+
+
+class Attribution(NamedTuple):
+    """What happened in a step, by part."""
+
+    start: float  # of the step, with the wait for its images
+    end: float
+    passes: list[float]  # when each forward pass began on the host; none where all were replayed
+    host: list[Segment]  # of the thread that trains, labelled; they fill the step
+    device: list[DeviceWork]  # in the order of time; none on a CPU
+    operations: list[Operation]  # of all threads of the host
+    matched: float  # share of the replayed kernels that were found in the plain pass
+
+
+def name_unit_range(unit: str) -> str:
+    """The name of the range around a unit's forward pass."""
+    return f"{unit}{_FORWARD}"
+
+
+def attribute(
+    events: Iterable[_Event], units: Iterable[str], order: Sequence[tuple[str, Label]] = ()
+) -> Attribution:
+    """The parts of the step in these events.
+
+    units: those that have ranges. order: the kernels of a plain pass, for what is replayed.
+    ValueError where there is no step in them.
+    """
+    timed = [event for event in events if event.get("ph") == "X"]
+    names = {name_unit_range(unit): Label(unit, "forward") for unit in units}
+    names |= {name: Label(*label) for name, label in _PARTS.items()}
+    ranges = [
+        event for event in timed if event.get("cat") == "user_annotation" and event["name"] in names
+    ]
+    steps = [event for event in ranges if event["name"] in (DATA, STEP)]
+    if not steps:
+        raise ValueError("the trace has no step in it")
+    threads = _label_threads(timed, ranges, names)
+    device = _label_device(timed, threads)
+    matched = 1.0
+    if any(work.replayed for work in device):
+        device, matched = _label_replays(device, order)
+    return Attribution(
+        start=min(event["ts"] for event in steps),
+        end=max(event["ts"] + event["dur"] for event in steps),
+        passes=[event["ts"] for event in ranges if event["name"] == "forward"],
+        host=threads[steps[0]["tid"]],
+        device=device,
+        operations=_list_operations(timed, threads),
+        matched=matched,
+    )
+
+
+def list_pass_order(found: Attribution) -> list[tuple[str, Label]]:
+    """The kernels of the last pass of a step without graphs, in their order, with their parts."""
+    begun = max(found.passes, default=found.start)
+    own = (work for work in found.device if work.label.phase and work.launched >= begun)
+    return [(work.name, work.label) for work in own]
+
+
+def _label_threads(
+    timed: Sequence[_Event], ranges: Sequence[_Event], names: Mapping[str, Label]
+) -> dict[Any, list[Segment]]:
+    """By thread, its time cut into labelled segments."""
+    stretches: dict[Any, list[Segment]] = defaultdict(list)
+    for event in ranges:
+        stretches[event["tid"]].append(_to_segment(event, names[event["name"]]))
+    firsts, labels = _list_first_numbers(timed, ranges, names)
+    nodes: dict[Any, list[_Event]] = defaultdict(list)
+    for event in timed:
+        if event["name"].startswith(_NODE):
+            nodes[event["tid"]].append(event)
+    for thread, own in nodes.items():
+        label, end = Label(AROUND, "backward"), float("-inf")
+        for event in sorted(own, key=lambda event: event["ts"]):
+            if event["ts"] < end:  # inside another one, as where something is recomputed
+                continue
+            end = event["ts"] + event["dur"]
+            number = event["args"].get("Sequence number")
+            if number is not None and firsts:
+                place = max(0, bisect_right(firsts, number) - 1)
+                label = labels[place]
+            # a node without a number stores the gradient that the one before it made
+            stretches[thread].append(_to_segment(event, label))
+    return {thread: cut_nested(own) for thread, own in stretches.items()}
+
+
+def _list_first_numbers(
+    timed: Sequence[_Event], ranges: Sequence[_Event], names: Mapping[str, Label]
+) -> tuple[list[int], list[Label]]:
+    """Where the numbers of each range's operations begin, and what goes back from there."""
+    forward = [event for event in ranges if names[event["name"]].phase == "forward"]
+    by_thread: dict[Any, list[Segment]] = defaultdict(list)
+    for event in forward:
+        by_thread[event["tid"]].append(_to_segment(event, (event["ts"], names[event["name"]])))
+    places = {thread: cut_nested(own) for thread, own in by_thread.items()}
+    firsts: dict[tuple[float, Label], int] = {}
+    for event in timed:
+        number = (event.get("args") or {}).get("Sequence number")
+        if number is None or event["name"].startswith(_NODE) or event["tid"] not in places:
+            continue
+        found = find_at(places[event["tid"]], event["ts"])
+        if found is not None:
+            firsts[found.label] = min(firsts.get(found.label, number), number)
+    rows = sorted((number, start, label) for (start, label), number in firsts.items())
+    return [row[0] for row in rows], [Label(row[2].part, "backward") for row in rows]
+
+
+def _label_device(
+    timed: Sequence[_Event], threads: Mapping[Any, Sequence[Segment]]
+) -> list[DeviceWork]:
+    """What the GPU ran, each with the label of the line that launched it."""
+    launches: dict[Any, _Event] = {}
+    for event in timed:
+        if event.get("cat") in _LAUNCHES and "correlation" in event.get("args", {}):
+            launches[event["args"]["correlation"]] = event
+    found = []
+    for event in timed:
+        if event.get("cat") not in _DEVICE_CATEGORIES:
+            continue
+        launch = launches.get(event["args"].get("correlation"))
+        label, replayed, launched = Label(OTHER, ""), False, event["ts"]
+        if launch is not None:
+            replayed, launched = "GraphLaunch" in launch["name"], launch["ts"]
+            segment = find_at(threads.get(launch["tid"], ()), launch["ts"])
+            label = segment.label if segment else label
+        if "nccl" in event["name"].lower():
+            label = Label(EXCHANGE, "")
+        end = event["ts"] + event["dur"]
+        found.append(DeviceWork(event["name"], event["ts"], end, label, launched, replayed))
+    return sorted(found, key=lambda work: work.start)
+
+
+def _label_replays(
+    device: Sequence[DeviceWork], order: Sequence[tuple[str, Label]]
+) -> tuple[list[DeviceWork], float]:
+    """Replayed kernels with the labels that they have in a plain pass; the share of those found."""
+    labelled, found, total = list(device), 0, 0
+    replays: dict[float, list[int]] = defaultdict(list)  # the places of each one's kernels
+    for place, work in enumerate(device):
+        if work.replayed:
+            replays[work.launched].append(place)
+    known: dict[tuple[str, ...], dict[int, Label]] = {}  # a step may have many that are alike
+    for run in replays.values():
+        names = tuple(device[place].name for place in run)
+        if names not in known:
+            known[names] = _match_order(names, order)
+        labels, total = known[names], total + len(run)
+        found += len(labels)
+        if not labels or len(labels) < _LEAST_MATCH * len(run):
+            continue
+        label = labels[min(labels)]
+        for number, place in enumerate(run):
+            label = labels.get(number, label)  # an extra one adds up what the one before it made
+            labelled[place] = device[place]._replace(label=label)
+    return labelled, found / total if total else 1.0
+
+
+def _match_order(names: Sequence[str], order: Sequence[tuple[str, Label]]) -> dict[int, Label]:
+    """For the kernels that are found in an order of others, by place, what they belong to there."""
+    matcher = SequenceMatcher(None, [name for name, _ in order], names, autojunk=False)
+    return {
+        block.b + offset: order[block.a + offset][1]
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+
+
+def _list_operations(
+    timed: Sequence[_Event], threads: Mapping[Any, Sequence[Segment]]
+) -> list[Operation]:
+    """What the host called, in the order of threads and time."""
+    by_thread: dict[Any, list[_Event]] = defaultdict(list)
+    for event in timed:
+        if event.get("cat") == "cpu_op":
+            by_thread[event["tid"]].append(event)
+    found = []
+    for thread, events in by_thread.items():
+        took: dict[int, float] = defaultdict(float)
+        for part in cut_nested(_to_segment(event, place) for place, event in enumerate(events)):
+            took[part.label] += part.took
+        for place, event in enumerate(events):
+            segment = find_at(threads.get(thread, ()), event["ts"])
+            label = segment.label if segment else Label(OTHER, "")
+            found.append(Operation(event["name"], label, took[place]))
+    return found
+
+
+def _to_segment(event: _Event, label: Any) -> Segment:
+    return Segment(event["ts"], event["ts"] + event["dur"], label)

@@ -1,0 +1,71 @@
+"""Stretches of time that lie within each other, cut so that each moment belongs to one of them."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+
+class Segment(NamedTuple):
+    """A stretch of time with what went on in it; times in microseconds."""
+
+    start: float
+    end: float
+    label: Any
+
+    @property
+    def took(self) -> float:
+        """Its length."""
+        return self.end - self.start
+
+
+def cut_nested(stretches: Iterable[Segment]) -> list[Segment]:
+    """The time of each stretch without that of the ones inside it, in the order of time.
+
+    >>> outer, inner = Segment(0, 10, "step"), Segment(2, 5, "unit")
+    >>> [tuple(part) for part in cut_nested([inner, outer])]
+    [(0, 2, 'step'), (2, 5, 'unit'), (5, 10, 'step')]
+    """
+    parts: list[Segment] = []
+    open_ones: list[Segment] = []
+    now = 0.0
+
+    def go_to(time: float) -> None:
+        """Give the time until then to the innermost stretch."""
+        nonlocal now
+        if open_ones and time > now:
+            parts.append(Segment(now, time, open_ones[-1].label))
+        now = max(now, time)
+
+    def close_until(time: float) -> None:
+        while open_ones and open_ones[-1].end <= time:
+            go_to(open_ones[-1].end)
+            open_ones.pop()
+
+    for one in sorted(stretches, key=lambda one: (one.start, -one.end)):
+        close_until(one.start)
+        go_to(one.start)
+        now = one.start
+        # clocks are read one after the other: an inner one may seem to end a hair later
+        end = min(one.end, open_ones[-1].end) if open_ones else one.end
+        open_ones.append(one._replace(end=end))
+    close_until(float("inf"))
+    return parts
+
+
+def find_at(parts: Sequence[Segment], time: float) -> Segment | None:
+    """The segment of a moment, out of those in the order of time."""
+    place = bisect_right(parts, time, key=lambda part: part.start) - 1
+    return parts[place] if place >= 0 and time <= parts[place].end else None
+
+
+def measure_union(stretches: Iterable[Segment]) -> float:
+    """How long at least one of them lasted.
+
+    >>> measure_union([Segment(0, 4, ""), Segment(2, 6, ""), Segment(8, 9, "")])
+    7.0
+    """
+    total, end = 0.0, float("-inf")
+    for one in sorted(stretches):
+        total += max(0.0, one.end - max(one.start, end))
+        end = max(end, one.end)
+    return total

@@ -1,0 +1,253 @@
+"""Looks at one step of a run with torch's profiler, and leaves tables, a trace and a picture.
+
+It changes nothing of what is computed: blocks get names while it looks, and that is all. The step
+is the first whose time counts. What goes wrong, such as a full disk, is noted; the run goes on.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from phalanx.disk import disk_errors, write_atomically
+from phalanx.engine.step import MicroBatch
+from phalanx.engine.train import UNTIMED_STEPS, LoopDependencies
+from phalanx.errors import UserError
+from phalanx.models.units import UnitModel
+from phalanx.profile.attribution import (
+    DATA,
+    STEP,
+    Label,
+    attribute,
+    list_pass_order,
+    name_unit_range,
+)
+from phalanx.profile.step_drawing import draw_step
+from phalanx.profile.step_table import build_table
+from phalanx.profile.trace_file import compress_trace, read_trace
+from phalanx.ranges import RANGES
+
+_ENVIRONMENT = {
+    "KINETO_LOG_LEVEL": "99",  # else it writes every start and stop to standard error
+    # its library must stay loaded from the pass before graphs are captured to their replays
+    "TEARDOWN_CUPTI": "0",
+    "DISABLE_CUPTI_LAZY_REINIT": "1",
+}
+_LOST = (OSError, UserError, RuntimeError, ValueError, KeyError)  # a profile, never the run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSpec:
+    """What to look at and where the files go."""
+
+    detail: str  # summary, trace or full
+    folder: Path
+    title: str
+    images: int  # of a step
+    first_step: int  # steps that are done when the process begins
+    total_steps: int
+    passes: int  # of a step in this process
+    graph: bool = False  # passes are replayed
+    names_units: bool = True  # a network that was compiled must stay as it is
+
+    @property
+    def step(self) -> int:
+        """The step that is looked at: the first that is timed, or the last of a shorter run."""
+        return min(self.first_step + UNTIMED_STEPS + 1, self.total_steps)
+
+    @property
+    def plain_step(self) -> int | None:
+        """The last step that runs without graphs, where there are any; it shows their units."""
+        plain = self.first_step + (2 if self.passes == 1 else 1)
+        return plain if self.graph and plain < self.step else None
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the run is too short to warm up."""
+        return self.step - self.first_step <= UNTIMED_STEPS
+
+
+class StepProfiler:
+    """Profiles one step of a loop; `attach` it to what the loop calls, and `close` it at the end.
+
+    tell: gets the lines for a person.
+    """
+
+    def __init__(
+        self,
+        spec: ProfileSpec,
+        model: nn.Module,
+        *,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._spec, self._model, self._tell = spec, model, tell
+        self._device = next(model.parameters()).device
+        self._profiler: profile | None = None
+        self._order: list[tuple[str, Label]] = []  # kernels of a pass without graphs
+        units = model.units if isinstance(model, UnitModel) and spec.names_units else {}
+        self._units = [*units]
+
+    def attach(self, deps: LoopDependencies) -> LoopDependencies:
+        """The same for the loop to call, with a look at one step."""
+        return replace(
+            deps,
+            batches_from=self._follow_batches(deps.batches_from),
+            train_step=self._follow_step(deps.train_step),
+            is_profiled=lambda step: step == self._spec.step,
+        )
+
+    def close(self) -> None:
+        """End a look that an end of the run has cut short."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            self._name_ranges(False)
+            try:
+                profiler.stop()
+            except _LOST as problem:
+                self._give_up(problem)
+
+    # --- in the loop ---
+
+    def _follow_batches(
+        self, batches_from: Callable[[int], Iterator[Sequence[MicroBatch]]]
+    ) -> Callable[[int], Iterator[Sequence[MicroBatch]]]:
+        def follow(first: int) -> Iterator[Sequence[MicroBatch]]:
+            batches = batches_from(first)
+            for step in count(first + 1):
+                self._begin(step)
+                with RANGES(DATA):
+                    passes = next(batches, None)
+                if passes is None:
+                    return
+                yield passes
+
+        return follow
+
+    def _follow_step(
+        self, train_step: Callable[[Sequence[MicroBatch], float], Tensor]
+    ) -> Callable[[Sequence[MicroBatch], float], Tensor]:
+        steps = count(self._spec.first_step + 1)
+
+        def follow(passes: Sequence[MicroBatch], lr: float) -> Tensor:
+            step = next(steps)
+            with RANGES(STEP):
+                metrics = train_step(passes, lr)
+                if RANGES.are_recorded:
+                    self._wait()
+            if RANGES.are_recorded:
+                self._end(step)
+            return metrics
+
+        return follow
+
+    def _begin(self, step: int) -> None:
+        """Start to look where the step after this one, or this one, is to be seen."""
+        spec = self._spec
+        try:
+            if step in (spec.step - 1, spec.step, spec.plain_step) and self._profiler is None:
+                self._profiler = self._start()  # warms up in the step before, where there is one
+            if step in (spec.step, spec.plain_step) and self._profiler is not None:
+                self._wait()  # what came before is no part of it
+                self._profiler.step()
+                self._name_ranges(True)
+        except _LOST as problem:
+            self._give_up(problem)
+
+    def _start(self) -> profile:
+        """A profiler that warms up; its next step counts."""
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        is_full = self._spec.detail == "full"
+        profiler = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+            record_shapes=is_full,
+            with_stack=is_full,
+        )
+        profiler.start()
+        return profiler
+
+    def _wait(self) -> None:
+        """Wait for the device."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _name_ranges(self, are_recorded: bool) -> None:
+        """Give every unit's forward pass a name, or take the names away."""
+        RANGES.are_recorded = are_recorded
+        if not self._units:
+            return
+        if not are_recorded:
+            self._model.__dict__.pop("run_unit", None)
+            return
+        run_unit: Callable[..., Tensor] = getattr(self._model, "run_unit")  # noqa: B009
+
+        def run_named(unit: str, *args: Any) -> Tensor:
+            with RANGES(name_unit_range(unit)):
+                return run_unit(unit, *args)
+
+        self._model.__dict__["run_unit"] = run_named
+
+    def _end(self, step: int) -> None:
+        """Make of the step what was asked for."""
+        profiler, self._profiler = self._profiler, None
+        self._name_ranges(False)
+        try:
+            if profiler is not None:
+                profiler.stop()
+                trace = read_trace(profiler)
+                if step == self._spec.plain_step:
+                    found = attribute(trace["traceEvents"], self._units)
+                    self._order = list_pass_order(found)
+                else:
+                    self._write(trace)
+        except _LOST as problem:
+            self._give_up(problem)
+
+    def _give_up(self, problem: Exception) -> None:
+        """Say why there is no profile."""
+        self._name_ranges(False)
+        self._profiler = None
+        # without what to do about it: that is meant for a run that cannot go on
+        reason = str(problem).partition("\n")[0].partition(";")[0] or type(problem).__name__
+        self._tell(f"note: profile: {reason}; the run goes on without it")
+
+    # --- files ---
+
+    def _write(self, trace: dict[str, Any]) -> None:
+        spec, folder = self._spec, self._spec.folder
+        found = attribute(trace["traceEvents"], self._units, self._order)
+        table = build_table(
+            found, self._units, step=spec.step, images=spec.images, title=spec.title
+        )
+        table = replace(table, notes=(*table.notes, *self._list_notes()))
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "summary.txt", "\n".join([*table.list_lines(), ""]))
+        write_atomically(folder / "summary.json", json.dumps(table.facts(), indent=2))
+        if spec.detail != "summary":
+            content = compress_trace(trace, found, title=spec.title)
+            write_atomically(folder / "trace.json.gz", content)
+        write_atomically(folder / "step.png", draw_step(found, table))
+        shown = [*table.list_lines(), ""] if spec.detail == "summary" else []
+        self._tell("\n".join([*shown, f"profile: {table.describe()}; more in {folder}"]))
+
+    def _list_notes(self) -> Iterator[str]:
+        """What a reader must know of how the step was looked at."""
+        if self._spec.is_cold:
+            yield (
+                f"the run has no more than {UNTIMED_STEPS} steps in this process: its last one is "
+                "shown, and is not warm"
+            )
+        if not self._units:
+            yield "the network has no units that can be told apart: it is shown as a whole"
