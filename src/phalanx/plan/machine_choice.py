@@ -182,7 +182,8 @@ def refuse_missing_devices(device: str, ranks: int) -> None:
 def find_lightning() -> str:
     """The package that has Lightning's Trainer; ConfigError where there is none."""
     for package in ("lightning", "pytorch_lightning"):
-        if find_spec(package) is not None:
+        spec = find_spec(package)
+        if spec is not None and spec.origin is not None:  # a folder of that name has none
             return package
     raise ConfigError(
         "PyTorch Lightning is needed, and not installed: pip install 'phalanx[lightning]'"
