@@ -90,20 +90,20 @@ def test_one_process_trains_and_scores_to_the_bits_of_our_own_loop(digits, tmp_p
 
 
 def test_a_checkpoint_of_lightnings_continues_in_the_middle_of_an_epoch(digits, tmp_path):
-    module, data = build_pair(digits)
+    module, data = build_pair(digits, batch_size=10)
     build_trainer(max_epochs=2).fit(module, data)
     whole = module.model.state_dict()
 
-    first, data = build_pair(digits)
-    saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=17, save_top_k=-1)
+    first, data = build_pair(digits, batch_size=10)
+    saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=13, save_top_k=-1)
     build_trainer(max_epochs=2, enable_checkpointing=True, callbacks=[saving]).fit(first, data)
-    (checkpoint,) = tmp_path.glob("*step=17.ckpt")
+    (checkpoint,) = tmp_path.glob("*step=13.ckpt")
 
-    second, data = build_pair(digits)
+    second, data = build_pair(digits, batch_size=10)
     positions = Positions()
     trainer = build_trainer(max_epochs=2, callbacks=[positions])
     trainer.fit(second, data, ckpt_path=checkpoint)
-    assert positions.epochs == {1: [*range(17 * 8, 192)]}
+    assert positions.epochs == {1: [*range(96 + 4 * 10, 96 + 90)]}  # 6 images fill no step
     for name, tensor in whole.items():
         assert torch.equal(second.model.state_dict()[name], tensor), name
     loaded = phalanx.lightning.Module.load_from_checkpoint(checkpoint)
