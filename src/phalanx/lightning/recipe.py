@@ -21,7 +21,7 @@ from phalanx.plan.world import read_world
 
 _SECTIONS = ("data", "augment", "model", "resnet", "efficientnet", "optim", "schedule", "loss")
 _OTHERS = ("seed", "plugin", "enable-recompute", "recompute-checkpoints")  # that are ours, too
-_TRAINERS = {  # options of the sections above, and others, that are the Trainer's to give
+TRAINERS = {  # options that are the Trainer's to decide, and what to give it instead
     "epochs": "Trainer(max_epochs=...)",
     "steps": "Trainer(max_steps=...)",
     "gradient-accumulation": "Trainer(accumulate_grad_batches=...)",
@@ -125,8 +125,8 @@ def _refuse_trainers_options(flags: Mapping[str, str]) -> None:
         if option is None:  # refused with the nearest name when the options are read
             continue
         name = option.name
-        if name in _TRAINERS:
-            problems.append(f"{given}: under a Trainer of your own, use {_TRAINERS[name]}")
+        if name in TRAINERS:
+            problems.append(f"{given}: under a Trainer of your own, use {TRAINERS[name]}")
         elif option.section not in _SECTIONS and name not in _OTHERS:
             problems.append(
                 f"{given}: has no effect under a Trainer of your own; leave it out, or run "
