@@ -110,6 +110,14 @@ def test_a_signal_in_the_last_step_lets_the_run_finish(digits, tmp_path, monkeyp
     assert main(small_run(digits, tmp_path / "run", engine="lightning", steps=2)) == 0
 
 
+def test_variables_that_limit_a_trainer_do_not_cut_a_run(digits, tmp_path, monkeypatch):
+    monkeypatch.setenv("PL_TRAINER_LIMIT_TRAIN_BATCHES", "1")
+    run = tmp_path / "run"
+    assert main(small_run(digits, run, engine="lightning", steps=3, validation="false")) == 0
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+    assert os.environ["PL_TRAINER_LIMIT_TRAIN_BATCHES"] == "1"
+
+
 def test_a_loss_that_is_no_number_ends_the_run_as_ever(digits, tmp_path, capfd):
     words = small_run(digits, tmp_path / "run", engine="lightning", lr=1e30, warmup_epoch="0st")
     assert main(words) == 5

@@ -6,6 +6,7 @@ that the two engines give the same bits.
 """
 
 import logging
+import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from phalanx.lightning.package import import_environments, import_lightning
 from phalanx.plan.plan import Plan
 
 _pl: Any = import_lightning()
+_VARIABLES = "PL_TRAINER_"  # what the names of those begin with that give a Trainer its options
 _QUIET = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
 
 
@@ -94,22 +96,27 @@ def fit_with_trainer(
 
 def _build_trainer(callback: _RunCallback) -> Any:
     """A Trainer with nothing of its own but the loop."""
-    return _pl.Trainer(
-        # whatever the session computes on: the Trainer would free memory that graphs replay on
-        accelerator="cpu",
-        devices=1,
-        # ranks are ours, whoever launched them
-        plugins=[import_environments().LightningEnvironment()],
-        max_epochs=1,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        callbacks=[callback],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    # variables by which a user limits Trainers would end a run early, as if it were finished
+    limits = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(_VARIABLES)}
+    try:
+        return _pl.Trainer(
+            # whatever the session computes on: the Trainer would free memory that graphs replay on
+            accelerator="cpu",
+            devices=1,
+            # ranks are ours, whoever launched them
+            plugins=[import_environments().LightningEnvironment()],
+            max_epochs=1,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            callbacks=[callback],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+    finally:
+        os.environ.update(limits)
 
 
 def _leave_as_interrupted(fit: Callable[[], None]) -> None:
