@@ -23,7 +23,7 @@ from small_runs import small_run
 pl = import_lightning()
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:(pytorch_)?lightning")
 RECIPE = {
-    "image_size": 12, "batch_size": 8, "lr": 0.05, "warmup_epoch": "1st", "weight_decay": 1e-3,
+    "image_size": 12, "batch_size": 16, "lr": 0.05, "warmup_epoch": "1st", "weight_decay": 1e-3,
     "l2_regularization": 1e-3, "mixup_alpha": 0.2, "label_smoothing": 0.1, "clip_grad_norm": 0.5,
     "valid_batch_size": 16, "norm_bias_lr_scale": 2,
 }  # fmt: skip
@@ -86,24 +86,27 @@ def test_one_process_trains_and_scores_to_the_bits_of_our_own_loop(digits, tmp_p
     plan = phalanx.plan(
         **build_options(digits), epochs=2, gradient_accumulation=2, epoch_tail="drop"
     )
-    assert positions.rates == [plan.lr(batch // 2) for batch in range(24)]
+    assert positions.rates == [plan.lr(batch // 2) for batch in range(12)]
 
 
 def test_a_checkpoint_of_lightnings_continues_in_the_middle_of_an_epoch(digits, tmp_path):
-    module, data = build_pair(digits, batch_size=10)
+    module, data = build_pair(digits, batch_size=20)
     build_trainer(max_epochs=2).fit(module, data)
     whole = module.model.state_dict()
 
-    first, data = build_pair(digits, batch_size=10)
-    saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=13, save_top_k=-1)
-    build_trainer(max_epochs=2, enable_checkpointing=True, callbacks=[saving]).fit(first, data)
-    (checkpoint,) = tmp_path.glob("*step=13.ckpt")
+    first, data = build_pair(digits, batch_size=20)
+    saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=6, save_top_k=-1)
+    trainer = build_trainer(
+        max_epochs=2, enable_checkpointing=True, callbacks=[saving], limit_val_batches=0
+    )
+    trainer.fit(first, data)
+    (checkpoint,) = tmp_path.glob("*step=6.ckpt")
 
-    second, data = build_pair(digits, batch_size=10)
+    second, data = build_pair(digits, batch_size=20)
     positions = Positions()
     trainer = build_trainer(max_epochs=2, callbacks=[positions])
     trainer.fit(second, data, ckpt_path=checkpoint)
-    assert positions.epochs == {1: [*range(96 + 4 * 10, 96 + 90)]}  # 6 images fill no step
+    assert positions.epochs == {1: [*range(96 + 2 * 20, 96 + 80)]}  # 16 images fill no step
     for name, tensor in whole.items():
         assert torch.equal(second.model.state_dict()[name], tensor), name
     loaded = phalanx.lightning.Module.load_from_checkpoint(checkpoint)
@@ -121,7 +124,7 @@ def test_images_and_labels_of_other_data_train_too(digits):
 def test_model_and_data_must_have_the_same_options(digits):
     module, _ = build_pair(digits)
     _, data = build_pair(digits, batch_size=4)
-    with pytest.raises(ConfigError, match="batch-size: the Module has 8, the DataModule 4; give"):
+    with pytest.raises(ConfigError, match="batch-size: the Module has 16, the DataModule 4; give"):
         build_trainer(max_epochs=1).fit(module, data)
 
 
