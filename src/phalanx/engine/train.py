@@ -84,9 +84,16 @@ class TrainingLoop:
     """
 
     def __init__(
-        self, state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: MetricsBuffer
+        self,
+        state: TrainState,
+        plan: Plan,
+        *,
+        deps: LoopDependencies,
+        metrics: MetricsBuffer,
+        untimed_steps: int = _UNTIMED_STEPS,
     ) -> None:
         self._state, self._plan, self._deps, self._metrics = state, plan, deps, metrics
+        self._untimed_steps = untimed_steps
         self._interval, self._started_at = Throughput(), state.step
         self._last_end = self._wait_s = 0.0
 
@@ -123,10 +130,10 @@ class TrainingLoop:
         step = state.step
         logging, saving = plan.log.due(step), plan.save.due(step)
         stop = _is_stopping(state, plan, deps)
-        warm = step - self._started_at == _UNTIMED_STEPS
+        warm = step - self._started_at == self._untimed_steps
         if logging or saving or stop or warm or metrics.is_full or plan.evaluate.due(step):
             _read_metrics(state, metrics, deps)  # waits for the device
-        if step - self._started_at > _UNTIMED_STEPS:
+        if step - self._started_at > self._untimed_steps:
             busy_s = perf_counter() - self._last_end
             for throughput in (state.throughput, self._interval):
                 throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=self._wait_s)
@@ -155,9 +162,19 @@ class Fit(Protocol):
         """Train."""
 
 
-def fit(state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: MetricsBuffer) -> None:
-    """Train from state.step to the end, whether the state is fresh or restored."""
-    loop = TrainingLoop(state, plan, deps=deps, metrics=metrics)
+def fit(
+    state: TrainState,
+    plan: Plan,
+    *,
+    deps: LoopDependencies,
+    metrics: MetricsBuffer,
+    untimed_steps: int = _UNTIMED_STEPS,
+) -> None:
+    """Train from state.step to the end, whether the state is fresh or restored.
+
+    untimed_steps: how many at the beginning count for no rate.
+    """
+    loop = TrainingLoop(state, plan, deps=deps, metrics=metrics, untimed_steps=untimed_steps)
     loop.begin()
     for passes in loop.batches():
         loop.train_step(passes)
