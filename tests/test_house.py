@@ -62,7 +62,7 @@ OPTION_NAMES = [
     "determinism", "device", "device-iterations", "devices", "disable-metrics",
     "disable-stable-batchnorm", "drop-path", "dropout-rate", "efficientnet-expand-ratio",
     "efficientnet-group-dim", "eight-bit-io", "ema-decay", "enable-fast-groupnorm",
-    "enable-recompute", "enable-stochastic-rounding", "epoch-tail", "epochs", "eval-crop",
+    "enable-recompute", "enable-stochastic-rounding", "engine", "epoch-tail", "epochs", "eval-crop",
     "exif-orientation", "first-ckpt-epoch", "flip-averaging", "flips", "fp-exceptions",
     "full-precision-norm", "global-batch-size", "gpu-decode",
     "gradient-accumulation", "graph", "half-partials", "half-type", "image-size", "init-weights",

@@ -60,9 +60,10 @@ def train(
         return _train_on_ranks(prepared, flags if resume is not None else {})
     from phalanx.assemble.torch_setup import settings_restored
     from phalanx.assemble.train import train as run
+    from phalanx.lightning.engine_choice import choose_fit
 
     with settings_restored():
-        summary = run(prepared)
+        summary = run(prepared, fit=choose_fit(prepared.config))
     assert summary is not None  # nobody else writes
     return summary
 

@@ -158,26 +158,29 @@ def prepare_kernels(model: nn.Module, plan: Plan, place: Place, store: ChoiceSto
     store.save(place.gather, writes=place.role.writes)
 
 
+def build_optim_settings(config: Config) -> OptimSettings:
+    """The settings of the optimizer that a config names."""
+    options = config.optim
+    return OptimSettings(
+        name=options.optimizer,
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+        l2=options.l2_regularization,
+        betas=parse_betas(options.adam_betas),
+        eps=options.optimizer_eps,
+        rmsprop_decay=options.rmsprop_decay,
+        rmsprop_start=options.rmsprop_start,
+        trust_coefficient=options.trust_coefficient,
+        trust_decay=options.trust_decay,
+        norm_bias_lr_scale=options.norm_bias_lr_scale,
+    )
+
+
 def build_state(model: nn.Module, config: Config, plan: Plan, place: Place) -> TrainState:
     """A state at step 0 around a model."""
     device_type = next(model.parameters()).device.type
     options = config.optim
-    optimizer = build_optimizer(
-        model,
-        OptimSettings(
-            name=options.optimizer,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            l2=options.l2_regularization,
-            betas=parse_betas(options.adam_betas),
-            eps=options.optimizer_eps,
-            rmsprop_decay=options.rmsprop_decay,
-            rmsprop_start=options.rmsprop_start,
-            trust_coefficient=options.trust_coefficient,
-            trust_decay=options.trust_decay,
-            norm_bias_lr_scale=options.norm_bias_lr_scale,
-        ),
-    )
+    optimizer = build_optimizer(model, build_optim_settings(config))
     state = TrainState(model, optimizer)
     if plan.loss_scale.automatic:
         state.scaler = DynamicLossScale(plan.loss_scale.at(0))

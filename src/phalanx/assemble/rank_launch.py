@@ -27,6 +27,8 @@ from phalanx.report.folder import is_run_folder
 from phalanx.signals import Interrupted
 
 if TYPE_CHECKING:
+    from phalanx.config.schema import Config
+    from phalanx.engine.train import Fit
     from phalanx.parallel.ranks import Ranks, Store
     from phalanx.plan.plan import Plan
 
@@ -169,7 +171,12 @@ def _find_restarted(world: World, timeout: float) -> Path | None:
 
 
 def train_as_rank(
-    world: World, prepared: PreparedRun, store: "Store", stream: TextIO | None = None
+    world: World,
+    prepared: PreparedRun,
+    store: "Store",
+    *,
+    stream: TextIO | None,
+    choose_fit: "Callable[[Config], Fit]",
 ) -> bool:
     """Train as one of the ranks; whether this one has the result."""
     from phalanx.assemble.train import train
@@ -177,7 +184,8 @@ def train_as_rank(
     plan, timeout = prepared.plan, prepared.config.machine.rank_timeout
     joined = join_ranks(world, store, plan, timeout, lambda: find_way_on(world, prepared))
     with _discarding(prepared), joined as ranks:
-        return train(prepared, stream=stream, ranks=ranks) is not None
+        fit = choose_fit(prepared.config)
+        return train(prepared, stream=stream, ranks=ranks, fit=fit) is not None
 
 
 def find_way_on(world: World, prepared: PreparedRun) -> str:

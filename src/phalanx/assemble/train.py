@@ -36,7 +36,7 @@ from phalanx.engine.evaluate import Score, ValidBatch
 from phalanx.engine.probe import Probe
 from phalanx.engine.state import Throughput, TrainState
 from phalanx.engine.step import MicroBatch
-from phalanx.engine.train import LoopDependencies, MetricsBuffer, fit
+from phalanx.engine.train import Fit, LoopDependencies, MetricsBuffer, fit
 from phalanx.errors import DivergedError, Stopped, UserError
 from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.watchdog import Watchdog
@@ -78,11 +78,11 @@ def train(
     stream: TextIO | None = None,
     role: Role | None = None,
     ranks: Ranks | None = None,
+    fit: Fit = fit,
 ) -> Summary | None:
     """Train a run to its end, from wherever it stands; write its summary and report.
 
-    `stream` is where the run speaks to, standard output if not given. Where ranks train together,
-    the one that writes gives the summary.
+    stream: standard output if None. fit: the engine's loop. Only the rank that writes returns it.
     """
     place = find_place(prepared.plan, ranks)
     role = role or place.role
@@ -99,7 +99,7 @@ def train(
                 prepared.run.discard()
             raise
         _announce(training)
-        _run_loop(training)
+        _run_loop(training, fit)
         training.session.state.settle()
         _collect_findings(training)
         end = gather_end(training.session)
@@ -241,7 +241,7 @@ def _announce(training: TrainingRun) -> None:
         console.print(f"weights from {config.model.init_weights}{fresh}")
 
 
-def _run_loop(training: TrainingRun) -> None:
+def _run_loop(training: TrainingRun, fit: Fit) -> None:
     """Train until the end, a signal, or trouble; whatever was handed to the saver is written."""
     session, black_box = training.session, training.black_box
     # where every step is looked at, one that diverged is seen before another is made

@@ -47,6 +47,7 @@ COMMANDS = {  # name: (module, what it does)
     "bench infer": ("bench_train", "measure images/s and latency of inference"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
+    "bench engines": ("bench_engines", "compare --engine lightning with the native loop"),
     "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
     "doctor": ("doctor", "check what this machine has and what is missing"),
 }

@@ -74,8 +74,10 @@ def _run(args: ParsedArgs) -> int:
     else:
         with _resumable(prepared.run), bug_reports(prepared.run.path):
             from phalanx.assemble.train import train
+            from phalanx.lightning.engine_choice import choose_fit
 
-            train(prepared, stream=sys.stderr if args["--json"] else None)
+            stream = sys.stderr if args["--json"] else None
+            train(prepared, stream=stream, fit=choose_fit(prepared.config))
     _print_result(prepared.run.path, as_json=args["--json"])
     return 0
 
@@ -98,7 +100,9 @@ def _run_as_rank(args: ParsedArgs, world: World) -> int:
         prepared, store = opened
         stream = sys.stderr if args["--json"] else None
         with _resumable(prepared.run), told_by_rank(world, prepared.run.path):
-            has_result = train_as_rank(world, prepared, store, stream)
+            from phalanx.lightning.engine_choice import choose_fit
+
+            has_result = train_as_rank(world, prepared, store, stream=stream, choose_fit=choose_fit)
     except FailedElsewhere as end:
         return end.exit_code
     except Stopped as end:

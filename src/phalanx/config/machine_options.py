@@ -123,6 +123,11 @@ class MachineConfig(Section):
         high=1024,
         auto="OMP_NUM_THREADS where it is a number, else one per core",
     )
+    engine: Literal["native", "lightning"] = option(
+        "native",
+        "native: our own loop; lightning: PyTorch Lightning's Trainer drives it, to the same bits.",
+        resumable=True,
+    )
     profile: Literal["off", "summary", "trace", "full"] = option(
         "off",
         "summary: tables of a step by unit and kernel; trace: for Perfetto too; full: with stacks.",

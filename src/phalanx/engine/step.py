@@ -265,13 +265,21 @@ def _unscale_and_clip(
         torch._foreach_mul_(gradients, 1 / scale)
     # without metrics, too: it shows whether all are finite
     norm = _global_norm(gradients, join_norms)
+    clip_gradients(gradients, options, join_norms)
+    return norm
+
+
+@torch.no_grad()
+def clip_gradients(
+    gradients: list[Tensor], options: StepOptions, join_norms: JoinNorms = lambda norms: norms
+) -> None:
+    """Clip numbers, then the norm of all together, where the options say so."""
     if options.clip_value:
         torch._foreach_clamp_min_(gradients, -options.clip_value)
         torch._foreach_clamp_max_(gradients, options.clip_value)
     if options.clip_norm:
         ratio = options.clip_norm / (_global_norm(gradients, join_norms) + 1e-6)
         torch._foreach_mul_(gradients, ratio.clamp(max=1.0))
-    return norm
 
 
 def _global_norm(gradients: list[Tensor], join_norms: JoinNorms) -> Tensor:

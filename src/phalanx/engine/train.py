@@ -74,8 +74,93 @@ class LoopDependencies:
     describe_images: Callable[[int], str]  # the images of a step, for a person to look at
     diagnose: Callable[[StepMetrics], str]  # of a step that is not finite: why, and what to do
     observer: _LoopObserver
-    is_profiled: Callable[[int], bool] = lambda step: False  # such a step is slowed down by that
     consensus: Consensus = field(default_factory=Consensus)
+    is_profiled: Callable[[int], bool] = lambda step: False  # such a step is slowed down by that
+
+
+class TrainingLoop:
+    """One process's part of a run, step by step, whoever drives it.
+
+    Called in this order: `begin` once, then for each of `batches`, `train_step` and `finish_step`.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        plan: Plan,
+        *,
+        deps: LoopDependencies,
+        metrics: MetricsBuffer,
+        untimed_steps: int = UNTIMED_STEPS,
+    ) -> None:
+        self._state, self._plan, self._deps, self._metrics = state, plan, deps, metrics
+        self._untimed_steps = untimed_steps
+        self._interval, self._started_at = Throughput(), state.step
+        self._last_end = self._wait_s = 0.0
+
+    def __len__(self) -> int:
+        """How many steps are left."""
+        return self._plan.total_steps - self._state.step
+
+    def begin(self) -> None:
+        """Do what is due before the first step of this process."""
+        state, plan, deps = self._state, self._plan, self._deps
+        _score_if_due(state, plan, deps)  # a stop may have come before the score
+        if _is_stopping(state, plan, deps):
+            raise _stopped(state, plan)  # what is saved is where this process began
+        self._started_at = state.step
+
+    def batches(self) -> Iterator[Sequence[MicroBatch]]:
+        """The passes of each step that is left."""
+        batches = self._deps.batches_from(self._state.step)
+        self._last_end = perf_counter()
+        while len(self):
+            begin = perf_counter()
+            passes = next(batches)
+            self._wait_s = perf_counter() - begin
+            yield passes
+
+    def train_step(self, passes: Sequence[MicroBatch]) -> None:
+        """Make the step, without waiting for it."""
+        lr = self._plan.lr(self._state.step)
+        self._metrics.add(self._deps.train_step(passes, lr))
+
+    def finish_step(self) -> None:
+        """Read, log, score, save and stop, where they are due."""
+        state, plan, deps, metrics = self._state, self._plan, self._deps, self._metrics
+        step = state.step
+        logging, saving = plan.log.due(step), plan.save.due(step)
+        stop = _is_stopping(state, plan, deps)
+        warm = step - self._started_at == self._untimed_steps
+        if logging or saving or stop or warm or metrics.is_full or plan.evaluate.due(step):
+            _read_metrics(state, metrics, deps)  # waits for the device
+        if step - self._started_at > self._untimed_steps and not deps.is_profiled(step):
+            busy_s = perf_counter() - self._last_end
+            for throughput in (state.throughput, self._interval):
+                throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=self._wait_s)
+        deps.observer.on_step(step)
+        if logging:
+            deps.observer.on_log(state, Throughput.slowest(deps.consensus.gather(self._interval)))
+            state.sums, self._interval = MetricSums(), Throughput()
+        if plan.evaluate.due(step) and not stop:
+            _score_if_due(state, plan, deps)
+            # the signal may have come while scoring: then the score is left to the resume
+            stop = _is_stopping(state, plan, deps)
+        if saving or stop:
+            _read_metrics(state, metrics, deps)  # the signal may have come after the last look
+            deps.save(state)
+        if stop:
+            raise _stopped(state, plan)
+        self._last_end = perf_counter()  # whatever its driver does until the next counts as busy
+
+
+class Fit(Protocol):
+    """Trains from state.step to the end, whether the state is fresh or restored."""
+
+    def __call__(
+        self, state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: MetricsBuffer
+    ) -> None:
+        """Train."""
 
 
 def fit(
@@ -90,41 +175,11 @@ def fit(
 
     untimed_steps: how many at the beginning count for no rate.
     """
-    observer, interval = deps.observer, Throughput()
-    _score_if_due(state, plan, deps)  # a stop may have come before the score
-    if _is_stopping(state, plan, deps):
-        raise _stopped(state, plan)  # what is saved is where this process began
-    started_at = state.step
-    batches = deps.batches_from(state.step)
-    while state.step < plan.total_steps:
-        lr = plan.lr(state.step)
-        begin = perf_counter()
-        passes = next(batches)
-        wait_s = perf_counter() - begin
-        metrics.add(deps.train_step(passes, lr))
-        step = state.step
-        logging, saving = plan.log.due(step), plan.save.due(step)
-        stop = _is_stopping(state, plan, deps)
-        warm = step - started_at == untimed_steps
-        if logging or saving or stop or warm or metrics.is_full or plan.evaluate.due(step):
-            _read_metrics(state, metrics, deps)  # waits for the device
-        if step - started_at > untimed_steps and not deps.is_profiled(step):
-            busy_s = perf_counter() - begin
-            for throughput in (state.throughput, interval):
-                throughput.add(images=plan.global_batch, busy_s=busy_s, wait_s=wait_s)
-        observer.on_step(step)
-        if logging:
-            observer.on_log(state, Throughput.slowest(deps.consensus.gather(interval)))
-            state.sums, interval = MetricSums(), Throughput()
-        if plan.evaluate.due(step) and not stop:
-            _score_if_due(state, plan, deps)
-            # the signal may have come while scoring: then the score is left to the resume
-            stop = _is_stopping(state, plan, deps)
-        if saving or stop:
-            _read_metrics(state, metrics, deps)  # the signal may have come after the last look
-            deps.save(state)
-        if stop:
-            raise _stopped(state, plan)
+    loop = TrainingLoop(state, plan, deps=deps, metrics=metrics, untimed_steps=untimed_steps)
+    loop.begin()
+    for passes in loop.batches():
+        loop.train_step(passes)
+        loop.finish_step()
 
 
 def _is_stopping(state: TrainState, plan: Plan, deps: LoopDependencies) -> bool:

@@ -16,10 +16,7 @@ def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
     as it is. A group of weights may have a rate of its own, as a multiple of lr.
     """
     set_rates(optimizer.param_groups, lr)
-    for group in optimizer.param_groups:
-        l2, shrink = group["l2"], group["lr"] * group["decoupled_decay"]
-        if l2 or shrink:
-            _apply_decays(group["params"], l2=l2, shrink=shrink)
+    apply_decays(optimizer)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
@@ -30,7 +27,16 @@ def set_rates(groups: Sequence[Group], lr: float) -> None:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
-def _apply_decays(weights: list[Tensor], *, l2: float, shrink: float) -> None:
+@torch.no_grad()
+def apply_decays(optimizer: torch.optim.Optimizer) -> None:
+    """Apply both decays of every group of weights, at its rate."""
+    for group in optimizer.param_groups:
+        l2, shrink = group["l2"], group["lr"] * group["decoupled_decay"]
+        if l2 or shrink:
+            _decay_weights(group["params"], l2=l2, shrink=shrink)
+
+
+def _decay_weights(weights: list[Tensor], *, l2: float, shrink: float) -> None:
     """Add l2 to the gradients, then shrink the weights: l2 is that of weights not yet shrunk."""
     weights = [weight for weight in weights if weight.grad is not None]
     if l2 and weights:

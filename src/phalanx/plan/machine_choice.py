@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from phalanx.config.read import Settings
@@ -176,6 +177,29 @@ def refuse_missing_devices(device: str, ranks: int) -> None:
         f"--devices {here}: {gpus} here; with --devices {there}, several replicas run on each, one "
         "after the other"
     )
+
+
+def find_lightning() -> str:
+    """The package that has Lightning's Trainer; ConfigError where there is none."""
+    for package in ("lightning", "pytorch_lightning"):
+        spec = find_spec(package)
+        if spec is not None and spec.origin is not None:  # a folder of that name has none
+            return package
+    raise ConfigError(
+        "PyTorch Lightning is needed, and not installed: pip install 'phalanx[lightning]'"
+    )
+
+
+def refuse_missing_engine(config: Config, chosen: MachineChoice) -> None:
+    """Raise ConfigError where the engine that is to train is not installed; none is to score."""
+    if chosen.scoring or config.machine.engine == "native":
+        return
+    try:
+        find_lightning()
+    except ConfigError as missing:
+        raise ConfigError(
+            f"--engine lightning: {missing}; or train with --engine native, to the same bits"
+        ) from None
 
 
 def settle_replicas(settings: Settings) -> Settings:

@@ -15,7 +15,12 @@ from phalanx.plan.events import CKPTS, LOGS, Every, adjust_event_rate, describe_
 from phalanx.plan.layout import Layout, count_accumulation
 from phalanx.plan.loss_scale import LossScale, loss_scale_warnings, make_loss_scale
 from phalanx.plan.machine import count_cores
-from phalanx.plan.machine_choice import MachineChoice, count_local_ranks, plan_layout
+from phalanx.plan.machine_choice import (
+    MachineChoice,
+    count_local_ranks,
+    plan_layout,
+    refuse_missing_engine,
+)
 from phalanx.plan.model import Growth, check_image_sizes, choose_image_size, plan_resolutions
 from phalanx.plan.pipeline import Pipeline, describe_shifts, plan_pipeline
 from phalanx.plan.recompute import keep_splits, plan_recomputation
@@ -236,6 +241,8 @@ def _plan_pieces(
         )
     with problems.collect():
         log, save, event_notes = _plan_events(config, run, epochs, typed=typed)
+    with problems.collect():
+        refuse_missing_engine(config, chosen)
     with problems.collect():
         layout = plan_layout(config, chosen)
     with problems.collect():

@@ -1,0 +1,157 @@
+"""What --engine lightning costs: both engines train on the same batches, in turns, in one process.
+
+A block is so many steps of a run; only those after its first are timed. So a Trainer's own start,
+which a real run pays once, does not count, and everything that it does between steps does.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from phalanx.assemble.prepare import PreparedRun, prepare_new
+from phalanx.assemble.train import TrainingRun, loop_dependencies, open_training
+from phalanx.bench.paired import Ratio
+from phalanx.bench.synthetic_steps import synchronise
+from phalanx.config.read import Settings
+from phalanx.engine.state import hash_weights
+from phalanx.engine.train import Fit, MetricsBuffer, fit
+from phalanx.errors import ConfigError, Stopped
+from phalanx.lightning.engine_choice import choose_fit
+from phalanx.plan.layout import describe_layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineComparison:
+    """The rate of the Lightning engine over that of the native loop, and both sets of weights."""
+
+    ratio: Ratio  # in images/s
+    steps: int  # in a block
+    steps_trained: int  # by each engine in all
+    hashes: tuple[str, str]  # of the weights in the end: lightning, native
+    largest_difference: float  # between two numbers of the weights
+    model: str
+    layout: str  # in words, where there is more than one replica
+    device: str
+
+    @property
+    def weights_equal(self) -> bool:
+        """Whether both engines have trained the same weights, bit for bit."""
+        return self.hashes[0] == self.hashes[1]
+
+    @property
+    def verdict(self) -> str:
+        """What became of the weights, in words."""
+        steps = f"after {self.steps_trained:,} steps"
+        if self.weights_equal:
+            return f"weights {steps}: equal, bit for bit"
+        why = (
+            "some GPU kernels add in varying order, --determinism strict leaves those out"
+            if self.device.startswith("cuda")
+            else "they should be equal: please report it"
+        )
+        return f"weights {steps}: differ by up to {self.largest_difference:.3g}; {why}"
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "model": self.model,
+            "layout": self.layout,
+            "device": self.device,
+            "ratio": self.ratio.median,
+            "interval95": self.ratio.interval95,
+            "pairs": len(self.ratio.pairs),
+            "steps": self.steps,
+            "steps_trained": self.steps_trained,
+            "lightning_images_per_second": self.ratio.ours,
+            "native_images_per_second": self.ratio.theirs,
+            "weights_equal": self.weights_equal,
+            "largest_difference": self.largest_difference,
+            "weights_sha256": dict(zip(("lightning", "native"), self.hashes, strict=True)),
+        }
+
+
+def measure_engines(
+    settings: Settings, *, pairs: int, steps: int, done: Callable[[int], None]
+) -> EngineComparison:
+    """Train two runs of the same settings, one with each engine, in interleaved blocks."""
+    machine = settings.config.machine.model_copy(update={"engine": "lightning"})
+    config = settings.config.model_copy(update={"machine": machine})
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        silence = stack.enter_context(open(os.devnull, "w"))
+        runs: list[TrainingRun] = []
+        for name in ("lightning", "native"):
+            prepared = _prepare(replace(settings, config=config), Path(folder) / name)
+            runs.append(open_training(prepared, stack, stream=silence))
+        fits = (choose_fit(config), fit)
+        for training, engine in zip(runs, fits, strict=True):
+            _run_block(training, engine, steps)  # caches fill, kernels are chosen
+        rates: tuple[list[float], list[float]] = ([], [])
+        for pair in range(pairs):
+            for side in (0, 1) if pair % 2 == 0 else (1, 0):
+                rates[side].append(_run_block(runs[side], fits[side], steps))
+            done(pair + 1)
+        lightning, native = (training.session.gather_weights() for training in runs)
+        plan = runs[0].session.plan
+        return EngineComparison(
+            ratio=Ratio(tuple(rates[0]), tuple(rates[1])),
+            steps=steps,
+            steps_trained=runs[1].session.state.step,
+            hashes=(hash_weights(lightning), hash_weights(native)),
+            largest_difference=max(_measure_difference(lightning[n], native[n]) for n in native),
+            model=config.model.model,
+            layout=describe_layout(plan.layout, stages=plan.stages),
+            device=str(runs[0].session.device),
+        )
+
+
+def _prepare(settings: Settings, folder: Path) -> PreparedRun:
+    """A run of these settings in a folder of its own; ConfigError where it needs several ranks."""
+    own = settings.config.run.model_copy(update={"run_dir": str(folder)})
+    config = settings.config.model_copy(update={"run": own})
+    prepared = prepare_new(replace(settings, config=config), line="bench engines")
+    ranks = prepared.plan.layout.ranks
+    if ranks > 1:
+        raise ConfigError(
+            f"bench engines: measures one process, and these options take {ranks}; give "
+            "--devices 1, which folds all replicas onto one device"
+        )
+    return prepared
+
+
+def _run_block(training: TrainingRun, engine: Fit, steps: int) -> float:
+    """Images/s of the steps of a block, its first excepted.
+
+    It neither scores nor saves: the published rate leaves both out.
+    """
+    session = training.session
+    state, first, times = session.state, session.state.step + 1, list[float]()
+    plan = replace(session.plan, evaluate=replace(session.plan.evaluate, rate=Fraction(0)))
+
+    def is_over() -> bool:
+        if state.step == first:
+            synchronise(session.device)
+            times.append(perf_counter())
+        return state.step == first - 1 + steps
+
+    deps = replace(
+        loop_dependencies(training),
+        stop_requested=is_over,
+        save=lambda state: times.append(perf_counter()),  # what it trained was waited for
+    )
+    plan = replace(plan, save=replace(plan.save, rate=Fraction(0)))
+    with suppress(Stopped):
+        engine(state, plan, deps=deps, metrics=MetricsBuffer(session.device))
+    begin, end = times
+    return (steps - 1) * plan.global_batch / (end - begin)
+
+
+def _measure_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.double() - other.double()).abs().max())

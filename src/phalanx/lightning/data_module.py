@@ -1,0 +1,145 @@
+"""Our data under any Trainer: the batches of `phalanx train`, shared among its processes."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from math import ceil
+from typing import Any
+
+import torch
+
+from phalanx.assemble.dataset_summary import build_input_spec, build_preprocessing
+from phalanx.assemble.feed import Feed, build_normaliser, open_feed
+from phalanx.assemble.place import Place
+from phalanx.engine.evaluate import ValidBatch
+from phalanx.engine.step import MicroBatch
+from phalanx.lightning.package import import_lightning
+from phalanx.lightning.recipe import Recipe
+from phalanx.plan.plan import Plan
+
+_pl: Any = import_lightning()
+
+
+class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
+    """Training and validation images of a preset or file, decoded, augmented and on the device.
+
+    DataModule("imagenet-resnet50", data_dir="~/imagenet", batch_size=256): options are keywords.
+    Each process of the Trainer reads its own share of every step; an epoch takes each image once,
+    but for the last that fill no step. Batches are named tuples: images, labels and `first`, the
+    position of the first image in the stream; or `indices` of validation images, -1 for padding.
+    """
+
+    def __init__(self, preset: str | None = None, **options: Any) -> None:
+        super().__init__()
+        self.recipe = Recipe(preset, options)
+        self._exits = ExitStack()
+        self._feed: Feed | None = None
+        self._plan: Plan | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by label."""
+        return self.recipe.classes
+
+    def setup(self, stage: str) -> None:
+        """Open this process's share of the data."""
+        if self._feed is not None:
+            return
+        found = self.recipe.fit_to_trainer(self.trainer)
+        plan, config = found.plan, found.config
+        device = self.trainer.strategy.root_device
+        normaliser = build_normaliser(build_preprocessing(config, plan), device, config)
+        place = _TrainerPlace(plan.layout, number=found.rank)
+        feed = open_feed(build_input_spec(config, plan), plan, normaliser, config, place=place)
+        self._feed, self._plan = self._exits.enter_context(feed), plan
+
+    def teardown(self, stage: str) -> None:
+        """End the processes that read."""
+        self._feed = None
+        self._exits.close()
+
+    def train_dataloader(self) -> "_TrainBatches":
+        """The micro-batches of an epoch, from the step that the Trainer has reached."""
+        assert self._feed is not None and self._plan is not None
+        return _TrainBatches(self._feed, self._plan, self.trainer)
+
+    def val_dataloader(self) -> "_ValidBatches | list[Any]":
+        """Every validation image once, over all processes; none where there are no images."""
+        assert self._feed is not None and self._plan is not None
+        if not self._plan.valid_images:
+            return []
+        return _ValidBatches(self._feed, self._plan, self.trainer.strategy.root_device)
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        """The batch as it is: it was copied while the device worked."""
+        return batch
+
+
+@dataclass(frozen=True)
+class _TrainerPlace(Place):
+    """The place of one of a Trainer's processes, which exchange nothing through us."""
+
+    number: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.number
+
+
+class _TrainBatches:
+    """The training stream, a micro-batch at a time.
+
+    Its place is the Trainer's step, and nothing of its own: so it continues after a checkpoint of
+    Lightning's exactly where that was made, in the middle of an epoch, too.
+    """
+
+    def __init__(self, feed: Feed, plan: Plan, trainer: Any) -> None:
+        self._feed, self._plan, self._trainer = feed, plan, trainer
+        self._stream: Iterator[MicroBatch] = iter(())
+        self._next = -1  # the micro-batch that the stream gives next
+
+    def __len__(self) -> int:
+        """Micro-batches of this process in an epoch."""
+        return int(self._plan.steps_per_epoch) * self._plan.accumulation
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        step = self._trainer.global_step
+        if self._next != step * self._plan.accumulation:
+            steps = self._feed.batches_from(step)
+            self._stream, self._next = chain.from_iterable(steps), step * self._plan.accumulation
+        for batch in self._stream:  # goes on from epoch to epoch, so that readers never pause
+            self._next += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the Trainer's step says all."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing is to be restored."""
+
+
+class _ValidBatches:
+    """This process's share of the validation images; as many batches in every process.
+
+    Processes may exchange something with every batch: one that has none left gives padding.
+    """
+
+    def __init__(self, feed: Feed, plan: Plan, device: torch.device) -> None:
+        self._feed, self._plan, self._device = feed, plan, device
+
+    def __len__(self) -> int:
+        batches = ceil(self._plan.valid_images / self._plan.valid_batch)
+        return ceil(batches / self._plan.layout.ranks)
+
+    def __iter__(self) -> Iterator[ValidBatch]:
+        left, size = len(self), self._plan.image_size
+        for batch in self._feed.validation():
+            yield batch
+            left -= 1
+        if left:
+            images = torch.zeros(self._plan.valid_batch, 3, size, size, device=self._device)
+            labels = torch.zeros(self._plan.valid_batch, dtype=torch.int64, device=self._device)
+            yield from [ValidBatch(images, labels, torch.full_like(labels, -1))] * left

@@ -1,0 +1,159 @@
+"""What Phalanx does under somebody else's Trainer: its options, and its numbers once that is known.
+
+The Trainer decides how long, how precisely and on which devices is trained; all else is an option
+of ours. Each of the Trainer's processes is a replica, so that the batches are those of
+`phalanx train --replicas N`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from phalanx.assemble.dataset_summary import DatasetSummary, plan_new_run
+from phalanx.assemble.find_data import fetch_missing, read_with_data
+from phalanx.config.read import Settings
+from phalanx.config.schema import OPTIONS, SPELLINGS, Config
+from phalanx.errors import ConfigError, join_problems
+from phalanx.plan.layout import Layout
+from phalanx.plan.plan import Plan
+from phalanx.plan.world import read_world
+
+_SECTIONS = ("data", "augment", "model", "resnet", "efficientnet", "optim", "schedule", "loss")
+_OTHERS = ("seed", "plugin", "enable-recompute", "recompute-checkpoints")  # that are ours, too
+TRAINERS = {  # options that are the Trainer's to decide, and what to give it instead
+    "epochs": "Trainer(max_epochs=...)",
+    "steps": "Trainer(max_steps=...)",
+    "gradient-accumulation": "Trainer(accumulate_grad_batches=...)",
+    "global-batch-size": "batch_size and Trainer(accumulate_grad_batches=...)",
+    "replicas": "Trainer(devices=...), each process is a replica",
+    "devices": "Trainer(devices=...)",
+    "device": "Trainer(accelerator=...)",
+    "precision": "Trainer(precision=...)",
+    "half-type": "Trainer(precision=...)",
+    "loss-scaling": "Trainer(precision=...)",
+    "initial-loss-scaling": "Trainer(precision=...)",
+    "auto-loss-scaling": "Trainer(precision=...)",
+    "bn-span": "Trainer(sync_batchnorm=True)",
+    "determinism": "Trainer(deterministic=...)",
+    "ema-decay": "the callback EMAWeightAveraging",
+    "validation-frequency": "Trainer(check_val_every_n_epoch=...)",
+    "logs-per-epoch": "Trainer(log_every_n_steps=...)",
+    "ckpts-per-epoch": "the callback ModelCheckpoint",
+    "keep": "the callback ModelCheckpoint",
+    "run-dir": "Trainer(default_root_dir=...)",
+    "epoch-tail": "nothing: an epoch of the Trainer's has whole steps, as with drop",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainerPlan:
+    """The numbers of a recipe under one Trainer."""
+
+    config: Config
+    plan: Plan
+    rank: int  # of this process, of the Trainer's
+
+
+class Recipe:
+    """A preset or file with options; ConfigError for one that is the Trainer's to decide."""
+
+    def __init__(self, preset: str | None, options: Mapping[str, Any]) -> None:
+        self._preset = preset
+        self.flags = {name.replace("_", "-"): str(value) for name, value in options.items()}
+        _refuse_trainers_options(self.flags)
+        world = read_world()
+        self._start = self._plan(length={}, replicas=world.size if world else 1, accumulation=1)
+        _refuse_unsupported(self._start[0].config)
+
+    @property
+    def config(self) -> Config:
+        """The options; what the Trainer decides is not yet in them."""
+        return self._start[0].config
+
+    @property
+    def plan(self) -> Plan:
+        """The numbers, as far as they do not depend on the Trainer."""
+        return self._start[1]
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the data's classes, by label."""
+        return tuple(self._start[2].classes)
+
+    def fit_to_trainer(self, trainer: Any) -> _TrainerPlan:
+        """The numbers under this Trainer: its processes, accumulation and length."""
+        settings, plan, _ = self._plan(
+            length=_find_length(trainer),
+            replicas=trainer.world_size,
+            accumulation=trainer.accumulate_grad_batches,
+        )
+        layout = Layout(trainer.world_size, trainer.world_size)
+        if "workers" not in self.flags:
+            local = max(1, trainer.world_size // trainer.num_nodes)
+            plan = replace(plan, workers=-(-plan.workers // local))
+        return _TrainerPlan(
+            config=settings.config,
+            plan=replace(plan, layout=layout, precision="32.32"),  # its precision is the Trainer's
+            rank=trainer.global_rank,
+        )
+
+    def _plan(
+        self, *, length: Mapping[str, str], replicas: int, accumulation: int
+    ) -> tuple[Settings, Plan, DatasetSummary]:
+        given = {
+            **length,
+            "replicas": str(replicas),
+            "gradient-accumulation": str(accumulation),
+            "bn-span": "1",
+            "epoch-tail": "drop",
+            "engine": "native",
+        }
+        settings = read_with_data(self._preset, {**self.flags, **given})
+        settings = fetch_missing(settings, lambda line: None)
+        if settings.missing:
+            raise ConfigError(settings.missing)
+        settings, plan, dataset = plan_new_run(settings)
+        return settings, replace(plan, precision="32.32"), dataset
+
+
+def _refuse_trainers_options(flags: Mapping[str, str]) -> None:
+    """Raise ConfigError for options that a Trainer decides, or that nothing here would use."""
+    problems = []
+    for given in flags:
+        option = OPTIONS.get(SPELLINGS.get(given, ""))
+        if option is None:  # refused with the nearest name when the options are read
+            continue
+        name = option.name
+        if name in TRAINERS:
+            problems.append(f"{given}: under a Trainer of your own, use {TRAINERS[name]}")
+        elif option.section not in _SECTIONS and name not in _OTHERS:
+            problems.append(
+                f"{given}: has no effect under a Trainer of your own; leave it out, or run "
+                "phalanx train"
+            )
+    if problems:
+        raise join_problems(problems)
+
+
+def _refuse_unsupported(config: Config) -> None:
+    """Raise ConfigError for what a preset wants and only our own loops can do."""
+    if config.optim.ema_decay:
+        raise ConfigError(
+            f"ema-decay {config.optim.ema_decay:g}, which this preset has, is not done under a "
+            "Trainer of your own: use a preset without it and the callback EMAWeightAveraging, or "
+            "run phalanx train"
+        )
+
+
+def _find_length(trainer: Any) -> dict[str, str]:
+    """How long a Trainer trains, as our options say it."""
+    if trainer.max_steps is not None and trainer.max_steps > 0:
+        return {"steps": str(trainer.max_steps)}
+    epochs = trainer.max_epochs
+    if epochs == -1:
+        raise ConfigError(
+            "Trainer(max_epochs=-1): the schedule of the learning rate needs an end; give "
+            "max_epochs or max_steps"
+        )
+    return {"epochs": str(epochs)} if epochs else {}

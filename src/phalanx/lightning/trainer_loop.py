@@ -1,0 +1,145 @@
+"""The engine behind --engine lightning: Lightning's Trainer drives our loop, step by step.
+
+Model, optimizer, precision, folding, schedules and devices are the session's, as in the native
+loop: the Trainer neither sees nor moves them. It decides nothing but when the next step comes, so
+that the two engines give the same bits.
+"""
+
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from phalanx.engine.state import TrainState
+from phalanx.engine.step import MicroBatch
+from phalanx.engine.train import LoopDependencies, MetricsBuffer, TrainingLoop
+from phalanx.lightning.package import import_environments, import_lightning
+from phalanx.plan.plan import Plan
+
+_pl: Any = import_lightning()
+_VARIABLES = "PL_TRAINER_"  # what the names of those begin with that give a Trainer its options
+_QUIET = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
+
+
+class _StepModule(_pl.LightningModule):  # type: ignore[misc]
+    """Manual optimization: a training step is one of ours, with its passes and its update."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self._loop = loop
+
+    def training_step(self, passes: Sequence[MicroBatch], batch_idx: int) -> None:
+        """Make the step, without waiting for it."""
+        self._loop.train_step(passes)
+
+    def configure_optimizers(self) -> list[Tensor]:
+        """None that Lightning knows: the step has its own."""
+        return []
+
+
+class _StepData(_pl.LightningDataModule):  # type: ignore[misc]
+    """The passes of all steps that are left, as one epoch of Lightning's."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        super().__init__()
+        self._loop, self._steps = loop, len(loop)
+
+    def train_dataloader(self) -> "_StepData":
+        """Itself: it has a length, so that no step is fetched before the one before is done."""
+        return self
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        """The passes as they are: the feed has put them where they are used."""
+        return batch
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Sequence[MicroBatch]]:
+        return self._loop.batches()
+
+
+class _RunCallback(_pl.Callback):  # type: ignore[misc]
+    """Our checkpoints, records, scores and stops, after each step."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        self._loop, self._on_sigterm = loop, signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take SIGTERM back from Lightning, which would leave without a checkpoint."""
+        if signal.getsignal(signal.SIGTERM) is not self._on_sigterm:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def on_train_batch_end(self, *step: Any) -> None:
+        """Do what is due after the step."""
+        self._loop.finish_step()
+
+
+def fit_with_trainer(
+    state: TrainState, plan: Plan, *, deps: LoopDependencies, metrics: MetricsBuffer
+) -> None:
+    """As `phalanx.engine.train.fit`, driven by a Trainer."""
+    loop = TrainingLoop(state, plan, deps=deps, metrics=metrics)
+    loop.begin()
+    if not len(loop):
+        return
+    with _silenced():
+        trainer = _build_trainer(_RunCallback(loop))
+        _leave_as_interrupted(lambda: trainer.fit(_StepModule(loop), _StepData(loop)))
+
+
+def _build_trainer(callback: _RunCallback) -> Any:
+    """A Trainer with nothing of its own but the loop."""
+    # variables by which a user limits Trainers would end a run early, as if it were finished
+    limits = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(_VARIABLES)}
+    try:
+        return _pl.Trainer(
+            # whatever the session computes on: the Trainer would free memory that graphs replay on
+            accelerator="cpu",
+            devices=1,
+            # ranks are ours, whoever launched them
+            plugins=[import_environments().LightningEnvironment()],
+            max_epochs=1,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            callbacks=[callback],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+    finally:
+        os.environ.update(limits)
+
+
+def _leave_as_interrupted(fit: Callable[[], None]) -> None:
+    """Make a Trainer end by KeyboardInterrupt again where it turned that into an exit code."""
+    try:
+        fit()
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):
+            raise end.__context__ from None
+        raise
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """A block in which Lightning says nothing of devices, launchers and tips: the run speaks."""
+    loggers = [logging.getLogger(name) for name in _QUIET]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="(pytorch_)?lightning")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
