@@ -7,8 +7,8 @@ Training: the step of `phalanx train` beside a plain loop over the same network,
 the memory format that is faster for it; --compile tries torch.compile on both sides, too (two to
 four minutes a model), and each side takes its best. Inference: the forward of `phalanx bench infer`
 beside onnxruntime on the same weights, exported to one ONNX file; logits are compared before
-anything is timed. Blocks alternate; a row is the median of the paired ratios, ours over theirs, with its 95 %
-interval. Both sides have as many threads (OMP_NUM_THREADS, else the cores).
+anything is timed. Blocks alternate; a row is the median of the paired ratios, ours over theirs,
+with its 95 % interval. Both sides have as many threads (OMP_NUM_THREADS, else the cores).
 
 Needs onnx, onnxscript and onnxruntime for inference. Use an idle machine.
 """
