@@ -42,13 +42,12 @@ def make_room() -> None:
 
 
 def start_clock(session: Session, job: BenchJob, *, most_turns: int | None = None) -> BlockClock:
-    """A clock that all ranks read alike, from now on."""
-    ranks, gather = session.place.ranks, session.place.gather
+    """A clock for the work of a session, with the energy of its device."""
+    ranks = session.place.ranks
     # the counter of a processor is of all ranks of its host
     is_counted = session.device.type == "cuda" or ranks is None or ranks.world.local_rank == 0
     return BlockClock(
         timing=job.timing,
-        agree=lambda mine: max(gather(mine)),
         energy=EnergyMeter(session.device if is_counted else torch.device("meta")),
         done=job.done,
         most_turns=most_turns,
