@@ -53,7 +53,7 @@ def walk(
 
 def make_clock(energy: EnergyMeter, timing: Timing, **more) -> BlockClock:
     done = more.pop("done", lambda block, blocks: None)
-    return BlockClock(timing=timing, agree=lambda mine: mine, energy=energy, done=done, **more)
+    return BlockClock(timing=timing, energy=energy, done=done, **more)
 
 
 def test_warm_up_is_over_after_its_seconds_and_counts_nowhere_else(no_energy):

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, inf
-from time import perf_counter
 
 from phalanx.bench.energy import EnergyMeter
 
@@ -33,7 +32,6 @@ class BlockClock:
     """
 
     timing: Timing
-    agree: Callable[[float], float]  # the largest of all ranks' figures, so that all cut alike
     energy: EnergyMeter
     done: Callable[[int, int], None]  # called with the blocks measured, and with all
     most_turns: int | None = None  # where the work ends by itself
@@ -45,8 +43,7 @@ class BlockClock:
     measured_s: float = 0.0
     first_rate: float | None = None  # of everything before the first block
     energy_j: float | None = None
-    _began: float = field(default_factory=perf_counter)
-    _last: tuple[int, float] = (0, 0.0)  # turn and time of the last end
+    _last_end: int = 0  # turn
     _quickest_s: float = inf  # turn
     _turns: int = 0  # of a block; 0 while it warms up
     _blocks: int = 0
@@ -61,11 +58,9 @@ class BlockClock:
         """Whether a block ends with this turn, counted from 1."""
         return turn == self.next_end
 
-    def end_block(self, turn: int, images: int, busy_s: float | None = None) -> None:
-        """A block of so many images is done; busy_s: its time, where the caller knows better."""
-        elapsed = self.agree(perf_counter() - self._began)
-        (last_turn, last_s), self._last = self._last, (turn, elapsed)
-        took_s = max(elapsed - last_s if busy_s is None else busy_s, _LEAST_S)
+    def end_block(self, turn: int, images: int, busy_s: float) -> None:
+        """A block of so many images is done, in so many seconds: the same figures in all ranks."""
+        took_s, turns, self._last_end = max(busy_s, _LEAST_S), turn - self._last_end, turn
         if self._turns:
             self.rates.append(images / took_s)
             self.images += images
@@ -76,7 +71,7 @@ class BlockClock:
             self.setup_s = took_s
         else:
             self.warmup_s += took_s
-            self._quickest_s = min(self._quickest_s, took_s / (turn - last_turn))
+            self._quickest_s = min(self._quickest_s, took_s / turns)
         if not self._turns:
             self._warm_up(turn, images)
         self.next_end = turn + (self._turns or max(1, turn - _SINGLE_TURNS))

@@ -1,4 +1,4 @@
-"""The energy that devices have used, by counters of their own; None where there are none."""
+"""The energy that devices have used, by counters of their own, and how fast they run."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import torch
 _NVML = "libnvidia-ml.so.1"
 _RAPL = Path("/sys/class/powercap")
 _MILLI, _MICRO = 1e-3, 1e-6
+_SM_CLOCK = 1  # of the kinds that NVML knows
 
 
 class EnergyMeter:
@@ -68,16 +69,35 @@ def _open_nvml() -> Any:
     return library if library.nvmlInit_v2() == 0 else None
 
 
-def _read_gpu(device: torch.device) -> dict[str, float] | None:
-    """The joules that a GPU has used since the driver was loaded."""
+def _find_gpu(device: torch.device) -> tuple[Any, ctypes.c_void_p, str] | None:
+    """The driver's library, its handle of a GPU, and the GPU's own name; None where it has none."""
     library = _open_nvml()
     if library is None:
         return None
-    # by its own name: the driver numbers devices otherwise than CUDA does
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    # the driver numbers devices otherwise than CUDA does
+    uuid, handle = f"GPU-{torch.cuda.get_device_properties(device).uuid}", ctypes.c_void_p()
     if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return None
+    return library, handle, uuid
+
+
+def _read_gpu(device: torch.device) -> dict[str, float] | None:
+    """The joules that a GPU has used since the driver was loaded."""
+    found, millijoules = _find_gpu(device), ctypes.c_ulonglong()
+    if found is None:
+        return None
+    library, handle, uuid = found
     if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)):
         return None
     return {uuid: millijoules.value * _MILLI}
+
+
+def read_clock_mhz(device: torch.device) -> int | None:
+    """How fast a GPU's multiprocessors run now; None where the device does not say."""
+    found = _find_gpu(device) if device.type == "cuda" else None
+    megahertz = ctypes.c_uint()
+    if found is None or found[0].nvmlDeviceGetClockInfo(
+        found[1], _SM_CLOCK, ctypes.byref(megahertz)
+    ):
+        return None
+    return megahertz.value

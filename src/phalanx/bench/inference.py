@@ -33,7 +33,7 @@ def measure_inference(open_session: Callable[[], Session], job: BenchJob) -> Ben
         try:
             return _measure(session, job)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or session.place.ranks is not None:
+            if not is_out_of_memory(error):
                 raise
         raise explain_full_forward(session)
 

@@ -12,7 +12,7 @@ import torch
 from phalanx.assemble.session import Session
 from phalanx.bench.batch_size_finder import reset_peak
 from phalanx.bench.blocks import BlockClock, Timing
-from phalanx.bench.energy import EnergyMeter
+from phalanx.bench.energy import EnergyMeter, read_clock_mhz
 from phalanx.bench.result import BenchResult, describe_bench_environment
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.report.environment import describe_environment
@@ -42,13 +42,12 @@ def make_room() -> None:
 
 
 def start_clock(session: Session, job: BenchJob, *, most_turns: int | None = None) -> BlockClock:
-    """A clock that all ranks read alike, from now on."""
-    ranks, gather = session.place.ranks, session.place.gather
+    """A clock for the work of a session, with the energy of its device."""
+    ranks = session.place.ranks
     # the counter of a processor is of all ranks of its host
     is_counted = session.device.type == "cuda" or ranks is None or ranks.world.local_rank == 0
     return BlockClock(
         timing=job.timing,
-        agree=lambda mine: max(gather(mine)),
         energy=EnergyMeter(session.device if is_counted else torch.device("meta")),
         done=job.done,
         most_turns=most_turns,
@@ -79,6 +78,7 @@ def watch_ranks(session: Session, where: Callable[[], str]) -> Iterator[Callable
 def build_result(session: Session, job: BenchJob, clock: BlockClock, **more: Any) -> BenchResult:
     """The result of all ranks, in each of them; more: fields that only one kind has."""
     plan, gather = session.plan, session.place.gather
+    clock_mhz = read_clock_mhz(session.device)  # before it comes to rest
     peaks = [rise for rise in gather(session.memory.rise()) if rise is not None]
     joules = [used for used in gather(clock.energy_j) if used is not None]
     return BenchResult(
@@ -94,7 +94,10 @@ def build_result(session: Session, job: BenchJob, clock: BlockClock, **more: Any
         measured_s=clock.measured_s,
         peak_memory_bytes=max(peaks, default=None),
         energy_j_per_image=sum(joules) / clock.images if joules and clock.images else None,
-        environment=describe_bench_environment(_name_device(session.device)),
+        environment={
+            **describe_bench_environment(_name_device(session.device)),
+            "clock_mhz": clock_mhz,
+        },
         **more,
     )
 

@@ -28,6 +28,7 @@ from phalanx.units import format_bytes
 
 _FLOAT_BYTES, _CHANNELS = 4, 3
 _SURELY_ENOUGH = 400  # times the bytes of its images: no step of a model of ours needs as much
+_COPIES = 2  # of images that are made up: as they are drawn, and as the model reads them
 _TRIED = (8, 32)  # images of the forward passes that others are predicted from
 _TRIAL_S = 0.1
 
@@ -35,7 +36,10 @@ _TRIAL_S = 0.1
 def refuse_large_step(config: Config, plan: Plan) -> None:
     """Raise ConfigError where a step does not fit into the host's memory, with one that does."""
     rows, free = plan.micro_batch, _count_free(plan)
-    if _is_on_gpu(plan) or _surely_fits(rows * plan.layout.turn_size, plan, free):
+    if _is_on_gpu(plan):
+        _refuse_large_images(rows, plan, free)
+        return
+    if _surely_fits(rows * plan.layout.turn_size, plan, free):
         return
     less = rows // 2
     try:
@@ -48,8 +52,13 @@ def refuse_large_step(config: Config, plan: Plan) -> None:
     _refuse_large("a training step", (less, smaller), (rows, needed), asked=rows, free=free)
 
 
-def explain_full_device(settings: Settings, plan: Plan) -> ConfigError:
-    """What to say where a training step ran out of memory, with the largest one that does not."""
+def explain_full_device(settings: Settings, plan: Plan, *, alone: bool) -> ConfigError:
+    """What to say where a training step ran out of memory, with the largest one that does not.
+
+    alone: there are no other ranks, which would wait while sizes are tried.
+    """
+    if not alone:
+        return _describe_full(plan.micro_batch, None, plan.device)
     found = find_batch_size(
         settings, most=plan.micro_batch, seconds=_TRIAL_S, done=lambda trial: None
     )
@@ -60,7 +69,10 @@ def refuse_large_forward(session: Session) -> None:
     """The same for a batch that is only scored."""
     plan = session.plan
     rows, free = plan.valid_batch, _count_free(plan)
-    if _is_on_gpu(plan) or session.place.scores_in_stages or _surely_fits(rows, plan, free):
+    if _is_on_gpu(plan):
+        _refuse_large_images(rows, plan, free)
+        return
+    if session.place.scores_in_stages or _surely_fits(rows, plan, free):
         return
     peaks = []
     for size in _TRIED:
@@ -83,7 +95,9 @@ def explain_full_forward(session: Session) -> ConfigError:
         return True
 
     plan = session.plan
-    return _describe_full(plan.valid_batch, search_sizes(fits, most=plan.valid_batch), plan.device)
+    alone = session.place.ranks is None
+    found = search_sizes(fits, most=plan.valid_batch) if alone else None
+    return _describe_full(plan.valid_batch, found, plan.device)
 
 
 @torch.inference_mode()
@@ -108,6 +122,13 @@ def _surely_fits(rows: int, plan: Plan, free: int) -> bool:
     return images * _SURELY_ENOUGH < free
 
 
+def _refuse_large_images(rows: int, plan: Plan, free: int) -> None:
+    """Raise ConfigError where the host has no memory for the images that it makes for a GPU."""
+    images = rows * _CHANNELS * plan.image_size**2 * _FLOAT_BYTES
+    high = rows, _COPIES * images
+    _refuse_large("making the images of a batch", (0, 0), high, asked=rows, free=free)
+
+
 def _refuse_large(
     what: str, low: tuple[int, int], high: tuple[int, int], *, asked: int, free: int
 ) -> None:
@@ -130,7 +151,13 @@ def _refuse_large(
     )
 
 
-def _describe_full(asked: int, largest: int, device: str) -> ConfigError:
+def _describe_full(asked: int, largest: int | None, device: str) -> ConfigError:
+    """largest: 0 where none fits, None where nobody has tried."""
+    if largest is None:
+        return ConfigError(
+            f"--batch-size {asked:,}: does not fit into the memory of {device}; the same command "
+            "on one device finds the largest that does"
+        )
     if not largest:
         return ConfigError(
             f"--batch-size {asked:,}: does not fit into the memory of {device}, and neither does "

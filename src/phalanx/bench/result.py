@@ -1,5 +1,6 @@
 """What a benchmark has found: one record for training and inference, and whether to believe it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -137,6 +138,12 @@ def describe_bench_environment(device: str) -> dict[str, Any]:
         "device": device,
         "processor": found["processor"],
         "cores": found["cores"],
+        "load": _read_load(),
         "system": found["system"],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _read_load() -> float | None:
+    """The processes that wanted a core in the last minute, in the mean, this one among them."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

@@ -42,3 +42,5 @@ def synchronise(device: torch.device) -> None:
     """Wait until the device has done what it was told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    if device.type == "mps":
+        torch.mps.synchronize()

@@ -75,7 +75,8 @@ def measure_training(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) ->
     refuse_large_step(settings.config, plan)
     found = _try_to_measure(planned._replace(plan=plan), job, ranks)
     if found is None:
-        raise explain_full_device(settings, plan)
+        make_room()
+        raise explain_full_device(settings, plan, alone=ranks is None)
     return found
 
 
@@ -87,7 +88,7 @@ def _try_to_measure(planned: PlannedRun, job: BenchJob, ranks: Ranks | None) -> 
         with Session(settings.config, plan, classes=dataset.classes, ranks=ranks) as session:
             return _measure(session, job)
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or ranks is not None:
+        if not is_out_of_memory(error):
             raise
     return None
 

@@ -223,6 +223,9 @@ def _prepare_training(args: ParsedArgs) -> _Benchmark:
     settings = args.read_settings()
     if settings.missing:
         raise ConfigError(settings.missing)
+    from phalanx.assemble.prepare import refuse_missing_weights
+
+    refuse_missing_weights(settings.config)
     _read_timing(args)
     kinds, data = _read_inputs(args, settings.config), settings.config.data
     if _REAL in kinds and DATASETS[data.data].needs_folder and data.data_dir is None:
