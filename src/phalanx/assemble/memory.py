@@ -164,6 +164,15 @@ def peak_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def read_device_memory(device: torch.device) -> dict[str, float]:
+    """How much of a GPU's memory this process holds, in percent; nothing on other devices."""
+    if device.type != "cuda":
+        return {}
+    total = torch.cuda.get_device_properties(device).total_memory
+    held = torch.cuda.memory_reserved(device)  # counted on the host: nothing waits
+    return {"memory/device_percent": round(100 * held / total, 2)}
+
+
 class MemoryMeter:
     """Measures how far the memory in use rises from the moment the meter is made."""
 

@@ -1,7 +1,8 @@
 """What came out of a run: the numbers of summary.json."""
 
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +15,9 @@ from phalanx.data.loading.stage_rates import Rate, describe_bottleneck, time_sta
 from phalanx.engine.checkpoint_store import find_best, newest_checkpoint
 from phalanx.engine.state import TrainState, hash_weights
 from phalanx.kernels.rounding import COUNTS
+from phalanx.plan.model import build_variant
 from phalanx.plan.plan import Plan
+from phalanx.report.environment import describe_environment
 from phalanx.report.records import read_averaged_top1, read_scores
 from phalanx.report.summary import BestScore, InputNote, Numerics, Summary
 
@@ -126,3 +129,20 @@ def _describe_input(session: Session) -> InputNote | None:
         images_per_second_needed=needed,
         stages=rates,
     )
+
+
+def gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
+    """What travels in every checkpoint beside the state."""
+    return {
+        "run": prepared.run.path.name,
+        "config": prepared.config.flat(),
+        "classes": list(prepared.dataset.classes),
+        "norm_layout": build_variant(prepared.config).norm.layout,
+        "preprocessing": asdict(session.preprocessing),
+        "preprocessing_fingerprint": session.preprocessing.fingerprint,
+        "data": prepared.dataset.fingerprints,
+        "data_manifest": prepared.dataset.manifest,
+        "global_batch": prepared.plan.global_batch,
+        "plan": prepared.plan.facts(),
+        "code": describe_environment(),
+    }

@@ -4,9 +4,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,12 @@ from torch import Tensor
 from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
 from phalanx.assemble.fork import describe_fork
+from phalanx.assemble.memory import read_device_memory
 from phalanx.assemble.place import Place, build_watchdog, find_place
 from phalanx.assemble.prepare import PreparedRun, digest_run, start_from, take_over
 from phalanx.assemble.run_recorder import RunRecorder
 from phalanx.assemble.session import Session
-from phalanx.assemble.summarise import RunEnd, gather_end, summarise_run
+from phalanx.assemble.summarise import RunEnd, gather_end, gather_run_facts, summarise_run
 from phalanx.data.layouts.image_files import describe_ignored
 from phalanx.engine.checkpoint import CheckpointSaver, load_weights
 from phalanx.engine.checkpoint_store import (
@@ -42,15 +44,15 @@ from phalanx.parallel.ranks import Ranks
 from phalanx.parallel.watchdog import Watchdog
 from phalanx.plan.averaging import build_averaging, count_kept_checkpoints
 from phalanx.plan.layout import describe_devices, describe_layout
-from phalanx.plan.model import build_variant
 from phalanx.plan.share import Role
 from phalanx.report.console import Console
-from phalanx.report.environment import describe_environment
 from phalanx.report.page import write_report
 from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
 from phalanx.report.terminal import clean_name
 from phalanx.signals import StopRequest, listening
+from phalanx.trackers.choice import choose_trackers
+from phalanx.trackers.processes import Trackers, tracking
 from phalanx.units import format_plural
 
 _IMAGES_SHOWN = 6
@@ -70,6 +72,7 @@ class TrainingRun:
     role: Role
     consensus: Consensus
     watchdog: Watchdog | None  # where ranks wait for each other
+    trackers: Trackers = field(default_factory=Trackers)
 
 
 def train(
@@ -99,6 +102,7 @@ def train(
                 prepared.run.discard()
             raise
         _announce(training)
+        _start_trackers(training, stack)
         _run_loop(training)
         training.session.state.settle()
         _collect_findings(training)
@@ -153,7 +157,7 @@ def open_training(
         run.checkpoints,
         # where checkpoints are scored afterwards, all stay until then
         keep=sys.maxsize if plan.scores_after else count_kept_checkpoints(config),
-        run_facts=_gather_run_facts(prepared, session),
+        run_facts=gather_run_facts(prepared, session),
         writes=role.writes,
         consensus=consensus,
     )
@@ -172,23 +176,6 @@ def open_training(
         consensus=consensus,
         watchdog=build_watchdog(session.place, prepared, lambda: session.state.step),
     )
-
-
-def _gather_run_facts(prepared: PreparedRun, session: Session) -> dict[str, Any]:
-    """What travels in every checkpoint beside the state."""
-    return {
-        "run": prepared.run.path.name,
-        "config": prepared.config.flat(),
-        "classes": list(prepared.dataset.classes),
-        "norm_layout": build_variant(prepared.config).norm.layout,
-        "preprocessing": asdict(session.preprocessing),
-        "preprocessing_fingerprint": session.preprocessing.fingerprint,
-        "data": prepared.dataset.fingerprints,
-        "data_manifest": prepared.dataset.manifest,
-        "global_batch": prepared.plan.global_batch,
-        "plan": prepared.plan.facts(),
-        "code": describe_environment(),
-    }
 
 
 def _go_to_start(training: TrainingRun) -> None:
@@ -252,6 +239,15 @@ def _announce(training: TrainingRun) -> None:
     elif config.model.init_weights:
         fresh = ", with a new classifier" if config.model.reset_head else ""
         console.print(f"weights from {config.model.init_weights}{fresh}")
+
+
+def _start_trackers(training: TrainingRun, stack: ExitStack) -> None:
+    """Start what else shows the run; the stack ends it."""
+    if training.role.writes:
+        run, device = training.prepared.run, training.session.device
+        chosen = choose_trackers(training.prepared.config)
+        training.trackers.read_extras = partial(read_device_memory, device)
+        stack.enter_context(tracking(training.trackers, run, chosen, training.console.print))
 
 
 def _run_loop(training: TrainingRun) -> None:
@@ -329,6 +325,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
             feed=feed,
             classes=session.classes,
             role=training.role,
+            trackers=training.trackers,
         ),
         consensus=training.consensus,
     )
