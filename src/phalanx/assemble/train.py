@@ -16,7 +16,7 @@ from torch import Tensor
 from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
 from phalanx.assemble.fork import describe_fork
-from phalanx.assemble.memory import read_device_memory
+from phalanx.assemble.memory import read_memory_shares
 from phalanx.assemble.place import Place, build_watchdog, find_place
 from phalanx.assemble.prepare import PreparedRun, digest_run, start_from, take_over
 from phalanx.assemble.run_recorder import RunRecorder
@@ -246,7 +246,7 @@ def _start_trackers(training: TrainingRun, stack: ExitStack) -> None:
     if training.role.writes:
         run, device = training.prepared.run, training.session.device
         chosen = choose_trackers(training.prepared.config)
-        training.trackers.read_extras = partial(read_device_memory, device)
+        training.trackers.read_extras = partial(read_memory_shares, device)
         stack.enter_context(tracking(training.trackers, run, chosen, training.console.print))
 
 

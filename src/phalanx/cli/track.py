@@ -4,7 +4,7 @@ from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.config.schema import OPTIONS
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, UserError
 
 _PATIENCE_S = 86_400.0  # whoever waits can see it, and stop it
 
@@ -28,6 +28,7 @@ def _run(args: ParsedArgs) -> None:
     from phalanx.report.folder import open_run
     from phalanx.trackers.choice import choose_trackers, refuse_missing_trackers
     from phalanx.trackers.processes import Trackers
+    from phalanx.trackers.tracker import END
 
     run = open_run(Path(args["run"]))
     flags = {**args.flags, **{"plugin": "null"}}  # no code of the run is needed
@@ -41,4 +42,6 @@ def _run(args: ParsedArgs) -> None:
     with run.lock():
         trackers = Trackers()
         trackers.start(run, named or chosen, print)
-        trackers.end("finished" if run.summary.exists() else "stopped", patience_s=_PATIENCE_S)
+        end: END = "finished" if run.summary.exists() else "stopped"
+        if not trackers.end(end, patience_s=_PATIENCE_S):
+            raise UserError(f"{run.path}: not everything has arrived; see above, and try again")

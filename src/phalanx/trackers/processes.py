@@ -24,6 +24,7 @@ _END_S: dict[END, float] = {  # to wait for a tracker; whoever stops a run often
     "failed": 5.0,
 }
 _POLL_S = 0.02
+_WORKER = (sys.executable, "-P", "-m", "phalanx.trackers.worker")
 
 
 class _TrackerProcess:
@@ -40,7 +41,7 @@ class _TrackerProcess:
         with self.log.open("ab") as log:
             # a session of its own: Ctrl-C is for the run, which ends its trackers in order
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "phalanx.trackers.worker", name, str(run.path)],
+                [*_WORKER, name, str(run.path), json.dumps(options)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -50,7 +51,7 @@ class _TrackerProcess:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         for pipe in (self._stdin, self._stdout):
             os.set_blocking(pipe.fileno(), False)
-        self.tell(options)
+        self.tell({"step": 0, "extras": {}})  # it opens the tracker and looks for old records
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send a message, if there is room for it, and pass on what the tracker has to say."""
@@ -84,26 +85,28 @@ class _TrackerProcess:
         with suppress(OSError):
             self._stdin.close()
 
-    def wait(self, until: float, *, waited_s: float) -> None:
-        """Give it until then to finish; after that it is killed, with all that it started."""
+    def wait(self, until: float, *, waited_s: float) -> bool:
+        """Give it until then to finish; whether all has arrived."""
         while self._process.poll() is None and monotonic() < until:
             self.pass_notes_on()
             sleep(_POLL_S)
-        is_late = self._process.poll() is None
-        self.kill()
-        code = self._process.wait()
         self.pass_notes_on()
-        self._stdout.close()
+        code = self._process.poll()
         again = f"phalanx track {self._run.path} --{self.name}"
-        if is_late:
+        if code is None:
             self._say(f"{self.name}: not finished within {waited_s:g} s; send the rest by: {again}")
         elif code:
             self._say(f"{self.name}: not all of it arrived, see {self.log}; send it by: {again}")
+        return code == 0
 
-    def kill(self) -> None:
-        """End it at once, with all that it started."""
-        with suppress(ProcessLookupError, PermissionError):
+    def close(self) -> None:
+        """End it at once if it still runs, with all that it started."""
+        if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pipe in (self._stdin, self._stdout):
+            with suppress(OSError):
+                pipe.close()
 
 
 class Trackers:
@@ -130,18 +133,17 @@ class Trackers:
             for process in self._processes:
                 process.tell(message)
 
-    def end(self, end: END, *, patience_s: float | None = None) -> None:
-        """End all of them, side by side, and wait for them no longer than is reasonable."""
+    def end(self, end: END, *, patience_s: float | None = None) -> bool:
+        """End all of them, waiting no longer than is reasonable; whether all has arrived."""
         seconds = _END_S[end] if patience_s is None else patience_s
         until = monotonic() + seconds
         try:
             for process in self._processes:
                 process.begin_end(end, seconds=seconds)
-            for process in self._processes:
-                process.wait(until, waited_s=seconds)
+            return all([one.wait(until, waited_s=seconds) for one in self._processes])
         finally:  # a second signal may come while they are waited for
             for process in self._processes:
-                process.kill()
+                process.close()
             self._processes.clear()
 
 

@@ -20,6 +20,7 @@ class WeightsAndBiases:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
         self._opened: Any = None
+        self._facts: dict[str, str] = {}
 
     @property
     def run(self) -> Any:
@@ -29,6 +30,7 @@ class WeightsAndBiases:
 
     def open(self, facts: RunFacts, state: TrackerState) -> str:
         """Begin the run there, or go on with it; offline where there is no answer."""
+        self._facts = state.facts
         state.facts.setdefault("id", secrets.token_hex(4))
         state.save()  # the id is kept even if nothing else is
         mode = self._choose_mode()
@@ -89,11 +91,14 @@ class WeightsAndBiases:
         """Add the numbers of a step.
 
         The step is a number among others, and the axis of all: that of wandb itself cannot go
-        back, which scores of earlier checkpoints do. The epoch has one name in all rows, so that
-        it can be the axis, too.
+        back, which scores of earlier checkpoints do. It counts rows instead, over all processes
+        of the run: files that were recorded offline are put together by it. The epoch has one
+        name in all rows, so that it can be the axis, too.
         """
         epochs = [value for name, value in values.items() if name.endswith("/epoch")]
-        self.run.log({**values, "epoch": epochs[0], "step": step})
+        row = max(int(self._facts.get("rows", 0)), self.run.step)
+        self.run.log({**values, "epoch": epochs[0], "step": step}, step=row)
+        self._facts["rows"] = str(row + 1)
 
     def flush(self) -> None:
         """Nothing to do: its own process uploads all the time."""

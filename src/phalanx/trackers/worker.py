@@ -13,10 +13,10 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any
 
 from phalanx.report.folder import RunFolder
 from phalanx.trackers.mlflow_client import MLflow
@@ -34,10 +34,11 @@ _RETRY_S = 10.0  # after a failure, until the tracker is tried again
 _SAVE_S = 1.0  # between two writes of what has been told
 _ALONE_S = 60.0  # to finish, where the run is gone without a word
 _GRACE_S = 5.0  # more than whoever started us waits
+_PIPE_BYTES = 65_536
 _NICENESS = 10  # the run comes first
 
 
-class _Followed:
+class _TrackedRun:
     """A tracker at work on a run; what fails is noted once, and tried again."""
 
     def __init__(
@@ -46,19 +47,28 @@ class _Followed:
         self._tracker, self._run, self._say = tracker, run, say
         self._state = load_state(run, name)
         self._new_rows, self._waiting = NewRows(run.path), deque[NewRow]()
-        self._extras: dict[int, dict[str, float]] = {}  # by step
+        self._extras: dict[int, dict[str, float]] = {}  # by step, until its row comes
         self._is_open = self._has_failed = False
+        self._newest = 0  # step that a message has named
         self._retry_at = self._save_at = 0.0
 
-    def update(self, extras: Mapping[str, float], *, step: int) -> None:
-        """Hand on what is new; extras: numbers of that step which are in no record."""
-        self._extras[step] = dict(extras)
+    def add_extras(self, extras: Mapping[str, float], *, step: int) -> None:
+        """Take numbers of a step that are in no record."""
+        self._extras.setdefault(step, dict(extras))
+        self._newest = max(step, self._newest)
+
+    def update(self) -> None:
+        """Hand on what is new, unless the tracker has failed a moment ago.
+
+        A row waits for the message of its step, which may be a moment later than the row.
+        """
         if monotonic() >= self._retry_at:
-            self._attempt(self._hand_on)
+            self._attempt(lambda: self._hand_on(self._newest))
 
     def end(self, end: END) -> bool:
         """Hand on the rest and end the run there; whether all of it arrived."""
-        return self._attempt(self._hand_on) and self._attempt(lambda: self._close(end))
+        told = self._attempt(lambda: self._hand_on(sys.maxsize))
+        return told and self._attempt(lambda: self._close(end))
 
     def _attempt(self, work: Callable[[], None]) -> bool:
         """Whether a piece of work was done; the first failure is told."""
@@ -75,12 +85,12 @@ class _Followed:
         self._retry_at = 0.0
         return True
 
-    def _hand_on(self) -> None:
+    def _hand_on(self, last_step: int) -> None:
         if not self._is_open:
             self._say(self._tracker.open(read_run_facts(self._run), self._state))
             self._is_open = True
         self._waiting += self._new_rows.read()
-        while self._waiting:
+        while self._waiting and self._waiting[0].step <= last_step:
             row = self._waiting[0]
             # a resumed run comes by steps that were told before: they repeat bit for bit
             if row.step > self._state.told.get(row.table, -1):
@@ -88,7 +98,6 @@ class _Followed:
                 self._tracker.log({**row.values, **extras}, step=row.step)
                 self._state.told[row.table] = row.step
             self._waiting.popleft()
-        self._extras.clear()
         self._tracker.flush()
         if monotonic() >= self._save_at:
             self._state.save()
@@ -99,37 +108,33 @@ class _Followed:
         self._state.save()
 
 
-def _read_host_memory() -> dict[str, float]:
-    """How much of this machine's memory is in use, in percent; nothing where that is not known."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if ":" in line}
-        share = 1 - sizes["MemAvailable"] / sizes["MemTotal"]
-    except (OSError, KeyError, ValueError, IndexError):
-        return {}
-    return {"memory/host_percent": round(100 * share, 2)}
+def _read_messages(pipe: int) -> Iterator[list[dict[str, Any]]]:
+    """Messages as they come, all that are there at a time, until the other end is closed."""
+    torn = b""
+    while part := os.read(pipe, _PIPE_BYTES):
+        *lines, torn = (torn + part).split(b"\n")
+        yield [json.loads(line) for line in lines]
 
 
-def _follow(session: _Followed, messages: BinaryIO) -> bool:
+def _follow(tracked: _TrackedRun, arriving: Iterator[list[dict[str, Any]]]) -> bool:
     """Serve messages until the run ends; whether the tracker got everything."""
-    session.update({}, step=0)
     end: END = "failed"
     patience_s = _ALONE_S
-    while line := messages.readline():
-        message = json.loads(line)
-        if "end" in message:
-            end, patience_s = message["end"], message["seconds"] + _GRACE_S
-            break
-        extras = {**_read_host_memory(), **message["extras"]}
-        session.update(extras, step=message["step"])
+    for messages in arriving:
+        for message in messages:
+            if "end" in message:
+                end, patience_s = message["end"], message["seconds"] + _GRACE_S
+            else:
+                tracked.add_extras(message["extras"], step=message["step"])
+        tracked.update()
     last = threading.Timer(patience_s, os._exit, [1])
     last.daemon = True
     last.start()
-    return session.end(end)
+    return tracked.end(end)
 
 
-def _main(name: str, folder: str) -> int:
-    """Track a run; the first message holds the tracker's options."""
+def _main(name: str, folder: str, options: str) -> int:
+    """Track a run; options: the tracker's own, as JSON."""
     # whoever stops the run closes our input; a signal to all processes must not cut us short
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, signal.SIG_IGN)
@@ -141,10 +146,9 @@ def _main(name: str, folder: str) -> int:
         notes.write(json.dumps(note) + "\n")
         notes.flush()
 
-    options = json.loads(sys.stdin.buffer.readline() or "{}")
-    tracker = _TRACKERS[name](options)
-    session = _Followed(tracker, RunFolder(Path(folder)), name, say=say)
-    return 0 if _follow(session, sys.stdin.buffer) else 1
+    tracker = _TRACKERS[name](json.loads(options))
+    tracked = _TrackedRun(tracker, RunFolder(Path(folder)), name, say=say)
+    return 0 if _follow(tracked, _read_messages(0)) else 1
 
 
 if __name__ == "__main__":
