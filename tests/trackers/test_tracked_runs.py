@@ -123,6 +123,7 @@ def test_track_wants_a_tracker(tracked, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # its database warns of its own code
 def test_mlflow_shows_every_number_once_also_after_a_resume(digits, tmp_path):
     mlflow = pytest.importorskip("mlflow")
     run = tmp_path / "run"

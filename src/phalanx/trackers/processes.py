@@ -19,7 +19,7 @@ from phalanx.report.folder import RunFolder
 from phalanx.trackers.tracker import END
 
 _END_S: dict[END, float] = {  # to wait for a tracker; whoever stops a run often has no more time
-    "finished": 30.0,
+    "finished": 20.0,
     "stopped": 5.0,
     "failed": 5.0,
 }

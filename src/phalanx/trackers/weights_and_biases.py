@@ -3,14 +3,16 @@
 import netrc
 import os
 import secrets
+import socket
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from phalanx.trackers.tracker import END, RunFacts, TrackerState
 
 _SERVER = "https://api.wandb.ai"
-_CONNECT_S = 20.0  # to wait for an answer before recording offline
+_CONNECT_S = 10.0  # to wait for an answer before recording offline
 _EXIT_CODES: dict[END, int] = {"finished": 0, "stopped": 1, "failed": 1}
 
 
@@ -36,11 +38,14 @@ class WeightsAndBiases:
         mode = self._choose_mode()
         notes = []
         try:
+            if mode == "online":
+                _reach_server()
             self._opened = self._init(facts, state, mode)
         except Exception as failure:  # whatever it is, the numbers can be kept
             if mode == "offline":
                 raise
             notes.append(f"cannot go online ({_first_line(failure)})")
+            _forget_attempt()
             self._opened = self._init(facts, state, "offline")
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
@@ -111,13 +116,31 @@ class WeightsAndBiases:
         self.run.finish(exit_code=_EXIT_CODES[end])
 
 
+def _find_server() -> tuple[str, int]:
+    """The host and port of the server."""
+    address = urlsplit(os.environ.get("WANDB_BASE_URL") or _SERVER)
+    return address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
+
+
+def _reach_server() -> None:
+    """Raise where nobody answers, at once: wandb itself tries for as long as it is allowed."""
+    if not getproxies():  # which know the way; the host itself may not
+        socket.create_connection(_find_server(), timeout=_CONNECT_S).close()
+
+
+def _forget_attempt() -> None:
+    """End wandb's own process, which still tries to go online and holds the run's id."""
+    import wandb
+
+    wandb.teardown(exit_code=1)
+
+
 def _has_api_key() -> bool:
     """Whether this user has logged in to the server."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or _SERVER).hostname or ""
     try:
-        return netrc.netrc().authenticators(host) is not None
+        return netrc.netrc().authenticators(_find_server()[0]) is not None
     except (OSError, netrc.NetrcParseError):
         return False
 

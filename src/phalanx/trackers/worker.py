@@ -34,6 +34,7 @@ _RETRY_S = 10.0  # after a failure, until the tracker is tried again
 _SAVE_S = 1.0  # between two writes of what has been told
 _ALONE_S = 60.0  # to finish, where the run is gone without a word
 _GRACE_S = 5.0  # more than whoever started us waits
+_REASON_SHOWN = 200  # characters; the log has all of it
 _PIPE_BYTES = 65_536
 _NICENESS = 10  # the run comes first
 
@@ -80,7 +81,8 @@ class _TrackedRun:
             if not self._has_failed:
                 self._has_failed = True
                 reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
-                self._say(f"{reason}; training goes on, and what is missing is sent later")
+                text = reason if len(reason) <= _REASON_SHOWN else f"{reason[:_REASON_SHOWN]}..."
+                self._say(f"{text}; the run is not affected, and what is missing is sent later")
             return False
         self._retry_at = 0.0
         return True
