@@ -32,6 +32,9 @@ _EXTRAS = {  # name: (import name, package, what for); for those who ask for it
     "parquet": ("pyarrow", "pyarrow", "data in Parquet files"),
     "sweep": ("optuna", "optuna", "phalanx sweep"),
     "heic": ("pillow_heif", "pillow-heif", "HEIC photographs"),
+    "tensorboard": ("tensorboard", "tensorboard", "to look at what --tensorboard writes"),
+    "wandb": ("wandb", "wandb", "--wandb"),
+    "mlflow": ("mlflow", "mlflow-skinny", "--mlflow"),
 }
 _ENOUGH_DISK = 2 * 2**30
 
