@@ -13,6 +13,9 @@ from phalanx.trackers.event_file import (
 )
 from phalanx.trackers.tracker import END, RunFacts, TrackerState
 
+# results that runs are compared by, as columns of the hyperparameters' page; the others are a text
+_COMPARED = ("result/best/top1", "result/top1", "result/images_per_second")
+
 
 class TensorBoard:
     """Numbers, options and hyperparameters for TensorBoard's pages."""
@@ -52,8 +55,10 @@ class TensorBoard:
 
     def close(self, end: END, results: Mapping[str, float]) -> None:
         """Add what came out, and how the run ended."""
-        if results and not results.keys() <= self.events.newest.keys():
-            self.events.add_summary(scalars(results), step=int(results["result/steps"]))
+        if results and "results" not in self.events.newest:
+            shown = {name: value for name, value in results.items() if name in _COMPARED}
+            self.events.add_summary(scalars(shown), step=int(results["result/steps"]))
+            self.events.add_summary(text("results", _write_table(results)))
         if end != "stopped":  # a stopped run goes on
             ended = hyperparameters_end(is_finished=end == "finished", end=time.time())
             self.events.add_summary(ended)
@@ -63,4 +68,4 @@ class TensorBoard:
 def _write_table(values: Mapping[str, Any]) -> str:
     """A table in Markdown."""
     rows = "\n".join(f"| {name} | `{value}` |" for name, value in values.items())
-    return f"| option | value |\n|---|---|\n{rows}"
+    return f"| name | value |\n|---|---|\n{rows}"

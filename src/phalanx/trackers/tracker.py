@@ -35,7 +35,7 @@ class TrackerState:
 def load_state(run: RunFolder, tracker: str) -> TrackerState:
     """What the tracker remembers of a run; nothing where it is new, or its file is damaged."""
     state = TrackerState(run.path / "trackers" / f"{tracker}.json")
-    with suppress(OSError, ValueError, AttributeError, TypeError):
+    with suppress(OSError, ValueError, AttributeError, TypeError, LookupError):
         saved = json.loads(state.path.read_text(encoding="utf-8"))
         state.told = {str(name): int(step) for name, step in saved.pop("told").items()}
         state.facts = {str(name): str(value) for name, value in saved.items()}
