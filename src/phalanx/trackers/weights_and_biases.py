@@ -3,16 +3,17 @@
 import netrc
 import os
 import secrets
-import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import urlopen
 
 from phalanx.trackers.tracker import END, RunFacts, TrackerState
 
 _SERVER = "https://api.wandb.ai"
-_CONNECT_S = 10.0  # to wait for an answer before recording offline
+_ANSWER_S, _CONNECT_S = 5.0, 10.0  # to wait for an answer, and for a run, before recording offline
 _EXIT_CODES: dict[END, int] = {"finished": 0, "stopped": 1, "failed": 1}
 
 
@@ -116,16 +117,15 @@ class WeightsAndBiases:
         self.run.finish(exit_code=_EXIT_CODES[end])
 
 
-def _find_server() -> tuple[str, int]:
-    """The host and port of the server."""
-    address = urlsplit(os.environ.get("WANDB_BASE_URL") or _SERVER)
-    return address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
+def _find_server() -> str:
+    """The address of the server."""
+    return os.environ.get("WANDB_BASE_URL") or _SERVER
 
 
 def _reach_server() -> None:
-    """Raise where nobody answers, at once: wandb itself tries for as long as it is allowed."""
-    if not getproxies():  # which know the way; the host itself may not
-        socket.create_connection(_find_server(), timeout=_CONNECT_S).close()
+    """Raise where nobody answers: wandb itself tries for as long as it is allowed."""
+    with suppress(HTTPError):  # an answer is an answer
+        urlopen(_find_server(), timeout=_ANSWER_S).close()
 
 
 def _forget_attempt() -> None:
@@ -140,7 +140,7 @@ def _has_api_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
-        return netrc.netrc().authenticators(_find_server()[0]) is not None
+        return netrc.netrc().authenticators(urlsplit(_find_server()).hostname or "") is not None
     except (OSError, netrc.NetrcParseError):
         return False
 
