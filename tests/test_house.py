@@ -41,7 +41,9 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("fused", "inference"),
     ("engine",),
     ("profile",),
-    ("report", "assemble"),
+    ("report",),
+    ("trackers",),
+    ("assemble",),
     ("export", "serve", "lightning"),
     ("bench", "benchmarks", "sweep", "launch"),
     ("cli",),
@@ -51,7 +53,7 @@ DATA_ORDER = (
     *("process_pool", "string_array", "orientation", "pillow_image", "layouts", "formats"),
     *("fetch", "transforms", "loading", "convert", "verify"),
 )
-ALLOWED = {("assemble", "report")}
+ALLOWED: set[tuple[str, str]] = set()
 PHOTOGRAPHS = ("folder", "tfrecord", "tar", "parquet", "packed")
 OPTION_NAMES = [
     "adam-betas", "auto-augment", "auto-loss-scaling", "base-learning-rate", "batch-size",
@@ -73,6 +75,7 @@ OPTION_NAMES = [
     "lr-end-ratio", "lr-epoch-decay", "lr-per-image", "lr-power", "lr-schedule",
     "lr-schedule-start",
     "lr-scheduler-freq", "lr-staircase", "max-bad", "max-file-mib", "max-pixels", "mixup-alpha",
+    "mlflow", "mlflow-experiment", "mlflow-uri",
     "model", "model-cache-path", "momentum", "no-fetch", "no-fold", "norm-bias-lr-scale",
     "norm-eps", "norm-num-groups", "norm-type", "normalization", "normalization-location",
     "offload-optimizer", "optimizer", "optimizer-eps",
@@ -83,9 +86,11 @@ OPTION_NAMES = [
     "run-dir", "seed", "sharding-exclude-filter", "sharding-include-filter", "shards", "shift-fill",
     "shift-pixels",
     "shortcut-type", "smoothing-over", "stage1-projection", "steps",
-    "stride-in", "threads", "training", "trust-coefficient", "trust-decay", "use-bbox-info",
+    "stride-in", "tensorboard", "threads", "training", "trust-coefficient", "trust-decay",
+    "use-bbox-info",
     "val-split", "valid-batch-size", "valid-split",
     "validation", "validation-device", "validation-frequency", "validation-mode",
+    "wandb", "wandb-mode", "wandb-project", "wandb-run-name", "wandb-tags",
     "warmup-epoch", "warmup-mode", "weight-avg-exp-decay", "weight-avg-n", "weight-avg-strategy",
     "weight-decay", "workers", "zero-init-residual",
 ]  # fmt: skip
@@ -290,7 +295,18 @@ ON_DEVICE = tuple(f"data/loading/{name}.py" for name in ("device", "resident", "
 
 
 def is_torch_free(path: Path) -> bool:
-    rooms = ("errors", "units", "disk", "catalog", "config", "plan", "port", "report", "data")
+    rooms = (
+        "errors",
+        "units",
+        "disk",
+        "catalog",
+        "config",
+        "plan",
+        "port",
+        "report",
+        "trackers",
+        "data",
+    )
     before_torch = "prepare scorable fork dataset_summary find_data blackbox environment signals"
     single = (f"assemble/{name}.py" for name in before_torch.split())
     single = ("engine/checkpoint_store.py", *single)
@@ -396,7 +412,7 @@ def test_only_the_entrance_ends_the_process():
         if calls_to(tree, "sys.exit", "exit", "quit", "SystemExit")
     }
     assert "__main__.py" in leaving, "the guard went blind"
-    assert leaving <= {"__main__.py", "cli/main.py", "cli/trial.py"}
+    assert leaving <= {"__main__.py", "cli/main.py", "cli/trial.py", "trackers/worker.py"}
 
 
 def test_no_exception_is_caught_without_a_name():

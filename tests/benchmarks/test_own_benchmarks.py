@@ -5,7 +5,6 @@ import pytest
 from phalanx.benchmarks.file import builtin_spec, read_specs
 from phalanx.benchmarks.schema import Selection, build_variants
 from phalanx.cli.bench_spec import check_command
-from phalanx.config.schema import OPTIONS
 
 GUIDE = """
 resnet50-train-pod4
@@ -140,8 +139,6 @@ def test_every_command_can_be_planned_here(own):
     assert sum(map(len, found)) > 200
     variants = [variant for some in found for variant in (some[0], some[-1])]
     wrong = {v.name: check_command(v.words) for v in variants}
-    if "engine" not in OPTIONS:  # the only one that needs it
-        del wrong["lightning_pytorch_resnet50_train_real_pod16"]
     assert {name: problem for name, problem in wrong.items() if problem} == {}
 
 

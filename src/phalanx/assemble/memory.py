@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,6 +163,22 @@ def peak_resident() -> int:
 
     unit = 1 if sys.platform == "darwin" else _KIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def read_memory_shares(device: torch.device) -> dict[str, float]:
+    """How much of this machine's memory is in use, and of a GPU's by this process, in percent.
+
+    Quick, and nothing waits: both are counted anyway. What is not known is left out.
+    """
+    shares = {}
+    with suppress(OSError, KeyError, ValueError, IndexError):  # systems other than Linux
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes = {name: int(rest.split()[0]) for name, _, rest in (s.partition(":") for s in lines)}
+        shares["memory/host_percent"] = 100 * (1 - sizes["MemAvailable"] / sizes["MemTotal"])
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        shares["memory/device_percent"] = 100 * torch.cuda.memory_reserved(device) / total
+    return {name: round(share, 2) for name, share in shares.items()}
 
 
 class MemoryMeter:

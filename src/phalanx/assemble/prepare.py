@@ -34,6 +34,7 @@ from phalanx.report.folder import RunFolder, create_run, open_run
 from phalanx.report.page import write_report
 from phalanx.report.records import describe_missing_rows, find_changed_record
 from phalanx.report.summary import Summary, read_summary
+from phalanx.trackers.choice import refuse_missing_trackers
 
 _RESUME_ORIGIN = "flag at resume"
 _OWN_TO_A_MACHINE = ("data-dir", "run-dir", "device", "plugin", "init-weights", "workers")
@@ -122,6 +123,7 @@ def write_run(
 ) -> RunFolder:
     """Create the run folder with everything that is known before training."""
     refuse_missing_devices(plan.device, plan.layout.ranks)
+    refuse_missing_trackers(settings.config)
     facts = {
         "name": settings.name,
         "command": line,
@@ -192,6 +194,7 @@ def prepare_resume(
     plan = make_plan(settings.config, dataset.counts, machine)
     plan = replace(plan, warnings=(*settings.notes, *plan.warnings))
     refuse_missing_devices(plan.device, plan.layout.ranks)
+    refuse_missing_trackers(settings.config)
     if start is None or start.use == "fork":  # nothing is trained: what was noted still matters
         notes = dict.fromkeys((*facts.get("notes", ()), *plan.warnings))
         plan = replace(plan, warnings=tuple(notes))

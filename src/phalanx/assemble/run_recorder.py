@@ -16,6 +16,7 @@ from phalanx.report.predictions import (
 )
 from phalanx.report.records import LogRow, Records, ScoreRow, StepRow
 from phalanx.report.scores import wilson_interval
+from phalanx.trackers.processes import Trackers
 
 
 class RunRecorder:
@@ -30,7 +31,9 @@ class RunRecorder:
         feed: Feed,
         classes: Sequence[str],
         role: Role,
+        trackers: Trackers,
     ) -> None:
+        self._trackers = trackers
         self._records, self._console, self._plan = records, console, plan
         self._feed, self._classes, self._writes = feed, classes, role.writes
         self._warned: set[str] = set()
@@ -70,6 +73,7 @@ class RunRecorder:
         )
         if self._writes:
             self._records.log(row)
+            self._trackers.notify(state.step)
         self._console.log(row)
         self._warn_of_images()
 
@@ -91,6 +95,7 @@ class RunRecorder:
         if not self._writes:
             return
         self._records.score(row)
+        self._trackers.notify(state.step)
         predictions = _list_predictions(score, self._feed.names(score.indices))
         write_predictions(self._records.folder, predictions, classes=self._classes)
         worst = [predictions[place].index for place in find_worst_mistakes(predictions)]
@@ -103,6 +108,7 @@ class RunRecorder:
         row = make_score_row(score, self._plan, step=state.step)
         if self._writes:
             self._records.averaged_score(row)
+            self._trackers.notify(state.step)
         self._console.print(f"averaged weights: top-1 {row.top1:.2%}, loss {row.loss:.4f}")
 
 

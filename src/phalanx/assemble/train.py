@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from phalanx.assemble.average import average_run
 from phalanx.assemble.blackbox import BlackBox
 from phalanx.assemble.fork import describe_fork
+from phalanx.assemble.memory import read_memory_shares
 from phalanx.assemble.place import Place, build_profiler, build_watchdog, find_place
 from phalanx.assemble.prepare import PreparedRun, digest_run, start_from, take_over
 from phalanx.assemble.run_recorder import RunRecorder
@@ -50,6 +52,8 @@ from phalanx.report.records import Records, read_averaged_top1, read_scores
 from phalanx.report.summary import Summary, write_summary
 from phalanx.report.terminal import clean_name
 from phalanx.signals import StopRequest, listening
+from phalanx.trackers.choice import choose_trackers
+from phalanx.trackers.processes import Trackers, tracking
 from phalanx.units import format_plural
 
 _IMAGES_SHOWN = 6
@@ -70,6 +74,7 @@ class TrainingRun:
     consensus: Consensus
     watchdog: Watchdog | None  # where ranks wait for each other
     profiler: StepProfiler | None  # where --profile asks for a look at a step
+    trackers: Trackers
 
 
 def train(
@@ -99,6 +104,9 @@ def train(
                 prepared.run.discard()
             raise
         _announce(training)
+        if role.writes:
+            shown = choose_trackers(prepared.config), training.console.print
+            stack.enter_context(tracking(training.trackers, prepared.run, *shown))
         _run_loop(training, fit)
         training.session.state.settle()
         _collect_findings(training)
@@ -175,6 +183,7 @@ def open_training(
         consensus=consensus,
         watchdog=build_watchdog(session.place, prepared, lambda: session.state.step),
         profiler=profiler,
+        trackers=Trackers(partial(read_memory_shares, session.device)),
     )
 
 
@@ -316,6 +325,7 @@ def loop_dependencies(training: TrainingRun) -> LoopDependencies:
             feed=feed,
             classes=session.classes,
             role=training.role,
+            trackers=training.trackers,
         ),
         consensus=training.consensus,
     )

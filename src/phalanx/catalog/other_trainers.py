@@ -13,9 +13,7 @@ _RANKS = (
 _SYNC_NORM = "--bn-span, with the number of replicas"
 _SHARDS = "--shards, the devices of one replica"
 _NO_HARDWARE = "this is a setting of IPU hardware; leave it out"
-_NO_TRACKER = (
-    "no tracker is connected: metrics.jsonl and report.html in --run-dir have every number"
-)
+_TRACKERS = "use --tensorboard, --wandb or --mlflow; metrics.jsonl in --run-dir has every number"
 _WEIGHTS = "--init-weights FILE, with a file you have: nothing is downloaded"
 _GO_ON = (
     "use `phalanx train --resume RUN` to continue a run, or --init-weights FILE to start from "
@@ -119,7 +117,7 @@ _TIMM = {
     "eval-metric": "the best checkpoint is the one with the highest top-1; leave it out",
     "tta": "--flip-averaging, which scores each image and its mirror image",
     "local-rank": _RANKS,
-    "log-wandb": _NO_TRACKER,
+    "log-wandb": "--wandb",
 }
 _TORCHVISION = {
     "data-path": _DATASET,
@@ -180,7 +178,7 @@ _LIGHTNING = {
     "auto-scale-batch-size": "use `phalanx find batch-size`, which suggests --batch-size",
     "detect-anomaly": "--fp-exceptions",
     "profiler": "--profile summary, trace or full",
-    "logger": _NO_TRACKER,
+    "logger": _TRACKERS,
     "seed-everything": "--seed",
 }
 _KERAS = {
@@ -347,7 +345,8 @@ _SEEDS = {
     "num-io-tiles": _NO_HARDWARE,
     "prefetch-depth": _NO_HARDWARE,
     "identical-replica-seeding": "random numbers depend only on --seed; leave it out",
-    "wandb": _NO_TRACKER,
+    "wandb-weight-histogram": "there are no histograms of weights; leave it out",
+    "wandb-id": "a resume goes on with the same run of --wandb; leave it out",
 }
 TRAINERS = {
     "timm": _TIMM,

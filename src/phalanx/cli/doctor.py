@@ -33,6 +33,9 @@ _EXTRAS = {  # name: (import name, package, what for); for those who ask for it
     "sweep": ("optuna", "optuna", "phalanx sweep"),
     "heic": ("pillow_heif", "pillow-heif", "HEIC photographs"),
     "lightning": ("pytorch_lightning", "pytorch-lightning", "--engine lightning"),
+    "tensorboard": ("tensorboard", "tensorboard", "to look at what --tensorboard writes"),
+    "wandb": ("wandb", "wandb", "--wandb"),
+    "mlflow": ("mlflow", "mlflow-skinny", "--mlflow"),
 }
 _ENOUGH_DISK = 2 * 2**30
 

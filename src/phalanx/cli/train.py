@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         "phalanx train": "the demo: a small ResNet on built-in data, about a minute",
         "phalanx train demo --epochs 2 --run-dir runs/short": "the same, shorter",
         "phalanx train --data cifar10 --data-dir ~/cifar10": "that dataset's own preset",
+        "phalanx train demo --tensorboard --wandb": "show it there, too; see docs/trackers.md",
         "phalanx train --resume runs/short": "continue after a kill, a signal or a power cut",
         "phalanx train --fork runs/short --run-dir runs/long --epochs 4": (
             "a longer run from the same weights"

@@ -13,6 +13,7 @@ from phalanx.config.fields import Section
 from phalanx.config.machine_options import MachineConfig
 from phalanx.config.model_options import EfficientNetConfig, ModelConfig, ResNetConfig
 from phalanx.config.pipeline_options import PipelineConfig
+from phalanx.config.tracker_options import TrackerConfig
 from phalanx.config.train_options import (
     LossConfig,
     OptimConfig,
@@ -39,6 +40,7 @@ class Config(Section):
     run: RunConfig = RunConfig()
     machine: MachineConfig = MachineConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    trackers: TrackerConfig = TrackerConfig()
 
     def flat(self) -> dict[str, Any]:
         """Every option's value under its flag's name."""

@@ -78,6 +78,12 @@ REQUIREMENTS = (
     _Requirement("weight-avg-exp-decay", "weight-avg-strategy", ("exponential",)),
     _Requirement("iterations", "data", ("generated", "synthetic")),
     _Requirement("no-fetch", "data", PUBLISHED),
+    _Requirement("wandb-mode", "wandb", ("true",)),
+    _Requirement("wandb-project", "wandb", ("true",)),
+    _Requirement("wandb-run-name", "wandb", ("true",)),
+    _Requirement("wandb-tags", "wandb", ("true",)),
+    _Requirement("mlflow-uri", "mlflow", ("true",)),
+    _Requirement("mlflow-experiment", "mlflow", ("true",)),
 )
 
 

@@ -6,6 +6,7 @@ training.csv       one row per log point            validation.csv   one row per
 log.txt            what the console said            predictions.csv  the newest evaluation
 worst.npz          its most confident mistakes      summary.json     the result in numbers
 report.html        the result to look at            checkpoints/     what a resume reads
+trackers/          what trackers were told          tensorboard/, wandb/   theirs
 """
 
 import json

@@ -21,8 +21,8 @@ from typing import Any
 from phalanx.disk import disk_errors, sync_folder, write_atomically
 from phalanx.errors import CheckpointError
 
-_METRICS, _TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
-_AVERAGED = "averaged.csv"  # like validation.csv, of the averaged weights; only where there are any
+_METRICS, TRAINING, VALIDATION = "metrics.jsonl", "training.csv", "validation.csv"
+AVERAGED = "averaged.csv"  # like validation.csv, of the averaged weights; only where there are any
 _SPANS = 3  # stretches of missing steps that a message names
 
 
@@ -62,7 +62,7 @@ class ScoreRow:
 STEP_FIELDS = tuple(f.name for f in fields(StepRow))
 _LOG_FIELDS = tuple(f.name for f in fields(LogRow))
 SCORE_FIELDS = ("step", "epoch", "scored", "top1", "top1_low", "top1_high", "top5", "loss")
-_HEADERS = {_TRAINING: _LOG_FIELDS, VALIDATION: SCORE_FIELDS, _AVERAGED: SCORE_FIELDS}
+_HEADERS = {TRAINING: _LOG_FIELDS, VALIDATION: SCORE_FIELDS, AVERAGED: SCORE_FIELDS}
 
 
 class Records:
@@ -79,7 +79,7 @@ class Records:
 
     def log(self, row: LogRow) -> None:
         """Add a row of training.csv, and flush."""
-        self._add(_TRAINING, _csv_line(vars(row).values()))
+        self._add(TRAINING, _csv_line(vars(row).values()))
         self.flush()
 
     def score(self, row: ScoreRow) -> None:
@@ -90,15 +90,15 @@ class Records:
 
     def averaged_score(self, row: ScoreRow) -> None:
         """Add an evaluation of the averaged weights to averaged.csv, and flush."""
-        self._add(_AVERAGED, _score_line(row))
+        self._add(AVERAGED, _score_line(row))
         self.flush()
 
     def flush(self, *, sync: bool = False) -> None:
         """Append what waits to the files; with `sync`, see all of them onto the disk."""
         names = list(self._waiting)
         if sync:  # what was appended before counts too: a checkpoint presumes all of it
-            has_averages = _AVERAGED in self._waiting or (self.folder / _AVERAGED).exists()
-            names = [_METRICS, _TRAINING, VALIDATION, *[_AVERAGED] * has_averages]
+            has_averages = AVERAGED in self._waiting or (self.folder / AVERAGED).exists()
+            names = [_METRICS, TRAINING, VALIDATION, *[AVERAGED] * has_averages]
         for name in names:
             _append(self.folder / name, self._waiting.pop(name, ""), sync=sync)
 
@@ -215,7 +215,7 @@ def _keep_until(step: int, *, scored: bool) -> dict[str, Callable[[bytes], bool]
         return bool(entry and entry["step"] <= (last_score if "valid" in entry else step))
 
     keep: dict[str, Callable[[bytes], bool]] = {_METRICS: keep_metrics}
-    for name, last in {_TRAINING: step, VALIDATION: last_score, _AVERAGED: last_score}.items():
+    for name, last in {TRAINING: step, VALIDATION: last_score, AVERAGED: last_score}.items():
         keep[name] = partial(_keep_csv, header=_HEADERS[name], last_step=last)
     return keep
 
@@ -268,7 +268,7 @@ def describe_missing_rows(
     missing = {
         f"{_METRICS} lacks": _format_steps(set(range(first, last + 1)) - steps),
         f"{_METRICS} lacks the evaluation after": _format_steps(set(scored) - scores),
-        f"{_TRAINING} lacks": _format_steps(set(logged) - _read_csv_steps(folder / _TRAINING)),
+        f"{TRAINING} lacks": _format_steps(set(logged) - _read_csv_steps(folder / TRAINING)),
         f"{VALIDATION} lacks": _format_steps(set(scored) - _read_csv_steps(folder / VALIDATION)),
     }
     return ", ".join(f"{what} {which}" for what, which in missing.items() if which)
@@ -322,7 +322,7 @@ def read_scores(folder: Path) -> list[ScoreRow]:
 
 def read_averaged_top1(folder: Path) -> dict[int, float]:
     """Top-1 of the averaged weights by step; empty where none were made."""
-    path = folder / _AVERAGED
+    path = folder / AVERAGED
     if not path.exists():
         return {}
     with damage_errors(path), path.open(encoding="utf-8", newline="") as file:
@@ -346,7 +346,7 @@ def parse_score(entry: dict[str, Any]) -> ScoreRow:
 
 def read_logs(folder: Path) -> list[LogRow]:
     """The rows of training.csv, in order; a torn last row is left out."""
-    path = folder / _TRAINING
+    path = folder / TRAINING
     if not path.exists():
         return []
     with damage_errors(path):

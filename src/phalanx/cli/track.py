@@ -1,0 +1,47 @@
+"""`phalanx track`: show a run in a tracker afterwards, or send what it has missed."""
+
+from pathlib import Path
+
+from phalanx.cli.command import Argument, ParsedArgs, command
+from phalanx.config.schema import OPTIONS
+from phalanx.errors import ConfigError, UserError
+
+_PATIENCE_S = 86_400.0  # whoever waits can see it, and stop it
+
+
+@command(
+    "track",
+    "Send the records of a run to TensorBoard, Weights & Biases or MLflow: what they do not have.",
+    Argument("run", "The run folder.", required=True),
+    usage="RUN [--tensorboard] [--wandb] [--mlflow] [--option value]...",
+    options=tuple(name for name, option in OPTIONS.items() if option.section == "trackers"),
+    examples={
+        "phalanx track runs/short --tensorboard": "event files of a run that was trained without",
+        "phalanx track runs/short --wandb --wandb-project mine": "the same for wandb",
+    },
+)
+def _run(args: ParsedArgs) -> None:
+    """Track what the records hold, and wait until all of it has arrived."""
+    args.refuse_problems()
+    from phalanx.assemble.prepare import stored_options
+    from phalanx.config.read import read_stored_settings
+    from phalanx.report.folder import open_run
+    from phalanx.trackers.choice import choose_trackers, refuse_missing_trackers
+    from phalanx.trackers.processes import Trackers
+    from phalanx.trackers.tracker import END
+
+    run = open_run(Path(args["run"]))
+    flags = {**args.flags, **{"plugin": "null"}}  # no code of the run is needed
+    stored = {name: value for name, value in stored_options(run).items() if name in OPTIONS}
+    settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=run.path.name)
+    chosen = choose_trackers(settings.config)
+    named = {name: options for name, options in chosen.items() if name in args.flags}
+    if not chosen:
+        raise ConfigError("name a tracker: --tensorboard, --wandb or --mlflow")
+    refuse_missing_trackers(settings.config)
+    with run.lock():
+        trackers = Trackers()
+        trackers.start(run, named or chosen, print)
+        end: END = "finished" if run.summary.exists() else "stopped"
+        if not trackers.end(end, patience_s=_PATIENCE_S):
+            raise UserError(f"{run.path}: not everything has arrived; see above, and try again")

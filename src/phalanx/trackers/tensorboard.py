@@ -1,0 +1,71 @@
+"""TensorBoard: event files in the folder `tensorboard` of the run."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.trackers.event_file import (
+    EventFile,
+    hyperparameters,
+    hyperparameters_end,
+    scalars,
+    text,
+)
+from phalanx.trackers.tracker import END, RunFacts, TrackerState
+
+# results that runs are compared by, as columns of the hyperparameters' page; the others are a text
+_COMPARED = ("result/best/top1", "result/top1", "result/images_per_second")
+
+
+class TensorBoard:
+    """Numbers, options and hyperparameters for TensorBoard's pages."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._events: EventFile | None = None
+
+    @property
+    def events(self) -> EventFile:
+        """The file, once it is open."""
+        assert self._events is not None
+        return self._events
+
+    def open(self, facts: RunFacts, state: TrackerState) -> str:
+        """Begin the run's event file, or go on with it."""
+        self._events = EventFile(facts.folder / "tensorboard")
+        # the file itself knows best what it holds
+        state.told = {}
+        for tag, step in self.events.newest.items():
+            table = tag.partition("/")[0]
+            state.told[table] = max(step, state.told.get(table, 0))
+        if self.events.is_new:
+            self.events.add_summary(text("options", _write_table(facts.options)))
+            self.events.add_summary(text("run", _write_table(facts.describe())))
+            start = hyperparameters(facts.chosen, group=facts.name, begin=time.time())
+            self.events.add_summary(start)
+        self.flush()
+        return f"tensorboard --logdir {facts.folder}"
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        """Add the numbers of a step."""
+        self.events.add_summary(scalars(values), step=step)
+
+    def flush(self) -> None:
+        """Let TensorBoard see them."""
+        self.events.flush()
+
+    def close(self, end: END, results: Mapping[str, float]) -> None:
+        """Add what came out, and how the run ended."""
+        if results and "results" not in self.events.newest:
+            shown = {name: value for name, value in results.items() if name in _COMPARED}
+            self.events.add_summary(scalars(shown), step=int(results["result/steps"]))
+            self.events.add_summary(text("results", _write_table(results)))
+        if end != "stopped":  # a stopped run goes on
+            ended = hyperparameters_end(is_finished=end == "finished", end=time.time())
+            self.events.add_summary(ended)
+        self.events.close()
+
+
+def _write_table(values: Mapping[str, Any]) -> str:
+    """A table in Markdown."""
+    rows = "\n".join(f"| {name} | `{value}` |" for name, value in values.items())
+    return f"| name | value |\n|---|---|\n{rows}"

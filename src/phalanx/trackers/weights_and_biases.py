@@ -1,0 +1,150 @@
+"""Weights & Biases: one run there for one run here, however often it is resumed."""
+
+import netrc
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from phalanx.trackers.tracker import END, RunFacts, TrackerState
+
+_SERVER = "https://api.wandb.ai"
+_ANSWER_S, _CONNECT_S = 5.0, 10.0  # to wait for an answer, and for a run, before recording offline
+_EXIT_CODES: dict[END, int] = {"finished": 0, "stopped": 1, "failed": 1}
+
+
+class WeightsAndBiases:
+    """A run at Weights & Biases, or one on disk that `wandb sync` uploads later."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._opened: Any = None
+        self._facts: dict[str, str] = {}
+
+    @property
+    def run(self) -> Any:
+        """The run, once it is open."""
+        assert self._opened is not None
+        return self._opened
+
+    def open(self, facts: RunFacts, state: TrackerState) -> str:
+        """Begin the run there, or go on with it; offline where there is no answer."""
+        self._facts = state.facts
+        state.facts.setdefault("id", secrets.token_hex(4))
+        state.save()  # the id is kept even if nothing else is
+        mode = self._choose_mode()
+        notes = []
+        try:
+            if mode == "online":
+                _reach_server()
+            self._opened = self._init(facts, state, mode)
+        except Exception as failure:  # whatever it is, the numbers can be kept
+            if mode == "offline":
+                raise
+            notes.append(f"cannot go online ({_first_line(failure)})")
+            _forget_attempt()
+            self._opened = self._init(facts, state, "offline")
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="step")
+        if self.run.url:
+            return self.run.url
+        if mode == "disabled":
+            return "is switched off by WANDB_MODE"
+        # all folders of this run: each process that records offline makes one of its own
+        where = facts.folder / "wandb" / f"offline-run-*-{state.facts['id']}"
+        return "; ".join([*notes, f"recorded offline; upload it with: wandb sync {where}"])
+
+    def _choose_mode(self) -> str:
+        """The mode that was asked for; online by itself only where there is an API key."""
+        mode = str(self._options["wandb-mode"])
+        if mode != "auto":
+            return mode
+        return os.environ.get("WANDB_MODE") or ("online" if _has_api_key() else "offline")
+
+    def _init(self, facts: RunFacts, state: TrackerState, mode: str) -> Any:
+        # reports of its own errors go nowhere unless somebody wants them to
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        options = self._options
+        tags = [tag.strip() for tag in (options["wandb-tags"] or "").split(",")]
+        return wandb.init(
+            id=state.facts["id"],
+            resume="allow",
+            mode=mode,
+            dir=str(facts.folder),
+            project=options["wandb-project"] or os.environ.get("WANDB_PROJECT") or "phalanx",
+            name=options["wandb-run-name"] or os.environ.get("WANDB_NAME") or facts.name,
+            tags=[tag for tag in tags if tag] or None,
+            group=os.environ.get("WANDB_RUN_GROUP") or facts.group,
+            config={**facts.options, **facts.describe()},
+            allow_val_change=True,  # a resume may change some options
+            settings=wandb.Settings(
+                console="off",  # this process prints nothing of interest
+                init_timeout=_CONNECT_S,
+                login_timeout=_CONNECT_S,
+                program="phalanx train",
+                save_code=False,
+                disable_git=True,
+            ),
+        )
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        """Add the numbers of a step.
+
+        The step is a number among others, and the axis of all: that of wandb itself cannot go
+        back, which scores of earlier checkpoints do. It counts rows instead, over all processes
+        of the run: files that were recorded offline are put together by it. The epoch has one
+        name in all rows, so that it can be the axis, too.
+        """
+        epochs = [value for name, value in values.items() if name.endswith("/epoch")]
+        row = max(int(self._facts.get("rows", 0)), self.run.step)
+        self.run.log({**values, "epoch": epochs[0], "step": step}, step=row)
+        self._facts["rows"] = str(row + 1)
+
+    def flush(self) -> None:
+        """Nothing to do: its own process uploads all the time."""
+
+    def close(self, end: END, results: Mapping[str, float]) -> None:
+        """Add what came out, and end the run there."""
+        self.run.summary.update(dict(results))
+        if end == "stopped":
+            self.run.mark_preempting()
+        self.run.finish(exit_code=_EXIT_CODES[end])
+
+
+def _find_server() -> str:
+    """The address of the server."""
+    return os.environ.get("WANDB_BASE_URL") or _SERVER
+
+
+def _reach_server() -> None:
+    """Raise where nobody answers: wandb itself tries for as long as it is allowed."""
+    with suppress(HTTPError):  # an answer is an answer
+        urlopen(_find_server(), timeout=_ANSWER_S).close()
+
+
+def _forget_attempt() -> None:
+    """End wandb's own process, which still tries to go online and holds the run's id."""
+    import wandb
+
+    wandb.teardown(exit_code=1)
+
+
+def _has_api_key() -> bool:
+    """Whether this user has logged in to the server."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc.netrc().authenticators(urlsplit(_find_server()).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _first_line(failure: Exception) -> str:
+    """What went wrong, in a line."""
+    return (str(failure).strip() or type(failure).__name__).splitlines()[0]

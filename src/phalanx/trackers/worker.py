@@ -1,0 +1,157 @@
+"""The process of one tracker: reads the records of a run as they grow, and hands on what is new.
+
+Standard input brings a line of JSON for every log point and score, and closes with the run; the
+lines say that there is something to read, and hold what the records do not. Standard output takes
+notes for the person who watches. All else that a tracker's package prints, and what failed, goes to
+trackers/NAME.log.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from phalanx.report.folder import RunFolder
+from phalanx.trackers.mlflow_client import MLflow
+from phalanx.trackers.new_rows import NewRow, NewRows
+from phalanx.trackers.tensorboard import TensorBoard
+from phalanx.trackers.tracker import END, Tracker, load_state, read_results, read_run_facts
+from phalanx.trackers.weights_and_biases import WeightsAndBiases
+
+_TRACKERS: dict[str, Callable[[Mapping[str, Any]], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+_RETRY_S = 10.0  # after a failure, until the tracker is tried again
+_SAVE_S = 1.0  # between two writes of what has been told
+_ALONE_S = 60.0  # to finish, where the run is gone without a word
+_GRACE_S = 5.0  # more than whoever started us waits
+_REASON_SHOWN = 200  # characters; the log has all of it
+_PIPE_BYTES = 65_536
+_NICENESS = 10  # the run comes first
+
+
+class _TrackedRun:
+    """A tracker at work on a run; what fails is noted once, and tried again."""
+
+    def __init__(
+        self, tracker: Tracker, run: RunFolder, name: str, *, say: Callable[[str], None]
+    ) -> None:
+        self._tracker, self._run, self._say = tracker, run, say
+        self._state = load_state(run, name)
+        self._new_rows, self._waiting = NewRows(run.path), deque[NewRow]()
+        self._extras: dict[int, dict[str, float]] = {}  # by step, until its row comes
+        self._is_open = self._has_failed = False
+        self._newest = 0  # step that a message has named
+        self._retry_at = self._save_at = 0.0
+
+    def add_extras(self, extras: Mapping[str, float], *, step: int) -> None:
+        """Take numbers of a step that are in no record."""
+        self._extras.setdefault(step, dict(extras))
+        self._newest = max(step, self._newest)
+
+    def update(self) -> None:
+        """Hand on what is new, unless the tracker has failed a moment ago.
+
+        A row waits for the message of its step, which may be a moment later than the row.
+        """
+        if monotonic() >= self._retry_at:
+            self._attempt(lambda: self._hand_on(self._newest))
+
+    def end(self, end: END) -> bool:
+        """Hand on the rest and end the run there; whether all of it arrived."""
+        told = self._attempt(lambda: self._hand_on(sys.maxsize))
+        return told and self._attempt(lambda: self._close(end))
+
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        """Whether a piece of work was done; the first failure is told."""
+        try:
+            work()
+        except (Exception, SystemExit) as failure:  # noqa: BLE001 - of a package that is not ours
+            self._retry_at = monotonic() + _RETRY_S
+            traceback.print_exc()
+            if not self._has_failed:
+                self._has_failed = True
+                reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
+                text = reason if len(reason) <= _REASON_SHOWN else f"{reason[:_REASON_SHOWN]}..."
+                self._say(f"{text}; the run is not affected, and what is missing is sent later")
+            return False
+        self._retry_at = 0.0
+        return True
+
+    def _hand_on(self, last_step: int) -> None:
+        if not self._is_open:
+            self._say(self._tracker.open(read_run_facts(self._run), self._state))
+            self._is_open = True
+        self._waiting += self._new_rows.read()
+        while self._waiting and self._waiting[0].step <= last_step:
+            row = self._waiting[0]
+            # a resumed run comes by steps that were told before: they repeat bit for bit
+            if row.step > self._state.told.get(row.table, -1):
+                extras = self._extras.pop(row.step, {}) if row.table == "train" else {}
+                self._tracker.log({**row.values, **extras}, step=row.step)
+                self._state.told[row.table] = row.step
+            self._waiting.popleft()
+        self._tracker.flush()
+        if monotonic() >= self._save_at:
+            self._state.save()
+            self._save_at = monotonic() + _SAVE_S
+
+    def _close(self, end: END) -> None:
+        self._tracker.close(end, read_results(self._run))
+        self._state.save()
+
+
+def _read_messages(pipe: int) -> Iterator[list[dict[str, Any]]]:
+    """Messages as they come, all that are there at a time, until the other end is closed."""
+    torn = b""
+    while part := os.read(pipe, _PIPE_BYTES):
+        *lines, torn = (torn + part).split(b"\n")
+        yield [json.loads(line) for line in lines]
+
+
+def _follow(tracked: _TrackedRun, arriving: Iterator[list[dict[str, Any]]]) -> bool:
+    """Serve messages until the run ends; whether the tracker got everything."""
+    end: END = "failed"
+    patience_s = _ALONE_S
+    for messages in arriving:
+        for message in messages:
+            if "end" in message:
+                end, patience_s = message["end"], message["seconds"] + _GRACE_S
+            else:
+                tracked.add_extras(message["extras"], step=message["step"])
+        tracked.update()
+    last = threading.Timer(patience_s, os._exit, [1])
+    last.daemon = True
+    last.start()
+    return tracked.end(end)
+
+
+def _main(name: str, folder: str, options: str) -> int:
+    """Track a run; options: the tracker's own, as JSON."""
+    # whoever stops the run closes our input; a signal to all processes must not cut us short
+    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    notes = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(note: str) -> None:
+        notes.write(json.dumps(note) + "\n")
+        notes.flush()
+
+    tracker = _TRACKERS[name](json.loads(options))
+    tracked = _TrackedRun(tracker, RunFolder(Path(folder)), name, say=say)
+    return 0 if _follow(tracked, _read_messages(0)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
