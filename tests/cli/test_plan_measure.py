@@ -1,10 +1,13 @@
 """`phalanx plan --measure`: real steps, and a prediction that is their sum."""
 
 import json
+import time
+from itertools import chain
 
 import pytest
 
 from phalanx.__main__ import main
+from phalanx.assemble.session import Session
 from small_runs import small_run
 
 
@@ -43,6 +46,33 @@ def test_a_measured_plan_in_words(digits, tmp_path, capsys):
     assert rows["energy"].startswith(("not known", "0")) or "kWh" in rows["energy"]
     assert any("of 30 steps were timed" in line for line in lines)
     assert "a checkpoint" not in rows, "the run writes none"
+
+
+def test_what_is_slow_once_counts_once(digits, tmp_path, capsys, monkeypatch):
+    """As on a GPU, which compiles before its first step and its first batch."""
+    train_step, evaluate, steps = Session.train_step, Session.evaluate, []
+
+    def compile_and_train(session, *args):
+        time.sleep(0 if steps else 0.5)
+        steps.append(args)
+        return train_step(session, *args)
+
+    def compile_and_score(session, batches):
+        coming = iter(batches)
+        first = next(coming)
+        time.sleep(0.3)
+        return evaluate(session, chain([first], coming))
+
+    monkeypatch.setattr(Session, "train_step", compile_and_train)
+    monkeypatch.setattr(Session, "evaluate", compile_and_score)
+    words = plan_words(digits, tmp_path / "run", steps=500, valid_batch_size=5)
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["measured"]
+    assert found["steps"]["warmup_steps"] >= 4
+    assert found["steps"]["step_s"] < 0.25
+    assert found["scoring"]["once_s"] > 0.2
+    assert found["scoring"]["score_s"] < 0.3
+    assert found["parts_s"]["start"] > 0.7
 
 
 def test_steps_with_smaller_images_count_by_their_pixels(digits, tmp_path, capsys):

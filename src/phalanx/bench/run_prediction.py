@@ -32,6 +32,7 @@ from phalanx.report.environment import describe_environment
 _WARM_UP, _SCORING = 0.3, 0.2  # at most so much of the seconds; the rest is for steps
 _BLOCK_S = 0.25  # of steps: waiting for a GPU after each one would slow it down
 _FEWEST_BLOCKS = 3
+_FEWEST_WARM = 4  # steps: on a GPU two plain ones, the capture of a graph, and a replay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class _ScoringFound:
 
     batches: int
     of_batches: int
+    once_s: float  # before the first is scored, in the whole run
     score_s: float  # of one whole evaluation
     joules: float | None  # of the same
 
@@ -125,7 +127,9 @@ def predict_run(
     scores = plan.evaluations * (2 if has_average else 1)
     counts = {"steps": plan.total_steps, "evaluations": scores, "checkpoints": plan.save.count()}
     parts = {
-        "start": start_s + max(0.0, steps.warmup_s - steps.warmup_steps * steps.step_s),
+        "start": start_s
+        + max(0.0, steps.warmup_s - steps.warmup_steps * steps.step_s)
+        + (scoring.once_s if scoring else 0.0),
         "steps": _count_equal_steps(plan) * steps.step_s,
         "evaluations": scores * scoring.score_s if scoring else 0.0,
         "checkpoints": _predict_saving(saving, counts, steps.step_s) if saving else 0.0,
@@ -175,16 +179,22 @@ class _StepTaker:
 def _measure_steps(
     session: Session, taker: _StepTaker, *, left: int, seconds: float, done: Callable[[str], None]
 ) -> _StepsFound:
-    """Warm up as a run does, then time blocks of steps; left: how many there are."""
-    begin, warm, last_s = perf_counter(), 0, 0.0
-    while warm < min(UNTIMED_STEPS, left - 1) and perf_counter() - begin < _WARM_UP * seconds:
+    """Warm up as a run does, then time blocks of steps; left: how many there are.
+
+    The first step, before which kernels are compiled and chosen, takes nothing of the seconds.
+    """
+    begin, warm, last_s, setup_s = perf_counter(), 0, 0.0, 0.0
+    while warm < min(UNTIMED_STEPS, left - 1) and (
+        warm < _FEWEST_WARM or perf_counter() - begin - setup_s < _WARM_UP * seconds
+    ):
         at = perf_counter()
         warm += taker.take(1)
         last_s = perf_counter() - at
+        setup_s = setup_s or last_s
         done(f"warm-up, step {warm}")
     warmup_s, block = perf_counter() - begin, ceil(_BLOCK_S / last_s) if last_s else 1
     meter, blocks, steps = EnergyMeter(session.device), list[float](), 0
-    limit = (1 - _SCORING) * seconds - warmup_s
+    limit = (1 - _SCORING) * seconds - (warmup_s - setup_s)
     taker.wait_s, begin = 0.0, perf_counter()
     meter.start()
     while len(blocks) < _FEWEST_BLOCKS or perf_counter() - begin < limit:
@@ -212,7 +222,7 @@ def _measure_steps(
 def _measure_scoring(
     session: Session, seconds: float, done: Callable[[str], None]
 ) -> _ScoringFound | None:
-    """Score batches for some seconds; the first costs more than the others, once an evaluation."""
+    """Score batches for some seconds; what the first costs above the others counts once a run."""
     images, size = session.plan.valid_images, session.plan.valid_batch
     total = ceil(images / size)
     meter, asked = EnergyMeter(session.device), list[float]()
@@ -233,10 +243,17 @@ def _measure_scoring(
     if not asked:
         return None
     took_s, batches = end - begin, len(asked)
-    each_s = mean(b - a for a, b in zip(asked, [*asked[1:], end], strict=True))
-    whole_s = took_s + (total - batches) * each_s
-    whole = None if joules is None else joules * whole_s / took_s
-    return _ScoringFound(batches=batches, of_batches=total, score_s=whole_s, joules=whole)
+    first_s, *others = [b - a for a, b in zip(asked, [*asked[1:], end], strict=True)]
+    each_s = mean(others or [first_s])
+    once_s = max(0.0, first_s - each_s)
+    whole_s = took_s - once_s + (total - batches) * each_s
+    return _ScoringFound(
+        batches=batches,
+        of_batches=total,
+        once_s=once_s,
+        score_s=whole_s,
+        joules=None if joules is None else joules * whole_s / took_s,
+    )
 
 
 def _measure_saving(

@@ -7,7 +7,13 @@ from math import floor
 from typing import TYPE_CHECKING, NamedTuple
 
 from phalanx.cli.command import ALL_OPTIONS, JSON_FLAG, PRESET_ARGS, Argument, ParsedArgs, command
-from phalanx.cli.plan_measure import MEASURE_ARGS, describe_run, measure_run, read_seconds
+from phalanx.cli.plan_measure import (
+    MEASURE_ARGS,
+    describe_run,
+    measure_run,
+    read_seconds,
+    refuse_unmeasurable,
+)
 from phalanx.cli.plan_network import (
     NETWORK_ARGS,
     NetworkArgs,
@@ -101,11 +107,13 @@ def _run(args: ParsedArgs) -> None:
     points = [plan.at(step) for step in _read_steps(args["--at"])]
     if wanted is not None:
         count_hosts(plan, wanted.hosts)  # refused before torch is imported
+    if seconds is not None:
+        refuse_unmeasurable(settings, plan, dataset)
     found = None if args["--no-memory"] else _predict(settings.config, plan, dataset, wanted)
     known = found if isinstance(found, _Prediction) else None
     if file is not None:
         write_picture(known.picture if known else str(found), file)
-    measured = measure_run(settings, plan, dataset, seconds) if seconds else None
+    measured = measure_run(settings.config, plan, seconds) if seconds else None
     if args["--json"]:
         everything = {
             "name": settings.name,

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.command import Argument, ParsedArgs
-from phalanx.cli.progress import ProgressLine
+from phalanx.cli.progress import REWRITE_S, ProgressLine
 from phalanx.config.read import Settings
+from phalanx.config.schema import Config
 from phalanx.errors import ConfigError
 from phalanx.units import format_bytes, format_plural, format_seconds
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 _SECONDS = 30.0
 _MOST_SECONDS = 86400.0
-_REWRITE_S = 0.1
 
 MEASURE_ARGS = (
     Argument(
@@ -40,28 +40,30 @@ def read_seconds(args: ParsedArgs) -> float | None:
     return args.read_positive("--seconds", "seconds above 0, such as 30", high=_MOST_SECONDS)
 
 
-def measure_run(
-    settings: Settings, plan: "Plan", dataset: "DatasetSummary", seconds: float
-) -> "RunPrediction":
-    """Run the plan for some seconds; ConfigError for what cannot be tried here."""
-    config, ranks = settings.config, plan.layout.ranks
+def refuse_unmeasurable(settings: Settings, plan: "Plan", dataset: "DatasetSummary") -> None:
+    """Raise ConfigError for a plan that cannot be tried here."""
+    data, ranks = settings.config.data.data, plan.layout.ranks
     if settings.missing:
         raise ConfigError(settings.missing)
     if dataset.source == "published":
         raise ConfigError(
-            f"--measure: trains on real images, and there are none of {config.data.data} yet; "
-            "give --data-dir, or leave --measure out"
+            f"--measure: trains on real images, and there are none of {data} yet; give --data-dir, "
+            "or leave --measure out"
         )
     if ranks > 1:
         raise ConfigError(
             f"--measure: measures one process, and this plan has {ranks} ranks; give --devices 1, "
             "which runs the same replicas one after the other"
         )
+
+
+def measure_run(config: Config, plan: "Plan", seconds: float) -> "RunPrediction":
+    """Run the plan for some seconds."""
     from phalanx.bench.run_prediction import predict_run
 
     folder = Path(config.run.run_dir or "runs").absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    progress = ProgressLine(_REWRITE_S)
+    progress = ProgressLine(REWRITE_S)
     measured = predict_run(config, plan, seconds=seconds, folder=there, done=progress.show)
     progress.end()
     return measured
@@ -73,7 +75,7 @@ def describe_run(found: "RunPrediction") -> list[tuple[str, str]]:
     shares = ", ".join(
         f"{name} {_format_long(part)}" for name, part in found.parts_s.items() if part >= 0.5
     )
-    whole = f"{_format_long(found.total_s)}" + f": {shares}" * bool(shares)
+    whole = _format_long(found.total_s) + f": {shares}" * bool(shares)
     rows = [
         ("measured on", _describe_place(found)),
         (
@@ -123,7 +125,7 @@ def _describe_peak(found: "RunPrediction") -> str:
 
 
 def _describe_energy(found: "RunPrediction") -> str:
-    """Of the device alone, in kWh, and per image where that says more."""
+    """Of the device alone, in kWh."""
     if found.joules is None:
         return "not known: the device does not report what it uses"
     what = "processor" if found.measured_on["device"] == "cpu" else "GPU"
@@ -132,7 +134,7 @@ def _describe_energy(found: "RunPrediction") -> str:
 
 def _format_long(seconds: float) -> str:
     """A duration on the clock, with days where there are many hours."""
-    days, rest = divmod(seconds, 86400)
+    days, hours = divmod(round(seconds / 3600), 24)
     if days >= 2:
-        return f"{days:.0f}d{rest / 3600:02.0f}h"
+        return f"{days}d{hours:02}h"
     return format_seconds(seconds) if seconds >= 10 else f"{seconds:.1f}s"

@@ -40,7 +40,8 @@ def _run(args: ParsedArgs) -> int:
     from phalanx.assemble.blackbox import prepare_replay
     from phalanx.assemble.prepare import prepare_resume
 
-    prepared = prepare_resume(Path(args["run"]), args.flags)
+    unused = {"engine": "native", "wandb": "false", "mlflow": "false"}  # what they need may be gone
+    prepared = prepare_resume(Path(args["run"]), args.flags | unused)
     prepared, step = prepare_replay(prepared, step)
 
     from phalanx.assemble.replay import replay
