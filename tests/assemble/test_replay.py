@@ -14,6 +14,7 @@ from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch
 from phalanx.errors import CheckpointError, ConfigError, DivergedError
 from phalanx.optim.build import OptimSettings, build_optimizer
+from phalanx.plan import machine_choice
 from phalanx.report.records import Records, StepRow
 from small_runs import run_phalanx, small_run
 from small_states import take_step
@@ -348,3 +349,14 @@ def test_the_images_of_a_second_pass_are_counted_on():
 
     finding = found_by_probe(nn.Sequential(nn.ReLU(), Picky()), nn.Linear(6, 3))
     assert (finding.name, finding.rows) == ("2/1", (4,))
+
+
+def test_a_replay_needs_neither_engine_nor_trackers_of_its_run(digits, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    assert main(small_run(digits, run, steps=4)) == 0
+    config = run / "config.yaml"
+    text = config.read_text().replace("engine: native", "engine: lightning")
+    config.write_text(text.replace("mlflow: false", "mlflow: true"))
+    assert {"engine: lightning", "mlflow: true"} <= set(config.read_text().splitlines())
+    monkeypatch.setattr(machine_choice, "find_spec", lambda name: None)
+    assert main(["replay", str(run), "--step", "2"]) == 0
