@@ -128,6 +128,9 @@ def test_a_device_that_runs_out_of_memory_is_tried_with_smaller_batches(kind, ca
     module = {"train": "training", "infer": "inference"}[kind]
     monkeypatch.setattr(f"phalanx.bench.{module}._measure", run_out)
     words = ["--synthetic-data", "--model=resnet8", "--image-size=12", "--device=cpu"]
+    if kind == "train":
+        assert "and neither does the smallest" in refuse(capsys, kind, *words, "--batch-size=1")
+        tried.clear()
     told = refuse(capsys, kind, *words, "--batch-size=12")
     assert tried == [kind] and "--batch-size 12: does not fit into the memory of cpu" in told
     assert told.endswith("the largest that does, of those tried: --batch-size 12\n")
@@ -146,6 +149,7 @@ def test_a_device_that_runs_out_of_memory_is_tried_with_smaller_batches(kind, ca
         (["infer", "resnet8", "--batch-size=4,x"], "expected whole numbers above 0 such as 1,4,16"),
         (["infer", "resnet8", "--batch-size=4,4"], "names a size twice"),
         (["infer"], "see phalanx bench infer --help"),
+        (["train", "--engine=lightning"], "measures our own loop; `phalanx bench engines`"),
         (["train", "--seconds=0"], "--seconds: expected a number up to 3,600"),
         (["train", "--blocks=2"], "--blocks: expected a whole number from 3"),
     ],

@@ -95,14 +95,16 @@ def write_counters(rapl: Path, **joules: float) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "energy_uj").write_text(f"{value * 1e6:.0f}\n")
         (folder / "max_energy_range_uj").write_text("1000000000\n")
+        (folder / "name").write_text("psys\n" if name == "package2" else "package-0\n")
 
 
 def test_energy_of_a_processor_is_that_of_its_packages(tmp_path):
-    write_counters(tmp_path, package0=10, package0_0=4, package1=990)
+    write_counters(tmp_path, package0=10, package0_0=4, package1=990, package2=10)
     meter = EnergyMeter(torch.device("cpu"), rapl=tmp_path)
     meter.start()
-    write_counters(tmp_path, package0=16, package0_0=9, package1=3)
-    assert meter.read() == pytest.approx(6 + 13), "the second counter began again at 1000"
+    write_counters(tmp_path, package0=16, package0_0=9, package1=3, package2=60)
+    # the second counter began again at 1000; the third is the whole machine's
+    assert meter.read() == pytest.approx(6 + 13)
 
 
 def test_energy_is_unknown_where_nobody_may_read_it(tmp_path, no_energy):

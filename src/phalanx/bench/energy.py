@@ -53,6 +53,8 @@ def _read_packages(rapl: Path, file: str = "energy_uj") -> dict[str, float] | No
         if package.name.count(":") > 1:  # a part of a package, counted there already
             continue
         try:
+            if not (package / "name").read_text().startswith("package"):
+                continue  # psys: the whole machine, with the packages in it
             found[package.name] = int((package / file).read_text()) * _MICRO
         except (OSError, ValueError):
             return None

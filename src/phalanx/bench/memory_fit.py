@@ -59,6 +59,8 @@ def explain_full_device(settings: Settings, plan: Plan, *, alone: bool) -> Confi
     """
     if not alone:
         return _describe_full(plan.micro_batch, None, plan.device)
+    if plan.micro_batch == 1:
+        return _describe_full(1, 0, plan.device)
     found = find_batch_size(
         settings, most=plan.micro_batch, seconds=_TRIAL_S, done=lambda trial: None
     )

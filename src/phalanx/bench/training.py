@@ -102,6 +102,7 @@ def _fit_plan(plan: Plan, *, ends: bool) -> Plan:
         plan,
         total_steps=plan.total_steps if ends else _ENDLESS,
         growth=(),
+        valid_batch=plan.micro_batch,  # synthetic images are made for the larger of the two
         evaluate=replace(plan.evaluate, rate=Fraction(0)),
         save=replace(plan.save, rate=Fraction(0)),
     )

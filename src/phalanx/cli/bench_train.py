@@ -22,6 +22,7 @@ from phalanx.cli.validate import (
     read_target_name,
     refuse_model_options,
 )
+from phalanx.config.schema import OPTIONS
 from phalanx.errors import EXIT_UNTRUSTED, ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ _TIMING_FLAGS = (
     *_TIMING_FLAGS,
     usage="[PRESET|FILE] [--option value]... [--inputs KIND,...] [--seconds S] [--warmup S] "
     "[--blocks N] [--json]",
-    options=ALL_OPTIONS,
+    # nothing is recorded
+    options=tuple(n for n in ALL_OPTIONS if n != "profile" and OPTIONS[n].section != "trackers"),
     examples={
         "phalanx bench train": "the demo",
         "phalanx bench train imagenet-resnet50 --synthetic-data": "needs no data",
@@ -223,6 +225,11 @@ def _prepare_training(args: ParsedArgs) -> _Benchmark:
     settings = args.read_settings()
     if settings.missing:
         raise ConfigError(settings.missing)
+    if settings.config.machine.engine != "native":
+        raise ConfigError(
+            f"--engine {settings.config.machine.engine}: bench train measures our own loop; "
+            "`phalanx bench engines` compares the two"
+        )
     from phalanx.assemble.prepare import refuse_missing_weights
 
     refuse_missing_weights(settings.config)
