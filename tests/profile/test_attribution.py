@@ -162,3 +162,22 @@ def test_what_a_node_calls_is_part_of_it_and_exchanges_are_known_by_their_kernel
     labels = read_labels([*make_plain_step(), *inner, *sent])
     assert labels["recomputed"] == ("head", "backward")
     assert labels["ncclDevKernel_AllReduce_Sum_f32"] == ("sum of gradients", "")
+
+
+def test_a_transfer_between_stages_is_no_sum_of_gradients():
+    sent = [
+        mark("between stages", 52, 6),
+        launch(53, 20),
+        kernel("ncclDevKernel_SendRecv", 56, 9, 20),
+    ]
+    labels = read_labels([*make_plain_step(), *sent])
+    assert labels["ncclDevKernel_SendRecv"] == ("between stages", "")
+
+
+@pytest.mark.parametrize(("device", "is_noted"), [("cuda", True), ("cpu", False)])
+def test_a_gpu_whose_kernels_are_not_recorded_is_noted(device, is_noted):
+    events = [event for event in make_plain_step() if event["cat"] != "kernel"]
+    found = attribute(events, ["stem", "head"])
+    table = build_table(found, ["stem", "head"], step=11, images=4, title="t", device=device)
+    note = "note: the driver gave no kernels: times are those of the host, which only launches them"
+    assert (note in table.list_lines()) == is_noted

@@ -261,6 +261,7 @@ def build_profiler(
         first_step=state.step,
         total_steps=plan.total_steps,
         passes=plan.accumulation * len(place.layout.turns_of(place.rank)),
+        ranks=place.layout.ranks,
         graph=plan.acceleration.graph,
         names_units=not plan.acceleration.compiles,
     )

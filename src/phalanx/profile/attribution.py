@@ -193,7 +193,7 @@ def _label_device(
             replayed, launched = "GraphLaunch" in launch["name"], launch["ts"]
             segment = find_at(threads.get(launch["tid"], ()), launch["ts"])
             label = segment.label if segment else label
-        if "nccl" in event["name"].lower():
+        if "nccl" in event["name"].lower() and label.part != BETWEEN:
             label = Label(EXCHANGE, "")
         end = event["ts"] + event["dur"]
         found.append(DeviceWork(event["name"], event["ts"], end, label, launched, replayed))

@@ -6,7 +6,9 @@ is the first whose time counts. What goes wrong, such as a full disk, is noted; 
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -16,10 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from phalanx.disk import disk_errors, write_atomically
+from phalanx.disk import disk_errors, remove_quietly, write_atomically
 from phalanx.engine.step import MicroBatch
 from phalanx.engine.train import UNTIMED_STEPS, LoopDependencies
-from phalanx.errors import UserError
 from phalanx.models.units import UnitModel
 from phalanx.profile.attribution import (
     DATA,
@@ -40,7 +41,6 @@ _ENVIRONMENT = {
     "TEARDOWN_CUPTI": "0",
     "DISABLE_CUPTI_LAZY_REINIT": "1",
 }
-_LOST = (OSError, UserError, RuntimeError, ValueError, KeyError)  # a profile, never the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class ProfileSpec:
     first_step: int  # steps that are done when the process begins
     total_steps: int
     passes: int  # of a step in this process
+    ranks: int = 1  # of the run
     graph: bool = False  # passes are replayed
     names_units: bool = True  # a network that was compiled must stay as it is
 
@@ -90,6 +91,8 @@ class StepProfiler:
         self._spec, self._model, self._tell = spec, model, tell
         self._device = next(model.parameters()).device
         self._profiler: profile | None = None
+        self._step = spec.first_step  # the one whose images were asked for last
+        self._names_set: list[str] = []  # in the environment, which others use after us
         self._order: list[tuple[str, Label]] = []  # kernels of a pass without graphs
         units = model.units if isinstance(model, UnitModel) and spec.names_units else {}
         self._units = [*units]
@@ -110,8 +113,11 @@ class StepProfiler:
             self._name_ranges(False)
             try:
                 profiler.stop()
-            except _LOST as problem:
-                self._give_up(problem)
+            except Exception as problem:  # noqa: BLE001 - a profile, never the run
+                self._give_up(problem, outcome="there is none")
+        for name in self._names_set:
+            os.environ.pop(name, None)
+        self._names_set.clear()
 
     # --- in the loop ---
 
@@ -133,49 +139,47 @@ class StepProfiler:
     def _follow_step(
         self, train_step: Callable[[Sequence[MicroBatch], float], Tensor]
     ) -> Callable[[Sequence[MicroBatch], float], Tensor]:
-        steps = count(self._spec.first_step + 1)
-
         def follow(passes: Sequence[MicroBatch], lr: float) -> Tensor:
-            step = next(steps)
             with RANGES(STEP):
                 metrics = train_step(passes, lr)
                 if RANGES.are_recorded:
                     self._wait()
             if RANGES.are_recorded:
-                self._end(step)
+                self._end(self._step)
             return metrics
 
         return follow
 
     def _begin(self, step: int) -> None:
         """Start to look where the step after this one, or this one, is to be seen."""
-        spec = self._spec
+        spec, self._step = self._spec, step
         try:
             if step in (spec.step - 1, spec.step, spec.plain_step) and self._profiler is None:
-                self._profiler = self._start()  # warms up in the step before, where there is one
+                self._start()  # warms up in the step before, where there is one
             if step in (spec.step, spec.plain_step) and self._profiler is not None:
                 self._wait()  # what came before is no part of it
                 self._profiler.step()
                 self._name_ranges(True)
-        except _LOST as problem:
+        except Exception as problem:  # noqa: BLE001 - a profile, never the run
             self._give_up(problem)
 
-    def _start(self) -> profile:
-        """A profiler that warms up; its next step counts."""
+    def _start(self) -> None:
+        """Start a profiler that warms up; its next step counts."""
         for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+            if name not in os.environ:
+                os.environ[name] = value
+                self._names_set.append(name)
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         is_full = self._spec.detail == "full"
-        profiler = profile(
+        self._profiler = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
             record_shapes=is_full,
             with_stack=is_full,
         )
-        profiler.start()
-        return profiler
+        self._profiler.start()
 
     def _wait(self) -> None:
         """Wait for the device."""
@@ -202,37 +206,51 @@ class StepProfiler:
         """Make of the step what was asked for."""
         profiler, self._profiler = self._profiler, None
         self._name_ranges(False)
+        if profiler is None:
+            return
+        said = ""
         try:
-            if profiler is not None:
-                profiler.stop()
-                trace = read_trace(profiler)
-                if step == self._spec.plain_step:
-                    found = attribute(trace["traceEvents"], self._units)
-                    self._order = list_pass_order(found)
-                else:
-                    self._write(trace)
-        except _LOST as problem:
+            profiler.stop()
+            trace = read_trace(profiler)
+            if step == self._spec.plain_step:
+                found = attribute(trace["traceEvents"], self._units)
+                self._order = list_pass_order(found)
+            else:
+                said = self._write(trace)
+        except Exception as problem:  # noqa: BLE001 - a profile, never the run
             self._give_up(problem)
+        if said:  # out here, since a console that cannot be written does end a run
+            self._tell(said)
 
-    def _give_up(self, problem: Exception) -> None:
-        """Say why there is no profile."""
+    def _give_up(self, problem: Exception, *, outcome: str = "the run goes on without it") -> None:
+        """Say why there is no profile, and what comes of that."""
         self._name_ranges(False)
-        self._profiler = None
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            with suppress(Exception):  # it has failed before
+                profiler.stop()
         # without what to do about it: that is meant for a run that cannot go on
         reason = str(problem).partition("\n")[0].partition(";")[0] or type(problem).__name__
-        self._tell(f"note: profile: {reason}; the run goes on without it")
+        self._tell(f"note: profile: {reason}; {outcome}")
 
     # --- files ---
 
-    def _write(self, trace: dict[str, Any]) -> None:
+    def _write(self, trace: dict[str, Any]) -> str:
+        """Write the files; what to tell of them."""
         spec, folder = self._spec, self._spec.folder
         found = attribute(trace["traceEvents"], self._units, self._order)
         table = build_table(
-            found, self._units, step=spec.step, images=spec.images, title=spec.title
+            found,
+            self._units,
+            step=spec.step,
+            images=spec.images,
+            title=spec.title,
+            device=self._device.type,
         )
         table = replace(table, notes=(*table.notes, *self._list_notes()))
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        self._remove_old()
         write_atomically(folder / "summary.txt", "\n".join([*table.list_lines(), ""]))
         write_atomically(folder / "summary.json", json.dumps(table.facts(), indent=2))
         if spec.detail != "summary":
@@ -240,7 +258,16 @@ class StepProfiler:
             write_atomically(folder / "trace.json.gz", content)
         write_atomically(folder / "step.png", draw_step(found, table))
         shown = [*table.list_lines(), ""] if spec.detail == "summary" else []
-        self._tell("\n".join([*shown, f"profile: {table.describe()}; more in {folder}"]))
+        return "\n".join([*shown, f"profile: {table.describe()}; more in {folder}"])
+
+    def _remove_old(self) -> None:
+        """Remove what an earlier part of the run has left and this one does not replace."""
+        if self._spec.detail == "summary":
+            remove_quietly(self._spec.folder / "trace.json.gz")
+        for path in self._spec.folder.glob("rank-*"):
+            rank = path.name.removeprefix("rank-")
+            if rank.isdecimal() and int(rank) >= self._spec.ranks:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _list_notes(self) -> Iterator[str]:
         """What a reader must know of how the step was looked at."""

@@ -115,9 +115,18 @@ class StepTable:
 
 
 def build_table(
-    found: Attribution, units: Sequence[str], *, step: int, images: int, title: str
+    found: Attribution,
+    units: Sequence[str],
+    *,
+    step: int,
+    images: int,
+    title: str,
+    device: str = "cpu",
 ) -> StepTable:
-    """The tables of a step; with a GPU its time counts, and of the host the wait for data."""
+    """The tables of a step; with a GPU its time counts, and of the host the wait for data.
+
+    device: the type of the one that trains.
+    """
     whole, on_device = found.end - found.start, bool(found.device)
     times = _new_times()
     work: Sequence[DeviceWork | Segment] = found.device or found.host
@@ -139,7 +148,7 @@ def build_table(
         ms=whole / 1000,
         parts=tuple(parts),
         kernels=tuple(_count_kernels(found)),
-        notes=tuple(_list_notes(found)),
+        notes=tuple(_list_notes(found, device)),
     )
 
 
@@ -182,8 +191,10 @@ def _count_kernels(found: Attribution) -> list[_KernelTime]:
     return sorted(rows, key=lambda row: -row.ms)
 
 
-def _list_notes(found: Attribution) -> list[str]:
+def _list_notes(found: Attribution, device: str) -> list[str]:
     """What a reader must know of these figures."""
+    if device == "cuda" and not found.device:
+        return ["the driver gave no kernels: times are those of the host, which only launches them"]
     replayed = sum(work.replayed for work in found.device)
     if not replayed:
         return []
