@@ -126,7 +126,7 @@ def test_training_starts_from_the_weights_that_are_named(digits, tmp_path):
     module, _ = build_pair(digits, seed=7)
     file = tmp_path / "first.safetensors"
     save_file({name: t.contiguous() for name, t in module.model.state_dict().items()}, file)
-    started, _ = build_pair(digits, init_weights=str(file))
+    started, _ = build_pair(digits, init_weights=file)
     for name, tensor in module.model.state_dict().items():
         assert torch.equal(started.model.state_dict()[name], tensor), name
     trainer = build_trainer()

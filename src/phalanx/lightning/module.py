@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +39,14 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
         self, preset: str | None = None, *, restored: bool = False, **options: Any
     ) -> None:
         super().__init__()
-        self.save_hyperparameters({"preset": preset, **options})
+        given = {"preset": preset, **options}
+        # a checkpoint with a Path in it would not be loaded without running code
+        self.save_hyperparameters(
+            {
+                name: str(value) if isinstance(value, Path) else value
+                for name, value in given.items()
+            }
+        )
         self.recipe = Recipe(preset, options)
         config, plan = self.recipe.config, self.recipe.plan
         _tell_of_half_weights(config)
