@@ -164,12 +164,9 @@ def compare(first: PathLike, second: PathLike) -> dict[str, Any]:
 
 def _flags(options: dict[str, Any]) -> dict[str, str]:
     """Keywords as the flags they stand for."""
-    from phalanx.errors import ConfigError
+    from phalanx.config.text import to_flags
 
-    for name, value in options.items():
-        if isinstance(value, bytes | bytearray):
-            raise ConfigError(f"{name}: expected text, not bytes; decode it first")
-    return {name.replace("_", "-"): str(value) for name, value in options.items()}
+    return to_flags(options)
 
 
 def _choice(checkpoint: str | int | None) -> str | None:

@@ -134,8 +134,8 @@ def test_without_lightning_the_install_line_is_told_before_anything_is_written(
     run = tmp_path / "run"
     assert main(small_run(digits, run, engine="lightning")) == 2
     assert capfd.readouterr().err == (
-        "phalanx train: --engine lightning: PyTorch Lightning is needed, and not installed: pip "
-        "install 'phalanx[lightning]'; or train with --engine native, to the same bits\n"
+        "phalanx train: --engine lightning: PyTorch Lightning is not installed: pip install "
+        "'phalanx[lightning]'; or train with --engine native, to the same bits\n"
     )
     assert not run.exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.config.schema import OPTIONS
-from phalanx.lightning.recipe import TRAINERS
+from phalanx.lightning.recipe import TRAINER_OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text(encoding="utf-8")
 
@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text(encoding=
 def test_the_table_names_what_is_the_trainers():
     table = [line for line in PAGE.splitlines() if line.startswith("| `")]
     named = {name for line in table for name in re.findall("`([a-z-]+)`", line.split("|")[1])}
-    assert len(named) > 8 and named <= TRAINERS.keys() <= OPTIONS.keys()
+    assert len(named) > 8 and named <= TRAINER_OPTIONS.keys() <= OPTIONS.keys()
 
 
 @pytest.mark.slow

@@ -5,18 +5,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx.lightning
 from phalanx.cli.main import main
-from phalanx.errors import ConfigError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.lightning.optimizer import add_decays
 from phalanx.lightning.package import import_lightning
+from phalanx.lightning.recipe import Recipe
 from phalanx.optim.build import OptimSettings, build_optimizer
 from small_runs import small_run
 
@@ -121,6 +122,114 @@ def test_images_and_labels_of_other_data_train_too(digits):
     assert trainer.callback_metrics["val_images"] == 24
 
 
+def test_training_starts_from_the_weights_that_are_named(digits, tmp_path):
+    module, _ = build_pair(digits, seed=7)
+    file = tmp_path / "first.safetensors"
+    save_file({name: t.contiguous() for name, t in module.model.state_dict().items()}, file)
+    started, _ = build_pair(digits, init_weights=file)
+    for name, tensor in module.model.state_dict().items():
+        assert torch.equal(started.model.state_dict()[name], tensor), name
+    trainer = build_trainer()
+    trainer.strategy.connect(started)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"first\.safetensors: no such file"):
+        phalanx.lightning.Module(**build_options(digits), init_weights=str(file))
+    # a checkpoint has weights of its own
+    loaded = phalanx.lightning.Module.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert torch.equal(loaded.model.state_dict()[name], tensor)
+    assert loaded.hparams == started.hparams
+
+
+class Failing(pl.Callback):
+    """Ends the training in its second batch."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if batch_idx == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no"), KeyboardInterrupt()], ids=["error", "ctrl-c"]
+)
+def test_data_is_closed_after_a_failure_and_serves_the_next_trainer(digits, error):
+    module, data = build_pair(digits)
+    with pytest.raises((type(error), SystemExit)):
+        build_trainer(max_epochs=1, callbacks=[Failing(error)]).fit(module, data)
+    assert data._feed is None
+    positions = Positions()
+    trainer = build_trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[positions])
+    trainer.fit(module, data)
+    assert positions.epochs == {0: [*range(64)]}  # a step of 4 batches; 32 images fill none
+
+
+def test_data_that_is_still_open_is_opened_anew(digits):
+    _, data = build_pair(digits)
+    for accumulation, batches in ((1, 6), (4, 4)):
+        data.trainer = build_trainer(max_epochs=1, accumulate_grad_batches=accumulation)
+        data.setup("fit")
+        assert len(data.train_dataloader()) == batches
+    data.teardown("fit")
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_accumulation_that_changes_is_refused(digits, epoch):
+    scheduler = pl.callbacks.GradientAccumulationScheduler({epoch: 2})
+    module, data = build_pair(digits)
+    words = r"accumulates 2 batches .* with 1: .* Trainer\(accumulate_grad_batches=2\)"
+    with pytest.raises(ConfigError, match=words):
+        build_trainer(max_epochs=2, callbacks=[scheduler]).fit(module, data)
+
+
+def write_preset(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(f"extends: mnist-resnet8\n{text}\n")
+    return str(path)
+
+
+def test_a_preset_that_averages_checkpoints_is_refused(digits, tmp_path):
+    preset = write_preset(tmp_path, "weight-avg-strategy: mean")
+    words = "weight-avg-strategy mean, which this preset has, .* the callback WeightAveraging"
+    with pytest.raises(ConfigError, match=words):
+        phalanx.lightning.Module(preset, **build_options(digits))
+
+
+def test_weights_in_16_bits_are_not_dropped_silently(digits, tmp_path):
+    preset = write_preset(tmp_path, 'precision: "16.16"')
+    with pytest.warns(
+        UserWarning, match=r"precision 16\.16, which this preset has.*32 bits"
+    ) as told:
+        module = phalanx.lightning.Module(preset, **build_options(digits))
+    assert told[0].filename == __file__
+    assert module.model.state_dict()["fc.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("stages", ["pipeline-splits: layer2/0", "shards: 2", "shards: 1"])
+def test_a_preset_with_stages_trains_as_a_whole(digits, tmp_path, stages):
+    preset = write_preset(tmp_path, f"pipeline: true\n{stages}")
+    assert Recipe(preset, build_options(digits)).plan.pipeline is None
+
+
+@pytest.mark.parametrize(
+    ("launched", "given", "workers"), [(False, "", 4), (True, "", 4), (False, "workers: 6", 6)]
+)
+def test_each_process_has_its_share_of_the_workers(tmp_path, monkeypatch, launched, given, workers):
+    monkeypatch.setattr(sys.modules["phalanx.plan.plan"], "count_cores", lambda: 16)
+    if launched:
+        world = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}
+        for name, value in {**world, "MASTER_ADDR": "localhost", "MASTER_PORT": 1234}.items():
+            monkeypatch.setenv(name, str(value))
+    options = {"data": "generated", "image_size": 12, "batch_size": 2, "iterations": 1}
+    recipe = Recipe(write_preset(tmp_path, given), options)
+    trainer = SimpleNamespace(
+        world_size=4, num_nodes=1, global_rank=0, accumulate_grad_batches=1, max_steps=4
+    )
+    assert recipe.fit_to_trainer(trainer).plan.workers == workers
+
+
 def test_model_and_data_must_have_the_same_options(digits):
     module, _ = build_pair(digits)
     _, data = build_pair(digits, batch_size=4)
@@ -135,7 +244,12 @@ def test_model_and_data_must_have_the_same_options(digits):
         ({"replicas": 2, "precision": "16.32"}, "2 problems:\n.*devices=.*\n.*precision="),
         ({"ema_decay": 0.9}, "ema-decay: .*use the callback EMAWeightAveraging"),
         ({"pipeline": True}, "pipeline: has no effect under a Trainer of your own; leave it out"),
-        ({"epoch_tail": "carry"}, "whole steps, as with drop"),
+        (
+            {"epoch_tail": "carry"},
+            "of your own, leave it out; a Trainer's epoch has whole steps, as with drop",
+        ),
+        ({"weight_avg_strategy": "mean"}, "of your own, use the callback WeightAveraging"),
+        ({"data_dir": b"digits"}, "data_dir: expected text, not bytes"),
         (
             {"model": "airbench94", "image_size": 32},
             "airbench94: its first layer is made from training images",

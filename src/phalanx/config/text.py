@@ -2,6 +2,7 @@
 
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,14 @@ class OptionValue:
     value: Any
     where: str  # "--batch-size", "my.yaml:12: batch-size"
     origin: str  # what `plan --origin` prints: "flag", "preset demo", "file my.yaml"
+
+
+def to_flags(options: Mapping[str, Any]) -> dict[str, str]:
+    """Keywords of Python as the flags they stand for."""
+    for name, value in options.items():
+        if isinstance(value, bytes | bytearray):
+            raise ConfigError(f"{name}: expected text, not bytes; decode it first")
+    return {name.replace("_", "-"): str(value) for name, value in options.items()}
 
 
 def parse_option_text(name: str, text: str) -> Any:

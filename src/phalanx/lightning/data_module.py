@@ -14,6 +14,7 @@ from phalanx.assemble.feed import Feed, build_normaliser, open_feed
 from phalanx.assemble.place import Place
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch
+from phalanx.errors import ConfigError
 from phalanx.lightning.package import import_lightning
 from phalanx.lightning.recipe import Recipe
 from phalanx.plan.plan import Plan
@@ -44,8 +45,7 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
 
     def setup(self, stage: str) -> None:
         """Open this process's share of the data."""
-        if self._feed is not None:
-            return
+        self.teardown(stage)  # what another Trainer left open is of its length and batches
         found = self.recipe.fit_to_trainer(self.trainer)
         plan, config = found.plan, found.config
         device = self.trainer.strategy.root_device
@@ -58,6 +58,10 @@ class DataModule(_pl.LightningDataModule):  # type: ignore[misc]
         """End the processes that read."""
         self._feed = None
         self._exits.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """The same: a Trainer that fails or is interrupted tears nothing down."""
+        self.teardown("fit")
 
     def train_dataloader(self) -> "_TrainBatches":
         """The micro-batches of an epoch, from the step that the Trainer has reached."""
@@ -105,6 +109,7 @@ class _TrainBatches:
         return int(self._plan.steps_per_epoch) * self._plan.accumulation
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        self._refuse_other_accumulation()
         step = self._trainer.global_step
         if self._next != step * self._plan.accumulation:
             steps = self._feed.batches_from(step)
@@ -112,6 +117,16 @@ class _TrainBatches:
         for batch in self._stream:  # goes on from epoch to epoch, so that readers never pause
             self._next += 1
             yield batch
+
+    def _refuse_other_accumulation(self) -> None:
+        """Raise ConfigError where the Trainer's steps are no longer those of the plan."""
+        now, planned = self._trainer.accumulate_grad_batches, self._plan.accumulation
+        if now != planned:
+            raise ConfigError(
+                f"the Trainer accumulates {now} batches in epoch {self._trainer.current_epoch}, "
+                f"and began with {planned}: images would be trained twice or not at all; leave "
+                f"out GradientAccumulationScheduler and use Trainer(accumulate_grad_batches={now})"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the Trainer's step says all."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.assemble.build import build_network, build_optim_settings, build_step_options
+from phalanx.assemble.prepare import refuse_missing_weights
+from phalanx.config.schema import Config
 from phalanx.engine.evaluate import ValidBatch
 from phalanx.engine.step import MicroBatch, PassParts, clip_gradients, compute_logits
 from phalanx.errors import ConfigError
@@ -29,14 +32,29 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
     Module("imagenet-resnet50", data_dir="~/imagenet", batch_size=256): options are keywords, the
     same as those of the DataModule. Logs train_loss and train_top1, and of every validation image
     once: val_loss, val_top1 and val_images. Batches of other data are pairs of images and labels.
+    restored: the weights come from a checkpoint of Lightning's, so none of init_weights are read.
     """
 
-    def __init__(self, preset: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, preset: str | None = None, *, restored: bool = False, **options: Any
+    ) -> None:
         super().__init__()
-        self.save_hyperparameters({"preset": preset, **options})
+        given = {"preset": preset, **options}
+        # a checkpoint with a Path in it would not be loaded without running code
+        self.save_hyperparameters(
+            {
+                name: str(value) if isinstance(value, Path) else value
+                for name, value in given.items()
+            }
+        )
         self.recipe = Recipe(preset, options)
         config, plan = self.recipe.config, self.recipe.plan
-        self.model = build_network(config, plan, torch.device("cpu"))
+        _tell_of_half_weights(config)
+        if not restored:
+            refuse_missing_weights(config)
+        self.model = build_network(
+            config, plan, torch.device("cpu"), with_init_weights=not restored
+        )
         if has_whitening(self.model) and config.model.init_weights is None:
             raise ConfigError(
                 f"--model {config.model.model}: its first layer is made from training images, "
@@ -44,6 +62,12 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
             )
         self._plan, self._rank = plan, 0
         self._sums = torch.zeros(3)
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> Any:
+        """As Lightning has it; the file of init_weights may be gone by now."""
+        given = {"restored": True, **options}
+        return super().load_from_checkpoint(checkpoint_path, *args, **given)
 
     def setup(self, stage: str) -> None:
         """Take over what the Trainer decides."""
@@ -133,6 +157,17 @@ class Module(_pl.LightningModule):  # type: ignore[misc]
             optimizer,
             gradient_clip_val=gradient_clip_val,
             gradient_clip_algorithm=gradient_clip_algorithm,
+        )
+
+
+def _tell_of_half_weights(config: Config) -> None:
+    """Warn where a preset keeps weights in 16 bits, which changes what it learns."""
+    if config.machine.precision == "16.16":
+        _pl.utilities.rank_zero_warn(
+            "precision 16.16, which this preset has, is not done under a Trainer of your own: "
+            "weights are kept in 32 bits, and Trainer(precision=...) decides the rest; for weights "
+            "in 16 bits, run phalanx train",
+            stacklevel=6,  # where the Module is made
         )
 
 

@@ -14,35 +14,37 @@ from phalanx.assemble.dataset_summary import DatasetSummary, plan_new_run
 from phalanx.assemble.find_data import fetch_missing, read_with_data
 from phalanx.config.read import Settings
 from phalanx.config.schema import OPTIONS, SPELLINGS, Config
+from phalanx.config.text import to_flags
 from phalanx.errors import ConfigError, join_problems
 from phalanx.plan.layout import Layout
-from phalanx.plan.plan import Plan
+from phalanx.plan.plan import Plan, count_workers
 from phalanx.plan.world import read_world
 
 _SECTIONS = ("data", "augment", "model", "resnet", "efficientnet", "optim", "schedule", "loss")
 _OTHERS = ("seed", "plugin", "enable-recompute", "recompute-checkpoints")  # that are ours, too
-TRAINERS = {  # options that are the Trainer's to decide, and what to give it instead
-    "epochs": "Trainer(max_epochs=...)",
-    "steps": "Trainer(max_steps=...)",
-    "gradient-accumulation": "Trainer(accumulate_grad_batches=...)",
-    "global-batch-size": "batch_size and Trainer(accumulate_grad_batches=...)",
-    "replicas": "Trainer(devices=...), each process is a replica",
-    "devices": "Trainer(devices=...)",
-    "device": "Trainer(accelerator=...)",
-    "precision": "Trainer(precision=...)",
-    "half-type": "Trainer(precision=...)",
-    "loss-scaling": "Trainer(precision=...)",
-    "initial-loss-scaling": "Trainer(precision=...)",
-    "auto-loss-scaling": "Trainer(precision=...)",
-    "bn-span": "Trainer(sync_batchnorm=True)",
-    "determinism": "Trainer(deterministic=...)",
-    "ema-decay": "the callback EMAWeightAveraging",
-    "validation-frequency": "Trainer(check_val_every_n_epoch=...)",
-    "logs-per-epoch": "Trainer(log_every_n_steps=...)",
-    "ckpts-per-epoch": "the callback ModelCheckpoint",
-    "keep": "the callback ModelCheckpoint",
-    "run-dir": "Trainer(default_root_dir=...)",
-    "epoch-tail": "nothing: an epoch of the Trainer's has whole steps, as with drop",
+TRAINER_OPTIONS = {  # options that are the Trainer's to decide, and what to do instead
+    "epochs": "use Trainer(max_epochs=...)",
+    "steps": "use Trainer(max_steps=...)",
+    "gradient-accumulation": "use Trainer(accumulate_grad_batches=...)",
+    "global-batch-size": "use batch_size and Trainer(accumulate_grad_batches=...)",
+    "replicas": "use Trainer(devices=...); each process is a replica",
+    "devices": "use Trainer(devices=...)",
+    "device": "use Trainer(accelerator=...)",
+    "precision": "use Trainer(precision=...)",
+    "half-type": "use Trainer(precision=...)",
+    "loss-scaling": "use Trainer(precision=...)",
+    "initial-loss-scaling": "use Trainer(precision=...)",
+    "auto-loss-scaling": "use Trainer(precision=...)",
+    "bn-span": "use Trainer(sync_batchnorm=True)",
+    "determinism": "use Trainer(deterministic=...)",
+    "ema-decay": "use the callback EMAWeightAveraging",
+    "weight-avg-strategy": "use the callback WeightAveraging",
+    "validation-frequency": "use Trainer(check_val_every_n_epoch=...)",
+    "logs-per-epoch": "use Trainer(log_every_n_steps=...)",
+    "ckpts-per-epoch": "use the callback ModelCheckpoint",
+    "keep": "use the callback ModelCheckpoint",
+    "run-dir": "use Trainer(default_root_dir=...)",
+    "epoch-tail": "leave it out; a Trainer's epoch has whole steps, as with drop",
 }
 
 
@@ -60,7 +62,7 @@ class Recipe:
 
     def __init__(self, preset: str | None, options: Mapping[str, Any]) -> None:
         self._preset = preset
-        self.flags = {name.replace("_", "-"): str(value) for name, value in options.items()}
+        self.flags = to_flags(options)
         _refuse_trainers_options(self.flags)
         world = read_world()
         self._start = self._plan(length={}, replicas=world.size if world else 1, accumulation=1)
@@ -89,14 +91,10 @@ class Recipe:
             accumulation=trainer.accumulate_grad_batches,
         )
         layout = Layout(trainer.world_size, trainer.world_size)
-        if "workers" not in self.flags:
-            local = max(1, trainer.world_size // trainer.num_nodes)
-            plan = replace(plan, workers=-(-plan.workers // local))
-        return _TrainerPlan(
-            config=settings.config,
-            plan=replace(plan, layout=layout, precision="32.32"),  # its precision is the Trainer's
-            rank=trainer.global_rank,
-        )
+        local = max(1, trainer.world_size // trainer.num_nodes)
+        # the plan knows the devices of this machine, and not how many of them the Trainer uses
+        plan = replace(plan, layout=layout, workers=count_workers(settings.config, local))
+        return _TrainerPlan(config=settings.config, plan=plan, rank=trainer.global_rank)
 
     def _plan(
         self, *, length: Mapping[str, str], replicas: int, accumulation: int
@@ -108,12 +106,15 @@ class Recipe:
             "bn-span": "1",
             "epoch-tail": "drop",
             "engine": "native",
+            # a process has the whole network, whatever stages a preset cuts it into
+            **{"pipeline": "false", "pipeline-splits": "none", "shards": "1"},
         }
         settings = read_with_data(self._preset, {**self.flags, **given})
         settings = fetch_missing(settings, lambda line: None)
         if settings.missing:
             raise ConfigError(settings.missing)
         settings, plan, dataset = plan_new_run(settings)
+        # how precise is the Trainer's to decide
         return settings, replace(plan, precision="32.32"), dataset
 
 
@@ -125,8 +126,8 @@ def _refuse_trainers_options(flags: Mapping[str, str]) -> None:
         if option is None:  # refused with the nearest name when the options are read
             continue
         name = option.name
-        if name in TRAINERS:
-            problems.append(f"{given}: under a Trainer of your own, use {TRAINERS[name]}")
+        if name in TRAINER_OPTIONS:
+            problems.append(f"{given}: under a Trainer of your own, {TRAINER_OPTIONS[name]}")
         elif option.section not in _SECTIONS and name not in _OTHERS:
             problems.append(
                 f"{given}: has no effect under a Trainer of your own; leave it out, or run "
@@ -138,12 +139,19 @@ def _refuse_trainers_options(flags: Mapping[str, str]) -> None:
 
 def _refuse_unsupported(config: Config) -> None:
     """Raise ConfigError for what a preset wants and only our own loops can do."""
-    if config.optim.ema_decay:
-        raise ConfigError(
-            f"ema-decay {config.optim.ema_decay:g}, which this preset has, is not done under a "
-            "Trainer of your own: use a preset without it and the callback EMAWeightAveraging, or "
-            "run phalanx train"
-        )
+    strategy, problems = config.run.weight_avg_strategy, []
+    averages = (
+        (f"ema-decay {config.optim.ema_decay:g}", config.optim.ema_decay, "EMAWeightAveraging"),
+        (f"weight-avg-strategy {strategy}", strategy != "none", "WeightAveraging"),
+    )
+    for option, is_used, callback in averages:
+        if is_used:
+            problems.append(
+                f"{option}, which this preset has, is not done under a Trainer of your own: use a "
+                f"preset without it and the callback {callback}, or run phalanx train"
+            )
+    if problems:
+        raise join_problems(problems)
 
 
 def _find_length(trainer: Any) -> dict[str, str]:

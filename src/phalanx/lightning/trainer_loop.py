@@ -9,11 +9,9 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from torch import Tensor
 
 from phalanx.engine.state import TrainState
 from phalanx.engine.step import MicroBatch
@@ -38,7 +36,7 @@ class _StepModule(_pl.LightningModule):  # type: ignore[misc]
         """Make the step, without waiting for it."""
         self._loop.train_step(passes)
 
-    def configure_optimizers(self) -> list[Tensor]:
+    def configure_optimizers(self) -> list[Any]:
         """None that Lightning knows: the step has its own."""
         return []
 
@@ -91,7 +89,12 @@ def fit_with_trainer(
         return
     with _silenced():
         trainer = _build_trainer(_RunCallback(loop))
-        _leave_as_interrupted(lambda: trainer.fit(_StepModule(loop), _StepData(loop)))
+        try:
+            trainer.fit(_StepModule(loop), _StepData(loop))
+        except SystemExit as end:  # what the Trainer makes of an interrupt, too
+            if isinstance(end.__context__, KeyboardInterrupt):
+                raise end.__context__ from None
+            raise
 
 
 def _build_trainer(callback: _RunCallback) -> Any:
@@ -117,16 +120,6 @@ def _build_trainer(callback: _RunCallback) -> Any:
         )
     finally:
         os.environ.update(limits)
-
-
-def _leave_as_interrupted(fit: Callable[[], None]) -> None:
-    """Make a Trainer end by KeyboardInterrupt again where it turned that into an exit code."""
-    try:
-        fit()
-    except SystemExit as end:
-        if isinstance(end.__context__, KeyboardInterrupt):
-            raise end.__context__ from None
-        raise
 
 
 @contextmanager

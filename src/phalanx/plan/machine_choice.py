@@ -185,9 +185,7 @@ def find_lightning() -> str:
         spec = find_spec(package)
         if spec is not None and spec.origin is not None:  # a folder of that name has none
             return package
-    raise ConfigError(
-        "PyTorch Lightning is needed, and not installed: pip install 'phalanx[lightning]'"
-    )
+    raise ConfigError("PyTorch Lightning is not installed: pip install 'phalanx[lightning]'")
 
 
 def refuse_missing_engine(config: Config, chosen: MachineChoice) -> None:

@@ -254,7 +254,7 @@ def _plan_pieces(
     problems.refuse()
     if pipeline is not None:
         patterns = keep_splits(pipeline, config, patterns, folded=layout.stages == 1)
-    workers = _choose_workers(config, count_local_ranks(layout))
+    workers = count_workers(config, count_local_ranks(layout))
     faster = plan_acceleration(config, chosen, layout, recomputes=patterns is not None)
     warnings = (
         *shifts,
@@ -366,7 +366,7 @@ def _count_steps(config: Config, steps_per_epoch: Fraction) -> int:
     return total
 
 
-def _choose_workers(config: Config, ranks: int) -> int:
+def count_workers(config: Config, ranks: int) -> int:
     """Worker processes of each rank of a machine: as asked, or by cores if there is much to do."""
     if config.data.workers is not None:
         return config.data.workers
