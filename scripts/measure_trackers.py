@@ -1,10 +1,11 @@
 """What trackers cost a run: images/s with them over images/s without, in interleaved pairs.
 
 Both sides are the training loop of one run of the demo, which logs as often as it does by default:
-every 25 steps, so that each block has a log point. Also prints how long a log point waits for
-trackers to be told.
+every 25 steps. A tracker works after a log point, so a block has several of them and ends half-way
+between two: nearly all of the work then falls into the block that caused it. Also prints how long a
+log point waits for trackers to be told.
 
-    python scripts/measure_trackers.py [--trackers tensorboard,wandb] [--pairs 100] [--steps 25]
+    python scripts/measure_trackers.py [--trackers tensorboard,wandb] [--pairs 40] [--log-points 4]
 """
 
 import os
@@ -17,7 +18,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from phalanx.assemble.memory import read_memory_shares
 from phalanx.assemble.prepare import prepare_new
 from phalanx.assemble.train import open_training
 from phalanx.bench.overhead import _phalanx_block
@@ -26,30 +26,33 @@ from phalanx.config.read import read_settings
 from phalanx.trackers.choice import choose_trackers
 from phalanx.trackers.processes import Trackers, tracking
 
+_LOG_STEPS = 25  # from one log point of the demo to the next
+
 
 def main() -> None:
     """Measure and print."""
     parser = ArgumentParser()
     parser.add_argument("--trackers", default="tensorboard,wandb")
-    parser.add_argument("--pairs", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--log-points", type=int, default=4, help="in each block")
     args = parser.parse_args()
     os.environ.setdefault("WANDB_MODE", "offline")
     names = args.trackers.split(",")
+    block_steps = args.log_points * _LOG_STEPS
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        steps = str((2 * args.pairs + 8) * args.steps)
+        steps = str((2 * args.pairs + 8) * block_steps)
         flags = {"run-dir": str(Path(folder) / "run"), "steps": steps}
         # a longer run has more epochs, and logs as often in each
         settings = read_settings("demo", {**flags, **dict.fromkeys(names, "true")})
         prepared = prepare_new(settings, line="measure")
         silence = stack.enter_context(open(os.devnull, "w"))
         training = open_training(prepared, stack, stream=silence)
-        read_extras = partial(read_memory_shares, training.session.device)
-        training.trackers.read_extras = read_extras
         chosen = choose_trackers(prepared.config)
         stack.enter_context(tracking(training.trackers, prepared.run, chosen, print))
-        tracked = _phalanx_block(training, args.steps)
-        plain = _phalanx_block(replace(training, trackers=Trackers()), args.steps)
+        untracked = replace(training, trackers=Trackers())
+        _phalanx_block(untracked, _LOG_STEPS // 2)()  # from here on, blocks end between log points
+        tracked = _phalanx_block(training, block_steps)
+        plain = _phalanx_block(untracked, block_steps)
         for block in (tracked, plain, tracked, plain):  # caches fill, packages are imported
             block()
         ratio = measure_pairs(tracked, plain, pairs=args.pairs, done=lambda _: None)
@@ -57,7 +60,7 @@ def main() -> None:
     low, high = ratio.interval95
     print(
         f"{' and '.join(names)}: {ratio.median:.4f} of the images/s without "
-        f"(95 % interval {low:.4f} to {high:.4f}, {args.pairs} pairs of {args.steps} steps); "
+        f"(95 % interval {low:.4f} to {high:.4f}, {args.pairs} pairs of {block_steps} steps); "
         f"median {median(ratio.ours):,.0f} and {median(ratio.theirs):,.0f} images/s; "
         f"a log point waits {told_us:.0f} microseconds"
     )

@@ -48,13 +48,13 @@ def test_texts_and_hyperparameters_reach_their_pages(tmp_path):
     from tensorboard.plugins.hparams import metadata
 
     events = EventFile(tmp_path)
-    events.add_summary(text("options", "| a | b |"))
+    events.add_summary(text("options", "| a | b\udcff |"))  # of a path that is no UTF-8
     chosen = {"lr": 0.1, "epochs": 2, "nesterov": True, "model": "resnet8", "mixup": None}
     events.add_summary(hyperparameters(chosen, group="run", begin=12.5))
     events.close()
     read = EventAccumulator(str(tmp_path))
     read.Reload()
-    assert read.Tensors("options")[0].tensor_proto.string_val == [b"| a | b |"]
+    assert read.Tensors("options")[0].tensor_proto.string_val == [b"| a | b? |"]
     assert read.summary_metadata["options"].plugin_data.plugin_name == "text"
     content = read.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     start = metadata.parse_session_start_info_plugin_data(content)

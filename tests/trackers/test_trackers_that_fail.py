@@ -62,11 +62,27 @@ def test_a_full_disk_does_not_stop_a_run(digits, tmp_path, capsys):
 
 def test_track_fails_where_a_tracker_does(run, capsys):
     (run.path / "tensorboard").write_text("a file in the way")
-    assert main(["track", str(run.path), "--tensorboard"]) == 1
+    assert main(["track", str(run.path), "--tensorboard"]) == 8
     out, error = capsys.readouterr()
     reason = f"[Errno 17] File exists: '{run.path / 'tensorboard'}'"
     assert out.startswith(f"tensorboard: {reason}; {LATER}\n")
     assert f"{run.path}: not everything has arrived" in error
+
+
+def test_track_fails_where_a_tracker_cannot_be_started(run, capsys):
+    (run.path / "trackers").write_text("a file in the way")
+    assert main(["track", str(run.path), "--tensorboard"]) == 8
+    out, error = capsys.readouterr()
+    assert out.startswith("tensorboard: cannot be started ([Errno 17] File exists")
+    assert "training goes on" not in out
+    assert f"{run.path}: not everything has arrived" in error
+
+
+def test_track_needs_no_tracker_but_the_one_it_names(run, monkeypatch):
+    monkeypatch.setattr("phalanx.trackers.choice.find_spec", lambda module: None)
+    run.config.write_text("seed: 1\nmlflow: true\n")
+    assert main(["track", str(run.path)]) == 2
+    assert main(["track", str(run.path), "--tensorboard"]) == 0
 
 
 @pytest.fixture
@@ -107,7 +123,7 @@ def test_a_tracker_that_dies_is_told_once(run):
     for step in range(10):
         trackers.notify(step)
     gone = f"tensorboard: its process has ended, see {run.path}/trackers/tensorboard.log"
-    assert notes == [f"{gone}; training goes on"]
+    assert notes == [f"{gone}; the run is not affected"]
     trackers.end("failed")
     assert len(notes) == 2 and "not all of it arrived" in notes[1]
 

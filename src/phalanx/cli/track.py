@@ -4,7 +4,7 @@ from pathlib import Path
 
 from phalanx.cli.command import Argument, ParsedArgs, command
 from phalanx.config.schema import OPTIONS
-from phalanx.errors import ConfigError, UserError
+from phalanx.errors import ConfigError, NetworkError
 
 _PATIENCE_S = 86_400.0  # whoever waits can see it, and stop it
 
@@ -26,7 +26,7 @@ def _run(args: ParsedArgs) -> None:
     from phalanx.assemble.prepare import stored_options
     from phalanx.config.read import read_stored_settings
     from phalanx.report.folder import open_run
-    from phalanx.trackers.choice import choose_trackers, refuse_missing_trackers
+    from phalanx.trackers.choice import choose_trackers, refuse_missing
     from phalanx.trackers.processes import Trackers
     from phalanx.trackers.tracker import END
 
@@ -35,13 +35,14 @@ def _run(args: ParsedArgs) -> None:
     stored = {name: value for name, value in stored_options(run).items() if name in OPTIONS}
     settings = read_stored_settings(stored, flags=flags, where=str(run.config), name=run.path.name)
     chosen = choose_trackers(settings.config)
-    named = {name: options for name, options in chosen.items() if name in args.flags}
+    named = {name: options for name, options in chosen.items() if name in args.flags} or chosen
     if not chosen:
         raise ConfigError("name a tracker: --tensorboard, --wandb or --mlflow")
-    refuse_missing_trackers(settings.config)
+    refuse_missing(named)  # others that the run once had are not needed
     with run.lock():
         trackers = Trackers()
-        trackers.start(run, named or chosen, print)
+        has_started = trackers.start(run, named, print)
         end: END = "finished" if run.summary.exists() else "stopped"
-        if not trackers.end(end, patience_s=_PATIENCE_S):
-            raise UserError(f"{run.path}: not everything has arrived; see above, and try again")
+        has_arrived = trackers.end(end, patience_s=_PATIENCE_S)
+    if not (has_started and has_arrived):
+        raise NetworkError(f"{run.path}: not everything has arrived; see above, and try again")

@@ -1,5 +1,6 @@
 """Which trackers a run wants, and whether they are installed."""
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,9 +28,13 @@ def choose_trackers(config: Config) -> dict[str, dict[str, Any]]:
 
 def refuse_missing_trackers(config: Config) -> None:
     """Raise where a tracker is asked for that is not installed, with the line that installs it."""
-    if not is_first_rank():  # others have no trackers
-        return
-    for tracker in choose_trackers(config):
+    if is_first_rank():  # others have no trackers
+        refuse_missing(choose_trackers(config))
+
+
+def refuse_missing(trackers: Iterable[str]) -> None:
+    """The same for these alone."""
+    for tracker in trackers:
         module = _MODULES[tracker]
         spec = find_spec(module) if module else None
         # without an origin it is a mere folder of that name, such as wandb leaves behind

@@ -45,7 +45,8 @@ def _field(number: int, value: float | str | bytes, *, single: bool = False) -> 
     if isinstance(value, float):
         kind, layout = (_FIXED32, "<f") if single else (_FIXED64, "<d")
         return _varint(number << 3 | kind) + struct.pack(layout, value)
-    data = value.encode() if isinstance(value, str) else value
+    # a folder whose name is no UTF-8 has surrogates in it
+    data = value.encode(errors="replace") if isinstance(value, str) else value
     return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
 
 

@@ -1,10 +1,12 @@
 """MLflow: one run of an experiment on a tracking server, or in a database."""
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from phalanx.trackers.tracker import END, RunFacts, TrackerState
 
@@ -23,6 +25,7 @@ class MLflow:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
         self._client: Any = None
+        self._state: TrackerState | None = None
         self._id = ""
         self._metrics: list[Any] = []  # that wait to be sent
 
@@ -32,6 +35,12 @@ class MLflow:
         assert self._client is not None
         return self._client
 
+    @property
+    def state(self) -> TrackerState:
+        """What is remembered, once it is open."""
+        assert self._state is not None
+        return self._state
+
     def open(self, facts: RunFacts, state: TrackerState) -> str:
         """Begin the run there, or go on with it."""
         for name, value in _PATIENCE.items():
@@ -39,37 +48,61 @@ class MLflow:
         from mlflow.tracking import MlflowClient
 
         uri = self._choose_uri(state)
-        self._client = MlflowClient(tracking_uri=uri)
-        if "id" in state.facts:
+        self._state = state
+        self._client = MlflowClient(tracking_uri=_hand_over_password(uri))
+        if "id" in state.facts and not self._is_elsewhere(uri):
             self._id = state.facts["id"]
-            self.client.update_run(self._id, status="RUNNING")
         else:
-            self._id = self._create_run(facts)
-            state.facts |= {"id": self._id, "uri": uri}
+            self._id = state.facts["id"] = self._create_run(facts)
+        if _has_password(uri):
+            state.facts.pop("uri", None)
+        else:
+            state.facts["uri"] = uri
+        state.save()  # before anything else can fail: a second attempt must find this run
+        if "has_options" not in state.facts:
+            self._log_options(facts)
+            state.facts["has_options"] = "yes"
             state.save()
-        return f"run {self._id} at {uri}"
+        return f"run {self._id} at {_hide_user(uri).partition('?')[0]}"
 
     def _choose_uri(self, state: TrackerState) -> str:
         """Where the runs are; a resume finds them again from any folder."""
-        given = self._options["mlflow-uri"] or os.environ.get("MLFLOW_TRACKING_URI")
-        default = f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-        return str(state.facts.get("uri") or given or default)
+        stored = state.facts.get("uri")
+        given = self._options["mlflow-uri"] or stored or os.environ.get("MLFLOW_TRACKING_URI")
+        if not given and "id" in state.facts:
+            raise ValueError("set MLFLOW_TRACKING_URI again: its password was not stored")
+        return str(given or f"sqlite:///{Path.cwd() / 'mlflow.db'}")
+
+    def _is_elsewhere(self, uri: str) -> bool:
+        """Whether the run we know of is not at this address, which another one was before."""
+        try:
+            self.client.update_run(self.state.facts["id"], status="RUNNING")
+        except Exception as failure:
+            is_unknown = getattr(failure, "error_code", "") == "RESOURCE_DOES_NOT_EXIST"
+            if not is_unknown or self.state.facts.get("uri", uri) == uri:
+                raise
+            self.state.facts.clear()
+            self.state.told.clear()
+            return True
+        return False
 
     def _create_run(self, facts: RunFacts) -> str:
-        """The id of a new run, with its options as parameters."""
-        from mlflow.entities import Param
-
+        """The id of a new run."""
         wanted = self._options["mlflow-experiment"] or os.environ.get("MLFLOW_EXPERIMENT_NAME")
         name = wanted or "phalanx"
         found = self.client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self.client.create_experiment(name)
         tags = {**facts.describe(), **({"sweep": facts.group} if facts.group else {})}
         run = self.client.create_run(experiment, run_name=facts.name, tags=tags)
+        return str(run.info.run_id)
+
+    def _log_options(self, facts: RunFacts) -> None:
+        """Add all options as parameters."""
+        from mlflow.entities import Param
+
         params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in facts.options.items()]
         for begin in range(0, len(params), _PARAMS_PER_CALL):
-            part = params[begin : begin + _PARAMS_PER_CALL]
-            self.client.log_batch(run.info.run_id, params=part)
-        return str(run.info.run_id)
+            self.client.log_batch(self._id, params=params[begin : begin + _PARAMS_PER_CALL])
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """Add the numbers of a step."""
@@ -86,7 +119,33 @@ class MLflow:
 
     def close(self, end: END, results: Mapping[str, float]) -> None:
         """Add what came out, and end the run there."""
-        if results:
+        steps = str(results.get("result/steps"))
+        if results and self.state.facts.get("results") != steps:
             self.log(results, step=int(results["result/steps"]))
             self.flush()
+            self.state.facts["results"] = steps  # `phalanx track` may come again
+            self.state.save()
         self.client.set_terminated(self._id, status=_STATUSES[end])
+
+
+def _has_password(uri: str) -> bool:
+    parts = urlsplit(uri)
+    return parts.password is not None or "password=" in parts.query
+
+
+def _hide_user(uri: str) -> str:
+    """An address without the name and the password in it."""
+    return re.sub(r"(?<=://)[^/?#]*@", "", uri)
+
+
+def _hand_over_password(uri: str) -> str:
+    """The address for the client, which puts the one it was given into its messages.
+
+    A server's password goes through the environment instead; a database needs it in the address.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https") or parts.password is None:
+        return uri
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username or "")
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password)
+    return _hide_user(uri)

@@ -37,6 +37,7 @@ class _TrackerProcess:
         self.log = run.path / "trackers" / f"{name}.log"
         self._read = b""
         self._is_lost = False
+        self._last = b""  # the message that ends it, until there is room for it
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             # a session of its own: Ctrl-C is for the run, which ends its trackers in order
@@ -77,27 +78,53 @@ class _TrackerProcess:
         """Say once that the process is gone."""
         if not self._is_lost:
             self._is_lost = True
-            self._say(f"{self.name}: its process has ended, see {self.log}; training goes on")
+            self._say(
+                f"{self.name}: its process has ended, see {self.log}; the run is not affected"
+            )
 
     def begin_end(self, end: END, *, seconds: float) -> None:
         """Tell it that the run has ended, and how long it is waited for."""
-        self.tell({"end": end, "seconds": seconds})
+        self._last = json.dumps({"end": end, "seconds": seconds}).encode() + b"\n"
+        self._send_last()
+
+    def _send_last(self) -> None:
+        """Send the end, if there is room for it, and close the pipe behind it."""
+        if not self._last:
+            return
+        try:
+            os.write(self._stdin.fileno(), self._last)
+        except BlockingIOError:
+            return  # without the end it would take the run for one that was killed
+        except OSError:
+            self._note_loss()
+        self._last = b""
         with suppress(OSError):
             self._stdin.close()
 
-    def wait(self, until: float, *, waited_s: float) -> bool:
-        """Give it until then to finish; whether all has arrived."""
-        while self._process.poll() is None and monotonic() < until:
-            self.pass_notes_on()
-            sleep(_POLL_S)
+    def is_at_work(self) -> bool:
+        """Whether it still runs, after it was told to end."""
+        self._send_last()
         self.pass_notes_on()
+        return self._process.poll() is None
+
+    def report(self, *, waited: str) -> bool:
+        """Say what is missing, and how to send it; whether all has arrived."""
         code = self._process.poll()
-        again = f"phalanx track {self._run.path} --{self.name}"
+        self.pass_notes_on()
         if code is None:
-            self._say(f"{self.name}: not finished within {waited_s:g} s; send the rest by: {again}")
+            self._say(f"{self.name}: {waited}; send the rest by: {self._advise()}")
         elif code:
-            self._say(f"{self.name}: not all of it arrived, see {self.log}; send it by: {again}")
+            log, advice = self.log, self._advise()
+            self._say(f"{self.name}: not all of it arrived, see {log}; send it by: {advice}")
         return code == 0
+
+    def _advise(self) -> str:
+        """The command that sends the rest."""
+        folder = self._run.path / "wandb"
+        # what wandb was handed lies there until it is uploaded; the records are not needed
+        if self.name == "wandb" and any(folder.glob("*run-*")):
+            return f"wandb sync {folder}/*run-*"
+        return f"phalanx track {self._run.path} --{self.name}"
 
     def close(self) -> None:
         """End it at once if it still runs, with all that it started."""
@@ -118,13 +145,14 @@ class Trackers:
 
     def start(
         self, run: RunFolder, chosen: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]
-    ) -> None:
-        """Start a process for each tracker; one that cannot be started is told."""
+    ) -> bool:
+        """Start a process for each tracker; whether all started: one that cannot is told."""
         for name, options in chosen.items():
             try:
                 self._processes.append(_TrackerProcess(run, name, options, say))
             except OSError as failure:
-                say(f"{name}: cannot be started ({failure}); training goes on")
+                say(f"{name}: cannot be started ({failure}); the run is not affected")
+        return len(self._processes) == len(chosen)
 
     def notify(self, step: int) -> None:
         """Tell that the records have news of a step."""
@@ -134,14 +162,24 @@ class Trackers:
                 process.tell(message)
 
     def end(self, end: END, *, patience_s: float | None = None) -> bool:
-        """End all of them, waiting no longer than is reasonable; whether all has arrived."""
+        """End all of them, waiting no longer than is reasonable; whether all has arrived.
+
+        A signal ends the wait. Where all else is done, it does not change how the run has ended.
+        """
         seconds = _END_S[end] if patience_s is None else patience_s
         until = monotonic() + seconds
+        waited = f"not finished within {seconds:g} s"
         try:
             for process in self._processes:
                 process.begin_end(end, seconds=seconds)
-            return all([one.wait(until, waited_s=seconds) for one in self._processes])
-        finally:  # a second signal may come while they are waited for
+            while any([one.is_at_work() for one in self._processes]) and monotonic() < until:
+                sleep(_POLL_S)
+            return all([one.report(waited=waited) for one in self._processes])
+        except KeyboardInterrupt:
+            if end != "finished" or patience_s is not None:
+                raise
+            return all([one.report(waited="not waited for") for one in self._processes])
+        finally:
             for process in self._processes:
                 process.close()
             self._processes.clear()

@@ -103,7 +103,8 @@ class WeightsAndBiases:
         """
         epochs = [value for name, value in values.items() if name.endswith("/epoch")]
         row = max(int(self._facts.get("rows", 0)), self.run.step)
-        self.run.log({**values, "epoch": epochs[0], "step": step}, step=row)
+        # commit: otherwise a row waits for the next one, and the newest is never there
+        self.run.log({**values, "epoch": epochs[0], "step": step}, step=row, commit=True)
         self._facts["rows"] = str(row + 1)
 
     def flush(self) -> None:

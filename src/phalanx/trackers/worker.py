@@ -6,14 +6,17 @@ notes for the person who watches. All else that a tracker's package prints, and 
 trackers/NAME.log.
 """
 
+import fcntl
 import json
 import os
+import select
 import signal
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -69,7 +72,9 @@ class _TrackedRun:
     def end(self, end: END) -> bool:
         """Hand on the rest and end the run there; whether all of it arrived."""
         told = self._attempt(lambda: self._hand_on(sys.maxsize))
-        return told and self._attempt(lambda: self._close(end))
+        # saved before a server is asked to end the run, which may take longer than we have
+        saved = told and self._attempt(self._state.save)
+        return saved and self._attempt(lambda: self._close(end))
 
     def _attempt(self, work: Callable[[], None]) -> bool:
         """Whether a piece of work was done; the first failure is told."""
@@ -111,9 +116,19 @@ class _TrackedRun:
 
 
 def _read_messages(pipe: int) -> Iterator[list[dict[str, Any]]]:
-    """Messages as they come, all that are there at a time, until the other end is closed."""
+    """Messages as they come, all that are there at a time, until the other end is closed.
+
+    None for a while is an empty list: what has failed is tried again without a message, too.
+    """
     torn = b""
-    while part := os.read(pipe, _PIPE_BYTES):
+    while True:
+        readable, _, _ = select.select([pipe], [], [], _RETRY_S)
+        if not readable:
+            yield []
+            continue
+        part = os.read(pipe, _PIPE_BYTES)
+        if not part:
+            return
         *lines, torn = (torn + part).split(b"\n")
         yield [json.loads(line) for line in lines]
 
@@ -135,21 +150,38 @@ def _follow(tracked: _TrackedRun, arriving: Iterator[list[dict[str, Any]]]) -> b
     return tracked.end(end)
 
 
+def _wait_for_predecessor(run: RunFolder, name: str, say: Callable[[str], None]) -> int:
+    """Be the only process of this tracker and run; the lock dies with the process.
+
+    A run that was killed leaves one behind that still tells what was recorded. Two of them would
+    both tell it.
+    """
+    path = run.path / "trackers" / f"{name}.lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("waits for the process that an earlier end of this run has left behind")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
 def _main(name: str, folder: str, options: str) -> int:
     """Track a run; options: the tracker's own, as JSON."""
     # whoever stops the run closes our input; a signal to all processes must not cut us short
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, signal.SIG_IGN)
     os.nice(_NICENESS)
-    notes = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    notes = os.dup(1)
     os.dup2(2, 1)
 
     def say(note: str) -> None:
-        notes.write(json.dumps(note) + "\n")
-        notes.flush()
+        with suppress(OSError):  # a run that was killed listens no more, and is told all the same
+            os.write(notes, json.dumps(note).encode() + b"\n")
 
-    tracker = _TRACKERS[name](json.loads(options))
-    tracked = _TrackedRun(tracker, RunFolder(Path(folder)), name, say=say)
+    tracker, run = _TRACKERS[name](json.loads(options)), RunFolder(Path(folder))
+    _wait_for_predecessor(run, name, say)
+    tracked = _TrackedRun(tracker, run, name, say=say)
     return 0 if _follow(tracked, _read_messages(0)) else 1
 
 
