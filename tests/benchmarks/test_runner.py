@@ -124,6 +124,63 @@ good: {{cmd: '{write_script(tmp_path, FACTS)}'}}
     assert table[-2][-1] == "untrusted: the spread is 40 %" and table[-2][1] == "12"
 
 
+def test_what_runs_before_is_no_part_of_the_measurement(run, tmp_path):
+    done, _ = run(
+        """
+a:
+  cmd: echo rate 10
+  pre_run_commands: [echo rate 1000]
+  data: {throughput: {regexp: 'rate (.*)'}}
+b: {cmd: echo hello, pre_run_commands: ["sh -c 'echo no disk >&2; exit 7'"]}
+c: {cmd: echo hello, pre_run_commands: [sleep 60], timeout: 0.2}
+"""
+    )
+    assert [(r.result, r.exit_code, r.metrics, r.reason) for r in done.results] == [
+        ("passed", 0, {"throughput": 10}, ""),
+        ("failed", 7, {}, "before it, sh -c echo no disk >&2; exit 7: no disk"),
+        ("failed", None, {}, "before it, sleep 60: ended after 0.2 s, its time limit"),
+    ]
+    assert (tmp_path / "out" / "a.pre.out").read_text() == "rate 1000\n"
+    assert (tmp_path / "out" / "b.pre.err").read_text() == "no disk\n"
+    assert not (tmp_path / "out" / "b.out").exists()
+
+
+def test_the_processes_of_mpirun_are_counted_with_variables_replaced(run, tmp_path, monkeypatch):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho rate 10\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done, _ = run(
+        "a: {cmd: mpirun -np $N x.py, env: {N: 4}, data: {throughput: {regexp: 'rate (.*)'}}}"
+    )
+    assert done.results[0].metrics == {"throughput": 40}
+
+
+def test_a_value_keeps_its_spaces_and_quotes(run, tmp_path):
+    script = tmp_path / "say.py"
+    script.write_text("import sys; print('words', len(sys.argv), sys.argv[1])")
+    text = f"""
+a:
+  cmd: {sys.executable} {script} {{name}}
+  pre_run_commands: ["{sys.executable} {script} {{name}}"]
+  parameters: {{name: ["it's", "two words"]}}
+  data: {{words: {{regexp: 'words (.)'}}}}
+"""
+    done, _ = run(text)
+    assert [(r.metrics, r.reason) for r in done.results] == [({"words": 2}, "")] * 2
+    assert done.results[1].command.endswith("say.py 'two words'")
+    kinds = [path.name for path in sorted((tmp_path / "out").glob("a_*.pre.out"))]
+    assert kinds == ["a_name_it-s.pre.out", "a_name_two-words.pre.out"]
+
+
+def test_a_command_that_measures_and_prints_no_figure_fails(run):
+    done, _ = run(
+        "a: {cmd: phalanx bench train --help}\n"
+        "b: {cmd: phalanx launch --num-replicas 1 --dry-run -- bench train demo}\n"
+    )
+    assert [(r.result, r.reason) for r in done.results] == [("failed", "no figure was found")] * 2
+    assert find_exit_code(done) == 1
+
+
 def test_the_exit_code_says_what_is_worst(run, tmp_path):
     doubtful = {**FACTS, "problems": ["noise"]}
     text = f"a: {{cmd: '{write_script(tmp_path, doubtful, code=7)}'}}"

@@ -124,15 +124,20 @@ def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | N
     from phalanx.cli.main import COMMANDS, find_command
 
     name, rest = find_command(words[1:])
-    if words[0] != "phalanx" or name is None:
+    if list(words[:1]) != ["phalanx"] or name is None:
         return None
     import_module(f"phalanx.cli.{COMMANDS[name][0]}")
     return REGISTERED[name], rest
 
 
 def _list_options(words: Sequence[str]) -> frozenset[str]:
-    """What can be set in a command line: nothing is known of other programs."""
-    found = _find_own_command(words)
+    """What can be set in a command line: nothing is known of other programs.
+
+    Of one that `launch` or mpirun starts, it is what can be set in that.
+    """
+    from phalanx.benchmarks.words import get_program
+
+    found = _find_own_command(get_program(words))
     if found is None:
         return frozenset()
     own = [a.name.removeprefix("--") for a in found[0].arguments if a.name.startswith("--")]
