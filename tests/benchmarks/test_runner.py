@@ -16,6 +16,7 @@ from phalanx.benchmarks.file import read_specs
 from phalanx.benchmarks.results import SpecRun, build_table
 from phalanx.benchmarks.runner import Observer, find_exit_code, run_variants
 from phalanx.benchmarks.schema import Selection, build_variants
+from phalanx.cli.main import main
 
 PRINTING = f"""
 speed:
@@ -234,11 +235,17 @@ def is_running(pid):
     return True
 
 
-def test_a_signal_keeps_what_is_done(tmp_path):
-    (tmp_path / "spec.yml").write_text("a: {cmd: echo hello}\nb: {cmd: sleep 600}\n")
+def test_a_signal_keeps_what_is_done_and_the_rest_is_run_later(tmp_path, monkeypatch, capsys):
+    text = "a: {cmd: echo hello}\nb: {cmd: sleep $LONG}\n"
+    (tmp_path / "spec.yml").write_text(text)
     command = [sys.executable, "-m", "phalanx", "bench", "--spec", "spec.yml", "--out", "here"]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "LONG": "600"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("[1/2] a: passed")
@@ -248,6 +255,28 @@ def test_a_signal_keeps_what_is_done(tmp_path):
     assert "phalanx bench: stopped after 1 of 2 benchmarks; their results are in here" in said
     facts = json.loads((tmp_path / "here" / "benchmark_results.json").read_text())
     assert [one["variant"] for one in facts["results"]] == ["a"]
+    assert "the same command with --out here runs the rest" in said
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LONG", "0")
+    (tmp_path / "spec.yml").write_text(text.replace("hello", "good day"))
+    assert main(command[3:]) == 2
+    assert "--out here: holds the results of other commands" in capsys.readouterr().err
+    (tmp_path / "spec.yml").write_text(text)
+    assert main(command[3:]) == 0
+    said = capsys.readouterr()
+    assert "going on after 1 of 2, in here" in said.err
+    assert said.out.startswith("[2/2] b: passed") and "\n2 passed;" in said.out
+    whole = json.loads((tmp_path / "here" / "benchmark_results.json").read_text())
+    assert whole["results"][:1] == facts["results"] and whole["done"] == 2
+    assert main(command[3:]) == 2
+    assert "--out here: already holds results" in capsys.readouterr().err
+    facts["environment"]["torch"] = "1.0"
+    (tmp_path / "here" / "benchmark_results.json").write_text(json.dumps(facts))
+    assert main(command[3:]) == 2
+    assert "--out here: its results are of another torch" in capsys.readouterr().err
+    (tmp_path / "here" / "benchmark_results.json").write_text("[")
+    assert main(command[3:]) == 2
+    assert "--out here: benchmark_results.json cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,8 +47,8 @@ def run_variants(
     timeout_s: float | None = None,
     stop_on_error: bool = False,
 ) -> SpecRun:
-    """Run all; the files of results are complete after each of them."""
-    for number, variant in enumerate(variants, start=1):
+    """Run all that are not done; the files of results are complete after each of them."""
+    for number, variant in enumerate(variants[run.done :], start=run.done + 1):
 
         def watch(
             elapsed: float, said: str, *, number: int = number, name: str = variant.name
@@ -62,6 +63,20 @@ def run_variants(
         if stop_on_error and any(result.result == "failed" for result in found):
             break
     return run
+
+
+def find_difference(found: SpecRun, run: SpecRun, variants: Sequence[BenchmarkVariant]) -> str:
+    """Why results that were found are no part of a run; nothing where it can go on with them."""
+    done = [(r.benchmark, r.parameters, r.command) for r in found.results]
+    asked = [(v.benchmark.name, v.parameters, v.command) for v in variants]
+    if found.done >= found.planned:
+        return "already holds results"
+    if found.planned != len(asked) or [key for key, _ in groupby(done)] != asked[: found.done]:
+        return "holds the results of other commands"
+    changed = [
+        name for name, value in run.environment.items() if found.environment.get(name) != value
+    ]
+    return f"its results are of another {changed[0]}" if changed else ""
 
 
 def find_exit_code(run: SpecRun) -> int:
