@@ -5,8 +5,8 @@ import json
 import pytest
 
 from phalanx.benchmarks.metrics import MetricMissing, extract_metrics, read_facts
-from phalanx.benchmarks.process import count_mpi_processes
 from phalanx.benchmarks.schema import MetricRule
+from phalanx.benchmarks.words import count_mpi_processes, get_program, measures
 
 OUTPUT = "".join(f"throughput: {rate} samples/sec\n" for rate in ("5", "1,000", "30", "20"))
 LATENCY = "latency avg: 9 ms\nlatency avg: 2 ms\nlatency avg: 4 ms\n"
@@ -75,5 +75,31 @@ def test_objects_are_read_out_of_what_is_printed_around_them():
 
 def test_mpirun_multiplies_the_throughput_of_one_process():
     rule = MetricRule("throughput", regexp=RATES, reduction_type="final")
-    assert extract(rule, processes=count_mpi_processes("mpirun --tag -np 4 python x.py")) == 80
-    assert count_mpi_processes("python x.py -np 4") == count_mpi_processes("mpirun x") == 1
+    words = ["mpirun", "--tag", "-np", "4", "python", "x.py"]
+    assert extract(rule, processes=count_mpi_processes(words)) == 80
+
+
+def test_mpirun_does_not_multiply_what_one_process_prints_for_all():
+    facts = {"images_per_second": 100.0}
+    assert extract_metrics([], "", facts, processes=4)["throughput"] == 100
+    assert extract(MetricRule("throughput", key="images_per_second"), "", facts, 4) == 100
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "program"),
+    [
+        ("mpirun -np 4 python x.py -n 20", 4, "python x.py -n 20"),
+        ("mpirun --hostfile h python3 train.py -n 20", 1, "python3 train.py -n 20"),
+        ("mpirun --mca btl tcp -x A=1 --allow-run-as-root -n 2 phalanx train", 2, "phalanx train"),
+        ("/opt/bin/mpiexec --np=3 a", 3, "a"),
+        ("mpirun -np", 1, ""),
+        ("mpirun x", 1, "x"),
+        ("python x.py -np 4", 1, "python x.py -np 4"),
+        ("phalanx launch --num-replicas 2 -- bench train demo", 1, "phalanx bench train demo"),
+        ("phalanx launch --num-replicas 2", 1, "phalanx launch --num-replicas 2"),
+    ],
+)
+def test_options_of_a_launcher_end_where_the_program_begins(line, count, program):
+    words = line.split()
+    assert (count_mpi_processes(words), " ".join(get_program(words))) == (count, program)
+    assert measures(words) == (program == "phalanx bench train demo")

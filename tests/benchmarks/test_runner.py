@@ -16,6 +16,7 @@ from phalanx.benchmarks.file import read_specs
 from phalanx.benchmarks.results import SpecRun, build_table
 from phalanx.benchmarks.runner import Observer, find_exit_code, run_variants
 from phalanx.benchmarks.schema import Selection, build_variants
+from phalanx.cli.main import main
 
 PRINTING = f"""
 speed:
@@ -124,6 +125,63 @@ good: {{cmd: '{write_script(tmp_path, FACTS)}'}}
     assert table[-2][-1] == "untrusted: the spread is 40 %" and table[-2][1] == "12"
 
 
+def test_what_runs_before_is_no_part_of_the_measurement(run, tmp_path):
+    done, _ = run(
+        """
+a:
+  cmd: echo rate 10
+  pre_run_commands: [echo rate 1000]
+  data: {throughput: {regexp: 'rate (.*)'}}
+b: {cmd: echo hello, pre_run_commands: ["sh -c 'echo no disk >&2; exit 7'"]}
+c: {cmd: echo hello, pre_run_commands: [sleep 60], timeout: 0.2}
+"""
+    )
+    assert [(r.result, r.exit_code, r.metrics, r.reason) for r in done.results] == [
+        ("passed", 0, {"throughput": 10}, ""),
+        ("failed", 7, {}, "before it, sh -c echo no disk >&2; exit 7: no disk"),
+        ("failed", None, {}, "before it, sleep 60: ended after 0.2 s, its time limit"),
+    ]
+    assert (tmp_path / "out" / "a.pre.out").read_text() == "rate 1000\n"
+    assert (tmp_path / "out" / "b.pre.err").read_text() == "no disk\n"
+    assert not (tmp_path / "out" / "b.out").exists()
+
+
+def test_the_processes_of_mpirun_are_counted_with_variables_replaced(run, tmp_path, monkeypatch):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho rate 10\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done, _ = run(
+        "a: {cmd: mpirun -np $N x.py, env: {N: 4}, data: {throughput: {regexp: 'rate (.*)'}}}"
+    )
+    assert done.results[0].metrics == {"throughput": 40}
+
+
+def test_a_value_keeps_its_spaces_and_quotes(run, tmp_path):
+    script = tmp_path / "say.py"
+    script.write_text("import sys; print('words', len(sys.argv), sys.argv[1])")
+    text = f"""
+a:
+  cmd: {sys.executable} {script} {{name}}
+  pre_run_commands: ["{sys.executable} {script} {{name}}"]
+  parameters: {{name: ["it's", "two words"]}}
+  data: {{words: {{regexp: 'words (.)'}}}}
+"""
+    done, _ = run(text)
+    assert [(r.metrics, r.reason) for r in done.results] == [({"words": 2}, "")] * 2
+    assert done.results[1].command.endswith("say.py 'two words'")
+    kinds = [path.name for path in sorted((tmp_path / "out").glob("a_*.pre.out"))]
+    assert kinds == ["a_name_it-s.pre.out", "a_name_two-words.pre.out"]
+
+
+def test_a_command_that_measures_and_prints_no_figure_fails(run):
+    done, _ = run(
+        "a: {cmd: phalanx bench train --help}\n"
+        "b: {cmd: phalanx launch --num-replicas 1 --dry-run -- bench train demo}\n"
+    )
+    assert [(r.result, r.reason) for r in done.results] == [("failed", "no figure was found")] * 2
+    assert find_exit_code(done) == 1
+
+
 def test_the_exit_code_says_what_is_worst(run, tmp_path):
     doubtful = {**FACTS, "problems": ["noise"]}
     text = f"a: {{cmd: '{write_script(tmp_path, doubtful, code=7)}'}}"
@@ -177,11 +235,17 @@ def is_running(pid):
     return True
 
 
-def test_a_signal_keeps_what_is_done(tmp_path):
-    (tmp_path / "spec.yml").write_text("a: {cmd: echo hello}\nb: {cmd: sleep 600}\n")
+def test_a_signal_keeps_what_is_done_and_the_rest_is_run_later(tmp_path, monkeypatch, capsys):
+    text = "a: {cmd: echo hello}\nb: {cmd: sleep $LONG}\n"
+    (tmp_path / "spec.yml").write_text(text)
     command = [sys.executable, "-m", "phalanx", "bench", "--spec", "spec.yml", "--out", "here"]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "LONG": "600"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("[1/2] a: passed")
@@ -191,6 +255,28 @@ def test_a_signal_keeps_what_is_done(tmp_path):
     assert "phalanx bench: stopped after 1 of 2 benchmarks; their results are in here" in said
     facts = json.loads((tmp_path / "here" / "benchmark_results.json").read_text())
     assert [one["variant"] for one in facts["results"]] == ["a"]
+    assert "the same command with --out here runs the rest" in said
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LONG", "0")
+    (tmp_path / "spec.yml").write_text(text.replace("hello", "good day"))
+    assert main(command[3:]) == 2
+    assert "--out here: holds the results of other commands" in capsys.readouterr().err
+    (tmp_path / "spec.yml").write_text(text)
+    assert main(command[3:]) == 0
+    said = capsys.readouterr()
+    assert "going on after 1 of 2, in here" in said.err
+    assert said.out.startswith("[2/2] b: passed") and "\n2 passed;" in said.out
+    whole = json.loads((tmp_path / "here" / "benchmark_results.json").read_text())
+    assert whole["results"][:1] == facts["results"] and whole["done"] == 2
+    assert main(command[3:]) == 2
+    assert "--out here: already holds results" in capsys.readouterr().err
+    facts["environment"]["torch"] = "1.0"
+    (tmp_path / "here" / "benchmark_results.json").write_text(json.dumps(facts))
+    assert main(command[3:]) == 2
+    assert "--out here: its results are of another torch" in capsys.readouterr().err
+    (tmp_path / "here" / "benchmark_results.json").write_text("[")
+    assert main(command[3:]) == 2
+    assert "--out here: benchmark_results.json cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -118,6 +118,12 @@ def test_an_option_that_a_parameter_gives_is_set_by_it_so_that_names_stay_true(s
     }
 
 
+def test_wandb_is_left_out_without_the_word_after_it(spec):
+    text = "a: {cmd: phalanx train --wandb demo --wandb-project p --wandb-tags=x --epochs 1}"
+    found = read_specs([spec(text)])
+    assert list_commands(found["a"]) == {"a": "phalanx train demo --epochs 1"}
+
+
 def test_what_trains_to_the_end_runs_only_if_it_is_asked_for(spec):
     found = read_specs([spec(SPEC)])
     assert [b.name for b in Selection().choose(found)] == ["one_train", "rows"]

@@ -84,6 +84,22 @@ def test_benchmarks_run_and_are_printed_in_a_table(file, tmp_path, capsys):
     assert "--out here: already holds results; choose another" in capsys.readouterr().err
 
 
+def test_an_option_is_set_in_the_command_that_is_launched(file, tmp_path, capsys):
+    (tmp_path / file).write_text(
+        "a: {cmd: phalanx launch --num-replicas 2 --nodes 1 -- bench train demo --image-size 64}\n"
+        "b: {cmd: mpirun -np 2 phalanx bench train demo --json}\n"
+    )
+    words = ["bench", "--spec", file, "--dry-run", "--set", "image-size=32"]
+    assert main([*words, "replicas=4"]) == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:4:2]] == [
+        "phalanx launch --num-replicas 2 --nodes 1 -- bench train demo --image-size=32 "
+        "--replicas=4",
+        "mpirun -np 2 phalanx bench train demo --json --image-size=32 --replicas=4",
+    ]
+    assert main([*words, "nodes=2"]) == CONFIG  # an option of launch, which is not measured
+    assert "--set nodes=2: no command here has such an option" in capsys.readouterr().err
+
+
 def test_a_failure_is_in_the_json_and_in_the_exit_code(file, tmp_path, capsys):
     (tmp_path / file).write_text(SPEC.replace("echo hello", "phalanx plan demo --lr fast"))
     words = ["bench", "--spec", file, "--benchmark", "hello", "speed", "--json", "--set"]

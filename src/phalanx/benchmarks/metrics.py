@@ -44,15 +44,16 @@ def extract_metrics(
 ) -> dict[str, float]:
     """The metrics by name.
 
-    processes: how many mpirun started, each of which told its own share of the throughput.
+    processes: how many mpirun started. What is found in text is the share of one of them; a JSON
+    object is printed by one for all.
     """
     found: dict[str, float] = {}
     for rule in rules:
         found[rule.name] = _reduce(rule, _find_values(rule, output, facts))
+        if rule.regexp and rule.name == "throughput":
+            found[rule.name] *= processes
     if not rules:
         found = {rule.name: v for rule in _DEFAULT_RULES for v in _look_up(rule.key, facts or {})}
-    if "throughput" in found:
-        found["throughput"] *= processes
     return found
 
 

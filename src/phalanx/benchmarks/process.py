@@ -2,15 +2,13 @@
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from phalanx.disk import disk_errors
@@ -35,6 +33,16 @@ class Workplace:
     output: Path
     errors: Path
 
+    @property
+    def all_variables(self) -> dict[str, str]:
+        """The environment of the command."""
+        return {**os.environ, **self.variables}
+
+    def replace_variables(self, words: Sequence[str]) -> tuple[str, ...]:
+        """The words with variables of the environment replaced; one not set is a mistake."""
+        variables = self.all_variables
+        return tuple(_replace_variables(word, variables) for word in words)
+
     def last_line(self) -> str:
         """What it said last, of both."""
         for path in (self.errors, self.output):
@@ -56,8 +64,7 @@ def run_command(
 
     watch: called again and again with the seconds so far. Its files get more of what is printed.
     """
-    variables = {**os.environ, **workplace.variables}
-    words = tuple(_replace_variables(word, variables) for word in words)
+    words = workplace.replace_variables(words)
     own = words[0] == _PHALANX
     if own:  # the one that is running here, in a process that does not outlive us
         words = (sys.executable, "-P", "-m", "phalanx.cli.trial", *words[1:])
@@ -66,7 +73,7 @@ def run_command(
         workplace.output.open("ab") as output,
         workplace.errors.open("ab") as errors,
     ):
-        process = _start(words, workplace, variables, (output.fileno(), errors.fileno()))
+        process = _start(words, workplace, (output.fileno(), errors.fileno()))
     try:
         return _wait(process, timeout_s, watch)
     finally:
@@ -77,10 +84,7 @@ def run_command(
 
 
 def _start(
-    words: tuple[str, ...],
-    workplace: Workplace,
-    variables: Mapping[str, str],
-    files: tuple[int, int],
+    words: tuple[str, ...], workplace: Workplace, files: tuple[int, int]
 ) -> subprocess.Popen[bytes]:
     """The process."""
     try:
@@ -90,7 +94,7 @@ def _start(
             stdout=files[0],
             stderr=files[1],
             cwd=workplace.folder,
-            env=dict(variables),
+            env=workplace.all_variables,
             start_new_session=True,  # ended as a whole, with all that it has started
         )
     except OSError as error:
@@ -142,14 +146,3 @@ def read_end(path: Path, most: int = _MOST_READ) -> str:
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-
-
-def count_mpi_processes(command: str) -> int:
-    """How many processes mpirun starts for a command; 1 for any other."""
-    words = shlex.split(command)
-    if not words or words[0] not in ("mpirun", "mpiexec"):
-        return 1
-    for flag, number in pairwise(words):
-        if flag in ("-np", "--np", "-n", "-c") and number.isdecimal():
-            return int(number)
-    return 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.disk import write_atomically
+from phalanx.errors import ConfigError
 from phalanx.units import format_bytes
 
 RESULTS = "benchmark_results"  # .json, .csv and .md
@@ -57,6 +58,21 @@ class SpecRun:
             "done": self.done,
             "results": [asdict(result) for result in self.results],
         }
+
+
+def read_results(folder: Path) -> SpecRun | None:
+    """What is written in a folder; None where nothing is."""
+    path = folder / f"{RESULTS}.json"
+    try:
+        facts = json.loads(path.read_bytes())
+        if facts.pop("format") != _FORMAT:
+            raise ValueError
+        results = tuple(VariantResult(**one) for one in facts.pop("results"))
+        return SpecRun(**{**facts, "specs": tuple(facts["specs"])}, results=results)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise ConfigError(f"--out {folder}: {path.name} cannot be read; choose another") from None
 
 
 def write_results(folder: Path, run: SpecRun) -> None:

@@ -1,26 +1,20 @@
 """The benchmarks of a file, one after the other: one that fails is told, and the others go on."""
 
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from phalanx.benchmarks.metrics import MetricMissing, extract_metrics, read_facts
-from phalanx.benchmarks.process import (
-    NotStarted,
-    Workplace,
-    count_mpi_processes,
-    read_end,
-    run_command,
-)
+from phalanx.benchmarks.process import NotStarted, Workplace, read_end, run_command
 from phalanx.benchmarks.results import SpecRun, VariantResult, write_results
-from phalanx.benchmarks.schema import BenchmarkVariant, fill_parameters
+from phalanx.benchmarks.schema import BenchmarkVariant, split_command
+from phalanx.benchmarks.words import count_mpi_processes, measures
 from phalanx.errors import EXIT_UNTRUSTED, ConfigError
 
-_MEASURES = (("phalanx", "bench", "train"), ("phalanx", "bench", "infer"))  # print a BenchResult
 _JSON = "--json"
 _OWN_MESSAGE = re.compile(r"^phalanx [a-z -]+: ", re.MULTILINE)
 _ALL = 50_000_000  # bytes of output that are searched for values
@@ -53,8 +47,8 @@ def run_variants(
     timeout_s: float | None = None,
     stop_on_error: bool = False,
 ) -> SpecRun:
-    """Run all; the files of results are complete after each of them."""
-    for number, variant in enumerate(variants, start=1):
+    """Run all that are not done; the files of results are complete after each of them."""
+    for number, variant in enumerate(variants[run.done :], start=run.done + 1):
 
         def watch(
             elapsed: float, said: str, *, number: int = number, name: str = variant.name
@@ -69,6 +63,20 @@ def run_variants(
         if stop_on_error and any(result.result == "failed" for result in found):
             break
     return run
+
+
+def find_difference(found: SpecRun, run: SpecRun, variants: Sequence[BenchmarkVariant]) -> str:
+    """Why results that were found are no part of a run; nothing where it can go on with them."""
+    done = [(r.benchmark, r.parameters, r.command) for r in found.results]
+    asked = [(v.benchmark.name, v.parameters, v.command) for v in variants]
+    if found.done >= found.planned:
+        return "already holds results"
+    if found.planned != len(asked) or [key for key, _ in groupby(done)] != asked[: found.done]:
+        return "holds the results of other commands"
+    changed = [
+        name for name, value in run.environment.items() if found.environment.get(name) != value
+    ]
+    return f"its results are of another {changed[0]}" if changed else ""
 
 
 def find_exit_code(run: SpecRun) -> int:
@@ -87,33 +95,49 @@ def _run_variant(
 ) -> list[VariantResult]:
     """Run one command and read what it printed: one result, or one for each measurement."""
     benchmark, began = variant.benchmark, time.monotonic()
-    stem = re.sub(r"[^\w.=-]", "-", variant.name)
-    workplace = Workplace(
-        benchmark.folder, dict(benchmark.env), folder / f"{stem}.out", folder / f"{stem}.err"
-    )
-    for path in (workplace.output, workplace.errors):
-        path.unlink(missing_ok=True)
-    before = [fill_parameters(text, variant.parameters) for text in benchmark.pre_run_commands]
+    before, workplace = (_make_workplace(variant, folder, ending) for ending in (".pre", ""))
     words = variant.words
-    if words[:3] in _MEASURES and _JSON not in words:
+    if measures(words) and _JSON not in words:
         words = (*words, _JSON)
     unfinished = VariantResult(
         benchmark.name, variant.name, variant.parameters, variant.command, "failed"
     )
     limit = benchmark.timeout or timeout_s
     try:
-        for text in before:
-            code = _run_words(tuple(shlex.split(text)), workplace, limit, watch)
+        for text in benchmark.pre_run_commands:
+            command = split_command(text, variant.parameters)
+            code = _run_words(command, before, limit, watch)
             if code != 0:
-                break
-        else:
-            code = _run_words(words, workplace, limit, watch)
+                why = _describe_timeout(limit) if code is None else _describe_failure(before, code)
+                reason = f"before it, {' '.join(command)}: {why}"
+                duration = time.monotonic() - began
+                return [replace(unfinished, reason=reason, exit_code=code, duration_s=duration)]
+        code = _run_words(words, workplace, limit, watch)
     except NotStarted as error:
         return [replace(unfinished, reason=str(error), exit_code=ConfigError.exit_code)]
     ended = replace(unfinished, exit_code=code, duration_s=time.monotonic() - began)
     if code is None:
-        return [replace(ended, reason=f"ended after {limit:g} s, its time limit")]
+        return [replace(ended, reason=_describe_timeout(limit))]
     return _read_results(ended, variant, workplace)
+
+
+def _make_workplace(variant: BenchmarkVariant, folder: Path, ending: str) -> Workplace:
+    """Where a variant runs, with files for its output that are not there yet."""
+    stem = re.sub(r"[^\w.=-]", "-", variant.name) + ending
+    output, errors = (folder / f"{stem}.{kind}" for kind in ("out", "err"))
+    for path in (output, errors):
+        path.unlink(missing_ok=True)
+    return Workplace(variant.benchmark.folder, dict(variant.benchmark.env), output, errors)
+
+
+def _describe_timeout(limit: float | None) -> str:
+    return f"ended after {limit:g} s, its time limit"
+
+
+def _describe_failure(workplace: Workplace, code: int | None) -> str:
+    """What a command said before it failed."""
+    message = _find_message(read_end(workplace.errors)) or workplace.last_line()
+    return message or f"exit code {code}"
 
 
 def _run_words(
@@ -128,9 +152,7 @@ def _run_words(
         workplace,
         timeout_s=timeout_s,
         # a result of ours says nothing before its end
-        watch=lambda elapsed: watch(
-            elapsed, "" if words[:3] in _MEASURES else workplace.last_line()
-        ),
+        watch=lambda elapsed: watch(elapsed, "" if measures(words) else workplace.last_line()),
     )
 
 
@@ -140,16 +162,20 @@ def _read_results(
     """What a command that has ended by itself printed; several where it measured several things."""
     printed = read_end(workplace.output, _ALL)
     if ended.exit_code not in (0, EXIT_UNTRUSTED):
-        reason = _find_message(read_end(workplace.errors)) or workplace.last_line()
-        return [replace(ended, reason=reason or f"exit code {ended.exit_code}")]
-    prints_json = _JSON in variant.words or variant.words[:3] in _MEASURES
+        return [replace(ended, reason=_describe_failure(workplace, ended.exit_code))]
+    prints_json = _JSON in variant.words or measures(variant.words)
     every = read_facts(printed) if prints_json else []
     text = printed + read_end(workplace.errors, _ALL)
+    processes = count_mpi_processes(workplace.replace_variables(variant.words))
     if len(every) < 2:
-        return [_judge(ended, variant, text, every[0] if every else None)]
+        return [_judge(ended, variant, text, every[0] if every else None, processes)]
     return [
         _judge(
-            replace(ended, variant=_name_measurement(ended.variant, facts)), variant, text, facts
+            replace(ended, variant=_name_measurement(ended.variant, facts)),
+            variant,
+            text,
+            facts,
+            processes,
         )
         for facts in every
     ]
@@ -162,14 +188,19 @@ def _name_measurement(variant: str, facts: Mapping[str, Any]) -> str:
 
 
 def _judge(
-    ended: VariantResult, variant: BenchmarkVariant, text: str, facts: dict[str, Any] | None
+    ended: VariantResult,
+    variant: BenchmarkVariant,
+    text: str,
+    facts: dict[str, Any] | None,
+    processes: int,
 ) -> VariantResult:
     """The result with its metrics; failed where they are not there."""
-    processes = count_mpi_processes(variant.command)
     try:
         metrics = extract_metrics(variant.benchmark.data, text, facts, processes=processes)
     except MetricMissing as error:
         return replace(ended, facts=facts, reason=str(error))
+    if measures(variant.words) and not metrics:
+        return replace(ended, facts=facts, reason="no figure was found")
     problems = (facts or {}).get("problems") or []
     if facts is None and ended.exit_code == EXIT_UNTRUSTED:
         problems = [f"exit code {EXIT_UNTRUSTED}"]

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
+from phalanx.benchmarks.words import find_program
 from phalanx.config.read import EXCLUSIVE
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.config.text import LIST_OPTIONS
@@ -150,10 +151,11 @@ def _build_variant(
     known: _KnownOptions,
 ) -> BenchmarkVariant:
     """One variant: parameters filled in, what was set replaced or appended."""
-    words = shlex.split(fill_parameters(benchmark.cmd, parameters))
+    words = list(split_command(benchmark.cmd, parameters))
     if not selection.allow_wandb:
         words = _remove_wandb(words)
-    taken = known(words)
+    taken, place = known(words), find_program(words)
+    launcher, words = words[:place], words[place:]  # what is set is an option of the program
     left_out = []
     for name, text in options.items():
         option = SPELLINGS.get(name, name)
@@ -163,14 +165,22 @@ def _build_variant(
         rivals = {other for group in EXCLUSIVE if option in group for other in group}
         words = _remove_options(words, {option, *rivals})
         words.append(f"--{option}={text}")
-    return BenchmarkVariant(benchmark, parameters, tuple(words), tuple(left_out))
+    return BenchmarkVariant(benchmark, parameters, (*launcher, *words), tuple(left_out))
 
 
-def fill_parameters(text: str, parameters: Mapping[str, str]) -> str:
-    """The text with each {name} replaced by its value; all other braces stay as they are."""
+def split_command(text: str, parameters: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of a command line with each {name} replaced; all other braces stay as they are.
+
+    A value stays in its word, whatever spaces and quotes it has; an empty one leaves no word.
+    """
+    words = [(word, _fill_parameters(word, parameters)) for word in shlex.split(text)]
+    return tuple(filled for word, filled in words if filled or not word)
+
+
+def _fill_parameters(word: str, parameters: Mapping[str, str]) -> str:
     for name, value in parameters.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text
+        word = word.replace(f"{{{name}}}", value)
+    return word
 
 
 def combine_parameters(values: Mapping[str, Sequence[str]]) -> list[tuple[tuple[str, str], ...]]:
@@ -184,7 +194,7 @@ def _remove_wandb(words: list[str]) -> list[str]:
     skip_value = False
     for word in words:
         if word.startswith(_WANDB):
-            skip_value = "=" not in word
+            skip_value = word != _WANDB and "=" not in word  # itself it is a switch
         elif not skip_value or word.startswith("-"):
             kept.append(word)
             skip_value = False

@@ -62,7 +62,11 @@ _MOST_SAID = 60  # characters of what a command said last
     Argument("--stop-on-error", "Stop at the first that fails.", switch=True),
     Argument("--timeout", "Seconds after which a command is ended, where its entry says none."),
     Argument("--allow-wandb", "Keep --wandb in the commands.", switch=True),
-    Argument("--out", "Folder for results and output  [bench-results/TIME]"),
+    Argument(
+        "--out",
+        "Folder for results and output; those of the same command that was stopped are gone on "
+        "with.  [bench-results/TIME]",
+    ),
     JSON_FLAG,
     usage="--spec FILE [--benchmark NAME]... [--set NAME=VALUE]... [--dry-run] [--out DIR]",
     examples={
@@ -80,7 +84,6 @@ def _run(args: ParsedArgs) -> int:
     selection = _read_selection(args)
     timeout_s = args.read_positive("--timeout", "seconds") if args["--timeout"] else None
     from phalanx.benchmarks.file import find_spec, read_specs
-    from phalanx.benchmarks.results import RESULTS
     from phalanx.benchmarks.schema import build_variants
 
     paths = list(dict.fromkeys(find_spec(name) for name in args["--spec"] or [None]))
@@ -90,8 +93,6 @@ def _run(args: ParsedArgs) -> int:
     if args["--dry-run"]:
         return _list_variants(args, variants)
     folder = Path(args["--out"] or Path("bench-results") / time.strftime("%Y%m%d-%H%M%S"))
-    if (folder / f"{RESULTS}.json").exists():
-        raise ConfigError(f"--out {folder}: already holds results; choose another folder")
     run = _run_all(args, variants, folder, timeout_s=timeout_s, specs=tuple(map(str, paths)))
     from phalanx.benchmarks.runner import find_exit_code
 
@@ -124,15 +125,20 @@ def _find_own_command(words: Sequence[str]) -> tuple[Command, Sequence[str]] | N
     from phalanx.cli.main import COMMANDS, find_command
 
     name, rest = find_command(words[1:])
-    if words[0] != "phalanx" or name is None:
+    if list(words[:1]) != ["phalanx"] or name is None:
         return None
     import_module(f"phalanx.cli.{COMMANDS[name][0]}")
     return REGISTERED[name], rest
 
 
 def _list_options(words: Sequence[str]) -> frozenset[str]:
-    """What can be set in a command line: nothing is known of other programs."""
-    found = _find_own_command(words)
+    """What can be set in a command line: nothing is known of other programs.
+
+    Of one that `launch` or mpirun starts, it is what can be set in that.
+    """
+    from phalanx.benchmarks.words import get_program
+
+    found = _find_own_command(get_program(words))
     if found is None:
         return frozenset()
     own = [a.name.removeprefix("--") for a in found[0].arguments if a.name.startswith("--")]
@@ -252,16 +258,11 @@ def _run_all(
     specs: tuple[str, ...],
 ) -> "SpecRun":
     """Run the commands; a signal ends the one that is at work, and keeps what is done."""
-    from phalanx.benchmarks.results import SpecRun, write_results
+    from phalanx.benchmarks.results import write_results
     from phalanx.benchmarks.runner import Observer, run_variants
-    from phalanx.report.environment import describe_environment
 
-    began = datetime.now(UTC).isoformat(timespec="seconds")
-    found = describe_environment()
-    where = {name: found[name] for name in ("commit", "processor", "cores")}
-    where |= {name: found[f"{name} version"] for name in ("torch", "python", "phalanx")}
-    run = SpecRun(args.line, specs, began, where, len(variants))
-    done = 0
+    run = _start_run(args, variants, folder, specs)
+    done = run.done
     line = ProgressLine(_REWRITE_S, _LOG_S)
 
     def end(number: int, result: "VariantResult") -> None:
@@ -286,7 +287,33 @@ def _run_all(
             )
         except KeyboardInterrupt as stop:
             count = f"{done} of {format_plural(len(variants), 'benchmark')}"
-            raise Stopped(f"stopped after {count}; their results are in {folder}") from stop
+            raise Stopped(
+                f"stopped after {count}; their results are in {folder}; the same command with "
+                f"--out {folder} runs the rest"
+            ) from stop
+
+
+def _start_run(
+    args: ParsedArgs, variants: "list[BenchmarkVariant]", folder: Path, specs: tuple[str, ...]
+) -> "SpecRun":
+    """A run without results, or the one that was stopped in the same folder."""
+    from phalanx.benchmarks.results import SpecRun, read_results
+    from phalanx.benchmarks.runner import find_difference
+    from phalanx.report.environment import describe_environment
+
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    facts = describe_environment()
+    where = {name: facts[name] for name in ("commit", "processor", "cores")}
+    where |= {name: facts[f"{name} version"] for name in ("torch", "python", "phalanx")}
+    run = SpecRun(args.line, specs, began, where, len(variants))
+    found = read_results(folder)
+    if found is None:
+        return run
+    difference = find_difference(found, run, variants)
+    if difference:
+        raise ConfigError(f"--out {folder}: {difference}; choose another folder")
+    print(f"going on after {found.done} of {len(variants)}, in {folder}", file=sys.stderr)
+    return found
 
 
 def _describe_progress(progress: "Progress") -> str:
