@@ -60,6 +60,12 @@ UNUSED = [
     ("weight-avg-exp-decay", "0.5", {}, {"weight-avg-strategy": "exponential"}),
     ("iterations", "50", {}, {"data": "generated"}),
     ("no-fetch", "true", {}, {"data": "cifar10"}),
+    ("wandb-mode", "offline", {}, {"wandb": "true"}),
+    ("wandb-project", "flowers", {}, {"wandb": "true"}),
+    ("wandb-run-name", "first", {}, {"wandb": "true"}),
+    ("wandb-tags", "small,fast", {}, {"wandb": "true"}),
+    ("mlflow-uri", "file:runs", {}, {"mlflow": "true"}),
+    ("mlflow-experiment", "flowers", {}, {"mlflow": "true"}),
 ]
 
 
