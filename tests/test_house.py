@@ -44,7 +44,8 @@ ORDER = (  # lowest first; rooms of one line do not import each other
     ("report",),
     ("trackers",),
     ("assemble",),
-    ("export", "serve", "lightning"),
+    ("export", "lightning", "client"),
+    ("serve",),
     ("bench", "benchmarks", "sweep", "launch"),
     ("cli",),
 )

@@ -1,0 +1,77 @@
+"""What an exported model says of itself; the same in every format, and without torch."""
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from phalanx.assemble.dataset_summary import Preprocessing
+from phalanx.errors import CheckpointError
+
+METADATA_KEY = "phalanx"  # under which a file's own metadata has it, as JSON
+METADATA_FORMAT = 1
+LOGITS, ACTIVATION_MAP = "logits", "activation_map"  # the outputs
+INPUT_NAMES = {"tensor": "input", "image": "image"}
+
+
+class ModelMetadata(BaseModel):
+    """Which model a file holds, what it takes and gives, and where it comes from.
+
+    input: "tensor" is float32 [N, 3, size, size], normalised; "image" is uint8 [N, size, size, 3],
+    cut to the model's size, and normalised by the model itself. Outputs: logits, float32
+    [N, classes]; with `has_activation_map` also [N, rows, columns], where in the image the
+    likeliest class was seen.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    format: int = METADATA_FORMAT
+    name: str  # of the run
+    model: str  # as `phalanx models ls` has it
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    input: Literal["tensor", "image"] = "tensor"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # of the weights
+    has_activation_map: bool = False
+    averaged: bool = False  # the average of weights rather than the last ones
+    run: str = ""
+    step: int = 0
+    phalanx: str = ""  # version that wrote it
+
+    @property
+    def input_name(self) -> str:
+        """That of the one input."""
+        return INPUT_NAMES[self.input]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one image, without the batch."""
+        size = self.preprocessing.image_size
+        return (3, size, size) if self.input == "tensor" else (size, size, 3)
+
+
+def read_metadata(text: str, where: object) -> ModelMetadata:
+    """The metadata in a file; where: the file, for the message of what is wrong with it."""
+    try:
+        return ModelMetadata.model_validate_json(text)
+    except ValidationError as error:
+        newer = _find_newer_format(text)
+        if newer:
+            raise CheckpointError(
+                f"{where}: format {newer} of a newer Phalanx, this one reads up to "
+                f"{METADATA_FORMAT}; update Phalanx, or export the run again with this one"
+            ) from None
+        first: Any = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{where}: its metadata is damaged ({place}: {first['msg'].lower()}); export it again"
+        ) from None
+
+
+def _find_newer_format(text: str) -> int:
+    """The format number where it is higher than ours, else 0."""
+    try:
+        found = json.loads(text)["format"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+    return found if isinstance(found, int) and found > METADATA_FORMAT else 0

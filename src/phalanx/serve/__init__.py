@@ -1,0 +1,1 @@
+"""The server: one model over HTTP, in three dialects, with requests put together into batches."""
