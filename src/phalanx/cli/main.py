@@ -25,6 +25,7 @@ COMMANDS = {  # name: (module, what it does)
     "average": ("average", "average the last checkpoints of a run, and score the result"),
     "replay": ("replay", "repeat a step and name the module and image that went wrong"),
     "predict": ("predict", "classify your own images"),
+    "export": ("export", "write a model for other programs: ONNX, pt2, safetensors, timm, Triton"),
     "plan": ("plan", "show every derived number before anything runs"),
     "report": ("runs", "rebuild a run's report.html"),
     "compare": ("runs", "show where two runs differ"),
