@@ -84,6 +84,7 @@ def _run(args: ParsedArgs) -> None:
     """Export, and say where it is and how it compares."""
     args.refuse_problems()
     from phalanx.export.options import ExportOptions, read_export_checkpoint
+    from phalanx.export.place import refuse_taken
 
     options = ExportOptions(
         format=args["--format"],
@@ -110,7 +111,9 @@ def _run(args: ParsedArgs) -> None:
     )
     if checkpoint.choice:
         print(f"{args['run']}: {checkpoint.choice}", file=sys.stderr)
-    options.choose_path(checkpoint)  # what is wrong with it is told before torch is imported
+    # what is wrong is told before torch is imported
+    options.refuse_unsuited(checkpoint)
+    refuse_taken(options.choose_path(checkpoint), is_folder=not options.kind.suffix)
     from phalanx.export.run import export_checkpoint
 
     exported = export_checkpoint(

@@ -7,20 +7,29 @@ from phalanx.export.card_facts import (
     describe_limits,
     describe_recipe,
     describe_scores,
+    escape_text,
 )
 from phalanx.export.metadata import ModelMetadata
-from phalanx.export.options import MARK
+from phalanx.export.options import MARK, ExportOptions
 from phalanx.export.parity import ParityReport
 from phalanx.export.usage import describe_usage
 
 _HEAD = """\
 ---
+library_name: {library}
 pipeline_tag: image-classification
 tags:
 - image-classification
 - {mark}
 ---
 """
+_LIBRARIES = {  # as the Hugging Face hub calls them
+    "onnx": "onnx",
+    "pt2": "pytorch",
+    "safetensors": "pytorch",
+    "timm": "timm",
+    "triton": "onnx",
+}
 
 
 def write_card(
@@ -29,6 +38,7 @@ def write_card(
     metadata: ModelMetadata,
     report: ParityReport,
     *,
+    options: ExportOptions,
     file: str,
 ) -> str:
     """The text of a model card, in Markdown; file: the name of what it describes."""
@@ -36,9 +46,9 @@ def write_card(
     size = metadata.preprocessing.image_size
     parts = {
         "": f"{metadata.model} with {len(metadata.classes):,} classes for images of {size}x{size} "
-        f"pixels: the {weights} of the run `{metadata.run}` at step {metadata.step:,}, exported by "
-        f"Phalanx {metadata.phalanx}.",
-        "How to use it": describe_usage(metadata, file),
+        f"pixels: the {weights} of the run `{escape_text(metadata.run)}` at step "
+        f"{metadata.step:,}, exported by Phalanx {metadata.phalanx}.",
+        "How to use it": describe_usage(metadata, options.format, file),
         "Scores": describe_scores(session, checkpoint, metadata),
         "Data": describe_data(session, checkpoint),
         "Recipe": describe_recipe(session, checkpoint),
@@ -46,7 +56,7 @@ def write_card(
         "How this export was checked": _describe_check(report, metadata),
     }
     sections = [f"## {title}\n\n{text}" if title else text for title, text in parts.items()]
-    head = _HEAD.format(mark=MARK)
+    head = _HEAD.format(mark=MARK, library=_LIBRARIES[options.format])
     return "\n\n".join([f"{head}\n# {metadata.name}", *sections]) + "\n"
 
 

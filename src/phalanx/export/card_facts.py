@@ -75,7 +75,7 @@ def describe_data(session: Session, checkpoint: ScorableCheckpoint) -> str:
     plan, shown = facts["plan"], session.classes[:_CLASSES_SHOWN]
     known = DATASETS[name].help if name in DATASETS else name
     more = len(session.classes) - len(shown)
-    classes = ", ".join(f"`{_escape(one)}`" for one in shown) + (
+    classes = ", ".join(f"`{escape_text(one)}`" for one in shown) + (
         f" and {more:,} more" if more else ""
     )
     lines = [
@@ -97,7 +97,7 @@ def describe_recipe(session: Session, checkpoint: ScorableCheckpoint) -> str:
     config, default = session.config.flat(), Config().flat()
     stored = checkpoint.start.facts["config"]
     rows = [
-        f"| `{name}` | {_escape(format_value(stored.get(name, value)))} |"
+        f"| `{name}` | {escape_text(format_value(stored.get(name, value)))} |"
         for name, value in config.items()
         if name not in _OWN_TO_A_MACHINE and stored.get(name, value) != default.get(name)
     ]
@@ -132,6 +132,6 @@ def describe_limits(session: Session, metadata: ModelMetadata) -> str:
     return "\n".join(lines)
 
 
-def _escape(text: Any) -> str:
+def escape_text(text: Any) -> str:
     """Text in a cell of a table."""
     return str(text).replace("|", "\\|").replace("`", "'").replace("\n", " ")

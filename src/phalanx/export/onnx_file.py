@@ -110,4 +110,4 @@ def _run_errors() -> Iterator[None]:
     try:
         yield
     except refusals as error:
-        raise RunFailed(str(error).partition("\n")[0]) from error
+        raise RunFailed(" ".join(str(error).split())) from error

@@ -11,6 +11,8 @@ from phalanx.assemble.scorable import ScorableCheckpoint, choose_checkpoint, rea
 from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
 from phalanx.errors import CheckpointError, ConfigError, suggest
 from phalanx.export.file_kind import describe_file
+from phalanx.export.timm_config import refuse_unknown_to_timm
+from phalanx.plan.model import build_variant
 from phalanx.report.folder import is_run_folder
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -105,6 +107,13 @@ class ExportOptions:
                 f"--format {self.format}: {', '.join(missing)} {verb} not installed; "
                 "pip install 'phalanx[export]'"
             )
+
+    def refuse_unsuited(self, checkpoint: ScorableCheckpoint) -> None:
+        """Raise where the format cannot hold the model of a checkpoint."""
+        if self.format == "timm":
+            config = checkpoint.settings.config
+            how = checkpoint.start.facts["preprocessing"].get("normalization", "mean-std")
+            refuse_unknown_to_timm(config.model.model, build_variant(config), how)
 
     def choose_name(self, checkpoint: ScorableCheckpoint) -> str:
         """What the model is called: as asked, else as its run, in characters of an address."""

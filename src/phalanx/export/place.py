@@ -16,6 +16,9 @@ CARD = "README.md"
 def refuse_taken(path: Path, *, is_folder: bool) -> None:
     """Raise where something lies at a path that no export of ours has written."""
     folder = path if is_folder else path.parent
+    file = next((parent for parent in path.parents if parent.is_file()), None)
+    if file is not None:
+        raise ConfigError(f"--out {path}: {file} is a file, not a folder; choose another --out")
     if is_folder and path.is_dir() and not any(path.iterdir()):
         return
     if path.is_dir() != is_folder and path.exists():

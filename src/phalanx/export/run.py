@@ -70,6 +70,7 @@ def export_checkpoint(
     images: to check it on, else those of the run's data; needs_data: that data must be there.
     """
     path, is_folder = options.choose_path(checkpoint), not options.kind.suffix
+    options.refuse_unsuited(checkpoint)
     refuse_taken(path, is_folder=is_folder)
     with open_checkpoint(checkpoint) as session, staging_folder(path) as stage:
         metadata = _describe_model(session, checkpoint, options)
@@ -88,7 +89,7 @@ def export_checkpoint(
             max_batch=options.max_batch,
             explain=partial(explain_disagreement, session, draft, case),
         )
-        text = write_card(session, checkpoint, metadata, report, file=path.name)
+        text = write_card(session, checkpoint, metadata, report, options=options, file=path.name)
         size = sum(file.stat().st_size for file in stage.rglob("*") if file.is_file())
         write_file(stage / CARD, text)
         card = path / CARD if is_folder else choose_card(path)

@@ -1,6 +1,9 @@
-"""How an export is used, as code that runs."""
+"""How an export is used: programs that run as they are, with nothing of ours."""
 
-from phalanx.export.metadata import ModelMetadata
+import json
+from collections.abc import Callable
+
+from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelMetadata
 
 _RESIZE = """\
 def resize(image, width, height):
@@ -22,16 +25,13 @@ _NORMALISE = {
     "none": "    pixels = pixels / 255\n",
     "per-image": "    pixels = (pixels - pixels.mean()) / max(pixels.std(), pixels.size**-0.5)\n",
 }
-
-
-def describe_usage(metadata: ModelMetadata, file: str) -> str:
-    """A program that answers for images of one's own."""
-    return f"```python\n{_write_program(metadata, file)}```"
-
-
-def _write_program(metadata: ModelMetadata, file: str) -> str:
-    preparation = _write_preparation(metadata)
-    return f'''\
+_ANSWER = """\
+for path in sys.argv[1:]:
+    probabilities = classify(path)
+    for number in probabilities.argsort()[::-1][:5]:
+        print(f"{path}: {classes[number]} {probabilities[number]:.1%}")
+"""
+_ONNX = f"""\
 import json
 import sys
 
@@ -39,23 +39,181 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-session = onnxruntime.InferenceSession("{file}")
-classes = json.loads(session.get_modelmeta().custom_metadata_map["phalanx"])["classes"]
+session = onnxruntime.InferenceSession(@FILE@)
+classes = json.loads(session.get_modelmeta().custom_metadata_map["{METADATA_KEY}"])["classes"]
 
 
-{preparation}
+@PREPARE@
 
 def classify(path):
-    (logits,) = session.run(["logits"], {{"{metadata.input_name}": prepare(path)[None]}})
+    (logits,) = session.run(["{LOGITS}"], {{"@INPUT@": prepare(path)[None]}})
     shares = np.exp(logits[0] - logits[0].max())
     return shares / shares.sum()
 
 
-for path in sys.argv[1:]:
-    probabilities = classify(path)
-    for number in probabilities.argsort()[::-1][:5]:
-        print(f"{{path}}: {{classes[number]}} {{probabilities[number]:.1%}}")
-'''
+{_ANSWER}"""
+_PT2 = f"""\
+import json
+import sys
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+about = {{"{METADATA_KEY}.json": ""}}
+program = torch.export.load(@FILE@, extra_files=about).module()
+classes = json.loads(about["{METADATA_KEY}.json"])["classes"]
+
+
+@PREPARE@
+
+def classify(path):
+    with torch.no_grad():
+        logits = program(torch.from_numpy(prepare(path)[None].copy()))[0]
+    return logits[0].softmax(0).numpy()
+
+
+{_ANSWER}"""
+_TRITON = f"""\
+import sys
+
+import numpy as np
+import tritonclient.http
+from PIL import Image, ImageOps
+
+client = tritonclient.http.InferenceServerClient("localhost:8000")
+with open("@NAME@/labels.txt", encoding="utf-8") as file:
+    classes = file.read().splitlines()
+
+
+@PREPARE@
+
+def classify(path):
+    batch = np.ascontiguousarray(prepare(path)[None])
+    given = tritonclient.http.InferInput("@INPUT@", batch.shape, "@KIND@")
+    given.set_data_from_numpy(batch)
+    logits = client.infer("@NAME@", [given]).as_numpy("{LOGITS}")
+    shares = np.exp(logits[0] - logits[0].max())
+    return shares / shares.sum()
+
+
+{_ANSWER}"""
+_TIMM = """\
+import sys
+
+import timm
+import torch
+from PIL import Image
+
+model = timm.create_model("local-dir:.", pretrained=True).eval()
+prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+classes = model.pretrained_cfg["label_names"]
+
+
+def classify(path):
+    with torch.no_grad():
+        logits = model(prepare(Image.open(path).convert("RGB"))[None])
+    return logits[0].softmax(0).numpy()
+
+
+"""
+
+
+def describe_usage(metadata: ModelMetadata, form: str, file: str) -> str:
+    """What an export takes and gives, and a program that answers for images of one's own."""
+    return "\n\n".join(_USAGES[form](metadata, file))
+
+
+def _describe_onnx(metadata: ModelMetadata, file: str) -> list[str]:
+    return [
+        f"With `pip install onnxruntime Pillow`, in the folder of `{file}`:",
+        _write_python(_ONNX, metadata, file),
+        _describe_tensors(metadata),
+        f"`phalanx serve {file}` answers over HTTP.",
+    ]
+
+
+def _describe_pt2(metadata: ModelMetadata, file: str) -> list[str]:
+    return [
+        f"With torch and Pillow, in the folder of `{file}`:",
+        _write_python(_PT2, metadata, file),
+        _describe_tensors(metadata),
+    ]
+
+
+def _describe_triton(metadata: ModelMetadata, file: str) -> list[str]:
+    return [
+        "This folder is a model repository:",
+        "```sh\ntritonserver --model-repository=.\n```",
+        "With `pip install tritonclient[http] Pillow`, in this folder:",
+        _write_python(_TRITON, metadata, file),
+        _describe_tensors(metadata),
+    ]
+
+
+def _describe_timm(metadata: ModelMetadata, file: str) -> list[str]:
+    return [
+        "With timm 1.0.20 or later, in this folder; on the Hugging Face hub, "
+        '`"hf-hub:USER/NAME"` stands in the place of `"local-dir:."`:',
+        f"```python\n{_TIMM}{_ANSWER}```",
+        "timm interpolates a little differently when it resizes images, which may change an answer "
+        "that was close.",
+    ]
+
+
+def _describe_safetensors(metadata: ModelMetadata, file: str) -> list[str]:
+    load = f"weights = load_file({json.dumps(file, ensure_ascii=False)})"
+    return [
+        "The weights have timm's names, so that whatever builds the same network can take them:",
+        f"```python\nfrom safetensors.torch import load_file\n\n{load}\n```",
+        "Phalanx continues with them, with the options below:",
+        f"```sh\nphalanx train --model {metadata.model} --init-weights {file}\n```",
+        "Images are prepared like this:",
+        f"```python\nimport numpy as np\nfrom PIL import Image, ImageOps\n\n\n"
+        f"{_write_preparation(metadata)}```",
+    ]
+
+
+_USAGES: dict[str, Callable[[ModelMetadata, str], list[str]]] = {
+    "onnx": _describe_onnx,
+    "pt2": _describe_pt2,
+    "safetensors": _describe_safetensors,
+    "timm": _describe_timm,
+    "triton": _describe_triton,
+}
+
+
+def _describe_tensors(metadata: ModelMetadata) -> str:
+    """A table of inputs and outputs."""
+    shape = ", ".join(map(str, metadata.input_shape))
+    what = "bytes, RGB" if metadata.input == "image" else "normalised, RGB"
+    kind = "uint8" if metadata.input == "image" else "float32"
+    rows = [
+        "| tensor | type | shape | |",
+        "|---|---|---|---|",
+        f"| `{metadata.input_name}`, the input | {kind} | [N, {shape}] | {what} |",
+        f"| `{LOGITS}` | float32 | [N, {len(metadata.classes)}] | softmax gives probabilities |",
+    ]
+    if metadata.has_activation_map:
+        rows.append(
+            f"| `{ACTIVATION_MAP}` | float32 | [N, rows, columns] | where in the image the "
+            "likeliest class was seen |"
+        )
+    return "\n".join(rows)
+
+
+def _write_python(template: str, metadata: ModelMetadata, file: str) -> str:
+    """A program as a block of Markdown."""
+    values = {
+        "@PREPARE@": _write_preparation(metadata),
+        "@INPUT@": metadata.input_name,
+        "@KIND@": "UINT8" if metadata.input == "image" else "FP32",
+        "@NAME@": metadata.name,
+        "@FILE@": json.dumps(file, ensure_ascii=False),
+    }
+    for place, value in values.items():
+        template = template.replace(place, value)
+    return f"```python\n{template}```"
 
 
 def _write_preparation(metadata: ModelMetadata) -> str:
