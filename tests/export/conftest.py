@@ -1,10 +1,13 @@
 """A run that was trained for a few steps, and its exports, made once for all tests."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import phalanx
+from phalanx.export import drafts
+from phalanx.export.onnx_file import build_onnx
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +30,19 @@ def run(digits, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def exported(run):
+def built() -> list[Any]:
+    """The ONNX model that `exported` was written from: to build one takes a second."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def exported(run, built):
     """The run as an ONNX file at its usual place."""
-    return phalanx.export(run)
+
+    def build_and_keep(*args: Any) -> Any:
+        built.append(build_onnx(*args))
+        return built[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafts, "build_onnx", build_and_keep)
+        return phalanx.export(run)

@@ -3,12 +3,16 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import phalanx
+from phalanx.assemble.feed import build_normaliser
+from phalanx.data.formats.decode import decode
 from phalanx.data.transforms.transform import build_transform
 from phalanx.export.usage import describe_usage
 
@@ -31,7 +35,7 @@ def test_the_program_of_the_card_answers_as_the_checkpoint(exported, run, tmp_pa
         text=True,
         check=True,
     )
-    first = [line for line in done.stdout.splitlines()][::5]
+    first = done.stdout.splitlines()[::5]
     expected = phalanx.predict(run, [tmp_path / name for name in names], device="cpu")
     for line, answer in zip(first, expected, strict=True):
         path, label, share = re.fullmatch(r"(.*): (\w+) ([\d.]+)%", line).groups()
@@ -42,12 +46,6 @@ def test_the_program_of_the_card_answers_as_the_checkpoint(exported, run, tmp_pa
 @pytest.mark.parametrize("augment", ["none", "pad-crop", "resized-crop"])
 @pytest.mark.parametrize("how", ["mean-std", "mean", "none", "per-image"])
 def test_the_cards_preparation_is_ours(exported, augment, how, tmp_path):
-    from dataclasses import replace
-
-    import torch
-
-    from phalanx.assemble.feed import build_normaliser
-    from phalanx.data.formats.decode import decode
 
     preprocessing = replace(
         exported.metadata.preprocessing, augment=augment, normalization=how, std=(0.2, 0.3, 0.4)
