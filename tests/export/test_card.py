@@ -66,7 +66,7 @@ def test_the_cards_preparation_is_ours(exported, augment, how, tmp_path):
     ours = build_normaliser(preprocessing, torch.device("cpu"))(pixels)[0].numpy()
     assert found.dtype == np.float32 and found.shape == ours.shape
     spread = ours.max() - ours.min()
-    assert np.abs(found - ours).max() < 0.02 * spread
+    assert np.abs(found - ours).max() < 0.01 * spread  # a byte more or less
 
 
 def test_the_card_says_what_the_model_is(exported, run):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -41,8 +42,8 @@ def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
         (
             ["--dtype", "bfloat16"],
             2,
-            "--dtype bfloat16: onnxruntime has no bfloat16 convolutions on a CPU, so the file could "
-            "not be checked; use float16, or --format pt2",
+            "--dtype bfloat16: onnxruntime has no bfloat16 convolutions on a CPU, so the file "
+            "could not be checked; use float16, or --format pt2",
         ),
         (
             ["--format", "timm", "--with-preprocessing"],
@@ -117,7 +118,7 @@ def test_a_changed_preprocessing_is_refused(run, tmp_path, capsys):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["files"]["facts.json"] = {
         "bytes": len(content),
-        "sha256": __import__("hashlib").sha256(content).hexdigest(),
+        "sha256": sha256(content).hexdigest(),
     }
     (copy / "manifest.json").write_text(json.dumps(manifest))
     out = str(tmp_path / "w.safetensors")
@@ -127,10 +128,9 @@ def test_a_changed_preprocessing_is_refused(run, tmp_path, capsys):
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next(run, tmp_path):
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True
-    )
-    left = tmp_path / f".w.safetensors.{int(dead.stdout)}.part"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".w.safetensors.{dead.pid}.part"
     left.mkdir()
     (left / "w.safetensors").write_bytes(b"half")
     phalanx.export(run, format="safetensors", out=tmp_path / "w.safetensors")

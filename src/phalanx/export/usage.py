@@ -6,9 +6,18 @@ from collections.abc import Callable
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelMetadata
 
 _RESIZE = """\
+def shares(old, new):  # of each old pixel in each new one, where there are fewer
+    edges, begin = np.linspace(0, old, new + 1), np.arange(old)
+    ends = np.minimum(edges[1:, None], begin + 1)
+    return (ends - np.maximum(edges[:-1, None], begin)).clip(0) * new / old
+
+
 def resize(image, width, height):
-    shrunk = min(width, image.width), min(height, image.height)
-    image = image.resize(shrunk, Image.Resampling.BOX)
+    pixels = np.asarray(image).astype(np.float32)
+    high, wide = min(height, image.height), min(width, image.width)
+    rows = shares(image.height, high) @ pixels.reshape(image.height, -1)
+    pixels = shares(image.width, wide) @ rows.reshape(high, image.width, 3)
+    image = Image.fromarray(np.rint(pixels).astype(np.uint8))
     return image.resize((width, height), Image.Resampling.BILINEAR)
 """
 _WHOLE = "    image = resize(image, {size}, {size})\n"
