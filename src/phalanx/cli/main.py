@@ -28,6 +28,7 @@ COMMANDS = {  # name: (module, what it does)
     "plan": ("plan", "show every derived number before anything runs"),
     "report": ("runs", "rebuild a run's report.html"),
     "compare": ("runs", "show where two runs differ"),
+    "request": ("request", "send images to a server; measure its answers"),
     "track": ("track", "send a run's records to TensorBoard, wandb or MLflow"),
     "data list": ("data", "list the data that can be read, or what is in a folder"),
     "data fetch": ("data", "download a published dataset"),
