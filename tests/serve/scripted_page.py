@@ -40,9 +40,12 @@ def serve_script() -> Iterator[Script]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         script = Script(f"http://127.0.0.1:{free.getsockname()[1]}/")
-        asked = Route("/predict", script.__call__, methods=["POST"])
+        asked = [
+            Route("/predict", script.__call__, methods=["POST"]),
+            Route("/model", lambda request: JSONResponse(MODEL)),
+        ]
         config = uvicorn.Config(
-            Starlette(routes=[*routes, asked]), log_level="error", lifespan="off"
+            Starlette(routes=[*routes, *asked]), log_level="error", lifespan="off"
         )
         server = uvicorn.Server(config)
         free.listen(64)
@@ -55,6 +58,7 @@ def serve_script() -> Iterator[Script]:
         thread.join()
 
 
+MODEL = {"name": "demo", "model": "resnet8", "classes": [*"0123456789"], "image_size": 28}
 CLASSES = {"Ankle boot": 0.873, "<b>Sneaker</b>": 0.081, "Sandal": 0.03, "Bag": 0.01, "Coat": 0.006}
 DONE = "document.querySelectorAll('.classes li').length == 5 * {}"
 

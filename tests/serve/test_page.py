@@ -24,7 +24,7 @@ def test_a_dropped_image_is_shown_as_the_network_saw_it_with_its_classes(browser
     assert "a photo.jpg" in text and "as the network saw it, 28\xa0\xd7\xa028\xa0pixels" in text
     assert re.search(r"Ankle boot\s+87\.3 %\s+<b>Sneaker</b>\s+8\.1 %", text)
     assert "12.7 ms in the server (decode 1.2, queue 0.1, compute 11.2); " in text
-    assert "Model demo." in text
+    assert "Model demo (resnet8, 10 classes, 28\xa0\xd7\xa028 pixels)." in text
     browser.wait_for(
         "[...document.querySelectorAll('.fill')].map(bar => Math.round(100 * bar.offsetWidth / "
         "bar.parentElement.offsetWidth)).join() == '87,8,3,1,1'"
@@ -230,7 +230,7 @@ def test_the_content_policy_allows_nothing_but_the_page_s_own_files(browser, scr
 
 
 def test_the_page_names_no_other_host():
-    assert [route.path for route in page.routes] == list(page.PAGE_ADDRESSES)
+    assert [route.path for route in page.routes] == ["/", "/page.css", "/page.js"]
     for name in ("page.html", "page.css", "page.js"):
         text = (Path(page.__file__).with_name(name)).read_text(encoding="utf-8")
         assert (

@@ -15,6 +15,7 @@ let queue = [];
 let running = 0;
 let leave = new AbortController(); // ends what is under way when the results are cleared
 let keyAsked = null; // the one question for a key that is open
+let modelName = "";
 
 // --- images come in ---
 
@@ -138,6 +139,21 @@ function getKey(problem, used) {
 
 // --- answers are shown ---
 
+async function askModel() {
+  const key = sessionStorage.getItem(KEY_NAME);
+  try {
+    const reply = await fetch("model", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+    if (reply.ok) showModel(await reply.json());
+  } catch { /* the first image will say what is wrong */ }
+}
+
+function showModel({ name, model, classes, image_size: size }) {
+  modelName = name;
+  document.title = `${name}: classify images`;
+  const facts = model ? ` (${model}, ${classes.length} classes, ${size}\u00a0×\u00a0${size} pixels)` : "";
+  find("model-facts").textContent = `Model ${name}${facts}. `;
+}
+
 function show(job, { waiting = "", error = "", prediction = null, found = null, tookMs = 0 }) {
   const part = (name) => job.card.querySelector(`.${name}`);
   part("waiting").textContent = waiting;
@@ -147,11 +163,7 @@ function show(job, { waiting = "", error = "", prediction = null, found = null, 
   part("classes").replaceChildren(...(prediction?.classes ?? []).map(makeBar));
   part("timing").textContent = prediction && !error ? describeTiming(found.timing_ms ?? {}, tookMs) : "";
   part("network").hidden = !prediction?.seen;
-  if (found?.model) {
-    document.title = `${found.model}: classify images`;
-    find("model").textContent = `Model ${found.model}. Images go to this server and nowhere else; ` +
-      "it keeps none of them.";
-  }
+  if (found && !modelName) showModel({ name: found.model });
   if (prediction?.seen) showSeen(job, prediction);
 }
 
@@ -291,6 +303,7 @@ find("key-form").onsubmit = (event) => {
   sessionStorage.setItem(KEY_NAME, find("key").value.trim());
   find("key").value = "";
   find("key-dialog").close("given");
+  askModel();
 };
 find("key-cancel").onclick = () => find("key-dialog").close("");
 
@@ -300,3 +313,4 @@ for (let x = 0; x < 96; x += 1) {
   scale.fillRect(x, 0, 1, 10);
 }
 find("curl").textContent = `curl -F image=@photo.jpg ${new URL("predict", location.href)}`;
+askModel();

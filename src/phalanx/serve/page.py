@@ -1,4 +1,7 @@
-"""The page at `/`: drop an image, see what the model makes of it. Nothing comes from elsewhere."""
+"""The page at `/`: drop an image, see what the model makes of it. Nothing comes from elsewhere.
+
+`/model` tells it, and `phalanx request`, what the server has.
+"""
 
 from pathlib import Path
 
@@ -6,12 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from phalanx.serve.service import Service, to_json
+
 _FILES = {  # address: file, what it is
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-PAGE_ADDRESSES = tuple(_FILES)  # which need no API key: they ask for it
 _HEADERS = {
     # the page's own files, and what it makes of images; no inline code, no frame around it
     "Content-Security-Policy": "; ".join(
@@ -45,3 +49,22 @@ def _build_route(address: str, name: str, media_type: str) -> Route:
 
 
 routes = [_build_route(address, *file) for address, file in _FILES.items()]
+
+
+def build_model_route(service: Service) -> Route:
+    """What the one model is called, and what it knows."""
+    metadata = service.metadata
+    facts = {
+        "name": service.name,
+        "model": metadata.model,
+        "classes": metadata.classes,
+        "image_size": metadata.preprocessing.image_size,
+        "input": metadata.input,
+        "has_activation_map": metadata.has_activation_map,
+        "max_images": service.limits.max_images,
+    }
+
+    async def answer(request: Request) -> Response:
+        return to_json(facts)
+
+    return Route("/model", answer, methods=["GET"])
