@@ -48,6 +48,7 @@ COMMANDS = {  # name: (module, what it does)
     "bench": ("bench_spec", "run the benchmarks of a file: bench --spec FILE"),
     "bench train": ("bench_train", "measure images/s of training, and whether data limits it"),
     "bench infer": ("bench_train", "measure images/s and latency of inference"),
+    "bench serve": ("bench_serve", "find the batching of a server for a latency goal"),
     "bench overhead": ("bench", "compare training with a bare PyTorch loop"),
     "bench determinism": ("bench", "measure what --determinism costs"),
     "bench engines": ("bench_engines", "compare --engine lightning with the native loop"),

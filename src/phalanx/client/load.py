@@ -25,7 +25,8 @@ class LoadOptions:
     """How images are sent.
 
     threads: each sends its requests one after the other, or `in_flight` at once. per_thread: how
-    many images each of them sends, from the given ones again and again; None: every image once.
+    many images each of them sends, from the given ones again and again; seconds: how long they do;
+    without both, every image is sent once.
     """
 
     protocol: str = "predict"
@@ -33,6 +34,7 @@ class LoadOptions:
     threads: int = 2
     in_flight: int = 1
     per_thread: int | None = None
+    seconds: float | None = None
     timeout_s: float = 30.0
     retries: int = 5
 
@@ -40,6 +42,11 @@ class LoadOptions:
     def connections(self) -> int:
         """Requests that are under way at once."""
         return self.threads * self.in_flight
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it is a measurement, which sends images again and again."""
+        return self.per_thread is not None or self.seconds is not None
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,10 @@ class _Load:
             worker.start()
         try:
             self._ready.wait()
-            self._result.began_at = time.perf_counter()
+            self._result.began_at = time.monotonic()
+            if self._options.seconds is not None:
+                self._stop.wait(self._options.seconds)
+                self._stop.set()
             for worker in workers:
                 while worker.is_alive():
                     worker.join(0.1)  # so that a signal is heard
@@ -145,13 +155,13 @@ class _Load:
             self._stop.set()
             self._ready.abort()
             raise
-        self._result.ended_at = time.perf_counter()
+        self._result.ended_at = time.monotonic()
         return self._result
 
     def _plan_batches(self) -> list[Iterator[tuple[int, ...]]]:
         """The batches of each thread, by places of images."""
         size, threads = self._options.batch_size, self._options.threads
-        if self._options.per_thread is None:
+        if not self._options.repeats:
             every = _Shared(_cut(iter(range(self._images)), size))
             return [every] * threads
         plans = []
@@ -181,7 +191,7 @@ class _Load:
         """Connect; where a rate is measured, also ask once without counting it."""
         try:
             connection.open()
-            if self._options.per_thread is not None:
+            if self._options.repeats:
                 files = [self._read(0)] * self._options.batch_size
                 question = self._protocol.ask(self._model, files)
                 connection.post(question.path, question.body, question.headers)
@@ -216,7 +226,7 @@ class _Load:
             self._count(kept, failure=str(failure))
             return
         good = sum(not answer.problem for answer in answers)
-        request = _SentRequest(time.perf_counter(), took_s, good, thread)
+        request = _SentRequest(time.monotonic(), took_s, good, thread)
         self._count(kept, request=request, answers=answers)
 
     def _ask(
@@ -225,9 +235,9 @@ class _Load:
         """The reply and how long it took, after as many tries as a busy server may ask for."""
         tries = 0
         while True:
-            began = time.perf_counter()
+            began = time.monotonic()
             reply = connection.post(path, body, headers)
-            took_s = time.perf_counter() - began
+            took_s = time.monotonic() - began
             is_busy = reply.status in _BUSY and (reply.status == 429 or reply.wait_s is not None)
             if not is_busy or tries == self._options.retries or self._stop.is_set():
                 return reply, took_s
