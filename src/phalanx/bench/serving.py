@@ -276,7 +276,9 @@ def _build_point(
         kind="serve",
         name=job.target,
         command=job.command,
-        rates=_cut_into_rates(ended[kept], np.array(times.images)[kept]),
+        rates=_cut_into_rates(
+            ended[kept], np.array(times.images)[kept], together=setting.max_batch
+        ),
         global_batch=setting.max_batch,
         micro_batch=job.batch_size,
         data="real",
@@ -288,18 +290,22 @@ def _build_point(
     return ServingPoint(setting, connections, result, dict(times.failures))
 
 
-def _cut_into_rates(ended: NDArray[np.float64], images: NDArray[np.int64]) -> tuple[float, ...]:
+def _cut_into_rates(
+    ended: NDArray[np.float64], images: NDArray[np.int64], *, together: int
+) -> tuple[float, ...]:
     """Images/s of blocks of equal length.
 
-    The answers of a batch come together, and a block would have one batch more or less than
-    another. So a batch counts as done little by little since the one before it.
+    Up to so many answers come together, those of a batch, and a block would have one batch more or
+    less than another. So a batch counts as done little by little since the one before it.
     """
     order = np.argsort(ended)
     at, count = ended[order], np.cumsum(images[order])
     if len(at) < 2:
         return ()
     gaps = np.diff(at)
-    is_last = np.append(gaps > gaps.max() / 4, True)  # of the answers that come together
+    # one gap in so many is between batches; not the largest counts, which may be a pause
+    longest = np.quantile(gaps, 1 - 0.5 / together)
+    is_last = np.append(gaps >= longest / 2, True)
     at, count = at[is_last], count[is_last]
     if len(at) < 2:
         return ()
