@@ -138,5 +138,6 @@ class _Child:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(patience_s)
         self._reader.join(1.0)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
