@@ -35,10 +35,10 @@ def read(place):
     return f"{place}.png", FILES[place] if place >= 0 else b"hello"
 
 
-def send(address, images=len(FILES), **options):
+def send(address, **options):
     model = find_model(address, name=None, timeout_s=5)
     options = LoadOptions(**{"timeout_s": 20.0, **options})
-    return send_images(address, model, images, read, options=options)
+    return send_images(address, model, len(FILES), read, options=options)
 
 
 def test_three_protocols_say_the_same(address):
@@ -88,6 +88,7 @@ def test_processes_share_the_connections_of_a_load(address, tmp_path):
     job = LoadJob(url=address.url, model=NAME, files=tuple(files), options=options)
     times = measure_load(job, processes=2)
     assert len(times.ended_at) == len(times.took_s) == len(times.images) > 10
+    assert 0 < times.busiest < 1.5
     assert not times.failures and times.began_at < times.stopped_at
     inside = [end for end in times.ended_at if times.began_at <= end <= times.stopped_at]
     assert len(inside) > 10

@@ -31,6 +31,7 @@ _GAIN = 1.03  # by which a rate must rise, for a search to go on
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _WAITS_MS = (1.0, 2.0, 5.0, 10.0)
 _WORKERS = (2, 4, 8)
+_MOST_CLIENT_LOAD = 0.9  # of a core, above which the clients may be what is measured
 _PATIENCE = 2  # settings in a row that bring nothing, before a search ends
 _READY_S, _TIMEOUT_S = 300.0, 60.0
 
@@ -79,6 +80,7 @@ class ServingPoint:
     connections: int
     result: BenchResult
     failures: dict[str, int] = field(default_factory=dict)
+    client_load: float = 0.0  # share of a core that the busiest client used
 
     @property
     def rate(self) -> float:
@@ -98,6 +100,7 @@ class ServingPoint:
             "workers": self.setting.workers,
             "connections": self.connections,
             "failures": self.failures,
+            "client_load": self.client_load,
             **self.result.facts(),
         }
 
@@ -140,6 +143,11 @@ class ServingSearch:
             return []
         found, wanted = list(point.result.problems), self.job.percentile
         found += [f"{count} images failed: {why}" for why, count in point.failures.items()]
+        if point.client_load > _MOST_CLIENT_LOAD:
+            found.append(
+                f"the clients were busy {point.client_load:.0%} of the time, so the server may be "
+                "faster than this; give fewer --max-connections, or use a machine with more cores"
+            )
         latency = point.find_latency(wanted)
         if latency == float("inf"):
             n = (point.result.latency_ms or {}).get("n") or 0
@@ -169,6 +177,8 @@ def search_settings(
         start = best.setting if best else BatchingSetting()
         in_vain = 0
         for setting in candidates(start, job):
+            if best and setting.max_batch > 2 * best.connections * job.batch_size:
+                break  # so many images are never under way
             before = best.rate if best else 0.0
             _measure_setting(search, setting, show)
             best = search.find_best()
@@ -287,7 +297,7 @@ def _build_point(
         latency_ms={**latency, "n": len(took_ms)},
         environment=describe_bench_environment(device),
     )
-    return ServingPoint(setting, connections, result, dict(times.failures))
+    return ServingPoint(setting, connections, result, dict(times.failures), times.busiest)
 
 
 def _cut_into_rates(

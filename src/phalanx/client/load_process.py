@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -41,6 +42,7 @@ class LoadTimes:
     failures: Counter[str] = field(default_factory=Counter)  # images
     began_at: float = 0.0  # when the last process began
     stopped_at: float = 0.0  # when the first one stopped
+    busiest: float = 0.0  # share of a core that a process used: near 1, it could send no faster
 
 
 def measure_load(job: LoadJob, processes: int) -> LoadTimes:
@@ -53,6 +55,7 @@ def measure_load(job: LoadJob, processes: int) -> LoadTimes:
         found = [child.read() for child in children]
     times.began_at = max(one["began_at"] for one in found)
     times.stopped_at = min(one["began_at"] for one in found) + (job.options.seconds or 0.0)
+    times.busiest = max(one["busy"] for one in found)
     for one in found:
         times.failures.update(one["failures"])
         times.ended_at += one["ended_at"]
@@ -100,6 +103,7 @@ class _Child:
 def _load(facts: dict[str, Any]) -> dict[str, Any]:
     """Do the job that a line of JSON describes."""
     files = [(Path(file).name, Path(file).read_bytes()) for file in facts["files"]]
+    busy_s = time.process_time()
     result = send_images(
         parse_address(facts["url"], api_key=read_api_key(None)),
         ServedModel(facts["model"]),
@@ -116,6 +120,7 @@ def _load(facts: dict[str, Any]) -> dict[str, Any]:
     )
     return {
         "began_at": result.began_at,
+        "busy": (time.process_time() - busy_s) / result.took_s,
         "ended_at": [request.ended_at for request in requests],
         "took_s": [request.took_s for request in requests],
         "images": [request.images for request in requests],
