@@ -188,7 +188,7 @@ def search_settings(
     chosen = search.find_best()
     if chosen:
         with _open_load(job, chosen.setting) as measure:
-            show(f"{describe_setting(chosen.setting)}: measured again")
+            show(f"{_describe_setting(chosen.setting)}: measured again")
             search.confirmed = measure(chosen.connections, 2 * job.seconds)
     return search
 
@@ -215,24 +215,22 @@ def _measure_setting(
     It begins near what was best before; where that is too much, it goes down instead.
     """
     job, known = search.job, search.find_best()
-    connections, rates = max(1, known.connections // 2) if known else 1, list[float]()
+    connections, best, is_falling = max(1, known.connections // 2) if known else 1, 0.0, False
     with _open_load(job, setting) as measure:
         while 1 <= connections <= job.max_connections:
-            show(f"{describe_setting(setting)}: {format_plural(connections, 'connection')}")
+            show(f"{_describe_setting(setting)}: {format_plural(connections, 'connection')}")
             point = measure(connections, job.seconds)
             search.points.append(point)
-            if search.keeps_goal(point):
-                if rates and point.rate < _GAIN * max(rates):
-                    return
-                rates.append(point.rate)
-                connections *= 2
-            elif rates or connections == 1:
+            keeps = search.keeps_goal(point)
+            if keeps and (is_falling or point.rate < _GAIN * best):
+                return  # no gain from more
+            if best and not keeps:
                 return
-            else:
-                connections //= 2
+            best, is_falling = point.rate if keeps else 0.0, not keeps
+            connections = 2 * connections if keeps else connections // 2
 
 
-def describe_setting(setting: BatchingSetting) -> str:
+def _describe_setting(setting: BatchingSetting) -> str:
     """A setting in a line."""
     return " ".join(setting.words)
 

@@ -51,7 +51,7 @@ def measure_load(job: LoadJob, processes: int) -> LoadTimes:
     shares = [connections // processes + (at < connections % processes) for at in range(processes)]
     times = LoadTimes()
     with ExitStack() as stack:
-        children = [stack.enter_context(_Child(job, share)) for share in shares if share]
+        children = [stack.enter_context(_LoadChild(job, share)) for share in shares if share]
         found = [child.read() for child in children]
     times.began_at = max(one["began_at"] for one in found)
     times.stopped_at = min(one["began_at"] for one in found) + (job.options.seconds or 0.0)
@@ -64,7 +64,7 @@ def measure_load(job: LoadJob, processes: int) -> LoadTimes:
     return times
 
 
-class _Child:
+class _LoadChild:
     """One of the processes; it ends with the block, or when we end."""
 
     def __init__(self, job: LoadJob, threads: int) -> None:
@@ -80,7 +80,7 @@ class _Child:
         self._process.stdin.write(json.dumps(facts) + "\n")
         self._process.stdin.flush()
 
-    def __enter__(self) -> "_Child":
+    def __enter__(self) -> "_LoadChild":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -63,7 +63,7 @@ def open_server(
 
 
 @contextmanager
-def _start(words: Sequence[str]) -> "Iterator[_Child]":
+def _start(words: Sequence[str]) -> "Iterator[_CommandChild]":
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "phalanx.cli.trial", *words],
         stdin=subprocess.PIPE,  # nothing is written: it closes when we end, however we end
@@ -73,14 +73,14 @@ def _start(words: Sequence[str]) -> "Iterator[_Child]":
         errors="replace",
         start_new_session=True,  # Ctrl-C is ours to pass on
     )
-    child = _Child(process)
+    child = _CommandChild(process)
     try:
         yield child
     finally:
         child.end()
 
 
-class _Child:
+class _CommandChild:
     """A process whose last lines are kept, since they say why it failed."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
