@@ -17,8 +17,13 @@ class Attack:
     kind: str
     parts: tuple[bytes, ...]
     pause_s: float = 0.0  # between the parts
-    ending: str = "wait"  # for the answer; or "half-close" and wait, "reset", "leave" at once
+    ending: str = "wait"  # for an answer; or only "glance", "half-close" and glance, "reset"
     answers: int = 1  # at most, where several requests are in one
+
+    @property
+    def is_deaf(self) -> bool:
+        """No answer is read."""
+        return self.ending == "reset" or self.kind == "deaf client"
 
 
 def odd_head(target: Target, draw: Draw) -> tuple[bytes, ...]:
@@ -169,17 +174,18 @@ def dripping(target: Target, draw: Draw) -> tuple[bytes, ...]:
     return (whole[:begin], *(whole[n : n + 1] for n in range(begin, begin + 8)))
 
 
+RUDE = ("glance", "glance", "half-close", "reset")
 HTTP_KINDS = {  # with how the client behaves
-    "odd head": (odd_head, ("half-close",)),
-    "odd line": (odd_line, ("half-close",)),
+    "odd head": (odd_head, ("glance", "half-close")),
+    "odd line": (odd_line, ("glance", "half-close")),
     "odd path": (odd_path, ("wait",)),
-    "odd length": (odd_length, ("half-close", "leave", "reset")),
-    "odd chunks": (odd_chunks, ("half-close", "reset")),
+    "odd length": (odd_length, RUDE),
+    "odd chunks": (odd_chunks, RUDE),
     "odd form": (odd_form, ("wait",)),
-    "pipelined": (pipelined, ("half-close", "reset", "leave")),
-    "deaf client": (deaf, ("reset", "leave")),
-    "abandoned": (abandoned, ("half-close", "leave", "reset")),
-    "dripping": (dripping, ("leave", "half-close")),
+    "pipelined": (pipelined, RUDE),
+    "deaf client": (deaf, ("reset", "glance")),
+    "abandoned": (abandoned, RUDE),
+    "dripping": (dripping, ("glance", "half-close")),
 }
 
 
@@ -193,7 +199,7 @@ def draw_attack(target: Target, draw: Draw) -> Attack:
         return Attack(kind, (build_request(path, body, headers=headers),))
     make, endings = HTTP_KINDS[kind]
     pause = 0.02 if kind == "dripping" else 0.0
-    answers = {"pipelined": 13, "deaf client": 300}.get(kind, 2)
+    answers = 13 if kind == "pipelined" else 1
     return Attack(kind, make(target, draw), pause, draw.choice(endings), answers)
 
 

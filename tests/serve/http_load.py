@@ -41,7 +41,9 @@ def build_request(
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+async def read_answer(
+    reader: asyncio.StreamReader, *, has_body: bool = True
+) -> tuple[int, dict[str, str], bytes]:
     """Status, headers (their names in lower case) and body of the next answer."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = int(head[0].split(" ")[1])
@@ -50,7 +52,9 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
     if status == 100:
-        return await read_answer(reader)
+        return await read_answer(reader, has_body=has_body)
+    if not has_body:
+        return status, headers, b""
     if headers.get("transfer-encoding") == "chunked":
         return status, headers, await read_chunks(reader)
     return status, headers, await reader.readexactly(int(headers.get("content-length", 0)))

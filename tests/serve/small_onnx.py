@@ -46,7 +46,7 @@ def write_small_onnx(path: Path) -> Path:
         model="resnet8",
         classes=CLASSES,
         preprocessing=Preprocessing(
-            image_size=SIZE, augment="crop", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
+            image_size=SIZE, augment="resized-crop", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
         ),
     )
     helper.set_model_props(model, {METADATA_KEY: metadata.model_dump_json()})
