@@ -25,6 +25,7 @@ COMMANDS = {  # name: (module, what it does)
     "average": ("average", "average the last checkpoints of a run, and score the result"),
     "replay": ("replay", "repeat a step and name the module and image that went wrong"),
     "predict": ("predict", "classify your own images"),
+    "serve": ("serve", "answer over HTTP what is on images"),
     "plan": ("plan", "show every derived number before anything runs"),
     "report": ("runs", "rebuild a run's report.html"),
     "compare": ("runs", "show where two runs differ"),

@@ -1,0 +1,186 @@
+"""The application: routes, keys, the form of errors, and what is logged and counted."""
+
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from phalanx.serve.api_error import ApiError, ClientLeft
+from phalanx.serve.inference_protocol import InferenceProtocol
+from phalanx.serve.metrics import CONTENT_TYPE
+from phalanx.serve.predict_api import PredictApi
+from phalanx.serve.service import RECORD_KEY, RequestRecord, Service, to_json
+from phalanx.serve.tensorflow_api import TensorflowApi
+
+_LOGGER = logging.getLogger("phalanx.serve")
+_OPEN = ("/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+_CLIENT_LEFT = 499  # nobody gets it: what logs call a request whose client has gone
+_PATH_SHOWN = 200
+Log = Callable[[bytes], None]  # takes a line
+
+
+def build_app(service: Service, *, api_key: str = "", log: Log | None = None) -> ASGIApp:
+    """All routes of a service; api_key: what a client must show, if anything."""
+    page = _find_page_routes()
+    routes = [
+        *PredictApi(service).routes,
+        *TensorflowApi(service).routes,
+        *InferenceProtocol(service).routes,
+        *_build_own_routes(service),
+        *page,
+    ]
+    handlers: Any = {ApiError: _describe_api_error, HTTPException: _describe_http_error}
+    inner = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
+    open_paths = {*_OPEN, *(route.path for route in page)}
+    return _RequestGate(inner, service, api_key, open_paths, log)
+
+
+def _find_page_routes() -> list[Route]:
+    """The page, where this build has it."""
+    if find_spec("phalanx.serve.page") is None:
+        return []
+    routes: list[Route] = import_module("phalanx.serve.page").routes
+    return routes
+
+
+def _build_own_routes(service: Service) -> list[Route]:
+    """Health and metrics."""
+
+    async def health(request: Request) -> Response:
+        status = "ready" if service.ready else "stopping"
+        return to_json({"status": status}, 200 if service.ready else 503)
+
+    async def metrics(request: Request) -> Response:
+        return Response(service.metrics.write(), headers={"Content-Type": CONTENT_TYPE})
+
+    return [Route("/health", health), Route("/metrics", metrics)]
+
+
+async def _describe_api_error(request: Request, error: ApiError) -> Response:
+    answer = to_json({"error": error.message}, error.status)
+    answer.headers.update(error.headers)
+    request.scope[RECORD_KEY].error = error.message
+    return answer
+
+
+async def _describe_http_error(request: Request, error: HTTPException) -> Response:
+    """A path or method that there is not, in the form of all errors."""
+    path = request.url.path[:_PATH_SHOWN]
+    texts = {
+        404: f"nothing is at {path}; /docs lists what there is",
+        405: f"{path} does not take {request.method[:20]}",
+    }
+    answer = to_json({"error": texts.get(error.status_code, error.detail)}, error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+class _RequestGate:
+    """Around all routes: asks for the key, and logs and counts every request.
+
+    What fails unforeseen is a mistake of the server: the client gets 500, the log the reason.
+    """
+
+    def __init__(
+        self, app: ASGIApp, service: Service, api_key: str, open_paths: set[str], log: Log | None
+    ) -> None:
+        self._app, self._service, self._log = app, service, log
+        self._key, self._open_paths = api_key.encode(), open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        record = scope[RECORD_KEY] = RequestRecord()
+        scope["app"] = self  # routes raise what they find wrong where there is an app
+        status, sent = 0, 0
+
+        async def count_and_send(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            if self._key and not self._is_allowed(scope):
+                await _refuse_key(scope, receive, count_and_send)
+            else:
+                await self._app(scope, receive, count_and_send)
+        except ClientLeft:
+            status = _CLIENT_LEFT
+        except Exception as error:
+            _LOGGER.error(
+                "%s %s failed", scope["method"], scope["path"][:_PATH_SHOWN], exc_info=error
+            )
+            record.error = f"{type(error).__name__}: {error}"
+            if not status:
+                answer = to_json({"error": "the server failed; its log says why"}, 500)
+                await answer(scope, receive, count_and_send)
+        self._note(scope, record, status, sent)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        """Whether a request needs no key, or shows the right one."""
+        if scope["path"] in self._open_paths:
+            return True
+        for name, value in scope["headers"]:
+            if name == b"x-api-key" and hmac.compare_digest(value, self._key):
+                return True
+            if name == b"authorization":
+                kind, _, given = value.partition(b" ")
+                if kind.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._key):
+                    return True
+        return False
+
+    def _note(self, scope: Scope, record: RequestRecord, status: int, sent: int) -> None:
+        """Count the request, and write its line of the log."""
+        took_s = time.perf_counter() - record.started_at
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route = self._find_route(scope)
+        self._service.metrics.requests.add(route, method, str(status))
+        self._service.metrics.request_s.observe(took_s, route)
+        if self._log is None:
+            return
+        client = scope.get("client") or ("", 0)
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "Z",
+            "client": client[0],
+            "method": scope["method"][:20],
+            "path": scope["path"][:_PATH_SHOWN],
+            "status": status,
+            "bytes": sent,
+            "images": record.images,
+            "ms": record.describe_timing(),
+        }
+        if record.error:
+            line["error"] = record.error
+        self._log(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    def _find_route(self, scope: Scope) -> str:
+        """The path of the route that took a request; of all that none took, the same."""
+        route = scope.get("route")
+        return route.path if isinstance(route, Route) else "other"
+
+
+async def _refuse_key(scope: Scope, receive: Receive, send: Send) -> None:
+    answer = to_json(
+        {
+            "error": "this server needs its key: send the header Authorization: Bearer KEY, "
+            "or X-API-Key: KEY"
+        },
+        401,
+    )
+    answer.headers["WWW-Authenticate"] = "Bearer"
+    await answer(scope, receive, send)

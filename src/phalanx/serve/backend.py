@@ -1,0 +1,184 @@
+"""What answers batches: a file that was exported, or a run; and what a file is that is no model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from phalanx.errors import CheckpointError
+from phalanx.export.metadata import LOGITS, ModelMetadata
+from phalanx.serve.batching import Outputs, Rows
+
+_DTYPES = {"tensor": np.float32, "image": np.uint8}
+SHAPES = {"tensor": lambda size: (3, size, size), "image": lambda size: (size, size, 3)}
+
+
+class Backend(Protocol):
+    """A model that is ready to answer, called by one thread at a time."""
+
+    @property
+    def where(self) -> Path:
+        """The file or run, for messages."""
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What it takes and gives."""
+
+    @property
+    def runtime(self) -> str:
+        """What runs it, and where: "onnxruntime 1.31.1, cpu"."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Sizes of batches that it is fast with; none where any will do."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The rows that it takes, "tensor" or "image" as in the metadata."""
+
+    def run(self, rows: Rows) -> Outputs:
+        """The outputs for a batch of rows in the form that the metadata describes."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendOptions:
+    """Where a model runs."""
+
+    device: str  # "cpu", "cuda", "cuda:1"
+    threads: int  # of each model
+    max_batch: int
+    flags: Mapping[str, str]  # as typed, for a run, which has options of its own
+    checkpoint: str | None = None  # of a run: which one
+
+
+def open_backends(path: Path, options: BackendOptions, *, count: int) -> list[Backend]:
+    """So many instances of the model that a path stands for; UserError where it is none."""
+    _refuse_no_model(path)
+    if path.is_dir():
+        from phalanx.serve.torch_backend import TorchBackend
+
+        return [TorchBackend(path, options) for _ in range(count)]
+    from phalanx.serve.onnx_backend import OnnxBackend
+
+    return [OnnxBackend(path, options) for _ in range(count)]
+
+
+class FittedModel:
+    """A backend whose batches are filled up to sizes that it is fast with."""
+
+    def __init__(self, backend: Backend, max_batch: int) -> None:
+        self._backend, self._max_batch = backend, max_batch
+
+    def run(self, rows: Rows) -> Outputs:
+        """The outputs for a batch, without those for the rows that fill it up."""
+        count = len(rows)
+        size = next((size for size in self._backend.sizes if size >= count), count)
+        if size == count:
+            return self._backend.run(rows)
+        padded = np.zeros((size, *rows.shape[1:]), rows.dtype)
+        padded[:count] = rows
+        return {name: values[:count] for name, values in self._backend.run(padded).items()}
+
+    def warm_up(self) -> None:
+        """Answer a batch of each size, or of the smallest and the largest; checks the outputs."""
+        metadata = self._backend.metadata
+        for kind in self._backend.kinds:
+            shape, dtype = SHAPES[kind](metadata.preprocessing.image_size), _DTYPES[kind]
+            for size in self._backend.sizes or dict.fromkeys((1, self._max_batch)):
+                outputs = self._backend.run(np.zeros((size, *shape), dtype))
+                _refuse_outputs(self._backend.where, metadata, outputs, size)
+
+
+def _refuse_outputs(where: object, metadata: ModelMetadata, outputs: Outputs, rows: int) -> None:
+    """Raise CheckpointError where what a model gives is not what its metadata says."""
+    logits = outputs.get(LOGITS)
+    named = len(metadata.classes)
+    if logits is None or logits.ndim != 2 or len(logits) != rows:
+        shape = "none" if logits is None else f"{list(logits.shape)}"
+        raise CheckpointError(
+            f"{where}: expected an output {LOGITS} of [{rows}, classes], found {shape}; "
+            "export it again"
+        )
+    if logits.shape[1] != named:
+        raise CheckpointError(
+            f"{where}: the model gives {logits.shape[1]:,} classes, and "
+            f"its metadata names {named:,}; export it again from its run"
+        )
+
+
+# --- what a file is ---
+
+_WAY_OUT = "name a run, a checkpoint, or a file that `phalanx export RUN --format onnx` wrote"
+_KINDS = (  # how a file begins, and what it is
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"\x89PNG", "a PNG image"),
+    (b"GIF8", "a GIF image"),
+    (b"%PDF", "a PDF document"),
+    (b"\x1f\x8b", "compressed by gzip; unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd; unpack it"),
+    (b"\x89HDF", "an HDF5 file, such as Keras writes"),
+    (b"\x7fELF", "a program"),
+    (b"#!", "a script"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself; run `git lfs pull`"),
+    (b"<!DOCTYPE", "an HTML page; was it downloaded from a link that needs a login?"),
+    (b"<html", "an HTML page; was it downloaded from a link that needs a login?"),
+    (b"{", "JSON text"),
+)
+_ZIP, _SAFETENSORS_HEAD = b"PK\x03\x04", 8
+
+
+def _refuse_no_model(path: Path) -> None:
+    """Raise CheckpointError for what is neither a run or checkpoint nor an ONNX file."""
+    try:
+        if not path.exists():
+            raise CheckpointError(f"{path}: no such file or folder; {_WAY_OUT}")
+        found = _describe_folder(path) if path.is_dir() else _describe_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    if found:
+        raise CheckpointError(f"{path}: is {found}; {_WAY_OUT}")
+
+
+def _describe_folder(path: Path) -> str:
+    """What a folder is that is no run; empty for one that may be."""
+    inside = {entry.name for entry in path.iterdir()}
+    if not inside:
+        return "an empty folder"
+    if "config.pbtxt" in inside or any(path.glob("*/config.pbtxt")):
+        return "a repository for Triton, which serves it itself"
+    if {"config.json", "model.safetensors"} <= inside:
+        return "a folder for timm"
+    if "saved_model.pb" in inside:
+        return "a SavedModel of TensorFlow"
+    is_run = {"run.json", "config.yaml", "manifest.json"} & inside
+    return "" if is_run else "a folder that is neither a run nor a checkpoint"
+
+
+def _describe_file(path: Path) -> str:
+    """What a file is that is no ONNX model; empty for one that may be."""
+    if not path.is_file():
+        return "not a regular file"
+    with path.open("rb") as file:
+        head = file.read(64)
+    kinds = {
+        "an empty file": not head,
+        **{kind: head.startswith(start) for start, kind in _KINDS},
+        "an exported program of torch (pt2), which the server does not run": (
+            head.startswith(_ZIP) and path.suffix == ".pt2"
+        ),
+        "a ZIP archive, as torch.save writes; weights alone do not say which model it is": (
+            head.startswith(_ZIP)
+        ),
+        "a safetensors file: weights without a program to run them": (
+            head[_SAFETENSORS_HEAD : _SAFETENSORS_HEAD + 1] == b"{"
+        ),
+        "text": path.suffix != ".onnx" and _is_text(head),
+    }
+    return next((kind for kind, is_so in kinds.items() if is_so), "")
+
+
+def _is_text(head: bytes) -> bool:
+    return all(byte >= 32 or byte in b"\t\r\n" for byte in head)

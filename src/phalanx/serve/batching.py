@@ -1,0 +1,302 @@
+"""Rows of many requests to batches, and their answers back.
+
+The event loop puts jobs into a queue; each model thread takes what has queued while its last batch
+ran. A model thread never waits for the event loop: it hands answers over and takes the next batch.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.serve.api_error import ApiError, refuse_busy
+
+Rows = NDArray[Any]  # of images, as the model takes them: the first dimension counts them
+Outputs = dict[str, NDArray[Any]]  # by name, a row for each image
+
+_LOGGER = logging.getLogger("phalanx.serve")
+_SMOOTHING = 0.1  # weight of the newest batch in the rate that Retry-After is told by
+
+
+class _Model(Protocol):
+    """What answers a batch; called by one thread."""
+
+    def warm_up(self) -> None:
+        """Get all ready that a first batch would wait for."""
+        ...
+
+    def run(self, rows: Rows) -> Outputs:
+        """The outputs for a batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class BatchStats:
+    """What one batch of the model was, for those who count."""
+
+    images: int
+    run_s: float
+    failed: bool = False
+
+
+class JobTiming(NamedTuple):
+    """Seconds that the rows of a request waited, and that the model took for them."""
+
+    queue_s: float
+    compute_s: float
+
+
+class _Job:
+    """The rows of one request: their way through the queue, and their answers."""
+
+    def __init__(self, rows: Rows, is_abandoned: Callable[[], bool]) -> None:
+        self.rows, self.is_abandoned = rows, is_abandoned
+        self.future: asyncio.Future[tuple[Outputs, JobTiming]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self.queued_at = time.perf_counter()
+        self.taken = 0  # rows that a model thread has; read and written under the queue's lock
+        self._started_at = 0.0
+        self._answered = 0
+        self._outputs: Outputs = {}
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Rows of one kind fit into one batch."""
+        return (self.rows.dtype, self.rows.shape[1:])
+
+    def receive(self, part: "_Part", outputs: Outputs, started_at: float, ended_at: float) -> None:
+        """Take the answers to some rows; those to all of them end the wait."""
+        if not self._answered:
+            self._started_at = started_at
+        count = part.end - part.begin
+        if count == len(self.rows):
+            self._outputs = outputs
+        else:
+            for name, values in outputs.items():
+                if name not in self._outputs:
+                    shape = (len(self.rows), *values.shape[1:])
+                    self._outputs[name] = np.empty(shape, values.dtype)
+                self._outputs[name][part.begin : part.end] = values
+        self._answered += count
+        if self._answered == len(self.rows) and not self.future.done():
+            timing = JobTiming(self._started_at - self.queued_at, ended_at - self._started_at)
+            self.future.set_result((self._outputs, timing))
+
+    def fail(self, error: ApiError) -> None:
+        """End the wait with an error."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Part(NamedTuple):
+    """Some consecutive rows of a job."""
+
+    job: _Job
+    begin: int
+    end: int
+
+
+class Reservation:
+    """Places in the queue for the images of one request, from before they are decoded on."""
+
+    def __init__(self, batcher: "Batcher", images: int) -> None:
+        self._batcher, self.left = batcher, images
+
+    async def run(
+        self, rows: Rows, is_abandoned: Callable[[], bool] = lambda: False
+    ) -> tuple[Outputs, JobTiming]:
+        """The outputs for rows, no more of them than places; is_abandoned: nobody waits for it."""
+        self.left -= len(rows)
+        return await self._batcher.enqueue(rows, is_abandoned)
+
+
+class Batcher:
+    """A bounded queue of images, and a thread for each model that empties it.
+
+    max_wait_s: how long a batch that is not full waits for more. max_queue: images that may wait;
+    while so many do, requests are refused. on_batch: told of each batch, in the event loop.
+    """
+
+    def __init__(
+        self, *, max_batch: int, max_wait_s: float, max_queue: int,
+        on_batch: Callable[[BatchStats], None] = lambda stats: None,
+    ) -> None:  # fmt: skip
+        self.max_batch, self.max_queue = max_batch, max_queue
+        self._max_wait_s, self._on_batch = max_wait_s, on_batch
+        self._queue: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._rows_queued = 0  # in the queue; under the lock, like the two below
+        self._waiting = 0  # in the queue or on their way into it
+        self._closed = False
+        self._image_s = 0.0  # that the model takes for one, smoothed
+        self._threads: list[threading.Thread] = []
+
+    def start(self, models: Sequence[_Model]) -> None:
+        """Start a thread for each model, and wait until all are warm; raises what one raises."""
+        warm: list[Future[None]] = []
+        for number, model in enumerate(models):
+            warm.append(Future())
+            thread = threading.Thread(
+                target=self._work, args=(model, warm[-1]), name=f"model-{number}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        for one in warm:
+            one.result()
+
+    def close(self) -> None:
+        """End the threads once the queue is empty."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def waiting(self) -> int:
+        """Images that no model has taken yet."""
+        return self._waiting
+
+    def refuse_full(self) -> None:
+        """Raise 429 while the queue is full."""
+        if self._waiting >= self.max_queue:
+            wait_s = self._waiting * self._image_s / max(1, len(self._threads))
+            raise refuse_busy(f"{self._waiting:,} images are waiting already", wait_s)
+
+    @contextmanager
+    def reserve(self, images: int) -> Iterator[Reservation]:
+        """A block with places for so many images; raises 429 while the queue is full."""
+        self.refuse_full()
+        with self._changed:
+            self._waiting += images
+        reservation = Reservation(self, images)
+        try:
+            yield reservation
+        finally:
+            with self._changed:
+                self._waiting -= reservation.left
+
+    async def enqueue(
+        self, rows: Rows, is_abandoned: Callable[[], bool]
+    ) -> tuple[Outputs, JobTiming]:
+        """The outputs for rows that have been counted as waiting."""
+        job = _Job(rows, is_abandoned)
+        with self._changed:
+            self._queue.append(job)
+            self._rows_queued += len(rows)
+            self._changed.notify()
+        try:
+            return await job.future
+        finally:
+            if job.future.cancelled():
+                self._forget(job)
+
+    def _forget(self, job: _Job) -> None:
+        """Take a job out of the queue that nobody waits for any more."""
+        with self._changed:
+            if job in self._queue:
+                self._queue.remove(job)
+                self._drop(job)
+
+    def _drop(self, job: _Job) -> None:
+        left = len(job.rows) - job.taken
+        self._rows_queued -= left
+        self._waiting -= left
+
+    # --- model threads ---
+
+    def _work(self, model: _Model, warm: "Future[None]") -> None:
+        try:
+            model.warm_up()  # here, since libraries keep what they measured for each thread
+        except Exception as error:  # noqa: BLE001 - raised again by who waits for it
+            warm.set_exception(error)
+            return
+        warm.set_result(None)
+        while parts := self._take():
+            rows = [part.job.rows[part.begin : part.end] for part in parts]
+            batch = rows[0] if len(rows) == 1 else np.concatenate(rows)
+            started_at = time.perf_counter()
+            try:
+                found: Outputs | Exception = model.run(batch)
+            except Exception as error:
+                _LOGGER.error("a batch of %d images failed", len(batch), exc_info=error)
+                found = error
+            ended_at = time.perf_counter()
+            loop = parts[0].job.future.get_loop()
+            loop.call_soon_threadsafe(self._deliver, parts, found, started_at, ended_at)
+
+    def _take(self) -> list[_Part]:
+        """The rows of the next batch, oldest first; none once the queue is closed and empty."""
+        with self._changed:
+            while True:
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                if self._max_wait_s and self._queue and not self._closed:
+                    self._wait_for_more()
+                parts = self._take_parts()
+                if parts or (self._closed and not self._queue):
+                    return parts
+
+    def _wait_for_more(self) -> None:
+        """Wait until a batch is full, or its oldest row has waited long enough."""
+        until = self._queue[0].queued_at + self._max_wait_s
+        while self._rows_queued < self.max_batch and not self._closed and self._queue:
+            left = until - time.perf_counter()
+            if left <= 0:
+                return
+            self._changed.wait(left)
+
+    def _take_parts(self) -> list[_Part]:
+        parts: list[_Part] = []
+        room = self.max_batch
+        kind = self._queue[0].kind if self._queue else ()
+        while self._queue and room and self._queue[0].kind == kind:
+            job = self._queue[0]
+            if job.is_abandoned():
+                self._queue.popleft()
+                self._drop(job)
+                gone = ApiError(499, "the client has left")
+                job.future.get_loop().call_soon_threadsafe(job.fail, gone)
+                continue
+            count = min(room, len(job.rows) - job.taken)
+            parts.append(_Part(job, job.taken, job.taken + count))
+            job.taken += count
+            room -= count
+            if job.taken == len(job.rows):
+                self._queue.popleft()
+        taken = self.max_batch - room
+        self._rows_queued -= taken
+        self._waiting -= taken
+        if self._queue:
+            self._changed.notify()  # another model may begin with the rest
+        return parts
+
+    # --- back in the event loop ---
+
+    def _deliver(
+        self, parts: list[_Part], found: Outputs | Exception, started_at: float, ended_at: float
+    ) -> None:
+        images, run_s = sum(part.end - part.begin for part in parts), ended_at - started_at
+        self._on_batch(BatchStats(images, run_s, failed=isinstance(found, Exception)))
+        if isinstance(found, Exception):
+            for part in parts:
+                part.job.fail(ApiError(500, "the model failed; the server's log says why"))
+            return
+        share = _SMOOTHING if self._image_s else 1.0
+        self._image_s += share * (run_s / images - self._image_s)
+        first = 0
+        for part in parts:
+            end = first + part.end - part.begin
+            own = {name: values[first:end] for name, values in found.items()}
+            part.job.receive(part, own, started_at, ended_at)
+            first = end

@@ -1,0 +1,152 @@
+"""Bodies of requests: read within limits of size and time, unpacked, and split into files."""
+
+import asyncio
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+from starlette.requests import Request
+
+from phalanx.serve.api_error import ApiError, ClientLeft, refuse_busy
+from phalanx.serve.images import ImageFile
+from phalanx.units import format_bytes
+
+_ENCODINGS = {"gzip": 31, "deflate": 47}  # zlib's window: gzip alone; zlib or gzip by its header
+_BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
+_FILENAME = re.compile(rb'filename="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
+_FILENAME_STAR = re.compile(rb"filename\*=(?:utf-8|iso-8859-1)'[^']*'([^;\s]+)", re.IGNORECASE)
+_MAX_PART_HEADERS = 16 * 1024
+
+
+class BodyReader:
+    """Reads bodies; all that are in memory at once share a limit.
+
+    max_bytes: of one body. max_s: from the headers to its last byte.
+    """
+
+    def __init__(self, *, max_bytes: int, max_s: float, total_bytes: int) -> None:
+        self.max_bytes, self._max_s, self._total_bytes = max_bytes, max_s, total_bytes
+        self._held = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of bodies in memory."""
+        return self._held
+
+    @contextmanager
+    def holding(self) -> "Iterator[_HeldBytes]":
+        """A block whose body counts until its end."""
+        held = _HeldBytes()
+        try:
+            yield held
+        finally:
+            self._held -= held.size
+
+    async def read(self, request: Request, held: "_HeldBytes") -> bytes:
+        """The whole body as it came; raises ApiError or ClientLeft."""
+        length = request.headers.get("content-length", "")
+        if length.isdecimal():
+            self._refuse_large(int(length))
+        try:
+            async with asyncio.timeout(self._max_s):
+                chunks = await self._collect(request, held)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the request was not complete after {self._max_s:g} s",
+                headers={"Connection": "close"},
+            ) from None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _collect(self, request: Request, held: "_HeldBytes") -> list[bytes]:
+        chunks: list[bytes] = []
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk = message.get("body", b"")
+            if chunk:
+                chunks.append(chunk)
+                held.size += len(chunk)
+                self._held += len(chunk)
+                self._refuse_large(held.size)
+                if self._held > self._total_bytes:
+                    raise refuse_busy("too many large requests at once")
+            if not message.get("more_body"):
+                return chunks
+
+    def _refuse_large(self, size: int) -> None:
+        if size > self.max_bytes:
+            most = format_bytes(self.max_bytes)
+            raise ApiError(
+                413,
+                f"the request is larger than {most}, the limit of --max-request-mib; send fewer "
+                "or smaller images",
+            )
+
+    def unpack(self, body: bytes, encoding: str) -> bytes:
+        """The body without its Content-Encoding; raises ApiError."""
+        encoding = encoding.strip().lower()
+        if encoding in ("", "identity"):
+            return body
+        if encoding not in _ENCODINGS:
+            raise ApiError(
+                415, f"Content-Encoding {encoding[:40]!r} is not known; use gzip, deflate or none"
+            )
+        unpacker = zlib.decompressobj(_ENCODINGS[encoding])
+        try:
+            unpacked = unpacker.decompress(body, self.max_bytes + 1)
+        except zlib.error as error:
+            raise ApiError(400, f"the body is not {encoding}: {error}") from None
+        self._refuse_large(len(unpacked))
+        if not unpacker.eof:
+            raise ApiError(400, f"the body ends in the middle of its {encoding} data")
+        return unpacked
+
+
+class _HeldBytes:
+    """How many bytes a request holds."""
+
+    size = 0
+
+
+def find_boundary(content_type: str) -> bytes:
+    """What separates the parts of a multipart body; raises ApiError where nothing does."""
+    found = _BOUNDARY.search(content_type)
+    if found is None or not found[1].isascii():
+        raise ApiError(400, "multipart/form-data needs a boundary in its Content-Type")
+    return found[1].encode()
+
+
+def split_multipart(body: bytes, boundary: bytes, *, most: int) -> list[ImageFile]:
+    """The files of a multipart body; raises ApiError where it is none, or has more than `most`."""
+    delimiter = b"\r\n--" + boundary
+    # the first delimiter may have no line before it
+    pieces = (b"\r\n" + body).split(delimiter, most + 2)
+    if len(pieces) > most + 2:
+        raise ApiError(413, f"more than {most:,} images in one request; send them in several")
+    last = pieces[-1]
+    if len(pieces) < 2 or not last.startswith(b"--"):
+        raise ApiError(400, "the multipart body has no end; it was cut off, or is none")
+    files = []
+    for number, piece in enumerate(pieces[1:-1], start=1):
+        head, found, data = piece.lstrip(b" \t").partition(b"\r\n\r\n")
+        if not found or not head.startswith(b"\r\n") or len(head) > _MAX_PART_HEADERS:
+            raise ApiError(400, f"part {number} of the multipart body has no headers")
+        files.append(ImageFile(_find_name(head) or f"image {number}", data))
+    if not files:
+        raise ApiError(400, "the multipart body has no part; send an image as a file")
+    return files
+
+
+def _find_name(head: bytes) -> str:
+    """The file name in the headers of a part, without its folders."""
+    if star := _FILENAME_STAR.search(head):
+        name = unquote(star[1].decode("ascii", "replace"), errors="replace")
+    elif plain := _FILENAME.search(head):
+        name = re.sub(rb"\\(.)", rb"\1", plain[1]).decode("utf-8", "replace")
+    else:
+        return ""
+    return name.replace("\\", "/").rpartition("/")[2][:255]

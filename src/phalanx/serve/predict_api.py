@@ -1,0 +1,130 @@
+"""POST /predict: image files in, the likeliest classes out."""
+
+from base64 import b64encode
+from contextlib import AsyncExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from phalanx.data.formats.decode import Pixels, encode_png
+from phalanx.export.metadata import ACTIVATION_MAP, LOGITS
+from phalanx.serve.api_error import ApiError
+from phalanx.serve.batching import Outputs
+from phalanx.serve.body import find_boundary, split_multipart
+from phalanx.serve.images import ImageFile, PreparedImages
+from phalanx.serve.service import RECORD_KEY, Service, to_json
+
+_DEFAULT_TOP = 5
+_SWITCH = {"true": True, "1": True, "false": False, "0": False}
+
+
+class PredictApi:
+    """Our own way to ask: a file, or several as a form sends them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.routes = [Route("/predict", self._predict, methods=["POST"])]
+
+    async def _predict(self, request: Request) -> Response:
+        service = self._service
+        top, details = self._read_query(request)
+        kind = request.headers.get("content-type", "application/octet-stream")
+        _refuse_content_type(kind)
+        async with AsyncExitStack() as stack:
+            body = await service.read_body(request, stack)
+            images = await self._find_images(kind, body)
+            service.refuse_count(len(images))
+            outputs, prepared = await service.classify_files(request, images)
+            if len(images) == 1 and prepared.problems:
+                raise ApiError(400, f"{images[0].name}: {prepared.problems[0]}")
+            predictions = self._describe(images, outputs, prepared, top)
+            if details:
+                await service.run_beside(_add_details, predictions, outputs, prepared)
+        timing = request.scope[RECORD_KEY].describe_timing()
+        return to_json({"model": service.name, "predictions": predictions, "timing_ms": timing})
+
+    def _read_query(self, request: Request) -> tuple[int, bool]:
+        """How many classes to name, and whether the page's details are wanted."""
+        classes = len(self._service.metadata.classes)
+        text = request.query_params.get("top", str(min(_DEFAULT_TOP, classes)))
+        if not (
+            text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= classes
+        ):
+            raise ApiError(400, f"top: expected a number from 1 to {classes:,}, got {text[:60]!r}")
+        details = request.query_params.get("details", "false").lower()
+        if details not in _SWITCH:
+            raise ApiError(400, f"details: expected true or false, got {details[:60]!r}")
+        return int(text), _SWITCH[details]
+
+    async def _find_images(self, kind: str, body: bytes) -> list[ImageFile]:
+        if not kind.lower().startswith("multipart/form-data"):
+            return [ImageFile("image", body)]
+        boundary, most = find_boundary(kind), self._service.limits.max_images
+        return split_multipart(body, boundary, most=most)
+
+    def _describe(
+        self, images: list[ImageFile], outputs: Outputs, prepared: PreparedImages, top: int
+    ) -> list[dict[str, Any]]:
+        """A prediction for each image, in their order."""
+        names, predictions, row = self._service.metadata.classes, list[dict[str, Any]](), 0
+        for place, image in enumerate(images):
+            if place in prepared.problems:
+                problem = prepared.problems[place]
+                predictions.append({"image": image.name, "classes": [], "problem": problem})
+                continue
+            shares = _softmax(outputs[LOGITS][row])
+            best = np.argsort(-shares, kind="stable")[:top]
+            classes = [{"class": names[at], "probability": float(shares[at])} for at in best]
+            predictions.append({"image": image.name, "classes": classes})
+            row += 1
+        return predictions
+
+
+def _refuse_content_type(kind: str) -> None:
+    plain = kind.partition(";")[0].strip().lower()
+    known = ("application/octet-stream", "multipart/form-data", "binary/octet-stream")
+    if plain in known or plain.startswith("image/"):
+        return
+    raise ApiError(
+        415,
+        f"Content-Type {plain[:60]!r} is no image: send a file as image/jpeg, image/png or "
+        "application/octet-stream, or files as multipart/form-data (curl -F image=@FILE)",
+    )
+
+
+def _softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Probabilities of one image's logits."""
+    with np.errstate(invalid="ignore"):  # logits that are no numbers give none
+        powers = np.exp(logits.astype(np.float64) - logits.max())
+        shares: NDArray[np.float64] = powers / powers.sum()
+        return shares
+
+
+def _add_details(
+    predictions: list[dict[str, Any]], outputs: Outputs, prepared: PreparedImages
+) -> None:
+    """What the page shows: the image as the network saw it, and where it saw the class."""
+    row = 0
+    for place, prediction in enumerate(predictions):
+        if place in prepared.problems:
+            continue
+        prediction["seen"] = _to_data_url(prepared.pixels[place])
+        if ACTIVATION_MAP in outputs:
+            prediction["activation_map"] = _scale_map(outputs[ACTIVATION_MAP][row])
+        row += 1
+
+
+def _to_data_url(pixels: Pixels) -> str:
+    return "data:image/png;base64," + b64encode(encode_png(pixels)).decode()
+
+
+def _scale_map(values: NDArray[Any]) -> Any:
+    """A map from 0 to 1; all 0 where it is flat or has values that are no numbers."""
+    low, high = float(values.min()), float(values.max())
+    if not 0 < high - low < float("inf"):
+        return np.zeros(values.shape).tolist()
+    return ((values - low) / (high - low)).round(4).tolist()

@@ -1,0 +1,131 @@
+"""Connections: uvicorn's protocol with limits on what a client may send before it is answered.
+
+Uvicorn itself limits neither the size of headers nor how long they take, and waits forever for
+clients that do not read their answer.
+"""
+
+import time
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from phalanx.serve.service import CYCLE_KEY, ServeLimits
+
+_MAX_HEADER_BYTES = 32 * 1024
+_DISCARD_S = 5.0  # for the rest of a body that was refused
+_WRITE_S = 30.0  # without a byte of an answer being taken
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A connection that is closed when its client sends too much or too slowly."""
+
+    limits = ServeLimits()  # of the server: set on a subclass
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._since = time.monotonic()  # the connection, or the first byte of a message
+        self._in_headers = False
+        self._header_bytes = 0
+        self._body_done = True
+        self._answered_at = 0.0
+        self._discarded = 0
+        self._unwritten, self._unwritten_since = 0, 0.0
+
+    # --- asyncio's ---
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(503, "too many connections; try again later", close_now=True)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, within the limits."""
+        if self.transport.is_closing():
+            return
+        began_before = self._in_headers
+        super().data_received(data)
+        if not self._in_headers:
+            return
+        self._header_bytes = len(data) + self._header_bytes * began_before
+        if self._header_bytes > _MAX_HEADER_BYTES:
+            self._refuse(431, f"the headers are larger than {_MAX_HEADER_BYTES:,} bytes")
+
+    # --- the parser's ---
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._in_headers = True
+        self._since = time.monotonic()
+        self._body_done = False
+        self._discarded = 0
+
+    def on_headers_complete(self) -> None:
+        """The request can be handled."""
+        self._in_headers = False
+        super().on_headers_complete()
+        self.cycle.scope[CYCLE_KEY] = self.cycle  # type: ignore[literal-required]
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body, or let it go where the request is answered already."""
+        if self.cycle.response_complete:
+            self._discarded += len(body)
+            if self._discarded > self.limits.max_request_bytes:
+                self.transport.abort()
+            return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._body_done = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer is written."""
+        self._answered_at = time.monotonic()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(400, "this is no HTTP request")
+
+    # --- limits ---
+
+    def check(self, now: float) -> None:
+        """Close the connection if its client is too slow; called ten times a second."""
+        if self.transport is None or self._check_writing(now):
+            return
+        if self.transport.is_closing():
+            return
+        idle = self.cycle is None and not self._in_headers
+        if (self._in_headers or idle) and now - self._since > self.limits.header_s:
+            self._refuse(408, f"the headers were not complete after {self.limits.header_s:g} s")
+        if self._in_headers or self.cycle is None or not self.cycle.response_complete:
+            return
+        # what follows an answer: nothing, or the rest of a body that nobody wants any more
+        most_s = self.limits.keep_alive_s if self._body_done else _DISCARD_S
+        if now - self._answered_at > most_s:
+            self.transport.abort()
+
+    def _check_writing(self, now: float) -> bool:
+        """Whether the connection was closed because its client takes no answer."""
+        size = self.transport.get_write_buffer_size()
+        if size != self._unwritten or not size:
+            self._unwritten, self._unwritten_since = size, now
+            return False
+        if now - self._unwritten_since > _WRITE_S:
+            self.transport.abort()
+            return True
+        return False
+
+    def _refuse(self, status: int, message: str, *, close_now: bool = False) -> None:
+        """Answer and close, where no answer has begun."""
+        if self.cycle is not None and not self.cycle.response_complete and not close_now:
+            self.transport.abort()  # another request of the same connection is being answered
+            return
+        body = orjson.dumps({"error": message})
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[status] + head % len(body) + body)
+        self.transport.close()

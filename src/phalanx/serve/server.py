@@ -1,0 +1,181 @@
+"""The server: opens its port, warms the model up, answers, and drains when it is told to stop."""
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import uvicorn
+
+from phalanx.errors import EXIT_LEFT_AT_ONCE, NetworkError
+from phalanx.serve.app import Log, build_app
+from phalanx.serve.protocol import LimitedProtocol
+from phalanx.serve.service import ServeLimits, Service
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SWITCH_S = 0.0005  # between threads that want Python's lock: a model must not wait for parsing
+_SPARE_FILES = 64  # descriptors that are no connections
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listening:
+    """An address that the server has, before it answers there."""
+
+    socket: socket.socket
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """What a browser on this machine opens."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind_port(host: str, port: int) -> _Listening:
+    """Take a port, 0 for any that is free; NetworkError where it cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise NetworkError(f"--host {host}: no such address here ({error.strerror})") from None
+    taken = socket.socket(family, kind, proto)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    except OSError as error:
+        taken.close()
+        raise _explain_bind(error, host, port) from None
+    return _Listening(socket=taken, host=host, port=taken.getsockname()[1])
+
+
+def _explain_bind(error: OSError, host: str, port: int) -> NetworkError:
+    where = f"--port {port}"
+    if error.errno == errno.EADDRINUSE:
+        return NetworkError(
+            f"{where}: another program listens on port {port} of {host}; choose another, or "
+            "--port 0 for any that is free"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return NetworkError(f"{where}: ports below 1024 need permission; choose a higher one")
+    return NetworkError(f"--host {host} {where}: {error.strerror}")
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server: signals are ours, and slow clients are looked for."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        listening: _Listening,
+        on_ready: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._service, self._listening, self._on_ready = service, listening, on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Have a signal stop the server, and nothing else; a second Ctrl-C leaves at once."""
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._stop, number)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    def _stop(self, number: int) -> None:
+        if self.should_exit and number == signal.SIGINT:
+            os._exit(EXIT_LEFT_AT_ONCE)
+        self.should_exit = True
+        self._service.ready = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say so."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another one bound the same port, and was first to listen
+            raise _explain_bind(error, self._listening.host, self._listening.port) from None
+        self._service.ready = True
+        self._on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: look for clients that are too slow."""
+        now = time.monotonic()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, LimitedProtocol):
+                connection.check(now)
+        return await super().on_tick(counter)
+
+
+def run_server(
+    listening: _Listening,
+    service: Service,
+    *,
+    api_key: str = "",
+    log: Log | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Warm the models up, answer until a signal comes, then what has been accepted."""
+    service.start()
+    limits = _fit_connections(service.limits)
+    config = uvicorn.Config(
+        build_app(service, api_key=api_key, log=log),
+        http=type("_Protocol", (LimitedProtocol,), {"limits": limits}),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=round(limits.keep_alive_s),
+        timeout_graceful_shutdown=round(limits.drain_s),
+    )
+    # its warnings are of what clients do wrong
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    server = _Server(config, service, listening, on_ready)
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        asyncio.run(server.serve(sockets=[listening.socket]))
+    finally:
+        sys.setswitchinterval(switch_s)
+        service.close()
+
+
+def _fit_connections(limits: ServeLimits) -> ServeLimits:
+    """The limits with no more connections than the system gives descriptors for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections + _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return replace(limits, max_connections=max(8, min(wanted, soft) - _SPARE_FILES))
+    return limits

@@ -1,0 +1,253 @@
+"""One model as the handlers of requests see it: its name, its limits, and its answers."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from phalanx.data.formats.image_file import DEFAULT_LIMITS, ReadLimits
+from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, ModelMetadata
+from phalanx.serve.api_error import ApiError
+from phalanx.serve.backend import Backend, FittedModel
+from phalanx.serve.batching import Batcher, BatchStats, JobTiming, Outputs, Reservation, Rows
+from phalanx.serve.body import BodyReader
+from phalanx.serve.images import ImageFile, ImagePreparer, PreparedImages
+from phalanx.serve.metrics import Metrics
+
+VERSION = "1"  # of the one model that a server has
+FILES_INPUT = "image_bytes"  # the input that takes image files, beside the model's own
+RECORD_KEY = "phalanx.record"  # of a request's scope
+CYCLE_KEY = "phalanx.cycle"
+_LARGE_JSON = 64 * 1024  # bytes that are parsed beside the event loop
+_BODIES_AT_ONCE = 4  # of the largest size, that are in memory at once
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeLimits:
+    """How much a client may ask for, and how long it may take."""
+
+    max_batch: int = 8
+    max_wait_s: float = 0.0
+    max_queue: int = 64
+    max_images: int = 256  # of one request
+    max_request_bytes: int = 64 * 2**20
+    max_connections: int = 1000
+    header_s: float = 10.0  # from the first byte of a request to the end of its headers
+    body_s: float = 30.0
+    answer_s: float = 60.0
+    keep_alive_s: float = 75.0
+    drain_s: float = 30.0
+    images: ReadLimits = DEFAULT_LIMITS
+
+
+@dataclass
+class RequestRecord:
+    """What is known of a request, for the log."""
+
+    images: int = 0
+    decode_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    started_at: float = field(default_factory=time.perf_counter)
+    error: str = ""
+
+    def describe_timing(self) -> dict[str, float]:
+        """Milliseconds so far, by what they went to."""
+        total_s = time.perf_counter() - self.started_at
+        parts = {
+            "decode": self.decode_s,
+            "queue": self.queue_s,
+            "compute": self.compute_s,
+            "total": total_s,
+        }
+        return {name: round(1e3 * seconds, 3) for name, seconds in parts.items()}
+
+
+class Service:
+    """The model, its queue and its threads, with all that the handlers need."""
+
+    def __init__(
+        self, backends: Sequence[Backend], name: str, limits: ServeLimits, *, decode_threads: int
+    ) -> None:
+        self._backends, self.backend = backends, backends[0]
+        self.name, self.limits = name, limits
+        self.metadata: ModelMetadata = self.backend.metadata
+        self.outputs = (LOGITS, *([ACTIVATION_MAP] * self.metadata.has_activation_map))
+        self.metrics = Metrics()
+        self.batcher = Batcher(
+            max_batch=limits.max_batch,
+            max_wait_s=limits.max_wait_s,
+            max_queue=limits.max_queue,
+            on_batch=self._count_batch,
+        )
+        self.bodies = BodyReader(
+            max_bytes=limits.max_request_bytes,
+            max_s=limits.body_s,
+            total_bytes=_BODIES_AT_ONCE * limits.max_request_bytes,
+        )
+        self.preparer = ImagePreparer(
+            self.metadata.preprocessing,
+            limits.images,
+            threads=decode_threads,
+            as_bytes="image" in self.backend.kinds,
+        )
+        # one thread: parsing needs Python's lock, and all that it makes of a large body
+        self._parsing = ThreadPoolExecutor(1, thread_name_prefix="parse")
+        self.ready = False
+        self._add_gauges()
+
+    def _add_gauges(self) -> None:
+        self.metrics.add_gauge(
+            "phalanx_waiting_images", "Images that no model has taken yet.",
+            lambda: self.batcher.waiting,
+        )  # fmt: skip
+        self.metrics.add_gauge("phalanx_ready", "1 when requests are answered.", lambda: self.ready)
+        self.metrics.add_gauge(
+            "phalanx_model_info",
+            "The model.",
+            lambda: 1,
+            {
+                "name": self.name,
+                "model": self.metadata.model,
+                "runtime": self.backend.runtime,
+                "preprocessing": self.metadata.preprocessing.fingerprint[:12],
+            },
+        )
+
+    def _count_batch(self, stats: BatchStats) -> None:
+        self.metrics.batch_images.observe(stats.images)
+        self.metrics.batch_s.observe(stats.run_s)
+        if stats.failed:
+            self.metrics.failures.add()
+        else:
+            self.metrics.images.add(amount=stats.images)
+
+    def start(self) -> None:
+        """Warm all models up."""
+        self.batcher.start([FittedModel(one, self.limits.max_batch) for one in self._backends])
+
+    def close(self) -> None:
+        """End all threads."""
+        self.batcher.close()
+        self.preparer.close()
+        self._parsing.shutdown()
+
+    # --- for handlers ---
+
+    def refuse_name(self, request: Request) -> None:
+        """Raise 404 for a model or version that is not the one here."""
+        name = request.path_params.get("name", self.name)
+        version = request.path_params.get("version", VERSION)
+        if name != self.name:
+            raise ApiError(404, f"no model is called {name[:60]!r}; this server has {self.name!r}")
+        if version != VERSION:
+            raise ApiError(
+                404, f"{self.name} has no version {version[:60]!r}; its only one is {VERSION}"
+            )
+
+    def refuse_early(self) -> None:
+        """Raise where a request cannot be taken, before its body is read."""
+        if not self.ready:
+            raise ApiError(
+                503, "the server is stopping; ask another one", headers={"Retry-After": "1"}
+            )
+        self.batcher.refuse_full()
+
+    def refuse_count(self, images: int) -> None:
+        """Raise for a request of no image, or of more than are allowed."""
+        if not images:
+            raise ApiError(400, "no image was sent; send at least one")
+        if images > self.limits.max_images:
+            raise ApiError(
+                413,
+                f"{images:,} images in one request, the limit of --max-images is "
+                f"{self.limits.max_images:,}; send them in several",
+            )
+
+    async def read_body(self, request: Request, stack: AsyncExitStack) -> bytes:
+        """The body, unpacked; it counts as held until the stack ends."""
+        self.refuse_early()
+        held = stack.enter_context(self.bodies.holding())
+        body = await self.bodies.read(request, held)
+        encoding = request.headers.get("content-encoding", "")
+        if encoding:
+            body = await self.run_beside(self.bodies.unpack, body, encoding)
+        return body
+
+    async def run_beside(self, function: Callable[..., _Result], *args: Any) -> _Result:
+        """The result of something that takes long, without holding up other requests."""
+        return await asyncio.get_running_loop().run_in_executor(self._parsing, function, *args)
+
+    async def parse(
+        self, body: bytes | memoryview, read: Callable[[dict[str, Any]], _Result]
+    ) -> _Result:
+        """What `read` makes of a JSON object; a large one beside the event loop."""
+
+        def parse_and_read() -> _Result:
+            try:
+                found = orjson.loads(body)
+            except orjson.JSONDecodeError as error:
+                raise ApiError(400, f"the body is no JSON: {error}") from None
+            if not isinstance(found, dict):
+                raise ApiError(400, "the body must be a JSON object, such as {...}")
+            return read(found)
+
+        if len(body) > _LARGE_JSON:
+            return await self.run_beside(parse_and_read)
+        return parse_and_read()
+
+    async def classify_rows(self, request: Request, rows: Rows) -> Outputs:
+        """What the model says of rows in its own form."""
+        with self.batcher.reserve(len(rows)) as places:
+            return await self._run(request, places, rows)
+
+    async def classify_files(
+        self, request: Request, images: Sequence[ImageFile]
+    ) -> tuple[Outputs, PreparedImages]:
+        """What the model says of image files; of those that can be read, in their order."""
+        record: RequestRecord = request.scope[RECORD_KEY]
+        with self.batcher.reserve(len(images)) as places:
+            began = time.perf_counter()
+            prepared = await self.preparer.prepare(images)
+            record.decode_s = time.perf_counter() - began
+            self.metrics.decode_s.observe(record.decode_s)
+            if not len(prepared.rows):
+                return {}, prepared
+            return await self._run(request, places, prepared.rows), prepared
+
+    async def _run(self, request: Request, places: Reservation, rows: Rows) -> Outputs:
+        record: RequestRecord = request.scope[RECORD_KEY]
+        record.images = len(rows)
+        cycle = request.scope.get(CYCLE_KEY)
+
+        def is_abandoned() -> bool:
+            return cycle is not None and cycle.disconnected
+
+        timing: JobTiming
+        try:
+            async with asyncio.timeout(self.limits.answer_s):
+                outputs, timing = await places.run(rows, is_abandoned)
+        except TimeoutError:
+            raise ApiError(
+                503,
+                f"no answer within {self.limits.answer_s:g} s; send it again later",
+                headers={"Retry-After": "5"},
+            ) from None
+        record.queue_s, record.compute_s = timing
+        self.metrics.queue_s.observe(timing.queue_s)
+        return outputs
+
+
+def to_json(facts: object, status: int = 200) -> Response:
+    """An answer in JSON; arrays of numpy as lists, numbers that are none as null."""
+    body = orjson.dumps(facts, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, media_type="application/json")
