@@ -9,7 +9,8 @@ is what the servers may batch to. Then, in turns: clients without a pause, twice
 batch; and one client. Sides that wait for their turn are stopped (SIGSTOP), so that none disturbs
 another. Every side must give the same logits before anything is timed. Beside the clock's figures
 are those of computing time, which other work on the machine disturbs far less: what a core that
-does nothing else would give at best. Last, `wrk` as a client that others wrote, where it is installed.
+does nothing else would give at best. Last, `wrk` as a client that others wrote, where it is
+installed.
 
 Needs litserve, fastapi, uvicorn and two cores. Use an idle machine.
 """
@@ -32,14 +33,26 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from http_load import (
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests" / "serve"))
+
+from http_load import (  # noqa: E402
     Answer,
     count_statuses,
     find_latencies,
     measure_rate,
     run_closed_loop,
 )
-from serve_sides import Side, check_logits, open_direct, open_peer, open_phalanx, read_cpu_s, turn
+from serve_sides import (  # noqa: E402
+    Side,
+    check_logits,
+    open_direct,
+    open_peer,
+    open_phalanx,
+    read_cpu_s,
+    turn,
+)
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CLIENT_CORE = 1
@@ -221,7 +234,7 @@ def print_table(figures: list[dict[str, Any]]) -> None:
 def make_model(folder: Path) -> Path:
     """ResNet-50 of 1,000 classes, trained for one step and exported as anybody would."""
     train = ["train", "synthetic-resnet50", "--steps", "1", "--batch-size", "2", "--device", "cpu"]
-    train += ["--run-dir", str(folder / "run"), "--validation-mode", "none"]
+    train += ["--run-dir", str(folder / "run"), "--validation-mode", "none", "--lr", "0.001"]
     export = ["export", str(folder / "run"), "--format", "onnx", "--out", str(folder / "m.onnx")]
     for words in (train, export):
         subprocess.run([sys.executable, "-m", "phalanx", *words], check=True)

@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("load")
     run, file = folder / "run", folder / "resnet50.onnx"
     train = ["train", "synthetic-resnet50", "--steps=1", "--batch-size=2", "--device=cpu"]
-    train += [f"--run-dir={run}", "--validation-mode=none"]
+    train += [f"--run-dir={run}", "--validation-mode=none", "--lr=0.001"]
     for words in (train, ["export", run, "--format", "onnx", "--out", file]):
         subprocess.run([sys.executable, "-m", "phalanx", *map(str, words)], check=True)
     cores = os.sched_getaffinity(0)
