@@ -12,13 +12,15 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phalanx.serve.api_error import ApiError, ClientLeft
+from phalanx.serve.docs_page import build_docs_page
 from phalanx.serve.inference_protocol import InferenceProtocol
 from phalanx.serve.metrics import CONTENT_TYPE
+from phalanx.serve.openapi import build_openapi
 from phalanx.serve.predict_api import PredictApi
 from phalanx.serve.service import RECORD_KEY, RequestRecord, Service, to_json
 from phalanx.serve.tensorflow_api import TensorflowApi
@@ -38,7 +40,7 @@ def build_app(service: Service, *, api_key: str = "", log: Log | None = None) ->
         *PredictApi(service).routes,
         *TensorflowApi(service).routes,
         *InferenceProtocol(service).routes,
-        *_build_own_routes(service),
+        *_build_own_routes(service, needs_key=bool(api_key)),
         *page,
     ]
     handlers: Any = {ApiError: _describe_api_error, HTTPException: _describe_http_error}
@@ -55,8 +57,10 @@ def _find_page_routes() -> list[Route]:
     return routes
 
 
-def _build_own_routes(service: Service) -> list[Route]:
-    """Health and metrics."""
+def _build_own_routes(service: Service, *, needs_key: bool) -> list[Route]:
+    """Health, metrics, and what there is."""
+    document = build_openapi(service, needs_key=needs_key)
+    page = build_docs_page(document)
 
     async def health(request: Request) -> Response:
         status = "ready" if service.ready else "stopping"
@@ -65,7 +69,18 @@ def _build_own_routes(service: Service) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.write(), headers={"Content-Type": CONTENT_TYPE})
 
-    return [Route("/health", health), Route("/metrics", metrics)]
+    async def openapi(request: Request) -> Response:
+        return to_json(document)
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(page)
+
+    return [
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/openapi.json", openapi),
+        Route("/docs", docs),
+    ]
 
 
 async def _describe_api_error(request: Request, error: ApiError) -> Response:

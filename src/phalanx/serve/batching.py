@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger("phalanx.serve")
 _SMOOTHING = 0.1  # weight of the newest batch in the rate that Retry-After is told by
 
 
-class _Model(Protocol):
+class _BatchModel(Protocol):
     """What answers a batch; called by one thread."""
 
     def warm_up(self) -> None:
@@ -141,7 +141,7 @@ class Batcher:
         self._image_s = 0.0  # that the model takes for one, smoothed
         self._threads: list[threading.Thread] = []
 
-    def start(self, models: Sequence[_Model]) -> None:
+    def start(self, models: Sequence[_BatchModel]) -> None:
         """Start a thread for each model, and wait until all are warm; raises what one raises."""
         warm: list[Future[None]] = []
         for number, model in enumerate(models):
@@ -215,7 +215,7 @@ class Batcher:
 
     # --- model threads ---
 
-    def _work(self, model: _Model, warm: "Future[None]") -> None:
+    def _work(self, model: _BatchModel, warm: "Future[None]") -> None:
         try:
             model.warm_up()  # here, since libraries keep what they measured for each thread
         except Exception as error:  # noqa: BLE001 - raised again by who waits for it

@@ -3,8 +3,6 @@
 import asyncio
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -23,35 +21,27 @@ _MAX_PART_HEADERS = 16 * 1024
 class BodyReader:
     """Reads bodies; all that are in memory at once share a limit.
 
-    max_bytes: of one body. max_s: from the headers to its last byte.
+    max_bytes: of one body. max_s: from the headers to its last byte. Connections count what they
+    hold, from its first byte until it is answered.
     """
 
     def __init__(self, *, max_bytes: int, max_s: float, total_bytes: int) -> None:
         self.max_bytes, self._max_s, self._total_bytes = max_bytes, max_s, total_bytes
-        self._held = 0
+        self.held = 0  # bytes, by all connections
 
     @property
-    def held(self) -> int:
-        """Bytes of bodies in memory."""
-        return self._held
+    def is_over(self) -> bool:
+        """Whether all bodies together are too large."""
+        return self.held > self._total_bytes
 
-    @contextmanager
-    def holding(self) -> "Iterator[_HeldBytes]":
-        """A block whose body counts until its end."""
-        held = _HeldBytes()
-        try:
-            yield held
-        finally:
-            self._held -= held.size
-
-    async def read(self, request: Request, held: "_HeldBytes") -> bytes:
+    async def read(self, request: Request) -> bytes:
         """The whole body as it came; raises ApiError or ClientLeft."""
         length = request.headers.get("content-length", "")
         if length.isdecimal():
             self._refuse_large(int(length))
         try:
             async with asyncio.timeout(self._max_s):
-                chunks = await self._collect(request, held)
+                chunks = await self._collect(request)
         except TimeoutError:
             raise ApiError(
                 408,
@@ -60,8 +50,8 @@ class BodyReader:
             ) from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def _collect(self, request: Request, held: "_HeldBytes") -> list[bytes]:
-        chunks: list[bytes] = []
+    async def _collect(self, request: Request) -> list[bytes]:
+        chunks, size = list[bytes](), 0
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
@@ -69,11 +59,10 @@ class BodyReader:
             chunk = message.get("body", b"")
             if chunk:
                 chunks.append(chunk)
-                held.size += len(chunk)
-                self._held += len(chunk)
-                self._refuse_large(held.size)
-                if self._held > self._total_bytes:
-                    raise refuse_busy("too many large requests at once")
+                size += len(chunk)
+                self._refuse_large(size)
+            if self.is_over:
+                raise refuse_busy("too many large requests at once")
             if not message.get("more_body"):
                 return chunks
 
@@ -104,12 +93,6 @@ class BodyReader:
         if not unpacker.eof:
             raise ApiError(400, f"the body ends in the middle of its {encoding} data")
         return unpacked
-
-
-class _HeldBytes:
-    """How many bytes a request holds."""
-
-    size = 0
 
 
 def find_boundary(content_type: str) -> bytes:

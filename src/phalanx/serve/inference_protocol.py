@@ -5,7 +5,6 @@ KServe, Triton and their clients speak it.
 
 import binascii
 import struct
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -117,12 +116,10 @@ class InferenceProtocol:
     async def _infer(self, request: Request) -> Response:
         service = self._service
         service.refuse_name(request)
-        async with AsyncExitStack() as stack:
-            body = await service.read_body(request, stack)
-            header, binary = _split_body(body, request.headers.get(_HEADER_LENGTH))
-            asked = await service.parse(header, lambda found: self._read_request(found, binary))
-            outputs = await self._classify(request, asked.rows)
-        return self._answer(asked, outputs)
+        body = await service.read_body(request)
+        header, binary = _split_body(body, request.headers.get(_HEADER_LENGTH))
+        asked = await service.parse(header, lambda found: self._read_request(found, binary))
+        return self._answer(asked, await self._classify(request, asked.rows))
 
     async def _classify(self, request: Request, rows: Rows | list[ImageFile]) -> Outputs:
         if isinstance(rows, np.ndarray):

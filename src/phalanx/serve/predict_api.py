@@ -1,7 +1,6 @@
 """POST /predict: image files in, the likeliest classes out."""
 
 from base64 import b64encode
-from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
@@ -34,16 +33,14 @@ class PredictApi:
         top, details = self._read_query(request)
         kind = request.headers.get("content-type", "application/octet-stream")
         _refuse_content_type(kind)
-        async with AsyncExitStack() as stack:
-            body = await service.read_body(request, stack)
-            images = await self._find_images(kind, body)
-            service.refuse_count(len(images))
-            outputs, prepared = await service.classify_files(request, images)
-            if len(images) == 1 and prepared.problems:
-                raise ApiError(400, f"{images[0].name}: {prepared.problems[0]}")
-            predictions = self._describe(images, outputs, prepared, top)
-            if details:
-                await service.run_beside(_add_details, predictions, outputs, prepared)
+        images = self._find_images(kind, await service.read_body(request))
+        service.refuse_count(len(images))
+        outputs, prepared = await service.classify_files(request, images)
+        if len(images) == 1 and prepared.problems:
+            raise ApiError(400, f"{images[0].name}: {prepared.problems[0]}")
+        predictions = self._describe(images, outputs, prepared, top)
+        if details:
+            await service.run_beside(_add_details, predictions, outputs, prepared)
         timing = request.scope[RECORD_KEY].describe_timing()
         return to_json({"model": service.name, "predictions": predictions, "timing_ms": timing})
 
@@ -60,7 +57,7 @@ class PredictApi:
             raise ApiError(400, f"details: expected true or false, got {details[:60]!r}")
         return int(text), _SWITCH[details]
 
-    async def _find_images(self, kind: str, body: bytes) -> list[ImageFile]:
+    def _find_images(self, kind: str, body: bytes) -> list[ImageFile]:
         if not kind.lower().startswith("multipart/form-data"):
             return [ImageFile("image", body)]
         boundary, most = find_boundary(kind), self._service.limits.max_images

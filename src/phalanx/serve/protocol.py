@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from phalanx.serve.body import BodyReader
 from phalanx.serve.service import CYCLE_KEY, ServeLimits
 
 _MAX_HEADER_BYTES = 32 * 1024
@@ -20,7 +21,8 @@ _WRITE_S = 30.0  # without a byte of an answer being taken
 class LimitedProtocol(HttpToolsProtocol):
     """A connection that is closed when its client sends too much or too slowly."""
 
-    limits = ServeLimits()  # of the server: set on a subclass
+    limits = ServeLimits()  # of the server, set on a subclass, as is what bodies are counted by
+    bodies = BodyReader(max_bytes=0, max_s=0.0, total_bytes=0)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,6 +32,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body_done = True
         self._answered_at = 0.0
         self._discarded = 0
+        self._held = 0  # bytes of bodies that are not answered
         self._unwritten, self._unwritten_since = 0, 0.0
 
     # --- asyncio's ---
@@ -75,7 +78,13 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._discarded > self.limits.max_request_bytes:
                 self.transport.abort()
             return
-        super().on_body(body)
+        # one piece for the handler, which is not woken before all is there or it is too much
+        self.cycle.body += body
+        self._held += len(body)
+        self.bodies.held += len(body)
+        if len(self.cycle.body) > self.limits.max_request_bytes or self.bodies.is_over:
+            self.flow.pause_reading()
+            self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -85,7 +94,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is written."""
         self._answered_at = time.monotonic()
+        self._release()
         super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._release()
+        super().connection_lost(exc)
+
+    def _release(self) -> None:
+        self.bodies.held -= self._held
+        self._held = 0
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""

@@ -146,7 +146,7 @@ def run_server(
     limits = _fit_connections(service.limits)
     config = uvicorn.Config(
         build_app(service, api_key=api_key, log=log),
-        http=type("_Protocol", (LimitedProtocol,), {"limits": limits}),
+        http=type("_Protocol", (LimitedProtocol,), {"limits": limits, "bodies": service.bodies}),
         ws="none",
         lifespan="off",
         loop="asyncio",

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -173,11 +172,10 @@ class Service:
                 f"{self.limits.max_images:,}; send them in several",
             )
 
-    async def read_body(self, request: Request, stack: AsyncExitStack) -> bytes:
-        """The body, unpacked; it counts as held until the stack ends."""
+    async def read_body(self, request: Request) -> bytes:
+        """The body, unpacked."""
         self.refuse_early()
-        held = stack.enter_context(self.bodies.holding())
-        body = await self.bodies.read(request, held)
+        body = await self.bodies.read(request)
         encoding = request.headers.get("content-encoding", "")
         if encoding:
             body = await self.run_beside(self.bodies.unpack, body, encoding)

@@ -2,7 +2,6 @@
 
 import binascii
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
@@ -68,13 +67,11 @@ class TensorflowApi:
     async def _predict(self, request: Request) -> Response:
         service = self._service
         service.refuse_name(request)
-        async with AsyncExitStack() as stack:
-            body = await service.read_body(request, stack)
-            found, by_rows = await service.parse(body, self._read_request)
-            del body
-            outputs = await self._classify(request, found)
-        answers = outputs[LOGITS]
-        return to_json({"predictions" if by_rows else "outputs": answers})
+        body = await service.read_body(request)
+        found, by_rows = await service.parse(body, self._read_request)
+        del body
+        outputs = await self._classify(request, found)
+        return to_json({"predictions" if by_rows else "outputs": outputs[LOGITS]})
 
     async def _classify(self, request: Request, found: Rows | list[ImageFile]) -> Outputs:
         if isinstance(found, np.ndarray):
