@@ -16,7 +16,7 @@ from hostile_http import honest_requests
 from hostile_run import hold_connections, run_hostile
 from http_load import Connections
 from served_model import Holdings, Server, open_server, wait_until
-from small_onnx import write_small_onnx
+from small_server import write_model
 
 COUNT = int(os.environ.get("PHALANX_HOSTILE_REQUESTS", "10000"))
 SEED = int(os.environ.get("PHALANX_HOSTILE_SEED", "0"))
@@ -44,7 +44,7 @@ def end_gracefully(server: Server) -> int:
 
 
 def test_three_hundred_hostile_requests(tmp_path: Path) -> None:
-    with open_server([write_small_onnx(tmp_path / "small.onnx")], tmp_path) as server:
+    with open_server([write_model(tmp_path / "small.onnx")], tmp_path) as server:
         target = server.find_target()
         asyncio.run(run_hostile(server.port, target, count=20, seed=99))  # its threads start
         before = server.measure()
@@ -59,7 +59,7 @@ def test_three_hundred_hostile_requests(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_thousand_hostile_requests(tmp_path: Path) -> None:
     marks: dict[int, Holdings] = {}
-    with open_server([write_small_onnx(tmp_path / "small.onnx")], tmp_path) as server:
+    with open_server([write_model(tmp_path / "small.onnx")], tmp_path) as server:
         target = server.find_target()
 
         def note(number: int) -> None:
@@ -80,7 +80,7 @@ def test_ten_thousand_hostile_requests(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_slow_and_idle_clients_do_not_keep_others_waiting(tmp_path: Path) -> None:
     """Two hundred of each kind at once; all are answered or closed within the limits."""
-    with open_server([write_small_onnx(tmp_path / "small.onnx")], tmp_path) as server:
+    with open_server([write_model(tmp_path / "small.onnx")], tmp_path) as server:
         target = server.find_target()
         honest = honest_requests(target)[0]
         before = server.measure()
