@@ -48,7 +48,7 @@ def start(words: list[str], **pipes: Any) -> Iterator[subprocess.Popen[str]]:
         ["taskset", "--cpu-list", str(SERVER_CORE), *words],
         start_new_session=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"},
         **pipes,
     )
     try:

@@ -102,7 +102,9 @@ def test_a_pod_may_do_no_more_than_it_must(
     assert not inner["allowPrivilegeEscalation"] and inner["readOnlyRootFilesystem"]
     assert inner["capabilities"] == {"drop": ["ALL"]}
     assert pod["automountServiceAccountToken"] is False
-    assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+    limits = container["resources"]["limits"]
+    assert "memory" in limits
+    assert f"--threads={limits['cpu']}" in container["args"], "the process sees all cores"
     assert "Secret" not in read_documents(), "a key in a file that everybody has is none"
 
 
