@@ -44,9 +44,18 @@ def make_metadata(**changes: Any) -> ModelMetadata:
 
 
 def write_model(
-    path: Path, *, metadata: str | None = None, classes: int = CLASSES, size: int = SIZE
+    path: Path,
+    *,
+    metadata: str | None = None,
+    classes: int = CLASSES,
+    size: int = SIZE,
+    work: int = 0,
 ) -> Path:
-    """A convolution, a mean and a matrix, with the class activation map of the likeliest class."""
+    """A convolution, a mean and a matrix, with the class activation map of the likeliest class.
+
+    work: sides of a matrix that is multiplied with itself for each batch, which takes time. It
+    fails for an image with a value of a million.
+    """
     draw = np.random.default_rng(0)
     kernels = draw.normal(size=(CHANNELS, 3, 3, 3)).astype(np.float32)
     weights = draw.normal(size=(classes, CHANNELS)).astype(np.float32)
@@ -64,6 +73,23 @@ def write_model(
         helper.make_node("Mul", ["features", "factors"], ["weighted"]),
         helper.make_node("ReduceSum", ["weighted", "channel"], ["activation_map"], keepdims=0),
     ]
+    if work:
+        values |= {
+            "most": np.array(1e5, np.float32),
+            "row": np.zeros(1, np.float32),
+            "sides": np.array([work, work]),
+        }
+        nodes[4].output[0] = "early"
+        nodes[5:5] = [
+            helper.make_node("ReduceMax", ["input"], ["peak"], keepdims=0),
+            helper.make_node("Div", ["peak", "most"], ["scaled"]),
+            helper.make_node("Cast", ["scaled"], ["place"], to=TensorProto.INT64),
+            helper.make_node("Gather", ["row", "place"], ["zero"]),  # fails where there is none
+            helper.make_node("Expand", ["zero", "sides"], ["matrix"]),
+            helper.make_node("MatMul", ["matrix", "matrix"], ["square"]),
+            helper.make_node("ReduceMax", ["square"], ["nothing"], keepdims=0),
+            helper.make_node("Add", ["early", "nothing"], ["logits"]),
+        ]
     graph = helper.make_graph(
         nodes,
         "tiny",

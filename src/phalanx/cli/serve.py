@@ -24,6 +24,7 @@ _KEY_VARIABLE = "PHALANX_API_KEY"
 _MAX_BATCH = {"cpu": 8}  # elsewhere:
 _MAX_GPU_BATCH = 64
 _QUEUED_BATCHES = 4
+_HEADER_S = 10.0
 _LEAST_KEY = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -144,6 +145,7 @@ def _read_limits(args: ParsedArgs, config: "Config") -> "ServeLimits":
     max_queue = _QUEUED_BATCHES * max_batch * args.read_int("--workers", 1, 64)
     if args["--max-queue"] is not None:
         max_queue = args.read_int("--max-queue", 1, 1_000_000)
+    body_s = args.read_positive("--request-timeout", "seconds above 0", high=86400)
     wait_ms = _read_number(args, "--max-wait-ms", 10_000)
     return ServeLimits(
         max_batch=max_batch,
@@ -151,7 +153,8 @@ def _read_limits(args: ParsedArgs, config: "Config") -> "ServeLimits":
         max_queue=max_queue,
         max_images=args.read_int("--max-images", 1, 65536),
         max_request_bytes=args.read_int("--max-request-mib", 1, 4096) * 2**20,
-        body_s=args.read_positive("--request-timeout", "seconds above 0", high=86400),
+        header_s=min(_HEADER_S, body_s),
+        body_s=body_s,
         drain_s=args.read_int("--drain-seconds", 1, 3600),
         images=build_read_limits(config),
     )

@@ -41,7 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Take a connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
-            self._refuse(503, "too many connections; try again later", close_now=True)
+            self._refuse(503, "too many connections; try again later")
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, within the limits."""
@@ -139,11 +139,15 @@ class LimitedProtocol(HttpToolsProtocol):
             return True
         return False
 
-    def _refuse(self, status: int, message: str, *, close_now: bool = False) -> None:
+    def _refuse(self, status: int, message: str) -> None:
         """Answer and close, where no answer has begun."""
-        if self.cycle is not None and not self.cycle.response_complete and not close_now:
-            self.transport.abort()  # another request of the same connection is being answered
-            return
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started or self.pipeline:
+                self.transport.abort()
+                return
+            cycle.disconnected = True  # its handler need not answer
+            cycle.message_event.set()
         body = orjson.dumps({"error": message})
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head % len(body) + body)

@@ -1,0 +1,246 @@
+"""The queue: what becomes a batch, what is refused, and what a failure costs."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from small_server import NAME, RunningServer, infer_body, make_tensor, open_server, write_model
+
+from phalanx.serve.api_error import ApiError
+from phalanx.serve.batching import Batcher
+
+INFER = f"/v2/models/{NAME}/infer"
+
+
+class HeldModel:
+    """Doubles its rows, once it is let go; notes the sizes of its batches. Fails for -1."""
+
+    def __init__(self):
+        self.sizes, self.go = [], threading.Semaphore(0)
+
+    def warm_up(self):
+        pass
+
+    def run(self, rows):
+        self.sizes.append(len(rows))
+        self.go.acquire()
+        if (rows == -1).any():
+            raise ValueError("minus one")
+        return {"double": 2 * rows}
+
+
+@contextmanager
+def running(model, *more, **options):
+    batcher = Batcher(**({"max_batch": 4, "max_wait_s": 0.0, "max_queue": 100} | options))
+    batcher.start([model, *more])
+    try:
+        yield batcher
+    finally:
+        for one in (model, *more):
+            one.go.release(1000)
+        batcher.close()
+
+
+async def until(condition):
+    """Wait for another thread."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it never happened")
+
+
+async def ask(batcher, *values, is_abandoned=lambda: False):
+    rows = np.array(values, np.float32)
+    with batcher.reserve(len(rows)) as places:
+        outputs, timing = await places.run(rows, is_abandoned)
+    assert timing.queue_s >= 0 and timing.compute_s >= 0
+    return outputs["double"].tolist()
+
+
+def test_a_batch_is_what_has_queued_while_the_last_one_ran():
+    model = HeldModel()
+
+    async def go(batcher):
+        tasks = [asyncio.create_task(ask(batcher, 1))]
+        await until(lambda: model.sizes == [1])
+        tasks += [asyncio.create_task(ask(batcher, n, n + 0.5)) for n in range(2, 5)]
+        await until(lambda: batcher.waiting == 6)
+        model.go.release(3)
+        return await asyncio.gather(*tasks)
+
+    with running(model) as batcher:
+        found = asyncio.run(go(batcher))
+    assert found == [[2.0], [4.0, 5.0], [6.0, 7.0], [8.0, 9.0]]
+    assert model.sizes == [1, 4, 2], "the third request is alone in the last batch"
+
+
+def test_a_request_larger_than_a_batch_is_put_together_again():
+    model, other = HeldModel(), HeldModel()
+
+    async def go(batcher):
+        task = asyncio.create_task(ask(batcher, *range(11)))
+        await until(lambda: len(model.sizes) == len(other.sizes) == 1)
+        model.go.release(2)  # the first rows, or the middle ones, are answered last
+        await until(lambda: len(model.sizes) == 2)
+        other.go.release()
+        return await task
+
+    with running(model, other) as batcher:
+        assert asyncio.run(go(batcher)) == [2.0 * n for n in range(11)]
+    assert sorted(model.sizes + other.sizes) == [3, 4, 4]
+
+
+def test_a_full_queue_refuses_at_once_and_takes_again_later():
+    model = HeldModel()
+
+    async def go(batcher):
+        tasks = [asyncio.create_task(ask(batcher, 0))]
+        await until(lambda: model.sizes == [1])
+        tasks += [asyncio.create_task(ask(batcher, n)) for n in (1, 2, 3)]
+        await until(lambda: batcher.waiting == 3)
+        began = time.perf_counter()
+        with pytest.raises(ApiError) as refused:
+            await ask(batcher, 4)
+        assert time.perf_counter() - began < 0.5
+        model.go.release(2)
+        assert await asyncio.gather(*tasks) == [[0.0], [2.0], [4.0], [6.0]]
+        model.go.release()
+        assert await ask(batcher, 5) == [10.0]
+        return refused.value
+
+    with running(model, max_queue=3) as batcher:
+        refused = asyncio.run(go(batcher))
+        assert batcher.waiting == 0
+    assert refused.status == 429 and refused.headers == {"Retry-After": "1"}
+    assert refused.message == "3 images are waiting already; send it again later"
+
+
+def test_places_are_given_back_when_decoding_fails():
+    with running(HeldModel()) as batcher:
+        with pytest.raises(KeyError), batcher.reserve(5):
+            assert batcher.waiting == 5
+            raise KeyError
+        assert batcher.waiting == 0
+
+
+def test_a_batch_that_fails_costs_only_its_own_requests(caplog):
+    model = HeldModel()
+
+    async def go(batcher):
+        bad = asyncio.create_task(ask(batcher, -1))
+        await until(lambda: model.sizes == [1])
+        good = asyncio.create_task(ask(batcher, 3))
+        model.go.release(2)
+        with pytest.raises(ApiError) as failed:
+            await bad
+        return failed.value, await good
+
+    with running(model) as batcher:
+        failed, good = asyncio.run(go(batcher))
+    assert (failed.status, good) == (500, [6.0])
+    assert "ValueError: minus one" in caplog.text and "minus one" not in failed.message
+
+
+def test_rows_of_a_client_that_has_left_are_not_run():
+    model = HeldModel()
+
+    async def go(batcher):
+        first = asyncio.create_task(ask(batcher, 1))
+        await until(lambda: model.sizes == [1])
+        gone = asyncio.create_task(ask(batcher, 2, 2, is_abandoned=lambda: True))
+        cancelled = asyncio.create_task(ask(batcher, 3, 3, 3))
+        await until(lambda: batcher.waiting == 5)
+        cancelled.cancel()
+        last = asyncio.create_task(ask(batcher, 4))
+        await until(lambda: batcher.waiting == 3)
+        model.go.release(2)
+        with pytest.raises(ApiError):
+            await gone
+        return await first, await last
+
+    with running(model) as batcher:
+        assert asyncio.run(go(batcher)) == ([2.0], [8.0])
+        assert batcher.waiting == 0
+    assert model.sizes == [1, 1]
+
+
+def test_a_batch_waits_for_more_where_it_is_told_to():
+    model = HeldModel()
+    model.go.release(9)
+
+    async def go(batcher):
+        first = asyncio.create_task(ask(batcher, 1))
+        await asyncio.sleep(0.02)
+        return await asyncio.gather(first, ask(batcher, 2, 2, 2))
+
+    with running(model, max_wait_s=10.0) as batcher:
+        asyncio.run(go(batcher))
+    assert model.sizes == [4], "as soon as it is full, it runs"
+    with running(model, max_wait_s=0.05) as batcher:
+        asyncio.run(ask(batcher, 1))
+    assert model.sizes == [4, 1], "after the wait, it runs as it is"
+
+
+def test_what_warming_up_raises_is_raised():
+    class Cold(HeldModel):
+        def warm_up(self):
+            raise ApiError(1, "cold")
+
+    with pytest.raises(ApiError, match="cold"):
+        Batcher(max_batch=1, max_wait_s=0, max_queue=1).start([Cold()])
+
+
+# --- with a real server and a slow model ---
+
+
+@pytest.fixture(scope="module")
+def slow_model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("slow") / f"{NAME}.onnx", work=1400)
+
+
+@pytest.fixture(scope="module")
+def busy_server(slow_model):
+    with open_server(slow_model, "--max-batch", "1", "--max-queue", "2") as found:
+        yield found
+
+
+def test_an_overloaded_server_refuses_with_429(busy_server: RunningServer):
+    body, headers = infer_body(make_tensor(1), outputs=["logits"])
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: busy_server.ask(INFER, body, headers), range(12)))
+    statuses = [answer.status for answer in answers]
+    assert set(statuses) == {200, 429}
+    assert all(int(a.headers["retry-after"]) >= 1 for a in answers if a.status == 429)
+    assert 3 <= statuses.count(200) <= 6
+    assert busy_server.ask(INFER, body, headers).status == 200
+
+
+def test_a_model_that_fails_gives_500_and_the_server_lives_on(busy_server: RunningServer):
+    poison = make_tensor(1)
+    poison[0, 0, 0, 0] = 1e6
+    answer = busy_server.ask(INFER, *infer_body(poison))
+    assert answer.status == 500
+    assert answer.json == {"error": "the model failed; the server's log says why"}
+    assert busy_server.ask(INFER, *infer_body(make_tensor(1))).status == 200
+    lines = busy_server.ask("/metrics").body.decode().splitlines()
+    assert "phalanx_failed_batches_total 1" in lines
+
+
+def test_sigterm_answers_what_was_accepted(busy_server: RunningServer):
+    """The last test of this server."""
+    body, headers = infer_body(make_tensor(2), outputs=["logits"])
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(busy_server.ask, INFER, body, headers)
+        time.sleep(0.1)
+        assert not asked.done(), "the model is not slow enough for this test"
+        assert busy_server.stop() == 0
+        assert asked.result().status == 200
+    with pytest.raises(ConnectionRefusedError):
+        busy_server.ask("/health")
+    assert busy_server.process.stderr is not None
+    assert "indices element out of data bounds" in busy_server.process.stderr.read()
