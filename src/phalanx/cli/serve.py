@@ -11,7 +11,6 @@ from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.validate import CHECKPOINT_FLAG
 from phalanx.errors import ConfigError, DiskError
 from phalanx.plan.machine import count_cores, count_threads, resolve_device
-from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.config.schema import Config
@@ -96,24 +95,26 @@ def _run(args: ParsedArgs) -> int:
     log = _open_log(args["--access-log"])
 
     from phalanx.serve.backend import open_backends
-    from phalanx.serve.server import bind_port, run_server
+    from phalanx.serve.server import open_port, run_server
     from phalanx.serve.service import Service
 
-    listening = bind_port(args["--host"], port)
-    backends = open_backends(Path(args["model"]), options, count=workers)
-    metadata = backends[0].metadata
-    name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", metadata.name).strip("-._") or metadata.model
-    service = Service(backends, name, limits, decode_threads=threads)
-
-    def announce() -> None:
-        classes = format_plural(len(metadata.classes), "classe").replace("classees", "classes")
+    with open_port(args["--host"], port) as listening:
+        backends = open_backends(Path(args["model"]), options, count=workers)
+        metadata = backends[0].metadata
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", metadata.name).strip("-._")
+        service = Service(backends, name or plain or metadata.model, limits, decode_threads=threads)
         facts = [
-            metadata.model, classes, backends[0].runtime, f"batches of up to {limits.max_batch}",
-            *(["key required"] * bool(api_key)),
+            metadata.model, f"{len(metadata.classes):,} classes", backends[0].runtime,
+            f"batches of up to {limits.max_batch}", *(["key required"] * bool(api_key)),
         ]  # fmt: skip
-        print(f"serving {name} on {listening.url} ({', '.join(facts)})", flush=True)
-
-    run_server(listening, service, api_key=api_key, log=log, on_ready=announce)
+        line = f"serving {service.name} on {listening.url} ({', '.join(facts)})"
+        run_server(
+            listening,
+            service,
+            api_key=api_key,
+            log=log,
+            on_ready=lambda: print(line, flush=True),
+        )
     return 0
 
 

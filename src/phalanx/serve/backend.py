@@ -163,21 +163,24 @@ def _describe_file(path: Path) -> str:
         return "not a regular file"
     with path.open("rb") as file:
         head = file.read(64)
-    kinds = {
-        "an empty file": not head,
-        **{kind: head.startswith(start) for start, kind in _KINDS},
-        "an exported program of torch (pt2), which the server does not run": (
-            head.startswith(_ZIP) and path.suffix == ".pt2"
+    kinds = (
+        (not head, "an empty file"),
+        *((head.startswith(start), kind) for start, kind in _KINDS),
+        (
+            head.startswith(_ZIP) and path.suffix == ".pt2",
+            "an exported program of torch (pt2), which the server does not run",
         ),
-        "a ZIP archive, as torch.save writes; weights alone do not say which model it is": (
-            head.startswith(_ZIP)
+        (
+            head.startswith(_ZIP),
+            "a ZIP archive, as torch.save writes; weights alone do not say which model it is",
         ),
-        "a safetensors file: weights without a program to run them": (
-            head[_SAFETENSORS_HEAD : _SAFETENSORS_HEAD + 1] == b"{"
+        (
+            head[_SAFETENSORS_HEAD : _SAFETENSORS_HEAD + 1] == b"{",
+            "a safetensors file: weights without a program to run them",
         ),
-        "text": path.suffix != ".onnx" and _is_text(head),
-    }
-    return next((kind for kind, is_so in kinds.items() if is_so), "")
+        (path.suffix != ".onnx" and _is_text(head), "text"),
+    )
+    return next((kind for is_so, kind in kinds if is_so), "")
 
 
 def _is_text(head: bytes) -> bool:

@@ -168,8 +168,8 @@ def _name_parameters(service: Service, *, versioned: bool) -> list[_Schema]:
     ]
 
 
-def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
-    """The REST interface of TensorFlow Serving."""
+def _describe_instances(service: Service) -> _Schema:
+    """The body of TensorFlow Serving's :predict."""
     size = service.metadata.preprocessing.image_size
     encoded = {
         **_object({"b64": {**_TEXT, "contentEncoding": "base64", "pattern": "^[A-Za-z0-9+/]*=*$"}}),
@@ -184,7 +184,7 @@ def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
         "anyOf": [{**_list_of(kind), "minItems": 1} for kind in (encoded, array)],
         "description": f"Image files in base64, or arrays: {', or '.join(shapes)}.",
     }
-    body = {
+    return {
         "type": "object",
         "properties": {
             "signature_name": {"type": "string", "enum": ["serving_default"]},
@@ -193,6 +193,11 @@ def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
         },
         "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
     }
+
+
+def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
+    """The REST interface of TensorFlow Serving."""
+    body = _describe_instances(service)
     both = {"predictions": _list_of(_refer("Logits")), "outputs": _list_of(_refer("Logits"))}
     answered = _object(both, optional=tuple(both))
     paths: dict[str, _Schema] = {}
