@@ -27,16 +27,18 @@ START_S = 60
 
 
 def make_metadata(**changes: Any) -> ModelMetadata:
+    preprocessing = Preprocessing(
+        image_size=SIZE,
+        augment="resized-crop",
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
     facts = {
         "name": NAME,
         "model": "resnet8",
         "classes": tuple(f"class {number}" for number in range(CLASSES)),
-        "preprocessing": Preprocessing(
-            image_size=SIZE,
-            augment="resized-crop",
-            mean=(0.485, 0.456, 0.406),
-            std=(0.229, 0.224, 0.225),
-        ),
+        "preprocessing": preprocessing,
+        "preprocessing_fingerprint": preprocessing.fingerprint,
         "has_activation_map": True,
     }
     return ModelMetadata(**(facts | changes))

@@ -327,8 +327,25 @@ def _describe_protocol(service: Service) -> dict[str, _Schema]:
 def _describe_own() -> dict[str, _Schema]:
     ready = {"200": _answer({"type": "object"}), "503": _answer({"type": "object"}, "Stopping.")}
     text = {"description": "Text.", "content": {"text/plain": {"schema": _TEXT}}}
+    model = _object(
+        {
+            "name": _TEXT,
+            "model": _TEXT,
+            "classes": _list_of(_TEXT),
+            "image_size": {"type": "integer"},
+            "input": {"enum": [*INPUT_NAMES]},
+            "has_activation_map": {"type": "boolean"},
+            "max_images": {"type": "integer"},
+        }
+    )
     return {
         "/health": {"get": {"summary": "Whether requests are answered", "responses": ready}},
+        "/model": {
+            "get": {
+                "summary": "Which model this server has, and the names of its classes",
+                "responses": {"200": _answer(model), **_errors("401")},
+            }
+        },
         "/metrics": {
             "get": {
                 "summary": "Counters for Prometheus",

@@ -33,6 +33,7 @@ class TorchBackend:
             model=session.config.model.model,
             classes=session.classes,
             preprocessing=session.preprocessing,
+            preprocessing_fingerprint=session.preprocessing.fingerprint,
             input="tensor",
             run=facts["run"],
             step=facts["state"]["step"],
