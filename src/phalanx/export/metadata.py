@@ -53,15 +53,15 @@ class ModelMetadata(BaseModel):
 
 def read_metadata(text: str, where: object) -> ModelMetadata:
     """The metadata in a file; where: the file, for the message of what is wrong with it."""
+    newer = _find_newer_format(text)
+    if newer:
+        raise CheckpointError(
+            f"{where}: format {newer} of a newer Phalanx, this one reads up to "
+            f"{METADATA_FORMAT}; update Phalanx, or export the run again with this one"
+        )
     try:
         found = ModelMetadata.model_validate_json(text)
     except ValidationError as error:
-        newer = _find_newer_format(text)
-        if newer:
-            raise CheckpointError(
-                f"{where}: format {newer} of a newer Phalanx, this one reads up to "
-                f"{METADATA_FORMAT}; update Phalanx, or export the run again with this one"
-            ) from None
         first: Any = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise CheckpointError(
