@@ -11,6 +11,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+
+from phalanx import load
+from phalanx.assemble.dataset_summary import Preprocessing
+from phalanx.cli.main import main
+from phalanx.export.metadata import METADATA_FORMAT
+from phalanx.serve.backend import BackendOptions, FittedModel, open_backends
+from small_runs import small_run
 from small_server import (
     CLASSES,
     RunningServer,
@@ -19,13 +26,6 @@ from small_server import (
     open_server,
     write_model,
 )
-
-from phalanx import load
-from phalanx.assemble.dataset_summary import Preprocessing
-from phalanx.cli.main import main
-from phalanx.export.metadata import METADATA_FORMAT
-from phalanx.serve.backend import BackendOptions, FittedModel, open_backends
-from small_runs import small_run
 
 PNG = {"Content-Type": "image/png"}
 KEY = "correct horse battery staple"
@@ -46,12 +46,12 @@ def refuse(capfd, *words) -> tuple[int, str]:
 
 FILES = {
     "image.onnx": (b"\xff\xd8\xff\xe0 jpeg", "is a JPEG image; name a run"),
-    "weights.pth": (b"PK\x03\x04 zip", "is a ZIP archive, as torch.save writes"),
+    "weights.pth": (b"PK\x03\x04 zip", "is a zip archive, as torch's .pth"),
     "program.pt2": (b"PK\x03\x04 zip", "is an exported program of torch (pt2)"),
     "weights.safetensors": (b"\x10\0\0\0\0\0\0\0{}", "is a safetensors file: weights without"),
     "empty.onnx": (b"", "is an empty file"),
-    "pointer.onnx": (b"version https://git-lfs.github.com/spec/v1\n", "run `git lfs pull`"),
-    "page.onnx": (b"<!DOCTYPE html><html>", "is an HTML page; was it downloaded"),
+    "pointer.onnx": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    "page.onnx": (b"<!DOCTYPE html><html>", "is a web page"),
     "notes": (b"some notes\n", "is text"),
     "noise.onnx": (bytes(range(100, 200)), "onnxruntime cannot load it"),
 }
@@ -89,7 +89,9 @@ def with_format(number: int) -> str:
 
 def with_preprocessing(**changes) -> str:
     facts = {"image_size": 32, "augment": "none", "mean": (0.5,) * 3, "std": (0.5,) * 3}
-    return make_metadata(preprocessing=Preprocessing(**(facts | changes))).model_dump_json()
+    made = Preprocessing(**(facts | changes))
+    found = make_metadata(preprocessing=made, preprocessing_fingerprint=made.fingerprint)
+    return found.model_dump_json()
 
 
 MODELS = {
@@ -102,6 +104,10 @@ MODELS = {
         {"metadata": with_preprocessing(image_size=28)},
         "prepares input tensor(float) [N, 3, 28, 28], and the model takes input tensor(float) "
         "[N, 3, 32, 32]: another preprocessing",
+    ),
+    "of another preprocessing than its run's": (
+        {"metadata": make_metadata(preprocessing_fingerprint="0").model_dump_json()},
+        "preprocessing",
     ),
     "of unknown crops": (
         {"metadata": with_preprocessing(augment="mosaic")},
@@ -227,7 +233,9 @@ def test_a_run_is_answered_by_torch(digits, tmp_path):
     with torch.inference_mode():
         wanted = model.module(model.preprocess(pixels)).numpy()
     FittedModel(first, 4).warm_up()
-    assert np.allclose(FittedModel(first, 4).run(pixels)["logits"], wanted, atol=1e-5)
+    found = FittedModel(first, 4).run(pixels)
+    assert np.allclose(found["logits"], wanted, atol=1e-5)
+    assert metadata.has_activation_map and found["activation_map"].shape == (3, 3, 3)
     tensor = model.preprocess(pixels).numpy()
     assert np.allclose(second.run(tensor)["logits"], wanted, atol=1e-5)
 

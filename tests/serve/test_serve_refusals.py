@@ -10,6 +10,7 @@ import zlib
 
 import numpy as np
 import pytest
+
 from small_server import (
     NAME,
     SIZE,

@@ -7,6 +7,11 @@ _BEGINNINGS = {  # the first bytes of files that people take for a model's
     b"\x80": "a pickle, as older .pth files are",
     b"\xff\xd8\xff": "a JPEG image",
     b"\x89PNG": "a PNG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document",
+    b"\x7fELF": "a program",
+    b"#!": "a script",
+    b"{": "JSON text",
     b"\x89HDF": "an HDF5 file, as Keras writes",
     b"<!DOCTYPE": "a web page",
     b"<html": "a web page",
@@ -21,6 +26,11 @@ _SUFFIXES = {
 }
 
 
+def find_kind(first: bytes) -> str:
+    """What a file is that begins with these bytes; empty where they do not tell."""
+    return next((what for start, what in _BEGINNINGS.items() if first.startswith(start)), "")
+
+
 def describe_file(path: Path) -> str:
     """What a file is, as far as its first bytes and its name tell."""
     try:
@@ -30,5 +40,4 @@ def describe_file(path: Path) -> str:
         return f"cannot be read: {error.strerror}"
     if not first:
         return "it is empty"
-    found = next((what for start, what in _BEGINNINGS.items() if first.startswith(start)), None)
-    return found or _SUFFIXES.get(path.suffix, f"it begins with {first[:8]!r}")
+    return find_kind(first) or _SUFFIXES.get(path.suffix, f"it begins with {first[:8]!r}")
