@@ -23,7 +23,7 @@ def model_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(model_file):
-    with open_server(model_file, ready_s=60) as server:
+    with open_server(model_file, ["--max-request-mib", "1"], ready_s=60) as server:
         assert server.name == NAME
         yield parse_address(server.url)
 
@@ -64,6 +64,13 @@ def test_a_bad_image_is_named_and_leaves_its_batch_alone(address, protocol):
     result = send_images(address, model, 4, lambda at: read(places[at]), options=options)
     assert (result.answered, result.unreadable, result.failed) == (3, 1, 0)
     assert "not a JPEG, PNG" in result.answers[2].problem
+
+
+def test_what_is_too_large_is_told_by_the_server_that_hangs_up_on_it(address):
+    model = find_model(address, name=None, timeout_s=5)
+    large = FILES[0] + bytes(8 << 20)
+    result = send_images(address, model, 1, lambda at: ("l.png", large), options=LoadOptions())
+    assert result.unreadable == 1 and "larger than 1.0 MiB" in result.answers[0].problem
 
 
 def test_a_server_that_dies_under_load_is_named_and_nothing_is_lost(model_file):

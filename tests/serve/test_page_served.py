@@ -59,6 +59,17 @@ def test_images_are_dropped_on_the_page_of_a_real_server(server, browser, images
         assert drawn.width in (width, width - 15) and len(drawn.getcolors(1 << 24)) > 200
 
 
+def test_a_file_that_is_too_large_is_told_in_words(server, browser, tmp_path):
+    file = tmp_path / "large.png"
+    file.write_bytes(make_png() + bytes(5 << 20))
+    browser.open(f"{server.url}/")
+    browser.wait_for(f"document.body.innerText.includes('Model {NAME} (')")
+    browser.drop(file)
+    wanted = "large.png: 5.0 MiB, and this server takes up to 4.0 MiB; send a smaller image"
+    browser.wait_for(f"document.body.innerText.includes('{wanted}')")
+    assert not any("predict" in address for address in browser.addresses)
+
+
 def test_the_page_needs_no_key_and_asks_for_that_of_the_server(model_file, browser, images):
     with open_server(model_file, environment={"PHALANX_API_KEY": KEY}) as locked:
         browser.open(f"{locked.url}/")
