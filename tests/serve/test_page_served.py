@@ -4,18 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headless_browser import Browser
 from small_server import CLASSES, NAME, SIZE, make_png, open_server
 
 KEY = "a long secret key"
 DONE = "document.querySelectorAll('.classes li').length == 5 * {}"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    opened = Browser(tmp_path_factory.mktemp("browser"))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -28,6 +20,7 @@ def images(tmp_path):
 
 
 def test_images_are_dropped_on_the_page_of_a_real_server(server, browser, images, tmp_path):
+    browser.resize(1280)
     browser.open(f"{server.url}/")
     facts = f"Model {NAME} (resnet8, {CLASSES} classes, {SIZE}\xa0\xd7\xa0{SIZE} pixels)."
     browser.wait_for(f"document.body.innerText.includes('{facts}')")

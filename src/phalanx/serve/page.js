@@ -116,7 +116,7 @@ async function send(job, key, signal) {
       "still running, and the file still there?" };
   }
   const reply = { status: response.status, tookMs: performance.now() - began };
-  reply.wait = Math.min(60, Math.max(1, Number(response.headers.get("Retry-After")) || 1));
+  reply.wait = Math.min(60, Math.max(0.1, Number(response.headers.get("Retry-After")) || 1));
   let found = null;
   try { found = JSON.parse(text); } catch { /* not from the server itself, a proxy perhaps */ }
   const prediction = found?.predictions?.[0];
