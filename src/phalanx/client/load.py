@@ -229,7 +229,7 @@ class _Load:
                     self._send(connection, [place], thread)
                 return
             if reply.status in _BAD_REQUEST:
-                self._count_problem(kept[0], reply.error)
+                self._count_problem(kept[0], _strip_name(reply.error, files[0][0]))
                 return
             if reply.status != 200:
                 raise NoAnswer(f"HTTP {reply.status}: {reply.error}")
@@ -300,3 +300,10 @@ class _Shared(Iterator[tuple[int, ...]]):
 def _cut(places: Iterator[int], size: int) -> Iterator[tuple[int, ...]]:
     while batch := tuple(itertools.islice(places, size)):
         yield batch
+
+
+def _strip_name(problem: str, name: str) -> str:
+    """What is wrong with an image, without what the server calls it."""
+    for called in (name.replace("\\", "/").rpartition("/")[2], "instance 0", "image_bytes 0"):
+        problem = problem.removeprefix(f"{called}: ")
+    return problem
