@@ -148,7 +148,9 @@ WORDS = {
     ("--host", "0.0.0.0"): "--host 0.0.0.0: other machines could use the model; give --api-key",
     ("--api-key-file", "/nothing"): "--api-key-file /nothing: cannot be read",
     ("--max-bach", "3"): "--max-batch",
-    ("--checkpoint", "last"): "is a file, which has one model; leave it out",
+    ("--checkpoint", "last"): "--checkpoint last: {file} is a file, which has it already",
+    ("--precision", "16.32"): "--precision 16.32: {file} is a file, which has it already",
+    ("--device", "cuda:0,1"): "--device cuda:0,1: a server uses one device; start one for each",
     ("--device", "cuda"): "this onnxruntime has no CUDA; use --device cpu",
 }
 
@@ -158,7 +160,8 @@ def test_options_that_make_no_sense_are_refused(model_file, capfd, monkeypatch, 
     monkeypatch.delenv("PHALANX_API_KEY", raising=False)
     code = main(["serve", str(model_file), *words])
     said = capfd.readouterr()
-    assert code == 2 and WORDS[words] in said.err and said.out == ""
+    reason = WORDS[words].replace("{file}", str(model_file))
+    assert code == 2 and reason in said.err and said.out == ""
 
 
 def test_keys_that_are_none_are_refused(model_file, tmp_path, capfd, monkeypatch):

@@ -30,6 +30,7 @@ _OPEN = ("/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/do
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 _CLIENT_LEFT = 499  # nobody gets it: what logs call a request whose client has gone
 _PATH_SHOWN = 200
+_DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 Log = Callable[[bytes], None]  # takes a line
 
 
@@ -65,7 +66,7 @@ def _build_own_routes(service: Service, *, needs_key: bool) -> list[Route]:
         return to_json(document)
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(page)
+        return HTMLResponse(page, headers={"Content-Security-Policy": _DOCS_POLICY})
 
     return [
         Route("/health", health),
@@ -84,7 +85,7 @@ async def _describe_api_error(request: Request, error: ApiError) -> Response:
 
 async def _describe_http_error(request: Request, error: HTTPException) -> Response:
     """A path or method that there is not, in the form of all errors."""
-    path = request.url.path[:_PATH_SHOWN]
+    path = request.scope["path"][:_PATH_SHOWN]
     texts = {
         404: f"nothing is at {path}; /docs lists what there is",
         405: f"{path} does not take {request.method[:20]}",
