@@ -17,9 +17,9 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import yaml
-from small_server import write_model
 
 from phalanx.data.formats.decode import encode_png
+from small_server import write_model
 
 HOME = Path(__file__).parents[2]
 DEPLOY = HOME / "deploy"

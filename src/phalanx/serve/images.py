@@ -74,6 +74,13 @@ class ImagePreparer:
         self.normaliser = _RowNormaliser(self._preprocessing)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
+    def warm_up(self) -> None:
+        """Decode an image of each kind of decoder, which loads what they need."""
+        out = np.zeros((self._preprocessing.image_size,) * 2 + (3,), np.uint8)
+        for name in (".jpg", ".png"):
+            data = cv2.imencode(name, out)[1].tobytes()
+            self.read(ImageFile(name, data), out)
+
     def close(self) -> None:
         """End the threads."""
         self.pool.shutdown(wait=True, cancel_futures=True)
