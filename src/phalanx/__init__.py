@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # the rooms of these names come first: an import of them later would hide the functions
+import phalanx.export
 import phalanx.plan
 import phalanx.report  # noqa: F401
 
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
     from phalanx.assemble.prepare import PreparedRun
     from phalanx.assemble.score import Answer, LoadedModel
     from phalanx.data.loading.image_inputs import ImageInputs
+    from phalanx.export.run import ExportedModel
     from phalanx.plan.plan import Plan
     from phalanx.report.records import ScoreRow
     from phalanx.report.summary import Summary
 
 __version__ = "0.1.0"
-__all__ = ["compare", "load", "plan", "predict", "report", "train", "validate"]
+__all__ = ["compare", "export", "load", "plan", "predict", "report", "train", "validate"]
 
 PathLike = str | Path
 
@@ -144,6 +146,36 @@ def predict(
 
     given = collect_images(images)  # what is no image is told before the weights are read
     return load(run, checkpoint=checkpoint, **options)(given)
+
+
+def export(
+    run: PathLike,
+    *,
+    checkpoint: str | int | None = None,
+    images: "ImageInputs | None" = None,
+    **options: Any,
+) -> "ExportedModel":
+    """Write the model of a run or checkpoint for other programs; where it is, and how it compares.
+
+    checkpoint: as for `load`. images: to check it on; those of the run's data where they are there.
+    options: of `phalanx export`, such as format="onnx", out, name, with_preprocessing, dtype,
+    averaged, max_batch and check_images.
+    """
+    from phalanx.data.loading.image_inputs import collect_images
+    from phalanx.export.options import read_export_checkpoint, read_export_options
+
+    own, others = read_export_options(options)
+    own.refuse_missing_packages()
+    given = None if images is None else collect_images(images)
+    flags = _flags(others)
+    found = read_export_checkpoint(
+        _path(run), flags, wanted=_choice(checkpoint), averaged=own.averaged
+    )
+    from phalanx.assemble.torch_setup import settings_restored
+    from phalanx.export.run import export_checkpoint
+
+    with settings_restored():
+        return export_checkpoint(found, own, images=given, needs_data="data-dir" in flags)
 
 
 def report(run: PathLike) -> Path:

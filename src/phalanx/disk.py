@@ -21,7 +21,9 @@ _DISK_MISTAKES = {
     errno.ENAMETOOLONG: "the name is too long; choose a shorter --run-dir",
     errno.EDQUOT: "your disk quota is used up; free some space, then continue with --resume",
 }
-_PART = re.compile(r"\..+\.(\d+)\.part")  # a file that is being written, and by which process
+_PART = re.compile(
+    r"\..+\.(\d+)\.part"
+)  # a file or folder that is being written, and by which process
 _FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "your disk quota is used up"}
 
 
@@ -89,7 +91,10 @@ def remove_dead_parts(folder: Path) -> None:
     for path in folder.glob(".*.part"):
         match = _PART.match(path.name)
         if match and not (int(match[1]) != os.getpid() and _is_running(int(match[1]))):
-            remove_quietly(path)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                remove_quietly(path)
 
 
 def _is_running(process: int) -> bool:

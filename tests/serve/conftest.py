@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from small_server import NAME, RunningServer, open_server, write_model
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from hostile_images import bomb, fuzzed, make_photo
 
 Draw = random.Random

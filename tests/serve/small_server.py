@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from select import select
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,18 @@ START_S = 60
 
 
 def make_metadata(**changes: Any) -> ModelMetadata:
+    preprocessing = Preprocessing(
+        image_size=SIZE,
+        augment="resized-crop",
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
     facts = {
         "name": NAME,
         "model": "resnet8",
         "classes": tuple(f"class {number}" for number in range(CLASSES)),
-        "preprocessing": Preprocessing(
-            image_size=SIZE,
-            augment="resized-crop",
-            mean=(0.485, 0.456, 0.406),
-            std=(0.229, 0.224, 0.225),
-        ),
+        "preprocessing": preprocessing,
+        "preprocessing_fingerprint": preprocessing.fingerprint,
         "has_activation_map": True,
     }
     return ModelMetadata(**(facts | changes))
@@ -183,15 +186,15 @@ def open_server(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
     )
     try:
         assert process.stdout is not None and process.stderr is not None
-        line = process.stdout.readline()
+        line = process.stdout.readline() if select([process.stdout], [], [], START_S)[0] else ""
         if not line.startswith("serving "):
-            process.kill()
-            raise AssertionError(f"no server: {line}{process.stderr.read()}")
-        port = int(line.split("127.0.0.1:")[-1].split("/")[0].rpartition(":")[2])
+            process.send_signal(signal.SIGABRT)  # says where it is
+            raise AssertionError(f"no server: {line}{process.communicate(timeout=START_S)[1]}")
+        port = int(line.partition(" (")[0].rstrip("/").rpartition(":")[2])
         yield RunningServer(process, line, port)
     finally:
         with suppress(OSError):

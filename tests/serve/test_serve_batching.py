@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from small_server import NAME, RunningServer, infer_body, make_tensor, open_server, write_model
 
 from phalanx.serve.api_error import ApiError
 from phalanx.serve.batching import Batcher
+from small_server import NAME, RunningServer, infer_body, make_tensor, open_server, write_model
 
 INFER = f"/v2/models/{NAME}/infer"
 

@@ -7,6 +7,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from phalanx.data.formats.decode import decode, encode_png
+from phalanx.data.transforms.transform import build_transform
 from small_server import (
     CLASSES,
     NAME,
@@ -17,10 +21,6 @@ from small_server import (
     make_png,
     make_tensor,
 )
-from tritonclient.utils import InferenceServerException
-
-from phalanx.data.formats.decode import decode, encode_png
-from phalanx.data.transforms.transform import build_transform
 
 PREDICT = f"/v1/models/{NAME}:predict"
 INFER = f"/v2/models/{NAME}/infer"

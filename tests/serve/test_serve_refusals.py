@@ -10,6 +10,7 @@ import zlib
 
 import numpy as np
 import pytest
+
 from small_server import (
     NAME,
     SIZE,
@@ -144,6 +145,15 @@ BAD = {
     "header length": (
         INFER, b"{}", {"Inference-Header-Content-Length": "9"}, 400, "up to the 2 bytes",
     ),
+    "a long header length": (
+        INFER, b"{}", {"Inference-Header-Content-Length": "9" * 5000}, 400, "up to the 2 bytes",
+    ),
+    "files of two dimensions": (
+        INFER,
+        {"inputs": [{"name": "image_bytes", "datatype": "BYTES", "shape": [1, 5], "data": ["x"]}]},
+        {}, 400, "image_bytes: has shape [1, 5], expected [-1]",
+    ),
+    "a strange host": ("/v3", b"", {"Host": "["}, 404, "nothing is at /v3"),
     "binary size": (
         INFER, tensor_input(parameters={"binary_data_size": 9}), {}, 400, "0 bytes follow the JSON",
     ),

@@ -178,7 +178,7 @@ def predict(session: Session, images: Sequence[NamedImage]) -> Iterator[Answer]:
     """An answer for each image, in their order."""
     for first in range(0, len(images), session.plan.valid_batch):
         some = images[first : first + session.plan.valid_batch]
-        pixels, problems = _read_pixels(session, some)
+        pixels, problems = read_pixels(session, some)
         with torch.inference_mode():
             logits = session.compute_logits(pixels)
             best = logits.softmax(1).topk(min(5, len(session.classes)))
@@ -188,7 +188,7 @@ def predict(session: Session, images: Sequence[NamedImage]) -> Iterator[Answer]:
             yield Answer(image.name, () if row in problems else named, problems.get(row, ""))
 
 
-def _read_pixels(
+def read_pixels(
     session: Session, images: Sequence[NamedImage]
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
     """The images cut to the model's size, and what is wrong with those that cannot be read."""
@@ -241,7 +241,7 @@ class LoadedModel:
     def preprocess(self, images: ImageInputs) -> Tensor:
         """The images as the module's input, [N, 3, size, size]; DataError for one that is bad."""
         named = collect_images(images)
-        pixels, problems = _read_pixels(self._session, named)
+        pixels, problems = read_pixels(self._session, named)
         for row, problem in problems.items():
             raise DataError(f"{named[row].name}: {problem}")
         return build_normaliser(self.preprocessing, self._session.device)(pixels)

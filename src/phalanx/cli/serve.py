@@ -11,7 +11,6 @@ from phalanx.cli.command import LIMIT_OPTIONS, Argument, ParsedArgs, command
 from phalanx.cli.validate import CHECKPOINT_FLAG
 from phalanx.errors import ConfigError, DiskError
 from phalanx.plan.machine import count_cores, count_threads, resolve_device
-from phalanx.units import format_plural
 
 if TYPE_CHECKING:
     from phalanx.config.schema import Config
@@ -85,35 +84,40 @@ def _run(args: ParsedArgs) -> int:
     """Serve until a signal comes; the code is 0 when all that was accepted is answered."""
     config = _read_config(args)
     _refuse_missing()
-    limits = _read_limits(args, config)
+    device = _choose_device(args, config)
+    limits = _read_limits(args, config, device)
     api_key = _read_key(args)
     name = args["--name"]
     if name is not None and not _NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: use letters, digits, dots, hyphens and underscores")
     workers, threads = args.read_int("--workers", 1, 64), _read_decode_threads(args)
-    options = _read_backend_options(args, config, limits.max_batch, workers)
+    options = _read_backend_options(
+        args, config, device, max_batch=limits.max_batch, workers=workers
+    )
     port = args.read_int("--port", 0, 65535)
     log = _open_log(args["--access-log"])
 
     from phalanx.serve.backend import open_backends
-    from phalanx.serve.server import bind_port, run_server
+    from phalanx.serve.server import open_port, run_server
     from phalanx.serve.service import Service
 
-    listening = bind_port(args["--host"], port)
-    backends = open_backends(Path(args["model"]), options, count=workers)
-    metadata = backends[0].metadata
-    name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", metadata.name).strip("-._") or metadata.model
-    service = Service(backends, name, limits, decode_threads=threads)
-
-    def announce() -> None:
-        classes = format_plural(len(metadata.classes), "classe").replace("classees", "classes")
+    with open_port(args["--host"], port) as listening:
+        backends = open_backends(Path(args["model"]), options, count=workers)
+        metadata = backends[0].metadata
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", metadata.name).strip("-._")
+        service = Service(backends, name or plain or metadata.model, limits, decode_threads=threads)
         facts = [
-            metadata.model, classes, backends[0].runtime, f"batches of up to {limits.max_batch}",
-            *(["key required"] * bool(api_key)),
+            metadata.model, f"{len(metadata.classes):,} classes", backends[0].runtime,
+            f"batches of up to {limits.max_batch}", *(["key required"] * bool(api_key)),
         ]  # fmt: skip
-        print(f"serving {name} on {listening.url} ({', '.join(facts)})", flush=True)
-
-    run_server(listening, service, api_key=api_key, log=log, on_ready=announce)
+        line = f"serving {service.name} on {listening.url} ({', '.join(facts)})"
+        run_server(
+            listening,
+            service,
+            api_key=api_key,
+            log=log,
+            on_ready=lambda: print(line, flush=True),
+        )
     return 0
 
 
@@ -134,11 +138,31 @@ def _read_config(args: ParsedArgs) -> "Config":
     return merge_layers(layers, problems, name="").config
 
 
-def _read_limits(args: ParsedArgs, config: "Config") -> "ServeLimits":
+def _choose_device(args: ParsedArgs, config: "Config") -> str:
+    """The one device that the model runs on; ConfigError for options that a file has no use for."""
+    model, asked = Path(args["model"]), config.machine.device
+    if "," in asked:
+        raise ConfigError(
+            f"--device {asked}: a server uses one device; start one for each, on ports of their own"
+        )
+    if not model.is_file():
+        return resolve_device(asked)
+    given = {"--checkpoint": args["--checkpoint"], "--precision": args.flags.get("precision")}
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{flag} {value}: {model} is a file, which has it already; leave the option out, "
+                "or name the run"
+            )
+    from phalanx.serve.onnx_backend import choose_device
+
+    return choose_device(asked)
+
+
+def _read_limits(args: ParsedArgs, config: "Config", device: str) -> "ServeLimits":
     from phalanx.assemble.dataset_summary import build_read_limits
     from phalanx.serve.service import ServeLimits
 
-    device = resolve_device(config.machine.device)
     max_batch = _MAX_BATCH.get(device, _MAX_GPU_BATCH)
     if args["--max-batch"] is not None:
         max_batch = args.read_int("--max-batch", 1, 4096)
@@ -178,15 +202,12 @@ def _read_decode_threads(args: ParsedArgs) -> int:
 
 
 def _read_backend_options(
-    args: ParsedArgs, config: "Config", max_batch: int, workers: int
+    args: ParsedArgs, config: "Config", device: str, *, max_batch: int, workers: int
 ) -> "BackendOptions":
     from phalanx.serve.backend import BackendOptions
 
-    wanted = Path(args["model"])
-    if args["--checkpoint"] is not None and wanted.is_file():
-        raise ConfigError(f"--checkpoint: {wanted} is a file, which has one model; leave it out")
     return BackendOptions(
-        device=resolve_device(config.machine.device),
+        device=device,
         threads=config.machine.threads or max(1, count_threads() // workers),
         max_batch=max_batch,
         flags=args.flags,

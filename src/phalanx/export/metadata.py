@@ -30,6 +30,7 @@ class ModelMetadata(BaseModel):
     model: str  # as `phalanx models ls` has it
     classes: tuple[str, ...]
     preprocessing: Preprocessing
+    preprocessing_fingerprint: str  # of the run, which read_metadata compares
     input: Literal["tensor", "image"] = "tensor"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # of the weights
     has_activation_map: bool = False
@@ -52,20 +53,27 @@ class ModelMetadata(BaseModel):
 
 def read_metadata(text: str, where: object) -> ModelMetadata:
     """The metadata in a file; where: the file, for the message of what is wrong with it."""
+    newer = _find_newer_format(text)
+    if newer:
+        raise CheckpointError(
+            f"{where}: format {newer} of a newer Phalanx, this one reads up to "
+            f"{METADATA_FORMAT}; update Phalanx, or export the run again with this one"
+        )
     try:
-        return ModelMetadata.model_validate_json(text)
+        found = ModelMetadata.model_validate_json(text)
     except ValidationError as error:
-        newer = _find_newer_format(text)
-        if newer:
-            raise CheckpointError(
-                f"{where}: format {newer} of a newer Phalanx, this one reads up to "
-                f"{METADATA_FORMAT}; update Phalanx, or export the run again with this one"
-            ) from None
         first: Any = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise CheckpointError(
             f"{where}: its metadata is damaged ({place}: {first['msg'].lower()}); export it again"
         ) from None
+    if found.preprocessing.fingerprint != found.preprocessing_fingerprint:
+        raise CheckpointError(
+            f"{where}: describes another preprocessing than the one it was exported with; its "
+            "metadata was changed, or another version of Phalanx prepares images otherwise: export "
+            "the run again"
+        )
+    return found
 
 
 def _find_newer_format(text: str) -> int:

@@ -4,8 +4,6 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import orjson
@@ -21,6 +19,8 @@ from phalanx.serve.docs_page import build_docs_page
 from phalanx.serve.inference_protocol import InferenceProtocol
 from phalanx.serve.metrics import CONTENT_TYPE
 from phalanx.serve.openapi import build_openapi
+from phalanx.serve.page import build_model_route
+from phalanx.serve.page import routes as page_routes
 from phalanx.serve.predict_api import PredictApi
 from phalanx.serve.service import RECORD_KEY, RequestRecord, Service, to_json
 from phalanx.serve.tensorflow_api import TensorflowApi
@@ -30,31 +30,24 @@ _OPEN = ("/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/do
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 _CLIENT_LEFT = 499  # nobody gets it: what logs call a request whose client has gone
 _PATH_SHOWN = 200
+_DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 Log = Callable[[bytes], None]  # takes a line
 
 
 def build_app(service: Service, *, api_key: str = "", log: Log | None = None) -> ASGIApp:
     """All routes of a service; api_key: what a client must show, if anything."""
-    page = _find_page_routes()
     routes = [
         *PredictApi(service).routes,
         *TensorflowApi(service).routes,
         *InferenceProtocol(service).routes,
         *_build_own_routes(service, needs_key=bool(api_key)),
-        *page,
+        build_model_route(service),
+        *page_routes,
     ]
     handlers: Any = {ApiError: _describe_api_error, HTTPException: _describe_http_error}
     inner = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
-    open_paths = {*_OPEN, *(route.path for route in page)}
+    open_paths = {*_OPEN, *(route.path for route in page_routes)}
     return _RequestGate(inner, service, api_key, open_paths, log)
-
-
-def _find_page_routes() -> list[Route]:
-    """The page, where this build has it."""
-    if find_spec("phalanx.serve.page") is None:
-        return []
-    routes: list[Route] = import_module("phalanx.serve.page").routes
-    return routes
 
 
 def _build_own_routes(service: Service, *, needs_key: bool) -> list[Route]:
@@ -73,7 +66,7 @@ def _build_own_routes(service: Service, *, needs_key: bool) -> list[Route]:
         return to_json(document)
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(page)
+        return HTMLResponse(page, headers={"Content-Security-Policy": _DOCS_POLICY})
 
     return [
         Route("/health", health),
@@ -92,7 +85,7 @@ async def _describe_api_error(request: Request, error: ApiError) -> Response:
 
 async def _describe_http_error(request: Request, error: HTTPException) -> Response:
     """A path or method that there is not, in the form of all errors."""
-    path = request.url.path[:_PATH_SHOWN]
+    path = request.scope["path"][:_PATH_SHOWN]
     texts = {
         404: f"nothing is at {path}; /docs lists what there is",
         405: f"{path} does not take {request.method[:20]}",

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from phalanx.errors import CheckpointError
+from phalanx.export.file_kind import find_kind
 from phalanx.export.metadata import LOGITS, ModelMetadata
 from phalanx.serve.batching import Outputs, Rows
 
@@ -112,21 +113,8 @@ def _refuse_outputs(where: object, metadata: ModelMetadata, outputs: Outputs, ro
 # --- what a file is ---
 
 _WAY_OUT = "name a run, a checkpoint, or a file that `phalanx export RUN --format onnx` wrote"
-_KINDS = (  # how a file begins, and what it is
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"\x89PNG", "a PNG image"),
-    (b"GIF8", "a GIF image"),
-    (b"%PDF", "a PDF document"),
-    (b"\x1f\x8b", "compressed by gzip; unpack it"),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd; unpack it"),
-    (b"\x89HDF", "an HDF5 file, such as Keras writes"),
-    (b"\x7fELF", "a program"),
-    (b"#!", "a script"),
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself; run `git lfs pull`"),
-    (b"<!DOCTYPE", "an HTML page; was it downloaded from a link that needs a login?"),
-    (b"<html", "an HTML page; was it downloaded from a link that needs a login?"),
-    (b"{", "JSON text"),
-)
+_PT2 = "an exported program of torch (pt2), which the server does not run"
+_SAFETENSORS = "a safetensors file: weights without a program to run them"
 _ZIP, _SAFETENSORS_HEAD = b"PK\x03\x04", 8
 
 
@@ -163,21 +151,12 @@ def _describe_file(path: Path) -> str:
         return "not a regular file"
     with path.open("rb") as file:
         head = file.read(64)
-    kinds = {
-        "an empty file": not head,
-        **{kind: head.startswith(start) for start, kind in _KINDS},
-        "an exported program of torch (pt2), which the server does not run": (
-            head.startswith(_ZIP) and path.suffix == ".pt2"
-        ),
-        "a ZIP archive, as torch.save writes; weights alone do not say which model it is": (
-            head.startswith(_ZIP)
-        ),
-        "a safetensors file: weights without a program to run them": (
-            head[_SAFETENSORS_HEAD : _SAFETENSORS_HEAD + 1] == b"{"
-        ),
-        "text": path.suffix != ".onnx" and _is_text(head),
-    }
-    return next((kind for kind, is_so in kinds.items() if is_so), "")
+    if head[_SAFETENSORS_HEAD : _SAFETENSORS_HEAD + 1] == b"{":
+        return _SAFETENSORS
+    if head.startswith(_ZIP) and path.suffix == ".pt2":
+        return _PT2
+    is_text = path.suffix != ".onnx" and _is_text(head)
+    return find_kind(head) or ("text" if is_text else "") if head else "an empty file"
 
 
 def _is_text(head: bytes) -> bool:

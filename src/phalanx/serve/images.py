@@ -14,6 +14,7 @@ from phalanx.assemble.dataset_summary import Preprocessing
 from phalanx.data.formats.decode import BadImage, EncodedImage, Pixels
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.pillow_image import PILLOW_ERRORS
+from phalanx.data.transforms.normalization import find_scale_and_shift
 from phalanx.data.transforms.transform import build_transform
 
 _DECODE_ERRORS = (cv2.error, MemoryError, *PILLOW_ERRORS)
@@ -36,19 +37,14 @@ class PreparedImages:
     problems: dict[int, str]  # by the place of the image
 
 
-class _PixelNormaliser:
+class _RowNormaliser:
     """Bytes [H, W, 3] to the model's input [3, H, W], as `Normaliser` computes it in torch."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
-        mean = np.array(preprocessing.mean, np.float64)
-        std = np.array(preprocessing.std, np.float64)
-        ones, how = np.ones_like(std), preprocessing.normalization
-        scale, shift = {
-            "mean": (ones, -255 * mean),
-            "none": (ones / 255, 0 * ones),
-        }.get(how, (1 / (255 * std), -mean / std))
-        self._scale = scale.astype(np.float32)[:, None, None]
-        self._shift = shift.astype(np.float32)[:, None, None]
+        how = preprocessing.normalization
+        scale, shift = find_scale_and_shift(preprocessing.mean, preprocessing.std, how)
+        self._scale = np.array(scale, np.float32)[:, None, None]
+        self._shift = np.array(shift, np.float32)[:, None, None]
         self._per_image = how == "per-image"
 
     def write(self, pixels: Pixels, out: NDArray[np.float32]) -> None:
@@ -75,8 +71,15 @@ class ImagePreparer:
         self._preprocessing, self._limits = preprocessing, limits
         self._as_bytes = as_bytes  # the model normalises them itself
         self._transform = build_transform(self._preprocessing.transform)
-        self.normaliser = _PixelNormaliser(self._preprocessing)
+        self.normaliser = _RowNormaliser(self._preprocessing)
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+
+    def warm_up(self) -> None:
+        """Decode an image of each kind of decoder, which loads what they need."""
+        out = np.zeros((self._preprocessing.image_size,) * 2 + (3,), np.uint8)
+        for name in (".jpg", ".png"):
+            data = cv2.imencode(name, out)[1].tobytes()
+            self.read(ImageFile(name, data), out)
 
     def close(self) -> None:
         """End the threads."""

@@ -31,6 +31,7 @@ _DATATYPES = {"tensor": "FP32", "image": "UINT8"}
 _KINDS = {name: kind for kind, name in INPUT_NAMES.items()}
 _LENGTH = struct.Struct("<I")
 _MAX_DIMENSIONS = 8
+_MAX_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,9 @@ class InferenceProtocol:
         data = _find_data(given, str(name), binary)
         if kind is None:
             _refuse_datatype(given, str(name), "BYTES")
-            return _read_files(data, prod(shape))
+            if shape[1:] not in ((), (1,)):
+                raise ApiError(400, f"{name}: has shape {list(shape)}, expected [-1]")
+            return _read_files(data, shape[0])
         _refuse_datatype(given, str(name), _DATATYPES[kind])
         size = self._service.metadata.preprocessing.image_size
         wanted = SHAPES[kind](size)
@@ -241,7 +244,8 @@ def _split_body(body: bytes, length: str | None) -> tuple[memoryview, memoryview
     view = memoryview(body)
     if length is None:
         return view, view[len(body) :]
-    if not (length.isascii() and length.isdecimal() and int(length) <= len(body)):
+    is_number = length.isascii() and length.isdecimal() and len(length) <= _MAX_DIGITS
+    if not is_number or int(length) > len(body):
         raise ApiError(
             400,
             f"Inference-Header-Content-Length: expected a number up to the {len(body):,} bytes of "
@@ -303,7 +307,8 @@ def _read_rows(data: memoryview | list[Any], kind: str, shape: tuple[int, ...], 
             raise ApiError(
                 400, f"{name}: {list(shape)} needs {expected:,} bytes, {len(data):,} were sent"
             )
-        rows: Rows = np.frombuffer(data, dtype).reshape(shape)
+        # the data may begin anywhere behind the JSON, and not every library reads it there
+        rows: Rows = np.require(np.frombuffer(data, dtype).reshape(shape), requirements="A")
         return rows
     flat = data
     if data and isinstance(data[0], list):

@@ -7,13 +7,14 @@ from typing import Any
 from phalanx.data.transforms.transform import CROPS
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.export.metadata import METADATA_KEY, ModelMetadata, read_metadata
+from phalanx.plan.machine import resolve_device
 from phalanx.serve.backend import BackendOptions
 from phalanx.serve.batching import Outputs, Rows
 
 _DTYPES = {"tensor": "tensor(float)", "image": "tensor(uint8)"}
 _NORMALIZATIONS = ("mean-std", "mean", "per-image", "none")
 _LOG_ERRORS = 3  # onnxruntime's level: its warnings are about graphs, which nobody here can mend
-_MOST_SIZES = 128
+_CUDA = "CUDAExecutionProvider"
 
 
 class OnnxBackend:
@@ -69,6 +70,15 @@ def _import_onnxruntime() -> Any:
         ) from None
 
 
+def choose_device(asked: str) -> str:
+    """The device of an ONNX file: auto is a GPU that onnxruntime knows how to use, or the CPU."""
+    if asked != "auto":
+        return asked
+    providers = _import_onnxruntime().get_available_providers()
+    has_gpu = resolve_device(asked).startswith("cuda") and _CUDA in providers
+    return "cuda" if has_gpu else "cpu"
+
+
 def list_sizes(max_batch: int) -> tuple[int, ...]:
     """Sizes that batches are filled up to where each new one costs time: powers of two.
 
@@ -85,12 +95,12 @@ def _choose_provider(runtime: Any, device: str) -> Any:
     if device == "cpu":
         return "CPUExecutionProvider"
     kind, _, number = device.partition(":")
-    if kind != "cuda" or "CUDAExecutionProvider" not in runtime.get_available_providers():
+    if kind != "cuda" or _CUDA not in runtime.get_available_providers():
         raise ConfigError(
             f"--device {device}: this onnxruntime has no {kind.upper()}; use --device cpu, "
             "or pip install onnxruntime-gpu in its place"
         )
-    return ("CUDAExecutionProvider", {"device_id": int(number or 0)})
+    return (_CUDA, {"device_id": int(number or 0)})
 
 
 def _refuse_other_preprocessing(path: Path, metadata: ModelMetadata, inputs: list[Any]) -> None:

@@ -168,8 +168,8 @@ def _name_parameters(service: Service, *, versioned: bool) -> list[_Schema]:
     ]
 
 
-def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
-    """The REST interface of TensorFlow Serving."""
+def _describe_instances(service: Service) -> _Schema:
+    """The body of TensorFlow Serving's :predict."""
     size = service.metadata.preprocessing.image_size
     encoded = {
         **_object({"b64": {**_TEXT, "contentEncoding": "base64", "pattern": "^[A-Za-z0-9+/]*=*$"}}),
@@ -184,7 +184,7 @@ def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
         "anyOf": [{**_list_of(kind), "minItems": 1} for kind in (encoded, array)],
         "description": f"Image files in base64, or arrays: {', or '.join(shapes)}.",
     }
-    body = {
+    return {
         "type": "object",
         "properties": {
             "signature_name": {"type": "string", "enum": ["serving_default"]},
@@ -193,6 +193,11 @@ def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
         },
         "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
     }
+
+
+def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
+    """The REST interface of TensorFlow Serving."""
+    body = _describe_instances(service)
     both = {"predictions": _list_of(_refer("Logits")), "outputs": _list_of(_refer("Logits"))}
     answered = _object(both, optional=tuple(both))
     paths: dict[str, _Schema] = {}
@@ -237,24 +242,19 @@ def _describe_tensorflow(service: Service) -> dict[str, _Schema]:
     return paths
 
 
-def _describe_protocol(service: Service) -> dict[str, _Schema]:
-    """The Open Inference Protocol."""
-    described = _answer({"type": "object"})
-    plain = {"200": described, **_errors("401")}
-    health = {"200": described, "503": _answer({"type": "object"}, "Not ready.")}
+def _describe_tensors(service: Service) -> tuple[_Schema, _Schema]:
+    """The bodies of an inference request and of its answer."""
     own = [INPUT_NAMES[kind] for kind in service.backend.kinds]
-    given = {
-        **_object(
-            {
-                "name": {"type": "string", "enum": [*own, FILES_INPUT]},
-                "datatype": {"type": "string", "enum": ["FP32", "UINT8", "BYTES"]},
-                "shape": {**_list_of({"type": "integer", "minimum": 1}), "minItems": 1},
-                "parameters": {"type": "object"},
-                "data": {"type": "array"},
-            },
-            optional=("parameters", "data"),
-        )
-    }
+    given = _object(
+        {
+            "name": {"type": "string", "enum": [*own, FILES_INPUT]},
+            "datatype": {"type": "string", "enum": ["FP32", "UINT8", "BYTES"]},
+            "shape": {**_list_of({"type": "integer", "minimum": 1}), "minItems": 1},
+            "parameters": {"type": "object"},
+            "data": {"type": "array"},
+        },
+        optional=("parameters", "data"),
+    )
     body = _object(
         {"id": _TEXT, "inputs": _list_of(given, 1), "outputs": _list_of(_object({"name": _TEXT}))},
         optional=("id", "outputs"),
@@ -268,62 +268,85 @@ def _describe_protocol(service: Service) -> dict[str, _Schema]:
         },
         optional=("id",),
     )
+    return body, answered
+
+
+def _describe_infer(service: Service) -> _Schema:
+    body, answered = _describe_tensors(service)
+    return {
+        "summary": "Outputs for inputs (Open Inference Protocol)",
+        "description": "Tensors are in the JSON, or binary after it: then the header "
+        f"Inference-Header-Content-Length has the length of the JSON. {FILES_INPUT}: image "
+        "files, BYTES of [N], in JSON as base64.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {
+            "200": {
+                "description": "The answer; application/octet-stream where binary outputs were "
+                "asked for.",
+                "content": {
+                    "application/json": {"schema": answered},
+                    "application/octet-stream": {},
+                },
+            },
+            **_errors("400", "401", "404", "408", "413", "415", "429", "503"),
+        },
+        "x-codeSamples": _sample(
+            f'curl http://127.0.0.1:8000/v2/models/{service.name}/infer -d \'{{"inputs": '
+            f'[{{"name": "{FILES_INPUT}", "datatype": "BYTES", "shape": [1], "data": '
+            "[\"'$(base64 -w0 shoe.png)'\"]}]}'"
+        ),
+    }
+
+
+def _describe_protocol(service: Service) -> dict[str, _Schema]:
+    """The Open Inference Protocol."""
+    described = _answer({"type": "object"})
+    not_ready = {"503": _answer({"type": "object"}, "Not ready.")}
+    plain = {"200": described, **_errors("401")}
+    found = {**plain, **_errors("404")}
+    health = {"200": described, **not_ready}
     paths: dict[str, _Schema] = {
         "/v2": {"get": {"summary": "The server (Open Inference Protocol)", "responses": plain}},
         "/v2/health/live": {"get": {"summary": "Whether it runs", "responses": {"200": described}}},
         "/v2/health/ready": {"get": {"summary": "Whether it answers", "responses": health}},
     }
+    operations = {
+        "": {"get": {"summary": "What the model takes and gives", "responses": found}},
+        "/ready": {
+            "get": {"summary": "Whether the model answers", "responses": {**found, **not_ready}}
+        },
+        "/infer": {"post": _describe_infer(service)},
+    }
     for versioned, place in enumerate(
         ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     ):
         shared = {"parameters": _name_parameters(service, versioned=bool(versioned))}
-        found = {**plain, **_errors("404")}
-        paths[place] = {
-            **shared,
-            "get": {"summary": "What the model takes and gives", "responses": found},
-        }
-        ready = {**found, "503": _answer({"type": "object"}, "Not ready.")}
-        paths[f"{place}/ready"] = {
-            **shared,
-            "get": {"summary": "Whether the model answers", "responses": ready},
-        }
-        paths[f"{place}/infer"] = {
-            **shared,
-            "post": {
-                "summary": "Outputs for inputs (Open Inference Protocol)",
-                "description": "Tensors are in the JSON, or binary after it: then the header "
-                f"Inference-Header-Content-Length has the length of the JSON. {FILES_INPUT}: image "
-                "files, BYTES of [N], in JSON as base64.",
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/json": {"schema": body}},
-                },
-                "responses": {
-                    "200": {
-                        "description": "The answer; application/octet-stream where binary outputs "
-                        "were asked for.",
-                        "content": {
-                            "application/json": {"schema": answered},
-                            "application/octet-stream": {},
-                        },
-                    },
-                    **_errors("400", "401", "404", "408", "413", "415", "429", "503"),
-                },
-                "x-codeSamples": _sample(
-                    f'curl http://127.0.0.1:8000/v2/models/{service.name}/infer -d \'{{"inputs": '
-                    f'[{{"name": "{FILES_INPUT}", "datatype": "BYTES", "shape": [1], "data": '
-                    "[\"'$(base64 -w0 shoe.png)'\"]}]}'"
-                ),
-            },
-        }
+        paths |= {f"{place}{end}": {**shared, **one} for end, one in operations.items()}
     return paths
 
 
 def _describe_own() -> dict[str, _Schema]:
     ready = {"200": _answer({"type": "object"}), "503": _answer({"type": "object"}, "Stopping.")}
     text = {"description": "Text.", "content": {"text/plain": {"schema": _TEXT}}}
+    model = _object(
+        {
+            "name": _TEXT,
+            "model": _TEXT,
+            "classes": _list_of(_TEXT),
+            "image_size": {"type": "integer"},
+            "input": {"enum": [*INPUT_NAMES]},
+            "has_activation_map": {"type": "boolean"},
+            "max_images": {"type": "integer"},
+        }
+    )
     return {
         "/health": {"get": {"summary": "Whether requests are answered", "responses": ready}},
+        "/model": {
+            "get": {
+                "summary": "Which model this server has, and the names of its classes",
+                "responses": {"200": _answer(model), **_errors("401")},
+            }
+        },
         "/metrics": {
             "get": {
                 "summary": "Counters for Prometheus",

@@ -118,9 +118,10 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self.transport.is_closing():
             return
-        idle = self.cycle is None and not self._in_headers
-        if (self._in_headers or idle) and now - self._since > self.limits.header_s:
+        if self._in_headers and now - self._since > self.limits.header_s:
             self._refuse(408, f"the headers were not complete after {self.limits.header_s:g} s")
+        if self.cycle is None and not self._in_headers and now - self._since > self.limits.header_s:
+            self.transport.abort()  # nothing came: there is no request to answer
         if self._in_headers or self.cycle is None or not self.cycle.response_complete:
             return
         # what follows an answer: nothing, or the rest of a body that nobody wants any more

@@ -52,8 +52,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def bind_port(host: str, port: int) -> _Listening:
-    """Take a port, 0 for any that is free; NetworkError where it cannot be had."""
+@contextlib.contextmanager
+def open_port(host: str, port: int) -> Iterator[_Listening]:
+    """A block that has a port, 0 for any that is free; NetworkError where it cannot be had."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -67,7 +68,8 @@ def bind_port(host: str, port: int) -> _Listening:
     except OSError as error:
         taken.close()
         raise _explain_bind(error, host, port) from None
-    return _Listening(socket=taken, host=host, port=taken.getsockname()[1])
+    with taken:
+        yield _Listening(socket=taken, host=host, port=taken.getsockname()[1])
 
 
 def _explain_bind(error: OSError, host: str, port: int) -> NetworkError:

@@ -131,7 +131,8 @@ class Service:
             self.metrics.images.add(amount=stats.images)
 
     def start(self) -> None:
-        """Warm all models up."""
+        """Warm all models up, and the decoders."""
+        self.preparer.warm_up()
         self.batcher.start([FittedModel(one, self.limits.max_batch) for one in self._backends])
 
     def close(self) -> None:

@@ -1,16 +1,23 @@
-"""A run or checkpoint by torch: the model as `validate` scores it, folded and captured on a GPU."""
+"""A run or checkpoint by torch: the model as `validate` scores it, folded and captured on a GPU.
+
+On a CPU it is the network that would be exported, which has the activation map, too.
+"""
 
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from phalanx import __version__
 from phalanx.assemble.feed import build_normaliser
 from phalanx.assemble.scorable import read_checkpoint
 from phalanx.assemble.score import open_checkpoint
+from phalanx.assemble.session import Session
 from phalanx.engine.step import compute_logits
-from phalanx.export.metadata import LOGITS, ModelMetadata
+from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, ModelMetadata
+from phalanx.export.network import ExportNetwork, copy_network, find_head
+from phalanx.models.units import UnitModel
 from phalanx.serve.backend import BackendOptions
 from phalanx.serve.batching import Outputs, Rows
 from phalanx.serve.onnx_backend import list_sizes
@@ -25,20 +32,24 @@ class TorchBackend:
         self.where = path
         flags = {**options.flags, "device": options.device, "threads": str(options.threads)}
         checkpoint = read_checkpoint(path, flags, wanted=options.checkpoint)
-        self.choice = checkpoint.choice
         session = open_checkpoint(checkpoint)
-        facts = checkpoint.start.facts
+        facts, network = checkpoint.start.facts, _copy_with_head(session)
         self.metadata = ModelMetadata(
             name=facts["run"],
             model=session.config.model.model,
             classes=session.classes,
             preprocessing=session.preprocessing,
-            input="tensor",
+            preprocessing_fingerprint=session.preprocessing.fingerprint,
+            has_activation_map=network is not None,
             run=facts["run"],
             step=facts["state"]["step"],
             phalanx=__version__,
         )
-        self._session, self._model = session, session.find_scoring_model()
+        self._session = session
+        self._model: nn.Module = session.find_scoring_model()
+        if network is not None:
+            folded = ExportNetwork(network, self.metadata, fold=True)
+            self._model = folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._normaliser = build_normaliser(session.preprocessing, session.device)
         self.runtime = f"torch {torch.__version__}, {options.device}"
         # each size is captured as a graph of its own
@@ -47,10 +58,23 @@ class TorchBackend:
     @torch.inference_mode()
     def run(self, rows: Rows) -> Outputs:
         """The outputs for a batch."""
+        images = self._to_device(np.ascontiguousarray(rows))
+        if not self.metadata.has_activation_map:
+            logits = compute_logits(self._model, images, self._session.options)
+            return {LOGITS: logits.cpu().numpy()}  # waits for the device
+        logits, seen = self._model(images)
+        return {LOGITS: logits.numpy(), ACTIVATION_MAP: seen.numpy()}
+
+    def _to_device(self, rows: Rows) -> Tensor:
         if rows.dtype == np.uint8:
-            images = self._normaliser(np.ascontiguousarray(rows))
-        else:
-            images = torch.from_numpy(np.ascontiguousarray(rows)).to(self._session.device)
-            images = images.contiguous(memory_format=torch.channels_last)
-        logits = compute_logits(self._model, images, self._session.options)
-        return {LOGITS: logits.cpu().numpy()}  # waits for the device
+            return self._normaliser(rows)
+        images = torch.from_numpy(rows).to(self._session.device)
+        return images.contiguous(memory_format=torch.channels_last)
+
+
+def _copy_with_head(session: Session) -> UnitModel | None:
+    """The network to export, where it has an activation map and nothing scores it faster."""
+    if session.device.type != "cpu" or session.options.flip or session.options.half is not None:
+        return None
+    network = copy_network(session)
+    return network if find_head(network) is not None else None

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phalanx.data.transforms.normalization import find_scale_and_shift
+
 _COPIES_KEPT = 2  # steps whose host memory is held until the device has it
 
 _Item = TypeVar("_Item")
@@ -36,13 +38,8 @@ class Normaliser:
         on_host: bool = False,
         as_bytes: bool = True,
     ) -> None:
-        exact = torch.tensor([mean, std], dtype=torch.float64)
-        ones = torch.ones_like(exact[1])
-        scale, shift = {
-            "mean": (ones, -255 * exact[0]),
-            "none": (ones / 255, 0 * ones),
-        }.get(how, (1 / (255 * exact[1]), -exact[0] / exact[1]))
-        self._scale, self._shift = scale.float(), shift.float()
+        constants = torch.tensor(find_scale_and_shift(mean, std, how), dtype=torch.float64)
+        self._scale, self._shift = constants.float()
         self._row_constants: dict[int, tuple[Tensor, Tensor]] = {}
         self._per_image = how == "per-image"
         self._as_bytes, self._on_host = as_bytes, on_host

@@ -1,0 +1,142 @@
+"""`phalanx export`: a model for other programs, checked against its checkpoint."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.cli.command import JSON_FLAG, LIMIT_OPTIONS, Argument, ParsedArgs, command
+from phalanx.cli.validate import CHECKPOINT_FLAG
+from phalanx.errors import DataError
+from phalanx.report.terminal import clean_name
+from phalanx.units import format_bytes
+
+if TYPE_CHECKING:
+    from phalanx.export.run import ExportedModel
+
+
+@command(
+    "export",
+    "Write a model for other programs. It is kept only if its answers agree with the checkpoint's "
+    "on real images, in batches of one, two and the largest size; a model card lies beside it.",
+    Argument(
+        "run", "A run (its best checkpoint) or a checkpoint.", metavar="RUN|...", required=True
+    ),
+    CHECKPOINT_FLAG,
+    Argument(
+        "--format",
+        "onnx: a file for onnxruntime and many others. pt2: a program of torch.export. "
+        "safetensors: weights alone. timm: a folder that timm.create_model and the Hugging Face "
+        "hub read. triton: a model repository for NVIDIA's Triton.  [onnx]",
+        default="onnx",
+    ),
+    Argument(
+        "--out",
+        "The file, or the folder of timm and triton.  [RUN/export/NAME.onnx; other formats in "
+        "RUN/export/FORMAT]",
+    ),
+    Argument("--name", "What the model is called in addresses of a server.  [the run's name]"),
+    Argument(
+        "--with-preprocessing",
+        "Take uint8 images [N, size, size, 3] and normalise them in the model; else it takes "
+        "float32 [N, 3, size, size], normalised.",
+        switch=True,
+    ),
+    Argument(
+        "--dtype",
+        "Of the weights: float32, float16 or bfloat16 (not in ONNX). Inputs and outputs stay "
+        "float32.  [float32]",
+        default="float32",
+    ),
+    Argument("--averaged", "The moving average of the weights (--ema-decay).", switch=True),
+    Argument(
+        "--max-batch",
+        "The largest batch that is checked, and that Triton makes.  [32]",
+        default="32",
+    ),
+    Argument(
+        "--images",
+        "Images or folders of them to check it on.  [the run's validation images, else those that "
+        "come with Phalanx]",
+        many=True,
+    ),
+    Argument("--check-images", "How many of them.  [64]", default="64"),
+    JSON_FLAG,
+    usage="RUN|CHECKPOINT [--format onnx|pt2|safetensors|timm|triton] [--out PATH] "
+    "[--with-preprocessing] [--dtype float16] [--json]",
+    options=("data-dir", "threads", "plugin", *LIMIT_OPTIONS),
+    examples={
+        "phalanx export runs/demo": "runs/demo/export/demo.onnx, with a model card",
+        "phalanx export runs/demo --with-preprocessing --out shoes.onnx": (
+            "takes the bytes of an image"
+        ),
+        "phalanx export runs/demo --checkpoint last --averaged": "averaged weights of the newest",
+        "phalanx export runs/demo --format pt2 --dtype bfloat16": "for torch, in 16 bits",
+        "phalanx export runs/cats --format timm --out cats": (
+            "for timm.create_model('local-dir:cats', pretrained=True)"
+        ),
+        "phalanx export runs/cats --format triton --max-batch 64": "for tritonserver",
+        "phalanx export runs/cats --images photos --check-images 500": (
+            "where the data of the run is elsewhere"
+        ),
+    },
+)
+def _run(args: ParsedArgs) -> None:
+    """Export, and say where it is and how it compares."""
+    args.refuse_problems()
+    from phalanx.export.options import ExportOptions, read_export_checkpoint
+    from phalanx.export.place import refuse_taken
+
+    options = ExportOptions(
+        format=args["--format"],
+        out=Path(args["--out"]) if args["--out"] else None,
+        name=args["--name"],
+        with_preprocessing=args["--with-preprocessing"],
+        dtype=args["--dtype"],
+        averaged=args["--averaged"],
+        max_batch=args.read_int("--max-batch", 1, 4_096),
+        check_images=args.read_int("--check-images", 1, 1_000_000),
+    )
+    options.refuse_missing_packages()
+    images = None
+    if args["--images"]:
+        from phalanx.data.loading.image_inputs import collect_images
+
+        try:
+            images = collect_images(args["--images"])
+        except DataError as error:
+            raise DataError(clean_name(str(error))) from None
+    args.load_plugins()
+    checkpoint = read_export_checkpoint(
+        Path(args["run"]), args.flags, wanted=args["--checkpoint"], averaged=options.averaged
+    )
+    if checkpoint.choice:
+        print(f"{args['run']}: {checkpoint.choice}", file=sys.stderr)
+    # what is wrong is told before torch is imported
+    options.refuse_unsuited(checkpoint)
+    refuse_taken(options.choose_path(checkpoint), is_folder=not options.kind.suffix)
+    from phalanx.export.run import export_checkpoint
+
+    exported = export_checkpoint(
+        checkpoint, options, images=images, needs_data="data-dir" in args.flags
+    )
+    args.print_result(exported.as_json(), lambda: _print_export(exported))
+
+
+def _print_export(exported: "ExportedModel") -> None:
+    """What was written, and how it was checked."""
+    checked, about = exported.checked, exported.metadata
+    for note in exported.notes:
+        print(f"note: {note}", file=sys.stderr)
+    *first, last = checked.batches
+    print(
+        f"agrees with the checkpoint on {checked.source}, in batches of "
+        f"{', '.join(map(str, first))} and {last}: logits within {checked.logits_differ_by:.1e} "
+        f"({checked.allowed:.1e} allowed), same top-1 for {checked.top1_equal:,} of "
+        f"{checked.images:,}"
+    )
+    outputs = "logits and activation_map" if about.has_activation_map else "logits"
+    shape = ", ".join(map(str, about.input_shape))
+    kind = "uint8" if about.input == "image" else "float32"
+    print(f"{exported.path}: {about.model}, {about.dtype}, {format_bytes(exported.bytes)}")
+    print(f"  input {about.input_name}: {kind} [N, {shape}]; gives {outputs}")
+    print(f"  model card: {exported.card}")

@@ -1,0 +1,264 @@
+"""`phalanx request`: images to a server, and what it makes of them."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cli.command import JSON_FLAG, Argument, ParsedArgs, command
+from phalanx.cli.progress import REWRITE_S, ProgressLine
+from phalanx.errors import ConfigError, DataError, NetworkError, suggest
+from phalanx.report.terminal import clean_name
+from phalanx.units import format_plural
+
+if TYPE_CHECKING:
+    from phalanx.client.connection import ServerAddress
+    from phalanx.client.images import RequestImages
+    from phalanx.client.load import LoadOptions, LoadResult
+
+_PROTOCOLS = ("predict", "tensorflow", "v2")
+_IN_FLIGHT = 16  # requests of a thread with --use-async
+_VALIDATION_IMAGES = 200  # of a run, where none are named
+_MOST_THREADS = 512
+_READY_S = 120.0
+_LONGEST_S = 3600.0
+
+
+@command(
+    "request",
+    "Send images to a server; print what it says they are, how fast it answers, and how often it "
+    "is right where the class is known. With --serve, export a run and start the server, too.",
+    Argument("images", "Image files, or folders of them.", metavar="IMAGE|DIR", many=True),
+    Argument("--url", "Address of the server.  [http://127.0.0.1:8000]"),
+    Argument(
+        "--serve",
+        "Export this run to a temporary folder, serve it, send it the images, and stop it; an "
+        "exported file is served as it is. Without images: some of the run's validation data.",
+    ),
+    Argument(
+        "--protocol",
+        "predict (image files), tensorflow (TensorFlow Serving's REST) or v2 (Open Inference "
+        "Protocol with binary tensors).  [predict]",
+        default="predict",
+    ),
+    Argument("--batch-size", "Images in a request.  [1]", default="1"),
+    Argument("--num-threads", "Threads that send, each on its connection.  [2]", default="2"),
+    Argument(
+        "--num-images",
+        "Images that each thread sends, from those named again and again: a measurement, after a "
+        "warm-up, without the predictions.  [every image once]",
+    ),
+    Argument(
+        "--use-async",
+        f"Do not wait for an answer before the next request: {_IN_FLIGHT} of each thread are under "
+        "way at once.",
+        switch=True,
+    ),
+    Argument("--verbose", "Print the latency of each request of the first thread.", switch=True),
+    Argument("--labels", "CSV or JSON lines with the class of each image: path,label."),
+    Argument("--name", "Name of the model, for servers that do not tell it."),
+    Argument(
+        "--api-key-file", "File with the server's API key.  [the environment's PHALANX_API_KEY]"
+    ),
+    Argument("--timeout", "Seconds to wait for an answer.  [30]", default="30"),
+    Argument(
+        "--retries", "How often a request is sent again to a server that is busy.  [5]", default="5"
+    ),
+    JSON_FLAG,
+    usage="[IMAGE|DIR...] [--url URL | --serve RUN|FILE] [--batch-size N] [--num-threads N] "
+    "[--num-images N] [--use-async] [--protocol NAME] [--verbose] [--json]",
+    options=("max-file-mib",),
+    examples={
+        "phalanx request shoe.png": "what the server on this machine says of one image",
+        "phalanx request photos --url http://gpu1:8000 --batch-size 8": "a folder, eight at a time",
+        "phalanx request val --num-threads 8 --num-images 1000": "throughput and latency",
+        "phalanx request --serve runs/demo": "export, server, images, end: all in one",
+    },
+)
+def _run(args: ParsedArgs) -> int:
+    """Send, print, and say by the exit code whether every image got an answer."""
+    args.refuse_problems()
+    options = _read_options(args)
+    if args["--serve"] and args["--url"]:
+        raise ConfigError("--url: --serve starts a server of its own; give only one of them")
+    if not args["images"] and not args["--serve"]:
+        raise ConfigError("no image is named; give files or folders, or --serve RUN")
+    images = _collect(args)
+    with _open_address(args) as address:
+        return _request(args, address, images, options)
+
+
+def _read_options(args: ParsedArgs) -> "LoadOptions":
+    """How images are to be sent; every mistake is told."""
+    if args["--protocol"] not in _PROTOCOLS:
+        raise ConfigError(
+            f"--protocol {args['--protocol']}: {suggest(args['--protocol'], _PROTOCOLS)}"
+        )
+    from phalanx.client.load import LoadOptions
+
+    wanted = args["--num-images"]
+    return LoadOptions(
+        protocol=args["--protocol"],
+        batch_size=args.read_int("--batch-size", 1, 4096),
+        threads=args.read_int("--num-threads", 1, _MOST_THREADS),
+        in_flight=_IN_FLIGHT if args["--use-async"] else 1,
+        per_thread=None if wanted is None else args.read_int("--num-images", 1, 10**9),
+        timeout_s=args.read_positive("--timeout", "seconds up to 3600", high=_LONGEST_S),
+        retries=args.read_int("--retries", 0, 1000),
+    )
+
+
+def _collect(args: ParsedArgs) -> "RequestImages":
+    """The images that are named, else some of the run's own."""
+    from phalanx.client.images import collect_files, collect_validation
+
+    if args["images"]:
+        labels = Path(args["--labels"]) if args["--labels"] else None
+        return collect_files(args["images"], labels=labels, limits=args.read_reading().limits)
+    if args["--labels"]:
+        raise ConfigError("--labels: no image is named; validation data has labels of its own")
+    if Path(args["--serve"]).is_file():
+        raise ConfigError(
+            f"--serve {args['--serve']}: a file does not say where its run's data is; name images, "
+            "or name the run"
+        )
+    return collect_validation(Path(args["--serve"]), args.flags, count=_VALIDATION_IMAGES)
+
+
+@contextmanager
+def _open_address(args: ParsedArgs) -> "Iterator[ServerAddress]":
+    """The address of a server: the one that is named, or one that lasts as long as the block."""
+    from phalanx.client.connection import parse_address
+    from phalanx.client.served_model import read_api_key
+    from phalanx.client.server_process import open_server, run_child
+
+    target = args["--serve"]
+    if not target:
+        url = args["--url"] or "http://127.0.0.1:8000"
+        yield parse_address(url, api_key=read_api_key(args["--api-key-file"]))
+        return
+    with tempfile.TemporaryDirectory(prefix="phalanx-request-") as folder:
+        if not Path(target).is_file():
+            file = str(Path(folder) / "model.onnx")
+            print(f"exporting {clean_name(target)}", file=sys.stderr)
+            run_child(["export", target, "--format", "onnx", "--out", file])
+            target = file
+        with open_server(target, ready_s=_READY_S) as server:
+            print(f"serving {server.name} on {server.url}", file=sys.stderr)
+            yield parse_address(server.url, api_key=read_api_key(None))
+        print("the server has stopped", file=sys.stderr)
+
+
+def _request(
+    args: ParsedArgs, address: "ServerAddress", images: "RequestImages", options: "LoadOptions"
+) -> int:
+    """Send the images to a server that is there, and print what came back."""
+    from phalanx.client.load import send_images
+    from phalanx.client.results import describe_accuracy, describe_result
+    from phalanx.client.served_model import find_model
+
+    model = find_model(address, name=args["--name"], timeout_s=options.timeout_s)
+    labels = images.find_labels(model.classes)
+    progress = ProgressLine(REWRITE_S)
+    result = send_images(
+        address,
+        model,
+        len(images),
+        images.read,
+        options=options,
+        done=lambda so_far: progress.show(f"{so_far.sent:,} images"),
+    )
+    progress.end()
+    facts = {
+        "url": address.url,
+        "model": model.name,
+        "protocol": options.protocol,
+        "batch_size": options.batch_size,
+        "connections": options.connections,
+        **describe_result(result),
+        "accuracy": describe_accuracy(result, labels),
+    }
+    if args["--json"]:
+        print(json.dumps({**facts, "predictions": _list_predictions(images, labels, result)}))
+    else:
+        _print_all(args, images, result, facts)
+    return _choose_exit_code(images, result)
+
+
+def _choose_exit_code(images: "RequestImages", result: "LoadResult") -> int:
+    """8 where images got no answer, 3 where some cannot be read; both are named."""
+    for place, answer in sorted(result.answers.items()):
+        if answer.problem:
+            print(f"{clean_name(images.names[place])}: {answer.problem}", file=sys.stderr)
+    if result.failed:
+        return NetworkError.exit_code
+    return DataError.exit_code if result.unreadable else 0
+
+
+def _list_predictions(
+    images: "RequestImages", labels: Sequence[str | None], result: "LoadResult"
+) -> list[dict[str, Any]]:
+    """What was said of each image, in their order."""
+    found = []
+    for place, answer in sorted(result.answers.items()):
+        guesses = [{"class": name, "probability": share} for name, share in answer.guesses]
+        facts = {"problem": answer.problem or None, "label": labels[place]}
+        more = {name: text for name, text in facts.items() if text is not None}
+        found.append({"image": images.names[place], "guesses": guesses, **more})
+    return found
+
+
+def _print_all(
+    args: ParsedArgs, images: "RequestImages", result: "LoadResult", facts: dict[str, Any]
+) -> None:
+    """Predictions, where every image was sent once; then the numbers."""
+    if args["--verbose"]:
+        for number, request in enumerate((r for r in result.requests if r.thread == 0), start=1):
+            batch = format_plural(request.images, "image")
+            print(f"request {number}: {batch}, {1e3 * request.took_s:.2f} ms")
+    if args["--num-images"] is None:
+        for place, answer in sorted(result.answers.items()):
+            text = "  ".join(f"{name} {share:.1%}" for name, share in answer.guesses)
+            if not answer.problem:
+                print(clean_name(f"{images.names[place]}: {text}"))
+    for title, text in _describe(facts):
+        print(f"{title:<12}{text}")
+
+
+def _describe(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The numbers, a line each."""
+    requests = format_plural(facts["requests"], "request")
+    lines = [
+        (
+            "answered",
+            f"{format_plural(facts['answered'], 'image')} in {requests} over "
+            f"{format_plural(facts['connections'], 'connection')} in {facts['seconds']:.2f} s",
+        )
+    ]
+    latency = facts["latency_ms"]
+    if latency["n"]:
+        known = [f"{name} {latency[name]:.1f}" for name in ("p50", "p95", "p99") if latency[name]]
+        outer = f"min {latency['min']:.1f}, max {latency['max']:.1f}, n={latency['n']:,}"
+        lines.append(("throughput", f"{facts['images_per_second']:,.1f} images/s"))
+        lines.append(("latency", f"{', '.join(known)} ms of a request ({outer})"))
+    accuracy = facts["accuracy"]
+    if accuracy:
+        low, high = accuracy["interval95"]
+        lines.append(
+            (
+                "accuracy",
+                f"{accuracy['top1']:.1%} top-1 (95 % interval {low:.1%} to {high:.1%}, "
+                f"n={accuracy['n']:,})",
+            )
+        )
+    for why, count in facts["retries"].items():
+        waited = f"waited {facts['waited_s']:.1f} s in all"
+        lines.append(("repeated", f"{format_plural(count, 'request')} after {why}; {waited}"))
+    for why, count in facts["failures"].items():
+        lines.append(("failed", f"{format_plural(count, 'image')}: {why}"))
+    if facts["unreadable"]:
+        lines.append(("unreadable", format_plural(facts["unreadable"], "image")))
+    return lines

@@ -1,0 +1,120 @@
+"""The images of a request: their files, and the class of each where it is known."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from phalanx.assemble.dataset_summary import build_input_spec
+from phalanx.assemble.scorable import plan_checkpoint, read_checkpoint
+from phalanx.client.connection import NoAnswer
+from phalanx.data.formats.decode import BadImage, EncodedImage, encode_png
+from phalanx.data.formats.image_file import ReadLimits, read_image_file
+from phalanx.data.layouts.labels_file import parse_labels
+from phalanx.data.loading.image_inputs import collect_images
+from phalanx.data.loading.reader import open_image
+from phalanx.errors import DataError
+
+
+@dataclass(frozen=True)
+class RequestImages:
+    """Images that can be sent: names, how the file of each is read, and classes where known.
+
+    guessed: labels are names of folders, which may have nothing to do with classes.
+    """
+
+    names: Sequence[str]
+    read_file: Callable[[int], bytes]  # raises BadImage
+    labels: Sequence[str | None]
+    guessed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, place: int) -> tuple[str, bytes]:
+        """The name and the file of an image; raises NoAnswer where it cannot be read."""
+        try:
+            return self.names[place], self.read_file(place)
+        except BadImage as bad:
+            raise NoAnswer(bad.why) from None
+
+    def find_labels(self, classes: Sequence[str]) -> Sequence[str | None]:
+        """The class of each image; of folders, only those that are called like a class.
+
+        Raises DataError for a label that no class of the model is called.
+        """
+        known = set(classes)
+        if not known:
+            return self.labels
+        if self.guessed:
+            return [label if label in known else None for label in self.labels]
+        for name, label in zip(self.names, self.labels, strict=True):
+            if label is not None and label not in known:
+                raise DataError(
+                    f"--labels: {name} is of class {label!r}, which the model does not have; it "
+                    f"has {', '.join(classes[:5])}{', ...' * (len(classes) > 5)}"
+                )
+        return self.labels
+
+
+def collect_files(
+    paths: Sequence[str], *, labels: Path | None, limits: ReadLimits
+) -> RequestImages:
+    """The images of files and folders; classes by a table, or by the folders they lie in."""
+    found = collect_images(list(paths))
+    files = [Path(one.name) for one in found]
+    if labels is not None:
+        classes = _read_labels(labels, files)
+    else:
+        classes = [file.absolute().parent.name for file in files]
+
+    def read_file(place: int) -> bytes:
+        return read_image_file(files[place], str(files[place]), limits)
+
+    return RequestImages([one.name for one in found], read_file, classes, labels is None)
+
+
+def _read_labels(table: Path, files: Sequence[Path]) -> list[str | None]:
+    """The class of each file by a table of paths, which are relative to the table or to here."""
+    try:
+        text = table.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise DataError(f"--labels {table}: {why}") from None
+    root = table.absolute().parent
+    parsed = parse_labels(text, table, root=root, valid_split=None)
+    by_path: dict[str, str] = {}
+    for split in parsed.splits.values():
+        by_path |= split
+    found: list[str | None] = []
+    for file in files:
+        absolute = file.absolute()
+        near = absolute.relative_to(root).as_posix() if absolute.is_relative_to(root) else ""
+        found.append(by_path.get(near) or by_path.get(file.as_posix()))
+    if not any(found):
+        raise DataError(
+            f"--labels {table}: names none of the images; its paths are relative to {root}"
+        )
+    return found
+
+
+def collect_validation(run: Path, flags: Mapping[str, str], *, count: int) -> RequestImages:
+    """So many of a run's validation images, from all over the split, as files.
+
+    Data that lies as pixels is sent as PNG, which loses nothing.
+    """
+    checkpoint = read_checkpoint(run, flags)
+    config = checkpoint.settings.config
+    if config.data.data in ("synthetic", "generated"):
+        raise DataError(f"{run}: was trained on noise, which is not sent; name images of your own")
+    source = build_input_spec(config, plan_checkpoint(checkpoint)).open("valid")
+    chosen = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int).tolist()
+    classes = source.classes
+
+    def read_file(place: int) -> bytes:
+        image = open_image(source, chosen[place])
+        return image.data if isinstance(image, EncodedImage) else encode_png(image)
+
+    labels = [classes[source.labels[index]] for index in chosen]
+    return RequestImages([source.name(index) for index in chosen], read_file, labels)

@@ -1,0 +1,60 @@
+"""What requests have found, in numbers: latency, throughput, accuracy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from phalanx.client.load import LoadResult
+from phalanx.report.scores import wilson_interval
+
+_PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
+_FEWEST = {"p50": 1, "p95": 20, "p99": 100}  # requests, below which a percentile says nothing
+
+
+def describe_latency(result: LoadResult) -> dict[str, float | int | None]:
+    """Milliseconds of requests that were answered, and their number; None where too few were."""
+    times = 1e3 * np.array([request.took_s for request in result.requests])
+    found: dict[str, float | int | None] = {
+        name: float(np.percentile(times, share)) if len(times) >= _FEWEST[name] else None
+        for name, share in _PERCENTILES.items()
+    }
+    if len(times):
+        found |= {"mean": float(times.mean()), "min": float(times.min())}
+        found["max"] = float(times.max())
+    return {**found, "n": len(times)}
+
+
+def describe_accuracy(result: LoadResult, labels: Sequence[str | None]) -> dict[str, Any] | None:
+    """Top-1 and its interval, over images whose class is known; None where none is."""
+
+    scored = [
+        (answer, labels[place])
+        for place, answer in result.answers.items()
+        if answer.guesses and labels[place] is not None
+    ]
+    if not scored:
+        return None
+    hits = sum(answer.guesses[0][0] == label for answer, label in scored)
+    return {
+        "top1": hits / len(scored),
+        "interval95": list(wilson_interval(hits, len(scored))),
+        "n": len(scored),
+    }
+
+
+def describe_result(result: LoadResult) -> dict[str, Any]:
+    """All counts and rates, for JSON."""
+    return {
+        "images": result.sent,
+        "answered": result.answered,
+        "unreadable": result.unreadable,
+        "failed": result.failed,
+        "failures": dict(result.failures),
+        "retries": dict(result.retries),
+        "waited_s": result.waited_s,
+        "requests": len(result.requests),
+        "seconds": result.took_s,
+        "images_per_second": result.answered / result.took_s,
+        "latency_ms": describe_latency(result),
+    }

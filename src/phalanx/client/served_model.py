@@ -1,0 +1,69 @@
+"""Which model a server has, and the key it wants."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from phalanx.client.connection import Connection, NoAnswer, ServerAddress
+from phalanx.client.protocols import ServedModel
+from phalanx.errors import ConfigError, NetworkError
+
+_KEY_VARIABLE = "PHALANX_API_KEY"
+_MOST_KEY = 4096  # characters
+
+
+def read_api_key(path: str | None) -> str | None:
+    """The key in a file, else that of the environment; None where there is neither."""
+    if path is None:
+        found, where = os.environ.get(_KEY_VARIABLE, ""), _KEY_VARIABLE
+    else:
+        where = f"--api-key-file {path}"
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                found = file.read(_MOST_KEY + 1)
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "is not text"
+            raise ConfigError(f"{where}: {why}") from None
+        if not found.strip():
+            raise ConfigError(f"{where}: is empty; write the key into it")
+    key = found.strip()
+    if len(key) > _MOST_KEY or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{where}: a key is one line of printable ASCII characters")
+    return key or None
+
+
+def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) -> ServedModel:
+    """The model of a server, by what it says of itself; raises NetworkError or ConfigError.
+
+    name: that of the model, where the server is another one, which does not say.
+    """
+    with Connection(address, timeout_s=timeout_s) as connection:
+        try:
+            reply = connection.get("/model")
+            found: Any = reply.read_json() if reply.status == 200 else {}
+        except NoAnswer as failure:
+            raise NetworkError(
+                f"{failure}; is the server running? phalanx serve RUN --port {address.port}"
+            ) from None
+    if reply.status in (401, 403):
+        given = "another" if address.api_key else "an"
+        raise ConfigError(
+            f"{address.url}: the server wants {given} API key; give it by --api-key-file FILE or "
+            f"in {_KEY_VARIABLE} ({reply.error})"
+        )
+    if reply.status == 200 and isinstance(found, dict) and "name" in found:
+        _refuse_other_name(address, name, str(found["name"]))
+        return ServedModel(str(found["name"]), tuple(map(str, found.get("classes", ()))))
+    if reply.status >= 500:
+        raise NetworkError(f"{address.url}: HTTP {reply.status}: {reply.error}")
+    if name is None:
+        raise ConfigError(
+            f"{address.url}: the server does not say which model it has (HTTP {reply.status}); "
+            "give its name by --name"
+        )
+    return ServedModel(name)
+
+
+def _refuse_other_name(address: ServerAddress, wanted: str | None, found: str) -> None:
+    if wanted is not None and wanted != found:
+        raise ConfigError(f"--name {wanted}: {address.url} serves {found}")

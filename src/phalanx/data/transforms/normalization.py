@@ -1,0 +1,23 @@
+"""What bytes are multiplied by, and what is added: the constants of a normalisation."""
+
+from collections.abc import Sequence
+
+
+def find_scale_and_shift(
+    mean: Sequence[float], std: Sequence[float], how: str
+) -> tuple[list[float], list[float]]:
+    """For each channel the factor of a byte and what is added to it.
+
+    mean-std: values in 0..1, minus the mean, over the std. mean: values in 0..255, minus the mean.
+    none: values in 0..1. What is normalised by its own image has none of its own: as mean-std.
+
+    >>> find_scale_and_shift([0.5], [0.2], "mean")
+    ([1.0], [-127.5])
+    """
+    if how == "mean":
+        return [1.0 for _ in mean], [-255 * value for value in mean]
+    if how == "none":
+        return [1 / 255 for _ in mean], [0.0 for _ in mean]
+    return [1 / (255 * value) for value in std], [
+        -value / spread for value, spread in zip(mean, std, strict=True)
+    ]

@@ -1,0 +1,71 @@
+"""The model card: what a model is, what it scores on which data, and how to use it."""
+
+from phalanx.assemble.scorable import ScorableCheckpoint
+from phalanx.assemble.session import Session
+from phalanx.export.card_facts import (
+    describe_data,
+    describe_limits,
+    describe_recipe,
+    describe_scores,
+    escape_text,
+)
+from phalanx.export.metadata import ModelMetadata
+from phalanx.export.options import MARK, ExportOptions
+from phalanx.export.parity import ParityReport
+from phalanx.export.usage import describe_usage
+
+_HEAD = """\
+---
+library_name: {library}
+pipeline_tag: image-classification
+tags:
+- image-classification
+- {mark}
+---
+"""
+_LIBRARIES = {  # as the Hugging Face hub calls them
+    "onnx": "onnx",
+    "pt2": "pytorch",
+    "safetensors": "pytorch",
+    "timm": "timm",
+    "triton": "onnx",
+}
+
+
+def write_card(
+    session: Session,
+    checkpoint: ScorableCheckpoint,
+    metadata: ModelMetadata,
+    report: ParityReport,
+    *,
+    options: ExportOptions,
+    file: str,
+) -> str:
+    """The text of a model card, in Markdown; file: the name of what it describes."""
+    weights = "averaged weights" if metadata.averaged else "weights"
+    size = metadata.preprocessing.image_size
+    parts = {
+        "": f"{metadata.model} with {len(metadata.classes):,} classes for images of {size}x{size} "
+        f"pixels: the {weights} of the run `{escape_text(metadata.run)}` at step "
+        f"{metadata.step:,}, exported by Phalanx {metadata.phalanx}.",
+        "How to use it": describe_usage(metadata, options.format, file),
+        "Scores": describe_scores(session, checkpoint, metadata),
+        "Data": describe_data(session, checkpoint),
+        "Recipe": describe_recipe(session, checkpoint),
+        "Limits": describe_limits(session, metadata),
+        "How this export was checked": _describe_check(report, metadata),
+    }
+    sections = [f"## {title}\n\n{text}" if title else text for title, text in parts.items()]
+    head = _HEAD.format(mark=MARK, library=_LIBRARIES[options.format])
+    return "\n\n".join([f"{head}\n# {metadata.name}", *sections]) + "\n"
+
+
+def _describe_check(report: ParityReport, metadata: ModelMetadata) -> str:
+    """What the file was held against, and how near it came."""
+    batches = ", ".join(map(str, report.batches[:-1]))
+    return (
+        f"On {report.source}, in batches of {batches} and {report.batches[-1]}, its logits differ "
+        f"from the checkpoint's by {report.logits_differ_by:.1e} at most ({report.allowed:.1e} are "
+        f"allowed in {metadata.dtype}), and the likeliest class is the same for "
+        f"{report.top1_equal:,} of {report.images:,}."
+    )

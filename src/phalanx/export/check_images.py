@@ -1,0 +1,92 @@
+"""Real images on which an export is held against its checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.assemble.feed import LoadedFeed
+from phalanx.assemble.score import read_pixels
+from phalanx.assemble.session import Session
+from phalanx.data.formats.arrays import open_embedded
+from phalanx.data.loading.image_inputs import NamedImage
+from phalanx.data.transforms.transform import build_transform
+from phalanx.errors import DataError
+
+_MADE_UP = ("synthetic", "generated")
+
+
+@dataclass(frozen=True)
+class CheckImages:
+    """Images cut to a model's size, what each is called, and where they are from, in words."""
+
+    pixels: NDArray[np.uint8]  # [N, size, size, 3]
+    names: tuple[str, ...]
+    source: str
+
+
+def choose_check_images(
+    session: Session, given: Sequence[NamedImage] | None, *, count: int, needs_data: bool
+) -> CheckImages:
+    """Images that were given, else of the run's validation data, else those that Phalanx brings.
+
+    needs_data: the data was named, so that it is a mistake if it cannot be read.
+    """
+    if given is not None:
+        return _read_given(session, given[:count])
+    if session.config.data.data not in _MADE_UP:
+        try:
+            return _read_validation(session, count)
+        except DataError:
+            if needs_data:
+                raise
+    return _read_embedded(session, count)
+
+
+def _read_given(session: Session, images: Sequence[NamedImage]) -> CheckImages:
+    pixels, problems = read_pixels(session, images)
+    good = [row for row in range(len(images)) if row not in problems]
+    if not good:
+        first = next(iter(problems))
+        raise DataError(
+            f"--images: none of them can be read; {images[first].name}: {problems[first]}"
+        )
+    names = tuple(images[row].name for row in good)
+    return CheckImages(pixels[good], names, f"{_count(len(good))} given by --images")
+
+
+def _read_validation(session: Session, count: int) -> CheckImages:
+    """Images from all over the validation split; those that cannot be read are left out."""
+    feed = session.scoring_feed
+    assert isinstance(feed, LoadedFeed)
+    chosen = _spread(len(feed.loader.source("valid")), count)
+    pixels = feed.thumbnails(chosen)
+    readable = [row for row in range(len(chosen)) if pixels[row].any()]
+    if not readable:
+        raise DataError("none of the validation images can be read")
+    names = feed.names(np.array(chosen)[readable])
+    data = session.config.data.data
+    source = f"{_count(len(readable), 'validation image')} of the run's data ({data})"
+    return CheckImages(pixels[readable], tuple(names), source)
+
+
+def _read_embedded(session: Session, count: int) -> CheckImages:
+    source, size = open_embedded("valid"), session.preprocessing.image_size
+    transform = build_transform(session.preprocessing.transform)
+    chosen = _spread(len(source), count)
+    pixels = np.zeros((len(chosen), size, size, 3), np.uint8)
+    for row, index in enumerate(chosen):
+        transform.apply_evaluation(source.read(index), pixels[row])
+    names = tuple(source.name(index) for index in chosen)
+    words = f"{_count(len(chosen))} that come with Phalanx (the run's data is not here)"
+    return CheckImages(pixels, names, words)
+
+
+def _spread(images: int, count: int) -> list[int]:
+    """So many places, evenly over all of them: sets are often sorted by class."""
+    return np.linspace(0, images - 1, min(count, images)).astype(int).tolist()
+
+
+def _count(number: int, noun: str = "image") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

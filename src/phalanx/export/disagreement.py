@@ -1,0 +1,86 @@
+"""Where in a network an export parts from its checkpoint: the first unit whose output differs."""
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phalanx.assemble.session import Session
+from phalanx.export.drafts import Draft
+from phalanx.export.network import copy_network
+from phalanx.export.parity import ParityCase
+from phalanx.models.units import UnitModel
+
+_APART = 0.01  # of a unit's largest value, which is far from rounding
+_SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules it lies in, outermost first
+_Outputs = Mapping[str, NDArray[Any]]
+
+
+def explain_disagreement(session: Session, draft: Draft, case: ParityCase, row: int) -> str:
+    """Which unit is the first to differ for an image, and whether its folding or its file does."""
+    if draft.network is None:
+        return ""
+    pixels, given = case.images.pixels[row : row + 1], case.inputs[row : row + 1]
+    with torch.no_grad():
+        expected = _run_units(copy_network(session), session.normaliser(pixels))
+        network = draft.network
+        images = torch.from_numpy(np.ascontiguousarray(given))
+        ours = _run_units(network.model, network.prepare(images))
+    unit = _find_first(expected, ours)
+    if unit:
+        why = "folded norms" if network.is_float32 else "folded norms, or in 16 bits"
+        return f"{unit} is the first unit to differ, with {why}"
+    if draft.onnx is None:
+        return "every unit agrees before it is written, so the file or what runs it is wrong"
+    unit = _find_first(ours, _run_onnx_units(draft.onnx, network.model, given))
+    return f"{unit} is the first unit to differ in the file" if unit else ""
+
+
+def _run_units(model: UnitModel, x: Tensor) -> dict[str, NDArray[Any]]:
+    """What each unit gives; only the whole, where the model has a forward of its own."""
+    if type(model).forward is not UnitModel.forward:
+        return {"the network": model(x).float().numpy()}
+    found = {}
+    for unit in model.units:
+        x = model.run_unit(unit, x)
+        found[unit] = x.float().numpy()
+    return found
+
+
+def _find_first(expected: _Outputs, found: _Outputs) -> str:
+    """The first unit that is clearly not what it should be; empty where all are."""
+    for unit, wanted in expected.items():
+        if unit not in found:
+            continue
+        largest = max(float(np.abs(wanted).max()), 1e-6)
+        apart = np.abs(found[unit].astype(np.float32) - wanted)
+        if not np.isfinite(apart).all() or apart.max() > _APART * largest:
+            return unit
+    return ""
+
+
+def _run_onnx_units(model: Any, network: UnitModel, given: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """What the nodes of an ONNX model give that end each unit."""
+    import onnx
+    import onnxruntime
+
+    last: dict[str, str] = {}
+    for node in model.graph.node:
+        scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
+        modules = set(ast.literal_eval(scopes))
+        for unit, paths in network.units.items():
+            if modules & {f"model.{path}" for path in paths}:
+                last[unit] = node.output[0]
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    del shown.graph.output[:]
+    shown.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in last.values())
+    session = onnxruntime.InferenceSession(
+        shown.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    outputs = session.run([*last.values()], {session.get_inputs()[0].name: given})
+    return dict(zip(last, outputs, strict=True))

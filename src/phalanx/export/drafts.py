@@ -1,0 +1,104 @@
+"""Each format's files, and how they are run again to be checked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.assemble.session import Session
+from phalanx.export.metadata import ModelMetadata
+from phalanx.export.network import ExportNetwork, copy_network
+from phalanx.export.onnx_file import build_onnx, make_example, open_onnx, serialise_onnx
+from phalanx.export.parity import Runner
+from phalanx.export.timm_config import write_timm_config
+from phalanx.export.torch_program import open_program, serialise_program
+from phalanx.export.triton_config import LABELS, write_labels, write_triton_config
+from phalanx.export.weights_file import open_weights, serialise_weights
+from phalanx.models.units import UnitModel
+from phalanx.plan.model import build_variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """An export that is not yet at its place."""
+
+    files: Mapping[str, str | bytes]  # by their paths in it; of a format with one file, that
+    open: Callable[[Path], Runner]  # from the folder they were written to
+    network: ExportNetwork | None = None  # that was written, where it was
+    onnx: Any = None  # the model of an ONNX file, with what its nodes come from
+    notes: list[str] = field(default_factory=list)  # what a person should know
+
+
+def _draft_onnx(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
+    network = ExportNetwork(copy_network(session), metadata, fold=True)
+    model = build_onnx(network, metadata)
+    return Draft(
+        files={file: serialise_onnx(model)},
+        open=lambda folder: open_onnx(folder / file),
+        network=network,
+        onnx=model,
+    )
+
+
+def _draft_pt2(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
+    network = ExportNetwork(copy_network(session), metadata, fold=True)
+    return Draft(
+        files={file: serialise_program(network, metadata)},
+        open=lambda folder: open_program(folder / file),
+        network=network,
+    )
+
+
+def _draft_safetensors(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
+    return Draft(
+        files={file: _serialise_session(session, metadata)},
+        open=lambda folder: open_weights(folder / file, _build_empty(session), metadata),
+    )
+
+
+def _draft_timm(session: Session, metadata: ModelMetadata, _: str, __: int) -> Draft:
+    file = "model.safetensors"
+    return Draft(
+        files={
+            "config.json": write_timm_config(build_variant(session.config), metadata),
+            file: _serialise_session(session, metadata),
+        },
+        open=lambda folder: open_weights(folder / file, _build_empty(session), metadata),
+    )
+
+
+def _draft_triton(session: Session, metadata: ModelMetadata, _: str, max_batch: int) -> Draft:
+    folder = f"{metadata.name}/1"
+    inner = _draft_onnx(session, metadata, f"{folder}/model.onnx", max_batch)
+    assert inner.network is not None
+    outputs = inner.network(make_example(metadata))
+    map_shape = tuple(outputs[1].shape[1:]) if metadata.has_activation_map else None
+    config = write_triton_config(metadata, max_batch=max_batch, map_shape=map_shape)
+    own = {
+        f"{metadata.name}/config.pbtxt": config,
+        f"{metadata.name}/{LABELS}": write_labels(metadata),
+    }
+    return replace(inner, files={**inner.files, **own})
+
+
+def _serialise_session(session: Session, metadata: ModelMetadata) -> bytes:
+    layout = build_variant(session.config).norm.layout
+    return serialise_weights(session.model, metadata, layout)
+
+
+def _build_empty(session: Session) -> UnitModel:
+    """A network like the session's, with no weight of it."""
+    network = copy_network(session)
+    for tensor in network.state_dict().values():
+        tensor.zero_()
+    return network
+
+
+# of a session's model with its metadata, under a name, for batches of that size at most
+DRAFTS: dict[str, Callable[[Session, ModelMetadata, str, int], Draft]] = {
+    "onnx": _draft_onnx,
+    "pt2": _draft_pt2,
+    "safetensors": _draft_safetensors,
+    "timm": _draft_timm,
+    "triton": _draft_triton,
+}

@@ -1,0 +1,43 @@
+"""What a file is that is no run, for the message that refuses it."""
+
+from pathlib import Path
+
+_BEGINNINGS = {  # the first bytes of files that people take for a model's
+    b"PK\x03\x04": "a zip archive, as torch's .pth and .pt2 files are",
+    b"\x80": "a pickle, as older .pth files are",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89PNG": "a PNG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document",
+    b"\x7fELF": "a program",
+    b"#!": "a script",
+    b"{": "JSON text",
+    b"\x89HDF": "an HDF5 file, as Keras writes",
+    b"<!DOCTYPE": "a web page",
+    b"<html": "a web page",
+    b"version https://git-lfs": "a pointer of Git LFS, not the file itself: git lfs pull",
+    b"\x1f\x8b": "a gzip archive",
+}
+_SUFFIXES = {
+    ".onnx": "an ONNX model, which is exported already",
+    ".safetensors": "weights alone",
+    ".yaml": "a config",
+    ".yml": "a config",
+}
+
+
+def find_kind(first: bytes) -> str:
+    """What a file is that begins with these bytes; empty where they do not tell."""
+    return next((what for start, what in _BEGINNINGS.items() if first.startswith(start)), "")
+
+
+def describe_file(path: Path) -> str:
+    """What a file is, as far as its first bytes and its name tell."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(32)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not first:
+        return "it is empty"
+    return find_kind(first) or _SUFFIXES.get(path.suffix, f"it begins with {first[:8]!r}")

@@ -1,0 +1,113 @@
+"""ONNX files: written from the network, and run by onnxruntime."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.export import Dim
+
+from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelMetadata
+from phalanx.export.network import ExportNetwork
+from phalanx.export.parity import RunFailed, Runner
+
+_OPSET = 18  # of onnxruntime 1.14 and later
+_NOISY_LOGGERS = ("torch.onnx", "torch.export", "onnxscript")
+
+
+@contextmanager
+def quiet_exporters() -> Iterator[None]:
+    """A block without what exporters say of themselves, such as that torchvision is missing."""
+    loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
+
+
+def make_example(metadata: ModelMetadata) -> Tensor:
+    """A batch to trace a network with: of two, since of one it would be for one alone."""
+    dtype = torch.uint8 if metadata.input == "image" else torch.float32
+    return torch.zeros(2, *metadata.input_shape, dtype=dtype)
+
+
+def build_onnx(network: ExportNetwork, metadata: ModelMetadata) -> Any:
+    """The network as an ONNX model, whose nodes know which module they come from."""
+    names = [LOGITS, ACTIVATION_MAP] if metadata.has_activation_map else [LOGITS]
+    with quiet_exporters(), torch.no_grad():
+        found = torch.onnx.export(
+            network,
+            (make_example(metadata),),
+            dynamo=True,
+            dynamic_shapes=({0: Dim("batch")},),
+            input_names=[metadata.input_name],
+            output_names=names,
+            opset_version=_OPSET,
+            verbose=False,
+        )
+    assert found is not None
+    model = found.model_proto
+    model.producer_name, model.producer_version = "phalanx", metadata.phalanx
+    entry = model.metadata_props.add()
+    entry.key, entry.value = METADATA_KEY, metadata.model_dump_json()
+    return model
+
+
+def serialise_onnx(model: Any) -> bytes:
+    """The bytes of the file, without the names of files on this machine that exporters leave."""
+    import onnx
+
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    for node in plain.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for value in (*plain.graph.value_info, *plain.graph.input, *plain.graph.output):
+        del value.metadata_props[:]
+    del plain.graph.metadata_props[:]
+    return plain.SerializeToString()
+
+
+def open_onnx(path: Path) -> Runner:
+    """A file as onnxruntime runs it on a CPU, on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors
+    with _run_errors():
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    name = session.get_inputs()[0].name
+
+    def run(batch: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
+        with _run_errors():
+            return tuple(session.run(None, {name: batch}))
+
+    return run
+
+
+@contextmanager
+def _run_errors() -> Iterator[None]:
+    """A block in which what onnxruntime refuses is a RunFailed."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    kinds = [kind for kind in vars(state).values() if isinstance(kind, type)]
+    refusals = tuple(kind for kind in kinds if issubclass(kind, Exception))
+    try:
+        yield
+    except refusals as error:
+        raise RunFailed(" ".join(str(error).split())) from error

@@ -1,0 +1,187 @@
+"""What can be exported and how, checked before torch is imported."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from phalanx.assemble.scorable import ScorableCheckpoint, choose_checkpoint, read_checkpoint
+from phalanx.engine.checkpoint_store import AVERAGE_WEIGHTS
+from phalanx.errors import CheckpointError, ConfigError, suggest
+from phalanx.export.file_kind import describe_file
+from phalanx.export.timm_config import refuse_unknown_to_timm
+from phalanx.plan.model import build_variant
+from phalanx.report.folder import is_run_folder
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_ODD_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+MARK = "phalanx-export"  # in every model card of ours: what has it beside it may be replaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ExportFormat:
+    """A form in which a model leaves."""
+
+    help: str
+    suffix: str = ""  # of its file; none for a folder
+    packages: tuple[str, ...] = ()
+    computes: bool = True  # holds the network; else its weights alone, for another program's
+    dtypes: tuple[str, ...] = _DTYPES
+
+
+_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_FORMATS = {
+    "onnx": _ExportFormat(
+        help="one file for onnxruntime and many others",
+        suffix=".onnx",
+        packages=_ONNX_PACKAGES,
+        dtypes=_DTYPES[:2],
+    ),
+    "pt2": _ExportFormat(
+        help="a program of torch.export, which needs no code of ours", suffix=".pt2"
+    ),
+    "safetensors": _ExportFormat(
+        help="the weights alone, under timm's names", suffix=".safetensors", computes=False
+    ),
+    "timm": _ExportFormat(
+        help="a folder that timm.create_model and the Hugging Face hub read", computes=False
+    ),
+    "triton": _ExportFormat(
+        help="a model repository for NVIDIA's Triton server",
+        packages=_ONNX_PACKAGES,
+        dtypes=_DTYPES[:2],
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How a model is to be exported, and on how many images that is checked."""
+
+    format: str = "onnx"
+    out: Path | None = None  # a place in the run's folder where it is not given
+    name: str | None = None  # the run's where it is not given
+    with_preprocessing: bool = False
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    averaged: bool = False
+    max_batch: int = 32
+    check_images: int = 64
+
+    def __post_init__(self) -> None:
+        if self.format not in _FORMATS:
+            raise ConfigError(f"--format {self.format}: {suggest(self.format, _FORMATS)}")
+        if self.dtype not in _DTYPES:
+            raise ConfigError(f"--dtype {self.dtype}: {suggest(self.dtype, _DTYPES)}")
+        kind = _FORMATS[self.format]
+        if self.dtype not in kind.dtypes:
+            raise ConfigError(
+                f"--dtype {self.dtype}: onnxruntime has no {self.dtype} convolutions on a CPU, so "
+                "the file could not be checked; use float16, or --format pt2"
+            )
+        if self.with_preprocessing and not kind.computes:
+            raise ConfigError(
+                f"--with-preprocessing: --format {self.format} holds weights alone, which take no "
+                "input; leave the option out, or use --format onnx"
+            )
+        if self.name is not None and (
+            _ODD_CHARACTERS.search(self.name) or not self.name.strip(".")
+        ):
+            raise ConfigError(
+                f"--name {self.name}: a name is made of letters, digits, '.', '_' and '-', because "
+                "addresses have it in them"
+            )
+
+    @property
+    def kind(self) -> _ExportFormat:
+        """What the format is."""
+        return _FORMATS[self.format]
+
+    def refuse_missing_packages(self) -> None:
+        """Raise where a package is missing, with the line that installs it."""
+        missing = [name for name in self.kind.packages if find_spec(name) is None]
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            raise ConfigError(
+                f"--format {self.format}: {', '.join(missing)} {verb} not installed; "
+                "pip install 'phalanx[export]'"
+            )
+
+    def refuse_unsuited(self, checkpoint: ScorableCheckpoint) -> None:
+        """Raise where the format cannot hold the model of a checkpoint."""
+        if self.format == "timm":
+            config = checkpoint.settings.config
+            how = checkpoint.start.facts["preprocessing"].get("normalization", "mean-std")
+            refuse_unknown_to_timm(config.model.model, build_variant(config), how)
+
+    def choose_name(self, checkpoint: ScorableCheckpoint) -> str:
+        """What the model is called: as asked, else as its run, in characters of an address."""
+        found = _ODD_CHARACTERS.sub("-", checkpoint.start.facts["run"]).strip("-.")
+        return self.name or found or "model"
+
+    def choose_path(self, checkpoint: ScorableCheckpoint) -> Path:
+        """Where the export goes: the file, or the folder of a format that is one."""
+        name = self.choose_name(checkpoint)
+        out = self.out
+        if out is None:
+            run = checkpoint.start.checkpoint.parent.parent
+            if not is_run_folder(run):
+                raise ConfigError(
+                    f"--out: {checkpoint.start.checkpoint} lies in no run folder to write to; say "
+                    "where the export goes"
+                )
+            here = Path.cwd()
+            folder = (run.relative_to(here) if run.is_relative_to(here) else run) / "export"
+            out = folder if self.format == "onnx" else folder / self.format
+            return out / f"{name}{self.kind.suffix}" if self.kind.suffix else out
+        if not self.kind.suffix:
+            return out
+        if out.suffix == self.kind.suffix and not out.is_dir():
+            return out
+        if out.suffix in {kind.suffix for kind in _FORMATS.values() if kind.suffix}:
+            raise ConfigError(
+                f"--out {out}: ends in {out.suffix}, and --format {self.format} writes "
+                f"{self.kind.suffix}; change one of them"
+            )
+        return out / f"{name}{self.kind.suffix}"
+
+
+def read_export_options(values: Mapping[str, Any]) -> tuple[ExportOptions, dict[str, Any]]:
+    """Those of keywords that are of the export, and the others."""
+    own = {field.name for field in fields(ExportOptions)}
+    given = {name: value for name, value in values.items() if name in own and value is not None}
+    if "out" in given:
+        given["out"] = Path(given["out"])
+    return ExportOptions(**given), {n: v for n, v in values.items() if n not in own}
+
+
+def _find_averaged(checkpoint: Path) -> Path:
+    """The averaged weights of a checkpoint."""
+    found = checkpoint / AVERAGE_WEIGHTS
+    if found.is_file():
+        return found
+    raise CheckpointError(
+        f"--averaged: {checkpoint} has no averaged weights, because the run was not trained with "
+        "--ema-decay; leave the option out, or make an average of checkpoints, phalanx average "
+        "RUN, and export RUN/checkpoints/average"
+    )
+
+
+def read_export_checkpoint(
+    path: Path, flags: Mapping[str, str], *, wanted: str | None = None, averaged: bool = False
+) -> ScorableCheckpoint:
+    """The checkpoint that a path stands for, as an export takes it: in 32 bits on the CPU.
+
+    wanted: which checkpoint of a run, as for `choose_checkpoint`.
+    """
+    if path.is_file() and path.name != AVERAGE_WEIGHTS:
+        raise CheckpointError(
+            f"{path}: is a file ({describe_file(path)}); name the run or the checkpoint to export"
+        )
+    given = {**flags, "device": "cpu", "precision": "32.32"}
+    if not averaged or path.name == AVERAGE_WEIGHTS:
+        return read_checkpoint(path, given, wanted=wanted)
+    chosen, choice = choose_checkpoint(path, wanted)
+    found = read_checkpoint(_find_averaged(chosen), given)
+    return replace(found, choice=f"{choice}; its averaged weights" if choice else "")

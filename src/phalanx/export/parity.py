@@ -1,0 +1,161 @@
+"""Whether an exported model answers as its checkpoint does, and where the two part.
+
+A logit may differ by what rounding explains. The likeliest class must be the same, unless the
+checkpoint itself holds two classes for equally likely within that much.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.errors import CheckpointError
+from phalanx.export.check_images import CheckImages
+
+_Outputs = tuple[NDArray[np.float32], ...]
+Runner = Callable[[NDArray[Any]], _Outputs]
+"""From a batch of a model's input to its outputs: logits, and the activation map if it has one."""
+
+_LEAST_TOLERANCE = 1e-4  # of logits in 32 bits
+_ROUNDING = {"float32": 1e-5, "float16": 0.01, "bfloat16": 0.05}  # of the largest logit
+_SMALL_BATCHES = (1, 2)
+_IMAGES_IN_SMALL_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityReport:
+    """On what an export was held against its checkpoint, and how near it came."""
+
+    images: int
+    source: str  # of the images, in words
+    batches: tuple[int, ...]
+    logits_differ_by: float  # at most
+    allowed: float
+    top1_equal: int  # of the images
+
+
+class RunFailed(Exception):
+    """An exported model that its own runtime refuses to run, and what that says."""
+
+
+class _Parted(Exception):
+    """The two do not agree; what is said of it, and at which image."""
+
+    def __init__(self, what: str, row: int) -> None:
+        super().__init__(what)
+        self.row = row
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityCase:
+    """Inputs, and what the checkpoint says of them."""
+
+    images: CheckImages
+    inputs: NDArray[Any]  # of the exported model
+    outputs: _Outputs  # of the checkpoint
+    classes: tuple[str, ...]
+
+
+def check_parity(
+    exported: Runner,
+    case: ParityCase,
+    *,
+    dtype: str,
+    max_batch: int,
+    explain: Callable[[int], str],
+) -> ParityReport:
+    """How an export compares on all images, in batches of one, of two and of the largest size.
+
+    explain: given an image's place, where in the network the two part, in words. Raises
+    CheckpointError where they do.
+    """
+    comparison, inputs = _Agreement(case, dtype=dtype), case.inputs
+    sizes = (*_SMALL_BATCHES, max_batch) if max_batch > 2 else _SMALL_BATCHES[:max_batch]
+    for size in sizes:
+        for rows in _cut(len(inputs), size, every=size == max_batch):
+            try:
+                found = exported(np.ascontiguousarray(inputs[rows]))
+                comparison.compare(found, rows)
+            except RunFailed as failed:
+                raise CheckpointError(
+                    f"the export cannot run a batch of {size}, so nothing was written: {failed}"
+                ) from None
+            except _Parted as parted:
+                where = explain(parted.row)
+                raise CheckpointError(
+                    f"the export disagrees with the checkpoint, so nothing was written: in a batch "
+                    f"of {size}, {parted}{f'; {where}' if where else ''}"
+                ) from None
+    return ParityReport(
+        images=len(inputs),
+        source=case.images.source,
+        batches=tuple(sizes),
+        logits_differ_by=comparison.largest_difference,
+        allowed=comparison.allowed,
+        top1_equal=len(inputs) - len(comparison.ties),
+    )
+
+
+def _cut(images: int, size: int, *, every: bool) -> Iterator[NDArray[np.int64]]:
+    """Places of images, batch by batch; a last batch that is too short begins again."""
+    count = images if every else min(images, max(_IMAGES_IN_SMALL_BATCHES, size))
+    for first in range(0, count, size):
+        yield np.arange(first, first + size) % images
+
+
+class _Agreement:
+    """What came of all batches so far."""
+
+    def __init__(self, case: ParityCase, *, dtype: str) -> None:
+        self._expected, self._images, self._classes = case.outputs, case.images, case.classes
+        largest = float(np.abs(case.outputs[0]).max())
+        least = _LEAST_TOLERANCE if dtype == "float32" else _ROUNDING[dtype]
+        self.allowed = max(least, _ROUNDING[dtype] * largest)
+        self._rounding = self.allowed / max(largest, 1e-30)
+        self.largest_difference = 0.0
+        self.ties: set[int] = set()  # images whose two likeliest classes changed places
+
+    def compare(self, found: _Outputs, rows: NDArray[np.int64]) -> None:
+        """Compare one batch; raises _Parted."""
+        expected = tuple(part[rows] for part in self._expected)
+        for part, wanted in zip(found, expected, strict=True):
+            if part.shape != wanted.shape:
+                raise _Parted(
+                    f"the output has shape {list(part.shape)} instead of {list(wanted.shape)}", 0
+                )
+        self._compare_logits(found[0], expected[0], rows)
+        same = found[0].argmax(1) == expected[0].argmax(1)
+        for part, wanted in zip(found[1:], expected[1:], strict=True):
+            self._compare_maps(part[same], wanted[same], rows[same])
+
+    def _compare_logits(
+        self, found: NDArray[np.float32], wanted: NDArray[np.float32], rows: NDArray[np.int64]
+    ) -> None:
+        apart = np.where(np.isfinite(found), np.abs(found - wanted), np.inf)
+        self.largest_difference = max(self.largest_difference, float(apart.max()))
+        row, label = np.unravel_index(apart.argmax(), apart.shape)
+        if apart[row, label] > self.allowed:
+            raise _Parted(
+                f"{self._images.names[rows[row]]} gets {found[row, label]:.5g} for "
+                f"{self._classes[label]} instead of {wanted[row, label]:.5g} (differs by "
+                f"{apart[row, label]:.2g}, allowed are {self.allowed:.2g})",
+                int(rows[row]),
+            )
+        # within what is allowed the order may change only where the checkpoint itself is undecided
+        self.ties |= set(rows[found.argmax(1) != wanted.argmax(1)].tolist())
+
+    def _compare_maps(
+        self, found: NDArray[np.float32], wanted: NDArray[np.float32], rows: NDArray[np.int64]
+    ) -> None:
+        if not len(rows):
+            return
+        apart = np.where(np.isfinite(found), np.abs(found - wanted), np.inf).max((1, 2))
+        largest = np.abs(wanted).max()
+        if apart.max() > max(self.allowed, self._rounding * largest):
+            row = int(apart.argmax())
+            name = self._images.names[rows[row]]
+            raise _Parted(
+                f"the activation map of {name} differs by {apart[row]:.2g}", int(rows[row])
+            )

@@ -1,0 +1,154 @@
+"""Export: a checkpoint becomes a file or folder for other programs, once it is shown to agree."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from phalanx import __version__
+from phalanx.assemble.scorable import ScorableCheckpoint
+from phalanx.assemble.score import open_checkpoint
+from phalanx.assemble.session import Session
+from phalanx.data.loading.image_inputs import NamedImage
+from phalanx.errors import CheckpointError
+from phalanx.export.card import write_card
+from phalanx.export.check_images import CheckImages, choose_check_images
+from phalanx.export.disagreement import explain_disagreement
+from phalanx.export.drafts import DRAFTS
+from phalanx.export.metadata import ModelMetadata
+from phalanx.export.network import ExportNetwork, copy_network, find_head
+from phalanx.export.options import ExportOptions
+from phalanx.export.parity import ParityCase, ParityReport, check_parity
+from phalanx.export.place import (
+    CARD,
+    choose_card,
+    move_file,
+    move_folder,
+    refuse_taken,
+    staging_folder,
+    write_file,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedModel:
+    """What an export wrote, and how it was checked."""
+
+    path: Path  # the file, or the folder
+    card: Path
+    metadata: ModelMetadata
+    checked: ParityReport
+    bytes: int
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "path": str(self.path),
+            "card": str(self.card),
+            "bytes": self.bytes,
+            "checked": asdict(self.checked),
+            "notes": list(self.notes),
+            "metadata": self.metadata.model_dump(mode="json"),
+        }
+
+
+def export_checkpoint(
+    checkpoint: ScorableCheckpoint,
+    options: ExportOptions,
+    *,
+    images: Sequence[NamedImage] | None = None,
+    needs_data: bool = False,
+) -> ExportedModel:
+    """Write a checkpoint in another form; it has its name only if it agrees with the checkpoint.
+
+    images: to check it on, else those of the run's data; needs_data: that data must be there.
+    """
+    path, is_folder = options.choose_path(checkpoint), not options.kind.suffix
+    options.refuse_unsuited(checkpoint)
+    refuse_taken(path, is_folder=is_folder)
+    with open_checkpoint(checkpoint) as session, staging_folder(path) as stage:
+        metadata = _describe_model(session, checkpoint, options)
+        draft = DRAFTS[options.format](session, metadata, path.name, options.max_batch)
+        for name, content in draft.files.items():
+            write_file(stage / name, content)
+        case = _compute_case(
+            session,
+            metadata,
+            choose_check_images(session, images, count=options.check_images, needs_data=needs_data),
+        )
+        report = check_parity(
+            draft.open(stage),
+            case,
+            dtype=metadata.dtype,
+            max_batch=options.max_batch,
+            explain=partial(explain_disagreement, session, draft, case),
+        )
+        text = write_card(session, checkpoint, metadata, report, options=options, file=path.name)
+        size = sum(file.stat().st_size for file in stage.rglob("*") if file.is_file())
+        write_file(stage / CARD, text)
+        card = path / CARD if is_folder else choose_card(path)
+        if is_folder:
+            move_folder(stage, path)
+        else:
+            move_file(stage / path.name, path)
+            move_file(stage / CARD, card)
+    return ExportedModel(
+        path=path,
+        card=card,
+        metadata=metadata,
+        checked=report,
+        bytes=size,
+        notes=tuple(draft.notes),
+    )
+
+
+def _describe_model(
+    session: Session, checkpoint: ScorableCheckpoint, options: ExportOptions
+) -> ModelMetadata:
+    """What the export says of itself."""
+    facts, start = checkpoint.start.facts, checkpoint.start
+    read = session.preprocessing
+    preprocessing = replace(read, mean=tuple(read.mean), std=tuple(read.std))  # JSON knows lists
+    stored = facts.get("preprocessing_fingerprint", preprocessing.fingerprint)
+    if stored != preprocessing.fingerprint:
+        raise CheckpointError(
+            f"{start.checkpoint}: its preprocessing is not the one it was saved with; it was "
+            "changed by hand, or by another version of Phalanx: restore it from a copy"
+        )
+    return ModelMetadata(
+        name=options.choose_name(checkpoint),
+        model=session.config.model.model,
+        classes=session.classes,
+        preprocessing=preprocessing,
+        preprocessing_fingerprint=preprocessing.fingerprint,
+        input="image" if options.with_preprocessing else "tensor",
+        dtype=options.dtype,
+        has_activation_map=options.kind.computes and find_head(copy_network(session)) is not None,
+        averaged=start.use == "score average" or "averaged" in facts,
+        run=facts["run"],
+        step=facts["state"]["step"],
+        phalanx=__version__,
+    )
+
+
+def _compute_case(session: Session, metadata: ModelMetadata, images: CheckImages) -> ParityCase:
+    """What the checkpoint itself says of the images: its own modules, norms and all."""
+    tensors = session.normaliser(images.pixels)
+    model = session.find_scoring_model()
+    plain = metadata.model_copy(update={"dtype": "float32", "input": "tensor"})
+    outputs: list[tuple[NDArray[np.float32], ...]] = []
+    with torch.no_grad():
+        network = ExportNetwork(copy_network(session), plain, fold=False)
+        for some in tensors.split(session.plan.valid_batch):
+            logits = model(some).float()
+            maps = network(some.contiguous())[1:] if metadata.has_activation_map else ()
+            outputs.append(tuple(part.numpy() for part in (logits, *maps)))
+    joined = tuple(np.concatenate(parts) for parts in zip(*outputs, strict=True))
+    inputs = images.pixels if metadata.input == "image" else tensors.contiguous().numpy()
+    return ParityCase(images=images, inputs=inputs, outputs=joined, classes=metadata.classes)

@@ -1,0 +1,36 @@
+"""pt2 files: programs of torch.export, which run without the code of a model."""
+
+import io
+from pathlib import Path
+
+import torch
+from torch.export import Dim
+
+from phalanx.export.metadata import METADATA_KEY, ModelMetadata
+from phalanx.export.network import ExportNetwork
+from phalanx.export.onnx_file import make_example, quiet_exporters
+from phalanx.export.parity import Runner
+from phalanx.export.weights_file import run_torch
+
+PT2_METADATA = f"{METADATA_KEY}.json"  # among a file's extra files
+_PLACES = ("stack_trace", "nn_module_stack_trace", "source_fn_stack")  # of this machine's files
+
+
+def serialise_program(network: ExportNetwork, metadata: ModelMetadata) -> bytes:
+    """The bytes of a pt2 file."""
+    with quiet_exporters(), torch.no_grad():
+        program = torch.export.export(
+            network, (make_example(metadata),), dynamic_shapes=({0: Dim("batch")},)
+        )
+        for node in program.graph.nodes:
+            for key in _PLACES:
+                node.meta.pop(key, None)
+        content = io.BytesIO()
+        torch.export.save(program, content, extra_files={PT2_METADATA: metadata.model_dump_json()})
+    return content.getvalue()
+
+
+def open_program(path: Path) -> Runner:
+    """A file as torch runs it on a CPU."""
+    with quiet_exporters():
+        return run_torch(torch.export.load(path).module())

@@ -1,0 +1,58 @@
+"""Weights alone: safetensors files under timm's names, which keep their batch norms."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from phalanx.export.metadata import METADATA_KEY, ModelMetadata
+from phalanx.export.network import ExportNetwork
+from phalanx.export.parity import Runner
+from phalanx.models.units import UnitModel
+from phalanx.models.weights import NORM_LAYOUT_KEY
+
+_NORM_COUNTER = "num_batches_tracked"
+
+
+def serialise_weights(model: nn.Module, metadata: ModelMetadata, norm_layout: str) -> bytes:
+    """The bytes of a safetensors file: weights and running statistics, with the metadata."""
+    dtype = getattr(torch, metadata.dtype)
+    tensors = {name: _convert(name, t, dtype) for name, t in model.state_dict().items()}
+    about = {
+        "format": "pt",  # as Hugging Face's readers want it
+        NORM_LAYOUT_KEY: norm_layout,
+        METADATA_KEY: metadata.model_dump_json(),
+    }
+    return save(tensors, about)
+
+
+def _convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor as it is written; the statistics of norms keep their 32 bits."""
+    keeps = not tensor.is_floating_point() or name.endswith(("running_mean", "running_var"))
+    return tensor.contiguous() if keeps else tensor.to(dtype).contiguous()
+
+
+def open_weights(path: Path, empty: UnitModel, metadata: ModelMetadata) -> Runner:
+    """What a network says once it has the weights of a file; it is changed."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    target = empty.model if [*empty.units] == ["model"] else empty
+    assert isinstance(target, nn.Module)
+    target.load_state_dict(tensors)
+    wide = metadata.model_copy(update={"dtype": "float32", "input": "tensor"})
+    run = run_torch(ExportNetwork(empty, wide, fold=False))
+    return lambda batch: run(batch)[:1]  # the map is no part of the file
+
+
+def run_torch(network: Any) -> Runner:
+    """A network of torch as a function of arrays."""
+
+    def run(batch: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+        with torch.no_grad():
+            return tuple(part.numpy() for part in network(torch.from_numpy(batch)))
+
+    return run

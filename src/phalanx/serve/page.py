@@ -1,0 +1,70 @@
+"""The page at `/`: drop an image, see what the model makes of it. Nothing comes from elsewhere.
+
+`/model` tells it, and `phalanx request`, what the server has.
+"""
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from phalanx.serve.service import Service, to_json
+
+_FILES = {  # address: file, what it is
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_HEADERS = {
+    # the page's own files, and what it makes of images; no inline code, no frame around it
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src blob: data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    ),
+    "Cache-Control": "no-cache",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def _build_route(address: str, name: str, media_type: str) -> Route:
+    content = Path(__file__).with_name(name).read_bytes()
+
+    async def answer(request: Request) -> Response:
+        return Response(content, media_type=media_type, headers=_HEADERS)
+
+    return Route(address, answer, methods=["GET"], include_in_schema=False)
+
+
+routes = [_build_route(address, *file) for address, file in _FILES.items()]
+
+
+def build_model_route(service: Service) -> Route:
+    """What the one model is called, and what it knows."""
+    metadata = service.metadata
+    facts = {
+        "name": service.name,
+        "model": metadata.model,
+        "classes": metadata.classes,
+        "image_size": metadata.preprocessing.image_size,
+        "input": metadata.input,
+        "has_activation_map": metadata.has_activation_map,
+        "max_images": service.limits.max_images,
+    }
+
+    async def answer(request: Request) -> Response:
+        return to_json(facts)
+
+    return Route("/model", answer, methods=["GET"])

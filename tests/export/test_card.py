@@ -1,0 +1,98 @@
+"""The model card, whose programs run as they are."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import phalanx
+from phalanx.assemble.feed import build_normaliser
+from phalanx.data.formats.decode import decode
+from phalanx.data.transforms.transform import build_transform
+from phalanx.export.usage import describe_usage
+
+
+def find_programs(card):
+    return re.findall(r"^```python\n(.*?)^```$", card, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_program_of_the_card_answers_as_the_checkpoint(exported, run, tmp_path):
+    names = [f"{number}.{kind}" for number in range(4) for kind in ("png", "jpg")]
+    random = np.random.default_rng(5)
+    for name in names:  # larger than the model's images, in part narrower
+        pixels = random.integers(0, 255, (10, 17, 3)).astype(np.uint8)
+        Image.fromarray(pixels).resize((51, 30)).save(tmp_path / name)
+    (program,) = find_programs(exported.card.read_text())
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *(tmp_path / name for name in names)],
+        cwd=exported.path.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first = done.stdout.splitlines()[::5]
+    expected = phalanx.predict(run, [tmp_path / name for name in names], device="cpu")
+    for line, answer in zip(first, expected, strict=True):
+        path, label, share = re.fullmatch(r"(.*): (\w+) ([\d.]+)%", line).groups()
+        assert (path, label) == (answer.image, answer.label)
+        assert float(share) / 100 == pytest.approx(answer.probability, abs=0.01)
+
+
+@pytest.mark.parametrize("augment", ["none", "pad-crop", "resized-crop"])
+@pytest.mark.parametrize("how", ["mean-std", "mean", "none", "per-image"])
+def test_the_cards_preparation_is_ours(exported, augment, how, tmp_path):
+
+    preprocessing = replace(
+        exported.metadata.preprocessing, augment=augment, normalization=how, std=(0.2, 0.3, 0.4)
+    )
+    about = exported.metadata.model_copy(update={"preprocessing": preprocessing})
+    shades = np.add.outer(np.arange(90), np.arange(70))[..., None] + [0, 40, 90]
+    picture = Image.fromarray(shades.astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    picture.save(tmp_path / "a.png", exif=exif)
+    names = {}
+    program = find_programs(describe_usage(about, "safetensors", "a.safetensors"))[1]
+    exec(program, names)
+    found = names["prepare"](tmp_path / "a.png")
+    pixels = np.zeros((1, 12, 12, 3), np.uint8)
+    image = decode((tmp_path / "a.png").read_bytes(), "a.png", upright=True)
+    build_transform(preprocessing.transform).apply_evaluation(image, pixels[0])
+    ours = build_normaliser(preprocessing, torch.device("cpu"))(pixels)[0].numpy()
+    assert found.dtype == np.float32 and found.shape == ours.shape
+    spread = ours.max() - ours.min()
+    assert np.abs(found - ours).max() < 0.01 * spread  # a byte more or less
+
+
+def test_the_card_says_what_the_model_is(exported, run):
+    card = exported.card.read_text()
+    assert exported.card == run / "export" / "README.md"
+    summary = phalanx.validate(run, device="cpu")
+    low, high = summary.interval95
+    assert f"| top-1 | {summary.top1:.2%} | {low:.2%} to {high:.2%} | 40 |" in card
+    for line in (
+        "resnet8 with 10 classes for images of 12x12 pixels: the weights of the run "
+        "`bars & digits` at step",
+        "- 96 training images, 40 validation images",
+        "- 10 classes: `0`, `1`, `2`",
+        "| `lr` | 0.05 |",
+        "| `ema-decay` | 0.8 |",
+        "also where an image shows none of them",
+        "On 40 validation images of the run's data (mnist), in batches of 1, 2 and 32,",
+        "| `input`, the input | float32 | [N, 3, 12, 12] | normalised, RGB |",
+    ):
+        assert line in card
+    assert str(run.parent) not in card  # no path of this machine
+
+
+def test_averaged_weights_have_their_own_score(run, tmp_path):
+    out = tmp_path / "a.safetensors"
+    card = phalanx.export(run, format="safetensors", averaged=True, out=out).card.read_text()
+    averaged = phalanx.validate(run / "checkpoints" / "best" / "average.safetensors", device="cpu")
+    assert f"| top-1 | {averaged.top1:.2%} |" in card
+    assert "the averaged weights of the run" in card and "| top-5" not in card

@@ -1,0 +1,167 @@
+"""An export that is wrong is never left behind, and the message says where it parts."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+import phalanx
+from phalanx.errors import CheckpointError, ConfigError, DataError
+from phalanx.export import drafts, fold
+from phalanx.export.check_images import CheckImages
+from phalanx.export.parity import ParityCase, check_parity
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "new" / "model.onnx"
+
+
+def refuse(run, out, **options):
+    """The message of an export that fails; nothing may be left of it."""
+    with pytest.raises(CheckpointError) as error:
+        phalanx.export(run, out=out, **options)
+    assert not out.parent.exists()
+    return str(error.value)
+
+
+@pytest.fixture
+def model(exported, built, monkeypatch):
+    """A copy of the run's ONNX model, which the next export takes for its own."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(built[0])
+    monkeypatch.setattr(drafts, "build_onnx", lambda *_: copy)
+    return copy
+
+
+def test_a_file_with_a_wrong_weight_is_told_by_its_unit(run, out, model):
+    for weight in model.graph.initializer:
+        if weight.name == "model.layer2.0.conv2.weight":
+            wrong = 1.5 * onnx.numpy_helper.to_array(weight)
+            weight.CopyFrom(onnx.numpy_helper.from_array(wrong, weight.name))
+    message = refuse(run, out)
+    assert "the export disagrees with the checkpoint, so nothing was written: in a batch" in message
+    assert "t10k-images-idx3-ubyte[" in message  # which image
+    assert message.endswith("layer2/0 is the first unit to differ in the file")
+
+
+def test_a_wrong_fold_is_told_by_its_unit(run, out, monkeypatch):
+    right = fold._fold_pair
+
+    def fold_wrong(conv, norm):
+        right(conv, norm)
+        if conv.in_channels == 32 and conv.out_channels == 64:
+            conv.bias += 3
+
+    monkeypatch.setattr(fold, "_fold_pair", fold_wrong)
+    message = refuse(run, out.with_suffix(".pt2"), format="pt2")
+    assert message.endswith("layer3/0 is the first unit to differ, with folded norms")
+
+
+def test_a_batch_that_became_fixed_is_found(run, out, model):
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    message = refuse(run, out)
+    assert message.startswith("the export cannot run a batch of 2, so nothing was written: ")
+    assert "Got: 2 Expected: 1" in message
+
+
+def test_an_earlier_export_outlives_one_that_fails(run, tmp_path, monkeypatch):
+    path = tmp_path / "model.pt2"
+    phalanx.export(run, format="pt2", out=path, check_images=2)
+    before = path.read_bytes()
+    monkeypatch.setattr(fold, "_fold_pair", lambda conv, norm: None)
+    with pytest.raises(CheckpointError):
+        phalanx.export(run, format="pt2", out=path)
+    assert path.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["README.md", "model.pt2"]
+
+
+def test_images_are_the_runs_then_those_given_then_our_own(run, tmp_path, digits, monkeypatch):
+    options = {"format": "safetensors", "out": tmp_path / "w.safetensors"}
+    checked = phalanx.export(run, **options).checked
+    assert checked.source == "40 validation images of the run's data (mnist)"
+    assert (checked.images, checked.batches, checked.top1_equal) == (40, (1, 2, 32), 40)
+    for number in range(3):
+        Image.new("RGB", (20, 30), (90 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    given = phalanx.export(run, images=tmp_path, check_images=2, max_batch=5, **options).checked
+    assert (given.source, given.batches) == ("2 images given by --images", (1, 2, 5))
+    digits.rename(digits.with_name("away"))
+    try:
+        ours = phalanx.export(run, check_images=7, **options).checked
+        assert ours.source == "7 images that come with Phalanx (the run's data is not here)"
+        with pytest.raises(DataError, match="no such folder"):
+            phalanx.export(run, data_dir=tmp_path / "nowhere", **options)
+    finally:
+        digits.with_name("away").rename(digits)
+
+
+def make_case(logits):
+    """Two images of 1x1 pixels that a checkpoint gives these logits."""
+    images = CheckImages(np.zeros((2, 1, 1, 3), np.uint8), ("a.png", "b.png"), "2 images")
+    return ParityCase(
+        images=images,
+        inputs=np.arange(2, dtype=np.float32),
+        outputs=(np.array(logits, np.float32),),
+        classes=("cat", "dog"),
+    )
+
+
+def check(case, answers, dtype="float32"):
+    table = np.array(answers, np.float32)
+    return check_parity(
+        lambda batch: (table[batch.astype(int)],),
+        case,
+        dtype=dtype,
+        max_batch=4,
+        explain=lambda row: f"row {row}",
+    )
+
+
+def test_rounding_is_allowed_and_no_more():
+    case = make_case([[1.0, 2.0], [3.0, 0.0]])
+    report = check(case, [[1.00005, 2.0], [3.0, 0.0]])
+    assert report.logits_differ_by == pytest.approx(5e-5, rel=0.1)
+    assert (report.allowed, report.top1_equal) == (1e-4, 2)
+    with pytest.raises(CheckpointError) as error:
+        check(case, [[1.0, 2.0], [3.0, 0.001]])
+    assert str(error.value) == (
+        "the export disagrees with the checkpoint, so nothing was written: in a batch of 1, b.png "
+        "gets 0.001 for dog instead of 0 (differs by 0.001, allowed are 0.0001); row 1"
+    )
+    assert check(case, [[1.0, 2.0], [3.0, 0.001]], dtype="float16").top1_equal == 2
+
+
+def test_a_tie_may_turn_and_is_counted():
+    assert check(make_case([[1.0, 1.00001], [3.0, 0.0]]), [[1.0, 0.99999], [3, 0]]).top1_equal == 1
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_no_number_is_refused(wrong):
+    with pytest.raises(CheckpointError, match=r"a.png gets (nan|inf) for dog instead of 2"):
+        check(make_case([[1.0, 2.0], [3.0, 0.0]]), [[1.0, wrong], [3.0, 0.0]])
+
+
+def test_another_shape_is_refused():
+    case = make_case([[1.0, 2.0], [3.0, 0.0]])
+    with pytest.raises(CheckpointError, match=r"has shape \[1, 2\] instead of \[1, 3\]"):
+        check(replace(case, outputs=(np.zeros((2, 3), np.float32),)), [[1.0, 2.0], [3.0, 0.0]])
+
+
+def test_a_place_that_is_taken_is_left_alone(run, tmp_path):
+    (tmp_path / "model.pt2").write_text("mine")
+    with pytest.raises(ConfigError, match="exists, and is not known to be an export"):
+        phalanx.export(run, format="pt2", out=tmp_path / "model.pt2")
+    with pytest.raises(ConfigError, match="exists, and is not known to be an export"):
+        phalanx.export(run, format="triton", out=tmp_path)
+    assert (tmp_path / "model.pt2").read_text() == "mine"
+
+
+def test_a_readme_of_somebody_else_is_left_alone(run, tmp_path):
+    (tmp_path / "README.md").write_text("my project")
+    out = tmp_path / "weights.safetensors"
+    for _ in range(2):  # the second replaces the first
+        done = phalanx.export(run, format="safetensors", out=out, check_images=1)
+    assert done.card == tmp_path / "weights.safetensors.md"
+    assert done.card.is_file() and (tmp_path / "README.md").read_text() == "my project"

@@ -1,0 +1,146 @@
+"""`phalanx export`: what it prints, and how it answers mistakes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import phalanx
+from phalanx.cli.main import main
+from phalanx.export import options
+
+
+def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
+    out = tmp_path / "w.safetensors"
+    words = ["export", str(run), "--format", "safetensors", "--checkpoint", "last"]
+    assert main([*words, "--averaged", "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(
+        "agrees with the checkpoint on 40 validation images of the run's data (mnist), in batches "
+        "of 1, 2 and 32: logits within "
+    )
+    assert f"{out}: resnet8, float32, " in printed.out
+    assert f"  model card: {tmp_path / 'README.md'}\n" in printed.out
+    assert "the newest checkpoint; its averaged weights" in printed.err
+    assert main([*words, "--json", "--dtype", "bfloat16", "--out", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["path"] == str(out) and told["bytes"] == out.stat().st_size
+    assert told["checked"]["images"] == 40 and told["metadata"]["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--format", "onx"], 2, "--format onx: did you mean 'onnx'?"),
+        (["--dtype", "int8"], 2, "--dtype int8: choose from float32, float16, bfloat16"),
+        (
+            ["--dtype", "bfloat16"],
+            2,
+            "--dtype bfloat16: onnxruntime has no bfloat16 convolutions on a CPU, so the file "
+            "could not be checked; use float16, or --format pt2",
+        ),
+        (
+            ["--format", "timm", "--with-preprocessing"],
+            2,
+            "--with-preprocessing: --format timm holds weights alone, which take no input; leave "
+            "the option out, or use --format onnx",
+        ),
+        (["--name", "a/b"], 2, "--name a/b: a name is made of letters, digits, '.', '_' and '-'"),
+        (["--name", ".."], 2, "--name ..: a name is made of letters"),
+        (["--max-batch", "0"], 2, "--max-batch: expected a whole number from 1 to 4,096, got '0'"),
+        (["--image-size", "32"], 2, "--image-size: no such option"),
+        (
+            ["--out", "model.pt2"],
+            2,
+            "--out model.pt2: ends in .pt2, and --format onnx writes .onnx; change one of them",
+        ),
+        (["--images", "nowhere.png"], 3, "nowhere.png: no such file or folder"),
+        (["--checkpoint", "77"], 4, "no checkpoint of step 77 is kept"),
+    ],
+)
+def test_mistakes_are_told_before_torch_is_asked(run, words, code, message, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "phalanx.export.run", None)  # which imports torch
+    assert main(["export", str(run), *words]) == code
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("model.onnx", b"\x08\x0a", "an ONNX model, which is exported already"),
+        ("cat.jpg", b"\xff\xd8\xff\xe0", "a JPEG image"),
+        ("old.pth", b"PK\x03\x04", "a zip archive, as torch's .pth and .pt2 files are"),
+        ("page.pth", b"<!DOCTYPE html>", "a web page"),
+        ("w.safetensors", b"\x10\0\0\0\0\0\0\0{}", "weights alone"),
+        ("empty", b"", "it is empty"),
+        ("notes.txt", b"my notes", "it begins with b'my notes'"),
+    ],
+)
+def test_a_file_that_is_no_run_is_called_what_it_is(tmp_path, name, content, what, capsys):
+    (tmp_path / name).write_bytes(content)
+    assert main(["export", str(tmp_path / name)]) == 4
+    assert (
+        f"{tmp_path / name}: is a file ({what}); name the run or the checkpoint to export"
+    ) in capsys.readouterr().err
+
+
+def test_a_missing_package_is_told_with_the_line_that_installs_it(run, capsys, monkeypatch):
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    assert main(["export", str(run)]) == 2
+    assert (
+        "--format onnx: onnxruntime is not installed; pip install 'phalanx[export]'"
+    ) in capsys.readouterr().err
+
+
+def test_a_run_without_averages_says_so(run, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(run / "checkpoints" / "best", copy)
+    assert main(["export", str(copy)]) == 2
+    assert "lies in no run folder to write to; say where the export goes" in capsys.readouterr().err
+    (copy / "average.safetensors").unlink()
+    assert main(["export", str(copy), "--averaged"]) == 4
+    assert "has no averaged weights, because the run was not trained" in capsys.readouterr().err
+
+
+def test_a_changed_preprocessing_is_refused(run, tmp_path, capsys):
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(run / "checkpoints" / "best", copy)
+    facts = json.loads((copy / "facts.json").read_text())
+    facts["preprocessing"]["mean"] = [0.5, 0.5, 0.5]
+    content = json.dumps(facts).encode()
+    (copy / "facts.json").write_bytes(content)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["files"]["facts.json"] = {
+        "bytes": len(content),
+        "sha256": sha256(content).hexdigest(),
+    }
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    out = str(tmp_path / "w.safetensors")
+    assert main(["export", str(copy), "--format", "safetensors", "--out", out]) == 4
+    assert "its preprocessing is not the one it was saved with" in capsys.readouterr().err
+    assert not os.path.exists(out)
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(run, tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".w.safetensors.{dead.pid}.part"
+    left.mkdir()
+    (left / "w.safetensors").write_bytes(b"half")
+    phalanx.export(run, format="safetensors", out=tmp_path / "w.safetensors")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["README.md", "w.safetensors"]
+
+
+def test_names_are_made_of_what_an_address_can_hold(run, tmp_path):
+    done = phalanx.export(run, format="safetensors", out=tmp_path / "folder")
+    assert done.path == tmp_path / "folder" / "bars-digits.safetensors"
+    named = phalanx.export(run, format="safetensors", name="digits.v2", out=tmp_path / "folder")
+    assert named.path.name == "digits.v2.safetensors"
+    first, second = load_file(done.path), load_file(named.path)
+    assert all(np.array_equal(first[name], second[name]) for name in first)

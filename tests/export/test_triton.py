@@ -1,0 +1,61 @@
+"""The model repository that Triton takes, read with NVIDIA's own definition of its config."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+
+import phalanx
+from phalanx.export.metadata import ModelMetadata
+from phalanx.export.triton_config import write_labels, write_triton_config
+
+
+@pytest.fixture(scope="module")
+def read_config():
+    """Parses config.pbtxt; the definition alone, whose package would import gRPC."""
+    package = importlib.util.find_spec("tritonclient")
+    if package is None:
+        pytest.skip("tritonclient is not installed")
+    path = Path(package.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
+    spec = importlib.util.spec_from_file_location("triton_model_config", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return lambda text: text_format.Parse(text, module.ModelConfig()), module
+
+
+def test_the_repository_is_one_of_tritons(run, tmp_path, read_config):
+    parse, definition = read_config
+    done = phalanx.export(
+        run, format="triton", out=tmp_path / "models", max_batch=16, with_preprocessing=True,
+        name="digits",
+    )  # fmt: skip
+    root = tmp_path / "models" / "digits"
+    files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert files == {"config.pbtxt", "labels.txt", "1/model.onnx"}
+    config = parse((root / "config.pbtxt").read_text())
+    assert (config.name, config.backend, config.max_batch_size) == ("digits", "onnxruntime", 16)
+    assert config.HasField("dynamic_batching")
+    session = onnxruntime.InferenceSession(root / "1" / config.default_model_filename)
+    types = {definition.TYPE_UINT8: "tensor(uint8)", definition.TYPE_FP32: "tensor(float)"}
+    for ours, theirs in (
+        (config.input, session.get_inputs()),
+        (config.output, session.get_outputs()),
+    ):
+        described = [(one.name, types[one.data_type], list(one.dims)) for one in ours]
+        assert described == [(one.name, one.type, one.shape[1:]) for one in theirs]
+    assert (root / config.output[0].label_filename).read_text().split() == list("0123456789")
+    about = json.loads(config.parameters["phalanx"].string_value)
+    assert ModelMetadata.model_validate_json(json.dumps(about)) == done.metadata
+    assert done.card == tmp_path / "models" / "README.md"
+
+
+def test_class_names_of_any_kind(exported, read_config):
+    names = ('say "hi"', "back\\slash", "größe 鞋", "two\nlines")
+    about = exported.metadata.model_copy(update={"classes": names})
+    config = read_config[0](write_triton_config(about, max_batch=1, map_shape=None))
+    assert tuple(json.loads(config.parameters["phalanx"].string_value)["classes"]) == names
+    assert [one.name for one in config.output] == ["logits"] and config.output[0].dims == [4]
+    assert write_labels(about).splitlines() == [*names[:3], "two lines"]

@@ -1,0 +1,73 @@
+"""The page of a real server: images in, its own answers out."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from headless_browser import Browser
+from small_server import CLASSES, NAME, SIZE, make_png, open_server
+
+KEY = "a long secret key"
+DONE = "document.querySelectorAll('.classes li').length == 5 * {}"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("browser"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A PNG, a JPEG that is wide, and a file that is no image."""
+    (tmp_path / "noise.png").write_bytes(make_png())
+    Image.fromarray(np.full((60, 200, 3), 128, np.uint8)).save(tmp_path / "wide.jpg")
+    (tmp_path / "text.jpg").write_bytes(b"hello")
+    return [tmp_path / name for name in ("noise.png", "wide.jpg", "text.jpg")]
+
+
+def test_images_are_dropped_on_the_page_of_a_real_server(server, browser, images, tmp_path):
+    browser.open(f"{server.url}/")
+    facts = f"Model {NAME} (resnet8, {CLASSES} classes, {SIZE}\xa0\xd7\xa0{SIZE} pixels)."
+    browser.wait_for(f"document.body.innerText.includes('{facts}')")
+    browser.drop(*images)
+    browser.wait_for(f"{DONE.format(2)} && !!document.querySelector('.again:not([hidden] *)')")
+    browser.wait_for(
+        "[...document.querySelectorAll('.seen')].filter(i => i.naturalWidth).length == 2"
+    )
+    shown = browser.run(
+        "[...document.querySelectorAll('.card')].map(card => [...card.querySelectorAll("
+        "'.label')].map(cell => cell.textContent))"
+    )
+    body = images[0].read_bytes()
+    answer = server.ask("/predict?details=true", body, {"Content-Type": "image/png"}).json
+    (prediction,) = answer["predictions"]
+    assert shown[0] == [one["class"] for one in prediction["classes"]]
+    assert browser.run("document.querySelector('.seen').src") == prediction["seen"]
+    assert browser.run(f"document.querySelector('.seen').naturalWidth == {SIZE}")
+    label = "document.querySelector('.map').getAttribute('aria-label')"
+    assert shown[0][0] in browser.run(label)
+    text = browser.text()
+    assert "not a JPEG, PNG, WebP" in text and " ms in the server (decode " in text
+    said = [line for line in browser.complaints if "status of 400" not in line]
+    assert said == [] and all(one.startswith(server.url) for one in browser.addresses)
+    for width in (1280, 390):
+        browser.resize(width)
+        browser.draw(tmp_path / f"{width}.png")
+        drawn = Image.open(tmp_path / f"{width}.png")
+        assert drawn.width in (width, width - 15) and len(drawn.getcolors(1 << 24)) > 200
+
+
+def test_the_page_needs_no_key_and_asks_for_that_of_the_server(model_file, browser, images):
+    with open_server(model_file, environment={"PHALANX_API_KEY": KEY}) as locked:
+        browser.open(f"{locked.url}/")
+        browser.drop(images[0])
+        browser.wait_for("find('key-dialog').open")
+        refusal = locked.ask("/predict", b"x", {"Content-Type": "image/png"})
+        assert refusal.status == 401
+        assert browser.run("find('key-problem').textContent") == refusal.json["error"]
+        browser.send("Input.insertText", text=KEY)
+        browser.press("Enter", code=13, text="\r")
+        browser.wait_for(DONE.format(1))
+        browser.wait_for(f"document.body.innerText.includes('Model {NAME} (')")
