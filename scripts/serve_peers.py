@@ -37,13 +37,6 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "serve"))
 
-from http_load import (  # noqa: E402
-    Answer,
-    count_statuses,
-    find_latencies,
-    measure_rate,
-    run_closed_loop,
-)
 from serve_sides import (  # noqa: E402
     Side,
     check_logits,
@@ -52,6 +45,14 @@ from serve_sides import (  # noqa: E402
     open_phalanx,
     read_cpu_s,
     turn,
+)
+
+from http_load import (  # noqa: E402
+    Answer,
+    count_statuses,
+    find_latencies,
+    measure_rate,
+    run_closed_loop,
 )
 
 BATCHES = (1, 2, 4, 8, 16, 32)
