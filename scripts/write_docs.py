@@ -152,11 +152,14 @@ def bench_page(folder: Path = BENCH) -> str:
 
 def read_result(path: Path) -> dict[str, Any]:
     """A file of results: by hand, as `bench train --json` prints it or `bench --spec` writes it."""
-    result = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines() if text.count("\n{") else [text]  # an object a line, or one in all
+    result = json.loads(lines[0])
     if "kind" in result:
-        result = describe_measurements({"": result}, command=result["command"])
+        measured = [json.loads(line) for line in lines]
+        result = describe_measurements([("", one) for one in measured], command=result["command"])
     elif "results" in result:
-        found = {one["variant"]: one["facts"] for one in result["results"] if one["facts"]}
+        found = [(one["variant"], one["facts"]) for one in result["results"] if one["facts"]]
         if not found:
             raise SystemExit(f"{path}: none of its benchmarks has a result")
         result = describe_measurements(found, command=result["command"])
@@ -171,9 +174,11 @@ def read_result(path: Path) -> dict[str, Any]:
     return {**result, "file": f"results/{path.name}"}
 
 
-def describe_measurements(found: dict[str, dict[str, Any]], *, command: str) -> dict[str, Any]:
-    """Results of benchmarks, by the names of their variants, in the form of those by hand."""
-    one = next(iter(found.values()))
+def describe_measurements(
+    found: list[tuple[str, dict[str, Any]]], *, command: str
+) -> dict[str, Any]:
+    """Results of benchmarks, with the names of their variants, in the form of those by hand."""
+    one = found[0][1]
     where = one["environment"]
     verb = "Training" if one["kind"] == "train" else "Inference"
     title = f"{verb}: {one['name']}" if len(found) == 1 else f"{len(found)} benchmarks"
@@ -185,7 +190,7 @@ def describe_measurements(found: dict[str, dict[str, Any]], *, command: str) -> 
         "commit": where["commit"],
         "hardware": f"{where['device']}, {where['cores']} cores",
         "versions": {name: where[name] for name in ("torch", "python", "phalanx")},
-        "figures": [row for name, facts in found.items() for row in list_figures(name, facts)],
+        "figures": [row for name, facts in found for row in list_figures(name, facts)],
     }
 
 
@@ -193,9 +198,10 @@ def list_figures(name: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """The rate of a benchmark, its latency and its memory."""
     batch, latency = facts["batch"], facts["latency_ms"] or {}
     what = f"{name or facts['name']}: {facts['data']} data, batch {batch['global']:,}"
+    what += f" on {facts['devices']} devices" if facts["devices"] > 1 else ""
     if not facts["trusted"]:
         what += f" (not to be believed: {'; '.join(facts['problems'])})"
-    rate = figure(what, facts["median"], "images/s", facts["n"])
+    rate = figure(f"{what}, median", facts["median"], "images/s", facts["n"])
     rows = [rate | {"low": facts["low"], "high": facts["high"], "range": "all blocks"}]
     for share in ("p50", "p99"):
         if latency.get(share) is not None:
