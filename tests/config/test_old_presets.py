@@ -12,10 +12,11 @@ import pytest
 from old_rules import IMAGES, NOTHING, Keys, expect, read_old_configs
 
 from phalanx.assemble.dataset_summary import fit_settings
+from phalanx.assemble.scorable import make_up_target, plan_target, read_target
 from phalanx.config.presets import iterate_old_presets
-from phalanx.config.read import read_settings
+from phalanx.config.read import Settings, read_settings
 from phalanx.config.schema import Config
-from phalanx.errors import ConfigError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.plan.machine_choice import MachineChoice
 from phalanx.plan.pipeline import count_stages, needs_cuts
 from phalanx.plan.plan import DatasetCounts, Plan, make_plan
@@ -278,3 +279,30 @@ def test_a_preset_fits_its_own_length_but_for_those_that_do_not_train(name):
         train_images=IMAGES[settings.config.data.data], valid_images=1000, classes=10
     )
     assert (fit_settings(settings, counts).notes != ()) == (name in SHORTENED)
+
+
+# --- scoring and serving ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "images"), [("base", 1), ("bs1", 1), ("bs16", 16), ("bs32", 32), ("test", 1)]
+)
+def test_a_preset_for_inference_is_scored_in_its_own_batches(kind, images):
+    found = read_target(f"resnet50_infer_{kind}", {})
+    assert isinstance(found, Settings)
+    made_up = make_up_target(found, "synthetic")
+    plan = plan_target(made_up)
+    assert (plan.valid_batch, plan.num_classes, plan.layout.stages) == (images, 1000, 1)
+    config = found.config
+    assert (config.model.model, config.machine.precision, config.machine.half_type) == (
+        "resnet50",
+        "16.16",
+        "float16",
+    )
+    more = read_target(f"tf2/resnet50_infer_{kind}", {"valid-batch-size": "8"})
+    assert plan_target(make_up_target(more, "synthetic")).valid_batch == 8
+
+
+def test_a_misspelt_target_is_answered_by_an_old_name():
+    with pytest.raises(CheckpointError, match="did you mean 'resnet50_infer_bs16'"):
+        read_target("resnet50_infer_b16", {})
