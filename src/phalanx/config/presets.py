@@ -14,7 +14,7 @@ from phalanx.errors import ConfigError, suggest
 
 LOCAL_FOLDER = Path("presets")
 _LOCAL_ENTRIES = Path("configs.yml")
-_APPLICATIONS = {"pl": "PyTorch Lightning", "tf1": "TensorFlow 1", "tf2": "TensorFlow 2"}
+APPLICATIONS = {"pl": "PyTorch Lightning", "tf1": "TensorFlow 1", "tf2": "TensorFlow 2"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def iterate_presets() -> Iterator[Preset]:
 
 def iterate_old_presets(application: str | None = None) -> Iterator[Preset]:
     """The configurations of the applications before Phalanx, or of one of them."""
-    for folder in _APPLICATIONS if application is None else (application,):
+    for folder in APPLICATIONS if application is None else (application,):
         for path in sorted((builtin_preset_folder() / folder).glob("*.yaml")):
             yield Preset(path.stem, path, None, f"preset {path.stem}", folder)
 
@@ -63,7 +63,7 @@ def find_preset(name: str) -> Preset:
         path = Path(name)
         if path.is_file():
             return Preset(name, path, None, f"file {name}")
-        if application in _APPLICATIONS and not name.endswith((".yaml", ".yml")):
+        if application in APPLICATIONS and not name.endswith((".yaml", ".yml")):
             return find_old_preset(old_name, application)
         raise ConfigError(f"{name}: no such file; `phalanx presets ls` lists the presets")
     presets = list(iterate_presets())
@@ -82,14 +82,14 @@ def find_old_preset(
     found = [preset for preset in presets if preset.name == name]
     if not found:
         if application:
-            none = f"{_APPLICATIONS[application]} has no configuration of that name"
+            none = f"{APPLICATIONS[application]} has no configuration of that name"
             listed = "`phalanx presets ls --old` lists them"
         else:
             none = "no preset is called that"
             listed = "`phalanx presets ls` lists ours, and with --old those of older applications"
         known = dict.fromkeys([*others, *(preset.name for preset in presets)])
         raise ConfigError(f"{name}: {none}; {suggest(name, known)}; {listed}")
-    choices = [f"{one.full_name} ({_APPLICATIONS[one.application]})" for one in found]
+    choices = [f"{one.full_name} ({APPLICATIONS[one.application]})" for one in found]
     if len(found) > 1:
         raise ConfigError(
             f"{name}: {len(found)} applications have a configuration of that name; give "
