@@ -76,7 +76,6 @@ NOTHING = {  # keys without a counterpart
     "fused-preprocessing": "the same",
     "mlperf_logging": "a log in another form",
     "cutmix_version": "1 is the only one there is here, as --cutmix-lambda",
-    "pipeline": "the splits say so",
     "device_iterations": "1 is the application's default, and ours is left",
     "device_iteration": "the same, as a prefix",
 }
@@ -237,12 +236,13 @@ def _average_all(decay: float) -> Options:
 def _tf1_stages(keys: Keys) -> Options:
     splits, shards = keys.take("pipeline_splits"), keys.take("shards", 1)
     schedule = keys.take("pipeline_schedule", "Grouped")
-    if not splits:  # the entry that others are built on
-        return {"shards": shards, "pipeline": True} if shards > 1 else {}
-    assert shards in (1, len(splits) + 1)
+    if not keys.take("pipeline", False):
+        return {}
+    assert not splits or shards in (1, len(splits) + 1)
     return {
-        "pipeline-splits": ",".join(splits),
-        "shards": 1 if shards == 1 else None,
+        "pipeline": True,
+        "pipeline-splits": ",".join(splits) if splits else None,
+        "shards": shards,
         "pipeline-schedule": schedule,
     }
 
