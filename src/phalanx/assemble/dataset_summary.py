@@ -12,7 +12,7 @@ import numpy as np
 from phalanx.catalog.datasets import DATASETS
 from phalanx.catalog.variant import OwnVariant
 from phalanx.config.read import Settings
-from phalanx.config.schema import OPTIONS, Config
+from phalanx.config.schema import Config
 from phalanx.data.formats.detect import count_ignored, describe_found, locate_dataset
 from phalanx.data.formats.image_file import ReadLimits
 from phalanx.data.formats.index import IndexedSource
@@ -36,8 +36,6 @@ from phalanx.plan.plan import (
 from phalanx.plan.preset_fit import fit_averaging, fit_schedule
 from phalanx.plan.schedule import count_start
 from phalanx.units import RunLength, format_plural, parse_pair
-
-_AVERAGING = ("weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n")
 
 MADE_UP = ("generated", "synthetic")
 CHOSEN_ORIGIN = "chosen"  # of what is found out when a run is made, and stored with it
@@ -268,20 +266,19 @@ def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
     left = RunLength(run.total_steps - start, run.steps_per_epoch)
     changes, notes = fit_schedule(config.schedule, inherited, left, settings.made_for)
     origins = {name: f"{settings.origins[name]}, shortened" for name in changes}
-    if not_averaged := fit_averaging(config, inherited, run):
-        notes += not_averaged
-        origins |= {name: "default" for name in _AVERAGING}
+    defaults, not_averaged = fit_averaging(config, inherited, run)
+    origins |= dict.fromkeys(defaults, "default")
     if not origins:
         return settings
     attributes = {name.replace("-", "_"): text for name, text in changes.items()}
     schedule = config.schedule.model_copy(update=attributes)
-    defaults = {name.replace("-", "_"): OPTIONS[name].default for name in _AVERAGING}
-    run_options = config.run.model_copy(update=defaults) if not_averaged else config.run
+    attributes = {name.replace("-", "_"): value for name, value in defaults.items()}
+    run_options = config.run.model_copy(update=attributes)
     return replace(
         settings,
         config=config.model_copy(update={"schedule": schedule, "run": run_options}),
         origins=settings.origins | origins,
-        notes=(*settings.notes, *notes),
+        notes=(*settings.notes, *notes, *not_averaged),
     )
 
 

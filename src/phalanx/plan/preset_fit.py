@@ -5,7 +5,7 @@ from fractions import Fraction
 from math import floor
 from typing import NamedTuple
 
-from phalanx.config.schema import Config
+from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.train_options import ScheduleConfig
 from phalanx.plan.events import Every
 from phalanx.units import (
@@ -18,6 +18,7 @@ from phalanx.units import (
 )
 
 _WARMUP, _MILESTONES = "warmup-epoch", "lr-epoch-decay"
+_AVERAGING = ("weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n")
 _FALLS = ("lr-decay-length", "lr-decay-period")
 _USUAL_SHARE = Fraction(1, 10)  # of a run, for a warm-up of which no share is known
 
@@ -71,19 +72,25 @@ def fit_schedule(
     return _FittedSchedule(changes, notes)
 
 
-def fit_averaging(config: Config, inherited: Mapping[str, str], run: RunLength) -> list[str]:
-    """What to say where a run makes too few checkpoints for an inherited average of them."""
-    name, strategy = "weight-avg-strategy", config.run.weight_avg_strategy
+def fit_averaging(
+    config: Config, inherited: Mapping[str, str], run: RunLength
+) -> tuple[dict[str, object], list[str]]:
+    """The options of an inherited average that are left out, by default value, and why.
+
+    None are, unless the run makes too few checkpoints for it.
+    """
+    name, strategy = _AVERAGING[0], config.run.weight_avg_strategy
     if name not in inherited or strategy == "none":
-        return []
+        return {}, []
     first = Fraction(str(config.run.first_ckpt_epoch))
     saves = Every(
         parse_rate(config.run.ckpts_per_epoch), run.steps_per_epoch, run.total_steps, first
     )
     if saves.count() > 1:
-        return []
+        return {}, []
     made = format_plural(saves.count(), "checkpoint")
-    return [f"{inherited[name]} --{name} {strategy} is left out: the run makes only {made}"]
+    note = f"{inherited[name]} --{name} {strategy} is left out: the run makes only {made}"
+    return {option: OPTIONS[option].default for option in _AVERAGING}, [note]
 
 
 def _texts(config: ScheduleConfig) -> dict[str, str | None]:
