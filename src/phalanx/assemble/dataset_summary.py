@@ -272,8 +272,8 @@ def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
         return settings
     attributes = {name.replace("-", "_"): text for name, text in changes.items()}
     schedule = config.schedule.model_copy(update=attributes)
-    attributes = {name.replace("-", "_"): value for name, value in defaults.items()}
-    run_options = config.run.model_copy(update=attributes)
+    update = {name.replace("-", "_"): value for name, value in defaults.items()}
+    run_options = config.run.model_copy(update=update)
     return replace(
         settings,
         config=config.model_copy(update={"schedule": schedule, "run": run_options}),
