@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from phalanx.catalog.models import MODELS
+from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.errors import CheckpointError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.units import UnitModel
 from phalanx.models.weights import (
-    NORM_LAYOUT_KEY,
     load_tensors,
     read_norm_layout,
     read_weights,

@@ -1,0 +1,82 @@
+"""What a file of weights does not say of its network, because its program always did it so."""
+
+from dataclasses import dataclass, field
+
+_CIFAR = "images of CIFAR were standardised one by one: add --normalization per-image for them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The conventions of one program, for one family of networks."""
+
+    title: str
+    padding: str = "symmetric"
+    stride_in: str = "3x3"  # of bottlenecks
+    eps: dict[str, float] = field(default_factory=dict)  # by type of norm, where it is not 1e-5
+    groups: int = 32  # of group norm, unless its user said otherwise
+    small_groups: int = 32  # ... for small images
+    interleaved: bool = False  # whether group norm takes channels g, g+G, g+2G...
+    notes: tuple[str, ...] = ()  # what else makes a difference
+
+
+PROGRAMS = {
+    "pytorch": Program(title="PyTorch"),
+    "efficientnet_pytorch": Program(
+        title="PyTorch", padding="same", eps={"batch": 1e-3, "group": 1e-3}, groups=4
+    ),
+    "tensorflow1": Program(
+        title="TensorFlow 1",
+        padding="same",
+        eps={"group": 1.53e-5},
+        small_groups=16,
+        interleaved=True,
+        notes=(
+            "trained without --normalise-input: add --normalization mean",
+            "versions up to SDK 2.0 padded convolutions evenly: leave out --padding same for them",
+            _CIFAR,
+        ),
+    ),
+    "tensorflow1_efficientnet": Program(
+        title="TensorFlow 1",
+        padding="same",
+        eps={"batch": 1e-3, "group": 1e-3},
+        groups=4,
+        small_groups=4,
+        interleaved=True,
+        notes=("trained without --normalise-input: add --normalization mean", _CIFAR),
+    ),
+    "keras": Program(
+        title="Keras",
+        padding="same",
+        eps={"batch": 1.001e-5, "group": 1.001e-5},
+        interleaved=True,
+        notes=(
+            "its stem was padded evenly and its blocks as SAME; with --padding same the network "
+            "sees the image three pixels further up and left, which moves only what is at the "
+            "edges",
+        ),
+    ),
+    "keras_applications": Program(
+        title="Keras",
+        stride_in="1x1",
+        eps={"batch": 1.001e-5},
+        notes=(
+            "convolutions have biases, as in keras.applications: its own published weights take "
+            "blue first, 0 to 255 less the mean, and need scripts/convert_weights.py",
+        ),
+    ),
+    "keras_small": Program(
+        title="Keras",
+        padding="same",
+        eps={"batch": 1.001e-5, "group": 1.001e-5},
+        small_groups=16,
+        interleaved=True,
+        notes=(_CIFAR,),
+    ),
+    "keras_efficientnet": Program(
+        title="Keras", padding="same", eps={"batch": 1e-3, "group": 1e-3}, groups=4, small_groups=4
+    ),
+    "popart": Program(
+        title="PopART", stride_in="1x1",
+    ),
+}  # fmt: skip
