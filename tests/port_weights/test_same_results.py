@@ -71,15 +71,16 @@ TF1_RESNETS = {
         "resnet10", {"stage1-projection": ""},
         {"counts": (1, 1, 1, 1), **LARGE, "bottleneck": False, "norm": "batch"},
     ),
-    "resnext14 group": (
-        "resnext14_32x4d",
-        {"norm-type": "group", "enable-fast-groupnorm": "", "norm-eps": "1.53e-05"},
-        {"counts": (1, 1, 1, 1), **LARGE, "bottleneck": True, "norm": "group", "groups": 32,
-         "factor": 2},
+    "resnext11 group": (
+        "resnext11_32x4d",
+        {"norm-type": "group", "norm-num-groups": "16", "enable-fast-groupnorm": "",
+         "norm-eps": "1.53e-05"},
+        {"counts": (1, 1, 1), **SMALL, "bottleneck": True, "norm": "group", "groups": 32,
+         "factor": 8},
     ),
-    "resnet14 batch later": (
-        "resnet14", {},
-        {"counts": (1, 1, 1, 1), **LARGE, "bottleneck": True, "norm": "batch", "later": True},
+    "resnet11 batch later": (
+        "resnet11", {},
+        {"counts": (1, 1, 1), **SMALL, "bottleneck": True, "norm": "batch", "later": True},
     ),
 }  # fmt: skip
 
@@ -167,6 +168,7 @@ def test_keras_layers_of_resnet(model, counts, port, tmp_path):
     check(ours, x, logits)
 
 
+@pytest.mark.slow
 def test_the_stem_of_keras_resnet_sees_the_image_three_pixels_further(port, tmp_path):
     """Its own stem is padded evenly: away from the edges the same image is only shifted."""
     v, wide = old.Variables(), images(134, batch=1)
@@ -240,9 +242,9 @@ POPART = {
              {"counts": (2, 2, 2), **SMALL, "bottleneck": False, "norm": "NONE", "shortcut": "C"}),
     "10": ("resnet10", {"norm-type": "group"},
            {"counts": (1, 1, 1, 1), **LARGE, "bottleneck": False, "norm": "GROUP"}),
-    "x14": ("resnext14_32x4d", {"stride-in": "1x1"},
-            {"counts": (1, 1, 1, 1), **LARGE, "bottleneck": True, "norm": "BATCH", "groups": 32,
-             "factor": 2}),
+    "x11": ("resnext11_32x4d", {"stride-in": "1x1"},
+            {"counts": (1, 1, 1), **SMALL, "bottleneck": True, "norm": "BATCH", "groups": 32,
+             "factor": 8}),
 }  # fmt: skip
 
 
@@ -260,7 +262,7 @@ def test_initializers_of_popart(case, port, tmp_path):
 
 @pytest.mark.slow
 def test_initializers_of_popart_as_large_as_it_had_them(port, tmp_path):
-    network = {**POPART["x14"][2], "counts": RESNET50}
+    network = {**POPART["x11"][2], **LARGE, "factor": 2, "counts": RESNET50}
     v, x = old.Variables(), images(64, batch=1)
     logits = old.popart_resnet(v, x, **network)
     facts, ours = port(write_onnx(tmp_path / "ckpt.onnx", v.arrays))

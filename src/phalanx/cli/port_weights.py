@@ -49,7 +49,6 @@ def _port_weights(args: ParsedArgs) -> None:
     write_ported(ported, out)
     facts = {
         "source": str(ported.source),
-        "kind": ported.kind,
         "names": ported.names,
         "model": ported.model,
         "classes": ported.classes,
@@ -66,7 +65,7 @@ def _print_ported(ported: "PortedWeights", out: Path) -> None:
     """The file, the model, what was left, and the next command."""
     total = len(ported.used) + len(ported.left_over)
     rows = [
-        ("file", f"{ported.source}: {ported.kind}, {ported.names}"),
+        ("file", f"{ported.source}: {ported.names}"),
         ("model", f"{ported.model}, {ported.classes:,} classes"),
         ("used", f"{format_count(len(ported.used))} of {format_plural(total, 'tensor')}"),
         *(("left over", line) for line in _describe_left_over(ported)),

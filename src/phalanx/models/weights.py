@@ -23,7 +23,10 @@ _COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 _MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
 _SHOWN = 3
 # what torch's reader raises for a file that is cut short or is something else
-_BROKEN = (RuntimeError, OSError, ValueError, LookupError, AssertionError, EOFError, struct.error)
+_BROKEN = (
+    *(RuntimeError, OSError, ValueError, LookupError, AssertionError, EOFError, struct.error),
+    *(TypeError, AttributeError),  # of a pickle with one byte changed
+)
 
 
 def read_weights(path: Path, wanted: Collection[str]) -> dict[str, Tensor]:

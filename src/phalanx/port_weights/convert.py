@@ -22,6 +22,7 @@ from phalanx.port_weights.programs import PROGRAMS, Program
 from phalanx.port_weights.read import OldFile, read_old_file
 
 _SHOWN = 3
+_SMALL_IMAGE = 64  # pixels
 _STORED_OPTIONS = {  # with a .pt file, as the PyTorch program spelt them
     "norm_num_groups": "norm-num-groups",
     "norm_eps": "norm-eps",
@@ -34,7 +35,6 @@ class PortedWeights:
     """What became of a file."""
 
     source: Path
-    kind: str
     names: str  # whose names it has
     model: str
     classes: int
@@ -53,10 +53,10 @@ def port_weights(path: Path, model: str | None = None) -> PortedWeights:
     if file.settings and match.naming.program == "efficientnet_pytorch":
         program = replace(program, eps={})  # that program put norms of its own into the package's
     tensors = _convert_tensors(file.arrays, match)
-    options, doubts = _find_options(match, program, file.settings)
+    known = program.small_notes if _is_small(match) else program.notes
+    options, doubts = _find_options(match, program, settings=file.settings)
     return PortedWeights(
         source=path,
-        kind=file.kind,
         names=match.naming.title,
         model=match.model,
         classes=match.classes,
@@ -64,7 +64,7 @@ def port_weights(path: Path, model: str | None = None) -> PortedWeights:
         tensors=tensors,
         used={old: place.name for old, place in match.used.items()},
         left_over={**match.left_over, **dict.fromkeys(file.others, "no numbers")},
-        notes=(*_describe_changes(file.arrays, match, tensors), *doubts, *program.notes),
+        notes=(*_describe_changes(file.arrays, match, tensors=tensors), *doubts, *known),
     )
 
 
@@ -161,7 +161,7 @@ def _convert_tensors(arrays: Mapping[str, Array], match: ModelMatch) -> dict[str
 
 
 def _describe_changes(
-    arrays: Mapping[str, Array], match: ModelMatch, tensors: Mapping[str, Array]
+    arrays: Mapping[str, Array], match: ModelMatch, *, tensors: Mapping[str, Array]
 ) -> list[str]:
     """What was more than another name."""
     notes = []
@@ -193,21 +193,26 @@ def _find_program(match: ModelMatch) -> Program:
     return PROGRAMS["keras_applications" if own == "keras" and has_biases else own]
 
 
+def _is_small(match: ModelMatch) -> bool:
+    """Whether the network is one for the images of CIFAR."""
+    return match.variant.image_size <= _SMALL_IMAGE
+
+
 def _find_options(
-    match: ModelMatch, program: Program, settings: Mapping[str, Any]
+    match: ModelMatch, program: Program, *, settings: Mapping[str, Any]
 ) -> tuple[dict[str, str], list[str]]:
     """The options of a run that differ from their defaults, and what had to be assumed."""
     variant, norm, doubts = match.variant, match.variant.norm.type, []
     values: dict[str, Any] = {"norm-type": norm, "padding": program.padding}
     values["norm-eps"] = program.eps.get(norm, 1e-5)
     if norm == "group":
-        small = variant.image_size < 100
-        values["norm-num-groups"] = program.small_groups if small else program.groups
+        groups = program.small_groups if _is_small(match) else program.groups
+        values["norm-num-groups"] = groups
         values["enable-fast-groupnorm"] = program.interleaved
         if "norm_num_groups" not in settings:
             doubts.append(
                 f"the file does not say how many groups its norms have: {program.title}'s default "
-                f"of {values['norm-num-groups']} is assumed; else change --norm-num-groups"
+                f"of {groups} is assumed; else give --norm-num-groups"
             )
     if isinstance(variant, ResNetVariant):
         own = MODELS[match.model]
@@ -221,8 +226,9 @@ def _find_options(
         values["efficientnet-group-dim"] = variant.group_dim
         values["efficientnet-expand-ratio"] = variant.expand_ratio
     for theirs, ours in _STORED_OPTIONS.items():
-        if settings.get(theirs) is not None and (norm == "group" or ours == "norm-eps"):
-            values[ours] = settings[theirs]
+        value = settings.get(theirs)
+        if isinstance(value, int | float) and (norm == "group" or ours == "norm-eps"):
+            values[ours] = value
     options = {
         name: "" if value is True else str(value)
         for name, value in values.items()

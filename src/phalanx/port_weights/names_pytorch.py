@@ -1,32 +1,38 @@
 """PyTorch's names: timm's and torchvision's, which are ours, and those of efficientnet_pytorch."""
 
-from phalanx.port_weights.model_layers import COUNTER
 from phalanx.port_weights.naming import NORM_TENSORS, Naming
 
 _TENSORS = {
     "conv": {"weight": "weight", "bias": "bias"},
-    "norm": {tensor: tensor for tensor in NORM_TENSORS if tensor != COUNTER} | {COUNTER: COUNTER},
+    "norm": {tensor: tensor for tensor in NORM_TENSORS},
     "dense": {"weight": "weight", "bias": "bias"},
 }
-_RESNET_PARTS = ("stem", "block", "projection")
-_MBCONV_PARTS = ("stem", "expand", "depthwise", "reduce", "widen", "project", "top")
-_ROLES = {"ResNet": _RESNET_PARTS, "EfficientNet": _MBCONV_PARTS}
-
+_CONVS = {
+    "ResNet": ("stem", "block", "projection"),
+    "EfficientNet": ("stem", "expand", "depthwise", "reduce", "widen", "project", "top"),
+}
+_NORMS = {
+    "ResNet": ("stem", "block", "projection"),
+    "EfficientNet": ("stem", "expand", "depthwise", "project", "top"),
+}
 _TIMM = tuple(
     Naming(
-        title=f"timm's and torchvision's names of {family}",
+        title="PyTorch weights, timm's and torchvision's names",
         program="pytorch",
         family=family,
         separator=".",
-        layers={(kind, part): "{path}" for kind in ("conv", "norm") for part in parts}
-        | {("dense", "head"): "{path}"},
+        layers={
+            **{("conv", part): "{path}" for part in convs},
+            **{("norm", part): "{path}" for part in _NORMS[family]},
+            ("dense", "head"): "{path}",
+        },
         tensors=_TENSORS,
     )
-    for family, parts in _ROLES.items()
+    for family, convs in _CONVS.items()
 )
 _BLOCK = "_blocks.{number}."
 _LUKEMELAS = Naming(
-    title="efficientnet_pytorch's names",
+    title="PyTorch weights, efficientnet_pytorch's names",
     program="efficientnet_pytorch",
     family="EfficientNet",
     separator=".",

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
-_CIFAR = "images of CIFAR were standardised one by one: add --normalization per-image for them"
+_MEAN = "if it was trained without --normalise-input: add --normalization mean"
+_PER_IMAGE = (
+    "each image was normalised by its own mean and deviation: add --normalization per-image"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +19,8 @@ class Program:
     groups: int = 32  # of group norm, unless its user said otherwise
     small_groups: int = 32  # ... for small images
     interleaved: bool = False  # whether group norm takes channels g, g+G, g+2G...
-    notes: tuple[str, ...] = ()  # what else makes a difference
+    notes: tuple[str, ...] = ()  # what else makes a difference, for large images
+    small_notes: tuple[str, ...] = ()  # ... and for small ones
 
 
 PROGRAMS = {
@@ -31,10 +35,10 @@ PROGRAMS = {
         small_groups=16,
         interleaved=True,
         notes=(
-            "trained without --normalise-input: add --normalization mean",
-            "versions up to SDK 2.0 padded convolutions evenly: leave out --padding same for them",
-            _CIFAR,
+            _MEAN,
+            "if it is of SDK 2.0 or older, convolutions were padded evenly: no --padding same then",
         ),
+        small_notes=(_PER_IMAGE,),
     ),
     "tensorflow1_efficientnet": Program(
         title="TensorFlow 1",
@@ -43,7 +47,8 @@ PROGRAMS = {
         groups=4,
         small_groups=4,
         interleaved=True,
-        notes=("trained without --normalise-input: add --normalization mean", _CIFAR),
+        notes=(_MEAN,),
+        small_notes=(_PER_IMAGE,),
     ),
     "keras": Program(
         title="Keras",
@@ -51,9 +56,8 @@ PROGRAMS = {
         eps={"batch": 1.001e-5, "group": 1.001e-5},
         interleaved=True,
         notes=(
-            "its stem was padded evenly and its blocks as SAME; with --padding same the network "
-            "sees the image three pixels further up and left, which moves only what is at the "
-            "edges",
+            "its stem was padded evenly and its blocks as SAME: with --padding same the network "
+            "sees the image shifted by three pixels, and computes the same but at the edges",
         ),
     ),
     "keras_applications": Program(
@@ -61,8 +65,8 @@ PROGRAMS = {
         stride_in="1x1",
         eps={"batch": 1.001e-5},
         notes=(
-            "convolutions have biases, as in keras.applications: its own published weights take "
-            "blue first, 0 to 255 less the mean, and need scripts/convert_weights.py",
+            "convolutions have biases, as in keras.applications, whose published weights expect "
+            "other images than Phalanx feeds them: blue first, 0 to 255 less the mean",
         ),
     ),
     "keras_small": Program(
@@ -71,12 +75,10 @@ PROGRAMS = {
         eps={"batch": 1.001e-5, "group": 1.001e-5},
         small_groups=16,
         interleaved=True,
-        notes=(_CIFAR,),
+        small_notes=(_PER_IMAGE,),
     ),
     "keras_efficientnet": Program(
         title="Keras", padding="same", eps={"batch": 1e-3, "group": 1e-3}, groups=4, small_groups=4
     ),
-    "popart": Program(
-        title="PopART", stride_in="1x1",
-    ),
-}  # fmt: skip
+    "popart": Program(title="PopART", stride_in="1x1"),
+}

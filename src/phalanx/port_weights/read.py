@@ -1,6 +1,8 @@
 """Reads the files of older programs: what they hold as arrays by name, without running code."""
 
 import re
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +23,12 @@ from phalanx.port_weights.naming import Naming
 
 _HDF5, _ZIP, _PICKLE = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"\x80"
 _CHECKPOINT_FILE = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)")
+# what zipfile, numpy, h5py and onnx raise for a file that is cut short, changed or something else
+_BROKEN = (
+    *(OSError, EOFError, MemoryError, OverflowError, RuntimeError, SyntaxError),
+    *(AttributeError, LookupError, TypeError, ValueError),
+    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 _KINDS = ".pt, .pth, .ckpt, .safetensors, .h5, .onnx or .npz"
 
 
@@ -71,7 +79,7 @@ def _holds_arrays(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(".npy") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError):
+    except _BROKEN:
         return path.suffix == ".npz"
 
 
@@ -85,7 +93,7 @@ def _refuse_tensorflow_checkpoint(path: Path) -> None:
     if path.name == "checkpoint" and path.is_file():
         prefix = path.parent
     is_folder = prefix.is_dir() and any(prefix.glob("*.index"))
-    if found or is_folder or prefix.with_name(f"{prefix.name}.index").is_file():
+    if found or is_folder or Path(f"{prefix}.index").is_file():
         raise CheckpointError(
             f"{path}: is a TensorFlow 1 checkpoint, which only TensorFlow reads; where it is "
             "installed, these two lines of Python turn it into an .npz for `phalanx port "
@@ -100,9 +108,9 @@ def _refuse_tensorflow_checkpoint(path: Path) -> None:
 def _read_npz(path: Path) -> OldFile:
     """Variables of TensorFlow 1, by their names, perhaps with `:0` behind."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             read = {name.removesuffix(":0"): _read_plain(file, name) for name in file.files}
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError) as error:
+    except _BROKEN as error:
         raise CheckpointError(f"{path}: is truncated or damaged; make it again") from error
     arrays = {name: array for name, array in read.items() if array is not None}
     others = [name for name, array in read.items() if array is None]
@@ -171,7 +179,7 @@ def _read_keras(path: Path) -> OldFile:
     try:
         with h5py.File(path, "r") as file:
             arrays = dict(_iterate_keras(file.get("model_weights", file), path))
-    except (OSError, RuntimeError, KeyError, AttributeError, ValueError) as error:
+    except _BROKEN as error:
         raise CheckpointError(
             f"{path}: is truncated or damaged ({error}); copy it again"
         ) from error
@@ -216,10 +224,10 @@ def _read_onnx(path: Path) -> OldFile:
     decode_error = import_module("google.protobuf.message").DecodeError
     try:
         graph = onnx.load(str(path), load_external_data=False).graph
-        arrays = {tensor.name: _to_array(onnx, tensor) for tensor in graph.initializer}
+        arrays = {_to_text(tensor.name): _to_array(onnx, tensor) for tensor in graph.initializer}
     except decode_error as error:
         raise CheckpointError(f"{path}: is not a whole ONNX file; copy it again") from error
-    except (ValueError, TypeError) as error:
+    except _BROKEN as error:
         raise CheckpointError(f"{path}: holds a tensor that cannot be read: {error}") from error
     return _sort_out(path, "initializers of an ONNX model", namings=POPART_NAMINGS, arrays=arrays)
 
