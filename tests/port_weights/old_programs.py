@@ -26,8 +26,20 @@ class Variables:
             "filters": draw * (1.5 / (np.prod(shape[1:]) or 1)) ** 0.5,  # outputs first
             "scale": 1 + 0.2 * draw,
             "shift": 0.2 * draw,
-            "variance": 0.5 + draw**2,
         }[like]
+        return self._keep(name, made)
+
+    def mean(self, name: str, x: Array) -> Array:
+        """A running mean; near the real one, else the image would soon drown in constants."""
+        draw = self._random.normal(size=x.shape[-1])
+        return self._keep(name, x.mean((0, 1, 2)) + 0.2 * x.std((0, 1, 2)) * draw)
+
+    def variance(self, name: str, x: Array) -> Array:
+        """A running variance near the real one, but never small, which would amplify rounding."""
+        draw = self._random.normal(size=x.shape[-1])
+        return self._keep(name, (x.var((0, 1, 2)) + 0.3 * x.var()) * (0.6 + 0.2 * draw**2))
+
+    def _keep(self, name: str, made: Array) -> Array:
         assert name not in self.arrays, f"{name} twice"
         self.arrays[name] = made.astype(self._dtype)
         return self.arrays[name].astype(np.float64)
@@ -117,8 +129,8 @@ def tf1_norm(v: Variables, scope: str, x: Array, norm: str, *, groups: int, eps:
         return group_norm(x, scale, shift, groups, eps, strided=True)
     shift = v(f"{scope}/batch_norm/beta", channels)
     scale = v(f"{scope}/batch_norm/gamma", channels, like="scale")
-    mean = v(f"{scope}/batch_norm/moving_mean", channels)
-    variance = v(f"{scope}/batch_norm/moving_variance", channels, like="variance")
+    mean = v.mean(f"{scope}/batch_norm/moving_mean", x)
+    variance = v.variance(f"{scope}/batch_norm/moving_variance", x)
     return batch_norm(x, scale, shift, mean, variance, eps)
 
 
@@ -249,7 +261,7 @@ def keras_layer(
         return group_norm(x, scale, v(f"{norm}/beta", out), 16, 1.001e-5, strided=True)
     return batch_norm(
         x, v(f"{norm}/gamma", out, like="scale"), v(f"{norm}/beta", out),
-        v(f"{norm}/moving_mean", out), v(f"{norm}/moving_variance", out, like="variance"), 1.001e-5,
+        v.mean(f"{norm}/moving_mean", x), v.variance(f"{norm}/moving_variance", x), 1.001e-5,
     )  # fmt: skip
 
 
@@ -333,7 +345,7 @@ def keras_efficientnet_b0(v: Variables, x: Array) -> Array:
             )
         return batch_norm(
             x, v(f"{norm}/gamma", out, like="scale"), v(f"{norm}/beta", out),
-            v(f"{norm}/moving_mean", out), v(f"{norm}/moving_variance", out, like="variance"), 1e-3,
+            v.mean(f"{norm}/moving_mean", x), v.variance(f"{norm}/moving_variance", x), 1e-3,
         )  # fmt: skip
 
     def squeeze(x: Array, place: str, out: int) -> Array:
@@ -365,7 +377,7 @@ def lukemelas_b0(v: Variables, x: Array, *, eps: float, wrap: str = "") -> Array
         x = conv(x, filters.transpose(2, 3, 1, 0), stride, "SAME", groups)
         return batch_norm(
             x, v(f"{norm}.weight", out, like="scale"), v(f"{norm}.bias", out),
-            v(f"{norm}.running_mean", out), v(f"{norm}.running_var", out, like="variance"), eps,
+            v.mean(f"{norm}.running_mean", x), v.variance(f"{norm}.running_var", x), eps,
         )  # fmt: skip
 
     def squeeze(x: Array, place: str, out: int) -> Array:
@@ -394,7 +406,7 @@ def popart_resnet(
         if norm == "GROUP":
             return group_norm(x, scale, shift, 32, 1e-5, strided=False)
         return batch_norm(
-            x, scale, shift, v(f"{place}/mean", out), v(f"{place}/var", out, like="variance"), 1e-5
+            x, scale, shift, v.mean(f"{place}/mean", x), v.variance(f"{place}/var", x), 1e-5
         )
 
     x = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1)))  # a fourth channel of zeros
