@@ -362,6 +362,28 @@ def test_damaged_files_never_end_in_a_traceback(variables, tmp_path):
     assert refused > 80, "the damage went unnoticed everywhere"
 
 
+def test_a_name_that_is_no_text_is_shown_escaped(port, tmp_path):
+    pytest.importorskip("onnx")
+    path = write_onnx(tmp_path / "w.onnx", {"weird": np.ones(1, "f4")})
+    path.write_bytes(path.read_bytes().replace(b"weird", b"we\xffrd"))
+    code, _, error = port(path)
+    assert code == CHECKPOINT and "no network that older programs had; it holds we\ufffdrd" in error
+
+
+def test_a_keras_model_inside_another_one(port, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    v = old.Variables()
+    old.keras_cifar_resnet8(v, IMAGE)
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        file.attrs["layer_names"] = [b"cifar_resnet_model"]
+        group = file.create_group("cifar_resnet_model")
+        group.attrs["weight_names"] = [f"{name}:0".encode() for name in v.arrays]
+        for name, array in v.arrays.items():
+            group.create_dataset(f"{name}:0", data=array)
+    code, out, _ = port("w.h5", "--json")
+    assert code == 0 and len(json.loads(out)["used"]) == len(v.arrays)
+
+
 # --- the tables ---
 
 
