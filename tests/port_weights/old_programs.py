@@ -121,32 +121,38 @@ def group_norm(
 # --- TensorFlow 1 ---
 
 
-def tf1_norm(v: Variables, scope: str, x: Array, norm: str, *, groups: int, eps: float) -> Array:
-    channels = x.shape[-1]
+def tf1_norm(
+    v: Variables, scope: str, x: Array, norm: str, *, groups: int, eps: float, earlier: bool = False
+) -> Array:
+    channels, own = x.shape[-1], "batch_normalization" if earlier else "batch_norm"
     if norm == "group":
         shift = v(f"{scope}/GroupNorm/beta", channels)
         scale = v(f"{scope}/GroupNorm/gamma", channels, like="scale")
         return group_norm(x, scale, shift, groups, eps, strided=True)
-    shift = v(f"{scope}/batch_norm/beta", channels)
-    scale = v(f"{scope}/batch_norm/gamma", channels, like="scale")
-    mean = v.mean(f"{scope}/batch_norm/moving_mean", x)
-    variance = v.variance(f"{scope}/batch_norm/moving_variance", x)
+    shift = v(f"{scope}/{own}/beta", channels)
+    scale = v(f"{scope}/{own}/gamma", channels, like="scale")
+    mean = v.mean(f"{scope}/{own}/moving_mean", x)
+    variance = v.variance(f"{scope}/{own}/moving_variance", x)
     return batch_norm(x, scale, shift, mean, variance, eps)
 
 
 def tf1_conv(
-    v: Variables, name: str, x: Array, size: int, stride: int, out: int, groups: int = 1
-) -> Array:
+    v: Variables, name: str, x: Array, size: int, stride: int, out: int, groups: int = 1,
+    *, padding: str = "SAME",
+) -> Array:  # fmt: skip
     kernel = v(name, size, size, x.shape[-1] // groups, out, like="kernel")
-    return conv(x, kernel, stride, "SAME", groups)
+    return conv(x, kernel, stride, padding, groups)
 
 
 def tf1_resnet(
     v: Variables, x: Array, *, counts: tuple[int, ...], filters: tuple[int, ...], bottleneck: bool,
     norm: str, large: bool, groups: int = 1, factor: int = 1, shortcut: str = "B",
-    later: bool = False, classes: int = 5,
+    later: bool = False, earlier: bool = False, classes: int = 5,
 ) -> Array:  # fmt: skip
-    """Blocks b1/0 with the steps 1, 2, 3 and p, or in later versions stage1/unit1 with conv1."""
+    """Blocks b1/0 with the steps 1, 2, 3 and p, or in later versions stage1/unit1 with conv1.
+
+    Earlier versions padded by half the kernel's size.
+    """
     eps = 1.53e-5 if norm == "group" else 1e-5
     of_norm = 32 if large else 16
     short = {"group": "gn", "batch": "bn"}[norm]
@@ -164,8 +170,9 @@ def tf1_resnet(
                 "conv": f"all/{block}/conv{first}/weight",
                 "norm": f"all/{block}/{short}{number}",
             }
-        x = tf1_conv(v, place["conv"], x, size, stride, out, groups)
-        return tf1_norm(v, place["norm"], x, norm, groups=of_norm, eps=eps)
+        padding = str((size - 1) // 2) if earlier else "SAME"
+        x = tf1_conv(v, place["conv"], x, size, stride, out, groups, padding=padding)
+        return tf1_norm(v, place["norm"], x, norm, groups=of_norm, eps=eps, earlier=earlier)
 
     x = relu(
         conv_norm(

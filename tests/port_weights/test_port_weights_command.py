@@ -389,7 +389,7 @@ def test_a_keras_model_inside_another_one(port, tmp_path):
 
 def test_every_table_names_every_layer_of_its_family():
     tables = (*PYTORCH_NAMINGS, *TENSORFLOW1_NAMINGS, *KERAS_NAMINGS, *POPART_NAMINGS)
-    assert len(tables) == 11
+    assert len(tables) == 12
     names = {"ResNet": "resnet26", "EfficientNet": "efficientnet_b0"}
     for naming in tables:
         layers = list(iterate_layers(MODELS[names[naming.family]], 10))

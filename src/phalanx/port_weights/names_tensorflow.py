@@ -1,5 +1,7 @@
 """TensorFlow's names: the variables of the TensorFlow 1 programs, and Keras' layers."""
 
+from dataclasses import replace
+
 from phalanx.port_weights.naming import Naming
 
 _NORM = {
@@ -35,7 +37,7 @@ def _variables(
     """A table of TensorFlow 1's."""
     return Naming(
         title=title,
-        family={"tensorflow1": "ResNet", "tensorflow1_efficientnet": "EfficientNet"}[program],
+        family="EfficientNet" if program == "tensorflow1_efficientnet" else "ResNet",
         program=program,
         layers=layers,
         tensors=tensors,
@@ -59,10 +61,16 @@ _V1_RESNET = _variables(
     },
     tensors=_KERNELS,
 )
+_V1_RESNET_EARLIER = replace(
+    _V1_RESNET,
+    title="variables of TensorFlow 1's earlier ResNet and ResNeXt",
+    program="tensorflow1_earlier",
+    norm_words={**_V1_NORMS, "batch": {"norm": "batch_normalization"}},
+)
 _WEIGHT = {"weight": "weight", "bias": "bias"}
 _V1_RESNET_LATER = _variables(
     "variables of TensorFlow 1's later ResNet and ResNeXt",
-    "tensorflow1",
+    "tensorflow1_later",
     layers={
         ("conv", "stem"): "stage0/conv0",
         ("norm", "stem"): "stage0/{short}0/{norm}",
@@ -102,6 +110,7 @@ def _v1_efficientnet(title: str, squeeze: str) -> Naming:
 
 TENSORFLOW1_NAMINGS = (
     _V1_RESNET,
+    _V1_RESNET_EARLIER,
     _V1_RESNET_LATER,
     _v1_efficientnet("variables of TensorFlow 1's EfficientNet", "BLOCK/SE/STEP/conv/conv2d"),
     _v1_efficientnet(

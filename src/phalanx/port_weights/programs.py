@@ -1,6 +1,6 @@
 """What a file of weights does not say of its network, because its program always did it so."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _MEAN = "if it was trained without --normalise-input: add --normalization mean"
 _PER_IMAGE = (
@@ -23,23 +23,29 @@ class Program:
     small_notes: tuple[str, ...] = ()  # ... and for small ones
 
 
+_TENSORFLOW1 = Program(
+    title="TensorFlow 1",
+    padding="same",
+    eps={"group": 1.53e-5},
+    small_groups=16,
+    interleaved=True,
+    notes=(_MEAN,),
+    small_notes=(_PER_IMAGE,),
+)
 PROGRAMS = {
     "pytorch": Program(title="PyTorch"),
     "efficientnet_pytorch": Program(
         title="PyTorch", padding="same", eps={"batch": 1e-3, "group": 1e-3}, groups=4
     ),
-    "tensorflow1": Program(
-        title="TensorFlow 1",
-        padding="same",
-        eps={"group": 1.53e-5},
-        small_groups=16,
-        interleaved=True,
+    "tensorflow1": replace(
+        _TENSORFLOW1,
         notes=(
             _MEAN,
             "if it is of SDK 2.0 or older, convolutions were padded evenly: no --padding same then",
         ),
-        small_notes=(_PER_IMAGE,),
     ),
+    "tensorflow1_earlier": replace(_TENSORFLOW1, padding="symmetric"),
+    "tensorflow1_later": _TENSORFLOW1,
     "tensorflow1_efficientnet": Program(
         title="TensorFlow 1",
         padding="same",
