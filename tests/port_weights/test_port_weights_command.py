@@ -249,6 +249,16 @@ def test_a_tensorflow_1_checkpoint_is_refused_with_two_lines(given, named, port,
         compile(line.strip(), "line", "exec")
 
 
+def test_of_a_folder_that_does_not_say_which_is_the_latest_the_newest_is_taken(port, tmp_path):
+    for number, age in ((9, 50), (10, 5)):
+        (tmp_path / f"ckpt-{number}.index").touch()
+        os.utime(tmp_path / f"ckpt-{number}.index", (age, age))
+    code, _, error = port(".")
+    assert code == CHECKPOINT and "load_checkpoint('ckpt-9')" in error
+    code, _, error = port("ckpt-11.index")
+    assert code == CHECKPOINT and "ckpt-11.index: no such file" in error
+
+
 def test_those_two_lines_make_a_file_that_ports(port, variables, tmp_path, monkeypatch):
     (tmp_path / "ckpt-1.index").touch()
     lines = port("ckpt-1")[2].strip().splitlines()[1:]

@@ -88,12 +88,14 @@ def _holds_arrays(path: Path) -> bool:
 
 def _refuse_tensorflow_checkpoint(path: Path) -> None:
     """A checkpoint of TensorFlow 1 is refused with the two lines that make an .npz of it."""
-    found = _CHECKPOINT_FILE.fullmatch(path.name)
+    found = _CHECKPOINT_FILE.fullmatch(path.name) if path.is_file() else None
     prefix = path.with_name(found[1]) if found else path
     if path.name == "checkpoint" and path.is_file():
         prefix = path.parent
-    is_folder = prefix.is_dir() and any(prefix.glob("*.index"))
-    if found or is_folder or Path(f"{prefix}.index").is_file():
+    indexes = sorted(prefix.glob("*.index"), key=lambda index: index.lstat().st_mtime)
+    if indexes and not (prefix / "checkpoint").exists():  # which says what is the latest
+        prefix = indexes[-1].with_suffix("")
+    if found or indexes or Path(f"{prefix}.index").is_file():
         raise CheckpointError(
             f"{path}: is a TensorFlow 1 checkpoint, which only TensorFlow reads; where it is "
             "installed, these two lines of Python turn it into an .npz for `phalanx port "
