@@ -46,10 +46,10 @@ def run(model, x):
         return model(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).numpy()
 
 
-def check(model, x, logits):
+def check(model, x, logits, *, tolerance=1e-6):
     found, largest = run(model, x), np.abs(logits).max()
     assert np.abs(logits[0] - logits[1]).max() > 0.1 * largest, "hardly depends on the image"
-    np.testing.assert_allclose(found, logits, rtol=1e-6, atol=1e-6 * largest)
+    np.testing.assert_allclose(found, logits, rtol=tolerance, atol=tolerance * largest)
 
 
 # --- TensorFlow 1 ---
@@ -199,7 +199,7 @@ def test_biases_before_batch_norm_go_into_its_mean(model, counts, port, tmp_path
     biases = 3 * sum(counts) + 5  # of blocks, projections and the stem
     note = f"{biases} biases of convolutions went into the means of the norms after them"
     assert facts["model"] == model and note in facts["notes"]
-    check(ours, x, logits)
+    check(ours, x, logits, tolerance=1e-4)  # mean less bias is rounded once more
 
 
 def test_keras_layers_of_efficientnet(port, tmp_path):

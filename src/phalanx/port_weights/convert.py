@@ -153,7 +153,8 @@ def _convert_tensors(arrays: Mapping[str, Array], match: ModelMatch) -> dict[str
             found[place.name] = np.ascontiguousarray(array)
     for old, place in match.used.items():
         if place.folded:
-            found[place.name] = found[place.name] - arrays[old].astype(np.float32)
+            exact = found[place.name].astype(np.float64) - arrays[old].astype(np.float64)
+            found[place.name] = exact.astype(np.float32)
     for layer in iterate_layers(match.variant, match.classes):
         if COUNTER in layer.shapes:
             found[f"{layer.path}.{COUNTER}"] = np.zeros((), np.int64)
