@@ -36,6 +36,7 @@ _EXTRAS = {  # name: (import name, package, what for); for those who ask for it
     "tensorboard": ("tensorboard", "tensorboard", "to look at what --tensorboard writes"),
     "wandb": ("wandb", "wandb", "--wandb"),
     "mlflow": ("mlflow", "mlflow-skinny", "--mlflow"),
+    "port": ("h5py", "h5py", "phalanx port weights of Keras files"),
 }
 _ENOUGH_DISK = 2 * 2**30
 
