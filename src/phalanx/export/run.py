@@ -34,6 +34,11 @@ from phalanx.export.place import (
     write_file,
 )
 
+_FLIP_NOTE = (
+    "--flip-averaging: the run scores each image together with its mirror image; the export "
+    "answers for the image alone, in half the time"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel:
@@ -44,6 +49,7 @@ class ExportedModel:
     metadata: ModelMetadata
     checked: ParityReport
     bytes: int
+    computes: bool  # holds the network, not its weights alone
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -104,7 +110,8 @@ def export_checkpoint(
         metadata=metadata,
         checked=report,
         bytes=size,
-        notes=tuple(draft.notes),
+        computes=options.kind.computes,
+        notes=(_FLIP_NOTE,) if session.config.augment.flip_averaging else (),
     )
 
 
