@@ -32,6 +32,7 @@ _EXTRAS = {  # name: (import name, package, what for); for those who ask for it
     "parquet": ("pyarrow", "pyarrow", "data in Parquet files"),
     "sweep": ("optuna", "optuna", "phalanx sweep"),
     "heic": ("pillow_heif", "pillow-heif", "HEIC photographs"),
+    "serve": ("uvicorn", "uvicorn", "phalanx serve"),
     "lightning": ("pytorch_lightning", "pytorch-lightning", "--engine lightning"),
     "tensorboard": ("tensorboard", "tensorboard", "to look at what --tensorboard writes"),
     "wandb": ("wandb", "wandb", "--wandb"),
