@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 import phalanx
@@ -46,3 +47,12 @@ def exported(run, built):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafts, "build_onnx", build_and_keep)
         return phalanx.export(run)
+
+
+@pytest.fixture
+def built_model(exported, built, monkeypatch):
+    """A copy of the run's ONNX model, which the next export takes for its own."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(built[0])
+    monkeypatch.setattr(drafts, "build_onnx", lambda *_: copy)
+    return copy

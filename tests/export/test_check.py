@@ -9,7 +9,7 @@ from PIL import Image
 
 import phalanx
 from phalanx.errors import CheckpointError, ConfigError, DataError
-from phalanx.export import drafts, fold
+from phalanx.export import fold
 from phalanx.export.check_images import CheckImages
 from phalanx.export.parity import ParityCase, check_parity
 
@@ -27,17 +27,8 @@ def refuse(run, out, **options):
     return str(error.value)
 
 
-@pytest.fixture
-def model(exported, built, monkeypatch):
-    """A copy of the run's ONNX model, which the next export takes for its own."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(built[0])
-    monkeypatch.setattr(drafts, "build_onnx", lambda *_: copy)
-    return copy
-
-
-def test_a_file_with_a_wrong_weight_is_told_by_its_unit(run, out, model):
-    for weight in model.graph.initializer:
+def test_a_file_with_a_wrong_weight_is_told_by_its_unit(run, out, built_model):
+    for weight in built_model.graph.initializer:
         if weight.name == "model.layer2.0.conv2.weight":
             wrong = 1.5 * onnx.numpy_helper.to_array(weight)
             weight.CopyFrom(onnx.numpy_helper.from_array(wrong, weight.name))
@@ -60,8 +51,8 @@ def test_a_wrong_fold_is_told_by_its_unit(run, out, monkeypatch):
     assert message.endswith("layer3/0 is the first unit to differ, with folded norms")
 
 
-def test_a_batch_that_became_fixed_is_found(run, out, model):
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+def test_a_batch_that_became_fixed_is_found(run, out, built_model):
+    built_model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     message = refuse(run, out)
     assert message.startswith("the export cannot run a batch of 2, so nothing was written: ")
     assert "Got: 2 Expected: 1" in message

@@ -51,8 +51,9 @@ def test_it_says_where_the_model_is_and_how_it_compares(run, tmp_path, capsys):
             "--with-preprocessing: --format timm holds weights alone, which take no input; leave "
             "the option out, or use --format onnx",
         ),
-        (["--name", "a/b"], 2, "--name a/b: a name is made of letters, digits, '.', '_' and '-'"),
-        (["--name", ".."], 2, "--name ..: a name is made of letters"),
+        (["--name", "a/b"], 2, "--name a/b: a name is made of up to 100 letters, digits, '.', '_'"),
+        (["--name", ".."], 2, "--name ..: a name is made of up to 100 letters"),
+        (["--name", "a" * 101], 2, "a: a name is made of up to 100 letters"),
         (["--max-batch", "0"], 2, "--max-batch: expected a whole number from 1 to 4,096, got '0'"),
         (["--image-size", "32"], 2, "--image-size: no such option"),
         (
@@ -135,6 +136,13 @@ def test_what_a_killed_export_left_is_removed_by_the_next(run, tmp_path):
     (left / "w.safetensors").write_bytes(b"half")
     phalanx.export(run, format="safetensors", out=tmp_path / "w.safetensors")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["README.md", "w.safetensors"]
+
+
+def test_a_place_that_cannot_be_written_is_told(run, capsys):
+    words = ["export", str(run), "--format", "safetensors", "--out", "/proc/nowhere/w.safetensors"]
+    assert main(words) == 6
+    assert "cannot be written" in (told := capsys.readouterr().err)
+    assert told.endswith("fix that or choose another --out\n")
 
 
 def test_names_are_made_of_what_an_address_can_hold(run, tmp_path):

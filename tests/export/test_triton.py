@@ -26,12 +26,10 @@ def read_config():
     return lambda text: text_format.Parse(text, module.ModelConfig()), module
 
 
-def test_the_repository_is_one_of_tritons(run, tmp_path, read_config):
+def test_the_repository_is_one_of_tritons(run, built_model, tmp_path, read_config):
     parse, definition = read_config
-    done = phalanx.export(
-        run, format="triton", out=tmp_path / "models", max_batch=16, with_preprocessing=True,
-        name="digits",
-    )  # fmt: skip
+    out = tmp_path / "models"
+    done = phalanx.export(run, format="triton", out=out, max_batch=16, name="digits")
     root = tmp_path / "models" / "digits"
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert files == {"config.pbtxt", "labels.txt", "1/model.onnx"}
@@ -54,8 +52,10 @@ def test_the_repository_is_one_of_tritons(run, tmp_path, read_config):
 
 def test_class_names_of_any_kind(exported, read_config):
     names = ('say "hi"', "back\\slash", "größe 鞋", "two\nlines")
-    about = exported.metadata.model_copy(update={"classes": names})
+    about = exported.metadata.model_copy(update={"classes": names, "input": "image"})
     config = read_config[0](write_triton_config(about, max_batch=1, map_shape=None))
     assert tuple(json.loads(config.parameters["phalanx"].string_value)["classes"]) == names
+    assert (config.input[0].name, list(config.input[0].dims)) == ("image", [12, 12, 3])
+    assert config.input[0].data_type == read_config[1].TYPE_UINT8
     assert [one.name for one in config.output] == ["logits"] and config.output[0].dims == [4]
     assert write_labels(about).splitlines() == [*names[:3], "two lines"]

@@ -32,9 +32,11 @@ _EXTRAS = {  # name: (import name, package, what for); for those who ask for it
     "parquet": ("pyarrow", "pyarrow", "data in Parquet files"),
     "sweep": ("optuna", "optuna", "phalanx sweep"),
     "heic": ("pillow_heif", "pillow-heif", "HEIC photographs"),
+    "serve": ("uvicorn", "uvicorn", "phalanx serve"),
     "lightning": ("pytorch_lightning", "pytorch-lightning", "--engine lightning"),
     "tensorboard": ("tensorboard", "tensorboard", "to look at what --tensorboard writes"),
     "wandb": ("wandb", "wandb", "--wandb"),
+    "export": ("onnxscript", "onnxscript", "phalanx export to ONNX and Triton"),
     "mlflow": ("mlflow", "mlflow-skinny", "--mlflow"),
 }
 _ENOUGH_DISK = 2 * 2**30

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     examples={
         "phalanx export runs/demo": "runs/demo/export/demo.onnx, with a model card",
         "phalanx export runs/demo --with-preprocessing --out shoes.onnx": (
-            "takes the bytes of an image"
+            "takes pixels from 0 to 255"
         ),
         "phalanx export runs/demo --checkpoint last --averaged": "averaged weights of the newest",
         "phalanx export runs/demo --format pt2 --dtype bfloat16": "for torch, in 16 bits",

@@ -35,13 +35,14 @@ def choose_check_images(
     """
     if given is not None:
         return _read_given(session, given[:count])
-    if session.config.data.data not in _MADE_UP:
-        try:
-            return _read_validation(session, count)
-        except DataError:
-            if needs_data:
-                raise
-    return _read_embedded(session, count)
+    if session.config.data.data in _MADE_UP:
+        return _read_embedded(session, count, "the run's data is noise")
+    try:
+        return _read_validation(session, count)
+    except DataError:
+        if needs_data:
+            raise
+        return _read_embedded(session, count, "the run's data is not here")
 
 
 def _read_given(session: Session, images: Sequence[NamedImage]) -> CheckImages:
@@ -71,7 +72,7 @@ def _read_validation(session: Session, count: int) -> CheckImages:
     return CheckImages(pixels[readable], tuple(names), source)
 
 
-def _read_embedded(session: Session, count: int) -> CheckImages:
+def _read_embedded(session: Session, count: int, why: str) -> CheckImages:
     source, size = open_embedded("valid"), session.preprocessing.image_size
     transform = build_transform(session.preprocessing.transform)
     chosen = _spread(len(source), count)
@@ -79,7 +80,7 @@ def _read_embedded(session: Session, count: int) -> CheckImages:
     for row, index in enumerate(chosen):
         transform.apply_evaluation(source.read(index), pixels[row])
     names = tuple(source.name(index) for index in chosen)
-    words = f"{_count(len(chosen))} that come with Phalanx (the run's data is not here)"
+    words = f"{_count(len(chosen))} that come with Phalanx ({why})"
     return CheckImages(pixels, names, words)
 
 

@@ -1,9 +1,10 @@
 """ONNX files: written from the network, and run by onnxruntime."""
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.export import Dim
 
+from phalanx.errors import CheckpointError
 from phalanx.export.metadata import ACTIVATION_MAP, LOGITS, METADATA_KEY, ModelMetadata
 from phalanx.export.network import ExportNetwork
 from phalanx.export.parity import RunFailed, Runner
 
 _OPSET = 18  # of onnxruntime 1.14 and later
-_NOISY_LOGGERS = ("torch.onnx", "torch.export", "onnxscript")
+_NOISY_LOGGERS = (
+    *("torch", "torch.onnx", "torch.export", "torch.fx", "torch._dynamo", "onnxscript"),
+)
+_TRACE_ERRORS = (
+    *(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
+)
+
+
+@contextmanager
+def trace_errors(metadata: ModelMetadata) -> Iterator[None]:
+    """A quiet block that traces a network; CheckpointError for one that cannot be."""
+    try:
+        with quiet_exporters(), torch.no_grad():
+            yield
+    except _TRACE_ERRORS as error:
+        cause = error
+        while isinstance(cause.__cause__, _TRACE_ERRORS):
+            cause = cause.__cause__
+        reason = str(cause).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{metadata.model}: torch.export cannot trace it ({reason}); change its forward so "
+            "that nothing depends on the values of a tensor, or use --format safetensors"
+        ) from error
 
 
 @contextmanager
@@ -26,10 +50,10 @@ def quiet_exporters() -> Iterator[None]:
     """A block without what exporters say of themselves, such as that torchvision is missing."""
     loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
     before = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         for logger in loggers:
-            logger.setLevel(logging.ERROR)
+            logger.setLevel(logging.CRITICAL)
         try:
             yield
         finally:
@@ -46,7 +70,7 @@ def make_example(metadata: ModelMetadata) -> Tensor:
 def build_onnx(network: ExportNetwork, metadata: ModelMetadata) -> Any:
     """The network as an ONNX model, whose nodes know which module they come from."""
     names = [LOGITS, ACTIVATION_MAP] if metadata.has_activation_map else [LOGITS]
-    with quiet_exporters(), torch.no_grad():
+    with trace_errors(metadata):
         found = torch.onnx.export(
             network,
             (make_example(metadata),),

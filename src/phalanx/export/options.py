@@ -16,6 +16,8 @@ from phalanx.plan.model import build_variant
 from phalanx.report.folder import is_run_folder
 
 _DTYPES = ("float32", "float16", "bfloat16")
+_LONGEST_NAME = 100
+_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
 _ODD_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 MARK = "phalanx-export"  # in every model card of ours: what has it beside it may be replaced
 
@@ -85,12 +87,10 @@ class ExportOptions:
                 f"--with-preprocessing: --format {self.format} holds weights alone, which take no "
                 "input; leave the option out, or use --format onnx"
             )
-        if self.name is not None and (
-            _ODD_CHARACTERS.search(self.name) or not self.name.strip(".")
-        ):
+        if self.name is not None and not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"--name {self.name}: a name is made of letters, digits, '.', '_' and '-', because "
-                "addresses have it in them"
+                f"--name {self.name}: a name is made of up to {_LONGEST_NAME} letters, digits, "
+                "'.', '_' and '-', not '.' first, because addresses and files have it in them"
             )
 
     @property
@@ -118,7 +118,7 @@ class ExportOptions:
     def choose_name(self, checkpoint: ScorableCheckpoint) -> str:
         """What the model is called: as asked, else as its run, in characters of an address."""
         found = _ODD_CHARACTERS.sub("-", checkpoint.start.facts["run"]).strip("-.")
-        return self.name or found or "model"
+        return self.name or found[:_LONGEST_NAME] or "model"
 
     def choose_path(self, checkpoint: ScorableCheckpoint) -> Path:
         """Where the export goes: the file, or the folder of a format that is one."""

@@ -11,10 +11,16 @@ from phalanx.errors import ConfigError
 from phalanx.export.options import MARK
 
 CARD = "README.md"
+_ADVICE = "then export again"
 
 
 def refuse_taken(path: Path, *, is_folder: bool) -> None:
     """Raise where something lies at a path that no export of ours has written."""
+    with out_errors(path, _ADVICE):
+        _refuse_taken(path, is_folder=is_folder)
+
+
+def _refuse_taken(path: Path, *, is_folder: bool) -> None:
     folder = path if is_folder else path.parent
     file = next((parent for parent in path.parents if parent.is_file()), None)
     if file is not None:
@@ -52,18 +58,18 @@ def _name_card(path: Path) -> Path:
 @contextmanager
 def staging_folder(path: Path) -> Iterator[Path]:
     """A hidden folder beside a path to write in; it is gone after the block."""
-    with out_errors(path, "then export again"):
-        folder_is_new = not path.parent.exists()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_dead_parts(path.parent)
-        stage = path.parent / f".{path.name}.{os.getpid()}.part"
-        stage.mkdir()
-        try:
-            yield stage
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
-            if folder_is_new:
-                _remove_empty(path.parent)
+    folder_is_new = not path.parent.exists()
+    stage = path.parent / f".{path.name}.{os.getpid()}.part"
+    try:
+        with out_errors(path, _ADVICE):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_dead_parts(path.parent)
+            stage.mkdir()
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        if folder_is_new:
+            _remove_empty(path.parent)
 
 
 def _remove_empty(folder: Path) -> None:
@@ -73,21 +79,24 @@ def _remove_empty(folder: Path) -> None:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Write a file of an export, with the folders that lead to it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_synced(path, [content.encode() if isinstance(content, str) else content])
+    with out_errors(path, _ADVICE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_synced(path, [content.encode() if isinstance(content, str) else content])
 
 
 def move_file(staged: Path, path: Path) -> None:
     """Give a file its place, in the stead of what was there."""
-    staged.replace(path)
-    sync_folder(path.parent)
+    with out_errors(path, _ADVICE):
+        staged.replace(path)
+        sync_folder(path.parent)
 
 
 def move_folder(staged: Path, path: Path) -> None:
     """Give a folder its place, in the stead of what was there."""
     before = path.parent / f".{path.name}.before.{os.getpid()}.part"
-    if path.exists():
-        path.rename(before)
-    staged.rename(path)
-    sync_folder(path.parent)
+    with out_errors(path, _ADVICE):
+        if path.exists():
+            path.rename(before)
+        staged.rename(path)
+        sync_folder(path.parent)
     shutil.rmtree(before, ignore_errors=True)

@@ -8,7 +8,7 @@ from torch.export import Dim
 
 from phalanx.export.metadata import METADATA_KEY, ModelMetadata
 from phalanx.export.network import ExportNetwork
-from phalanx.export.onnx_file import make_example, quiet_exporters
+from phalanx.export.onnx_file import make_example, quiet_exporters, trace_errors
 from phalanx.export.parity import Runner
 from phalanx.export.weights_file import run_torch
 
@@ -18,10 +18,11 @@ _PLACES = ("stack_trace", "nn_module_stack_trace", "source_fn_stack")  # of this
 
 def serialise_program(network: ExportNetwork, metadata: ModelMetadata) -> bytes:
     """The bytes of a pt2 file."""
-    with quiet_exporters(), torch.no_grad():
+    with trace_errors(metadata):
         program = torch.export.export(
             network, (make_example(metadata),), dynamic_shapes=({0: Dim("batch")},)
         )
+    with quiet_exporters():
         for node in program.graph.nodes:
             for key in _PLACES:
                 node.meta.pop(key, None)

@@ -30,6 +30,7 @@ _OPEN = ("/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/do
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 _CLIENT_LEFT = 499  # nobody gets it: what logs call a request whose client has gone
 _PATH_SHOWN = 200
+_NO_ROUTE = "other"  # what counters call all paths that nothing is at
 _DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 Log = Callable[[bytes], None]  # takes a line
 
@@ -47,7 +48,8 @@ def build_app(service: Service, *, api_key: str = "", log: Log | None = None) ->
     handlers: Any = {ApiError: _describe_api_error, HTTPException: _describe_http_error}
     inner = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
     open_paths = {*_OPEN, *(route.path for route in page_routes)}
-    return _RequestGate(inner, service, api_key, open_paths, log)
+    names = {route.endpoint: route.path for route in reversed(routes)}  # the shortest of each
+    return _RequestGate(inner, service, names, open_paths, api_key=api_key, log=log)
 
 
 def _build_own_routes(service: Service, *, needs_key: bool) -> list[Route]:
@@ -102,9 +104,17 @@ class _RequestGate:
     """
 
     def __init__(
-        self, app: ASGIApp, service: Service, api_key: str, open_paths: set[str], log: Log | None
+        self,
+        app: ASGIApp,
+        service: Service,
+        names: dict[Any, str],
+        open_paths: set[str],
+        *,
+        api_key: str,
+        log: Log | None,
     ) -> None:
         self._app, self._service, self._log = app, service, log
+        self._names = names  # of routes, by the functions that answer there
         self._key, self._open_paths = api_key.encode(), open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,7 +166,7 @@ class _RequestGate:
         """Count the request, and write its line of the log."""
         took_s = time.perf_counter() - record.started_at
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        route = self._find_route(scope)
+        route = self._names.get(scope.get("endpoint"), _NO_ROUTE)
         self._service.metrics.requests.add(route, method, str(status))
         self._service.metrics.request_s.observe(took_s, route)
         if self._log is None:
@@ -175,11 +185,6 @@ class _RequestGate:
         if record.error:
             line["error"] = record.error
         self._log(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
-    def _find_route(self, scope: Scope) -> str:
-        """The path of the route that took a request; of all that none took, the same."""
-        route = scope.get("route")
-        return route.path if isinstance(route, Route) else "other"
 
 
 async def _refuse_key(scope: Scope, receive: Receive, send: Send) -> None:
