@@ -14,6 +14,7 @@ import phalanx
 from phalanx.assemble.feed import build_normaliser
 from phalanx.data.formats.decode import decode
 from phalanx.data.transforms.transform import build_transform
+from phalanx.export.card_facts import _hide_paths
 from phalanx.export.usage import describe_usage
 
 
@@ -88,6 +89,11 @@ def test_the_card_says_what_the_model_is(exported, run):
     ):
         assert line in card
     assert str(run.parent) not in card  # no path of this machine
+
+
+def test_a_command_loses_the_places_of_this_machine():
+    command = "phalanx train a.yaml --data-dir /home/me/cats/ --run-dir=/tmp/runs/cats --lr 1/2"
+    assert _hide_paths(command) == "phalanx train a.yaml --data-dir cats --run-dir=cats --lr 1/2"
 
 
 def test_averaged_weights_have_their_own_score(run, tmp_path):

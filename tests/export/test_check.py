@@ -9,9 +9,10 @@ from PIL import Image
 
 import phalanx
 from phalanx.errors import CheckpointError, ConfigError, DataError
-from phalanx.export import fold
+from phalanx.export import drafts, fold
 from phalanx.export.check_images import CheckImages
 from phalanx.export.parity import ParityCase, check_parity
+from phalanx.export.weights_file import serialise_weights
 
 
 @pytest.fixture
@@ -56,6 +57,18 @@ def test_a_batch_that_became_fixed_is_found(run, out, built_model):
     message = refuse(run, out)
     assert message.startswith("the export cannot run a batch of 2, so nothing was written: ")
     assert "Got: 2 Expected: 1" in message
+
+
+def test_weights_alone_are_checked_as_they_were_written(run, out, monkeypatch):
+    def write_wrong(model, *rest):
+        model.fc.bias.data += 1
+        content = serialise_weights(model, *rest)
+        model.fc.bias.data -= 1
+        return content
+
+    monkeypatch.setattr(drafts, "serialise_weights", write_wrong)
+    message = refuse(run, out.with_suffix(".safetensors"), format="safetensors")
+    assert "differs by 1, allowed are 0.0001" in message
 
 
 def test_a_file_that_cannot_be_opened_is_told(run, out, built_model):

@@ -79,6 +79,8 @@ def test_weights_fit_the_model_of_their_metadata(run, tmp_path, model):
         found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     averaged = phalanx.load(run / "checkpoints" / "best" / "average.safetensors", device="cpu")
     assert (about.averaged, about.dtype, about.model) == (True, "float16", "resnet8")
+    assert found["fc.weight"].dtype == torch.float16
+    assert found["bn1.running_var"].dtype == torch.float32
     for name, tensor in averaged.module.state_dict().items():
         torch.testing.assert_close(found[name].to(tensor.dtype), tensor, rtol=1e-3, atol=1e-6)
     assert not torch.equal(found["fc.weight"].float(), model.module.fc.weight.half().float())

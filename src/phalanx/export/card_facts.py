@@ -1,7 +1,6 @@
 """What a model card says of a run: scores, data, recipe and limits."""
 
-import shlex
-from pathlib import Path
+import re
 from typing import Any
 
 from phalanx.assemble.scorable import ScorableCheckpoint
@@ -19,6 +18,7 @@ _OWN_TO_A_MACHINE = (  # options that say nothing of how a model came about
     "keep", "logs-per-epoch", "ckpts-per-epoch", "tensorboard", "wandb", "mlflow",
 )  # fmt: skip
 _CLASSES_SHOWN = 20
+_ABSOLUTE = re.compile(r"(?<![^\s=])/(?:[^\s/]+/)*([^\s/]+)/?")
 
 
 def _find_run(checkpoint: ScorableCheckpoint) -> RunFolder | None:
@@ -110,8 +110,7 @@ def describe_recipe(session: Session, checkpoint: ScorableCheckpoint) -> str:
 
 def _hide_paths(command: str) -> str:
     """A command line with only the last part of each absolute path."""
-    words = [Path(word).name if word.startswith("/") else word for word in command.split()]
-    return shlex.join(words)
+    return _ABSOLUTE.sub(r"\1", command)
 
 
 def describe_limits(session: Session, metadata: ModelMetadata) -> str:

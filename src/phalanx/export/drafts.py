@@ -14,7 +14,6 @@ from phalanx.export.timm_config import write_timm_config
 from phalanx.export.torch_program import open_program, serialise_program
 from phalanx.export.triton_config import LABELS, write_labels, write_triton_config
 from phalanx.export.weights_file import open_weights, serialise_weights
-from phalanx.models.units import UnitModel
 from phalanx.plan.model import build_variant
 
 
@@ -51,7 +50,7 @@ def _draft_pt2(session: Session, metadata: ModelMetadata, file: str, _: int) -> 
 def _draft_safetensors(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:
     return Draft(
         files={file: _serialise_session(session, metadata)},
-        open=lambda folder: open_weights(folder / file, _build_empty(session), metadata),
+        open=lambda folder: open_weights(folder / file, copy_network(session), metadata),
     )
 
 
@@ -62,7 +61,7 @@ def _draft_timm(session: Session, metadata: ModelMetadata, _: str, __: int) -> D
             "config.json": write_timm_config(build_variant(session.config), metadata),
             file: _serialise_session(session, metadata),
         },
-        open=lambda folder: open_weights(folder / file, _build_empty(session), metadata),
+        open=lambda folder: open_weights(folder / file, copy_network(session), metadata),
     )
 
 
@@ -83,14 +82,6 @@ def _draft_triton(session: Session, metadata: ModelMetadata, _: str, max_batch: 
 def _serialise_session(session: Session, metadata: ModelMetadata) -> bytes:
     layout = build_variant(session.config).norm.layout
     return serialise_weights(session.model, metadata, layout)
-
-
-def _build_empty(session: Session) -> UnitModel:
-    """A network like the session's, with no weight of it."""
-    network = copy_network(session)
-    for tensor in network.state_dict().values():
-        tensor.zero_()
-    return network
 
 
 # of a session's model with its metadata, under a name, for batches of that size at most

@@ -36,15 +36,15 @@ def _convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.contiguous() if keeps else tensor.to(dtype).contiguous()
 
 
-def open_weights(path: Path, empty: UnitModel, metadata: ModelMetadata) -> Runner:
-    """What a network says once it has the weights of a file; it is changed."""
+def open_weights(path: Path, network: UnitModel, metadata: ModelMetadata) -> Runner:
+    """What a network says once it has all its weights from a file; it is changed."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    target = empty.model if [*empty.units] == ["model"] else empty
+    target = network.model if [*network.units] == ["model"] else network
     assert isinstance(target, nn.Module)
     target.load_state_dict(tensors)
     wide = metadata.model_copy(update={"dtype": "float32", "input": "tensor"})
-    run = run_torch(ExportNetwork(empty, wide, fold=False))
+    run = run_torch(ExportNetwork(network, wide, fold=False))
     return lambda batch: run(batch)[:1]  # the map is no part of the file
 
 
