@@ -23,6 +23,8 @@ _PROTOCOLS = ("predict", "tensorflow", "v2")
 _IN_FLIGHT = 16  # requests of a thread with --use-async
 _VALIDATION_IMAGES = 200  # of a run, where none are named
 _MOST_THREADS = 512
+_MOST_CONNECTIONS = 1000  # as many as our server takes
+_RUN_OPTIONS = ("data-dir", "plugin")  # with --serve RUN
 _READY_S = 120.0
 _LONGEST_S = 3600.0
 
@@ -70,7 +72,7 @@ _LONGEST_S = 3600.0
     JSON_FLAG,
     usage="[IMAGE|DIR...] [--url URL | --serve RUN|FILE] [--batch-size N] [--num-threads N] "
     "[--num-images N] [--use-async] [--protocol NAME] [--verbose] [--json]",
-    options=("max-file-mib",),
+    options=(*_RUN_OPTIONS, "max-file-mib"),
     examples={
         "phalanx request shoe.png": "what the server on this machine says of one image",
         "phalanx request photos --url http://gpu1:8000 --batch-size 8": "a folder, eight at a time",
@@ -82,8 +84,13 @@ def _run(args: ParsedArgs) -> int:
     """Send, print, and say by the exit code whether every image got an answer."""
     args.refuse_problems()
     options = _read_options(args)
-    if args["--serve"] and args["--url"]:
-        raise ConfigError("--url: --serve starts a server of its own; give only one of them")
+    for flag in ("--url", "--api-key-file"):
+        if args["--serve"] and args[flag]:
+            raise ConfigError(f"{flag}: --serve starts a server of its own; give only one of them")
+    for name in _RUN_OPTIONS:
+        if name in args.flags and not args["--serve"]:
+            raise ConfigError(f"--{name}: goes with --serve RUN; leave it out")
+    args.load_plugins()
     if not args["images"] and not args["--serve"]:
         raise ConfigError("no image is named; give files or folders, or --serve RUN")
     images = _collect(args)
@@ -100,10 +107,11 @@ def _read_options(args: ParsedArgs) -> "LoadOptions":
     from phalanx.client.load import LoadOptions
 
     wanted = args["--num-images"]
+    most_threads = _MOST_CONNECTIONS // _IN_FLIGHT if args["--use-async"] else _MOST_THREADS
     return LoadOptions(
         protocol=args["--protocol"],
         batch_size=args.read_int("--batch-size", 1, 4096),
-        threads=args.read_int("--num-threads", 1, _MOST_THREADS),
+        threads=args.read_int("--num-threads", 1, most_threads),
         in_flight=_IN_FLIGHT if args["--use-async"] else 1,
         per_thread=None if wanted is None else args.read_int("--num-images", 1, 10**9),
         timeout_s=args.read_positive("--timeout", "seconds up to 3600", high=_LONGEST_S),
@@ -144,7 +152,8 @@ def _open_address(args: ParsedArgs) -> "Iterator[ServerAddress]":
         if not Path(target).is_file():
             file = str(Path(folder) / "model.onnx")
             print(f"exporting {clean_name(target)}", file=sys.stderr)
-            run_child(["export", target, "--format", "onnx", "--out", file])
+            given = [f"--{name}={args.flags[name]}" for name in _RUN_OPTIONS if name in args.flags]
+            run_child(["export", target, "--format", "onnx", "--out", file, *given])
             target = file
         with open_server(target, ready_s=_READY_S) as server:
             print(f"serving {server.name} on {server.url}", file=sys.stderr)

@@ -60,9 +60,10 @@ function takeDropped(transfer) {
   const items = [...transfer.items].filter((item) => item.kind === "file");
   const files = [], problems = [];
   for (const item of items) {
-    const entry = item.webkitGetAsEntry?.();
+    const entry = item.webkitGetAsEntry?.(), file = item.getAsFile();
     if (entry?.isDirectory) problems.push(`${entry.name} is a folder; drop the images in it.`);
-    else files.push(item.getAsFile());
+    else if (file) files.push(file);
+    else problems.push("A file that was dropped cannot be read; choose it instead.");
   }
   if (!items.length) problems.push("No file was dropped; save the image first, then drop the file.");
   take(files, problems);
