@@ -1,7 +1,8 @@
 # make demo     install, train the demo, score it, say where the report is
 # make test     install, then format check, lint, types and tests
 # make proof    the slow proofs: random kills, memory over ten epochs of the demo, steps of every preset,
-#               clusters of two hosts (as root, with the packages that CONTRIBUTING.md names)
+#               the server under load and 10,000 hostile requests, clusters of two hosts (as root, with
+#               the packages that CONTRIBUTING.md names)
 # make torture  ten minutes of kills, damaged files, nonsense, hostile names and full disks
 # make bench    the ratio of training speed to a bare PyTorch loop
 # make docs     write the generated pages

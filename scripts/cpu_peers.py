@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", default=_JOBS)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a block")
-    parser.add_argument("--compile", action="store_true", help="the peer may compile, too")
+    parser.add_argument("--compile", action="store_true", help="try torch.compile, too")
     parser.add_argument("--out", type=Path, help="write the rows as JSON, with the environment")
     words = parser.parse_args()
     rows = []

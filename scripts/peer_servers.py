@@ -71,12 +71,12 @@ class Classifier(litserve.LitAPI):
         self.session = open_session(self.file)
 
     def decode_request(self, request: Request) -> np.ndarray:
-        """The image in the form."""
-        return read_image(self.session, request["input"].file.read())[0]
+        """The image in the form, as a batch of one."""
+        return read_image(self.session, request["input"].file.read())
 
     def batch(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Images to one array."""
-        return np.stack(inputs)
+        """Images to one array; not called where batches have one image."""
+        return np.concatenate(inputs)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Their logits."""

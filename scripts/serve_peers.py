@@ -5,8 +5,8 @@
 
 One ONNX file (ResNet-50 at 224 px unless another is given), tensors in, logits out. Whatever
 answers has one core, the client another. First onnxruntime alone at batches of 1 to 32: the fastest
-is what the servers may batch to. Then, in turns: clients without a pause, twice as many as the
-batch; and one client. Sides that wait for their turn are stopped (SIGSTOP), so that none disturbs
+is what the servers may batch to (or --batch). Then, in turns: clients without a pause, two batches'
+worth; and one client. Sides that wait for their turn are stopped (SIGSTOP), so that none disturbs
 another. Every side must give the same logits before anything is timed. Beside the clock's figures
 are those of computing time, which other work on the machine disturbs far less: what a core that
 does nothing else would give at best. Last, `wrk` as a client that others wrote, where it is
@@ -37,13 +37,6 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "serve"))
 
-from http_load import (  # noqa: E402
-    Answer,
-    count_statuses,
-    find_latencies,
-    measure_rate,
-    run_closed_loop,
-)
 from serve_sides import (  # noqa: E402
     Side,
     check_logits,
@@ -52,6 +45,14 @@ from serve_sides import (  # noqa: E402
     open_phalanx,
     read_cpu_s,
     turn,
+)
+
+from http_load import (  # noqa: E402
+    Answer,
+    count_statuses,
+    find_latencies,
+    measure_rate,
+    run_closed_loop,
 )
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -127,11 +128,16 @@ def measure_sides(
                 amount = f"{calls} calls" if calls else str(seconds)
                 found[DIRECT].append(call_directly(direct, 1 if calls else batch, amount))
             else:
-                clients = 1 if calls else 2 * batch
+                clients = 1 if calls else count_clients(batch)
                 loaded = load_side(side, clients=clients, seconds=seconds, count=calls)
                 found[side.name].append(loaded)
         print({name: f"{turns[-1].p50_ms:.1f} ms" for name, turns in found.items()}, flush=True)
     return found
+
+
+def count_clients(batch: int) -> int:
+    """So many that the next batch is always there: two batches' worth, and eight at least."""
+    return max(8, 2 * batch)
 
 
 def run_wrk(side: Side, clients: int, seconds: float, folder: Path) -> float | None:
@@ -257,6 +263,7 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each turn")
     parser.add_argument("--pairs", type=int, default=20, help="turns of one client")
     parser.add_argument("--calls", type=int, default=10, help="requests of such a turn")
+    parser.add_argument("--batch", type=int, help="of the servers  [the fastest of onnxruntime]")
     parser.add_argument("--out", type=Path, help="write the result file")
     parser.add_argument(
         "--hardware", default="one core for the server, one for the client", help="for that file"
@@ -273,7 +280,8 @@ def main() -> None:
         file = words.file or make_model(folder)
         direct = open_direct(stack, file)
         alone = measure_batches(direct, words.rounds, words.seconds / 4)
-        batch = min(BATCHES, key=lambda size: median(t.cpu_ms for t in alone[str(size)]))
+        fastest = min(BATCHES, key=lambda size: median(t.cpu_ms for t in alone[str(size)]))
+        batch = words.batch or fastest
         print({size: round(median(t.rate for t in turns), 2) for size, turns in alone.items()})
         images = np.random.default_rng(0).standard_normal(
             (IMAGES, *find_input_shape(file)), np.float32
@@ -286,7 +294,7 @@ def main() -> None:
         loaded = measure_sides(direct, sides, words.rounds, batch=batch, seconds=words.seconds)
         single = measure_sides(direct, sides, words.pairs, batch=1, seconds=0, calls=words.calls)
         figures = build_figures(alone, batch, loaded, single)
-        if (rate := run_wrk(sides[0], 2 * batch, words.seconds, folder)) is not None:
+        if (rate := run_wrk(sides[0], count_clients(batch), words.seconds, folder)) is not None:
             figures.append(make_figure("Phalanx at saturation, as wrk counts", [rate], "images/s"))
     print_table(figures)
     if words.out:

@@ -12,7 +12,7 @@ BENCH = HOME / "docs" / "bench"
 RESULTS = sorted((BENCH / "results").glob("*.json"))
 MEASURED = {
     "kind": "infer", "name": "resnet50", "command": "phalanx bench infer resnet50 --json",
-    "median": 1234.5, "low": 1200.0, "high": 1300.0, "n": 10, "data": "synthetic",
+    "median": 1234.5, "low": 1200.0, "high": 1300.0, "n": 10, "data": "synthetic", "devices": 1,
     "batch": {"global": 64, "micro": 64},
     "latency_ms": {"p50": 1.5, "p95": 2.0, "p99": None, "n": 50},
     "peak_memory_bytes": 2_500_000_000, "trusted": True, "problems": [],
@@ -85,8 +85,8 @@ def test_what_commands_write_becomes_a_section(writer, folder):
         "",
         "| measured | result | range | n |",
         "|---|---:|---|---:|",
-        "| resnet50: synthetic data, batch 64 | 1,234 images/s | 1,200 to 1,300 (all blocks) | 10 "
-        "|",
+        "| resnet50: synthetic data, batch 64, median | 1,234 images/s | 1,200 to 1,300 (all "
+        "blocks) | 10 |",
         "| latency, p50 | 1.5 ms | not recorded | 50 |",
         "| peak memory | 2.5 GB | one run | 1 |",
     ]
@@ -102,8 +102,18 @@ def test_what_commands_write_becomes_a_section(writer, folder):
     path.write_text(json.dumps(run))
     section = writer["bench_page"](folder).partition("\n## ")[2]
     assert "2 benchmarks" in section and "`phalanx bench --spec x.yml`" in section
-    assert "| a_batchsize_64: synthetic data, batch 64 | 1,234 images/s" in section
-    assert "| c: synthetic data, batch 64 (not to be believed: noise) |" in section
+    assert "| a_batchsize_64: synthetic data, batch 64, median | 1,234 images/s" in section
+    assert "| c: synthetic data, batch 64 (not to be believed: noise), median |" in section
+
+
+def test_a_file_may_hold_a_measurement_a_line(writer, folder):
+    replicated = {**MEASURED, "devices": 4, "batch": {"global": 256, "micro": 64}}
+    path = folder / "results" / "2026-11-17-sizes.json"
+    path.write_text("".join(json.dumps(one) + "\n" for one in (MEASURED, replicated)))
+    section = writer["bench_page"](folder).partition("\n## ")[2]
+    assert section.startswith("2 benchmarks\n")
+    assert "| resnet50: synthetic data, batch 64, median |" in section
+    assert "| resnet50: synthetic data, batch 256 on 4 devices, median |" in section
 
 
 @pytest.mark.parametrize(

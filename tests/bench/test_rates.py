@@ -8,9 +8,10 @@ import torch
 from phalanx.assemble.session import Session
 from phalanx.bench.result import BenchResult
 from phalanx.cli.main import main
+from phalanx.errors import DataError
 from small_runs import small_run, start_phalanx
 
-CONFIG, UNTRUSTED = 2, 7
+CONFIG, DATA, UNTRUSTED = 2, 3, 7
 QUICK = ("--seconds=0.1", "--warmup=0.02", "--blocks=3")
 
 
@@ -34,6 +35,24 @@ def measure(capsys, *words: str) -> list[dict]:
 def refuse(capsys, *words: str) -> str:
     assert main(["bench", *words]) == CONFIG
     return capsys.readouterr().err
+
+
+def test_a_measurement_that_fails_takes_nothing_from_those_before_it(tiny, capsys, monkeypatch):
+    from phalanx.bench import inference
+
+    real, sizes = inference.measure_inference, []
+
+    def fail_second(open_session, job):
+        sizes.append(job)
+        if len(sizes) > 1:
+            raise DataError("the disk is gone")
+        return real(open_session, job)
+
+    monkeypatch.setattr(inference, "measure_inference", fail_second)
+    assert main(["bench", "infer", *tiny[2:], *QUICK, "--batch-size=2,4", "--json"]) == DATA
+    told = capsys.readouterr()
+    (row,) = map(json.loads, told.out.splitlines())
+    assert row["batch"]["micro"] == 2 and "the disk is gone" in told.err
 
 
 def test_training_is_measured_by_its_own_step_and_moves_no_weight(

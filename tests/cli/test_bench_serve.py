@@ -28,13 +28,6 @@ def test_mistakes_are_told_before_anything_is_measured(words, code, said, capsys
     assert said in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_model_is_told_by_the_server(tmp_path, capsys):
-    file = tmp_path / "model.onnx"
-    file.write_text("{}")
-    assert main(["bench", "serve", str(file), "--latency-ms", "50"]) == 4
-    assert "model.onnx: is JSON text" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_real_search_ends_with_the_command_that_serves(tmp_path):
     file = write_model(tmp_path / "tiny.onnx")

@@ -106,6 +106,11 @@ def test_a_server_that_is_not_there(photos, capsys):
     assert f"phalanx serve RUN --port {port}" in said
 
 
+def test_an_address_that_leads_nowhere(photos, capsys):
+    assert main(["request", str(photos), "--url", "nowhere.invalid"]) == 8
+    assert "nowhere.invalid is not a known host; check --url" in capsys.readouterr().err
+
+
 def test_the_key_comes_from_a_file_or_the_environment(
     server, photos, tmp_path, monkeypatch, capsys
 ):

@@ -1,6 +1,7 @@
 """deploy/: what other programs will make of it, checked as far as that goes without a cluster."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,9 +18,9 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import yaml
-from small_server import write_model
 
 from phalanx.data.formats.decode import encode_png
+from small_server import write_model
 
 HOME = Path(__file__).parents[2]
 DEPLOY = HOME / "deploy"
@@ -122,7 +123,7 @@ def test_the_key_is_mounted_where_the_server_looks(
 
 
 @pytest.fixture
-def server(container: dict[str, Any], tmp_path: Path) -> Iterator[str]:
+def server(container: dict[str, Any], containerfile: str, tmp_path: Path) -> Iterator[str]:
     """The address of a server with the manifest's words, and only the packages of the container."""
     pytest.importorskip("onnxruntime", reason="needs phalanx[serve]")
     file, key = write_model(tmp_path / "model.onnx"), tmp_path / "key"
@@ -132,7 +133,15 @@ def server(container: dict[str, Any], tmp_path: Path) -> Iterator[str]:
     for name, _, value in (word.partition("=") for word in container["args"][1:]):
         words.append(f"{name}={changed.get(name, value)}")
     command = [sys.executable, ONLY_THESE, DEPLOY / "requirements.txt", "serve", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    home = tmp_path / "home"
+    home.mkdir()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **read_environment(containerfile), "HOME": str(home)},
+    )
     assert process.stdout
     line = process.stdout.readline()
     port = re.search(r"^serving \S+ on http://[^:]+:(\d+)/", line)
@@ -141,6 +150,15 @@ def server(container: dict[str, Any], tmp_path: Path) -> Iterator[str]:
     process.terminate()
     assert process.wait(timeout=30) == 0
     process.stdout.close()
+    assert list(home.rglob("*")) == [], "the container has nowhere to write"
+
+
+def read_environment(containerfile: str) -> dict[str, str]:
+    """What ENV sets, but for the path."""
+    found = re.search(r"^ENV ((?:.*\\\n)*.*)$", containerfile, re.MULTILINE)
+    assert found
+    pairs = (word.partition("=") for word in found[1].replace("\\\n", " ").split())
+    return {name: value for name, _, value in pairs if name != "PATH"}
 
 
 def test_the_server_runs_as_the_container_would(server: str, container: dict[str, Any]) -> None:

@@ -58,6 +58,13 @@ def test_a_batch_that_became_fixed_is_found(run, out, built_model):
     assert "Got: 2 Expected: 1" in message
 
 
+def test_a_file_that_cannot_be_opened_is_told(run, out, built_model):
+    built_model.graph.node[0].op_type = "NoSuchOperator"
+    message = refuse(run, out)
+    assert message.startswith("the export cannot be opened, so nothing was written: ")
+    assert "NoSuchOperator" in message
+
+
 def test_an_earlier_export_outlives_one_that_fails(run, tmp_path, monkeypatch):
     path = tmp_path / "model.pt2"
     phalanx.export(run, format="pt2", out=path, check_images=2)

@@ -1,7 +1,6 @@
 """`phalanx export`: what it prints, and how it answers mistakes."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -109,23 +108,39 @@ def test_a_run_without_averages_says_so(run, tmp_path, capsys):
     assert "has no averaged weights, because the run was not trained" in capsys.readouterr().err
 
 
-def test_a_changed_preprocessing_is_refused(run, tmp_path, capsys):
-    copy = tmp_path / "checkpoint"
+def change_facts(run, copy, change):
+    """A checkpoint of the run whose facts are others, as if they had been saved so."""
     shutil.copytree(run / "checkpoints" / "best", copy)
     facts = json.loads((copy / "facts.json").read_text())
-    facts["preprocessing"]["mean"] = [0.5, 0.5, 0.5]
+    change(facts)
     content = json.dumps(facts).encode()
     (copy / "facts.json").write_bytes(content)
     manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["files"]["facts.json"] = {
-        "bytes": len(content),
-        "sha256": sha256(content).hexdigest(),
-    }
+    sums = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+    manifest["files"]["facts.json"] = sums
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    out = str(tmp_path / "w.safetensors")
-    assert main(["export", str(copy), "--format", "safetensors", "--out", out]) == 4
-    assert "its preprocessing is not the one it was saved with" in capsys.readouterr().err
-    assert not os.path.exists(out)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda facts: facts["preprocessing"].update(mean=[0.5, 0.5, 0.5]),
+            "its preprocessing is not the one it was saved with",
+        ),
+        (
+            lambda facts: facts["classes"].pop(),
+            "fc.weight is (10, 64) in the file, (9, 64) in the model",
+        ),
+    ],
+)
+def test_facts_that_do_not_fit_the_weights_are_refused(run, tmp_path, change, message, capsys):
+    change_facts(run, tmp_path / "checkpoint", change)
+    out = tmp_path / "w.safetensors"
+    words = ["export", str(tmp_path / "checkpoint"), "--format", "safetensors", "--out", str(out)]
+    assert main(words) == 4
+    assert message in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next(run, tmp_path):

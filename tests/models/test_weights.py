@@ -1,6 +1,7 @@
 """Weights from elsewhere are read without running anything, renamed, and checked by name."""
 
 import pickle
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from phalanx.catalog.models import MODELS
+from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.errors import CheckpointError
 from phalanx.models.build import build_model, initialise
 from phalanx.models.units import UnitModel
 from phalanx.models.weights import (
-    NORM_LAYOUT_KEY,
     load_tensors,
     read_norm_layout,
     read_weights,
@@ -329,3 +330,16 @@ def test_a_skipped_head_stays_whatever_the_file_has():
     load_tensors(target, headless, where="mine", skip="fc")
     renamed = {**headless, "fc2.weight": torch.ones(1)}
     assert said_of(target, renamed, "fc") == f"{MISFIT}not in the model: fc2.weight (1,)"
+
+
+def test_a_pickle_that_calls_something_wrongly_is_damaged(tmp_path):
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"\x80\x02ccollections\nOrderedDict\nK\x01K\x02\x86R.")  # two arguments
+    with pytest.raises(CheckpointError, match="is truncated or damaged"):
+        read_weights(path, [])
+
+
+def test_the_options_that_a_script_stored_beside_the_weights_do_no_harm(tmp_path):
+    state = {"a": torch.ones(2)}
+    torch.save({"model_state_dict": state, "opts": Namespace(lr=0.1)}, tmp_path / "w.pt")
+    assert read_weights(tmp_path / "w.pt", ["a"])["a"].tolist() == [1, 1]

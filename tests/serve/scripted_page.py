@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headless_browser import Browser
 from phalanx.serve.page import routes
 
 
@@ -61,13 +60,6 @@ def serve_script() -> Iterator[Script]:
 MODEL = {"name": "demo", "model": "resnet8", "classes": [*"0123456789"], "image_size": 28}
 CLASSES = {"Ankle boot": 0.873, "<b>Sneaker</b>": 0.081, "Sandal": 0.03, "Bag": 0.01, "Coat": 0.006}
 DONE = "document.querySelectorAll('.classes li').length == 5 * {}"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    opened = Browser(tmp_path_factory.mktemp("browser"))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -80,11 +80,13 @@ def test_ten_thousand_hostile_requests(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_slow_and_idle_clients_do_not_keep_others_waiting(tmp_path: Path) -> None:
     """Two hundred of each kind at once; all are answered or closed within the limits."""
-    with open_server([write_model(tmp_path / "small.onnx")], tmp_path) as server:
+    words = [write_model(tmp_path / "small.onnx"), "--request-timeout", 4]
+    with open_server(words, tmp_path) as server:
         target = server.find_target()
         honest = honest_requests(target)[0]
         before = server.measure()
         begins = {
+            "nothing": b"",
             "head": b"POST /predict HTTP/1.1\r\nHost: x\r\nX-Slow: ",
             "body": honest[:-100],
             "chunk": b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
@@ -94,7 +96,7 @@ def test_slow_and_idle_clients_do_not_keep_others_waiting(tmp_path: Path) -> Non
         async def attack() -> tuple[dict[str, list[int]], list[int]]:
             held = {
                 name: asyncio.create_task(
-                    hold_connections(server.port, begin, count=200, seconds=60)
+                    hold_connections(server.port, begin, count=200, seconds=20)
                 )
                 for name, begin in begins.items()
             }

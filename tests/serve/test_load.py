@@ -1,7 +1,8 @@
 """The server under load: ten minutes at 80 % of what it can do, and three times as much as that.
 
-ResNet-50 at 224 px by onnxruntime, the server on one core, the clients on another. Set
-PHALANX_LOAD_SECONDS for a shorter try (600 by default).
+ResNet-50 at 224 px by onnxruntime, the server on one core, the clients on another. For a shorter
+try: PHALANX_LOAD_SECONDS (600 by default), and PHALANX_LOAD_MODEL, an exported file that takes a
+tensor (by default one is trained for a step and exported).
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -18,7 +20,6 @@ pytest.importorskip("onnxruntime", reason="needs the packages of phalanx[serve]"
 
 from hostile_bodies import infer_body
 from http_load import (
-    Answer,
     build_request,
     count_statuses,
     describe_load,
@@ -31,21 +32,30 @@ from http_load import (
 from served_model import Server, open_server
 
 SECONDS = float(os.environ.get("PHALANX_LOAD_SECONDS", "600"))
+MODEL = os.environ.get("PHALANX_LOAD_MODEL")
 MAX_BATCH, MAX_QUEUE = 8, 32
 SERVER_CORE, CLIENT_CORE = 0, 1
 SATURATION_S = max(15.0, SECONDS / 20)
+OVERLOAD_S = max(20.0, SECONDS / 10)
 MOST_REFUSAL_S = 0.25  # p99 of a 429; it waits for its turn on a core that is always busy
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("load")
+def make_model(folder: Path) -> Path:
     run, file = folder / "run", folder / "resnet50.onnx"
     train = ["train", "synthetic-resnet50", "--steps=1", "--batch-size=2", "--device=cpu"]
     train += [f"--run-dir={run}", "--validation-mode=none", "--lr=0.001"]
     for words in (train, ["export", run, "--format", "onnx", "--out", file]):
         subprocess.run([sys.executable, "-m", "phalanx", *map(str, words)], check=True)
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs a core for the server and one for the clients")
+    folder = tmp_path_factory.mktemp("load")
+    file = Path(MODEL) if MODEL else make_model(folder)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {CLIENT_CORE})
     words = [file, "--max-batch", MAX_BATCH, "--max-queue", MAX_QUEUE]
@@ -63,19 +73,14 @@ def requests(server: Server) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def saturated(server: Server, requests: list[bytes]) -> list[Answer]:
-    """Answers while the queue is as full as it gets without one being refused."""
-    clients = MAX_QUEUE + MAX_BATCH
-    load = run_closed_loop(server.port, requests, clients=clients, seconds=SATURATION_S)
+def saturation(server: Server, requests: list[bytes]) -> float:
+    """Answers a second with as many clients as may wait without one being refused."""
+    load = run_closed_loop(server.port, requests, clients=MAX_QUEUE, seconds=SATURATION_S)
     answers = asyncio.run(load)
-    print("saturation:", describe_load(answers))
+    rate = measure_rate(answers, clients=MAX_QUEUE)
+    print(f"\nsaturation: {rate:.2f}/s;", describe_load(answers))
     assert set(count_statuses(answers)) == {200}
-    return answers
-
-
-@pytest.fixture(scope="module")
-def saturation(saturated: list[Answer]) -> float:
-    return measure_rate(saturated, clients=MAX_QUEUE + MAX_BATCH)
+    return rate
 
 
 def test_ten_minutes_at_80_percent(
@@ -125,31 +130,33 @@ def simulate_queue(arrivals: list[float], service_s: float) -> list[float]:
     return found
 
 
-def test_three_times_too_much(
-    server: Server, requests: list[bytes], saturated: list[Answer], saturation: float
-) -> None:
-    """What is accepted waits as long as with a full queue and nobody refused, the rest is told so.
+def test_three_times_too_much(server: Server, requests: list[bytes], saturation: float) -> None:
+    """What is accepted waits for a full queue and no longer; the rest is refused at once.
 
-    That is the bound: an accepted request has at most MAX_QUEUE images before it and the batch at
-    work, which is what every request of the closed loop had; all else is the price of refusing.
+    The bound: an accepted request has at most MAX_QUEUE images before it in the queue, itself
+    among them, and the batch at work, and these take their time at the rate of saturation, whatever
+    else comes. A quarter more is for the refusals, which cost the same core.
     """
     before = server.measure()
     answers = asyncio.run(
-        run_open_loop(server.port, requests, rate=3 * saturation, seconds=SECONDS / 10)
+        run_open_loop(server.port, requests, rate=3 * saturation, seconds=OVERLOAD_S)
     )
     print("three times too much:", describe_load(answers))
     counts = count_statuses(answers)
     assert set(counts) == {200, 429}
     assert server.process.poll() is None
-    accepted = counts[200] / (SECONDS / 10)
+    ends = [a.due_s + a.latency_s for a in answers if a.status == 200]
+    accepted = sum(OVERLOAD_S / 4 < end < OVERLOAD_S for end in ends) / (0.75 * OVERLOAD_S)
     print(f"accepted {accepted:.2f}/s of {saturation:.2f}/s")
     assert accepted > 0.85 * saturation
     refused = find_latencies(answers, status=429)
     print(f"429: ms: p50 {1e3 * median(refused):.1f}, p99 {1e3 * find_percentile(refused, 99):.1f}")
     assert find_percentile(refused, 99) < MOST_REFUSAL_S
     assert all(int(a.headers["retry-after"]) >= 1 for a in answers if a.status == 429)
-    full = find_percentile(find_latencies(saturated), 99)
-    assert find_percentile(find_latencies(answers), 99) < 1.25 * full
+    full = (MAX_QUEUE + MAX_BATCH) / saturation
+    p99 = find_percentile(find_latencies(answers), 99)
+    print(f"accepted: p99 {p99:.2f} s; a full queue takes {full:.2f} s")
+    assert p99 < 1.25 * full
     later = asyncio.run(run_closed_loop(server.port, requests, clients=1, seconds=0, count=10))
     assert set(count_statuses(later)) == {200}
     assert server.measure().memory_mib < before.memory_mib + 64

@@ -7,9 +7,9 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from phalanx.serve import page
-from scripted_page import DONE, answer_well, browser, fail, photo, running, script, serve_script
+from scripted_page import DONE, answer_well, fail, photo, running, script, serve_script
 
-__all__ = ["browser", "photo", "running", "script"]  # fixtures
+__all__ = ["photo", "running", "script"]  # fixtures
 
 CARD = "document.querySelector('.card{} {}')"
 
@@ -196,10 +196,10 @@ def test_other_answers_are_named(browser, script, photo, answer, shown):
 
 
 def test_a_busy_server_is_asked_again_after_the_time_it_names(browser, script, photo):
-    busy = {"Retry-After": "1"}
+    busy = {"Retry-After": "0.2"}
     script.answer = lambda number: fail(429, "full", **busy) if number == 1 else answer_well()
     browser.drop(photo)
-    browser.wait_for("document.body.innerText.includes('busy; trying again in 1 s')")
+    browser.wait_for("document.body.innerText.includes('busy; trying again in 0.2 s')")
     browser.wait_for(DONE.format(1))
     assert len(script.asked) == 2
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from scripted_page import DONE, browser, fail, photo, running, script
+from scripted_page import DONE, fail, photo, running, script
 
-__all__ = ["browser", "photo", "running", "script"]  # fixtures
+__all__ = ["photo", "running", "script"]  # fixtures
 
 # of every visible text: how much it differs from what lies behind it, as WCAG counts it
 CONTRAST = """

@@ -4,18 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headless_browser import Browser
 from small_server import CLASSES, NAME, SIZE, make_png, open_server
 
 KEY = "a long secret key"
 DONE = "document.querySelectorAll('.classes li').length == 5 * {}"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    opened = Browser(tmp_path_factory.mktemp("browser"))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -28,6 +20,7 @@ def images(tmp_path):
 
 
 def test_images_are_dropped_on_the_page_of_a_real_server(server, browser, images, tmp_path):
+    browser.resize(1280)
     browser.open(f"{server.url}/")
     facts = f"Model {NAME} (resnet8, {CLASSES} classes, {SIZE}\xa0\xd7\xa0{SIZE} pixels)."
     browser.wait_for(f"document.body.innerText.includes('{facts}')")
@@ -59,13 +52,24 @@ def test_images_are_dropped_on_the_page_of_a_real_server(server, browser, images
         assert drawn.width in (width, width - 15) and len(drawn.getcolors(1 << 24)) > 200
 
 
+def test_a_file_that_is_too_large_is_told_in_words(server, browser, tmp_path):
+    file = tmp_path / "large.png"
+    file.write_bytes(make_png() + bytes(5 << 20))
+    browser.open(f"{server.url}/")
+    browser.wait_for(f"document.body.innerText.includes('Model {NAME} (')")
+    browser.drop(file)
+    wanted = "large.png: 5.0 MiB, and this server takes up to 4.0 MiB; send a smaller image"
+    browser.wait_for(f"document.body.innerText.includes('{wanted}')")
+    assert not any("predict" in address for address in browser.addresses)
+
+
 def test_the_page_needs_no_key_and_asks_for_that_of_the_server(model_file, browser, images):
     with open_server(model_file, environment={"PHALANX_API_KEY": KEY}) as locked:
         browser.open(f"{locked.url}/")
         browser.drop(images[0])
         browser.wait_for("find('key-dialog').open")
         refusal = locked.ask("/predict", b"x", {"Content-Type": "image/png"})
-        assert refusal.status == 401
+        assert refusal.status == locked.ask("/model").status == 401
         assert browser.run("find('key-problem').textContent") == refusal.json["error"]
         browser.send("Input.insertText", text=KEY)
         browser.press("Enter", code=13, text="\r")

@@ -16,6 +16,7 @@ from phalanx.assemble.scorable import (
     read_checkpoint,
 )
 from phalanx.assemble.score import ScoredModel, open_checkpoint, score_checkpoint
+from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.disk import remove_quietly
 from phalanx.engine.checkpoint_store import (
     AVERAGE_NAME,
@@ -32,7 +33,7 @@ from phalanx.engine.state import hash_weights
 from phalanx.engine.tensor_bytes import iterate_safetensors
 from phalanx.engine.weight_average import average_weights, reestimate_norms
 from phalanx.errors import ConfigError
-from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
+from phalanx.models.weights import load_tensors
 from phalanx.plan.averaging import Averaging
 from phalanx.report.folder import RunFolder
 from phalanx.report.summary import AVERAGE_FILE, AverageScore, write_average_score

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+NORM_LAYOUT_KEY = "norm-layout"  # in the metadata of a file of weights; see Norm.layout
+
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:

@@ -153,20 +153,23 @@ class _Benchmark:
             if prints:
                 progress.show(f"{label}: block {block} of {blocks}")
 
-        for label, data, measure in self.measurements:
-            job = BenchJob(
-                kind=self.kind,
-                name=self.name,
-                command=self.args.line,
-                data=data,
-                timing=timing,
-                done=partial(show, label),
-            )
-            results.append(measure(job, ranks))
-        results = find_limits(results)
-        if prints:
-            progress.end()
-            self._print(results)
+        try:
+            for label, data, measure in self.measurements:
+                job = BenchJob(
+                    kind=self.kind,
+                    name=self.name,
+                    command=self.args.line,
+                    data=data,
+                    timing=timing,
+                    done=partial(show, label),
+                )
+                results.append(measure(job, ranks))
+        finally:  # one that fails takes nothing from those before it
+            results = find_limits(results)
+            if prints:
+                progress.end()
+            if prints and results:
+                self._print(results)
         return 0 if all(result.trusted for result in results) else EXIT_UNTRUSTED
 
     def _print(self, results: "Sequence[BenchResult]") -> None:
@@ -179,9 +182,9 @@ class _Benchmark:
         print_results(results, model=self.config.model.model)
         for line in describe_limits(results):
             print(line)
-        for result, measurement in zip(results, self.measurements, strict=True):
+        for result, measurement in zip(results, self.measurements, strict=False):
             for problem in result.problems:
-                where = f"{measurement.label}: " if len(results) > 1 else ""
+                where = f"{measurement.label}: " if len(self.measurements) > 1 else ""
                 print(f"not to be believed: {where}{problem}", file=sys.stderr)
 
 
@@ -286,13 +289,14 @@ def _prepare_inference(args: ParsedArgs) -> _Benchmark:
     )
 
     target, sizes = read_target_name(args), read_batch_sizes(args)
-    measurements, plans = [], []
+    measurements, plans, configs = [], [], []
     for size in sizes:
         flags = args.flags if size is None else {**args.flags, "batch-size": size}
         found = read_target(target, flags, wanted=args["--checkpoint"])
         if isinstance(found, ScorableCheckpoint):
             refuse_model_options(target, args)
-        for kind in _read_inputs(args, get_settings(found).config):
+        configs.append(get_settings(found).config)
+        for kind in _read_inputs(args, configs[-1]):
             model = found if kind == _REAL else make_up_target(found, kind)
             plan = plan_target(model)
             label = f"batch {plan.valid_batch:,}, {kind}"
@@ -306,7 +310,7 @@ def _prepare_inference(args: ParsedArgs) -> _Benchmark:
         args=args,
         measurements=measurements,
         plan=plans[0],
-        config=get_settings(found).config,
+        config=configs[0],
     )
 
 

@@ -38,6 +38,7 @@ _EXTRAS = {  # name: (import name, package, what for); for those who ask for it
     "wandb": ("wandb", "wandb", "--wandb"),
     "export": ("onnxscript", "onnxscript", "phalanx export to ONNX and Triton"),
     "mlflow": ("mlflow", "mlflow-skinny", "--mlflow"),
+    "port": ("h5py", "h5py", "phalanx port weights of Keras files"),
 }
 _ENOUGH_DISK = 2 * 2**30
 

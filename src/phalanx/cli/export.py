@@ -134,9 +134,10 @@ def _print_export(exported: "ExportedModel") -> None:
         f"({checked.allowed:.1e} allowed), same top-1 for {checked.top1_equal:,} of "
         f"{checked.images:,}"
     )
-    outputs = "logits and activation_map" if about.has_activation_map else "logits"
-    shape = ", ".join(map(str, about.input_shape))
-    kind = "uint8" if about.input == "image" else "float32"
     print(f"{exported.path}: {about.model}, {about.dtype}, {format_bytes(exported.bytes)}")
-    print(f"  input {about.input_name}: {kind} [N, {shape}]; gives {outputs}")
+    if exported.computes:
+        outputs = "logits and activation_map" if about.has_activation_map else "logits"
+        shape = ", ".join(map(str, about.input_shape))
+        kind = "uint8" if about.input == "image" else "float32"
+        print(f"  takes {about.input_name}: {kind} [N, {shape}]; gives {outputs}")
     print(f"  model card: {exported.card}")

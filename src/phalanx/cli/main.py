@@ -54,6 +54,7 @@ COMMANDS = {  # name: (module, what it does)
     "bench determinism": ("bench", "measure what --determinism costs"),
     "bench engines": ("bench_engines", "compare --engine lightning with the native loop"),
     "launch": ("launch", "start a command on several hosts, or write a job for a scheduler"),
+    "port weights": ("port_weights", "turn weights of an older program into ours"),
     "doctor": ("doctor", "check what this machine has and what is missing"),
 }
 _AGAIN = "run the same command again to continue"

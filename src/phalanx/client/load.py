@@ -130,7 +130,7 @@ class _Load:
         self._images, self._done = images, done
         self._protocol = PROTOCOLS[options.protocol]
         self._lock, self._result = threading.Lock(), LoadResult()
-        self._stop = threading.Event()
+        self._stop, self._crash = threading.Event(), list[Exception]()
         self._ready = threading.Barrier(options.connections + 1)
 
     def run(self) -> LoadResult:
@@ -151,10 +151,14 @@ class _Load:
             for worker in workers:
                 while worker.is_alive():
                     worker.join(0.1)  # so that a signal is heard
-        except BaseException:
+        except BaseException as error:
             self._stop.set()
             self._ready.abort()
+            if self._crash and isinstance(error, threading.BrokenBarrierError):
+                raise self._crash[0] from None
             raise
+        if self._crash:
+            raise self._crash[0]
         self._result.ended_at = time.monotonic()
         return self._result
 
@@ -175,7 +179,15 @@ class _Load:
             plans.append(_cut(places, size))
         return plans
 
-    def _work(self, thread: int, batches: "Iterator[tuple[int, ...]]") -> None:
+    def _work(self, thread: int, batches: Iterator[tuple[int, ...]]) -> None:
+        try:
+            self._send_all(thread, batches)
+        except Exception as bug:  # noqa: BLE001 - raised again by the thread that started this one
+            self._crash.append(bug)
+            self._stop.set()
+            self._ready.abort()
+
+    def _send_all(self, thread: int, batches: Iterator[tuple[int, ...]]) -> None:
         with Connection(self._address, timeout_s=self._options.timeout_s) as connection:
             self._warm_up(connection)
             try:
@@ -217,7 +229,7 @@ class _Load:
                     self._send(connection, [place], thread)
                 return
             if reply.status in _BAD_REQUEST:
-                self._count_problem(kept[0], reply.error)
+                self._count_problem(kept[0], _strip_name(reply.error, files[0][0]))
                 return
             if reply.status != 200:
                 raise NoAnswer(f"HTTP {reply.status}: {reply.error}")
@@ -288,3 +300,10 @@ class _Shared(Iterator[tuple[int, ...]]):
 def _cut(places: Iterator[int], size: int) -> Iterator[tuple[int, ...]]:
     while batch := tuple(itertools.islice(places, size)):
         yield batch
+
+
+def _strip_name(problem: str, name: str) -> str:
+    """What is wrong with an image, without what the server calls it."""
+    for called in (name.replace("\\", "/").rpartition("/")[2], "instance 0", "image_bytes 0"):
+        problem = problem.removeprefix(f"{called}: ")
+    return problem

@@ -42,9 +42,10 @@ def find_model(address: ServerAddress, *, name: str | None, timeout_s: float) ->
             reply = connection.get("/model")
             found: Any = reply.read_json() if reply.status == 200 else {}
         except NoAnswer as failure:
-            raise NetworkError(
-                f"{failure}; is the server running? phalanx serve RUN --port {address.port}"
-            ) from None
+            way_out = "check --url"
+            if "refused" in str(failure):
+                way_out = f"is the server running? phalanx serve RUN --port {address.port}"
+            raise NetworkError(f"{failure}; {way_out}") from None
     if reply.status in (401, 403):
         given = "another" if address.api_key else "an"
         raise ConfigError(

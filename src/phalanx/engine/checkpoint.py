@@ -16,6 +16,7 @@ from safetensors.numpy import load as arrays_from_bytes
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor, nn
 
+from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.engine.checkpoint_store import (
     AVERAGE_WEIGHTS,
     FACTS,
@@ -33,7 +34,7 @@ from phalanx.engine.state import TrainState, hash_weights
 from phalanx.engine.tensor_bytes import iterate_safetensors
 from phalanx.errors import CheckpointError, DivergedError
 from phalanx.models.units import pick_own
-from phalanx.models.weights import NORM_LAYOUT_KEY, load_tensors
+from phalanx.models.weights import load_tensors
 from phalanx.optim.named_state import name_optimizer_state, restore_optimizer_state
 
 _SEEN = "seen.safetensors"

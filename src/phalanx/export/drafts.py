@@ -1,7 +1,7 @@
 """Each format's files, and how they are run again to be checked."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ class Draft:
     open: Callable[[Path], Runner]  # from the folder they were written to
     network: ExportNetwork | None = None  # that was written, where it was
     onnx: Any = None  # the model of an ONNX file, with what its nodes come from
-    notes: list[str] = field(default_factory=list)  # what a person should know
 
 
 def _draft_onnx(session: Session, metadata: ModelMetadata, file: str, _: int) -> Draft:

@@ -19,11 +19,11 @@ from phalanx.errors import CheckpointError
 from phalanx.export.card import write_card
 from phalanx.export.check_images import CheckImages, choose_check_images
 from phalanx.export.disagreement import explain_disagreement
-from phalanx.export.drafts import DRAFTS
+from phalanx.export.drafts import DRAFTS, Draft
 from phalanx.export.metadata import ModelMetadata
 from phalanx.export.network import ExportNetwork, copy_network, find_head
 from phalanx.export.options import ExportOptions
-from phalanx.export.parity import ParityCase, ParityReport, check_parity
+from phalanx.export.parity import ParityCase, ParityReport, RunFailed, Runner, check_parity
 from phalanx.export.place import (
     CARD,
     choose_card,
@@ -32,6 +32,12 @@ from phalanx.export.place import (
     refuse_taken,
     staging_folder,
     write_file,
+)
+from phalanx.models.units import to_unit_model
+
+_FLIP_NOTE = (
+    "--flip-averaging: the run scores each image together with its mirror image; the export "
+    "answers for the image alone, in half the time"
 )
 
 
@@ -44,6 +50,7 @@ class ExportedModel:
     metadata: ModelMetadata
     checked: ParityReport
     bytes: int
+    computes: bool  # holds the network, not its weights alone
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def export_checkpoint(
             choose_check_images(session, images, count=options.check_images, needs_data=needs_data),
         )
         report = check_parity(
-            draft.open(stage),
+            _open_draft(draft, stage),
             case,
             dtype=metadata.dtype,
             max_batch=options.max_batch,
@@ -104,7 +111,8 @@ def export_checkpoint(
         metadata=metadata,
         checked=report,
         bytes=size,
-        notes=tuple(draft.notes),
+        computes=options.kind.computes,
+        notes=(_FLIP_NOTE,) if session.config.augment.flip_averaging else (),
     )
 
 
@@ -121,6 +129,7 @@ def _describe_model(
             f"{start.checkpoint}: its preprocessing is not the one it was saved with; it was "
             "changed by hand, or by another version of Phalanx: restore it from a copy"
         )
+    has_head = find_head(to_unit_model(session.model)) is not None
     return ModelMetadata(
         name=options.choose_name(checkpoint),
         model=session.config.model.model,
@@ -129,12 +138,22 @@ def _describe_model(
         preprocessing_fingerprint=preprocessing.fingerprint,
         input="image" if options.with_preprocessing else "tensor",
         dtype=options.dtype,
-        has_activation_map=options.kind.computes and find_head(copy_network(session)) is not None,
+        has_activation_map=options.kind.computes and has_head,
         averaged=start.use == "score average" or "averaged" in facts,
         run=facts["run"],
         step=facts["state"]["step"],
         phalanx=__version__,
     )
+
+
+def _open_draft(draft: Draft, stage: Path) -> Runner:
+    """The files of an export as they are run; CheckpointError where they cannot be opened."""
+    try:
+        return draft.open(stage)
+    except RunFailed as failed:
+        raise CheckpointError(
+            f"the export cannot be opened, so nothing was written: {failed}"
+        ) from None
 
 
 def _compute_case(session: Session, metadata: ModelMetadata, images: CheckImages) -> ParityCase:

@@ -9,11 +9,11 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.export.metadata import METADATA_KEY, ModelMetadata
 from phalanx.export.network import ExportNetwork
 from phalanx.export.parity import Runner
 from phalanx.models.units import UnitModel
-from phalanx.models.weights import NORM_LAYOUT_KEY
 
 _NORM_COUNTER = "num_batches_tracked"
 

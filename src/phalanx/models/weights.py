@@ -3,6 +3,7 @@
 import pickle
 import re
 import struct
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -12,16 +13,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from phalanx.catalog.variant import NORM_LAYOUT_KEY
 from phalanx.errors import CheckpointError
 
-NORM_LAYOUT_KEY = "norm-layout"  # in a file's metadata; see Norm.layout
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # where scripts put them
+_OPTION_KEYS = ("opts", "args")  # where scripts put their options
 _LEAST_WRAPPED = 1 / 3  # of a file's tensors are the network's, beside copies and other heads
 _COUNTER = "num_batches_tracked"  # older files have none; nothing depends on it
 _MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, or the pickle of older versions
 _SHOWN = 3
 # what torch's reader raises for a file that is cut short or is something else
-_BROKEN = (RuntimeError, OSError, ValueError, LookupError, AssertionError, EOFError, struct.error)
+_BROKEN = (
+    *(RuntimeError, OSError, ValueError, LookupError, AssertionError, EOFError, struct.error),
+    *(TypeError, AttributeError),  # of a pickle with one byte changed
+)
 
 
 def read_weights(path: Path, wanted: Collection[str]) -> dict[str, Tensor]:
@@ -29,8 +34,8 @@ def read_weights(path: Path, wanted: Collection[str]) -> dict[str, Tensor]:
 
     wanted: the names of the model they are for, which may have a wrapper's before them.
     """
-    read = _read_safetensors if path.suffix == ".safetensors" else _read_pickled
-    tensors = read(path)
+    is_safe = path.suffix == ".safetensors"
+    tensors = read_safetensors(path) if is_safe else load_pickled(path)[0]
     wrappers = _find_wrappers(tensors, wanted)
     if len(wrappers) > 1:
         raise CheckpointError(
@@ -40,7 +45,7 @@ def read_weights(path: Path, wanted: Collection[str]) -> dict[str, Tensor]:
     return to_timm_names(_unwrap(tensors, wrappers[0], wanted))
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -59,11 +64,15 @@ def read_norm_layout(path: Path) -> str:
         return str((file.metadata() or {}).get(NORM_LAYOUT_KEY, "contiguous"))
 
 
-def _read_pickled(path: Path) -> dict[str, Tensor]:
-    """The state dict of a .pth file, by torch's reader that takes tensors alone."""
+def load_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state dict of a .pth file, and the options that some scripts store beside it.
+
+    By torch's reader that takes tensors alone, and a Namespace, which is no more than a dict.
+    """
     _check_magic_bytes(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = found[1] if found else "objects that are not tensors"
@@ -81,7 +90,8 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
     tensors = _find_state_dict(content)
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights, only a {type(content).__name__}")
-    return tensors
+    stored = [content[key] for key in _OPTION_KEYS if isinstance(content.get(key), Namespace)]
+    return tensors, dict(vars(stored[0])) if stored else {}
 
 
 def _check_magic_bytes(path: Path) -> None:

@@ -337,6 +337,7 @@ def _describe_own() -> dict[str, _Schema]:
             "input": {"enum": [*INPUT_NAMES]},
             "has_activation_map": {"type": "boolean"},
             "max_images": {"type": "integer"},
+            "max_request_bytes": {"type": "integer"},
         }
     )
     return {

@@ -16,6 +16,7 @@ let running = 0;
 let leave = new AbortController(); // ends what is under way when the results are cleared
 let keyAsked = null; // the one question for a key that is open
 let modelName = "";
+let mostBytes = Infinity; // of a request, as the server says
 
 // --- images come in ---
 
@@ -98,6 +99,10 @@ async function classify(job, signal) {
 }
 
 async function send(job, key, signal) {
+  if (job.file.size > mostBytes) { // it would hang up in the middle of the file
+    return { status: 413, error: `${job.name}: ${toMib(job.file.size)} MiB, and this server takes up ` +
+      `to ${toMib(mostBytes)} MiB; send a smaller image` };
+  }
   const body = new FormData();
   body.append("image", job.file, job.name);
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
@@ -111,7 +116,7 @@ async function send(job, key, signal) {
       "still running, and the file still there?" };
   }
   const reply = { status: response.status, tookMs: performance.now() - began };
-  reply.wait = Math.min(60, Math.max(1, Number(response.headers.get("Retry-After")) || 1));
+  reply.wait = Math.min(60, Math.max(0.1, Number(response.headers.get("Retry-After")) || 1));
   let found = null;
   try { found = JSON.parse(text); } catch { /* not from the server itself, a proxy perhaps */ }
   const prediction = found?.predictions?.[0];
@@ -147,8 +152,9 @@ async function askModel() {
   } catch { /* the first image will say what is wrong */ }
 }
 
-function showModel({ name, model, classes, image_size: size }) {
+function showModel({ name, model, classes, image_size: size, max_request_bytes: most }) {
   modelName = name;
+  mostBytes = most ?? mostBytes;
   document.title = `${name}: classify images`;
   const facts = model ? ` (${model}, ${classes.length} classes, ${size}\u00a0×\u00a0${size} pixels)` : "";
   find("model-facts").textContent = `Model ${name}${facts}. `;
@@ -255,6 +261,10 @@ function describeTiming(timing, tookMs) {
   const inside = typeof timing.total === "number" ? `${timing.total.toFixed(1)} ms in the server` : "";
   return [inside + (parts.length ? ` (${parts.join(", ")})` : ""),
     `${tookMs.toFixed(0)} ms round trip`].filter(Boolean).join("; ");
+}
+
+function toMib(bytes) {
+  return (bytes / 2 ** 20).toFixed(1);
 }
 
 function say(text) {

@@ -61,7 +61,8 @@ def build_model_route(service: Service) -> Route:
         "image_size": metadata.preprocessing.image_size,
         "input": metadata.input,
         "has_activation_map": metadata.has_activation_map,
-        "max_images": service.limits.max_images,
+        "max_images": service.limits.max_images,  # of a request
+        "max_request_bytes": service.limits.max_request_bytes,
     }
 
     async def answer(request: Request) -> Response:

@@ -193,6 +193,16 @@ def test_a_connection_that_was_closed_while_it_rested_is_opened_again(server):
     assert len(server.asked) == 3
 
 
+@pytest.mark.parametrize("per_thread", [None, 3])  # before the first request, or in it
+def test_a_bug_in_a_thread_ends_the_whole_load(server, per_thread):
+    def read_wrongly(place):
+        raise ZeroDivisionError
+
+    options = LoadOptions(threads=3, per_thread=per_thread)
+    with pytest.raises(ZeroDivisionError):
+        send_images(parse_address(server.url), MODEL, 3, read_wrongly, options=options)
+
+
 # --- numbers and addresses ---
 
 

@@ -84,6 +84,16 @@ def test_weights_fit_the_model_of_their_metadata(run, tmp_path, model):
     assert not torch.equal(found["fc.weight"].float(), model.module.fc.weight.half().float())
 
 
+def test_mirror_images_are_left_out_and_that_is_told(digits, tmp_path, capsys):
+    run = tmp_path / "run"
+    options = {"data": "mnist", "data_dir": digits, "run_dir": run, "image_size": 12}
+    phalanx.train(**options, batch_size=16, steps=1, flip_averaging=True, device="cpu")
+    done = phalanx.export(run, format="safetensors")
+    assert done.path == run / "export" / "safetensors" / "run.safetensors"
+    assert done.notes[0].startswith("--flip-averaging: the run scores each image together with")
+    assert "which this export does not do" in done.card.read_text()
+
+
 def test_metadata_of_an_onnx_file(exported, run, model):
     session = onnxruntime.InferenceSession(exported.path)
     about = read_metadata(session.get_modelmeta().custom_metadata_map[METADATA_KEY], exported.path)
