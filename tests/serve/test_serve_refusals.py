@@ -229,7 +229,9 @@ def test_a_chunked_body_is_limited_too(server: RunningServer):
         b"POST /predict HTTP/1.1\r\nContent-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     chunk = b"100000\r\n" + bytes(2**20) + b"\r\n"
-    assert send(server, head, *[chunk] * 6).startswith(b"HTTP/1.1 413")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(head + chunk * 6)
+        assert connection.recv(12) == b"HTTP/1.1 413"
 
 
 def test_a_refused_body_leaves_the_connection_usable(server: RunningServer):
@@ -241,8 +243,9 @@ def test_a_refused_body_leaves_the_connection_usable(server: RunningServer):
 
 @pytest.fixture(scope="module")
 def slow_server(model_file):
-    """A server with little patience."""
-    with open_server(model_file, "--request-timeout", "0.5") as running:
+    """A server with little patience, for everybody."""
+    words = ("--request-timeout", "0.5", "--host", "0.0.0.0", "--no-auth")
+    with open_server(model_file, *words) as running:
         yield running
 
 

@@ -32,8 +32,9 @@ def run_schemathesis(server: RunningServer, folder: Path, *words: str) -> None:
 
 
 def test_schemathesis_finds_nothing(server: RunningServer, tmp_path):
-    words = ("--phases", "fuzzing", "--max-examples", "3", "--seed", "1")
-    words += ("--include-method", "POST")
+    paths = ("/predict", "/v2/models/{name}/infer")
+    words = [word for path in paths for word in ("--include-path", path)]
+    words += ["--phases", "coverage"]
     run_schemathesis(server, tmp_path, *words)
 
 
