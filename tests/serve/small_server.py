@@ -51,11 +51,12 @@ def write_model(
     classes: int = CLASSES,
     size: int = SIZE,
     work: int = 0,
+    takes_pixels: bool = False,
 ) -> Path:
     """A convolution, a mean and a matrix, with the class activation map of the likeliest class.
 
     work: sides of a matrix that is multiplied with itself for each batch, which takes time. It
-    fails for an image with a value of a million.
+    fails for an image with a value of a million. takes_pixels: bytes, of 0 to 255.
     """
     draw = np.random.default_rng(0)
     kernels = draw.normal(size=(CHANNELS, 3, 3, 3)).astype(np.float32)
@@ -91,10 +92,17 @@ def write_model(
             helper.make_node("ReduceMax", ["square"], ["nothing"], keepdims=0),
             helper.make_node("Add", ["early", "nothing"], ["logits"]),
         ]
+    given = helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3, size, size])
+    if takes_pixels:
+        given = helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", size, size, 3])
+        nodes[:0] = [
+            helper.make_node("Cast", ["image"], ["floats"], to=TensorProto.FLOAT),
+            helper.make_node("Transpose", ["floats"], ["input"], perm=[0, 3, 1, 2]),
+        ]
     graph = helper.make_graph(
         nodes,
         "tiny",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3, size, size])],
+        [given],
         [
             helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", classes]),
             helper.make_tensor_value_info("activation_map", TensorProto.FLOAT, ["N", None, None]),
@@ -102,7 +110,10 @@ def write_model(
         [numpy_helper.from_array(value, name) for name, value in values.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    text = make_metadata().model_dump_json() if metadata is None else metadata
+    if metadata is None:
+        kind = "image" if takes_pixels else "tensor"
+        metadata = make_metadata(input=kind).model_dump_json()
+    text = metadata
     if text:
         helper.set_model_props(model, {METADATA_KEY: text})
     onnx.save(model, path)

@@ -20,6 +20,8 @@ from small_server import (
     make_metadata,
     make_png,
     make_tensor,
+    open_server,
+    write_model,
 )
 
 PREDICT = f"/v1/models/{NAME}:predict"
@@ -241,6 +243,31 @@ def test_triton_client_learns_what_is_wrong(client):
     wrong.set_data_from_numpy(tensor)
     with pytest.raises(InferenceServerException, match="no input is called 'pixels'; input, image"):
         client.infer(NAME, [wrong])
+
+
+def test_a_model_that_takes_pixels_gets_them(tmp_path):
+    file = write_model(tmp_path / "pixels.onnx", takes_pixels=True)
+    session = onnxruntime.InferenceSession(file)
+    pixels = np.random.default_rng(1).integers(0, 256, (3, SIZE, SIZE, 3), np.uint8)
+    (wanted,) = session.run(["logits"], {"image": pixels})
+    png = make_png(11)
+    seen = np.zeros((1, SIZE, SIZE, 3), np.uint8)
+    transform = build_transform(make_metadata().preprocessing.transform)
+    transform.apply_evaluation(decode(png, "image"), seen[0])
+    best = int(session.run(["logits"], {"image": seen})[0].argmax())
+    with open_server(file) as server, triton.InferenceServerClient(server.url[7:]) as client:
+        given = triton.InferInput("image", pixels.shape, "UINT8")
+        for binary in (True, False):
+            given.set_data_from_numpy(pixels, binary_data=binary)
+            assert np.allclose(client.infer(NAME, [given]).as_numpy("logits"), wanted, atol=1e-3)
+        rows = server.ask(PREDICT, {"instances": pixels.tolist()}).json["predictions"]
+        assert np.allclose(rows, wanted, atol=1e-3)
+        refused = server.ask(PREDICT, {"instances": make_tensor(1).tolist()})
+        assert refused.status == 400 and "normalises images itself" in refused.json["error"]
+        (found,) = server.ask("/predict?top=1", png, {"Content-Type": "image/png"}).json[
+            "predictions"
+        ]
+        assert found["classes"][0]["class"] == f"class {best}"
 
 
 def test_a_request_of_more_than_a_batch_is_split(server: RunningServer, direct):
