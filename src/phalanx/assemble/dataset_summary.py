@@ -185,8 +185,13 @@ def plan_run(settings: Settings, *, without_data: bool = False) -> tuple[Plan, D
     return plan, dataset
 
 
-def plan_new_run(settings: Settings, *, without_data: bool = False) -> PlannedRun:
-    """The same with the settings that a new run stores: what a preset brought fits the run."""
+def plan_new_run(
+    settings: Settings, *, without_data: bool = False, without_torch: bool = False
+) -> PlannedRun:
+    """The same with the settings that a new run stores: what a preset brought fits the run.
+
+    without_torch: where stages begin is left open if nobody said it, because choosing needs torch.
+    """
     settings = settle_replicas(settings)
     config = settings.config
     missing = DATASETS[config.data.data].needs_folder and config.data.data_dir is None
@@ -199,7 +204,7 @@ def plan_new_run(settings: Settings, *, without_data: bool = False) -> PlannedRu
         fitted = replace(fitted, notes=(*fitted.notes, note))
     if needs_cuts(config):
         plan_settings(fitted, dataset.counts)  # refuses what is wrong without importing torch
-        fitted = choose_cuts(fitted, dataset.counts)
+        fitted = fitted if without_torch else choose_cuts(fitted, dataset.counts)
     return PlannedRun(fitted, plan_settings(fitted, dataset.counts), dataset)
 
 

@@ -1,0 +1,26 @@
+"""Every command of the older READMEs ports."""
+
+import pytest
+from small_ports import port, read_old_commands
+
+COMMANDS = [(name, text) for name, texts in read_old_commands().items() for text in texts]
+COUNTS = {"tf1": 25, "tf1-benchmarks": 14}
+
+
+def test_the_list_has_them_all():
+    assert {name: len(texts) for name, texts in read_old_commands().items()} == COUNTS
+    assert len(COMMANDS) == sum(COUNTS.values())
+
+
+@pytest.mark.parametrize(
+    ("section", "text"), COMMANDS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(COMMANDS)]
+)
+def test_a_command_of_a_readme_ports(section, text, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    answer = port(capsys, text)
+    assert answer["command"][0] == "phalanx"
+    assert answer["dialect"] == section.partition("-")[0]
+    assert answer["problem"] is None
+    given = [row for row in answer["options"] if row["source"] in ("command", "launcher")]
+    for row in given:
+        assert row["new"] or row["why"], row
