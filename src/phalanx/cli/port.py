@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,11 @@ from phalanx.cli.command import (
     parse_args,
 )
 from phalanx.cli.port_text import print_answer
+from phalanx.config.presets import is_preset
 from phalanx.config.schema import OPTIONS, SPELLINGS
 from phalanx.disk import write_atomically
 from phalanx.errors import ConfigError, UserError
-from phalanx.port.new_command import expand_variables
+from phalanx.port.new_command import expand_variables, find_variables
 from phalanx.port.old_command import is_old_command
 from phalanx.port.ported import Ported, port_line
 from phalanx.port.table import TARGET
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 2**20  # of a script
 _ABOUT_A_RUN = ("resume", "fork")
+_ABSENT = {"data-dir": "there is no such folder here; the plan goes by published counts"}
 _BOOLS = ("true", "false")
 
 
@@ -94,6 +96,7 @@ def _run(args: ParsedArgs) -> int:
         )
         for line in lines
     ]
+    answers = [_add_absences(answer) for answer in answers]
     if own["--save"]:
         _save(own["--save"], answers)
     if own["--run"]:
@@ -173,10 +176,29 @@ def _list_flags(name: str) -> Collection[str]:
     return {*found.options, *(a.name.removeprefix("--") for a in found.arguments)}
 
 
+def _add_absences(answer: Ported) -> Ported:
+    """The answer with warnings about data and runs that are not here."""
+    flags, environment = answer.command.flags, {**answer.command.variables, **os.environ}
+    about_run = answer.command.name in ("validate", "average") and not is_preset(
+        flags.get(TARGET, "")
+    )
+    names = [*_ABOUT_A_RUN, *([TARGET] if about_run else [])]
+    found = []
+    for name in ("data-dir", *names):
+        path = expand_variables([flags.get(name, "")], environment)[0]
+        if path and not Path(path).expanduser().exists():
+            found.append(f"{path}: {_ABSENT.get(name, 'there is no such run here')}")
+    unset = [name for name in find_variables(answer.command.words) if name not in environment]
+    found += [f"${name}: is not set here; set it before you run the command" for name in unset]
+    return replace(answer, warnings=(*answer.warnings, *found))
+
+
 def _plan(answer: Ported) -> _PortedPlan:
     """The plan of a training command, without torch, and without data that is not here."""
     flags = answer.command.flags
     if answer.command.name != "train" or not flags.keys().isdisjoint({*_ABOUT_A_RUN, "help"}):
+        return _PortedPlan()
+    if answer.config and not is_preset(flags[TARGET]):  # which a warning says
         return _PortedPlan()
     _list_flags("train")
     environment = {**answer.command.variables, **os.environ}

@@ -28,6 +28,7 @@ from phalanx.port.tf1_values import (
     find_network,
     find_norm,
     is_imagenet,
+    is_rmsprop,
 )
 
 _BASIC = ("resnet10", "resnet18", "resnet34")  # their first block projects although it need not
@@ -42,12 +43,14 @@ def _list_facts(values: OldValues) -> list[Fact]:
         Fact({"padding": "same"}, "TensorFlow pads strided convolutions so"),
         Fact({"half-type": "float16"}, "16 bits were float16"),
         Fact({"weight-decay": "0"}, "decay was a term of the gradient"),
-        Fact({"smoothing-over": "others"}, "label smoothing left the true class out"),
         Fact({"norm-type": find_norm(values)}, "the norm of this model and dataset"),
         Fact({"norm-eps": "1e-3" if efficient else "1e-5"}, "the norm's epsilon"),
         Fact({"warmup-mode": "ramp-shift" if polynomial else "ramp"}, "how the warm-up begins"),
-        Fact({"rmsprop-start": "1"}, "TensorFlow's RMSprop begins at 1"),
     ]
+    if is_rmsprop(values):
+        facts.append(Fact({"rmsprop-start": "1"}, "TensorFlow's RMSprop begins at 1"))
+    if values.number("label-smoothing"):
+        facts.append(Fact({"smoothing-over": "others"}, "smoothing left the true class out"))
     if values.text("lr-schedule").lower() != "exponential":
         facts.append(Fact({"lr-scheduler-freq": "0"}, "the rate changes with every step"))
     if not made_up:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import yaml
@@ -11,6 +11,7 @@ from phalanx.config.schema import OPTIONS
 from phalanx.config.text import parse_option_text
 from phalanx.port.table import TARGET, TRUE
 
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 _SAFE_VARIABLE = re.compile(r"[\w@%+=:,./~$\{\}-]*", re.ASCII)
 
 
@@ -74,10 +75,16 @@ def quote_word(word: str) -> str:
     return word if word and _SAFE_VARIABLE.fullmatch(word) else shlex.quote(word)
 
 
-def expand_variables(words: list[str], environment: Mapping[str, str]) -> list[str]:
+def expand_variables(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The words with the variables that are set filled in."""
 
     def fill(found: re.Match[str]) -> str:
         return environment.get(found[1] or found[2], found[0])
 
-    return [re.sub(r"\$(?:(\w+)|\{(\w+)\})", fill, word) for word in words]
+    return [_VARIABLE.sub(fill, word) for word in words]
+
+
+def find_variables(words: Sequence[str]) -> list[str]:
+    """The names of all variables in the words."""
+    found = [match[1] or match[2] for word in words for match in _VARIABLE.finditer(word)]
+    return list(dict.fromkeys(found))

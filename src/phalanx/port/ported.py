@@ -47,6 +47,7 @@ _LAYERS = (
 )  # the last one wins
 _KEPT_VARIABLE = "is set for the new command, too"
 _BATCH_OPTIONS = ("batch-size", "gradient-accumulation", "replicas")
+_AUTOMATIC = {"gradient-accumulation": 1}  # what an option is that nobody gave
 OptionsOf = Callable[[str], Collection[str]]  # the flags that a command of ours takes
 
 
@@ -156,13 +157,15 @@ def port_line(
             for text in entry.effect.warnings
         ]
     command.launch = {} if local else command.launch
+    is_known = port.config_known and not port.chosen.matched.wants_help
+    notes = script.notes(port.values) if is_known else []
     return Ported(
         dialect=port.chosen.dialect.name,
         title=port.chosen.dialect.title,
         old=" ".join(map(quote_word, line.words)),
         command=command,
         rows=tuple(rows),
-        warnings=tuple(dict.fromkeys([*port.warnings, *script.notes(port.values)])),
+        warnings=tuple(dict.fromkeys([*port.warnings, *notes])),
         config=port.config_name,
         then=tuple(words for entry in entries for words in entry.effect.then),
     )
@@ -333,8 +336,9 @@ def _is_same(name: str, text: str, has: Mapping[str, object]) -> bool:
     """Whether the preset already has this value."""
     if name not in has:
         return False
+    own = _AUTOMATIC.get(name) if has[name] is None else has[name]
     try:
-        return bool(parse_option_text(name, text) == has[name])
+        return bool(parse_option_text(name, text) == own)
     except ValueError:
         return False
 

@@ -234,7 +234,7 @@ TRAINING_TABLE = (
         "base-learning-rate-exponent", default=tf1.choose_exponent,
     ),
     number_row("abs-learning-rate", computed(tf1.say_absolute_rate, "--lr")),
-    number_row("epochs", computed(tf1.say_epochs, "--epochs"), default=tf1.choose_epochs),
+    number_row("epochs", computed(tf1.say_epochs, "--epochs"), "epoch", default=tf1.choose_epochs),
     whole_row("iterations", computed(tf1.say_iterations, "--steps")),
     number_row("weight-decay", renamed("l2-regularization", why="a term of the gradient"),
             default=tf1.choose_decay),

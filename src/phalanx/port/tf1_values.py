@@ -311,6 +311,8 @@ def say_norm(text: str, values: OldValues) -> Effect:
 
 def choose_groups(values: OldValues) -> str:
     """The groups of a group norm where none are given."""
+    if find_norm(values) != "group":
+        return ""
     if find_model(values) == "efficientnet":
         return "4"
     return "32" if is_imagenet(values) else "16"
