@@ -13,7 +13,7 @@ from PIL import Image
 
 import phalanx
 from phalanx.cli.main import COMMANDS, main
-from phalanx.config.presets import builtin_preset_folder
+from phalanx.config.presets import builtin_preset_folder, iterate_old_presets
 from phalanx.config.schema import OPTIONS
 
 HOME = Path(phalanx.__file__).parents[2]
@@ -244,6 +244,31 @@ def test_presets_are_listed_with_what_they_are(say):
     assert len(ours) >= 8 and set(lines) == ours | {"cats"}
     listed = json.loads(say("presets", "ls", "--json"))
     assert {row["name"]: row["about"] for row in listed} == lines
+
+
+def test_old_names_are_listed_apart_with_what_they_are(say):
+    lines = dict(line.split(None, 1) for line in say("presets", "ls", "--old").splitlines())
+    assert len(lines) == len(list(iterate_old_presets())) >= 50
+    assert lines["tf2/resnet8_test"].startswith("ResNet-8 on CIFAR-10"), "its name is not enough"
+    assert lines["resnet50_mk2_pipelined"].endswith("4 replicas of four stages (PyTorch Lightning)")
+    listed = json.loads(say("presets", "ls", "--old", "--json"))
+    assert {row["name"]: row["about"] for row in listed} == lines
+    assert "extends: tf1-resnet50-bn" in say("presets", "cat", "mk2_resnet50_bn_16ipus")
+
+
+@pytest.mark.parametrize("words", [["--config"], []])
+def test_an_old_name_is_planned(words, say):
+    answer = json.loads(say("plan", *words, "mk2_resnet50_bn_64ipus", "--json", "--no-memory"))
+    plan = answer["plan"]
+    assert (plan["global_batch"], plan["replicas"], plan["total_steps"]) == (16_384, 16, 7819)
+    assert answer["origins"]["replicas"] == "preset mk2_resnet50_bn_64ipus"
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "validate", "bench train", "bench infer"])
+def test_a_name_of_two_applications_is_an_error_with_both(command, capsys):
+    assert main([*command.split(), "--config", "resnet8_test"]) == 2
+    told = capsys.readouterr().err
+    assert "tf1/resnet8_test (TensorFlow 1) or tf2/resnet8_test (TensorFlow 2)" in told
 
 
 def test_a_preset_is_printed_as_it_is_written(say):

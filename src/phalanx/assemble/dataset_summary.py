@@ -22,7 +22,7 @@ from phalanx.plan.plan import (
     count_run_length,
     make_plan,
 )
-from phalanx.plan.preset_fit import fit_schedule
+from phalanx.plan.preset_fit import fit_averaging, fit_schedule
 from phalanx.plan.schedule import count_start
 from phalanx.units import RunLength, format_plural, parse_pair
 
@@ -266,7 +266,7 @@ def plan_settings(settings: Settings, counts: DatasetCounts) -> Plan:
 
 
 def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
-    """The settings with a preset's warm-up and milestones shortened where they do not fit."""
+    """The settings with what a preset has for a longer run shortened or left out."""
     config = settings.config
     try:
         run = count_run_length(config, counts)
@@ -281,16 +281,20 @@ def fit_settings(settings: Settings, counts: DatasetCounts) -> Settings:
     }
     left = RunLength(run.total_steps - start, run.steps_per_epoch)
     changes, notes = fit_schedule(config.schedule, inherited, left, settings.made_for)
-    if not changes:
+    origins = {name: f"{settings.origins[name]}, shortened" for name in changes}
+    defaults, not_averaged = fit_averaging(config, inherited, run)
+    origins |= dict.fromkeys(defaults, "default")
+    if not origins:
         return settings
     attributes = {name.replace("-", "_"): text for name, text in changes.items()}
     schedule = config.schedule.model_copy(update=attributes)
-    shortened = {name: f"{settings.origins[name]}, shortened" for name in changes}
+    update = {name.replace("-", "_"): value for name, value in defaults.items()}
+    run_options = config.run.model_copy(update=update)
     return replace(
         settings,
-        config=config.model_copy(update={"schedule": schedule}),
-        origins=settings.origins | shortened,
-        notes=(*settings.notes, *notes),
+        config=config.model_copy(update={"schedule": schedule, "run": run_options}),
+        origins=settings.origins | origins,
+        notes=(*settings.notes, *notes, *not_averaged),
     )
 
 

@@ -1,14 +1,24 @@
-"""A preset's warm-up and milestones in a run that is shorter than the preset was made for."""
+"""A preset's warm-up, milestones and average in a run shorter than the preset was made for."""
 
 from collections.abc import Mapping
 from fractions import Fraction
 from math import floor
 from typing import NamedTuple
 
+from phalanx.config.schema import OPTIONS, Config
 from phalanx.config.train_options import ScheduleConfig
-from phalanx.units import Duration, RunLength, format_plural, parse_duration, parse_durations
+from phalanx.plan.events import Every
+from phalanx.units import (
+    Duration,
+    RunLength,
+    format_plural,
+    parse_duration,
+    parse_durations,
+    parse_rate,
+)
 
 _WARMUP, _MILESTONES = "warmup-epoch", "lr-epoch-decay"
+_AVERAGING = ("weight-avg-strategy", "weight-avg-exp-decay", "weight-avg-n")
 _FALLS = ("lr-decay-length", "lr-decay-period")
 _USUAL_SHARE = Fraction(1, 10)  # of a run, for a warm-up of which no share is known
 
@@ -60,6 +70,27 @@ def fit_schedule(
                 "this run"
             )
     return _FittedSchedule(changes, notes)
+
+
+def fit_averaging(
+    config: Config, inherited: Mapping[str, str], run: RunLength
+) -> tuple[dict[str, object], list[str]]:
+    """The options of an inherited average that are left out, by default value, and why.
+
+    None are, unless the run makes too few checkpoints for it.
+    """
+    name, strategy = _AVERAGING[0], config.run.weight_avg_strategy
+    if name not in inherited or strategy == "none":
+        return {}, []
+    first = Fraction(str(config.run.first_ckpt_epoch))
+    saves = Every(
+        parse_rate(config.run.ckpts_per_epoch), run.steps_per_epoch, run.total_steps, first
+    )
+    if saves.count() > 1:
+        return {}, []
+    made = format_plural(saves.count(), "checkpoint")
+    note = f"{inherited[name]} --{name} {strategy} is left out: the run makes only {made}"
+    return {option: OPTIONS[option].default for option in _AVERAGING}, [note]
 
 
 def _texts(config: ScheduleConfig) -> dict[str, str | None]:
